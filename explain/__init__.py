@@ -1,0 +1,81 @@
+"""See why a PyTorch vision model said what it said.
+
+    import explain
+    explain.explain("cat.jpg").save("out/")
+
+The way through the house, each room importing only from rooms above it:
+
+    errors        what goes wrong, in one line each
+    hooks/        every hook handle: lifetime, taps, capture, graph, a model left as found
+    layers        names, feature maps, the default layer
+    targets       from a model's output to one score per image
+    engine        the fewest passes that gather the `Evidence` for all methods
+    methods/      frozen dataclasses: options and mathematics
+    attribution   `attribute`: model and tensors in, `Attribution` out
+    images        files, bytes, arrays and PIL images to RGB; where a model's input lies on a photo
+    render/       colour maps, overlays, captions, sheets, figures: arrays and PIL images only
+    output        files that appear complete or not at all
+    models/       bundled, torchvision's, the user's own, with preprocessing and labels
+    explainer     `Explainer` and `Explanation`: a photo in, pictures out
+    cli           arguments in, lines and exit codes out
+
+Importing the package is light: torch loads with the first name that needs it; torchvision, matplotlib and OpenCV only
+with the features that use them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Attribution": "explain.attribution",
+    "Explainer": "explain.explainer",
+    "Explanation": "explain.explainer",
+    "ExplainError": "explain.errors",
+    "ExplainWarning": "explain.errors",
+    "attribute": "explain.attribution",
+    "attribute_all": "explain.attribution",
+    "attribute_targets": "explain.attribution",
+    "explain": "explain.explainer",
+    "list_layers": "explain.layers",
+    "list_methods": "explain.methods",
+}
+_ROOMS = ["errors", "hooks", "layers", "targets", "engine", "methods", "attribution", "images", "render", "output", "models", "explainer", "cli"]
+
+__all__ = [
+    "Attribution",
+    "ExplainError",
+    "ExplainWarning",
+    "Explainer",
+    "Explanation",
+    "__version__",
+    "attribute",
+    "attribute_all",
+    "attribute_targets",
+    "explain",
+    "list_layers",
+    "list_methods",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    if name in _ROOMS:
+        return importlib.import_module(f"explain.{name}")
+    raise AttributeError(f"module 'explain' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_ROOMS])
+
+
+if TYPE_CHECKING:
+    from explain.attribution import Attribution, attribute, attribute_all, attribute_targets
+    from explain.errors import ExplainError, ExplainWarning
+    from explain.explainer import Explainer, Explanation, explain
+    from explain.layers import list_layers
+    from explain.methods import list_methods

@@ -1,0 +1,7 @@
+"""`python -m explain` is `python -m explain.cli`."""
+
+import sys
+
+from explain.cli import main
+
+sys.exit(main())

@@ -1,0 +1,315 @@
+"""`explain image.jpg`: arguments in, printed lines and an exit code out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from explain.errors import ExplainError, ExplainWarning, ImageError
+
+if TYPE_CHECKING:
+    from explain.explainer import Explainer, Explanation
+
+DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return 0, 1 if something could not be explained, or 2 for wrong usage."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        return _run(options, parser)
+    except ExplainError as error:
+        return _complain(str(error))
+    except KeyboardInterrupt:
+        _complain("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has gone; keep the interpreter from complaining about it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="explain",
+        description="See why a vision model said what it said: writes overlays of the photos given.",
+        epilog="example: explain cat.jpg --method gradcam --method guidedbackprop --target tabby",
+    )
+    add = parser.add_argument
+    add("images", nargs="*", metavar="IMAGE", help="photos, and folders of photos")
+    add(
+        "--method",
+        "-m",
+        action="append",
+        metavar="NAME",
+        help="how to explain; repeatable, or 'all' (default: gradcam)",
+    )
+    add(
+        "--target",
+        "-t",
+        action="append",
+        metavar="CLASS",
+        help="label or index to explain; repeatable (default: the top one)",
+    )
+    add("--top-k", type=_count, metavar="K", help="explain the K best classes")
+    add("--layer", action="append", metavar="NAME", help="layer to look at; repeatable (default: the last feature map)")
+    add("--model", default="bundled", metavar="NAME", help="bundled, a torchvision name, or package.module:factory")
+    add("--weights", metavar="FILE", help="state dict to load into the model")
+    add("--labels", metavar="FILE", help="the labels of the classes, one a line")
+    add("--size", type=_count, metavar="PIXELS", help="side of the model's input")
+    add("--device", default=None, metavar="NAME", help="cpu, cuda, cuda:1, mps, ...")
+    add("--output", "-o", default="explained", metavar="FOLDER", help="where to write (default: explained)")
+    add("--alpha", type=_opacity, default=0.6, metavar="A", help="opacity of the heat, 0 to 1 (default: 0.6)")
+    add("--colormap", default=None, metavar="NAME", help="any colour map of matplotlib")
+    add("--force", action="store_true", help="overwrite files that are there")
+    add("--json", action="store_true", help="print one JSON document instead of lines")
+    add("--list-methods", action="store_true", help="list the methods and stop")
+    add("--list-layers", action="store_true", help="list the model's layers and stop")
+    add("--list-models", action="store_true", help="list the models that have a name and stop")
+    return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1, got {text!r}")
+    return int(text)
+
+
+def _opacity(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"must be a number from 0 to 1, got {text!r}")
+    return value
+
+
+def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    if options.list_methods:
+        return _list_methods()
+    if options.list_models:
+        return _list_models()
+    if options.list_layers:
+        return _list_layers(_explainer(options))
+    if not options.images:
+        parser.error("name at least one image; --help shows the options")
+    if options.top_k and options.target:
+        parser.error("--top-k and --target cannot both be given")
+    try:
+        methods = _methods(options.method or ["gradcam"])
+        _check_colormap(options.colormap)
+    except ExplainError as error:
+        parser.error(str(error))
+    images, missing = find_images(options.images)
+    return _explain_all(_explainer(options), images, missing, methods, options)
+
+
+def _methods(names: list[str]) -> list[str]:
+    from explain.methods import get_method, list_methods
+
+    chosen = list_methods() if "all" in names else [get_method(name).name for name in names]
+    return list(dict.fromkeys(chosen))
+
+
+def _check_colormap(name: str | None) -> None:
+    if name is not None:
+        from explain.render.colors import lookup_table
+
+        lookup_table(name)
+
+
+def _explainer(options: argparse.Namespace) -> Explainer:
+    from explain.explainer import Explainer
+
+    return Explainer(
+        options.model,
+        categories=None if options.labels is None else _read_labels(options.labels),
+        weights=options.weights,
+        size=options.size,
+        device=options.device,
+    )
+
+
+def _read_labels(path: str) -> list[str]:
+    try:
+        return [line.strip() for line in Path(path).read_text("utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise ExplainError(
+            f"labels {path!r} cannot be read: {reason}; give a text file with one label a line"
+        ) from None
+
+
+def find_images(given: Sequence[str]) -> tuple[list[Path], list[ExplainError]]:
+    """Return the files that images and folders stand for, and an error for each folder without images."""
+    from explain.images import EXTENSIONS
+
+    found: list[Path] = []
+    missing: list[ExplainError] = []
+    for path in map(Path, given):
+        if not path.is_dir():
+            found.append(path)
+            continue
+        try:
+            inside = sorted(p for p in path.iterdir() if p.suffix.lower() in EXTENSIONS and p.is_file())
+        except OSError as error:
+            missing.append(ImageError(f"folder {str(path)!r} cannot be read: {error.strerror}; check its permissions"))
+            continue
+        found += inside
+        if not inside:
+            missing.append(ImageError(f"folder {str(path)!r} holds no images ({', '.join(sorted(EXTENSIONS))})"))
+    return list(dict.fromkeys(found)), missing
+
+
+def _explain_all(
+    explainer: Explainer,
+    images: list[Path],
+    missing: list[ExplainError],
+    methods: list[str],
+    options: argparse.Namespace,
+) -> int:
+    failures = [str(error) for error in missing]
+    for failure in failures:
+        _complain(failure)
+    results: list[dict[str, Any]] = []
+    stems = _distinct_stems(images)
+    for done, (path, stem) in enumerate(zip(images, stems, strict=True)):
+        _progress(done, len(images), path)
+        with _notes(path):
+            try:
+                explanation = explainer(
+                    path, methods, _targets(options.target), layer=options.layer, top_k=options.top_k
+                )
+                written = explanation.save(
+                    options.output, stem=stem, overwrite=options.force, alpha=options.alpha, colormap=options.colormap
+                )
+            except ExplainError as error:
+                hint = " (--force overwrites)" if "exists already" in str(error) else ""
+                failures.append(f"{path}: {error}{hint}")
+            except Exception as error:  # the user's model may raise anything; the other images still get done
+                failures.append(f"{path}: the model raised {type(error).__name__}: {_first_line(error)}")
+            else:
+                _report(path, explanation, written, results, as_json=options.json)
+                continue
+        _progress(None, len(images))
+        _complain(failures[-1])
+    _progress(None, len(images))
+    if options.json:
+        print(json.dumps({"results": results, "errors": failures}, indent=2, ensure_ascii=False))
+    return FAILED if failures else DONE
+
+
+def _report(
+    path: Path, explanation: Explanation, written: list[Path], results: list[dict[str, Any]], *, as_json: bool
+) -> None:
+    if as_json:
+        records = [explanation.record(m, t) for t in range(len(explanation.results)) for m in explanation.methods]
+        results.append({"image": str(path), "files": [str(p) for p in written], "records": records})
+        return
+    from explain.explainer import percent
+
+    _progress(None, 2)
+    print(path)
+    width = max((len(label) for label, _ in explanation.predictions), default=0)
+    for label, probability in explanation.predictions:
+        print(f"  {label:<{width}}  {percent(probability):>7}")
+    for place in written:
+        print(f"  wrote {place}")
+
+
+def _targets(given: list[str] | None) -> Any:
+    """Targets as the API takes them: digits are class indices, the rest labels."""
+    return None if given is None else [int(text) if text.isdecimal() else text for text in given]
+
+
+def _distinct_stems(images: list[Path]) -> list[str]:
+    """Name the outputs after the photos; photos of one name in different folders are numbered."""
+    from explain.explainer import slug
+
+    used: dict[str, int] = {}
+    stems = []
+    for path in images:
+        stem = slug(path.stem)
+        count = used[stem.lower()] = used.get(stem.lower(), 0) + 1
+        stems.append(stem if count == 1 else f"{stem}-{count}")
+    return stems
+
+
+@contextmanager
+def _notes(path: Path) -> Iterator[None]:
+    """Print the package's own warnings as notes, and keep those of libraries to themselves."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", ExplainWarning)
+        try:
+            yield
+        finally:
+            for warning in caught:
+                print(f"note: {path}: {warning.message}", file=sys.stderr)
+
+
+def _progress(done: int | None, total: int, path: Path | None = None) -> None:
+    """Draw a bar on a terminal while there is more than one image; None wipes it."""
+    if total < 2 or not sys.stderr.isatty():
+        return
+    if done is None:
+        print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
+        return
+    filled = round(24 * done / total)
+    bar = "█" * filled + "░" * (24 - filled)
+    name = "" if path is None else path.name[:30]
+    print(f"\r\x1b[2K{bar} {done}/{total} {name}", end="", file=sys.stderr, flush=True)
+
+
+def _list_methods() -> int:
+    from explain.methods import get_method, list_methods
+
+    for method in map(get_method, list_methods()):
+        print(f"{method.name:<16} {method.about} ({method.paper})")
+    return DONE
+
+
+def _list_models() -> int:
+    from explain.models import list_models
+
+    for name in list_models():
+        print(name)
+    return DONE
+
+
+def _list_layers(explainer: Explainer) -> int:
+    from PIL import Image
+
+    from explain.layers import default_layer, list_layers
+
+    x = explainer.preprocess(Image.new("RGB", (256, 256), "gray"))[None]
+    parameter = next(explainer.model.parameters(), x)
+    x = x.to(parameter.device, parameter.dtype)
+    chosen = default_layer(explainer.model, x)
+    for call in list_layers(explainer.model, x):
+        grid = f"{call.grid.height} x {call.grid.width} map" if call.grid else ""
+        default = " (default)" if call.name == chosen else ""
+        print(f"{call.name:<32} {call.kind:<20} {call.shape!s:<24} {grid}{default}".rstrip())
+    return DONE
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [""])[0]
+
+
+def _complain(message: str) -> int:
+    print(f"explain: {' '.join(message.split())}", file=sys.stderr)
+    return FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

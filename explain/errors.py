@@ -1,0 +1,65 @@
+"""Every error and warning this package raises on its own account.
+
+Each message is one line that says which argument, what it must be, what it was, and what to do about it. What the
+user's own model, target or callback raises is never wrapped: it comes through as it is.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ExplainError(Exception):
+    """Something could not be explained; the message names the argument, the requirement, the value and the remedy."""
+
+
+class ImageError(ExplainError):
+    """An image could not be read or turned into what a model takes."""
+
+
+class LayerError(ExplainError):
+    """A layer is unknown, was never called, or holds nothing that the method can use."""
+
+
+class TargetError(ExplainError):
+    """A target does not fit the model's output."""
+
+
+class MethodError(ExplainError):
+    """A method is unknown, or was asked for something that it does not do."""
+
+
+class ModelError(ExplainError):
+    """A model could not be found, loaded or run, or gave something that is not a score."""
+
+
+class OutputError(ExplainError):
+    """A result could not be written."""
+
+
+class HookError(ExplainError):
+    """A hook was used in a way that cannot work."""
+
+
+class ExplainWarning(UserWarning):
+    """The result is right, but it may not show what its reader expects; the message says why."""
+
+
+def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:
+    """Return a clause that suggests the closest of ``known`` names for a misspelt one, or lists the first few.
+
+    >>> did_you_mean("gradcan", ["gradcam", "saliency"])
+    "did you mean 'gradcam'?"
+    >>> did_you_mean("zzz", ["gradcam", "saliency"])
+    'known: gradcam, saliency'
+    """
+    names = list(dict.fromkeys(known))
+    folded = {candidate.casefold(): candidate for candidate in reversed(names)}
+    close = [folded[match] for match in difflib.get_close_matches(name.casefold(), list(folded), n=count, cutoff=0.6)]
+    if close:
+        return f"did you mean {' or '.join(repr(match) for match in close)}?"
+    if not names:
+        return "none is known"
+    shown = ", ".join(names[:8])
+    return f"known: {shown}" + (f" and {len(names) - 8} more" if len(names) > 8 else "")

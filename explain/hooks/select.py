@@ -1,0 +1,65 @@
+"""Which modules of a model a caller means by names, glob patterns, types and modules."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable
+from typing import TypeAlias
+
+from torch import nn
+
+from explain.errors import LayerError, did_you_mean
+
+Where: TypeAlias = "str | nn.Module | type[nn.Module] | Iterable[str | nn.Module | type[nn.Module]]"
+
+
+def select(model: nn.Module, where: Where) -> dict[str, nn.Module]:
+    """Return the modules of ``model`` that ``where`` selects, by dotted name, in the order asked for.
+
+    ``where`` is a dotted name, a glob pattern (``"layer*.conv1"``), a module, a module class, or several of these.
+    The model itself is named ``""``.
+
+    Raises:
+        LayerError: a name or pattern matches nothing, a module is not part of the model, or the type is wrong.
+
+    >>> list(select(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), nn.ReLU))
+    ['1']
+    """
+    if isinstance(where, (str, nn.Module, type)):
+        return dict(_select_one(model, where))
+    if not isinstance(where, Iterable):
+        raise LayerError(f"layer must be a name, a pattern, a module, a module class or several of them, got {where!r}")
+    chosen: dict[str, nn.Module] = {}
+    for item in where:
+        chosen.update(_select_one(model, item))
+    if not chosen:
+        raise LayerError("layer must name at least one layer, got an empty list")
+    return chosen
+
+
+def _select_one(model: nn.Module, where: object) -> list[tuple[str, nn.Module]]:
+    modules = dict(model.named_modules())
+    if isinstance(where, str):
+        return _by_name(modules, where)
+    if isinstance(where, nn.Module):
+        found = [(name, module) for name, module in modules.items() if module is where]
+        if not found:
+            raise LayerError(f"layer must be a part of the model, got a {type(where).__name__} that is not in it")
+        return found
+    if isinstance(where, type) and issubclass(where, nn.Module):
+        found = [(name, module) for name, module in modules.items() if isinstance(module, where)]
+        if not found:
+            raise LayerError(f"layer must select at least one module, but the model has no {where.__name__}")
+        return found
+    raise LayerError(f"layer must be a name, a pattern, a module or a module class, got {where!r}")
+
+
+def _by_name(modules: dict[str, nn.Module], where: str) -> list[tuple[str, nn.Module]]:
+    if where in modules:
+        return [(where, modules[where])]
+    if any(sign in where for sign in "*?["):
+        found = [(name, module) for name, module in modules.items() if name and fnmatch.fnmatchcase(name, where)]
+        if found:
+            return found
+    known = [name for name in modules if name]
+    raise LayerError(f"layer {where!r} is not in the model; {did_you_mean(where, known)}")

@@ -1,0 +1,182 @@
+"""Layers: their names, the maps they give, and which one to explain when nobody says.
+
+A feature map reaches a method as ``(N, C, h, w)`` whatever the network calls it: channels-last maps (Swin) are turned
+round, and token sequences (ViT) are laid out on their grid with class and register tokens left out.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from explain.errors import LayerError
+from explain.hooks import HookGroup, first_tensor, untouched
+
+MAX_EXTRA_TOKENS = 8  # one class token, a distillation token, and the four to eight registers that are in use
+_PREFER_BEFORE = ("Pool", "Upsample", "Flatten")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Where a tensor's spatial map is: its layout, height and width, and how many leading tokens to skip."""
+
+    layout: Literal["NCHW", "NHWC", "tokens"]
+    height: int
+    width: int
+    skip: int = 0
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a module during a forward pass: dotted name, class, output shape, and spatial grid if it has one."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    grid: Grid | None
+    passes_on: bool
+    """Whether the output is the very tensor that the previous call returned (containers, in-place activations)."""
+
+
+def find_grid(shape: tuple[int, ...], size: tuple[int, int]) -> Grid | None:
+    """Tell how a tensor of ``shape`` covers an input of ``size`` (height, width), or None if it has no spatial map.
+
+    >>> find_grid((1, 512, 7, 7), (224, 224))
+    Grid(layout='NCHW', height=7, width=7, skip=0)
+    >>> find_grid((1, 7, 7, 768), (224, 224))
+    Grid(layout='NHWC', height=7, width=7, skip=0)
+    >>> find_grid((1, 197, 768), (224, 224))
+    Grid(layout='tokens', height=14, width=14, skip=1)
+    """
+    if len(shape) == 4:
+        _, a, b, c = shape
+        channels_last = not _has_aspect(b, c, size) and _has_aspect(a, b, size)
+        grid = Grid("NHWC", a, b) if channels_last else Grid("NCHW", b, c)
+        return grid if grid.height * grid.width > 1 else None
+    if len(shape) == 3:
+        return _token_grid(shape[1], size)
+    return None
+
+
+def _has_aspect(height: int, width: int, size: tuple[int, int]) -> bool:
+    """Whether a map has the input's aspect ratio, up to the rounding of strided layers."""
+    return abs(height - width * size[0] / size[1]) <= 1 + 0.1 * height
+
+
+def _token_grid(tokens: int, size: tuple[int, int]) -> Grid | None:
+    for skip in range(min(MAX_EXTRA_TOKENS, tokens - 1) + 1):
+        cells = tokens - skip
+        height = max(1, round((cells * size[0] / size[1]) ** 0.5))
+        if cells > 1 and cells % height == 0 and _has_aspect(height, cells // height, size):
+            return Grid("tokens", height, cells // height, skip)
+    return None
+
+
+def to_spatial(tensor: torch.Tensor, size: tuple[int, int], layer: str) -> torch.Tensor:
+    """Lay a layer's output out as ``(N, C, h, w)`` for an input of ``size`` (height, width).
+
+    Raises:
+        LayerError: the output has no spatial map.
+    """
+    grid = find_grid(tuple(tensor.shape), size)
+    if grid is None:
+        raise LayerError(
+            f"layer {layer!r} must give a spatial map, got shape {tuple(tensor.shape)}; choose a convolutional layer "
+            "(--list-layers or explain.list_layers shows which have a map)"
+        )
+    if grid.layout == "NCHW":
+        return tensor
+    if grid.layout == "tokens":
+        tensor = tensor[:, grid.skip :].reshape(len(tensor), grid.height, grid.width, -1)
+    return tensor.permute(0, 3, 1, 2)
+
+
+def list_layers(model: nn.Module, x: torch.Tensor) -> list[Call]:
+    """Run ``model`` on the first image of ``x`` ``(N, C, H, W)`` and list the calls of its modules, as they return.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten())
+    >>> [(call.name, call.shape) for call in list_layers(model, torch.zeros(1, 3, 4, 4))]
+    [('0', (1, 8, 2, 2)), ('1', (1, 8, 2, 2)), ('2', (1, 32))]
+    """
+    calls: list[Call] = []
+    previous: list[torch.Tensor | None] = [None]
+    size = (int(x.shape[-2]), int(x.shape[-1]))
+
+    def recorder(name: str) -> Any:
+        def record(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            tensor = first_tensor(output)
+            if tensor is None:
+                return
+            shape = tuple(tensor.shape)
+            calls.append(Call(name, type(module).__name__, shape, find_grid(shape, size), tensor is previous[0]))
+            previous[0] = tensor
+
+        return record
+
+    with untouched(model), HookGroup(model) as group:
+        for name, module in model.named_modules():
+            if name:
+                group.forward(module, recorder(name))
+        model(x[:1].detach().clone())
+    return calls
+
+
+_defaults: weakref.WeakKeyDictionary[nn.Module, dict[Any, str]] = weakref.WeakKeyDictionary()
+
+
+def default_layer(model: nn.Module, x: torch.Tensor) -> str:
+    """Name the layer to explain: the last feature map before pooling, or the tokens before the last attention.
+
+    It is found by running the model once on one image, and remembered for as long as the model lives with the same
+    modules and is given inputs of the same size.
+
+    Raises:
+        LayerError: no layer gives a spatial map.
+    """
+    key = (tuple(x.shape[1:]), hash(tuple(id(module) for module in model.modules())))
+    known = _defaults.setdefault(model, {})
+    if key not in known:
+        known[key] = _choose(list_layers(model, x))
+    return known[key]
+
+
+def _choose(calls: list[Call]) -> str:
+    groups: list[list[Call]] = []
+    for call in calls:
+        if call.passes_on and groups:
+            groups[-1].append(call)
+        else:
+            groups.append([call])
+    maps = [group for group in groups if (grid := group[-1].grid) is not None and grid.layout != "tokens"]
+    unpooled = [group for group in maps if not any(word in call.kind for call in group for word in _PREFER_BEFORE)]
+    tokens = _before_last_attention(calls)
+    if tokens is not None and not any(calls.index(group[-1]) > calls.index(tokens) for group in maps):
+        return tokens.name
+    if unpooled or maps:
+        return _outermost((unpooled or maps)[-1])
+    raise LayerError(
+        "layer must be given for this model: none of its layers gives a spatial map "
+        f"({len(calls)} calls looked at); name one with layer="
+    )
+
+
+def _outermost(group: list[Call]) -> str:
+    """Of the names that one tensor goes by, the shortest path; among equals, the one that returned last."""
+    return min(reversed(group), key=lambda call: call.name.count(".")).name
+
+
+def _before_last_attention(calls: list[Call]) -> Call | None:
+    """The normalised tokens that enter the last attention: behind it, only the class token reaches the score."""
+    attention = [i for i, call in enumerate(calls) if "attention" in call.kind.lower()]
+    before = [call for call in calls[: attention[-1]] if _has_tokens(call)] if attention else []
+    norms = [call for call in before if "Norm" in call.kind]
+    found = norms or before or [call for call in calls if _has_tokens(call)]
+    return found[-1] if found else None
+
+
+def _has_tokens(call: Call) -> bool:
+    return call.grid is not None and call.grid.layout == "tokens"

@@ -1,0 +1,34 @@
+"""The model that is in the box: 200 everyday classes, no download."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from explain.errors import ModelError
+from explain.models.classifier import CenterCrop, Classifier
+from explain.models.network import SmallResNet
+
+FILE = Path(__file__).with_name("bundled.pt")
+
+
+def load_bundled(size: int | None = None) -> Classifier:
+    """Load the bundled classifier; ``size`` is the side of its input in pixels (the model card says what serves best).
+
+    The file holds tensors, numbers and text only, and is read with ``weights_only=True``.
+
+    >>> load_bundled().label(0)
+    'Egyptian cat'
+    """
+    content: dict[str, Any] = torch.load(FILE, weights_only=True, map_location="cpu")
+    with torch.device("meta"):  # no time spent on initial values that are replaced at once
+        model = SmallResNet(**content["architecture"])
+    state = {name: t.float() if t.is_floating_point() else t for name, t in content["state_dict"].items()}
+    model.load_state_dict(state, assign=True)
+    if size is not None and size < 16:
+        raise ModelError(f"size must be at least 16 pixels for the bundled model, got {size}")
+    view = content["preprocess"]
+    preprocess = CenterCrop(size or view["side"], view["crop"], tuple(view["mean"]), tuple(view["std"]))
+    return Classifier(model.eval(), preprocess, content["categories"], "bundled", content["temperature"])

@@ -1,0 +1,74 @@
+"""`Classifier`: a model with all that belongs to it: preprocessing, labels, and a temperature for its probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import nn
+
+from explain.errors import ModelError
+from explain.images import Box, Preprocess
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class CenterCrop:
+    """Cut out the central square of a photo, scale it to ``side`` pixels and normalise each channel.
+
+    ``crop`` is the square's share of the photo's shorter side. Cutting and scaling are one antialiased operation.
+
+    >>> CenterCrop(side=8)(Image.new("RGB", (40, 30))).shape
+    torch.Size([3, 8, 8])
+    """
+
+    side: int = 224
+    crop: float = 0.875
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
+
+    def __post_init__(self) -> None:
+        if self.side < 1:
+            raise ModelError(f"size must be at least 1 pixel, got {self.side}")
+
+    def box(self, size: tuple[int, int]) -> Box:
+        """Return the square that is cut out of a photo of ``size`` (width, height)."""
+        half = min(size) * self.crop / 2
+        x, y = size[0] / 2, size[1] / 2
+        return Box(x - half, y - half, x + half, y + half)
+
+    def __call__(self, image: Image.Image) -> torch.Tensor:
+        box = self.box(image.size)
+        edges = (box.left, box.top, box.right, box.bottom)
+        small = image.convert("RGB").resize((self.side, self.side), Image.Resampling.BILINEAR, box=edges)
+        pixels = torch.from_numpy(np.array(small)).permute(2, 0, 1).float() / 255
+        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
+        return (pixels - mean) / std
+
+
+@dataclass(frozen=True, eq=False)
+class Classifier:
+    """A model, how a photo becomes its input, what its classes are called, and how sharp its probabilities are.
+
+    ``temperature`` divides the logits before the softmax, so that the probabilities shown are calibrated; it never
+    changes their order.
+    """
+
+    model: nn.Module
+    preprocess: Preprocess
+    categories: Sequence[str] | None = None
+    name: str = "model"
+    temperature: float = 1.0
+
+    def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return calibrated probabilities ``(N, K)`` from logits ``(N, K)``."""
+        return (logits.float() / self.temperature).softmax(1)
+
+    def label(self, index: int) -> str:
+        """Return the label of a class, or a plain name where it has none."""
+        known = self.categories is not None and index < len(self.categories)
+        return self.categories[index] if known and self.categories is not None else f"class {index}"

@@ -1,0 +1,61 @@
+"""The user's own model, named as ``package.module:factory``."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+from torch import nn
+
+from explain.errors import ModelError, did_you_mean
+from explain.models.classifier import CenterCrop, Classifier
+from explain.models.weights import fit_weights, read_weights
+
+
+def load_custom(name: str, weights: str | Path | None = None, size: int | None = None) -> Classifier:
+    """Import ``module`` (the current folder counts), call ``factory()``, and load weights into what it returns.
+
+    The factory returns an ``nn.Module``, or a `Classifier` that brings preprocessing and labels along. A module may
+    have these as attributes ``preprocess`` and ``categories``; without, the usual ImageNet preprocessing is taken.
+
+    Raises:
+        ModelError: there is no such module or factory, or it does not give a model. What the factory itself raises
+            comes through.
+    """
+    where, _, attribute = name.partition(":")
+    if not where or not attribute:
+        raise ModelError(f"model must be given as package.module:factory, got {name!r}")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = importlib.import_module(where)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (where == error.name or where.startswith(error.name + ".")):
+            raise  # the user's module is there, and misses something of its own
+        raise ModelError(
+            f"model {name!r}: no module named {error.name!r}; run from its folder, or install it"
+        ) from None
+    if not hasattr(module, attribute):
+        known = [key for key in vars(module) if not key.startswith("_")]
+        raise ModelError(f"model {name!r}: {where} has no {attribute!r}; {did_you_mean(attribute, known)}")
+    found = getattr(module, attribute)
+    if not isinstance(found, (nn.Module, Classifier)):
+        if not callable(found):
+            raise ModelError(f"model {name!r} must be callable or an nn.Module, got {type(found).__name__}")
+        found = found()
+    if isinstance(found, nn.Module):
+        found = as_classifier(found, name=name, size=size)
+    if not isinstance(found, Classifier):
+        raise ModelError(f"model {name!r} must return an nn.Module, got {type(found).__name__}")
+    if weights is not None:
+        fit_weights(found.model, read_weights(weights), weights)
+    return found
+
+
+def as_classifier(model: nn.Module, *, name: str | None = None, size: int | None = None) -> Classifier:
+    """Wrap a bare module, with its own ``preprocess`` and ``categories`` where it has them."""
+    own = getattr(model, "preprocess", None)
+    preprocess = own if callable(own) and size is None else CenterCrop(size or 224)
+    categories = getattr(model, "categories", None)
+    return Classifier(model, preprocess, categories, name or type(model).__name__)

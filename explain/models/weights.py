@@ -1,0 +1,71 @@
+"""Weights from a file: tensors only, never code."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from explain.errors import ModelError, did_you_mean
+
+
+def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
+    """Read a state dict that was saved with ``torch.save``, alone or under "state_dict", "model" or "model_state_dict".
+
+    Raises:
+        ModelError: missing, damaged, or a file that holds more than tensors and would have to run code to load.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ModelError(f"weights {str(path)!r} must be a file, but there is none; check the path")
+    try:
+        content: Any = torch.load(path, weights_only=True, map_location="cpu")
+    except pickle.UnpicklingError:
+        raise ModelError(
+            f"weights {str(path)!r} must hold tensors only, but it is no PyTorch file, or one that would run code; "
+            "save model.state_dict() and use that"
+        ) from None
+    except (RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
+        reason = " ".join(str(error).split())[:100]
+        raise ModelError(f"weights {str(path)!r} cannot be read ({reason}); save them again with torch.save") from None
+    for key in ("state_dict", "model_state_dict", "model"):
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+            break
+    if (
+        not isinstance(content, Mapping)
+        or not content
+        or not all(isinstance(v, torch.Tensor) for v in content.values())
+    ):
+        raise ModelError(
+            f"weights {str(path)!r} must hold a state dict of tensors; save model.state_dict() and use that"
+        )
+    return {str(name).removeprefix("module."): tensor for name, tensor in content.items()}
+
+
+def fit_weights(model: nn.Module, state: Mapping[str, torch.Tensor], path: str | Path) -> None:
+    """Load a state dict into a model of the same make.
+
+    Raises:
+        ModelError: names or shapes differ; the message names the first that does.
+    """
+    own = model.state_dict()
+    missing = [name for name in own if name not in state]
+    extra = [name for name in state if name not in own]
+    wrong = [name for name in own if name in state and own[name].shape != state[name].shape]
+    if missing or extra or wrong:
+        if wrong:
+            first = f"{wrong[0]} is {tuple(state[wrong[0]].shape)} instead of {tuple(own[wrong[0]].shape)}"
+        elif missing:
+            first = f"{missing[0]} is missing"
+        else:
+            first = f"{extra[0]} is not in the model; {did_you_mean(extra[0], own)}"
+        raise ModelError(
+            f"weights {str(path)!r} must fit the model, but {len(missing)} tensors are missing, {len(extra)} unknown "
+            f"and {len(wrong)} of another shape ({first})"
+        )
+    model.load_state_dict(state)

@@ -1,0 +1,16 @@
+"""Pictures from arrays and PIL images; this room knows no models, methods or files.
+
+colors     colour maps by name
+overlay    maps on photos: heat, intensity, signed, colour
+text       captions
+sheet      contact sheets
+figure     matplotlib figures
+"""
+
+from explain.render.colors import HEAT, SIGNED, colorize
+from explain.render.figure import figure
+from explain.render.overlay import color, heat, intensity, signed
+from explain.render.sheet import sheet
+from explain.render.text import caption
+
+__all__ = ["HEAT", "SIGNED", "caption", "color", "colorize", "figure", "heat", "intensity", "sheet", "signed"]

@@ -1,0 +1,36 @@
+"""Colour maps by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from explain.errors import ExplainError, did_you_mean
+
+HEAT = "inferno"  # perceptually uniform, readable in grey and with colour-vision deficiencies
+SIGNED = "RdBu_r"  # blue against, white nothing, red for
+
+
+def colorize(values: np.ndarray[Any, Any], name: str = HEAT) -> np.ndarray[Any, Any]:
+    """Return ``values`` ``(H, W)`` in [0, 1] as colours ``(H, W, 3)`` uint8, by any colour map of matplotlib.
+
+    Raises:
+        ExplainError: no colour map has that name.
+
+    >>> colorize(np.array([[0.0, 1.0]]), "gray").tolist()
+    [[[0, 0, 0], [255, 255, 255]]]
+    """
+    table = lookup_table(name)
+    colors: np.ndarray[Any, Any] = table[np.clip(values * 256, 0, 255).astype(np.uint8)]
+    return colors
+
+
+def lookup_table(name: str) -> np.ndarray[Any, Any]:
+    """Return the 256 colours of a colour map, ``(256, 3)`` uint8."""
+    from matplotlib import colormaps
+
+    if name not in colormaps:
+        raise ExplainError(f"colormap {name!r} is unknown; {did_you_mean(name, list(colormaps))}")
+    table: np.ndarray[Any, Any] = colormaps[name](np.arange(256) / 255, bytes=True)[:, :3]
+    return table
