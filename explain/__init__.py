@@ -43,7 +43,10 @@ _HOME = {
     "list_layers": "explain.layers",
     "list_methods": "explain.methods",
 }
-_ROOMS = ["errors", "hooks", "layers", "targets", "engine", "methods", "attribution", "images", "render", "output", "models", "explainer", "cli"]
+_ROOMS = frozenset(
+    {"errors", "hooks", "layers", "targets", "engine", "methods", "attribution", "images", "render", "output"}
+    | {"models", "explainer", "cli"}
+)
 
 __all__ = [
     "Attribution",

@@ -262,11 +262,11 @@ def check_inputs(model: nn.Module, inputs: torch.Tensor) -> None:
         raise ImageError(
             f"x must be floating point, got {inputs.dtype}; use x.float() / 255 or the model's preprocessing"
         )
-    if not torch.isfinite(inputs).all():
-        raise ImageError("x must hold finite values, got NaN or infinity; check the preprocessing")
     parameter = next(model.parameters(), None)
     if parameter is not None and parameter.device != inputs.device:
         raise ImageError(f"x must be on the model's device {parameter.device}, got {inputs.device}; use x.to(...)")
+    if not torch.isfinite(inputs).all():
+        raise ImageError("x must hold finite values, got NaN or infinity; check the preprocessing")
 
 
 _running = threading.local()

@@ -17,7 +17,7 @@ from explain.errors import LayerError
 from explain.hooks import HookGroup, first_tensor, untouched
 
 MAX_EXTRA_TOKENS = 8  # one class token, a distillation token, and the four to eight registers that are in use
-_PREFER_BEFORE = ("Pool", "Upsample", "Flatten")
+_PREFER_BEFORE = ("Pool", "Upsample")
 
 
 @dataclass(frozen=True)

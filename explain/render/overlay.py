@@ -61,7 +61,7 @@ def intensity(photo: Image.Image, values: Array, region: Region, *, colormap: st
 def signed(photo: Image.Image, values: Array, region: Region, *, colormap: str = SIGNED) -> Image.Image:
     """Draw values ``(H, W)`` in [-1, 1] over the photo in grey: one colour speaks for the target, one against it."""
     spread = np.sign(values) * _stretch(np.abs(values))
-    magnitude = place(np.abs(spread), photo.size, region)
+    magnitude = place(np.sqrt(np.abs(spread)), photo.size, region)
     side = place(spread / 2 + 0.5, photo.size, region, outside=128)
     faded = photo.convert("L").point([round(255 - (255 - v) * 0.4) for v in range(256)]).convert("RGB")
     drawn = Image.composite(Image.fromarray(lookup_table(colormap)[side]), faded, Image.fromarray(magnitude))

@@ -1,0 +1,100 @@
+"""Small networks with the traits that make explaining hard, and a snapshot of all that must not change."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+ROOT = Path(__file__).resolve().parents[1]
+HOOK_DICTS = [
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+]
+
+
+class TinyNet(nn.Module):
+    """Convolutions, batch normalisation, in-place and functional ReLUs, an in-place shortcut and dropout."""
+
+    def __init__(self, classes: int = 5, channels: int = 3) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, 6, 3, padding=1)
+        self.bn1 = nn.BatchNorm2d(6)
+        self.relu = nn.ReLU(inplace=True)
+        self.layer1 = nn.Sequential(nn.Conv2d(6, 6, 3, padding=1), nn.ReLU(inplace=True), nn.Conv2d(6, 6, 3, padding=1))
+        self.layer2 = nn.Sequential(nn.Conv2d(6, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8))
+        self.dropout = nn.Dropout(0.5)
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(8, classes)
+        self.unused = nn.Conv2d(3, 3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.relu(self.bn1(self.conv1(x)))
+        out = self.layer1(x)
+        out += x
+        x = F.relu(self.layer2(F.relu_(out)))
+        return self.fc(self.avgpool(self.dropout(x)).flatten(1))
+
+
+def settled(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Give a model reproducible random weights and running statistics that are not the initial ones."""
+    generator = torch.Generator().manual_seed(seed)
+    for tensor in [*model.parameters(), *model.buffers()]:
+        if tensor.is_floating_point():
+            with torch.no_grad():
+                tensor.copy_(torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype) * 0.4)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_var.abs_().add_(0.5)
+            module.weight.data.abs_().add_(0.5)
+    return model
+
+
+@pytest.fixture
+def net() -> nn.Module:
+    return settled(TinyNet()).double().eval()
+
+
+@pytest.fixture
+def x() -> torch.Tensor:
+    return torch.randn(3, 3, 12, 10, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def snapshot(model: nn.Module) -> dict[str, Any]:
+    """Return all that an explanation must leave as it is, in a form that compares bit by bit."""
+
+    def digest(tensor: torch.Tensor | None) -> str | None:
+        return None if tensor is None else hashlib.sha256(tensor.detach().numpy().tobytes()).hexdigest()
+
+    return {
+        "state": {name: digest(tensor) for name, tensor in model.state_dict().items()},
+        "grad": {name: digest(p.grad) for name, p in model.named_parameters()},
+        "requires_grad": {name: p.requires_grad for name, p in model.named_parameters()},
+        "training": {name: module.training for name, module in model.named_modules()},
+        "inplace": {name: getattr(module, "inplace", None) for name, module in model.named_modules()},
+        "hooks": {name: hook_count(module) for name, module in model.named_modules()},
+        "forward": {name: "forward" in vars(module) for name, module in model.named_modules()},
+        "rng": digest(torch.get_rng_state()),
+        "grad_mode": torch.is_grad_enabled(),
+        "inference_mode": torch.is_inference_mode_enabled(),
+    }
+
+
+def hook_count(module: nn.Module) -> int:
+    return sum(len(getattr(module, name)) for name in HOOK_DICTS)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    """On pictures this small, threads wait for each other longer than they work."""
+    torch.set_num_threads(1)

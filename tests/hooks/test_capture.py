@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import nn
+
+from explain.errors import HookError, LayerError
+from explain.hooks import Capture, HookGroup, replace_first, select
+from tests.conftest import TinyNet, settled
+
+
+def reference(
+    model: nn.Module, x: torch.Tensor, layers: list[str], target: int
+) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Activation and gradient of each layer's last call, without hooks: nothing in place, plain autograd."""
+    plain = copy.deepcopy(model)
+    for module in plain.modules():
+        if getattr(module, "inplace", False):
+            module.inplace = False
+    kept: dict[str, torch.Tensor] = {}
+
+    def keeping(name: str, original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def forward(*args: torch.Tensor) -> torch.Tensor:
+            kept[name] = original(*args) * 1
+            return kept[name].clone()
+
+        return forward
+
+    for name in layers:
+        module = plain.get_submodule(name)
+        module.forward = keeping(name, module.forward)  # type: ignore[method-assign]
+    score = plain(x)[:, target].sum()
+    gradients = torch.autograd.grad(score, [kept[name] for name in layers])
+    return {name: (kept[name].detach(), gradient) for name, gradient in zip(layers, gradients, strict=True)}
+
+
+def captured(
+    model: nn.Module, x: torch.Tensor, layer: str, target: int, *, grad: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    with torch.set_grad_enabled(grad), HookGroup(model) as group:
+        capture = Capture(group, select(model, layer), gradients=True)
+        score = model(x.clone())[:, target].sum()
+    capture.backward(score)
+    record = capture.records[-1]
+    assert record.gradient is not None
+    return record.activation, record.gradient
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["cut at the layer", "whole graph"])
+def test_every_layer_of_a_network_full_of_in_place_operations_is_exact(grad: bool) -> None:
+    model = settled(torchvision.models.resnet18(num_classes=4)).double().eval()
+    x = torch.randn(1, 3, 33, 33, dtype=torch.float64)
+    layers = [name for name, module in model.named_modules() if name and not list(module.children())]
+    expected = reference(model, x, layers, 1)
+    for layer in layers:
+        activation, gradient = captured(model, x, layer, 1, grad=grad)
+        expected_activation, expected_gradient = expected[layer]
+        torch.testing.assert_close(activation, expected_activation, rtol=0, atol=0, msg=layer)
+        scale = expected_gradient.abs().max()
+        torch.testing.assert_close(gradient / scale, expected_gradient / scale, rtol=0, atol=1e-10, msg=layer)
+
+
+@pytest.mark.parametrize(
+    ("builder", "layers"),
+    [
+        (
+            "densenet121",
+            ["features.conv0", "features.norm0", "features.denseblock2.denselayer3.norm2", "features.norm5"],
+        ),
+        ("vgg11_bn", ["features.0", "features.1", "features.2", "features.26"]),
+        ("mobilenet_v2", ["features.0.0", "features.3.conv.1.1", "features.17", "features.18.1"]),
+        ("googlenet", ["conv1.bn", "inception3a.branch2.0.conv", "inception5b"]),
+    ],
+)
+def test_layers_of_other_families_are_exact(builder: str, layers: list[str]) -> None:
+    extra = {"init_weights": False} if builder == "googlenet" else {}
+    model = settled(torchvision.models.get_model(builder, num_classes=3, **extra)).double().eval()
+    x = torch.randn(1, 3, 32, 32, dtype=torch.float64)
+    for layer, (expected_activation, expected_gradient) in reference(model, x, layers, 0).items():
+        activation, gradient = captured(model, x, layer, 0, grad=False)
+        assert torch.equal(activation, expected_activation), layer
+        torch.testing.assert_close(
+            gradient, expected_gradient, rtol=1e-9, atol=1e-9 * expected_gradient.abs().max().item()
+        )
+
+
+def test_the_pass_below_the_first_layer_records_no_graph(net: TinyNet, x: torch.Tensor) -> None:
+    below: list[bool] = []
+    above: list[bool] = []
+    with torch.no_grad(), HookGroup(net) as group:
+        Capture(group, {"layer1": net.layer1}, gradients=True)
+        group.forward("conv1", lambda module, args, output: below.append(output.requires_grad))
+        group.forward("layer2.0", lambda module, args, output: above.append(output.requires_grad))
+        net(x)
+    assert below == [False]
+    assert above == [True]
+
+
+def test_branches_that_never_meet_below_are_both_captured() -> None:
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(1, 1, 1), nn.Conv2d(1, 1, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (self.a(x) * 2 + self.b(x) * 3).sum((2, 3))
+
+    for frozen in (False, True):
+        model = Branches().requires_grad_(not frozen)
+        with torch.no_grad(), HookGroup(model) as group:
+            capture = Capture(group, {"a": model.a, "b": model.b}, gradients=True)
+            score = model(torch.ones(1, 1, 2, 2)).sum()
+        capture.backward(score)
+        gradients = {record.layer: record.gradient for record in capture.records}
+        assert torch.equal(gradients["a"], torch.full((1, 1, 2, 2), 2.0))
+        assert torch.equal(gradients["b"], torch.full((1, 1, 2, 2), 3.0))
+
+
+def test_each_call_of_a_layer_has_its_own_record_and_gradient() -> None:
+    class Thrice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.twice = nn.Conv2d(1, 1, 1, bias=False)
+            nn.init.constant_(self.twice.weight, 2.0)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.twice(self.twice(self.twice(x))).sum((2, 3))
+
+    model = Thrice()
+    with torch.no_grad(), HookGroup(model) as group:
+        capture = Capture(group, {"twice": model.twice}, gradients=True)
+        score = model(torch.ones(1, 1, 1, 1)).sum()
+    capture.backward(score)
+    assert [(r.call, r.activation.item(), r.gradient.item()) for r in capture.records if r.gradient is not None] == [
+        (0, 2.0, 4.0),
+        (1, 4.0, 2.0),
+        (2, 8.0, 1.0),
+    ]
+
+
+def test_a_second_backward_gives_the_same_and_a_layer_out_of_reach_gives_none(net: TinyNet, x: torch.Tensor) -> None:
+    with torch.no_grad(), HookGroup(net) as group:
+        capture = Capture(group, select(net, ["layer1", "layer2"]), gradients=True)
+        output = net(x)
+        early = capture.records[0]
+    capture.backward(output[:, 0].sum(), retain_graph=True)
+    first = early.gradient
+    capture.backward(output[:, 1].sum(), retain_graph=True)
+    second = early.gradient
+    capture.backward(output[:, 0].sum(), retain_graph=True)
+    assert first is not None
+    assert second is not None
+    assert torch.equal(first, early.gradient)
+    assert not torch.equal(first, second)
+    with torch.enable_grad():
+        elsewhere = (net.fc.weight * 1).sum()
+    capture.backward(elsewhere)
+    assert early.gradient is None
+
+
+def test_outputs_in_containers_are_replaced_and_never_edited() -> None:
+    given = {"a": "text", "b": torch.zeros(1)}
+    assert replace_first(given, torch.ones(1))["b"].item() == 1
+    assert given["b"].item() == 0
+    result = torchvision.models.GoogLeNetOutputs(torch.zeros(1), None, None)
+    assert replace_first(result, torch.ones(1)).logits.item() == 1
+    with pytest.raises(HookError, match="got int"):
+        replace_first(3, torch.ones(1))
+
+
+def test_layers_without_usable_output_are_refused() -> None:
+    class Odd(nn.Module):
+        def __init__(self, result: object) -> None:
+            super().__init__()
+            self.result = result
+
+        def forward(self, x: torch.Tensor) -> object:
+            return self.result
+
+    for result, message in (("text", "must return a tensor, got str"), (torch.ones(1).long(), "floating-point")):
+        model = nn.Sequential(Odd(result))
+        with pytest.raises(LayerError, match=message), HookGroup(model) as group:
+            Capture(group, {"0": model[0]}, gradients=True)
+            model(torch.ones(1))
+
+
+def test_nothing_of_a_finished_capture_stays_alive_without_the_collector(net: TinyNet, x: torch.Tensor) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        with torch.no_grad(), HookGroup(net) as group:
+            capture = Capture(group, {"layer2": net.layer2}, gradients=True)
+            score = F.relu(net(x)).sum()
+        capture.backward(score)
+        alive = [weakref.ref(capture.records[0]), weakref.ref(capture.records[0].activation)]
+        del capture, score, group
+        assert [reference() for reference in alive] == [None, None]
+    finally:
+        gc.enable()

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from explain.errors import HookError, LayerError
+from explain.hooks import HookGroup, Tap, graph, select
+from tests.conftest import TinyNet, hook_count
+
+
+def total_hooks(model: nn.Module) -> int:
+    return sum(hook_count(module) for module in model.modules())
+
+
+def test_hooks_are_gone_after_the_block_and_after_an_error_in_it(net: nn.Module) -> None:
+    with HookGroup(net) as group:
+        group.forward(nn.Conv2d, lambda *_: None)
+        group.forward_pre("fc", lambda *_: None)
+        assert total_hooks(net) == len(group) == 6
+    assert total_hooks(net) == 0
+    group = HookGroup(net)
+    with pytest.raises(KeyboardInterrupt), group:
+        group.forward("layer*", lambda *_: None)
+        raise KeyboardInterrupt
+    assert total_hooks(net) == 0
+    group.remove()
+    group.remove()
+    assert len(group) == 0
+
+
+def test_an_unknown_layer_registers_nothing_and_suggests(net: nn.Module) -> None:
+    with (
+        pytest.raises(LayerError, match=r"'layr1' is not in the model; did you mean 'layer1'"),
+        HookGroup(net) as group,
+    ):
+        group.forward("layr1", lambda *_: None)
+    assert total_hooks(net) == 0
+
+
+def test_select_takes_names_patterns_types_and_modules(net: TinyNet) -> None:
+    assert list(select(net, "layer1.*")) == ["layer1.0", "layer1.1", "layer1.2"]
+    assert list(select(net, [net.fc, "conv1"])) == ["fc", "conv1"]
+    assert list(select(net, nn.BatchNorm2d)) == ["bn1", "layer2.1"]
+    with pytest.raises(LayerError, match="the model has no LSTM"):
+        select(net, nn.LSTM)
+    with pytest.raises(LayerError, match="a ReLU that is not in it"):
+        select(net, nn.ReLU())
+    with pytest.raises(LayerError, match="got an empty list"):
+        select(net, [])
+    with pytest.raises(LayerError, match="got 3"):
+        select(net, 3)  # type: ignore[arg-type]
+
+
+def test_forward_hooks_may_replace_inputs_and_outputs() -> None:
+    model = nn.Sequential(nn.Identity(), nn.Identity())
+    with HookGroup(model) as group:
+        group.forward_pre("0", lambda module, args: (args[0] + 1,))
+        group.forward("1", lambda module, args, output: output * 10)
+        assert model(torch.ones(1)).item() == 20
+    assert model(torch.ones(1)).item() == 1
+
+
+def test_a_hook_lets_the_calls_of_other_threads_through() -> None:
+    model, seen = nn.Sequential(nn.Identity()), []
+    with HookGroup(model) as group:
+        group.forward("0", lambda module, args, output: seen.append(threading.get_ident()))
+        group.forward_pre("0", lambda module, args: seen.append(threading.get_ident()))
+        other = threading.Thread(target=model, args=(torch.ones(1),))
+        other.start()
+        other.join()
+        assert seen == []
+        model(torch.ones(1))
+    assert seen == [threading.get_ident()] * 2
+
+
+def test_tensor_and_node_hooks_change_gradients_until_removed() -> None:
+    x = torch.tensor([1.0, -2.0], requires_grad=True)
+    y = x * 3
+    z = y.relu().sum()
+    relu = next(node for node in graph(z) if node.name() == "ReluBackward0")
+    with HookGroup() as group:
+        group.tensor(y, lambda gradient: gradient * 2)
+        group.node(relu, lambda inputs, outputs: (inputs[0] + 1,))
+        group.node_pre(relu, lambda outputs: (outputs[0] * 5,))
+        assert torch.autograd.grad(z, x, retain_graph=True)[0].tolist() == [(5 + 1) * 2 * 3, (0 + 1) * 2 * 3]
+    assert torch.autograd.grad(z, x)[0].tolist() == [3, 0]
+
+
+def test_a_group_without_a_model_refuses_layers_and_plain_tensors() -> None:
+    with HookGroup() as group:
+        with pytest.raises(HookError, match="without a model can hook only tensors and Nodes"):
+            group.forward("conv", lambda *_: None)
+        with pytest.raises(HookError, match="must require a gradient"):
+            group.tensor(torch.ones(1), lambda gradient: gradient)
+
+
+def test_a_tap_survives_the_in_place_operation_that_breaks_a_plain_full_backward_hook() -> None:
+    conv = nn.Conv2d(1, 2, 3)
+    x = torch.randn(1, 1, 5, 5, requires_grad=True)
+    handle = conv.register_full_backward_hook(lambda *_: None)
+    with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
+        conv(x).relu_()
+    handle.remove()
+    seen: list[torch.Tensor] = []
+    tapped = Tap(seen.append).through(conv(x))
+    tapped.relu_().sum().backward()
+    assert torch.equal(seen[0], (conv(x) > 0).float())
+
+
+def test_what_a_tap_returns_replaces_the_gradient() -> None:
+    x = torch.ones(2, requires_grad=True)
+    Tap(lambda gradient: gradient * 7).through(x).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [7, 7]
+
+
+def test_graph_yields_every_node_once() -> None:
+    x = torch.ones(2, requires_grad=True)
+    y = x * 2
+    names = [node.name() for node in graph((y + y).sum())]
+    assert sorted(names) == ["AddBackward0", "MulBackward0", "SumBackward0", "torch::autograd::AccumulateGrad"]
+    assert list(graph(torch.ones(1))) == []

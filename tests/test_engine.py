@@ -1,0 +1,277 @@
+"""The engine against plain autograd and finite differences, and its promise to leave everything as it was."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import explain
+from explain.engine import Activations, InputGradients, LayerGradients, gather
+from explain.errors import ExplainError, ExplainWarning, ImageError, LayerError, ModelError, TargetError
+from explain.targets import ClassTarget, ScoreTarget, TopClass
+from tests.conftest import TinyNet, settled, snapshot
+
+METHODS = explain.list_methods()
+
+
+def test_one_forward_pass_serves_all_methods_layers_and_targets(net: TinyNet, x: torch.Tensor) -> None:
+    explain.attribute(net, x)  # finds the default layer
+    passes: list[int] = []
+    net.register_forward_hook(lambda *_: passes.append(1))
+    explain.attribute_targets(net, x, METHODS, [0, 1, None], layer=["layer1", "layer2"])
+    assert len(passes) == 1
+
+
+def test_evidence_has_what_was_needed_and_is_detached(net: TinyNet, x: torch.Tensor) -> None:
+    needs = [Activations(), LayerGradients(), InputGradients(), InputGradients("guided")]
+    (evidence,) = gather(net, x, needs, [ClassTarget(2)], {"layer2": net.layer2})[0]
+    assert evidence.activations.shape == evidence.gradients.shape == (3, 8, 6, 5)
+    assert evidence[InputGradients()].shape == evidence[InputGradients("guided")].shape == x.shape
+    assert evidence.rectifiers == {"guided": 4}  # conv1's, layer1's, and the two functional ones
+    assert not any(tensor.requires_grad for tensor in [*evidence.found.values(), evidence.score])
+    assert evidence.classes is not None
+    assert evidence.classes.tolist() == [2, 2, 2]
+
+
+def test_several_targets_equal_one_call_each(net: TinyNet, x: torch.Tensor) -> None:
+    together = explain.attribute_targets(net, x, METHODS, [0, 3, TopClass(1)])
+    for found, target in zip(together, [0, 3, TopClass(1)], strict=True):
+        for name in METHODS:
+            alone = explain.attribute(net, x, name, target=target)
+            torch.testing.assert_close(found[name].values, alone.values, rtol=1e-12, atol=1e-12)
+            assert torch.equal(found[name].target, alone.target)
+
+
+def test_a_layer_downstream_sees_the_same_gradient_with_and_without_the_whole_graph(
+    net: TinyNet, x: torch.Tensor
+) -> None:
+    alone = explain.attribute(net, x, "gradcam", target=1, layer="layer2")
+    shared = explain.attribute_all(net, x, ["gradcam", "saliency"], target=1, layer="layer2")["gradcam"]
+    torch.testing.assert_close(alone.values, shared.values, rtol=1e-12, atol=1e-14)
+
+
+def raises(module: nn.Module, args: Any) -> None:
+    raise ZeroDivisionError("from the user's model")
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "case", ["works", "bad target", "bad layer", "model that raises", "target that raises", "interrupt"]
+)
+@pytest.mark.parametrize("state", ["eval", "train, grads, partly frozen"])
+def test_model_and_caller_are_left_as_found(method: str, case: str, state: str, x: torch.Tensor) -> None:
+    net = settled(TinyNet()).double()
+    calls: list[str] = []
+    net.layer1.register_forward_hook(lambda *_: calls.append("user's"))
+    if state == "eval":
+        net.eval()
+    else:
+        net.bn1.eval()
+        net.conv1.requires_grad_(False)
+        net.fc.weight.grad = torch.ones_like(net.fc.weight)
+    explain.attribute(net, x)
+    if case == "model that raises":
+        net.avgpool.register_forward_pre_hook(raises)
+    before, given, shown = snapshot(net), x.clone(), x.requires_grad
+    run: Callable[..., Any] = lambda **options: explain.attribute(net, x, method, **options)  # noqa: E731
+    if case == "works":
+        run(target=1, layer="layer2")
+        assert calls[-1] == "user's"
+    elif case == "bad target":
+        with pytest.raises(TargetError):
+            run(target=99)
+    elif case == "bad layer" and method in ("gradcam", "guidedgradcam"):
+        with pytest.raises(LayerError, match="'unused' was not called"):
+            run(layer="unused")
+    elif case == "model that raises":
+        with pytest.raises(ZeroDivisionError, match="from the user's model"):
+            run()
+    elif case == "target that raises":
+        with pytest.raises(ZeroDivisionError):
+            run(target=lambda output: 1 / 0)
+    elif case == "interrupt":
+
+        def interrupt(output: torch.Tensor) -> torch.Tensor:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            run(target=interrupt)
+    assert snapshot(net) == before
+    assert torch.equal(x, given)
+    assert x.requires_grad == shown
+    assert x.grad is None
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_callers_gradient_mode_and_a_frozen_model_make_no_difference(
+    method: str, mode: type, net: TinyNet, x: torch.Tensor
+) -> None:
+    expected = explain.attribute(net, x, method, target=1).values
+    net.requires_grad_(False)
+    with mode():
+        found = explain.attribute(net, x.clone(), method, target=1).values
+    torch.testing.assert_close(found.clone(), expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_train_mode_gives_the_result_of_eval_mode(method: str, net: TinyNet, x: torch.Tensor) -> None:
+    expected = explain.attribute(net, x, method, target=1).values
+    net.train()
+    assert torch.equal(explain.attribute(net, x, method, target=1).values, expected)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_input_of_the_caller_is_not_touched_by_a_model_that_works_in_place(method: str) -> None:
+    conv, head = nn.Conv2d(3, 4, 3), nn.Linear(16, 2)
+    model = settled(nn.Sequential(nn.ReLU(inplace=True), conv, nn.ReLU(inplace=True), nn.Flatten(), head), seed=3)
+    x = torch.randn(1, 3, 4, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    before = x.detach().clone()
+    explain.attribute(model, x, method, target=0)
+    assert torch.equal(x, before)
+    assert x.grad is None
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_batch_equals_its_images_one_by_one_in_any_order(method: str, net: TinyNet, x: torch.Tensor) -> None:
+    targets = torch.tensor([3, 0, 2])
+    whole = explain.attribute(net, x, method, target=targets)
+    for i in range(3):
+        alone = explain.attribute(net, x[i : i + 1], method, target=int(targets[i]))
+        torch.testing.assert_close(whole.values[i], alone.values[0], rtol=1e-10, atol=1e-13)
+        torch.testing.assert_close(whole.heatmap[i], alone.heatmap[0], rtol=1e-5, atol=1e-6)
+    order = torch.tensor([2, 0, 1])
+    mixed = explain.attribute(net, x[order], method, target=targets[order])
+    torch.testing.assert_close(mixed.values, whole.values[order], rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_other_number_formats_and_channels_last_work(
+    method: str, dtype: torch.dtype, net: TinyNet, x: torch.Tensor
+) -> None:
+    expected = explain.attribute(net, x, method, target=1).heatmap
+    lighter = settled(TinyNet()).to(dtype).eval().to(memory_format=torch.channels_last)
+    found = explain.attribute(lighter, x.to(dtype).contiguous(memory_format=torch.channels_last), method, target=1)
+    assert found.values.dtype == dtype
+    assert found.heatmap.dtype == torch.float32
+    error = (found.heatmap - expected).abs().mean()
+    assert error < (1e-5 if dtype == torch.float32 else 0.1)
+
+
+def test_threads_that_share_a_model_do_not_see_each_other(net: TinyNet, x: torch.Tensor) -> None:
+    expected = [explain.attribute_all(net, x, METHODS, target=i % 5) for i in range(8)]
+    found: dict[int, dict[str, explain.Attribution]] = {}
+
+    def work(i: int) -> None:
+        for _ in range(5):
+            found[i] = explain.attribute_all(net, x, METHODS, target=i % 5)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == list(range(8))
+    for i, attributions in found.items():
+        for name, attribution in attributions.items():
+            torch.testing.assert_close(attribution.values, expected[i][name].values, rtol=1e-12, atol=1e-14)
+
+
+def test_an_explanation_inside_another_is_refused(net: TinyNet, x: torch.Tensor) -> None:
+    def nested(output: torch.Tensor) -> torch.Tensor:
+        return explain.attribute(net, x).score
+
+    with pytest.raises(ExplainError, match="from inside another one"):
+        explain.attribute(net, x, target=nested)
+    assert len(explain.attribute(net, x)) == 3
+
+
+def test_scores_that_cannot_be_explained_say_why(net: TinyNet, x: torch.Tensor) -> None:
+    with pytest.raises(TargetError, match=r"target cut must depend on the input .* look for .detach\(\)"):
+        explain.attribute(
+            net, x, "saliency", target=ScoreTarget(type("cut", (), {"__call__": lambda s, o: o.detach()[:, 0]})())
+        )
+    with pytest.raises(LayerError, match="'layer2' must influence the score of target"):
+        explain.attribute(net, x, "gradcam", target=lambda output: (output * 0).detach()[:, 0], layer="layer2")
+    broken = settled(TinyNet()).double()
+    broken.fc.bias.data[:] = float("nan")
+    for method in METHODS:
+        with pytest.raises(ModelError, match="must give finite scores, got nan"):
+            explain.attribute(broken, x, method)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (torch.zeros(3, 8, 8), r"shape \(N, C, H, W\), got \(3, 8, 8\); add the batch dimension with x\[None\]"),
+        (torch.zeros(1, 3, 8, 8).long(), "must be floating point, got torch.int64"),
+        (torch.zeros(0, 3, 8, 8), "at least one image"),
+        (torch.full((1, 3, 8, 8), float("inf")), "finite values"),
+        ("cat.jpg", "must be a tensor"),
+        (torch.zeros(1, 3, 8, 8, device="meta"), "on the model's device cpu, got meta"),
+    ],
+)
+def test_inputs_that_are_no_batch_of_images_are_refused(bad: object, message: str, net: TinyNet) -> None:
+    with pytest.raises(ImageError, match=message):
+        explain.attribute(net.float(), bad)  # type: ignore[arg-type]
+
+
+def test_something_that_is_no_model_is_refused(x: torch.Tensor) -> None:
+    with pytest.raises(ModelError, match=r"must be a torch.nn.Module, got function"):
+        explain.attribute(lambda x: x, x)  # type: ignore[arg-type]
+
+
+def test_a_network_without_rectifiers_gets_a_warning_from_guided_backprop() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(16, 2))
+    with pytest.warns(ExplainWarning, match="guidedbackprop found no rectifier"):
+        explain.attribute(model, torch.rand(1, 3, 4, 4), "guidedbackprop")
+
+
+def test_a_map_that_is_zero_everywhere_is_not_shown_without_a_word(net: TinyNet, x: torch.Tensor) -> None:
+    nn.init.zeros_(net.fc.weight)
+    with pytest.warns(ExplainWarning, match="gradcam is zero everywhere for image 0, 1, 2: nothing at layer layer2"):
+        a = explain.attribute(net, x, "gradcam", target=0, layer="layer2")
+    assert a.heatmap.abs().max() == 0
+
+
+def test_functional_rectifiers_of_every_kind_are_caught() -> None:
+    functions = [
+        F.relu,
+        torch.relu,
+        lambda t: t.relu_(),
+        F.relu6,
+        F.leaky_relu,
+        F.elu,
+        F.silu,
+        F.gelu,
+        F.hardswish,
+        F.mish,
+        F.softplus,
+        F.selu,
+        F.celu,
+        lambda t: F.prelu(t, torch.tensor([0.2])),
+        lambda t: F.threshold(t, 0.1, 0.0),
+        F.rrelu,
+    ]
+    for function in functions:
+
+        class Net(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.conv = nn.Conv2d(3, 4, 3)
+                self.f = function
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return self.f(self.conv(x)).sum((2, 3))
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            explain.attribute(Net(), torch.randn(1, 3, 6, 6), "guidedbackprop", target=0)

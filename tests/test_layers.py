@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+from explain.errors import LayerError
+from explain.layers import Grid, default_layer, find_grid, list_layers, to_spatial
+from tests.conftest import TinyNet, snapshot
+
+
+@pytest.mark.parametrize(
+    ("builder", "expected"),
+    [
+        ("resnet18", "layer4"),
+        ("vgg11_bn", "features.27"),
+        ("densenet121", "features"),
+        ("mobilenet_v3_small", "features"),
+        ("squeezenet1_1", "classifier.2"),
+        ("shufflenet_v2_x0_5", "conv5"),
+        ("convnext_tiny", "features"),
+        ("swin_t", "permute"),
+        ("vit_b_32", "encoder.layers.encoder_layer_11.ln_1"),
+    ],
+)
+def test_the_default_layer_is_the_last_feature_map_before_pooling(builder: str, expected: str) -> None:
+    with torch.device("meta"):
+        model = torchvision.models.get_model(builder).eval()
+    model = model.to_empty(device="cpu")
+    for tensor in [*model.parameters(), *model.buffers()]:
+        tensor.data.zero_()
+    assert (
+        default_layer(
+            model, torch.zeros(1, 3, 224 if builder == "vit_b_32" else 64, 224 if builder == "vit_b_32" else 64)
+        )
+        == expected
+    )
+
+
+def test_the_default_layer_is_remembered_only_while_the_model_is_the_same(net: TinyNet, x: torch.Tensor) -> None:
+    calls: list[int] = []
+    net.register_forward_hook(lambda *_: calls.append(1))
+    assert default_layer(net, x) == default_layer(net, x) == "dropout"  # it passes on what a functional ReLU made
+    assert len(calls) == 1
+    net.dropout = nn.Flatten(2, 2)
+    net.avgpool = nn.AdaptiveAvgPool2d(1)
+    assert default_layer(net, x) == "dropout"
+    assert len(calls) == 2
+
+
+def test_remembering_does_not_keep_a_model_alive(x: torch.Tensor) -> None:
+    model = TinyNet().double()
+    default_layer(model, x)
+    alive = weakref.ref(model)
+    del model
+    gc.collect()
+    assert alive() is None
+
+
+def test_listing_layers_leaves_the_model_as_it_is(net: TinyNet, x: torch.Tensor) -> None:
+    net.train()
+    before = snapshot(net)
+    calls = list_layers(net, x)
+    assert snapshot(net) == before
+    assert [(c.name, c.shape) for c in calls if c.name in ("conv1", "layer2", "fc")] == [
+        ("conv1", (1, 6, 12, 10)),
+        ("layer2", (1, 8, 6, 5)),
+        ("fc", (1, 5)),
+    ]
+    assert "unused" not in {c.name for c in calls}
+
+
+def test_a_model_without_maps_must_be_told_its_layer() -> None:
+    with pytest.raises(LayerError, match="none of its layers gives a spatial map"):
+        default_layer(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), torch.zeros(1, 3, 2, 2))
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "grid"),
+    [
+        ((2, 16, 7, 9), (224, 288), Grid("NCHW", 7, 9)),
+        ((2, 7, 9, 16), (224, 288), Grid("NHWC", 7, 9)),
+        ((2, 7, 7, 7), (224, 224), Grid("NCHW", 7, 7)),
+        ((2, 1 + 14 * 14, 8), (224, 224), Grid("tokens", 14, 14, 1)),
+        ((2, 5 + 14 * 7, 8), (224, 112), Grid("tokens", 14, 7, 5)),
+        ((2, 49, 8), (224, 224), Grid("tokens", 7, 7, 0)),
+        ((2, 16, 1, 1), (224, 224), None),
+        ((2, 1000), (224, 224), None),
+        ((2, 1, 8), (224, 224), None),
+    ],
+)
+def test_grids_are_found_in_any_layout(shape: tuple[int, ...], size: tuple[int, int], grid: Grid | None) -> None:
+    assert find_grid(shape, size) == grid
+
+
+def test_a_map_is_the_same_whatever_its_layout() -> None:
+    maps = torch.randn(2, 16, 7, 9)
+    size = (224, 288)
+    last = maps.permute(0, 2, 3, 1)
+    tokens = torch.cat([torch.zeros(2, 2, 16), last.reshape(2, 63, 16)], dim=1)
+    for tensor in (maps, last, tokens):
+        assert torch.equal(to_spatial(tensor, size, "layer"), maps)
+    with pytest.raises(LayerError, match=r"'fc' must give a spatial map, got shape \(2, 10\)"):
+        to_spatial(torch.zeros(2, 10), size, "fc")
