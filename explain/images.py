@@ -72,6 +72,10 @@ def _open(file: Any, name: str, size: int) -> Image.Image:
         raise ImageError(f"image {name} is larger than {MAX_PIXELS // 10**6} megapixels; resize it first") from None
     except UnidentifiedImageError:
         raise ImageError(f"image {name} is not an image that Pillow can read; convert it to PNG or JPEG") from None
+    except ImageError:
+        raise
+    except Exception as error:  # headers, too, may hold anything
+        raise ImageError(f"image {name} is damaged or truncated ({_reason(error)}); get the file again") from None
 
 
 def _decode(image: Image.Image, name: str) -> Image.Image:

@@ -24,6 +24,7 @@ def png_bytes(picture: Image.Image) -> bytes:
 class Files:
     """Collects the contents of files for a folder, then writes all of them.
 
+    >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     files = Files(folder)
     ...     files.add_json("a.json", {"x": 1})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -55,6 +54,15 @@ def test_a_layer_downstream_sees_the_same_gradient_with_and_without_the_whole_gr
     alone = explain.attribute(net, x, "gradcam", target=1, layer="layer2")
     shared = explain.attribute_all(net, x, ["gradcam", "saliency"], target=1, layer="layer2")["gradcam"]
     torch.testing.assert_close(alone.values, shared.values, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("layer", ["conv1", "layer1", "layer2"])
+def test_methods_asked_for_together_equal_each_alone(layer: str, net: TinyNet, x: torch.Tensor) -> None:
+    together = explain.attribute_targets(net, x, METHODS, [0, 3], layer=layer)
+    for found, target in zip(together, [0, 3], strict=True):
+        for name in METHODS:
+            alone = explain.attribute(net, x, name, target=target, layer=layer)
+            torch.testing.assert_close(found[name].values, alone.values, rtol=1e-12, atol=1e-12)
 
 
 def raises(module: nn.Module, args: Any) -> None:
@@ -242,36 +250,31 @@ def test_a_map_that_is_zero_everywhere_is_not_shown_without_a_word(net: TinyNet,
     assert a.heatmap.abs().max() == 0
 
 
-def test_functional_rectifiers_of_every_kind_are_caught() -> None:
-    functions = [
-        F.relu,
-        torch.relu,
-        lambda t: t.relu_(),
-        F.relu6,
-        F.leaky_relu,
-        F.elu,
-        F.silu,
-        F.gelu,
-        F.hardswish,
-        F.mish,
-        F.softplus,
-        F.selu,
-        F.celu,
-        lambda t: F.prelu(t, torch.tensor([0.2])),
-        lambda t: F.threshold(t, 0.1, 0.0),
-        F.rrelu,
-    ]
-    for function in functions:
+class Rectified(nn.Module):
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.conv, self.function = nn.Conv2d(3, 4, 3), function
 
-        class Net(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.conv = nn.Conv2d(3, 4, 3)
-                self.f = function
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self.conv(x)).sum((2, 3))
 
-            def forward(self, x: torch.Tensor) -> torch.Tensor:
-                return self.f(self.conv(x)).sum((2, 3))
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            explain.attribute(Net(), torch.randn(1, 3, 6, 6), "guidedbackprop", target=0)
+SHARED_NAMES = [
+    "relu", "relu6", "leaky_relu", "elu", "silu", "gelu", "hardswish", "mish", "softplus", "selu", "celu",
+    "rrelu", "hardtanh",
+]  # fmt: skip
+RECTIFIERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {name: getattr(F, name) for name in SHARED_NAMES} | {
+    "torch.relu": torch.relu,
+    "relu_": lambda x: x.relu_(),
+    "prelu": lambda x: F.prelu(x, torch.tensor([0.2])),
+    "threshold": lambda x: F.threshold(x, 0.1, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", RECTIFIERS)
+def test_functional_rectifiers_of_every_kind_are_caught(name: str) -> None:
+    """Uncaught, they would raise the warning that no rectifier was found."""
+    torch.manual_seed(0)
+    model, x = Rectified(RECTIFIERS[name]), torch.randn(1, 3, 6, 6)
+    guided = explain.attribute(model, x, "guidedbackprop", target=0).values
+    assert guided.shape == x.shape

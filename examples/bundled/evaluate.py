@@ -45,7 +45,7 @@ def top(logits: torch.Tensor, labels: torch.Tensor, k: int) -> float:
 
 
 def calibration_error(probabilities: torch.Tensor, labels: torch.Tensor, bins: int = 15) -> float:
-    """Return the expected calibration error (Guo et al., 2017): confidence against accuracy, over bins of confidence."""
+    """Return the expected calibration error (Guo et al., 2017): confidence against accuracy, in bins."""
     confidence, predicted = probabilities.max(1)
     right = (predicted == labels).float()
     which = (confidence * bins).long().clamp(max=bins - 1)

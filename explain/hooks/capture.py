@@ -40,7 +40,7 @@ class Capture:
     >>> with torch.no_grad(), HookGroup(model) as group:
     ...     capture = Capture(group, {"0": model[0]}, gradients=True)
     ...     score = model(torch.ones(1, 1, 4, 4)).sum()
-    >>> capture.backward(score)
+    >>> _ = capture.backward(score)
     >>> capture.records[0].gradient.shape
     torch.Size([1, 2, 2, 2])
     """
@@ -48,6 +48,7 @@ class Capture:
     def __init__(self, group: HookGroup, layers: dict[str, nn.Module], *, gradients: bool) -> None:
         self.records: list[Record] = []
         self._gradients = gradients
+        self._collecting = False
         for name, module in layers.items():
             group.forward(module, self._recorder(name))
 
@@ -69,7 +70,11 @@ class Capture:
         wanted = [*also, *self.sources]
         if not wanted or not score.requires_grad:
             return (None,) * len(also)
-        found = torch.autograd.grad(score, wanted, retain_graph=retain_graph, allow_unused=True)
+        self._collecting = True
+        try:
+            found = torch.autograd.grad(score, wanted, retain_graph=retain_graph, allow_unused=True)
+        finally:
+            self._collecting = False
         return found[: len(also)]
 
     def release(self) -> None:
@@ -95,14 +100,18 @@ class Capture:
 
         return record_call
 
-    @staticmethod
-    def _tapped(record: Record, tensor: torch.Tensor) -> torch.Tensor:
+    def _tapped(self, record: Record, tensor: torch.Tensor) -> torch.Tensor:
+        def collect(gradient: torch.Tensor) -> None:
+            # The graph may be walked for other reasons as well, under another rule for rectifiers, say.
+            if self._collecting:
+                record.take_gradient(gradient)
+
         if torch.is_grad_enabled() and tensor.requires_grad:
             record.source = tensor
         else:
             record.source = record.activation.detach().requires_grad_()
             torch.set_grad_enabled(True)  # the caller's mode comes back when `untouched` ends
-        return Tap(record.take_gradient).through(record.source)
+        return Tap(collect).through(record.source)
 
 
 def first_tensor(output: Any) -> torch.Tensor | None:

@@ -1,0 +1,79 @@
+"""What an explanation costs, as a multiple of a bare forward pass of the same model on the same input.
+
+    python examples/benchmarks/overhead.py [--rounds 9] [--json file] [--models resnet50 bundled]
+
+The baseline is ``model(x)`` in inference mode. Weights are random, which changes no time. Each figure is the median of
+the ratios to the baseline run next to it; memory is the peak of what torch allocates, by that of the bare pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+import torchvision
+from timing import interleaved, peak_bytes, ratio
+from torch import nn
+
+import explain
+from explain.models import load
+
+METHODS = ("gradcam", "saliency", "guidedbackprop")
+CASES = [
+    ("resnet18", 1), ("resnet18", 16), ("resnet50", 1), ("resnet50", 16), ("mobilenet_v3_small", 1),
+    ("mobilenet_v3_small", 16), ("bundled", 1), ("bundled", 16),
+]  # fmt: skip
+
+
+def build(name: str) -> tuple[nn.Module, int]:
+    if name == "bundled":
+        return load().model, 80
+    return torchvision.models.get_model(name, weights=None).eval(), 224
+
+
+def measure(name: str, batch: int, rounds: int) -> dict[str, object]:
+    model, side = build(name)
+    x = torch.randn(batch, 3, side, side)
+
+    def bare() -> object:
+        with torch.inference_mode():
+            return model(x)
+
+    works = {"bare": bare} | {m: (lambda m=m: explain.attribute(model, x, m, target=1)) for m in METHODS}
+    seconds = interleaved(works, rounds)
+    memory = {work: peak_bytes(run) for work, run in works.items()}
+    return {
+        "model": name,
+        "batch": batch,
+        "pixels": side,
+        "bare_ms": 1e3 * sorted(seconds["bare"])[rounds // 2],
+        "time": {m: ratio(seconds, m, "bare") for m in METHODS},
+        "memory": {m: memory[m] / memory["bare"] for m in METHODS},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--models", nargs="*", default=sorted({name for name, _ in CASES}))
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    torch.set_num_threads(2)
+    print("model                batch  bare ms   " + "".join(f"{m:>16}" for m in METHODS) + "   (time; memory)")
+    found = []
+    for name, batch in CASES:
+        if name not in options.models:
+            continue
+        row = measure(name, batch, options.rounds if batch > 1 else 3 * options.rounds)
+        found.append(row)
+        cells = "".join(f"{row['time'][m]:7.2f}; {row['memory'][m]:5.2f}  " for m in METHODS)  # type: ignore[index]
+        print(f"{name:<20} {batch:>5} {row['bare_ms']:8.1f}   {cells}", flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

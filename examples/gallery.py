@@ -1,0 +1,36 @@
+"""Draw the contact sheet of the README: every photo in assets/ with every method, and one overlay for the title.
+
+python examples/gallery.py [folder]
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import explain
+from explain.images import EXTENSIONS
+from explain.render import sheet
+
+ASSETS = Path(__file__).resolve().parents[1] / "assets"
+
+
+def main(folder: Path) -> None:
+    explainer, methods = explain.Explainer(), explain.list_methods()
+    rows, titles = [], []
+    for path in sorted(p for p in ASSETS.iterdir() if p.suffix in EXTENSIONS):
+        explanation = explainer(path, methods)
+        rows.append([explanation.photo, *(explanation.overlay(method) for method in methods)])
+        (label, probability), *others = explanation.predictions
+        titles.append([f"{label}, {probability:.0%}", *(f"{name}, {share:.0%}" for name, share in others)])
+        print(path.name, *(f"{name} {share:.2f}" for name, share in explanation.predictions), sep="\n    ")
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = sheet(rows, columns=["photo", *methods], titles=[row[:1] for row in titles], tile=260)
+    drawn.save(folder / "gallery.jpg", quality=88)
+    title = explainer(ASSETS / "chelsea.png", methods)
+    title.overlay("gradcam", caption=True).save(folder / "chelsea-gradcam.png")
+    title.sheet(tile=300).save(folder / "chelsea.jpg", quality=90)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else ASSETS / "gallery")

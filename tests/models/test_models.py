@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+import pickle
+import re
+import sys
+import textwrap
+import zipfile
+from pathlib import Path
+from urllib.error import URLError
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from PIL import Image
+from torch import nn
+
+from explain import models
+from explain.errors import ModelError
+from explain.models import CenterCrop, Classifier, SmallResNet, load
+from explain.models.bundled import FILE
+from explain.models.weights import read_weights
+
+
+def test_the_bundled_model_is_small_safe_and_complete() -> None:
+    assert FILE.stat().st_size <= 8_000_000
+    content = torch.load(FILE, weights_only=True)
+    assert all(t.dtype == torch.float16 for t in content["state_dict"].values() if t.is_floating_point())
+    found = load()
+    assert not found.model.training
+    assert all(p.dtype == torch.float32 for p in found.model.parameters())
+    assert {name for name, _ in found.model.named_children()} == {
+        "conv1",
+        "bn1",
+        "relu",
+        "layer1",
+        "layer2",
+        "layer3",
+        "avgpool",
+        "fc",
+    }
+    assert any(isinstance(module, nn.ReLU) for module in found.model.modules())
+
+
+def test_no_code_is_pickled_in_the_bundled_file() -> None:
+    with zipfile.ZipFile(FILE) as archive:
+        name = next(name for name in archive.namelist() if name.endswith("data.pkl"))
+        names = re.findall(rb"c([\w.]+)\n(\w+)\n", archive.read(name))
+    allowed = {(b"collections", b"OrderedDict"), (b"torch._utils", b"_rebuild_tensor_v2")}
+    assert {pair for pair in names if pair[0] != b"torch"} <= allowed
+
+
+def test_the_labels_are_readable_and_distinct() -> None:
+    labels = load().categories
+    assert labels is not None
+    assert len(labels) == len({label.casefold() for label in labels}) == 200
+    assert all(label.strip() == label and 2 <= len(label) < 30 and "," not in label for label in labels)
+
+
+def test_the_last_feature_map_is_an_eighth_of_the_input() -> None:
+    maps: list[torch.Size] = []
+    model = load().model
+    model.layer3.register_forward_hook(lambda module, args, output: maps.append(output.shape))
+    for side in (64, 80, 37):
+        assert model(torch.zeros(1, 3, side, side)).shape == (1, 200)
+    assert [tuple(m[2:]) for m in maps] == [(8, 8), (10, 10), (5, 5)]
+
+
+def test_the_temperature_changes_confidence_and_never_the_order() -> None:
+    found = load()
+    logits = torch.randn(50, 200) * 3
+    probabilities = found.probabilities(logits)
+    assert torch.equal(probabilities.argsort(1), logits.argsort(1))
+    torch.testing.assert_close(probabilities, (logits / found.temperature).softmax(1))
+
+
+@pytest.mark.parametrize(
+    ("photo", "expected"),
+    [
+        ("chelsea.png", "cat"),
+        ("coffee.png", "espresso"),
+        ("grace_hopper.jpg", "military uniform"),
+        ("rocket.jpg", "missile"),
+    ],
+)
+def test_the_bundled_model_knows_what_is_on_the_photos(photo: str, expected: str) -> None:
+    found = load()
+    with Image.open(Path(__file__).parents[2] / "assets" / photo) as image, torch.inference_mode():
+        logits = found.model(found.preprocess(image.convert("RGB"))[None])[0]
+    best = [found.label(i) for i in logits.topk(5).indices.tolist()]
+    assert any(expected in label for label in best), best
+
+
+def test_cropping_and_scaling_are_one_exact_operation() -> None:
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (30, 40, 3)).astype(np.uint8))
+    seen = CenterCrop(30, 1.0, (0.0,) * 3, (1.0,) * 3)(image)
+    assert np.array_equal((seen * 255).round().permute(1, 2, 0).numpy(), np.asarray(image)[:, 5:35])
+    normalised = CenterCrop(30, 1.0, (0.1, 0.2, 0.3), (0.5, 0.4, 0.2))(image)
+    expected = (seen - torch.tensor([0.1, 0.2, 0.3]).view(3, 1, 1)) / torch.tensor([0.5, 0.4, 0.2]).view(3, 1, 1)
+    torch.testing.assert_close(normalised, expected)
+
+
+def test_torchvision_models_bring_their_own_weights_transforms_and_labels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published = torchvision.models.ShuffleNet_V2_X0_5_Weights.DEFAULT
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    (tmp_path / "checkpoints").mkdir()
+    torch.manual_seed(0)
+    random = torchvision.models.shufflenet_v2_x0_5()
+    cached = tmp_path / "checkpoints" / published.url.rsplit("/", 1)[1]
+    torch.save(random.state_dict(), cached)
+    found = load("shufflenet_v2_x0_5")  # from the cache: nothing is asked of the network
+    assert list(found.categories or ()) == published.meta["categories"]
+    assert torch.equal(found.model.fc.weight, random.fc.weight)
+    image = Image.new("RGB", (300, 200), "orange")
+    torch.testing.assert_close(found.preprocess(image), published.transforms()(image))
+    assert load("shufflenet_v2_x0_5", size=96).preprocess(image).shape == (3, 96, 96)
+
+
+def test_weights_that_cannot_be_downloaded_are_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(*_: object, **__: object) -> object:
+        raise URLError("Name or service not known")
+
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    monkeypatch.setattr("urllib.request.urlopen", offline)
+    monkeypatch.setattr("torch.hub.urlopen", offline)
+    with pytest.raises(
+        ModelError,
+        match=r"'resnet50' needs its weights at .*resnet50-.*pth.*could not be downloaded .*copy the file there",
+    ):
+        load("resnet50")
+
+
+def test_unknown_names_suggest() -> None:
+    assert models.list_models()[0] == "bundled"
+    with pytest.raises(ModelError, match="model 'resnet5' is unknown; did you mean 'resnet50'"):
+        load("resnet5")
+
+
+def test_a_torchvision_that_does_not_fit_torch_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> object:
+        raise RuntimeError("operator torchvision::nms does not exist\nmore")
+
+    monkeypatch.setattr("importlib.import_module", broken)
+    with pytest.raises(ModelError, match=r"torchvision::nms does not exist\); install a matching pair"):
+        load("resnet18")
+    assert load().name == "bundled"
+
+
+@pytest.fixture
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    source = """
+    from torch import nn
+
+    class Net(nn.Module):
+        categories = ["cat", "dog"]
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+            self.fc = nn.Linear(4, 2)
+        def forward(self, x):
+            return self.fc(self.conv(x).relu().mean((2, 3)))
+
+    ready = Net()
+    number = 3
+    def wrong():
+        return "no model"
+    def failing():
+        raise ZeroDivisionError("from the factory")
+    """
+    (tmp_path / "own_models.py").write_text(textwrap.dedent(source))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "own_models", raising=False)
+    return "own_models"
+
+
+def test_ones_own_model_is_imported_from_the_current_folder(own_module: str, tmp_path: Path) -> None:
+    found = load(f"{own_module}:Net")
+    assert isinstance(found, Classifier)
+    assert found.categories == ["cat", "dog"]
+    assert isinstance(load(f"{own_module}:ready").model, nn.Module)
+    state = {f"module.{name}": torch.zeros_like(t) for name, t in found.model.state_dict().items()}
+    torch.save({"state_dict": state, "epoch": 3}, tmp_path / "weights.pt")
+    assert load(f"{own_module}:Net", weights=tmp_path / "weights.pt").model.fc.weight.abs().max() == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (":Net", "must be given as package.module:factory"),
+        ("own_models:", "must be given as package.module:factory"),
+        ("not_there:Net", "no module named 'not_there'"),
+        ("own_models:Nett", "own_models has no 'Nett'; did you mean 'Net'"),
+        ("own_models:number", "must be callable or an nn.Module, got int"),
+        ("own_models:wrong", "must return an nn.Module, got str"),
+    ],
+)
+def test_what_gives_no_model_is_refused(own_module: str, name: str, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        load(name)
+
+
+def test_what_the_users_factory_raises_comes_through(own_module: str) -> None:
+    with pytest.raises(ZeroDivisionError, match="from the factory"):
+        load(f"{own_module}:failing")
+
+
+class Dangerous:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return (print, ("code ran",))
+
+
+def test_weights_that_hold_code_or_nothing_useful_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "code.pt").write_bytes(pickle.dumps(Dangerous()))
+    torch.save({"model": Dangerous()}, tmp_path / "inner.pt")
+    torch.save({"epoch": 3}, tmp_path / "none.pt")
+    (tmp_path / "text.pt").write_text("text")
+    for name, message in (
+        ("code.pt", "tensors only|cannot be read"),
+        ("inner.pt", "tensors only"),
+        ("none.pt", "state dict of tensors"),
+        ("text.pt", "cannot be read"),
+        ("nothing.pt", "there is none"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            read_weights(tmp_path / name)
+    assert "code ran" not in capsys.readouterr().out
+
+
+def test_weights_of_another_network_name_the_first_difference(own_module: str, tmp_path: Path) -> None:
+    torch.save(nn.Linear(3, 3).state_dict(), tmp_path / "other.pt")
+    with pytest.raises(
+        ModelError, match=r"4 tensors are missing, 2 unknown and 0 of another shape \(conv.weight is missing\)"
+    ):
+        load(f"{own_module}:Net", weights=tmp_path / "other.pt")
+    state = load(f"{own_module}:Net").model.state_dict()
+    state["fc.weight"] = torch.zeros(7, 4)
+    torch.save(state, tmp_path / "shape.pt")
+    with pytest.raises(ModelError, match=r"fc.weight is \(7, 4\) instead of \(2, 4\)"):
+        load(f"{own_module}:Net", weights=tmp_path / "shape.pt")
+
+
+def test_ones_own_weights_in_a_torchvision_model_may_have_other_classes(tmp_path: Path) -> None:
+    torch.save(torchvision.models.resnet18(num_classes=7).state_dict(), tmp_path / "seven.pt")
+    found = load("resnet18", weights=tmp_path / "seven.pt")
+    assert found.model.fc.out_features == 7
+    assert found.categories is None
+
+
+def test_a_network_of_another_size_can_be_built() -> None:
+    model = SmallResNet(classes=4, stem=8, widths=(16, 32), depths=(1, 1)).eval()
+    assert model(torch.zeros(2, 3, 33, 47)).shape == (2, 4)

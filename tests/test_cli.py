@@ -1,0 +1,328 @@
+"""The command line as a stranger uses it: every bad input is one clear line, and the rest still gets done."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import explain
+from explain.cli import main
+from tests.conftest import ROOT
+
+CAT = str(ROOT / "assets" / "chelsea.png")
+COFFEE = str(ROOT / "assets" / "coffee.png")
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[str], list[str]]:
+    try:
+        code = main(arguments)
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    captured = capsys.readouterr()
+    return code, captured.out.splitlines(), captured.err.splitlines()
+
+
+def test_a_photo_is_explained_with_predictions_and_paths(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, CAT)
+    assert code == 0
+    assert err == []
+    assert out[0] == CAT
+    assert "cat" in out[1]
+    assert out[1].endswith("%")
+    assert [line.split()[-1] for line in out[-3:]] == [f"explained/chelsea-gradcam.{e}" for e in ("png", "npy", "json")]
+    assert all(Path(line.split()[-1]).is_file() for line in out[-3:])
+
+
+def test_all_options_reach_the_explanation(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [
+        "--method",
+        "all",
+        "--target",
+        "tabby",
+        "--layer",
+        "layer2",
+        "--size",
+        "64",
+        "--device",
+        "cpu",
+        "--alpha",
+        "0.8",
+    ]
+    code, _, err = run(capsys, CAT, *arguments, "--colormap", "viridis", "--output", "there/deep")
+    assert (code, err) == (0, [])
+    record = json.loads(Path("there/deep/chelsea-gradcam.json").read_text())
+    assert (record["label"], record["layer"], record["input_size"]) == ("tabby cat", "layer2", [64, 64])
+    assert len(list(Path("there/deep").glob("*.png"))) == len(explain.list_methods())
+
+
+def test_json_is_one_document_with_results_and_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, CAT, "nothing.jpg", "--json", "--top-k", "2")
+    document = json.loads("\n".join(out))
+    assert code == 1
+    assert len(document["results"][0]["records"]) == 2
+    assert len(document["results"][0]["files"]) == 6
+    assert "nothing.jpg' does not exist" in document["errors"][0]
+
+
+def test_folders_and_photos_of_one_name_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    for folder in ("a", "b"):
+        Path(folder).mkdir()
+        Image.new("RGB", (20, 20), "red").save(f"{folder}/photo.png")
+    Path("a/notes.txt").write_text("no image")
+    code, out, _ = run(capsys, "a", "b", "a/photo.png", "--target", "0")
+    assert code == 0
+    assert [line for line in out if line.endswith(".png") and "wrote" in line] == [
+        "  wrote explained/photo-gradcam.png",
+        "  wrote explained/photo-2-gradcam.png",
+    ]
+
+
+def test_nothing_is_overwritten_without_force(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, CAT)[0] == 0
+    before = Path("explained/chelsea-gradcam.png").read_bytes()
+    code, _, err = run(capsys, CAT, "--target", "espresso")
+    assert code == 1
+    assert "exists already" in err[0]
+    assert "--force" in err[0]
+    assert Path("explained/chelsea-gradcam.png").read_bytes() == before
+    assert run(capsys, CAT, "--target", "espresso", "--force")[0] == 0
+    assert Path("explained/chelsea-gradcam.png").read_bytes() != before
+
+
+def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "--list-methods")
+    assert code == 0
+    assert [line.split()[0] for line in out] == explain.list_methods()
+    assert "Selvaraju" in out[0]
+    code, out, _ = run(capsys, "--list-models")
+    assert out[0] == "bundled"
+    assert "resnet50" in out
+    code, out, _ = run(capsys, "--list-layers")
+    assert [line.split()[0] for line in out if line.endswith("(default)")] == ["layer3"]
+    assert any(line.startswith("layer1.0.conv1") for line in out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "name at least one image"),
+        ([CAT, "--method", "gradcan"], "did you mean 'gradcam'"),
+        ([CAT, "--alpha", "2"], "must be a number from 0 to 1, got '2'"),
+        ([CAT, "--alpha", "much"], "must be a number from 0 to 1, got 'much'"),
+        ([CAT, "--top-k", "0"], "must be a whole number from 1, got '0'"),
+        ([CAT, "--top-k", "2", "--target", "3"], "cannot both be given"),
+        ([CAT, "--size", "-5"], "must be a whole number from 1"),
+        ([CAT, "--colormap", "rainbo"], "did you mean 'rainbow'"),
+        ([CAT, "--nonsense"], "unrecognized arguments"),
+    ],
+)
+def test_wrong_usage_is_code_2_and_writes_nothing(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(capsys, *arguments)
+    assert code == 2
+    assert out == []
+    assert message in err[-1]
+    assert not Path("explained").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--target", "500"], "must be a class from 0 to 199 for this model, got 500"),
+        (["--target", "expresso"], "did you mean 'espresso'"),
+        (["--layer", "layer9"], "did you mean 'layer"),
+        (["--layer", "fc"], "must give a spatial map, got shape (1, 200)"),
+        (["--layer", "relu", "--layer", "layer1.0.downsample.0"], None),
+        (["--model", "resnet5"], "did you mean 'resnet50'"),
+        (["--model", "no.such:thing"], "no module named 'no'"),
+        (["--weights", "none.pt"], "there is none"),
+        (["--device", "toaster"], "device 'toaster' cannot be used"),
+        (["--size", "8"], "at least 16 pixels for the bundled model, got 8"),
+        (["--labels", "none.txt"], "labels 'none.txt' cannot be read"),
+        (["--output", CAT], "cannot be written"),
+    ],
+)
+def test_what_cannot_be_explained_is_code_1_and_one_line(
+    arguments: list[str], message: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = run(capsys, CAT, *arguments)
+    if message is None:
+        assert (code, err) == (0, [])
+        return
+    assert code == 1
+    assert len(err) == 1
+    assert err[0].startswith("explain: ")
+    assert message in err[0]
+    assert list(Path("explained").glob("*")) == []
+
+
+def make_odd_files(folder: Path) -> None:
+    with Image.open(CAT) as image:
+        photo = image.convert("RGB").resize((60, 40))
+    photo.save(folder / "good.png")
+    photo.convert("CMYK").save(folder / "cmyk.jpg")
+    photo.convert("L").save(folder / "grey.png")
+    photo.quantize(16).save(folder / "palette.png", transparency=3)
+    photo.save(folder / "moving.gif", save_all=True, append_images=[photo.rotate(90)])
+    Image.fromarray((np.asarray(photo.convert("L")).astype(np.uint16)) * 257).save(folder / "deep.png")
+    Image.new("RGB", (1, 1), "blue").save(folder / "dot.png")
+    content = (folder / "good.png").read_bytes()
+    (folder / "empty.png").write_bytes(b"")
+    (folder / "cut.png").write_bytes(content[: len(content) // 2])
+    (folder / "text.jpg").write_text("no picture")
+    header = bytearray(b"BM" + bytes(52))
+    header[10], header[14], header[26], header[28] = 54, 40, 1, 24
+    header[18:22] = header[22:26] = (20_000).to_bytes(4, "little")
+    (folder / "bomb.bmp").write_bytes(header)
+
+
+GOOD = {"good", "cmyk", "grey", "palette", "moving", "deep", "dot"}
+BAD = {"empty.png": "is empty", "cut.png": "damaged or truncated", "text.jpg": "not an image", "bomb.bmp": "megapixels"}
+
+
+def test_odd_files_work_or_say_why_and_the_others_still_get_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "photos").mkdir()
+    make_odd_files(tmp_path / "photos")
+    code, out, err = run(capsys, "photos", "missing.jpg", "--target", "66")
+    assert code == 1
+    errors = [line for line in err if not line.startswith("note: ")]
+    assert len(errors) == len(BAD) + 1
+    for name, message in [*BAD.items(), ("missing.jpg", "does not exist")]:
+        assert any(name in line and message in line for line in errors), name
+    written = {p.name.removesuffix("-gradcam.png") for p in Path("explained").glob("*.png")}
+    assert written == GOOD
+    assert len(list(Path("explained").iterdir())) == 3 * len(GOOD)
+    assert not any("Traceback" in line for line in out + err)
+    with Image.open("explained/dot-gradcam.png") as drawn:
+        assert drawn.width >= 1
+
+
+def test_an_empty_folder_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    code, _, err = run(capsys, "empty")
+    assert code == 1
+    assert "holds no images" in err[0]
+
+
+OWN = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, mode="works"):
+        super().__init__()
+        self.conv, self.fc, self.mode = nn.Conv2d(3, 4, 3), nn.Linear(4, 2), mode
+        self.unused = nn.Conv2d(3, 4, 3)
+    def forward(self, x):
+        if self.mode == "raises":
+            raise ZeroDivisionError("from the model\\nsecond line")
+        out = self.fc(self.conv(x).relu().mean((2, 3)))
+        return out * float("nan") if self.mode == "nan" else out
+
+def raises():
+    return Net("raises")
+
+def nan():
+    return Net("nan")
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "own_net:raises", "--method", "saliency"], "the model raised ZeroDivisionError: from the model"),
+        (["--model", "own_net:nan", "--method", "saliency"], "must give finite scores, got nan"),
+        (["--model", "own_net:Net", "--layer", "unused"], "was not called in the forward pass"),
+    ],
+)
+def test_what_ones_own_model_does_wrong_is_one_line(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "own_net.py").write_text(OWN)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "own_net", raising=False)
+    code, _, err = run(capsys, CAT, *arguments)
+    assert code == 1
+    assert len(err) == 1
+    assert message in err[0]
+
+
+def test_ones_own_model_with_weights_and_labels_works(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_net.py").write_text(OWN)
+    (tmp_path / "labels.txt").write_text("cat\ndog\n")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "own_net", raising=False)
+    torch.manual_seed(0)
+    main([CAT, "--model", "own_net:Net", "--target", "1"])
+    import own_net  # type: ignore[import-not-found]
+
+    torch.save(own_net.Net().state_dict(), "weights.pt")
+    capsys.readouterr()
+    arguments = ["--weights", "weights.pt", "--labels", "labels.txt", "--method", "saliency", "--target", "dog"]
+    code, out, err = run(capsys, CAT, "--model", "own_net:Net", *arguments)
+    assert (code, err) == (0, [])
+    assert {line.split()[0] for line in out[1:3]} == {"cat", "dog"}
+
+
+def test_an_interrupt_is_one_line_and_its_own_code(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> object:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("explain.explainer.load_image", interrupt)
+    code, _, err = run(capsys, CAT)
+    assert code == 130
+    assert err == ["explain: interrupted"]
+
+
+def test_both_commands_work_in_a_fresh_interpreter_and_bad_pipes_are_quiet(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-W", "error", "-m", "explain.cli", CAT]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "explained" / "chelsea-gradcam.png").is_file()
+    piped = f'"{sys.executable}" -m explain.cli --list-layers | head -1'
+    done = subprocess.run(piped, shell=True, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+    assert done.stderr == ""
+    assert len(done.stdout.splitlines()) == 1
+
+
+def test_help_needs_no_torch(tmp_path: Path) -> None:
+    code = """
+import sys
+from explain.cli import main
+try:
+    main(["--help"])
+except SystemExit:
+    pass
+assert "torch" not in sys.modules
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--list-methods" in done.stdout

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from PIL import Image
+from torch import nn
+
+import explain
+from explain.errors import ImageError, MethodError, ModelError, OutputError, TargetError
+from explain.explainer import percent, slug
+from explain.methods import GradCAM, get_method
+from tests.conftest import ROOT, TinyNet, settled, snapshot
+
+CAT = ROOT / "assets" / "chelsea.png"
+METHODS = explain.list_methods()
+
+
+@pytest.fixture(scope="module")
+def explainer() -> explain.Explainer:
+    return explain.Explainer()
+
+
+def test_one_call_explains_a_photo(tmp_path: Path) -> None:
+    explanation = explain.explain(CAT)
+    assert "cat" in explanation.predictions[0][0]
+    assert explanation.targets == [explanation.predictions[0][0]]
+    assert explanation.methods == ["gradcam"]
+    paths = explanation.save(tmp_path / "out")
+    assert [path.name for path in paths] == ["chelsea-gradcam.png", "chelsea-gradcam.npy", "chelsea-gradcam.json"]
+    assert np.load(paths[1]).shape == (10, 10)
+
+
+def test_overlays_are_at_the_photos_own_resolution_for_every_method_and_photo(explainer: explain.Explainer) -> None:
+    for photo in (CAT, ROOT / "assets" / "coffee.png"):
+        explanation = explainer(photo, METHODS)
+        with Image.open(photo) as image:
+            for method in METHODS:
+                assert explanation.overlay(method).size == image.size
+                assert explanation.overlay(method, caption=True).width == image.width
+
+
+def test_predictions_are_calibrated_probabilities_best_first(explainer: explain.Explainer) -> None:
+    explanation = explainer(CAT)
+    with torch.inference_mode():
+        logits = explainer.model(explainer.preprocess(Image.open(CAT).convert("RGB"))[None])
+    expected = explainer._classifier.probabilities(logits)[0].sort(descending=True).values[:5]
+    assert [p for _, p in explanation.predictions] == pytest.approx(expected.tolist(), rel=1e-5)
+
+
+@pytest.mark.parametrize("target", ["tabby cat", "tabby", 66, torch.tensor(66), np.int64(66)])
+def test_targets_are_labels_or_indices(explainer: explain.Explainer, target: object) -> None:
+    explanation = explainer(CAT, target=target)  # type: ignore[arg-type]
+    assert explanation.targets == ["tabby cat"]
+    assert explanation.attributions["gradcam"].target.tolist() == [66]  # type: ignore[union-attr]
+
+
+def test_several_targets_and_the_best_k_are_explained_together(explainer: explain.Explainer, tmp_path: Path) -> None:
+    both = explainer(CAT, ["gradcam", "saliency"], target=["tabby", "espresso"])
+    assert both.targets == ["tabby cat", "espresso"]
+    assert both.overlay("gradcam", "espresso").tobytes() == both.overlay("gradcam", 1).tobytes()
+    assert both.overlay("gradcam", 0).tobytes() != both.overlay("gradcam", 1).tobytes()
+    names = [path.name for path in both.save(tmp_path)]
+    assert "chelsea-tabby-cat-gradcam.png" in names
+    assert "chelsea-espresso-saliency.json" in names
+    best = explainer(CAT, top_k=3)
+    assert best.targets == [label for label, _ in best.predictions[:3]]
+    assert len(explainer(CAT, top_k=7).predictions) == 7
+
+
+def test_a_record_is_enough_to_do_it_again(explainer: explain.Explainer, tmp_path: Path) -> None:
+    explainer(CAT, [GradCAM(relu=False), "guidedgradcam"], target="espresso", layer="layer2").save(tmp_path)
+    record = json.loads((tmp_path / "chelsea-gradcam.json").read_text())
+    again = explain.Explainer(record["model"])(
+        record["image"]["path"],
+        type(get_method(record["method"]))(**record["options"]),
+        target=record["target"],
+        layer=record["layer"],
+    )
+    assert np.array_equal(again.attributions["gradcam"].values[0].numpy(), np.load(tmp_path / "chelsea-gradcam.npy"))
+    assert again.record() == record
+    assert record["label"] == "espresso"
+    assert record["options"] == {"relu": False}
+    assert record["score"] == pytest.approx(again.attributions["gradcam"].score.item())
+    assert record["versions"]["torch"] == torch.__version__
+    nested = json.loads((tmp_path / "chelsea-guidedgradcam.json").read_text())
+    assert nested["options"] == {"cam": {"method": "gradcam", "relu": True}}
+
+
+def test_saving_refuses_to_overwrite(explainer: explain.Explainer, tmp_path: Path) -> None:
+    explanation = explainer(CAT)
+    explanation.save(tmp_path)
+    with pytest.raises(OutputError, match="exists already"):
+        explanation.save(tmp_path)
+    explanation.save(tmp_path, overwrite=True)
+    assert explanation.save(tmp_path, stem="other/name")[0].name == "other-name-gradcam.png"
+
+
+def test_figures_sheets_and_notebooks_show_everything(explainer: explain.Explainer) -> None:
+    explanation = explainer(CAT, METHODS, target=["tabby", "espresso"])
+    titles = [axis.get_title() for axis in explanation.figure().axes]
+    assert titles[0] == "photo"
+    assert sum(bool(title) for title in titles) == 1 + 2 * len(METHODS)
+    assert explanation.sheet().width > explanation.sheet(tile=80).width
+    assert explanation._repr_png_().startswith(b"\x89PNG")
+    assert "photo" not in repr(explanation)
+
+
+def test_any_module_can_be_explained_with_its_own_labels() -> None:
+    net = settled(TinyNet()).train()
+    before = snapshot(net)
+    explainer = explain.Explainer(net, categories=["a", "b", "c", "d", "e"], size=40)
+    explanation = explainer(np.random.default_rng(0).random((30, 50, 3)), METHODS, target="c", layer="layer1")
+    assert snapshot(net) == before
+    assert explainer.model is net
+    assert explainer.preprocess(Image.new("RGB", (9, 9))).shape == (3, 40, 40)
+    assert explanation.targets == ["c"]
+    assert explanation.source is None
+    assert explain.Explainer(net)(CAT).targets[0].startswith("class ")
+
+
+def test_a_torchvision_model_with_random_weights_works_out_of_the_box() -> None:
+    explanation = explain.Explainer(torchvision.models.resnet18())(CAT, METHODS)
+    assert explanation.attributions["gradcam"].layer == "layer4"
+    assert explanation.overlay("guidedbackprop").size == (451, 300)
+
+
+def test_a_model_that_is_no_classifier_is_explained_through_a_callable() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 2, 3, padding=1), nn.ReLU())
+
+    def brightness(output: torch.Tensor) -> torch.Tensor:
+        return output.mean((1, 2, 3))
+
+    explanation = explain.Explainer(model)(CAT, "saliency", target=brightness)
+    assert explanation.targets == ["brightness"]
+    assert explanation.predictions == []
+    assert explanation.record()["target"] == "brightness"
+    assert explanation.record()["probability"] is None
+    assert "brightness" in explanation.overlay(caption=True).info or explanation.overlay(caption=True).height > 300
+
+
+def test_an_empty_list_of_predictions_is_not_an_error_in_figures() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 2, 3, padding=1), nn.ReLU())
+    explanation = explain.Explainer(model)(CAT, "gradcam", target=lambda output: output.mean((1, 2, 3)), layer="0")
+    assert explanation.figure().axes[0].get_title() == "photo"
+
+
+def test_photos_that_are_turned_get_overlays_that_are_upright(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    with Image.open(CAT) as image:
+        image.convert("RGB").rotate(90, expand=True).save(tmp_path / "turned.jpg", exif=exif, quality=95)
+    explanation = explain.explain(tmp_path / "turned.jpg")
+    assert explanation.overlay().size == (451, 300)
+    assert "cat" in explanation.predictions[0][0]
+
+
+def test_wrong_requests_say_what_is_right(explainer: explain.Explainer) -> None:
+    explanation = explainer(CAT)
+    with pytest.raises(MethodError, match="'saliency' was not asked for here"):
+        explanation.overlay("saliency")
+    with pytest.raises(TargetError, match="'espresso' was not explained here"):
+        explanation.overlay(target="espresso")
+    with pytest.raises(TargetError, match="a position from 0 to 0 here, got 1"):
+        explanation.overlay(target=1)
+    with pytest.raises(TargetError, match="cannot both be given"):
+        explainer(CAT, target=1, top_k=2)
+    with pytest.raises(TargetError, match="at least 1, got 0"):
+        explainer(CAT, top_k=0)
+    with pytest.raises(TargetError, match="did you mean 'espresso'"):
+        explainer(CAT, target="expresso")
+    with pytest.raises(ModelError, match="got int"):
+        explain.Explainer(3)  # type: ignore[arg-type]
+    with pytest.raises(ModelError, match="device 'gpu' cannot be used"):
+        explain.Explainer(device="gpu")
+    with pytest.raises(ModelError, match="by name only"):
+        explain.Explainer(nn.Identity(), weights="x.pt")
+    with pytest.raises(ImageError, match=r"must return a tensor \(C, H, W\), got shape \(1, 3, 8, 8\)"):
+        explain.Explainer(TinyNet(), preprocess=lambda image: torch.zeros(1, 3, 8, 8))(CAT)
+
+
+@pytest.mark.parametrize(("value", "text"), [(1.0, "100 %"), (0.5, "50 %"), (0.0312, "3.1 %"), (0.0, "<0.1 %")])
+def test_probabilities_are_printed_as_people_read_them(value: float, text: str) -> None:
+    assert percent(value) == text
+
+
+def test_file_names_are_safe_everywhere() -> None:
+    assert slug("../a b/ä?.txt") == "a-b-.txt"
+    assert slug("???") == "image"
+    assert len(slug("x" * 500)) <= 80

@@ -1,0 +1,107 @@
+"""The shape of the house: doors open one way, importing is light, hooks have one owner, and the README is true."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import explain
+from tests.conftest import ROOT
+
+PACKAGE = ROOT / "explain"
+ROOMS = [
+    "errors", "hooks", "layers", "targets", "engine", "methods", "attribution", "images", "render", "output", "models",
+    "explainer", "cli", "__main__",
+]  # fmt: skip
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported_rooms(path: Path) -> set[str]:
+    rooms: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        names: list[str] = []
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            names = [node.module or ""] + [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        rooms |= {name.split(".")[1] for name in names if name.startswith("explain.")}
+    return rooms & set(ROOMS)
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_a_room_imports_only_from_rooms_above_it(path: Path) -> None:
+    room = room_of(path)
+    if room == "__init__":
+        return
+    assert room in ROOMS, f"{room} has no place in the house"
+    above = set(ROOMS[: ROOMS.index(room)]) | {room}
+    assert imported_rooms(path) <= above
+
+
+def test_the_map_in_the_docstring_names_every_room() -> None:
+    drawn = re.findall(r"^    (\w+)/?\s{2,}\S", explain.__doc__ or "", re.MULTILINE)
+    assert drawn == ROOMS[:-1]
+
+
+def test_no_hook_is_registered_outside_the_hooks_room() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        if room_of(path) != "hooks":
+            assert not re.search(r"register_\w*hook", path.read_text("utf-8")), path
+
+
+def test_modules_can_be_read_in_one_sitting() -> None:
+    lengths = {path: len(path.read_text("utf-8").splitlines()) for path in PACKAGE.rglob("*.py")}
+    assert max(lengths.values()) <= 420, max(lengths, key=lambda path: lengths[path])
+
+
+def fresh(code: str, folder: Path) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_is_light(tmp_path: Path) -> None:
+    loaded = "print(sorted({{{}}} & set(sys.modules)))"
+    code = "import sys, explain\n" + loaded.format("'torch', 'torchvision', 'matplotlib', 'cv2'")
+    assert fresh(code, tmp_path) == "[]\n"
+    code = "import sys, explain\nexplain.attribute, explain.Explainer, explain.list_methods()\n"
+    assert fresh(code + loaded.format("'torchvision', 'matplotlib', 'cv2'"), tmp_path) == "[]\n"
+
+
+def test_the_public_names_are_all_there() -> None:
+    for name in explain.__all__:
+        assert getattr(explain, name) is not None
+        assert name in dir(explain)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        explain.nonsense  # noqa: B018
+
+
+def readme_blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+
+
+@pytest.mark.parametrize("number", range(len(readme_blocks("python"))))
+def test_the_readmes_python_runs_as_pasted(number: int, tmp_path: Path) -> None:
+    (tmp_path / "assets").symlink_to(ROOT / "assets")
+    fresh(readme_blocks("python")[number], tmp_path)
+
+
+def test_the_readme_shows_what_is_there() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    for link in re.findall(r"\]\(([^)#]+)\)", text) + re.findall(r'src="([^"]+)"', text):
+        assert link.startswith("https://") or (ROOT / link).exists(), link
+    assert len(readme_blocks("python")) >= 5
+    assert len(readme_blocks("sh")) >= 2

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms import v2
+
+from explain.errors import ImageError
+from explain.images import MAX_PIXELS, Box, load_image, locate
+from explain.models import CenterCrop
+
+
+@pytest.fixture
+def gradient() -> Image.Image:
+    ramp = np.linspace(0, 255, 40).astype(np.uint8)
+    return Image.fromarray(np.stack([np.tile(ramp, (30, 1))] * 3, axis=2))
+
+
+def test_paths_bytes_arrays_and_pictures_give_the_same(gradient: Image.Image, tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    gradient.save(path)
+    expected = np.asarray(gradient)
+    for given in (path, str(path), path.read_bytes(), gradient, expected, expected / 255.0):
+        assert np.array_equal(np.asarray(load_image(given)), expected)
+
+
+def test_exif_orientation_is_applied(gradient: Image.Image, tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was turned: rotate by 90 degrees
+    gradient.save(tmp_path / "turned.jpg", exif=exif, quality=95)
+    assert load_image(tmp_path / "turned.jpg").size == (30, 40)
+    exif[0x0112] = 99
+    gradient.save(tmp_path / "odd.jpg", exif=exif)
+    assert load_image(tmp_path / "odd.jpg").size == (40, 30)
+
+
+def test_grey_cmyk_and_animations_become_rgb(gradient: Image.Image, tmp_path: Path) -> None:
+    gradient.convert("L").save(tmp_path / "grey.png")
+    gradient.convert("CMYK").save(tmp_path / "cmyk.jpg", quality=98)
+    gradient.save(tmp_path / "moving.gif", save_all=True, append_images=[Image.new("RGB", (40, 30), "red")])
+    for name in ("grey.png", "cmyk.jpg", "moving.gif"):
+        found = load_image(tmp_path / name)
+        assert found.mode == "RGB"
+        difference = np.abs(np.asarray(found).astype(int) - np.asarray(gradient).astype(int))
+        assert difference.max() <= 12, name
+
+
+def test_transparency_is_laid_on_white() -> None:
+    clear = Image.new("RGBA", (4, 4), (200, 0, 0, 0))
+    clear.putpixel((0, 0), (200, 0, 0, 255))
+    palette = io.BytesIO()
+    clear.quantize(8).save(palette, "PNG")
+    assert Image.open(palette).mode == "P"
+    for given in (clear, palette.getvalue(), clear.convert("LA")):
+        assert load_image(given).getpixel((3, 3)) == (255, 255, 255)
+    assert load_image(clear).getpixel((0, 0)) == (200, 0, 0)
+    assert load_image(palette.getvalue()).getpixel((0, 0)) == (200, 0, 0)
+
+
+def test_deep_greys_keep_their_range(tmp_path: Path) -> None:
+    deep = np.array([[0, 32768, 65535]], np.uint16)
+    Image.fromarray(deep).save(tmp_path / "deep.png")
+    assert np.asarray(load_image(tmp_path / "deep.png"))[0, :, 0].tolist() == [0, 128, 255]
+    assert np.asarray(load_image(deep))[0, :, 0].tolist() == [0, 128, 255]
+    assert np.asarray(load_image(Image.fromarray(np.array([[0.0, 0.5, 1.0]], np.float32))))[0, :, 0].tolist() == [
+        0,
+        128,
+        255,
+    ]
+    not_finite = Image.fromarray(np.array([[0.0, np.nan, np.inf, 2.0]], np.float32))
+    assert np.asarray(load_image(not_finite))[0, :, 0].tolist() == [0, 0, 0, 2]
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 500), (3000, 2)])
+def test_extreme_shapes_reach_the_model(size: tuple[int, int]) -> None:
+    assert CenterCrop(16)(load_image(Image.new("RGB", size))).shape == (3, 16, 16)
+
+
+def test_files_that_are_no_images_say_what_is_wrong(gradient: Image.Image, tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    gradient.save(buffer, "PNG")
+    contents = {
+        "empty.jpg": (b"", "is empty"),
+        "text.jpg": (b"just some words", "not an image that Pillow can read"),
+        "cut.png": (buffer.getvalue()[: len(buffer.getvalue()) // 2], "damaged or truncated"),
+        "header.png": (buffer.getvalue()[:20], "damaged or truncated"),
+    }
+    for name, (content, message) in contents.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ImageError, match=message):
+            load_image(tmp_path / name)
+    with pytest.raises(ImageError, match=r"nothing.jpg' does not exist"):
+        load_image(tmp_path / "nothing.jpg")
+    with pytest.raises(ImageError, match="got a folder"):
+        load_image(tmp_path)
+    with pytest.raises(ImageError, match="got int"):
+        load_image(3)  # type: ignore[arg-type]
+    with pytest.raises(ImageError, match="cannot be read"):
+        load_image("\0.jpg")
+
+
+def test_a_decompression_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
+    side = 20_000
+    assert side * side > MAX_PIXELS
+    # Written a strip at a time would take long as well: only the header says how large the picture is.
+    small = io.BytesIO()
+    Image.new("L", (8, 8)).save(small, "BMP")
+    header = bytearray(small.getvalue())
+    header[18:22] = header[22:26] = side.to_bytes(4, "little")
+    (tmp_path / "bomb.bmp").write_bytes(header)
+    with pytest.raises(ImageError, match="megapixels; resize it first"):
+        load_image(tmp_path / "bomb.bmp")
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.zeros((3, 8, 8), np.uint8), r"got shape \(3, 8, 8\); use array.transpose\(1, 2, 0\)"),
+        (np.zeros((0, 8, 3), np.uint8), "got shape"),
+        (np.zeros((8, 8, 3), np.int64), "got int64"),
+        (np.full((8, 8, 3), 200.0), r"floats in \[0, 1\]"),
+        (np.full((8, 8), np.nan), r"floats in \[0, 1\]"),
+    ],
+)
+def test_arrays_that_are_no_images_are_refused(array: np.ndarray, message: str) -> None:
+    with pytest.raises(ImageError, match=message):
+        load_image(array)
+
+
+@pytest.mark.parametrize("size", [(640, 427), (300, 451), (37, 64), (2000, 500)])
+@pytest.mark.parametrize("crop", [0.875, 1.0])
+def test_the_part_of_a_photo_that_any_preprocessing_keeps_is_found_by_trying_it(
+    size: tuple[int, int], crop: float
+) -> None:
+    ours = CenterCrop(64, crop)
+    expected = ours.box(size)
+    normalize = v2.Compose(
+        [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.4, 0.5, 0.6], [0.2, 0.3, 0.4])]
+    )
+    theirs = v2.Compose([v2.Resize(round(64 / crop)), v2.CenterCrop(64), normalize])
+    stretched = v2.Compose([v2.Resize((48, 64)), normalize])
+    tolerance = 0.02 * max(size)
+    for preprocess, box in ((theirs, expected), (lambda image: ours(image), expected), (stretched, Box(0, 0, *size))):
+        found = locate(preprocess, size)
+        for edge in ("left", "top", "right", "bottom"):
+            assert getattr(found, edge) == pytest.approx(getattr(box, edge), abs=tolerance), edge
+    assert locate(ours, size) == expected
+
+
+def test_preprocessing_that_cannot_be_located_is_taken_to_show_the_whole_photo() -> None:
+    generator = torch.Generator().manual_seed(0)
+    random = v2.Lambda(lambda image: torch.rand(3, 8, 8, generator=generator))
+    assert locate(random, (40, 20)) == Box(0, 0, 40, 20)
+    assert locate(lambda image: "nothing", (40, 20)) == Box(0, 0, 40, 20)  # type: ignore[arg-type, return-value]
