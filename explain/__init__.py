@@ -5,6 +5,7 @@
 
 The way through the house, each room importing only from rooms above it:
 
+    version       which version this is
     errors        what goes wrong, in one line each
     hooks/        every hook handle: lifetime, taps, capture, graph, a model left as found
     layers        names, feature maps, the default layer
@@ -16,7 +17,8 @@ The way through the house, each room importing only from rooms above it:
     render/       colour maps, overlays, captions, sheets, figures: arrays and PIL images only
     output        files that appear complete or not at all
     models/       bundled, torchvision's, the user's own, with preprocessing and labels
-    explainer     `Explainer` and `Explanation`: a photo in, pictures out
+    explanation   `Explanation`: a photo explained, as pictures, files and records
+    explainer     `Explainer`: a photo and a model in, an `Explanation` out
     cli           arguments in, lines and exit codes out
 
 Importing the package is light: torch loads with the first name that needs it; torchvision, matplotlib and OpenCV only
@@ -28,12 +30,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from explain.version import __version__
 
 _HOME = {
     "Attribution": "explain.attribution",
     "Explainer": "explain.explainer",
-    "Explanation": "explain.explainer",
+    "Explanation": "explain.explanation",
     "ExplainError": "explain.errors",
     "ExplainWarning": "explain.errors",
     "attribute": "explain.attribution",
@@ -45,7 +47,7 @@ _HOME = {
 }
 _ROOMS = frozenset(
     {"errors", "hooks", "layers", "targets", "engine", "methods", "attribution", "images", "render", "output"}
-    | {"models", "explainer", "cli"}
+    | {"models", "explanation", "explainer", "cli", "version"}
 )
 
 __all__ = [
@@ -79,6 +81,7 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     from explain.attribution import Attribution, attribute, attribute_all, attribute_targets
     from explain.errors import ExplainError, ExplainWarning
-    from explain.explainer import Explainer, Explanation, explain
+    from explain.explainer import Explainer, explain
+    from explain.explanation import Explanation
     from explain.layers import list_layers
     from explain.methods import list_methods

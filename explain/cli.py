@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from explain.errors import ExplainError, ExplainWarning, ImageError
 
 if TYPE_CHECKING:
-    from explain.explainer import Explainer, Explanation
+    from explain.explainer import Explainer
+    from explain.explanation import Explanation
 
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -215,7 +216,7 @@ def _report(
         records = [explanation.record(m, t) for t in range(len(explanation.results)) for m in explanation.methods]
         results.append({"image": str(path), "files": [str(p) for p in written], "records": records})
         return
-    from explain.explainer import percent
+    from explain.explanation import percent
 
     _progress(None, 2)
     print(path)
@@ -233,7 +234,7 @@ def _targets(given: list[str] | None) -> Any:
 
 def _distinct_stems(images: list[Path]) -> list[str]:
     """Name the outputs after the photos; photos of one name in different folders are numbered."""
-    from explain.explainer import slug
+    from explain.explanation import slug
 
     used: dict[str, int] = {}
     stems = []

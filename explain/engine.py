@@ -137,7 +137,7 @@ def gather(
     check_inputs(model, inputs)
     with _alone(), untouched(model):
         run = _Pass(model, inputs, frozenset(needs), dict(layers))
-        return [run.explain(target, last=target is targets[-1]) for target in targets]
+        return [run.explain(target, last=i == len(targets) - 1) for i, target in enumerate(targets)]
 
 
 class _Pass:
@@ -147,9 +147,7 @@ class _Pass:
         self, model: nn.Module, inputs: torch.Tensor, needs: frozenset[Need], layers: dict[str, nn.Module]
     ) -> None:
         self.needs = needs
-        self.rules = sorted(
-            (need.rule for need in needs if isinstance(need, InputGradients)), key=lambda r: r != "plain"
-        )
+        self.rules = {need.rule for need in needs if isinstance(need, InputGradients)}
         self.layers = layers if needs & LAYER_NEEDS else {}
         self.inputs = inputs.detach()
         self.source = self.inputs.clone().requires_grad_() if self.rules else self.inputs
@@ -178,10 +176,10 @@ class _Pass:
         with torch.set_grad_enabled(self.graph_is_on):
             score, classes = target.pick(self.output, len(self.inputs))
             total = score.sum()
-        if not torch.isfinite(score).all():
+        wrong = score.detach()[~torch.isfinite(score)]
+        if len(wrong):
             raise ModelError(
-                f"model must give finite scores, got {score.detach().flatten()[0].item()}; "
-                "check its weights and the values of the input"
+                f"model must give finite scores, got {wrong[0].item()}; check its weights and the values of the input"
             )
         found, rectifiers = self._backward(total, target, last)
         common = Evidence(self.inputs, score.detach(), classes, target.name, None, found, rectifiers, self.logits)
@@ -195,7 +193,7 @@ class _Pass:
         """Fill the captured layers' gradients, and return those of the input under each rule."""
         found: dict[Need, torch.Tensor] = {}
         rectifiers: dict[str, int] = {}
-        modified = [rule for rule in self.rules if rule != "plain"]
+        modified = sorted(self.rules - {"plain"})
         if LayerGradients() in self.needs or "plain" in self.rules:
             also = (self.source,) if "plain" in self.rules else ()
             gradients = self.capture.backward(total, also, retain_graph=not last or bool(modified))

@@ -40,8 +40,9 @@ def test_evidence_has_what_was_needed_and_is_detached(net: TinyNet, x: torch.Ten
 
 
 def test_several_targets_equal_one_call_each(net: TinyNet, x: torch.Tensor) -> None:
-    together = explain.attribute_targets(net, x, METHODS, [0, 3, TopClass(1)])
-    for found, target in zip(together, [0, 3, TopClass(1)], strict=True):
+    second = TopClass(1)
+    together = explain.attribute_targets(net, x, METHODS, [0, second, 3, second])
+    for found, target in zip(together, [0, second, 3, second], strict=True):
         for name in METHODS:
             alone = explain.attribute(net, x, name, target=target)
             torch.testing.assert_close(found[name].values, alone.values, rtol=1e-12, atol=1e-12)

@@ -12,7 +12,7 @@ from torch import nn
 
 import explain
 from explain.errors import ImageError, MethodError, ModelError, OutputError, TargetError
-from explain.explainer import percent, slug
+from explain.explanation import percent, slug
 from explain.methods import GradCAM, get_method
 from tests.conftest import ROOT, TinyNet, settled, snapshot
 

@@ -16,8 +16,8 @@ from tests.conftest import ROOT
 
 PACKAGE = ROOT / "explain"
 ROOMS = [
-    "errors", "hooks", "layers", "targets", "engine", "methods", "attribution", "images", "render", "output", "models",
-    "explainer", "cli", "__main__",
+    "version", "errors", "hooks", "layers", "targets", "engine", "methods", "attribution", "images", "render", "output",
+    "models", "explanation", "explainer", "cli", "__main__",
 ]  # fmt: skip
 
 

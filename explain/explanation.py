@@ -1,0 +1,280 @@
+"""`Explanation`: what a model sees in one photo, and why; as pictures, files and records."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from explain import render
+from explain.attribution import Attribution
+from explain.errors import MethodError, TargetError, did_you_mean
+from explain.images import Box
+from explain.methods import get_method
+from explain.models import Classifier
+from explain.output import Files, png_bytes
+from explain.version import __version__
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SHOWN_PREDICTIONS = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """What a model sees in one photo, and why; in a notebook it shows itself.
+
+    ``results`` has a dictionary of attributions by method for each target. ``box`` is the part of the photo that the
+    model saw.
+    """
+
+    photo: Image.Image = field(repr=False)
+    source: str | None
+    classifier: Classifier = field(repr=False)
+    box: Box
+    results: tuple[Mapping[str, Attribution], ...]
+    input_size: tuple[int, int]
+
+    @property
+    def attributions(self) -> Mapping[str, Attribution]:
+        """The attributions for the first target, by method."""
+        return self.results[0]
+
+    @property
+    def methods(self) -> list[str]:
+        return list(self.results[0])
+
+    @property
+    def targets(self) -> list[str]:
+        """The label of each target that was explained."""
+        return [self._label(index) for index in range(len(self.results))]
+
+    @property
+    def predictions(self) -> list[tuple[str, float]]:
+        """The best labels with their probabilities, best first; empty for a model that gives no class scores."""
+        probabilities = self._probabilities
+        if probabilities is None:
+            return []
+        best = probabilities.topk(min(max(SHOWN_PREDICTIONS, len(self.results)), len(probabilities)))
+        return [(self.classifier.label(i), p) for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
+
+    def overlay(
+        self,
+        method: str | None = None,
+        target: int | str = 0,
+        *,
+        caption: bool = False,
+        alpha: float = 0.6,
+        colormap: str | None = None,
+    ) -> Image.Image:
+        """Return the photo, at its own resolution, with an attribution drawn on it.
+
+        Args:
+            method: which of `methods`; the first by default.
+            target: which of `targets`, by position or label.
+            caption: put label, probability, method and layer in a strip below.
+            alpha: opacity of the heat, 0 to 1.
+            colormap: a colour map of matplotlib, instead of the method's own.
+        """
+        index = self._target(target)
+        attribution = self._attribution(method, index)
+        style = attribution.style
+        if style == "color":
+            picture = render.color(self.photo, _array(attribution.values[0]), self.box)
+        elif style == "signed":
+            picture = render.signed(
+                self.photo, _array(attribution.signed[0]), self.box, colormap=colormap or render.SIGNED
+            )
+        elif style == "intensity":
+            heatmap = _array(attribution.heatmap[0])
+            picture = render.intensity(self.photo, heatmap, self.box, colormap=colormap or render.HEAT)
+        else:
+            heatmap = _array(attribution.heatmap[0])
+            picture = render.heat(self.photo, heatmap, self.box, colormap=colormap or render.HEAT, alpha=alpha)
+        if not caption:
+            return picture
+        bar = {"heat": render.HEAT, "intensity": render.HEAT, "signed": render.SIGNED}.get(style)
+        ends = ("against", "for") if style == "signed" else ("0", "max")
+        title, detail = self._words(attribution, index)
+        return render.caption(picture, title, detail, None if bar is None else colormap or bar, ends)
+
+    def figure(self) -> Figure:
+        """Return a matplotlib figure with the photo and all methods side by side, for every target."""
+        titles, pictures = ["photo"], [self.photo]
+        for index, result in enumerate(self.results):
+            for name, attribution in result.items():
+                pictures.append(self.overlay(name, index))
+                titles.append(self._short(attribution, index))
+        return render.figure(pictures, titles, self._heading())
+
+    def sheet(self, tile: int = 240) -> Image.Image:
+        """Return the photo and all methods side by side as a picture, a row for each target."""
+        rows = [[self.photo, *(self.overlay(name, i) for name in result)] for i, result in enumerate(self.results)]
+        titles = [[self._titled(i), *(_where(a) for a in result.values())] for i, result in enumerate(self.results)]
+        return render.sheet(rows, columns=["photo", *self.methods], titles=titles, tile=tile)
+
+    def save(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        stem: str | None = None,
+        overwrite: bool = False,
+        alpha: float = 0.6,
+        colormap: str | None = None,
+    ) -> list[Path]:
+        """Write for each method and target the overlay (PNG), the raw values (``.npy``) and a record (JSON).
+
+        The folder is made if need be. Each file appears complete or not at all. The names begin with ``stem``, by
+        default the photo's own name.
+
+        Returns:
+            The paths, in that order.
+
+        Raises:
+            OutputError: a file is there already and ``overwrite`` is not set, or the folder cannot be written; then
+                nothing has been written.
+        """
+        files = Files(folder, overwrite=overwrite)
+        for index, result in enumerate(self.results):
+            for name, attribution in result.items():
+                named = self._stem(name, index, stem)
+                picture = self.overlay(name, index, caption=True, alpha=alpha, colormap=colormap)
+                files.add_picture(f"{named}.png", picture)
+                files.add_array(f"{named}.npy", attribution.values[0].float().cpu().numpy())
+                files.add_json(f"{named}.json", self.record(name, index))
+        return files.write()
+
+    def record(self, method: str | None = None, target: int | str = 0) -> dict[str, Any]:
+        """Return what was done, in plain values: enough to do it again."""
+        index = self._target(target)
+        attribution = self._attribution(method, index)
+        chosen = attribution.target
+        return {
+            "image": {"path": self.source, "size": list(self.photo.size), "sha256": _digest(self.photo)},
+            "model": self.classifier.name,
+            "preprocess": " ".join(repr(self.classifier.preprocess).split()),
+            "input_size": list(self.input_size),
+            "seen": asdict(self.box),
+            "method": attribution.method,
+            "options": {name: _plain(value) for name, value in attribution.options.items()},
+            "layer": list(attribution.layer) if isinstance(attribution.layer, tuple) else attribution.layer,
+            "target": chosen if isinstance(chosen, str) else int(chosen[0]),
+            "label": self._label(index),
+            "score": float(attribution.score[0]),
+            "probability": self._probability(index),
+            "predictions": [[label, probability] for label, probability in self.predictions],
+            "versions": _versions(),
+        }
+
+    def _repr_png_(self) -> bytes:
+        return png_bytes(self.sheet(tile=260))
+
+    def _target(self, target: int | str) -> int:
+        if isinstance(target, str):
+            if target not in self.targets:
+                raise TargetError(f"target {target!r} was not explained here; {did_you_mean(target, self.targets)}")
+            return self.targets.index(target)
+        if not 0 <= target < len(self.results):
+            raise TargetError(f"target must be a position from 0 to {len(self.results) - 1} here, got {target}")
+        return target
+
+    def _attribution(self, method: str | None, target: int) -> Attribution:
+        result = self.results[target]
+        name = self.methods[0] if method is None else get_method(method).name
+        if name not in result:
+            raise MethodError(f"method {name!r} was not asked for here; {did_you_mean(name, result)}")
+        return result[name]
+
+    @property
+    def _probabilities(self) -> torch.Tensor | None:
+        logits = next(iter(self.results[0].values())).logits
+        return None if logits is None else self.classifier.probabilities(logits)[0]
+
+    def _class(self, target: int) -> torch.Tensor | str:
+        return next(iter(self.results[target].values())).target
+
+    def _label(self, target: int) -> str:
+        chosen = self._class(target)
+        return chosen if isinstance(chosen, str) else self.classifier.label(int(chosen[0]))
+
+    def _probability(self, target: int) -> float | None:
+        chosen, probabilities = self._class(target), self._probabilities
+        return None if probabilities is None or isinstance(chosen, str) else float(probabilities[int(chosen[0])])
+
+    def _titled(self, target: int) -> str:
+        probability = self._probability(target)
+        return self._label(target) if probability is None else f"{self._label(target)}, {percent(probability)}"
+
+    def _words(self, attribution: Attribution, target: int) -> tuple[str, str]:
+        parts = [attribution.method, _where(attribution), self.classifier.name.split(" ")[0]]
+        return self._titled(target), " · ".join(part for part in parts if part)
+
+    def _short(self, attribution: Attribution, target: int) -> str:
+        where = _where(attribution)
+        title = attribution.method + (f" · {where}" if where else "")
+        return title if len(self.results) == 1 else f"{self._label(target)}\n{title}"
+
+    def _heading(self) -> str:
+        return self._titled(0) if len(self.results) == 1 else ""
+
+    def _stem(self, method: str, target: int, stem: str | None) -> str:
+        photo = slug(stem or (Path(self.source).stem if self.source else "image"))
+        named = f"-{slug(self._label(target))}" if len(self.results) > 1 else ""
+        if self.targets.count(self._label(target)) > 1:
+            named += f"-{target + 1}"
+        return f"{photo}{named}-{method}"
+
+
+def percent(probability: float) -> str:
+    """Return a probability as people read it: whole per cent, with a digit below ten.
+
+    >>> percent(0.873), percent(0.042), percent(0.0001)
+    ('87 %', '4.2 %', '<0.1 %')
+    """
+    share = 100 * probability
+    return f"{share:.0f} %" if share >= 10 else f"{share:.1f} %" if share >= 0.1 else "<0.1 %"
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    return tensor.float().cpu().numpy()
+
+
+def _where(attribution: Attribution) -> str:
+    layer = attribution.layer
+    return "" if layer is None else layer if isinstance(layer, str) else " + ".join(layer)
+
+
+def slug(text: str) -> str:
+    """Return a text as part of a file name, on any system.
+
+    >>> slug("tabby cat/../x")
+    'tabby-cat-..-x'
+    """
+    return re.sub(r"[^\w.-]+", "-", text, flags=re.ASCII).strip("-.")[:80] or "image"
+
+
+def _digest(photo: Image.Image) -> str:
+    return hashlib.sha256(photo.tobytes()).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return {
+            "method": getattr(value, "name", type(value).__name__),
+            **{k: _plain(v) for k, v in vars(value).items()},
+        }
+    return value if isinstance(value, (bool, int, float, str, type(None))) else repr(value)
+
+
+def _versions() -> dict[str, str]:
+    return {"explain": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
