@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from explain.engine import LAYER_NEEDS, Evidence, check_inputs, gather
-from explain.errors import ExplainWarning, MethodError, TargetError
+from explain.errors import MethodError, ModelError, TargetError, warn
 from explain.hooks import Where, select
 from explain.layers import default_layer
 from explain.methods import Method, MethodLike, Style, get_method, options
@@ -151,9 +151,9 @@ def attribute_targets(
     wanted = _targets(targets, categories)
     check_inputs(model, x)
     needs = frozenset().union(*(method.needs for method in chosen.values()))
-    layers: dict[str, nn.Module] = {}
-    if needs & LAYER_NEEDS:
-        layers = select(model, default_layer(model, x) if layer is None else layer)
+    layers = {} if layer is None else select(model, layer)  # a wrong name is told even where no method looks at layers
+    if needs & LAYER_NEEDS and not layers:
+        layers = select(model, default_layer(model, x))
     gathered = gather(model, x, needs, wanted, layers)
     found = [{name: _apply(method, evidence) for name, method in chosen.items()} for evidence in gathered]
     for attributions in found:
@@ -178,11 +178,14 @@ def _methods(methods: Iterable[MethodLike]) -> dict[str, Method]:
 
 
 def _targets(targets: Sequence[TargetLike] | int, categories: Sequence[str] | None) -> list[Any]:
-    if isinstance(targets, int):
+    if isinstance(targets, (str, torch.Tensor)) or callable(targets):
+        targets = [targets]
+    if not isinstance(targets, Sequence):
+        targets = operator.index(targets)
         if targets < 1:
             raise TargetError(f"the number of top classes must be at least 1, got {targets}")
         return [TopClass(rank) for rank in range(targets)]
-    if not targets:
+    if len(targets) == 0:
         raise TargetError("targets must hold at least one target, got none; give None for the top class")
     return [as_target(target, categories) for target in targets]
 
@@ -194,13 +197,18 @@ def _apply(method: Method, evidence: Sequence[Evidence]) -> Attribution:
     first = used[0]
     for rule, count in first.rectifiers.items():
         if count == 0 and any(getattr(need, "rule", None) == rule for need in method.needs):
-            warnings.warn(
+            warn(
                 f"{method.name} found no rectifier (ReLU or a relative) between the input and the score, so it equals "
-                "the plain gradient; use saliency, or a network with rectifiers",
-                ExplainWarning,
-                stacklevel=4,
+                "the plain gradient; use saliency, or a network with rectifiers"
             )
     maps = {str(item.layer): method(item) for item in used}
+    for name, values in maps.items():
+        if not torch.isfinite(values).all():
+            where = f" at layer {name}" if uses_layer else ""
+            raise ModelError(
+                f"model must have finite activations and gradients, but {method.name} found NaN or infinity{where}; "
+                "look for a square root, logarithm or division at zero, or for an overflow in half precision"
+            )
     names = tuple(maps)
     return Attribution(
         method=method.name,
@@ -237,9 +245,7 @@ def _warn_if_empty(attribution: Attribution) -> None:
     empty = (attribution.values.flatten(1) == 0).all(1).nonzero().flatten().tolist()
     if empty:
         where = f" at layer {attribution.layer}" if attribution.layer else ""
-        warnings.warn(
+        warn(
             f"{attribution.method} is zero everywhere for image {', '.join(map(str, empty))}: nothing{where} speaks "
-            "for the target; try another target or layer",
-            ExplainWarning,
-            stacklevel=4,
+            "for the target; try another target or layer"
         )

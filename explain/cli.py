@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -23,19 +25,29 @@ DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return 0, 1 if something could not be explained, or 2 for wrong usage."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a label that the terminal cannot show is no reason to stop
     parser = _parser()
     options = parser.parse_args(arguments)
     try:
-        return _run(options, parser)
+        code = _run(options, parser)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # what cannot be printed shows here, and not when the interpreter ends
+        return code
     except ExplainError as error:
         return _complain(str(error))
     except KeyboardInterrupt:
         _complain("interrupted")
         return INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has gone; keep the interpreter from complaining about it at exit.
+    except OSError as error:
+        # Whoever read our output has gone, or it cannot be written; keep the interpreter from complaining at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
+        return (
+            FAILED if isinstance(error, BrokenPipeError) else _complain(f"output cannot be printed: {error.strerror}")
+        )
+    except Exception as error:  # a factory or module of the user's own may raise anything
+        return _complain(f"model {options.model!r} raised {_raised(error)}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -142,12 +154,14 @@ def _explainer(options: argparse.Namespace) -> Explainer:
 
 def _read_labels(path: str) -> list[str]:
     try:
-        return [line.strip() for line in Path(path).read_text("utf-8").splitlines() if line.strip()]
+        labels = [line.strip() for line in Path(path).read_text("utf-8-sig").rstrip().splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise ExplainError(
-            f"labels {path!r} cannot be read: {reason}; give a text file with one label a line"
-        ) from None
+        raise ExplainError(f"labels {path!r} cannot be read: {reason}; give a text file with a label a line") from None
+    if "" in labels:
+        line = labels.index("") + 1
+        raise ExplainError(f"labels {path!r} must have a label on every line, but line {line} is empty; fill it")
+    return labels
 
 
 def find_images(given: Sequence[str]) -> tuple[list[Path], list[ExplainError]]:
@@ -157,7 +171,7 @@ def find_images(given: Sequence[str]) -> tuple[list[Path], list[ExplainError]]:
     found: list[Path] = []
     missing: list[ExplainError] = []
     for path in map(Path, given):
-        if not path.is_dir():
+        if not os.path.isdir(path):  # unlike Path.is_dir, this takes any name for an answer
             found.append(path)
             continue
         try:
@@ -178,11 +192,13 @@ def _explain_all(
     methods: list[str],
     options: argparse.Namespace,
 ) -> int:
+    from explain.output import distinct, slug
+
     failures = [str(error) for error in missing]
     for failure in failures:
         _complain(failure)
     results: list[dict[str, Any]] = []
-    stems = _distinct_stems(images)
+    stems = distinct(slug(path.stem) for path in images)
     for done, (path, stem) in enumerate(zip(images, stems, strict=True)):
         _progress(done, len(images), path)
         with _notes(path):
@@ -197,7 +213,7 @@ def _explain_all(
                 hint = " (--force overwrites)" if "exists already" in str(error) else ""
                 failures.append(f"{path}: {error}{hint}")
             except Exception as error:  # the user's model may raise anything; the other images still get done
-                failures.append(f"{path}: the model raised {type(error).__name__}: {_first_line(error)}")
+                failures.append(f"{path}: the model raised {_raised(error)}")
             else:
                 _report(path, explanation, written, results, as_json=options.json)
                 continue
@@ -205,7 +221,8 @@ def _explain_all(
         _complain(failures[-1])
     _progress(None, len(images))
     if options.json:
-        print(json.dumps({"results": results, "errors": failures}, indent=2, ensure_ascii=False))
+        document = {"results": results, "errors": failures}
+        print(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
     return FAILED if failures else DONE
 
 
@@ -228,21 +245,8 @@ def _report(
 
 
 def _targets(given: list[str] | None) -> Any:
-    """Targets as the API takes them: digits are class indices, the rest labels."""
-    return None if given is None else [int(text) if text.isdecimal() else text for text in given]
-
-
-def _distinct_stems(images: list[Path]) -> list[str]:
-    """Name the outputs after the photos; photos of one name in different folders are numbered."""
-    from explain.explanation import slug
-
-    used: dict[str, int] = {}
-    stems = []
-    for path in images:
-        stem = slug(path.stem)
-        count = used[stem.lower()] = used.get(stem.lower(), 0) + 1
-        stems.append(stem if count == 1 else f"{stem}-{count}")
-    return stems
+    """Targets as the API takes them: whole numbers are class indices, the rest labels."""
+    return None if given is None else [int(text) if re.fullmatch(r"-?\d+", text) else text for text in given]
 
 
 @contextmanager
@@ -255,12 +259,12 @@ def _notes(path: Path) -> Iterator[None]:
             yield
         finally:
             for warning in caught:
-                print(f"note: {path}: {warning.message}", file=sys.stderr)
+                _tell(f"note: {path}: {warning.message}")
 
 
 def _progress(done: int | None, total: int, path: Path | None = None) -> None:
     """Draw a bar on a terminal while there is more than one image; None wipes it."""
-    if total < 2 or not sys.stderr.isatty():
+    if total < 2 or sys.stderr is None or not sys.stderr.isatty():
         return
     if done is None:
         print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
@@ -303,13 +307,18 @@ def _list_layers(explainer: Explainer) -> int:
     return DONE
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [""])[0]
+def _raised(error: BaseException) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"
 
 
 def _complain(message: str) -> int:
-    print(f"explain: {' '.join(message.split())}", file=sys.stderr)
+    _tell(f"explain: {' '.join(message.split())}")
     return FAILED
+
+
+def _tell(line: str) -> None:
+    if sys.stderr is not None:  # it is None where standard error was closed
+        print(line, file=sys.stderr)
 
 
 if __name__ == "__main__":

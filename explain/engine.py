@@ -97,9 +97,10 @@ def _guided(grad_inputs: Gradients, grad_outputs: Gradients) -> Gradients:
 
 RULES: dict[str, Callable[[Gradients, Gradients], Gradients]] = {"guided": _guided}
 
-# The Nodes that rectifiers leave in the graph, whether a module, a function or an in-place method put them there.
+# The Nodes that rectifiers leave in the graph, whether a module, a function or an in-place method put them there. Their
+# names end in "Backward" and a number: 0, or 1 for some of the in-place variants.
 RECTIFIERS = frozenset(
-    f"{name}Backward0"
+    f"{name}Backward"
     for name in [
         "Relu",
         "Threshold",
@@ -137,7 +138,18 @@ def gather(
     check_inputs(model, inputs)
     with _alone(), untouched(model):
         run = _Pass(model, inputs, frozenset(needs), dict(layers))
-        return [run.explain(target, last=i == len(targets) - 1) for i, target in enumerate(targets)]
+        chosen = [run.choose(target) for target in targets]  # all of them fit before the first backward is run
+        return [run.explain(choice, last=i == len(chosen) - 1) for i, choice in enumerate(chosen)]
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """A target of this pass: its name, the scores that it picked, and their classes."""
+
+    target: str
+    score: torch.Tensor
+    total: torch.Tensor
+    classes: torch.Tensor | None
 
 
 class _Pass:
@@ -157,10 +169,19 @@ class _Pass:
             self.output = model(self.source.clone())
             self.graph_is_on = torch.is_grad_enabled()
         self.records = {name: self._last_call(name) for name in self.layers}
+        self.logits = self._logits()
+
+    def _logits(self) -> torch.Tensor | None:
         try:
-            self.logits: torch.Tensor | None = find_logits(self.output, len(inputs)).detach()
+            logits = find_logits(self.output, len(self.inputs)).detach()
         except ModelError:
-            self.logits = None  # not a classifier: only a callable can be its target
+            return None  # not a classifier: only a callable can be its target
+        if torch.isnan(logits).any() or torch.isposinf(logits).any():
+            wrong = logits[torch.isnan(logits) | torch.isposinf(logits)][0].item()
+            raise ModelError(
+                f"model must give finite scores, got {wrong}; check its weights and the values of the input"
+            )
+        return logits
 
     def _last_call(self, name: str) -> Record:
         calls = [record for record in self.capture.records if record.layer == name]
@@ -172,7 +193,7 @@ class _Pass:
             )
         return calls[-1]
 
-    def explain(self, target: Target, *, last: bool) -> list[Evidence]:
+    def choose(self, target: Target) -> _Choice:
         with torch.set_grad_enabled(self.graph_is_on):
             score, classes = target.pick(self.output, len(self.inputs))
             total = score.sum()
@@ -181,43 +202,54 @@ class _Pass:
             raise ModelError(
                 f"model must give finite scores, got {wrong[0].item()}; check its weights and the values of the input"
             )
-        found, rectifiers = self._backward(total, target, last)
-        common = Evidence(self.inputs, score.detach(), classes, target.name, None, found, rectifiers, self.logits)
+        return _Choice(target.name, score.detach(), total, classes)
+
+    def explain(self, choice: _Choice, *, last: bool) -> list[Evidence]:
+        found, rectifiers = self._backward(choice, last)
+        common = Evidence(
+            self.inputs, choice.score, choice.classes, choice.target, None, found, rectifiers, self.logits
+        )
         if not self.layers:
             return [common]
-        return [replace(common, layer=name, found={**found, **self._of_layer(name, target)}) for name in self.layers]
+        return [replace(common, layer=name, found={**found, **self._of_layer(name, choice)}) for name in self.layers]
 
-    def _backward(
-        self, total: torch.Tensor, target: Target, last: bool
-    ) -> tuple[dict[Need, torch.Tensor], dict[str, int]]:
+    def _backward(self, choice: _Choice, last: bool) -> tuple[dict[Need, torch.Tensor], dict[str, int]]:
         """Fill the captured layers' gradients, and return those of the input under each rule."""
         found: dict[Need, torch.Tensor] = {}
         rectifiers: dict[str, int] = {}
         modified = sorted(self.rules - {"plain"})
         if LayerGradients() in self.needs or "plain" in self.rules:
             also = (self.source,) if "plain" in self.rules else ()
-            gradients = self.capture.backward(total, also, retain_graph=not last or bool(modified))
+            gradients = self.capture.backward(choice.total, also, retain_graph=not last or bool(modified))
             if also:
-                found[InputGradients()] = _of_input(gradients[0], target)
+                found[InputGradients()] = _of_input(gradients[0], choice)
         for rule in modified:
             with HookGroup() as group:
-                nodes = [node for node in graph(total) if node.name() in RECTIFIERS]
+                nodes = [node for node in graph(choice.total) if node.name().rstrip("0123456789") in RECTIFIERS]
                 for node in nodes:
                     group.node(node, RULES[rule])
                 keep = not last or rule != modified[-1]
-                found[InputGradients(rule)] = _of_input(_gradient(total, self.source, keep), target)
+                found[InputGradients(rule)] = _of_input(_gradient(choice.total, self.source, keep), choice)
             rectifiers[rule] = len(nodes)
         return found, rectifiers
 
-    def _of_layer(self, name: str, target: Target) -> dict[Need, torch.Tensor]:
+    def _of_layer(self, name: str, choice: _Choice) -> dict[Need, torch.Tensor]:
         record = self.records[name]
         size = int(self.inputs.shape[-2]), int(self.inputs.shape[-1])
+        if len(record.activation) != len(self.inputs):
+            raise LayerError(
+                f"layer {name!r} must give a map for each of the {len(self.inputs)} images, got shape "
+                f"{tuple(record.activation.shape)}; choose a layer that keeps the batch dimension first"
+            )
         found: dict[Need, torch.Tensor] = {Activations(): to_spatial(record.activation, size, name)}
         if LayerGradients() in self.needs:
             if record.gradient is None:
+                why = (
+                    "does not use the layer" if choice.total.requires_grad else "was computed with gradients turned off"
+                )
                 raise LayerError(
-                    f"layer {name!r} must influence the score of target {target.name}, but it does not; choose another "
-                    "layer, or a target that depends on it"
+                    f"layer {name!r} must influence the score of target {choice.target}, but the score {why}; choose a "
+                    "layer or target that depend on each other, without no_grad(), detach() or checkpoints between"
                 )
             found[LayerGradients()] = to_spatial(record.gradient, size, name)
         return found
@@ -229,10 +261,10 @@ def _gradient(score: torch.Tensor, source: torch.Tensor, keep: bool) -> torch.Te
     return torch.autograd.grad(score, source, retain_graph=keep, allow_unused=True)[0]
 
 
-def _of_input(gradient: torch.Tensor | None, target: Target) -> torch.Tensor:
+def _of_input(gradient: torch.Tensor | None, choice: _Choice) -> torch.Tensor:
     if gradient is None:
         raise TargetError(
-            f"target {target.name} must depend on the input through differentiable operations, but it does not; "
+            f"target {choice.target} must depend on the input through differentiable operations, but it does not; "
             "look for .detach(), .data, no_grad() or rounding in the model or the target"
         )
     return gradient
@@ -263,6 +295,8 @@ def check_inputs(model: nn.Module, inputs: torch.Tensor) -> None:
     parameter = next(model.parameters(), None)
     if parameter is not None and parameter.device != inputs.device:
         raise ImageError(f"x must be on the model's device {parameter.device}, got {inputs.device}; use x.to(...)")
+    if any(p.is_inference() for p in model.parameters()):
+        raise ModelError("model must be built or loaded outside torch.inference_mode() for gradients to exist; do so")
     if not torch.isfinite(inputs).all():
         raise ImageError("x must hold finite values, got NaN or infinity; check the preprocessing")
 

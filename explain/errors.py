@@ -7,6 +7,8 @@ user's own model, target or callback raises is never wrapped: it comes through a
 from __future__ import annotations
 
 import difflib
+import sys
+import warnings
 from collections.abc import Iterable
 
 
@@ -44,6 +46,14 @@ class HookError(ExplainError):
 
 class ExplainWarning(UserWarning):
     """The result is right, but it may not show what its reader expects; the message says why."""
+
+
+def warn(message: str) -> None:
+    """Warn the caller of the package: the warning carries the line outside it that led here."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).split(".")[0] == "explain":
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, ExplainWarning, stacklevel=level)
 
 
 def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from explain.attribution import attribute_targets
+from explain.attribution import Attribution, attribute_targets
 from explain.errors import ImageError, ModelError, TargetError
 from explain.explanation import Explanation
 from explain.hooks import Where
@@ -57,7 +57,9 @@ class Explainer:
         self.preprocess: Preprocess = preprocess or found.preprocess
         self.categories = list(categories) if categories is not None else found.categories
         self.name = found.name
-        self._classifier = Classifier(self.model, self.preprocess, self.categories, found.name, found.temperature)
+        self._classifier = Classifier(
+            self.model, self.preprocess, self.categories, found.name, found.temperature, found.weights
+        )
 
     def __repr__(self) -> str:
         return f"Explainer({self.name!r}, {type(self.model).__name__})"
@@ -90,6 +92,7 @@ class Explainer:
         x = self._input(photo)
         wanted = [methods] if isinstance(methods, str) or not isinstance(methods, Iterable) else list(methods)
         found = attribute_targets(self.model, x[None], wanted, targets, layer=layer, categories=self.categories)
+        self._check_categories(next(iter(found[0].values())))
         return Explanation(
             photo=photo,
             source=_source(image),
@@ -98,6 +101,16 @@ class Explainer:
             results=tuple(found),
             input_size=(int(x.shape[-2]), int(x.shape[-1])),
         )
+
+    def _check_categories(self, attribution: Attribution) -> None:
+        if self.categories is None or attribution.logits is None:
+            return
+        classes = attribution.logits.shape[1]
+        if len(self.categories) != classes:
+            raise ModelError(
+                f"categories must hold a label for each of the model's {classes} classes, got {len(self.categories)}; "
+                "give them all, in the order of the classes"
+            )
 
     def _input(self, photo: Image.Image) -> torch.Tensor:
         x = self.preprocess(photo)
@@ -125,6 +138,8 @@ def _classifier(model: Any, weights: str | Path | None, size: int | None) -> Cla
     if weights is not None:
         raise ModelError("weights can be given for a model by name only; load them into your module yourself")
     if isinstance(model, Classifier):
+        if size is not None:
+            raise ModelError("size cannot be changed for a classifier that brings its preprocessing; leave it out")
         return model
     if isinstance(model, nn.Module):
         return as_classifier(model, size=size)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import re
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import PIL
 import torch
 from PIL import Image
 
@@ -19,9 +20,9 @@ from explain import render
 from explain.attribution import Attribution
 from explain.errors import MethodError, TargetError, did_you_mean
 from explain.images import Box
-from explain.methods import get_method
 from explain.models import Classifier
-from explain.output import Files, png_bytes
+from explain.output import Files, distinct, png_bytes, slug
+from explain.targets import find_label
 from explain.version import __version__
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ class Explanation:
         """
         index = self._target(target)
         attribution = self._attribution(method, index)
+        render.check(colormap, alpha)
         style = attribution.style
         if style == "color":
             picture = render.color(self.photo, _array(attribution.values[0]), self.box)
@@ -145,9 +147,12 @@ class Explanation:
                 nothing has been written.
         """
         files = Files(folder, overwrite=overwrite)
+        photo = slug(stem or (Path(self.source).stem if self.source else "image"))
+        several = len(self.results) > 1
+        stems = distinct(f"{photo}-{slug(label)}" if several else photo for label in self.targets)
         for index, result in enumerate(self.results):
             for name, attribution in result.items():
-                named = self._stem(name, index, stem)
+                named = f"{stems[index]}-{name}"
                 picture = self.overlay(name, index, caption=True, alpha=alpha, colormap=colormap)
                 files.add_picture(f"{named}.png", picture)
                 files.add_array(f"{named}.npy", attribution.values[0].float().cpu().numpy())
@@ -162,7 +167,8 @@ class Explanation:
         return {
             "image": {"path": self.source, "size": list(self.photo.size), "sha256": _digest(self.photo)},
             "model": self.classifier.name,
-            "preprocess": " ".join(repr(self.classifier.preprocess).split()),
+            "weights": self.classifier.weights,
+            "preprocess": _described(self.classifier.preprocess),
             "input_size": list(self.input_size),
             "seen": asdict(self.box),
             "method": attribution.method,
@@ -181,16 +187,18 @@ class Explanation:
 
     def _target(self, target: int | str) -> int:
         if isinstance(target, str):
-            if target not in self.targets:
-                raise TargetError(f"target {target!r} was not explained here; {did_you_mean(target, self.targets)}")
-            return self.targets.index(target)
+            try:
+                return find_label(target, self.targets)
+            except TargetError:
+                suggestion = did_you_mean(target, self.targets)
+                raise TargetError(f"target {target!r} was not explained here; {suggestion}") from None
         if not 0 <= target < len(self.results):
             raise TargetError(f"target must be a position from 0 to {len(self.results) - 1} here, got {target}")
         return target
 
     def _attribution(self, method: str | None, target: int) -> Attribution:
         result = self.results[target]
-        name = self.methods[0] if method is None else get_method(method).name
+        name = self.methods[0] if method is None else method.lower()
         if name not in result:
             raise MethodError(f"method {name!r} was not asked for here; {did_you_mean(name, result)}")
         return result[name]
@@ -198,7 +206,8 @@ class Explanation:
     @property
     def _probabilities(self) -> torch.Tensor | None:
         logits = next(iter(self.results[0].values())).logits
-        return None if logits is None else self.classifier.probabilities(logits)[0]
+        # One logit alone has nothing to be compared with: a softmax would always say 100 %.
+        return None if logits is None or logits.shape[1] == 1 else self.classifier.probabilities(logits)[0]
 
     def _class(self, target: int) -> torch.Tensor | str:
         return next(iter(self.results[target].values())).target
@@ -227,13 +236,6 @@ class Explanation:
     def _heading(self) -> str:
         return self._titled(0) if len(self.results) == 1 else ""
 
-    def _stem(self, method: str, target: int, stem: str | None) -> str:
-        photo = slug(stem or (Path(self.source).stem if self.source else "image"))
-        named = f"-{slug(self._label(target))}" if len(self.results) > 1 else ""
-        if self.targets.count(self._label(target)) > 1:
-            named += f"-{target + 1}"
-        return f"{photo}{named}-{method}"
-
 
 def percent(probability: float) -> str:
     """Return a probability as people read it: whole per cent, with a digit below ten.
@@ -254,13 +256,9 @@ def _where(attribution: Attribution) -> str:
     return "" if layer is None else layer if isinstance(layer, str) else " + ".join(layer)
 
 
-def slug(text: str) -> str:
-    """Return a text as part of a file name, on any system.
-
-    >>> slug("tabby cat/../x")
-    'tabby-cat-..-x'
-    """
-    return re.sub(r"[^\w.-]+", "-", text, flags=re.ASCII).strip("-.")[:80] or "image"
+def _described(function: Any) -> str:
+    """Return a function's name, or how a callable object shows itself, on one line."""
+    return str(getattr(function, "__qualname__", None) or " ".join(repr(function).split()))
 
 
 def _digest(photo: Image.Image) -> str:
@@ -277,4 +275,7 @@ def _plain(value: Any) -> Any:
 
 
 def _versions() -> dict[str, str]:
-    return {"explain": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
+    packages = {"numpy": np.__version__, "pillow": PIL.__version__, "torch": str(torch.__version__)}
+    if "torchvision" in sys.modules:  # only where it had a part in this
+        packages["torchvision"] = str(sys.modules["torchvision"].__version__)
+    return {"explain": __version__, "python": platform.python_version(), **packages}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import stat
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,12 +15,13 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from explain.errors import ImageError
+from explain.errors import ImageError, warn
 
-ImageLike: TypeAlias = "str | os.PathLike[str] | bytes | Image.Image | np.ndarray[Any, Any]"
+ImageLike: TypeAlias = "str | os.PathLike[str] | bytes | io.IOBase | Image.Image | np.ndarray[Any, Any]"
 Preprocess: TypeAlias = Callable[[Image.Image], torch.Tensor]
 
 MAX_PIXELS = 178_956_970  # where Pillow itself calls a file a decompression bomb
+SMALLEST = 8  # pixels along an axis, below which it does not matter which of them were kept
 EXTENSIONS = frozenset(
     [".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jfif", ".avif"]
 )
@@ -28,9 +30,9 @@ EXTENSIONS = frozenset(
 def load_image(image: ImageLike) -> Image.Image:
     """Return an image as an upright RGB picture.
 
-    Takes a path, the bytes of a file, a PIL image, or an array ``(H, W)``, ``(H, W, 3)`` or ``(H, W, 4)`` of uint8 or
-    of floats in [0, 1]. The EXIF orientation is applied; of an animation the first frame is taken; transparency is
-    laid on white; 16-bit and floating-point greys are scaled to their range.
+    Takes a path, the bytes of a file or an open file, a PIL image, or an array ``(H, W)``, ``(H, W, 3)`` or
+    ``(H, W, 4)`` of uint8 or of floats in [0, 1]. The EXIF orientation is applied; of an animation the first frame is
+    taken; transparency is laid on white; 16-bit and floating-point greys are scaled to their range.
 
     Raises:
         ImageError: missing, unreadable, truncated or too large; the message says which.
@@ -42,15 +44,19 @@ def load_image(image: ImageLike) -> Image.Image:
         return _decode(image, "image")
     if isinstance(image, np.ndarray):
         return _decode(_from_array(image), "image")
-    if isinstance(image, bytes):
+    if isinstance(image, io.IOBase):
+        image = image.read()
+    if isinstance(image, (bytes, bytearray, memoryview)):
         return _open(io.BytesIO(image), f"image of {len(image)} bytes", len(image))
     if not isinstance(image, (str, os.PathLike)):
         raise ImageError(f"image must be a path, bytes, a PIL image or an array (H, W, 3), got {type(image).__name__}")
     path = Path(image)
-    if path.is_dir():
+    if os.path.isdir(path):  # unlike Path.is_dir, this takes any name for an answer
         raise ImageError(f"image {str(path)!r} must be a file, got a folder; name the images in it")
     try:
         with path.open("rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return load_image(file.read())  # a pipe: it has no size, and cannot be read twice
             return _open(file, repr(str(path)), os.fstat(file.fileno()).st_size)
     except FileNotFoundError:
         raise ImageError(f"image {str(path)!r} does not exist; check the path") from None
@@ -105,7 +111,9 @@ def _upright(image: Image.Image) -> Image.Image:
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         return _scale_grey(image)
-    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+    if image.mode == "La":
+        image = image.convert("LA")
+    if image.mode in ("RGBA", "LA", "PA", "RGBa") or "transparency" in image.info:
         layered = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")
         return Image.alpha_composite(white, layered).convert("RGB")
@@ -169,48 +177,59 @@ class Box:
 def locate(preprocess: Preprocess, size: tuple[int, int]) -> Box:
     """Find which part of a photo of ``size`` (width, height) reaches the model, for any deterministic preprocessing.
 
-    A preprocessing that knows says so through a method ``box(size)``. Any other is asked by example: it is given a
-    picture whose values rise from left to right, one that rises from top to bottom, and a black and a white one to
-    calibrate by. What comes out is a straight line over the part that was kept. A preprocessing that is not of that
-    kind (random, or not linear) is taken to stretch the whole photo.
+    A preprocessing that knows says so through a method ``box(size)``. Any other is asked by example: it is given
+    pictures whose values rise from left to right and from top to bottom, and a black and a white one to calibrate by.
+    What comes out is a straight line over the part that was kept; padding does not follow it and is left out. Where
+    nothing of that kind comes out (a random preprocessing, say), the whole photo is assumed, with a warning.
 
-    >>> locate(lambda image: torch.zeros(3, 8, 8), (40, 20))
-    Box(left=0.0, top=0.0, right=40.0, bottom=20.0)
+    >>> locate(lambda image: torch.zeros(3, 8, 8), (2, 2))
+    Box(left=0.0, top=0.0, right=2.0, bottom=2.0)
     """
     known = getattr(preprocess, "box", None)
     if callable(known):
         box: Box = known(size)
         return box
-    whole = Box(0.0, 0.0, float(size[0]), float(size[1]))
-    horizontal = _extent(preprocess, size, axis=1)
-    vertical = _extent(preprocess, size, axis=0)
-    if horizontal is None or vertical is None:
-        return whole
-    return Box(horizontal[0], vertical[0], horizontal[1], vertical[1])
-
-
-def _extent(preprocess: Preprocess, size: tuple[int, int], axis: int) -> tuple[float, float] | None:
-    """Return where the first and the last edge of the model's input lie along an axis of the photo."""
-    width, height = size
-    length = (height, width)[axis]
-    ramp = np.linspace(16, 240, length)  # away from black and white, where resampling would clip
-    shape = (height, 1) if axis == 0 else (1, width)
-    picture = np.broadcast_to(ramp.reshape(shape).round().astype(np.uint8), (height, width))
     try:
-        seen, black, white = (
-            preprocess(Image.fromarray(np.ascontiguousarray(values)).convert("RGB")).float()
-            for values in (picture, np.zeros_like(picture), np.full_like(picture, 255))
-        )
-        value = ((seen - black) / (white - black)).mean(0) * 255
+        black, white = (_seen(preprocess, np.full((size[1], size[0]), level, np.uint8)) for level in (0, 255))
+        edges = [_extent(preprocess, size, axis, black, white) for axis in (1, 0)]
     except (RuntimeError, TypeError, ValueError, AttributeError):
+        edges = [None, None]
+    for i, length in enumerate(size):
+        if edges[i] is None and length >= SMALLEST:
+            warn(
+                "preprocess must keep a rectangle of the photo for overlays to be placed, but what it keeps could not "
+                "be told; the overlay assumes the whole photo. Give preprocess a method box(size) -> explain.images.Box"
+            )
+            break
+    (left, right), (top, bottom) = (e or (0.0, float(length)) for e, length in zip(edges, size, strict=True))
+    return Box(left, top, right, bottom)
+
+
+def _seen(preprocess: Preprocess, grey: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return what a preprocessing makes of a grey picture, ``(C, H, W)``."""
+    return preprocess(Image.fromarray(np.ascontiguousarray(grey)).convert("RGB")).double().numpy()
+
+
+def _extent(
+    preprocess: Preprocess, size: tuple[int, int], axis: int, black: np.ndarray[Any, Any], white: np.ndarray[Any, Any]
+) -> tuple[float, float] | None:
+    """Return where the first and the last edge of the model's input lie along an axis of the photo."""
+    length = size[1 - axis]
+    if length < SMALLEST:
         return None
-    line = value.mean(1 - axis).numpy()
-    position = (line - 16) / (240 - 16) * (length - 1) + 0.5
-    steps = np.arange(len(line)) + 0.5
-    if len(line) < 2 or not np.isfinite(position).all():
+    ramp = np.linspace(16, 240, length).round().astype(np.uint8)  # resampling would clip at black and white
+    picture = np.broadcast_to(ramp[:, None] if axis == 0 else ramp, (size[1], size[0]))
+    reach = white - black
+    kept = np.abs(reach) > 0.5 * np.abs(reach).max()
+    value = np.where(kept, (_seen(preprocess, picture) - black) / np.where(kept, reach, 1) * 255, np.nan)
+    lines = np.moveaxis(value, axis + 1, 0).reshape(value.shape[axis + 1], -1)
+    filled = np.isfinite(lines).any(1)
+    position = (np.nanmean(lines[filled], axis=1) - 16) / (240 - 16) * (length - 1) + 0.5
+    steps = np.arange(len(lines))[filled] + 0.5
+    if len(steps) < 2:
         return None
     slope, start = np.polyfit(steps, position, 1)
     error = np.abs(slope * steps + start - position).max()
     if slope <= 0 or error > max(2.0, 0.03 * length):
         return None
-    return float(start), float(start + slope * len(line))
+    return float(start), float(start + slope * len(lines))

@@ -54,7 +54,7 @@ def find_grid(shape: tuple[int, ...], size: tuple[int, int]) -> Grid | None:
     """
     if len(shape) == 4:
         _, a, b, c = shape
-        channels_last = not _has_aspect(b, c, size) and _has_aspect(a, b, size)
+        channels_last = not _has_aspect(b, c, size) and abs(a - b * size[0] / size[1]) <= 1
         grid = Grid("NHWC", a, b) if channels_last else Grid("NCHW", b, c)
         return grid if grid.height * grid.width > 1 else None
     if len(shape) == 3:
@@ -71,8 +71,10 @@ def _token_grid(tokens: int, size: tuple[int, int]) -> Grid | None:
     for skip in range(min(MAX_EXTRA_TOKENS, tokens - 1) + 1):
         cells = tokens - skip
         height = max(1, round((cells * size[0] / size[1]) ** 0.5))
-        if cells > 1 and cells % height == 0 and _has_aspect(height, cells // height, size):
-            return Grid("tokens", height, cells // height, skip)
+        width = cells // height
+        fits = height == round(width * size[0] / size[1]) or width == round(height * size[1] / size[0])
+        if cells > 1 and height * width == cells and fits:
+            return Grid("tokens", height, width, skip)
     return None
 
 

@@ -6,6 +6,7 @@ what was picked: the class indices ``(N,)``, or None for scores that are not a c
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -152,10 +153,20 @@ def as_target(target: TargetLike, categories: Sequence[str] | None = None) -> Ta
 
 
 def _from_numbers(numbers: Any, given: object) -> Target:
-    whole = numbers if isinstance(numbers, list | tuple) else [numbers]
-    if not whole or not all(isinstance(number, int) and not isinstance(number, bool) for number in whole):
+    several = isinstance(numbers, Sequence)
+    try:
+        whole = tuple(_index(number) for number in (numbers if several else [numbers]))
+    except TypeError:
+        whole = ()
+    if not whole:
         raise TargetError(f"target must hold whole class indices, one per image, got {given!r}")
-    return ClassTarget(tuple(whole) if isinstance(numbers, list | tuple) else numbers)
+    return ClassTarget(whole if several else whole[0])
+
+
+def _index(number: Any) -> int:
+    if isinstance(number, bool):
+        raise TypeError("a truth value is no class index")
+    return operator.index(number)
 
 
 def find_label(label: str, categories: Sequence[str] | None) -> int:

@@ -82,11 +82,13 @@ def test_folders_and_photos_of_one_name_are_told_apart(capsys: pytest.CaptureFix
         Path(folder).mkdir()
         Image.new("RGB", (20, 20), "red").save(f"{folder}/photo.png")
     Path("a/notes.txt").write_text("no image")
-    code, out, _ = run(capsys, "a", "b", "a/photo.png", "--target", "0")
+    Image.new("RGB", (20, 20), "blue").save("a/photo-2.png")
+    code, out, _ = run(capsys, "a", "b", "a/photo.png", "--target", "0", "--method", "saliency")
     assert code == 0
     assert [line for line in out if line.endswith(".png") and "wrote" in line] == [
-        "  wrote explained/photo-gradcam.png",
-        "  wrote explained/photo-2-gradcam.png",
+        "  wrote explained/photo-2-saliency.png",
+        "  wrote explained/photo-saliency.png",
+        "  wrote explained/photo-3-saliency.png",
     ]
 
 
@@ -146,7 +148,10 @@ def test_wrong_usage_is_code_2_and_writes_nothing(
         (["--target", "expresso"], "did you mean 'espresso'"),
         (["--layer", "layer9"], "did you mean 'layer"),
         (["--layer", "fc"], "must give a spatial map, got shape (1, 200)"),
-        (["--layer", "relu", "--layer", "layer1.0.downsample.0"], None),
+        (["--target", "-1"], "must be a class from 0 to 199 for this model, got -1"),
+        (["--top-k", "201"], "top 201 classes, but the model has 200"),
+        (["--weights", "x" * 300], "there is none"),
+        (["--layer", "layr3", "--method", "saliency"], "did you mean 'layer3'"),
         (["--model", "resnet5"], "did you mean 'resnet50'"),
         (["--model", "no.such:thing"], "no module named 'no'"),
         (["--weights", "none.pt"], "there is none"),
@@ -157,12 +162,9 @@ def test_wrong_usage_is_code_2_and_writes_nothing(
     ],
 )
 def test_what_cannot_be_explained_is_code_1_and_one_line(
-    arguments: list[str], message: str | None, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, _, err = run(capsys, CAT, *arguments)
-    if message is None:
-        assert (code, err) == (0, [])
-        return
     assert code == 1
     assert len(err) == 1
     assert err[0].startswith("explain: ")
@@ -213,6 +215,39 @@ def test_odd_files_work_or_say_why_and_the_others_still_get_done(
         assert drawn.width >= 1
 
 
+def test_names_and_labels_that_cannot_be_shown_stop_nothing(tmp_path: Path) -> None:
+    strange = os.fsdecode(b"caf\xe9 \xe7\x8c\xab.png")
+    Image.new("RGB", (20, 20), "green").save(tmp_path / "plain.png")
+    (tmp_path / "plain.png").rename(tmp_path / strange)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii:strict"}
+    command = [
+        sys.executable,
+        "-m",
+        "explain.cli",
+        strange,
+        "x" * 300 + ".jpg",
+        "--target",
+        "0",
+        "--method",
+        "saliency",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert "File name too long" in done.stderr
+    assert len(list((tmp_path / "explained").iterdir())) == 3
+
+
+def test_output_that_cannot_be_printed_is_one_line(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = f'"{sys.executable}" -m explain.cli --list-methods > /dev/full'
+    done = subprocess.run(
+        command, shell=True, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr == "explain: output cannot be printed: No space left on device\n"
+
+
 def test_an_empty_folder_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").mkdir()
     code, _, err = run(capsys, "empty")
@@ -240,6 +275,9 @@ def raises():
 
 def nan():
     return Net("nan")
+
+def boom():
+    raise ZeroDivisionError("from the factory")
 """
 
 
@@ -249,6 +287,11 @@ def nan():
         (["--model", "own_net:raises", "--method", "saliency"], "the model raised ZeroDivisionError: from the model"),
         (["--model", "own_net:nan", "--method", "saliency"], "must give finite scores, got nan"),
         (["--model", "own_net:Net", "--layer", "unused"], "was not called in the forward pass"),
+        (["--model", "own_net:boom"], "model 'own_net:boom' raised ZeroDivisionError: from the factory"),
+        (["--model", "own_net:raises", "--list-layers"], "raised ZeroDivisionError: from the model"),
+        (["--model", "broken_net:Net"], "raised SyntaxError"),
+        (["--model", "own_net:Net", "--labels", "gap.txt"], "but line 2 is empty"),
+        (["--model", "own_net:Net", "--labels", "three.txt"], "each of the model's 2 classes, got 3"),
     ],
 )
 def test_what_ones_own_model_does_wrong_is_one_line(
@@ -259,6 +302,9 @@ def test_what_ones_own_model_does_wrong_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "own_net.py").write_text(OWN)
+    (tmp_path / "broken_net.py").write_text("def Net(:")
+    (tmp_path / "gap.txt").write_text("cat\n\ndog\n")
+    (tmp_path / "three.txt").write_text("cat\ndog\ncow\n\n")
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "own_net", raising=False)
     code, _, err = run(capsys, CAT, *arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -96,9 +97,10 @@ def test_model_and_caller_are_left_as_found(method: str, case: str, state: str, 
     elif case == "bad target":
         with pytest.raises(TargetError):
             run(target=99)
-    elif case == "bad layer" and method in ("gradcam", "guidedgradcam"):
-        with pytest.raises(LayerError, match="'unused' was not called"):
-            run(layer="unused")
+    elif case == "bad layer":
+        uses_layer = method in ("gradcam", "guidedgradcam")
+        with pytest.raises(LayerError, match="'unused' was not called" if uses_layer else "not in the model"):
+            run(layer="unused" if uses_layer else "no such layer")
     elif case == "model that raises":
         with pytest.raises(ZeroDivisionError, match="from the user's model"):
             run()
@@ -279,3 +281,133 @@ def test_functional_rectifiers_of_every_kind_are_caught(name: str) -> None:
     model, x = Rectified(RECTIFIERS[name]), torch.randn(1, 3, 6, 6)
     guided = explain.attribute(model, x, "guidedbackprop", target=0).values
     assert guided.shape == x.shape
+
+
+INPLACE = [
+    nn.ReLU,
+    nn.ReLU6,
+    nn.LeakyReLU,
+    nn.ELU,
+    nn.SELU,
+    nn.CELU,
+    nn.RReLU,
+    nn.SiLU,
+    nn.Mish,
+    nn.Hardswish,
+    nn.Hardtanh,
+]
+
+
+@pytest.mark.parametrize("kind", INPLACE)
+def test_rectifiers_in_place_are_caught_like_the_others(kind: type[nn.Module]) -> None:
+    x = torch.randn(1, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+
+    def guided(inplace: bool) -> torch.Tensor:
+        parts = [
+            nn.Conv2d(3, 4, 3),
+            kind(inplace=inplace),
+            nn.Conv2d(4, 4, 3),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(16, 2),
+        ]
+        return explain.attribute(settled(nn.Sequential(*parts)), x, "guidedbackprop", target=0).values
+
+    assert guided(False).abs().max() > 0
+    torch.testing.assert_close(guided(True), guided(False), rtol=1e-4, atol=1e-6)  # ELU in place recovers its input
+
+
+def test_threads_that_share_a_model_in_train_mode_leave_it_as_it_is(x: torch.Tensor) -> None:
+    net = settled(TinyNet()).double().train()
+    net.avgpool.register_forward_pre_hook(lambda module, args: time.sleep(0.01))
+    expected = explain.attribute_all(net, x, METHODS, target=1)
+    before = snapshot(net)
+    found: list[dict[str, explain.Attribution]] = []
+
+    def work(wait: float) -> None:
+        time.sleep(wait)
+        found.extend(explain.attribute_all(net, x, METHODS, target=1) for _ in range(4))
+
+    threads = [threading.Thread(target=work, args=(i * 0.004,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert snapshot(net) == before
+    assert len(found) == 24
+    for attributions in found:
+        for name, attribution in attributions.items():
+            torch.testing.assert_close(attribution.values, expected[name].values, rtol=1e-12, atol=1e-14)
+
+
+def test_gradients_that_are_not_finite_are_not_drawn() -> None:
+    class Root(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 2, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.sqrt(self.conv(x).relu() * 0).mean((2, 3))
+
+    for method in METHODS:
+        with pytest.raises(ModelError, match=f"but {method} found NaN or infinity"):
+            explain.attribute(Root(), torch.rand(1, 3, 4, 4), method, target=0, layer="conv")
+
+
+def test_a_nan_in_any_class_is_refused_and_a_masked_class_is_not(net: TinyNet, x: torch.Tensor) -> None:
+    net.fc.bias.data[4] = float("-inf")
+    assert explain.attribute(net, x, target=0).logits is not None
+    net.fc.bias.data[4] = float("nan")
+    with pytest.raises(ModelError, match="must give finite scores, got nan"):
+        explain.attribute(net, x, target=0)
+
+
+def test_a_layer_that_mixes_up_the_batch_is_refused(x: torch.Tensor) -> None:
+    class Windows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.split, self.fc = nn.Identity(), nn.Linear(3, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            windows = self.split(torch.cat(x.chunk(2, dim=2)))
+            return self.fc(windows.mean((2, 3)).unflatten(0, (2, -1)).mean(0))
+
+    with pytest.raises(LayerError, match="must give a map for each of the 3 images, got shape"):
+        explain.attribute(Windows(), x.float(), "gradcam", target=0, layer="split")
+
+
+def test_a_model_that_turns_gradients_off_says_so(x: torch.Tensor) -> None:
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.fc = nn.Conv2d(3, 4, 3), nn.Linear(4, 2).requires_grad_(False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                features = self.conv(x)
+            return self.fc(features.mean((2, 3)))
+
+    with pytest.raises(LayerError, match="computed with gradients turned off"):
+        explain.attribute(Frozen(), x.float(), "gradcam", target=0, layer="conv")
+    with torch.inference_mode():
+        inference = nn.Conv2d(3, 2, 3)
+    with pytest.raises(ModelError, match=r"outside torch\.inference_mode"):
+        explain.attribute(inference, x.float(), "saliency")
+
+
+def test_a_wrong_layer_is_told_even_where_no_method_looks_at_it(net: TinyNet, x: torch.Tensor) -> None:
+    with pytest.raises(LayerError, match="did you mean 'layer1'"):
+        explain.attribute(net, x, "saliency", layer="layr1")
+
+
+def test_a_shared_module_goes_by_all_its_names(net: TinyNet, x: torch.Tensor) -> None:
+    net.alias = net.layer2
+    expected = explain.attribute(net, x, target=1, layer="layer2")
+    assert torch.equal(explain.attribute(net, x, target=1, layer="alias").values, expected.values)
+
+
+def test_warnings_carry_the_line_of_the_caller() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(16, 2))
+    with pytest.warns(ExplainWarning) as caught:
+        explain.attribute(model, torch.rand(1, 3, 4, 4), "guidedbackprop")
+    assert caught[0].filename == __file__

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ast
+import doctest
+import importlib
 import os
+import pkgutil
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import explain
 from tests.conftest import ROOT
@@ -79,6 +83,25 @@ def test_importing_is_light(tmp_path: Path) -> None:
     assert fresh(code, tmp_path) == "[]\n"
     code = "import sys, explain\nexplain.attribute, explain.Explainer, explain.list_methods()\n"
     assert fresh(code + loaded.format("'torchvision', 'matplotlib', 'cv2'"), tmp_path) == "[]\n"
+
+
+MODULES = [m.name for m in pkgutil.walk_packages(explain.__path__, "explain.") if not m.name.endswith("__main__")]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_in_docstrings_are_right(name: str) -> None:
+    torch.manual_seed(0)  # the examples use random networks, which may have nothing to say
+    found = doctest.testmod(importlib.import_module(name), raise_on_error=False)
+    assert found.failed == 0
+
+
+def test_public_things_are_documented_with_examples() -> None:
+    for name in explain.__all__:
+        thing = getattr(explain, name)
+        if callable(thing) and not (isinstance(thing, type) and issubclass(thing, Warning | Exception)):
+            text = thing.__doc__ or ""
+            assert len(text) > 100, name
+            assert ">>> " in text or name in ("Attribution", "Explanation"), name
 
 
 def test_the_public_names_are_all_there() -> None:

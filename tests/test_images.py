@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import io
+import os
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torchvision.transforms import v2
 
-from explain.errors import ImageError
+from explain.errors import ExplainWarning, ImageError
 from explain.images import MAX_PIXELS, Box, load_image, locate
 from explain.models import CenterCrop
 
@@ -99,8 +101,9 @@ def test_files_that_are_no_images_say_what_is_wrong(gradient: Image.Image, tmp_p
         load_image(tmp_path)
     with pytest.raises(ImageError, match="got int"):
         load_image(3)  # type: ignore[arg-type]
-    with pytest.raises(ImageError, match="cannot be read"):
-        load_image("\0.jpg")
+    for name in ("\0.jpg", "x" * 300 + ".jpg"):
+        with pytest.raises(ImageError, match="cannot be read"):
+            load_image(name)
 
 
 def test_a_decompression_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
@@ -151,8 +154,33 @@ def test_the_part_of_a_photo_that_any_preprocessing_keeps_is_found_by_trying_it(
     assert locate(ours, size) == expected
 
 
-def test_preprocessing_that_cannot_be_located_is_taken_to_show_the_whole_photo() -> None:
+def test_padding_around_the_photo_is_left_out() -> None:
+    def letterbox(image: Image.Image) -> torch.Tensor:
+        small = ImageOps.pad(image, (64, 64), color=(90, 90, 90))
+        return v2.functional.to_dtype(v2.functional.to_image(small), torch.float32, scale=True)
+
+    found = locate(letterbox, (400, 200))
+    for edge, expected in {"left": 0, "top": -100, "right": 400, "bottom": 300}.items():
+        assert getattr(found, edge) == pytest.approx(expected, abs=8), edge
+
+
+def test_preprocessing_that_cannot_be_located_is_taken_to_show_the_whole_photo_and_says_so() -> None:
     generator = torch.Generator().manual_seed(0)
     random = v2.Lambda(lambda image: torch.rand(3, 8, 8, generator=generator))
-    assert locate(random, (40, 20)) == Box(0, 0, 40, 20)
-    assert locate(lambda image: "nothing", (40, 20)) == Box(0, 0, 40, 20)  # type: ignore[arg-type, return-value]
+    for preprocess in (random, lambda image: "nothing"):
+        with pytest.warns(ExplainWarning, match="the overlay assumes the whole photo"):
+            assert locate(preprocess, (40, 20)) == Box(0, 0, 40, 20)  # type: ignore[arg-type]
+    strip = v2.Compose([v2.Resize(8), v2.CenterCrop(8), v2.ToImage(), v2.ToDtype(torch.float32)])
+    assert locate(strip, (1, 100)).top == pytest.approx(49.5, abs=3)
+
+
+def test_pipes_and_open_files_are_read(gradient: Image.Image, tmp_path: Path) -> None:
+    gradient.save(tmp_path / "a.png")
+    with (tmp_path / "a.png").open("rb") as file:
+        assert load_image(file).size == (40, 30)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_bytes((tmp_path / "a.png").read_bytes()))
+    writer.start()
+    assert load_image(pipe).size == (40, 30)
+    writer.join()

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 from PIL import Image
 
 from explain.errors import OutputError
-from explain.output import Files
+from explain.output import Files, distinct, slug
 
 
 def filled(folder: Path, *, overwrite: bool = False) -> Files:
@@ -59,9 +58,42 @@ def test_an_output_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
         filled(tmp_path / "file").write()
 
 
-@pytest.mark.skipif(os.name == "posix" and os.geteuid() == 0, reason="root may write anywhere")
-def test_an_unwritable_folder_is_refused(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(OutputError, match="Permission denied"):
+def test_an_unwritable_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(path: Path, *args: object, **options: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", forbidden)  # rather than chmod, which does not stop root
+    with pytest.raises(OutputError, match="cannot be written: Permission denied; choose another"):
         filled(tmp_path).write()
-    tmp_path.chmod(0o700)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_in_the_place_of_a_file_stops_everything(tmp_path: Path) -> None:
+    (tmp_path / "a.json").mkdir()
+    with pytest.raises(OutputError, match=r"a.json' must be a file, but a folder is in its place"):
+        filled(tmp_path, overwrite=True).write()
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_one_name_cannot_be_given_twice() -> None:
+    files = filled(Path())
+    with pytest.raises(OutputError, match=r"'a\.png' would be written twice"):
+        files.add_picture("a.png", Image.new("RGB", (1, 1)))
+
+
+def test_records_are_strict_json() -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        Files(Path()).add_json("a.json", {"x": float("nan")})
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("../a b/ä?.txt", "a-b-ä-.txt"), ("???", "image"), ("猫", "猫"), ("cafe\u0301", "café"), ("a_b-c", "a_b-c")],
+)
+def test_file_names_are_safe_and_keep_every_script(text: str, expected: str) -> None:
+    assert slug(text) == expected
+    assert len(slug(text * 100).encode()) <= 100
+
+
+def test_names_are_told_apart_even_from_numbered_ones() -> None:
+    assert distinct(["a", "a-2", "a", "A", "b"]) == ["a", "a-2", "a-3", "A-4", "b"]

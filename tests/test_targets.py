@@ -22,6 +22,8 @@ LABELS = ["tabby cat", "Egyptian cat", "red panda", "crane", "crane"]
         (torch.tensor([0, 2]), [0.1, 4.0], [0, 2]),
         (torch.tensor(1), [3.0, 1.0], [1, 1]),
         (np.int64(1), [3.0, 1.0], [1, 1]),
+        ([np.int64(2), torch.tensor(1)], [2.0, 1.0], [2, 1]),
+        (range(1, 3), [3.0, 4.0], [1, 2]),
         (TopClass(1), [2.0, 4.0], [2, 2]),
     ],
 )

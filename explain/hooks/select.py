@@ -40,7 +40,7 @@ def select(model: nn.Module, where: Where) -> dict[str, nn.Module]:
 def _select_one(model: nn.Module, where: object) -> list[tuple[str, nn.Module]]:
     modules = dict(model.named_modules())
     if isinstance(where, str):
-        return _by_name(modules, where)
+        return _by_name(modules, dict(model.named_modules(remove_duplicate=False)), where)
     if isinstance(where, nn.Module):
         found = [(name, module) for name, module in modules.items() if module is where]
         if not found:
@@ -54,9 +54,10 @@ def _select_one(model: nn.Module, where: object) -> list[tuple[str, nn.Module]]:
     raise LayerError(f"layer must be a name, a pattern, a module or a module class, got {where!r}")
 
 
-def _by_name(modules: dict[str, nn.Module], where: str) -> list[tuple[str, nn.Module]]:
-    if where in modules:
-        return [(where, modules[where])]
+def _by_name(modules: dict[str, nn.Module], aliases: dict[str, nn.Module], where: str) -> list[tuple[str, nn.Module]]:
+    """Find a name among all names that modules go by, or a pattern among the first name of each."""
+    if where in aliases:
+        return [(where, aliases[where])]
     if any(sign in where for sign in "*?["):
         found = [(name, module) for name, module in modules.items() if name and fnmatch.fnmatchcase(name, where)]
         if found:

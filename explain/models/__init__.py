@@ -14,9 +14,8 @@ from pathlib import Path
 
 from explain.models.bundled import load_bundled
 from explain.models.classifier import CenterCrop, Classifier
-from explain.models.custom import as_classifier, load_custom
+from explain.models.custom import as_classifier, load_custom, with_weights
 from explain.models.network import SmallResNet
-from explain.models.weights import fit_weights, read_weights
 from explain.models.zoo import BUNDLED, list_models, load_torchvision
 
 __all__ = ["BUNDLED", "CenterCrop", "Classifier", "SmallResNet", "as_classifier", "list_models", "load"]
@@ -35,9 +34,7 @@ def load(name: str = BUNDLED, weights: str | Path | None = None, size: int | Non
     """
     if name == BUNDLED:
         found = load_bundled(size)
-        if weights is not None:
-            fit_weights(found.model, read_weights(weights), weights)
-        return found
+        return found if weights is None else with_weights(found, weights)
     if ":" in name:
         return load_custom(name, weights, size)
     return load_torchvision(name, weights, size)

@@ -55,7 +55,7 @@ class Classifier:
     """A model, how a photo becomes its input, what its classes are called, and how sharp its probabilities are.
 
     ``temperature`` divides the logits before the softmax, so that the probabilities shown are calibrated; it never
-    changes their order.
+    changes their order. ``weights`` says which weights the model carries, where that is known.
     """
 
     model: nn.Module
@@ -63,6 +63,7 @@ class Classifier:
     categories: Sequence[str] | None = None
     name: str = "model"
     temperature: float = 1.0
+    weights: str | None = None
 
     def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
         """Return calibrated probabilities ``(N, K)`` from logits ``(N, K)``."""

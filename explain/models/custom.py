@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from torch import nn
 
 from explain.errors import ModelError, did_you_mean
 from explain.models.classifier import CenterCrop, Classifier
-from explain.models.weights import fit_weights, read_weights
+from explain.models.weights import describe_weights, fit_weights, read_weights
 
 
 def load_custom(name: str, weights: str | Path | None = None, size: int | None = None) -> Classifier:
@@ -46,16 +47,24 @@ def load_custom(name: str, weights: str | Path | None = None, size: int | None =
         found = found()
     if isinstance(found, nn.Module):
         found = as_classifier(found, name=name, size=size)
+    elif size is not None and isinstance(found, Classifier):
+        raise ModelError(f"size cannot be changed for model {name!r}, which brings its own preprocessing; leave it out")
     if not isinstance(found, Classifier):
         raise ModelError(f"model {name!r} must return an nn.Module, got {type(found).__name__}")
-    if weights is not None:
-        fit_weights(found.model, read_weights(weights), weights)
-    return found
+    return found if weights is None else with_weights(found, weights)
+
+
+def with_weights(classifier: Classifier, path: str | Path) -> Classifier:
+    """Load a state dict into a classifier's model, and say so in the classifier."""
+    fit_weights(classifier.model, read_weights(path), path)
+    return replace(classifier, weights=describe_weights(path))
 
 
 def as_classifier(model: nn.Module, *, name: str | None = None, size: int | None = None) -> Classifier:
     """Wrap a bare module, with its own ``preprocess`` and ``categories`` where it has them."""
     own = getattr(model, "preprocess", None)
-    preprocess = own if callable(own) and size is None else CenterCrop(size or 224)
+    if callable(own) and size is not None:
+        raise ModelError("size cannot be changed for a model that brings its own preprocessing; leave it out")
+    preprocess = own if callable(own) else CenterCrop(size or 224)
     categories = getattr(model, "categories", None)
     return Classifier(model, preprocess, categories, name or type(model).__name__)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import pickle
 import warnings
 from collections.abc import Mapping
@@ -21,7 +23,7 @@ def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
         ModelError: missing, damaged, or a file that holds more than tensors and would have to run code to load.
     """
     path = Path(path)
-    if not path.is_file():
+    if not os.path.isfile(path):  # unlike Path.is_file, this takes any name for an answer
         raise ModelError(f"weights {str(path)!r} must be a file, but there is none; check the path")
     try:
         with warnings.catch_warnings():
@@ -72,3 +74,9 @@ def fit_weights(model: nn.Module, state: Mapping[str, torch.Tensor], path: str |
             f"and {len(wrong)} of another shape ({first})"
         )
     model.load_state_dict(state)
+
+
+def describe_weights(path: str | Path) -> str:
+    """Return the name of a file of weights and its SHA-256, for a record."""
+    with Path(path).open("rb") as file:
+        return f"{path} (sha256 {hashlib.file_digest(file, 'sha256').hexdigest()})"

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
+from torch import nn
 
 from explain.errors import ModelError, did_you_mean
 from explain.models.classifier import CenterCrop, Classifier
-from explain.models.weights import fit_weights, read_weights
+from explain.models.weights import describe_weights, fit_weights, read_weights
 
 BUNDLED = "bundled"
 
@@ -48,24 +50,42 @@ def load_torchvision(name: str, weights: str | Path | None = None, size: int | N
     known = list_models()
     if name not in known:
         raise ModelError(
-            f"model {name!r} is unknown; {did_you_mean(name, known)} Your own is given as package.module:factory"
+            f"model {name!r} is unknown (your own is given as package.module:factory); {did_you_mean(name, known)}"
         )
     published = models.get_model_weights(name).DEFAULT
-    preprocess = _transforms(published, size)
-    if weights is not None:
-        state = read_weights(weights)
-        model = models.get_model(name, weights=None, num_classes=len(next(reversed(state.values()))), **_quiet(name))
-        fit_weights(model, state, weights)
-        same = len(published.meta["categories"]) == len(next(reversed(state.values())))
-        return Classifier(model.eval(), preprocess, published.meta["categories"] if same else None, name)
-    model = models.get_model(name, weights=None, **_quiet(name))
-    model.load_state_dict(_fetch(name, published))
-    return Classifier(model.eval(), preprocess, published.meta["categories"], f"{name} ({published})")
+    preprocess, categories = _transforms(published, size), published.meta["categories"]
+    if weights is None:
+        return Classifier(
+            _pretrained(models, name, published).eval(), preprocess, categories, name, 1.0, str(published)
+        )
+    state = _renamed(read_weights(weights))
+    classes = len([tensor for tensor in state.values() if tensor.ndim][-1])
+    # These two rescale the input when they carry published weights; weights tuned from those expect the same.
+    extra = {"init_weights": False, "transform_input": True} if name in ("googlenet", "inception_v3") else {}
+    model = models.get_model(name, weights=None, num_classes=classes, **extra)
+    fit_weights(model, state, weights)
+    same = categories if len(categories) == classes else None
+    return Classifier(model.eval(), preprocess, same, name, 1.0, describe_weights(weights))
 
 
-def _quiet(name: str) -> dict[str, Any]:
-    # These two warn about their slow initialisation unless told what to do; the values are replaced anyway.
-    return {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
+def _pretrained(models: ModuleType, name: str, published: Any) -> nn.Module:
+    """Build a model with its published weights as torchvision does: some builders set more than parameters by them."""
+    cached = Path(torch.hub.get_dir()) / "checkpoints" / published.url.rsplit("/", 1)[1]
+    try:
+        model: nn.Module = models.get_model(name, weights=published)
+    except (OSError, RuntimeError) as error:
+        reason = " ".join(str(getattr(error, "reason", error)).split())[:100]
+        raise ModelError(
+            f"model {name!r} needs its weights at {str(cached)!r}, and they could not be downloaded ({reason}); go "
+            "online once, copy the file there, give your own with --weights, or use the bundled model"
+        ) from None
+    return model
+
+
+def _renamed(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Bring the names of published DenseNets, which are older than their modules, up to date."""
+    old = re.compile(r"(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\..*)")
+    return {old.sub(r"\1\2", name): tensor for name, tensor in state.items()}
 
 
 def _transforms(published: Any, size: int | None) -> Any:
@@ -76,15 +96,3 @@ def _transforms(published: Any, size: int | None) -> Any:
         raise ModelError(f"size must be at least 1 pixel, got {size}")
     crop, resize = preprocess.crop_size[0], preprocess.resize_size[0]
     return CenterCrop(size, crop / max(crop, resize), tuple(preprocess.mean), tuple(preprocess.std))
-
-
-def _fetch(name: str, published: Any) -> Any:
-    cached = Path(torch.hub.get_dir()) / "checkpoints" / published.url.rsplit("/", 1)[1]
-    try:
-        return published.get_state_dict(progress=True, check_hash=True)
-    except (OSError, RuntimeError) as error:
-        reason = " ".join(str(getattr(error, "reason", error)).split())[:100]
-        raise ModelError(
-            f"model {name!r} needs its weights at {str(cached)!r}, and they could not be downloaded ({reason}); go "
-            "online once, copy the file there, give your own with --weights, or use the bundled model"
-        ) from None

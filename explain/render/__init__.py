@@ -9,8 +9,8 @@ figure     matplotlib figures
 
 from explain.render.colors import HEAT, SIGNED, colorize
 from explain.render.figure import figure
-from explain.render.overlay import color, heat, intensity, signed
+from explain.render.overlay import check, color, heat, intensity, signed
 from explain.render.sheet import sheet
 from explain.render.text import caption
 
-__all__ = ["HEAT", "SIGNED", "caption", "color", "colorize", "figure", "heat", "intensity", "sheet", "signed"]
+__all__ = ["HEAT", "SIGNED", "caption", "check", "color", "colorize", "figure", "heat", "intensity", "sheet", "signed"]

@@ -41,8 +41,7 @@ def heat(photo: Image.Image, values: Array, region: Region, *, colormap: str = H
     >>> heat(Image.new("RGB", (8, 4)), np.ones((2, 2)), Box(0, 0, 8, 4)).size
     (8, 4)
     """
-    if not 0 <= alpha <= 1:
-        raise ExplainError(f"alpha must be an opacity from 0 to 1, got {alpha}")
+    check(colormap, alpha)
     table = lookup_table(colormap)
     placed = place(values, photo.size, region)
     colors = Image.fromarray(table[placed])
@@ -50,6 +49,14 @@ def heat(photo: Image.Image, values: Array, region: Region, *, colormap: str = H
     opacity = (255 * alpha * np.sqrt(np.arange(256) / 255)).round().astype(np.uint8)
     blended = Image.composite(colors, photo, Image.fromarray(opacity[placed]))
     return _mark_unseen(blended, region)
+
+
+def check(colormap: str | None = None, alpha: float = 1.0) -> None:
+    """Refuse an unknown colour map and an opacity outside [0, 1]."""
+    if not 0 <= alpha <= 1:
+        raise ExplainError(f"alpha must be an opacity from 0 to 1, got {alpha}")
+    if colormap is not None:
+        lookup_table(colormap)
 
 
 def intensity(photo: Image.Image, values: Array, region: Region, *, colormap: str = HEAT) -> Image.Image:
@@ -113,7 +120,7 @@ def _mark_unseen(picture: Image.Image, region: Region) -> Image.Image:
         return picture
     dark = picture.point([round(v * UNSEEN) for v in range(256)] * 3)
     dark.paste(picture.crop((left, top, right, bottom)), (left, top))
-    line = max(1, round(max(picture.size) / 500))
+    line = max(1, round(min(right - left, bottom - top, max(picture.size) / 4) / 125))
     ImageDraw.Draw(dark).rectangle((left, top, right - 1, bottom - 1), outline=(255, 255, 255), width=line)
     return dark
 

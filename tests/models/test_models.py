@@ -115,7 +115,34 @@ def test_torchvision_models_bring_their_own_weights_transforms_and_labels(
     assert torch.equal(found.model.fc.weight, random.fc.weight)
     image = Image.new("RGB", (300, 200), "orange")
     torch.testing.assert_close(found.preprocess(image), published.transforms()(image))
+    assert found.name == "shufflenet_v2_x0_5"
+    assert found.weights == str(published)
     assert load("shufflenet_v2_x0_5", size=96).preprocess(image).shape == (3, 96, 96)
+
+
+@pytest.mark.parametrize("name", ["googlenet", "densenet121"])
+def test_models_with_published_weights_are_what_torchvision_builds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """These builders do more than load parameters: one rescales its input, one renames old keys."""
+    torch.manual_seed(0)
+    extra = {"init_weights": False} if name == "googlenet" else {}
+    state = torchvision.models.get_model(name, **extra).state_dict()
+    published = torchvision.models.get_model_weights(name).DEFAULT
+    monkeypatch.setattr(type(published), "get_state_dict", lambda *_, **__: dict(state))
+    expected = torchvision.models.get_model(name, weights=published).eval()
+    found, x = load(name).model, torch.rand(1, 3, 64, 64)
+    assert torch.equal(found(x), expected(x))
+    assert getattr(found, "transform_input", True)
+
+
+def test_old_names_of_densenets_are_understood(tmp_path: Path) -> None:
+    state = torchvision.models.densenet121(num_classes=3).state_dict()
+    old = {re.sub(r"(denselayer\d+\.(?:norm|conv))([12])", r"\1.\2", key): value for key, value in state.items()}
+    assert old.keys() != state.keys()
+    torch.save(old, tmp_path / "old.pt")
+    found = load("densenet121", weights=tmp_path / "old.pt")
+    assert all(torch.equal(value, state[key]) for key, value in found.model.state_dict().items())
+    assert found.weights is not None
+    assert "sha256" in found.weights
 
 
 def test_weights_that_cannot_be_downloaded_are_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +161,7 @@ def test_weights_that_cannot_be_downloaded_are_one_clear_line(tmp_path: Path, mo
 
 def test_unknown_names_suggest() -> None:
     assert models.list_models()[0] == "bundled"
-    with pytest.raises(ModelError, match="model 'resnet5' is unknown; did you mean 'resnet50'"):
+    with pytest.raises(ModelError, match=r"model 'resnet5' is unknown .*; did you mean 'resnet50'"):
         load("resnet5")
 
 
