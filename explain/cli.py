@@ -43,11 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         # Whoever read our output has gone, or it cannot be written; keep the interpreter from complaining at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return (
-            FAILED if isinstance(error, BrokenPipeError) else _complain(f"output cannot be printed: {error.strerror}")
-        )
-    except Exception as error:  # a factory or module of the user's own may raise anything
-        return _complain(f"model {options.model!r} raised {_raised(error)}")
+        if not isinstance(error, BrokenPipeError):
+            _complain(f"output cannot be printed: {error.strerror}")
+        return FAILED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -112,7 +110,9 @@ def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if options.list_models:
         return _list_models()
     if options.list_layers:
-        return _list_layers(_explainer(options))
+        explainer = _explainer(options)
+        with _blaming(options.model):
+            return _list_layers(explainer)
     if not options.images:
         parser.error("name at least one image; --help shows the options")
     if options.top_k and options.target:
@@ -143,13 +143,23 @@ def _check_colormap(name: str | None) -> None:
 def _explainer(options: argparse.Namespace) -> Explainer:
     from explain.explainer import Explainer
 
-    return Explainer(
-        options.model,
-        categories=None if options.labels is None else _read_labels(options.labels),
-        weights=options.weights,
-        size=options.size,
-        device=options.device,
-    )
+    labels = None if options.labels is None else _read_labels(options.labels)
+    with _blaming(options.model):
+        return Explainer(
+            options.model, categories=labels, weights=options.weights, size=options.size, device=options.device
+        )
+
+
+@contextmanager
+def _blaming(model: str) -> Iterator[None]:
+    """Say in one line what a factory or module of the user's own raises; it may be anything."""
+    try:
+        yield
+    except ExplainError:
+        raise
+    except Exception as error:
+        reason = (str(error).splitlines() or ["no message"])[0]
+        raise ExplainError(f"model {model!r} raised {type(error).__name__}: {reason}") from error
 
 
 def _read_labels(path: str) -> list[str]:
@@ -203,17 +213,15 @@ def _explain_all(
         _progress(done, len(images), path)
         with _notes(path):
             try:
-                explanation = explainer(
-                    path, methods, _targets(options.target), layer=options.layer, top_k=options.top_k
-                )
+                with _blaming(options.model):
+                    targets = _targets(options.target)
+                    explanation = explainer(path, methods, targets, layer=options.layer, top_k=options.top_k)
                 written = explanation.save(
                     options.output, stem=stem, overwrite=options.force, alpha=options.alpha, colormap=options.colormap
                 )
             except ExplainError as error:
                 hint = " (--force overwrites)" if "exists already" in str(error) else ""
                 failures.append(f"{path}: {error}{hint}")
-            except Exception as error:  # the user's model may raise anything; the other images still get done
-                failures.append(f"{path}: the model raised {_raised(error)}")
             else:
                 _report(path, explanation, written, results, as_json=options.json)
                 continue
@@ -305,10 +313,6 @@ def _list_layers(explainer: Explainer) -> int:
         default = " (default)" if call.name == chosen else ""
         print(f"{call.name:<32} {call.kind:<20} {call.shape!s:<24} {grid}{default}".rstrip())
     return DONE
-
-
-def _raised(error: BaseException) -> str:
-    return f"{type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"
 
 
 def _complain(message: str) -> int:

@@ -17,7 +17,7 @@ from explain.errors import LayerError
 from explain.hooks import HookGroup, first_tensor, untouched
 
 MAX_EXTRA_TOKENS = 8  # one class token, a distillation token, and the four to eight registers that are in use
-_PREFER_BEFORE = ("Pool", "Upsample")
+_POOLING = ("Pool", "Upsample")
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def _choose(calls: list[Call]) -> str:
         else:
             groups.append([call])
     maps = [group for group in groups if (grid := group[-1].grid) is not None and grid.layout != "tokens"]
-    unpooled = [group for group in maps if not any(word in call.kind for call in group for word in _PREFER_BEFORE)]
+    unpooled = [group for group in maps if not any(word in call.kind for call in group for word in _POOLING)]
     tokens = _before_last_attention(calls)
     if tokens is not None and not any(calls.index(group[-1]) > calls.index(tokens) for group in maps):
         return tokens.name

@@ -278,16 +278,23 @@ def nan():
 
 def boom():
     raise ZeroDivisionError("from the factory")
+
+def lost():
+    return open("own weights.pt")
 """
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "own_net:raises", "--method", "saliency"], "the model raised ZeroDivisionError: from the model"),
+        (
+            ["--model", "own_net:raises", "--method", "saliency"],
+            "model 'own_net:raises' raised ZeroDivisionError: from the model",
+        ),
         (["--model", "own_net:nan", "--method", "saliency"], "must give finite scores, got nan"),
         (["--model", "own_net:Net", "--layer", "unused"], "was not called in the forward pass"),
         (["--model", "own_net:boom"], "model 'own_net:boom' raised ZeroDivisionError: from the factory"),
+        (["--model", "own_net:lost"], "raised FileNotFoundError"),
         (["--model", "own_net:raises", "--list-layers"], "raised ZeroDivisionError: from the model"),
         (["--model", "broken_net:Net"], "raised SyntaxError"),
         (["--model", "own_net:Net", "--labels", "gap.txt"], "but line 2 is empty"),
