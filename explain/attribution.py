@@ -151,9 +151,11 @@ def attribute_targets(
     wanted = _targets(targets, categories)
     check_inputs(model, x)
     needs = frozenset().union(*(method.needs for method in chosen.values()))
-    layers = {} if layer is None else select(model, layer)  # a wrong name is told even where no method looks at layers
+    layers = (
+        [] if layer is None else list(select(model, layer))
+    )  # a wrong name is told even where no method looks at layers
     if needs & LAYER_NEEDS and not layers:
-        layers = select(model, default_layer(model, x))
+        layers = [default_layer(model, x)]
     gathered = gather(model, x, needs, wanted, layers)
     found = [{name: _apply(method, evidence) for name, method in chosen.items()} for evidence in gathered]
     for attributions in found:

@@ -125,7 +125,7 @@ def gather(
     inputs: torch.Tensor,
     needs: Collection[Need],
     targets: Sequence[Target],
-    layers: Mapping[str, nn.Module],
+    layers: Collection[str],
 ) -> list[list[Evidence]]:
     """Run ``model`` on ``inputs`` ``(N, C, H, W)`` and return the evidence for each target, and in it for each layer.
 
@@ -137,7 +137,7 @@ def gather(
     """
     check_inputs(model, inputs)
     with _alone(), untouched(model):
-        run = _Pass(model, inputs, frozenset(needs), dict(layers))
+        run = _Pass(model, inputs, frozenset(needs), tuple(layers))
         chosen = [run.choose(target) for target in targets]  # all of them fit before the first backward is run
         return [run.explain(choice, last=i == len(chosen) - 1) for i, choice in enumerate(chosen)]
 
@@ -155,12 +155,10 @@ class _Choice:
 class _Pass:
     """One forward pass, and the backward passes over it."""
 
-    def __init__(
-        self, model: nn.Module, inputs: torch.Tensor, needs: frozenset[Need], layers: dict[str, nn.Module]
-    ) -> None:
+    def __init__(self, model: nn.Module, inputs: torch.Tensor, needs: frozenset[Need], layers: tuple[str, ...]) -> None:
         self.needs = needs
         self.rules = {need.rule for need in needs if isinstance(need, InputGradients)}
-        self.layers = layers if needs & LAYER_NEEDS else {}
+        self.layers = layers if needs & LAYER_NEEDS else ()
         self.inputs = inputs.detach()
         self.source = self.inputs.clone().requires_grad_() if self.rules else self.inputs
         with HookGroup(model) as group, torch.set_grad_enabled(bool(self.rules)):

@@ -119,9 +119,12 @@ class Explanation:
                 titles.append(self._short(attribution, index))
         return render.figure(pictures, titles, self._heading())
 
-    def sheet(self, tile: int = 240) -> Image.Image:
-        """Return the photo and all methods side by side as a picture, a row for each target."""
-        rows = [[self.photo, *(self.overlay(name, i) for name in result)] for i, result in enumerate(self.results)]
+    def sheet(self, tile: int = 300, *, alpha: float = 0.6, colormap: str | None = None) -> Image.Image:
+        """Return the photo and all methods side by side as a picture, a row for each target; options as for `overlay`."""
+        rows = [
+            [self.photo, *(self.overlay(name, i, alpha=alpha, colormap=colormap) for name in result)]
+            for i, result in enumerate(self.results)
+        ]
         titles = [[self._titled(i), *(_where(a) for a in result.values())] for i, result in enumerate(self.results)]
         return render.sheet(rows, columns=["photo", *self.methods], titles=titles, tile=tile)
 
@@ -135,6 +138,8 @@ class Explanation:
         colormap: str | None = None,
     ) -> list[Path]:
         """Write for each method and target the overlay (PNG), the raw values (``.npy``) and a record (JSON).
+
+        Where there is more than one, a sheet with all of them side by side comes last.
 
         The folder is made if need be. Each file appears complete or not at all. The names begin with ``stem``, by
         default the photo's own name.
@@ -157,6 +162,8 @@ class Explanation:
                 files.add_picture(f"{named}.png", picture)
                 files.add_array(f"{named}.npy", attribution.values[0].float().cpu().numpy())
                 files.add_json(f"{named}.json", self.record(name, index))
+        if several or len(self.methods) > 1:
+            files.add_picture(f"{photo}-sheet.png", self.sheet(alpha=alpha, colormap=colormap))
         return files.write()
 
     def record(self, method: str | None = None, target: int | str = 0) -> dict[str, Any]:

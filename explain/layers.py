@@ -120,9 +120,9 @@ def list_layers(model: nn.Module, x: torch.Tensor) -> list[Call]:
         return record
 
     with untouched(model), HookGroup(model) as group:
-        for name, module in model.named_modules():
+        for name, _ in model.named_modules():
             if name:
-                group.forward(module, recorder(name))
+                group.forward(name, recorder(name))
         model(x[:1].detach().clone())
     return calls
 

@@ -65,7 +65,7 @@ def test_all_options_reach_the_explanation(capsys: pytest.CaptureFixture[str]) -
     assert (code, err) == (0, [])
     record = json.loads(Path("there/deep/chelsea-gradcam.json").read_text())
     assert (record["label"], record["layer"], record["input_size"]) == ("tabby cat", "layer2", [64, 64])
-    assert len(list(Path("there/deep").glob("*.png"))) == len(explain.list_methods())
+    assert len(list(Path("there/deep").glob("*.png"))) == len(explain.list_methods()) + 1
 
 
 def test_json_is_one_document_with_results_and_errors(capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,7 +73,7 @@ def test_json_is_one_document_with_results_and_errors(capsys: pytest.CaptureFixt
     document = json.loads("\n".join(out))
     assert code == 1
     assert len(document["results"][0]["records"]) == 2
-    assert len(document["results"][0]["files"]) == 6
+    assert len(document["results"][0]["files"]) == 7
     assert "nothing.jpg' does not exist" in document["errors"][0]
 
 

@@ -31,7 +31,7 @@ def test_one_forward_pass_serves_all_methods_layers_and_targets(net: TinyNet, x:
 
 def test_evidence_has_what_was_needed_and_is_detached(net: TinyNet, x: torch.Tensor) -> None:
     needs = [Activations(), LayerGradients(), InputGradients(), InputGradients("guided")]
-    (evidence,) = gather(net, x, needs, [ClassTarget(2)], {"layer2": net.layer2})[0]
+    (evidence,) = gather(net, x, needs, [ClassTarget(2)], ["layer2"])[0]
     assert evidence.activations.shape == evidence.gradients.shape == (3, 8, 6, 5)
     assert evidence[InputGradients()].shape == evidence[InputGradients("guided")].shape == x.shape
     assert evidence.rectifiers == {"guided": 4}  # conv1's, layer1's, and the two functional ones

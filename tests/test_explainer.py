@@ -71,6 +71,7 @@ def test_several_targets_and_the_best_k_are_explained_together(explainer: explai
     names = [path.name for path in both.save(tmp_path)]
     assert "chelsea-tabby-cat-gradcam.png" in names
     assert "chelsea-espresso-saliency.json" in names
+    assert names[-1] == "chelsea-sheet.png"
     best = explainer(CAT, top_k=3)
     assert best.targets == [label for label, _ in best.predictions[:3]]
     assert len(explainer(CAT, top_k=7).predictions) == 7
@@ -196,7 +197,7 @@ def test_probabilities_are_printed_as_people_read_them(value: float, text: str) 
 def test_targets_whose_labels_look_alike_as_file_names_all_get_their_files(tmp_path: Path) -> None:
     explainer = explain.Explainer(settled(TinyNet()), categories=["tabby cat", "tabby-cat", "猫", "犬", "?"], size=32)
     paths = explainer(CAT, "saliency", top_k=5).save(tmp_path)
-    assert len(set(paths)) == 15
+    assert len(set(paths)) == 16
     assert all(path.is_file() for path in paths)
     assert "chelsea-猫-saliency.png" in {path.name for path in paths}
 
@@ -222,7 +223,7 @@ class Constant:
 def test_a_method_object_needs_no_registration(tmp_path: Path) -> None:
     explanation = explain.explain(CAT, [Constant(0.25), "saliency"])  # type: ignore[list-item]
     assert explanation.attributions["constant"].values.max() == 0.25
-    assert len(explanation.save(tmp_path)) == 6
+    assert len(explanation.save(tmp_path)) == 7
     assert explanation.sheet().width > 0
     assert explanation.record("constant")["options"] == {"level": 0.25}
 

@@ -8,6 +8,7 @@ the start of the graph: the pass below it runs like plain inference, and backwar
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,23 +35,23 @@ class Record:
 
 
 class Capture:
-    """Records the calls of chosen layers while ``group`` is alive; ``records`` holds them in the order they happened.
+    """Records the calls of the named layers while ``group`` is alive; ``records`` has them in the order they happened.
 
     >>> model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(inplace=True))
     >>> with torch.no_grad(), HookGroup(model) as group:
-    ...     capture = Capture(group, {"0": model[0]}, gradients=True)
+    ...     capture = Capture(group, ["0"], gradients=True)
     ...     score = model(torch.ones(1, 1, 4, 4)).sum()
     >>> _ = capture.backward(score)
     >>> capture.records[0].gradient.shape
     torch.Size([1, 2, 2, 2])
     """
 
-    def __init__(self, group: HookGroup, layers: dict[str, nn.Module], *, gradients: bool) -> None:
+    def __init__(self, group: HookGroup, layers: Iterable[str], *, gradients: bool) -> None:
         self.records: list[Record] = []
         self._gradients = gradients
         self._collecting = False
-        for name, module in layers.items():
-            group.forward(module, self._recorder(name))
+        for name in layers:
+            group.forward(name, self._recorder(name))
 
     @property
     def sources(self) -> list[torch.Tensor]:

@@ -23,7 +23,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     those that needed it changed has ended.
     """
     with _lock:
-        trained = [module for module in model.modules() if module.training or module in _users]
+        shared = bool(_users)
+        trained = [module for module in model.modules() if module.training or (shared and module in _users)]
         for module in trained:
             module.training = False
             _users[module] = _users.get(module, 0) + 1

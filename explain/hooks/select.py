@@ -38,29 +38,28 @@ def select(model: nn.Module, where: Where) -> dict[str, nn.Module]:
 
 
 def _select_one(model: nn.Module, where: object) -> list[tuple[str, nn.Module]]:
-    modules = dict(model.named_modules())
     if isinstance(where, str):
-        return _by_name(modules, dict(model.named_modules(remove_duplicate=False)), where)
+        return _by_name(model, where)
     if isinstance(where, nn.Module):
-        found = [(name, module) for name, module in modules.items() if module is where]
-        if not found:
-            raise LayerError(f"layer must be a part of the model, got a {type(where).__name__} that is not in it")
-        return found
+        for name, module in model.named_modules():
+            if module is where:
+                return [(name, module)]
+        raise LayerError(f"layer must be a part of the model, got a {type(where).__name__} that is not in it")
     if isinstance(where, type) and issubclass(where, nn.Module):
-        found = [(name, module) for name, module in modules.items() if isinstance(module, where)]
+        found = [(name, module) for name, module in model.named_modules() if isinstance(module, where)]
         if not found:
             raise LayerError(f"layer must select at least one module, but the model has no {where.__name__}")
         return found
     raise LayerError(f"layer must be a name, a pattern, a module or a module class, got {where!r}")
 
 
-def _by_name(modules: dict[str, nn.Module], aliases: dict[str, nn.Module], where: str) -> list[tuple[str, nn.Module]]:
-    """Find a name among all names that modules go by, or a pattern among the first name of each."""
-    if where in aliases:
-        return [(where, aliases[where])]
+def _by_name(model: nn.Module, where: str) -> list[tuple[str, nn.Module]]:
+    try:
+        return [(where, model.get_submodule(where))]  # a shared module goes by each of its names
+    except AttributeError:
+        names = {name: module for name, module in model.named_modules() if name}
     if any(sign in where for sign in "*?["):
-        found = [(name, module) for name, module in modules.items() if name and fnmatch.fnmatchcase(name, where)]
+        found = [(name, module) for name, module in names.items() if fnmatch.fnmatchcase(name, where)]
         if found:
             return found
-    known = [name for name in modules if name]
-    raise LayerError(f"layer {where!r} is not in the model; {did_you_mean(where, known)}")
+    raise LayerError(f"layer {where!r} is not in the model; {did_you_mean(where, names)}")

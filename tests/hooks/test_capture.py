@@ -95,7 +95,7 @@ def test_the_pass_below_the_first_layer_records_no_graph(net: TinyNet, x: torch.
     below: list[bool] = []
     above: list[bool] = []
     with torch.no_grad(), HookGroup(net) as group:
-        Capture(group, {"layer1": net.layer1}, gradients=True)
+        Capture(group, ["layer1"], gradients=True)
         group.forward("conv1", lambda module, args, output: below.append(output.requires_grad))
         group.forward("layer2.0", lambda module, args, output: above.append(output.requires_grad))
         net(x)
@@ -115,7 +115,7 @@ def test_branches_that_never_meet_below_are_both_captured() -> None:
     for frozen in (False, True):
         model = Branches().requires_grad_(not frozen)
         with torch.no_grad(), HookGroup(model) as group:
-            capture = Capture(group, {"a": model.a, "b": model.b}, gradients=True)
+            capture = Capture(group, ["a", "b"], gradients=True)
             score = model(torch.ones(1, 1, 2, 2)).sum()
         capture.backward(score)
         gradients = {record.layer: record.gradient for record in capture.records}
@@ -135,7 +135,7 @@ def test_each_call_of_a_layer_has_its_own_record_and_gradient() -> None:
 
     model = Thrice()
     with torch.no_grad(), HookGroup(model) as group:
-        capture = Capture(group, {"twice": model.twice}, gradients=True)
+        capture = Capture(group, ["twice"], gradients=True)
         score = model(torch.ones(1, 1, 1, 1)).sum()
     capture.backward(score)
     assert [(r.call, r.activation.item(), r.gradient.item()) for r in capture.records if r.gradient is not None] == [
@@ -187,7 +187,7 @@ def test_layers_without_usable_output_are_refused() -> None:
     for result, message in (("text", "must return a tensor, got str"), (torch.ones(1).long(), "floating-point")):
         model = nn.Sequential(Odd(result))
         with pytest.raises(LayerError, match=message), HookGroup(model) as group:
-            Capture(group, {"0": model[0]}, gradients=True)
+            Capture(group, ["0"], gradients=True)
             model(torch.ones(1))
 
 
@@ -196,7 +196,7 @@ def test_nothing_of_a_finished_capture_stays_alive_without_the_collector(net: Ti
     gc.disable()
     try:
         with torch.no_grad(), HookGroup(net) as group:
-            capture = Capture(group, {"layer2": net.layer2}, gradients=True)
+            capture = Capture(group, ["layer2"], gradients=True)
             score = F.relu(net(x)).sum()
         capture.backward(score)
         alive = [weakref.ref(capture.records[0]), weakref.ref(capture.records[0].activation)]
