@@ -120,7 +120,7 @@ class Explanation:
         return render.figure(pictures, titles, self._heading())
 
     def sheet(self, tile: int = 300, *, alpha: float = 0.6, colormap: str | None = None) -> Image.Image:
-        """Return the photo and all methods side by side as a picture, a row for each target; options as for `overlay`."""
+        """Return the photo and all methods side by side, a row for each target; options as for `overlay`."""
         rows = [
             [self.photo, *(self.overlay(name, i, alpha=alpha, colormap=colormap) for name in result)]
             for i, result in enumerate(self.results)
