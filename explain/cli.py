@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--colormap", default=None, metavar="NAME", help="any colour map of matplotlib")
     add("--force", action="store_true", help="overwrite files that are there")
     add("--json", action="store_true", help="print one JSON document instead of lines")
+    add("--inspect", action="store_true", help="print what every layer of the model does with the image, and stop")
     add("--list-methods", action="store_true", help="list the methods and stop")
     add("--list-layers", action="store_true", help="list the model's layers and stop")
     add("--list-models", action="store_true", help="list the models that have a name and stop")
@@ -123,6 +125,8 @@ def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     except ExplainError as error:
         parser.error(str(error))
     images, missing = find_images(options.images)
+    if options.inspect:
+        return _inspect_all(_explainer(options), images, missing, options)
     return _explain_all(_explainer(options), images, missing, methods, options)
 
 
@@ -231,6 +235,30 @@ def _explain_all(
     if options.json:
         document = {"results": results, "errors": failures}
         print(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
+    return FAILED if failures else DONE
+
+
+def _inspect_all(
+    explainer: Explainer, images: list[Path], missing: list[ExplainError], options: argparse.Namespace
+) -> int:
+    failures = [str(error) for error in missing]
+    tables: list[dict[str, Any]] = []
+    for path in images:
+        try:
+            with _blaming(options.model):
+                found = explainer.inspect(path)
+        except ExplainError as error:
+            failures.append(f"{path}: {error}")
+            continue
+        tables.append({"image": str(path), "layers": [asdict(row) for row in found.rows]})
+        if not options.json:
+            print(path, found, sep="\n")
+            if found.first_nonfinite is not None:
+                print(f"first NaN or infinity: {found.first_nonfinite.name}")
+    for failure in failures:
+        _complain(failure)
+    if options.json:
+        print(json.dumps({"inspected": tables, "errors": failures}, indent=2, allow_nan=False))
     return FAILED if failures else DONE
 
 

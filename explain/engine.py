@@ -222,7 +222,7 @@ class _Pass:
             if also:
                 found[InputGradients()] = _of_input(gradients[0], choice)
         for rule in modified:
-            with HookGroup() as group:
+            with self.capture.paused(), HookGroup() as group:
                 nodes = [node for node in graph(choice.total) if node.name().rstrip("0123456789") in RECTIFIERS]
                 for node in nodes:
                     group.node(node, RULES[rule])

@@ -13,9 +13,10 @@ from PIL import Image
 from torch import nn
 
 from explain.attribution import Attribution, attribute_targets
+from explain.engine import check_inputs
 from explain.errors import ImageError, ModelError, TargetError
 from explain.explanation import Explanation
-from explain.hooks import Where
+from explain.hooks import Inspection, Where, inspect
 from explain.images import ImageLike, Preprocess, load_image, locate
 from explain.methods import MethodLike
 from explain.models import BUNDLED, Classifier, as_classifier, load
@@ -101,6 +102,12 @@ class Explainer:
             results=tuple(found),
             input_size=(int(x.shape[-2]), int(x.shape[-1])),
         )
+
+    def inspect(self, image: ImageLike) -> Inspection:
+        """Run the model on one photo and list what every layer did; see `explain.hooks.inspect`."""
+        x = self._input(load_image(image))[None]
+        check_inputs(self.model, x)
+        return inspect(self.model, x)
 
     def _check_categories(self, attribution: Attribution) -> None:
         if self.categories is None or attribution.logits is None:

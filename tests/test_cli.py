@@ -92,6 +92,18 @@ def test_folders_and_photos_of_one_name_are_told_apart(capsys: pytest.CaptureFix
     ]
 
 
+def test_a_model_is_inspected_layer_by_layer(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, CAT, "nothing.jpg", "--inspect")
+    assert code == 1
+    assert out[0] == CAT
+    assert any("layer1" in line and "128 x 40 x 40" in line for line in out)
+    assert "nothing.jpg" in err[0]
+    assert not Path("explained").exists()
+    code, out, _ = run(capsys, CAT, "--inspect", "--json")
+    layers = json.loads("\n".join(out))["inspected"][0]["layers"]
+    assert (code, layers[0]["output"]) == (0, [1, 200])
+
+
 def test_nothing_is_overwritten_without_force(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, CAT)[0] == 0
     before = Path("explained/chelsea-gradcam.png").read_bytes()

@@ -1,28 +1,53 @@
 """Every hook handle in the program is owned here; this room knows nothing of images, methods or pictures.
 
-select     which modules a caller means
-group      handles and their lifetime; module, tensor and Node hooks; the tap
-graph      the autograd Nodes behind a tensor
-capture    activations and gradients of layers
-preserve   a model and its caller left as they were found
+    select         which modules a caller means
+    guard          what surrounds every hook: arity, shapes, in-place edits, errors with names
+    full_backward  full-backward hooks that survive in-place operations
+    group          handles and their lifetime; every kind of hook
+    graph          the autograd Nodes behind a tensor
+    records        activations and gradients of layers, call by call; the tap
+    preserve       a model and its caller left as they were found
+
+and the tools made of them:
+
+    extractor      a model cut off behind the last layer of interest
+    timeline       which hook fires when
+    inspection     a model as a table
+    gradients      gradients clipped, and watched over training
 """
 
-from explain.hooks.capture import Capture, Record, first_tensor, replace_first
-from explain.hooks.graph import graph
-from explain.hooks.group import HookGroup, Tap
+from explain.hooks.extractor import FeatureExtractor
+from explain.hooks.gradients import Flow, GradientClipper, GradientFlow
+from explain.hooks.graph import accumulator, graph
+from explain.hooks.group import HookGroup
+from explain.hooks.inspection import Inspection, Row, inspect
 from explain.hooks.preserve import evaluating, untouched
+from explain.hooks.records import Capture, Record, Tap, capture, first_tensor, replace_first
 from explain.hooks.select import Where, select
+from explain.hooks.timeline import Event, Timeline, timeline
 
 __all__ = [
     "Capture",
+    "Event",
+    "FeatureExtractor",
+    "Flow",
+    "GradientClipper",
+    "GradientFlow",
     "HookGroup",
+    "Inspection",
     "Record",
+    "Row",
     "Tap",
+    "Timeline",
     "Where",
+    "accumulator",
+    "capture",
     "evaluating",
     "first_tensor",
     "graph",
+    "inspect",
     "replace_first",
     "select",
+    "timeline",
     "untouched",
 ]

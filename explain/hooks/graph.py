@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch.autograd.graph import Node
 
+from explain.errors import HookError
+
 
 def graph(output: torch.Tensor) -> Iterator[Node]:
     """Yield every autograd Node behind ``output`` once, nearest first.
@@ -26,3 +28,21 @@ def graph(output: torch.Tensor) -> Iterator[Node]:
             if parent is not None and parent not in seen:
                 seen.add(parent)
                 waiting.append(parent)
+
+
+def accumulator(leaf: torch.Tensor) -> Node:
+    """Return the Node that adds a leaf's gradient into ``leaf.grad``.
+
+    Raises:
+        HookError: the tensor is no leaf that requires a gradient.
+
+    >>> accumulator(torch.ones(2, requires_grad=True)).name()
+    'torch::autograd::AccumulateGrad'
+    """
+    if not (leaf.is_leaf and leaf.requires_grad):
+        raise HookError("leaf must be a leaf that requires a gradient, such as a parameter, for it to be accumulated")
+    with torch.enable_grad():
+        parent = leaf.expand_as(leaf).grad_fn
+    assert parent is not None
+    node: Node = parent.next_functions[0][0]  # type: ignore[assignment]
+    return node

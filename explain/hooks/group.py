@@ -1,26 +1,24 @@
-"""`HookGroup`: hooks that live as long as a ``with`` block and act only for the thread that made them."""
+"""`HookGroup`: every kind of hook that PyTorch has, for as long as a ``with`` block lasts."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
-from torch.autograd.graph import Node
+from torch.autograd.graph import Node, register_multi_grad_hook, saved_tensors_hooks
+from torch.nn.modules import module as global_hooks
 
 from explain.errors import HookError
+from explain.hooks.full_backward import FullBackward
+from explain.hooks.guard import Site, call, one_gradient, several_gradients, site_of
 from explain.hooks.select import Where, select
 
-ForwardPreHook = Callable[[nn.Module, tuple[Any, ...]], Any]
-ForwardHook = Callable[[nn.Module, tuple[Any, ...], Any], Any]
-Gradients = tuple[torch.Tensor | None, ...]
-NodeHook = Callable[[Gradients, Gradients], Gradients | None]
-NodePreHook = Callable[[Gradients], Gradients | None]
-TensorHook = Callable[[torch.Tensor], torch.Tensor | None]
-TapHook = Callable[[torch.Tensor], torch.Tensor | None]
+Hook = Callable[..., Any]
 
 
 class Handle(Protocol):
@@ -29,51 +27,33 @@ class Handle(Protocol):
     def remove(self) -> None: ...
 
 
-class Tap(nn.Module):
-    """A pass-through module that carries a full-backward hook in place of the layer whose output it is given.
-
-    A full-backward hook turns the tensors that it watches into views, and an in-place operation on such a view is an
-    error. A hook on the layer itself would therefore break every network whose next step is ``ReLU(inplace=True)`` or
-    ``x += shortcut``. The tap takes the hook, and hands on a copy that anything may overwrite.
-    """
-
-    def __init__(self, fn: TapHook) -> None:
-        super().__init__()
-
-        def full_backward(module: nn.Module, grad_input: Any, grad_output: Any) -> Any:
-            changed = fn(grad_output[0])
-            return None if changed is None else (changed,)
-
-        self.register_full_backward_hook(full_backward)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x
-
-    def through(self, x: torch.Tensor) -> torch.Tensor:
-        """Return a copy of ``x`` whose gradient passes through the hook on its way back."""
-        copy: torch.Tensor = self(x).clone()
-        return copy
-
-
 class HookGroup:
     """Registers hooks, and removes all of them when the block ends, whatever ended it.
 
-    Hooks on modules also fire for calls that other threads make of the same model; those calls pass through untouched.
-    Hooks on tensors and Nodes belong to one graph and need no such guard.
+    Hooks fire in the order in which they were registered. Those on modules also fire for calls that other threads make
+    of the same model; those calls pass through untouched. Hooks on tensors and Nodes belong to one graph and need no
+    such guard; without a model, the group takes only those.
 
-    >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    A hook may return None, or what is to take the place of what it was given. One that takes the wrong arguments,
+    returns the wrong number or shape of gradients, edits a gradient in place, or raises, is named in a `HookError`
+    together with the layer and the direction.
+
+    >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(inplace=True))
     >>> shapes = []
     >>> with HookGroup(model) as group:
-    ...     _ = group.forward(nn.ReLU, lambda module, args, output: shapes.append(tuple(output.shape)))
-    ...     _ = model(torch.ones(1, 2))
+    ...     group.forward(nn.ReLU, lambda module, args, output: shapes.append(tuple(output.shape)))
+    ...     group.backward("0", lambda module, grad_input, grad_output: shapes.append(tuple(grad_output[0].shape)))
+    ...     model(torch.ones(1, 2)).sum().backward()
     >>> shapes, len(model[1]._forward_hooks)
-    ([(1, 2)], 0)
+    ([(1, 2), (1, 2)], 0)
     """
 
     def __init__(self, model: nn.Module | None = None) -> None:
         self._model = model
         self._handles: list[Handle] = []
+        self._full: dict[nn.Module, FullBackward] = {}
         self._thread = threading.get_ident()
+        self._alive = True
 
     def __enter__(self) -> HookGroup:
         return self
@@ -88,49 +68,228 @@ class HookGroup:
 
     def remove(self) -> None:
         """Remove every hook of the group, the latest first; calling it again does nothing."""
+        self._alive = False
         while self._handles:
             self._handles.pop().remove()
+        self._full.clear()
+        self._alive = True
 
-    def forward_pre(self, where: Where, fn: ForwardPreHook) -> None:
-        """Call ``fn(module, args)`` before the forward of each selected module; what it returns replaces ``args``."""
+    # Modules
 
-        def guarded(module: nn.Module, args: tuple[Any, ...]) -> Any:
-            return fn(module, args) if self._is_own_call() else None
+    def forward_pre(self, where: Where, fn: Hook, *, with_kwargs: bool = False) -> None:
+        """Call ``fn(module, args)`` before each selected module; what it returns replaces its inputs.
 
-        for module in self._modules(where).values():
-            self._handles.append(module.register_forward_pre_hook(guarded))
+        ``with_kwargs`` makes it ``fn(module, args, kwargs)``, which returns a pair of both.
+        """
+        for name, module in self._modules(where).items():
+            hook = self._forward_pre_hook(fn, _layer(name), with_kwargs)
+            self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=with_kwargs))
 
-    def forward(self, where: Where, fn: ForwardHook) -> None:
-        """Call ``fn(module, args, output)`` after each selected module; what it returns replaces ``output``."""
+    def forward(self, where: Where, fn: Hook, *, with_kwargs: bool = False, always: bool = False) -> None:
+        """Call ``fn(module, args, output)`` after each selected module; what it returns replaces ``output``.
 
-        def guarded(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-            return fn(module, args, output) if self._is_own_call() else None
+        ``with_kwargs`` makes it ``fn(module, args, kwargs, output)``; with ``always`` it is called even if the module
+        raised, with ``output=None``.
+        """
+        for name, module in self._modules(where).items():
+            hook = self._forward_hook(fn, _layer(name), with_kwargs)
+            self._handles.append(module.register_forward_hook(hook, with_kwargs=with_kwargs, always_call=always))
 
-        for module in self._modules(where).values():
-            self._handles.append(module.register_forward_hook(guarded))
+    def backward_pre(self, where: Where, fn: Hook) -> None:
+        """Call ``fn(module, grad_output)`` before the backward of each selected module; it may return a new one."""
+        for name, module in self._modules(where).items():
+            site = site_of(fn, _layer(name), "backward-pre", ("module", "grad_output"))
+            self._full_of(module).pre_hooks.append(_guarded_pre(site, fn))
 
-    def tensor(self, tensor: torch.Tensor, fn: TensorHook) -> None:
+    def backward(self, where: Where, fn: Hook) -> None:
+        """Call ``fn(module, grad_input, grad_output)`` when a selected module's gradients are known.
+
+        Both are tuples with a gradient or None for each tensor argument and each output; what is returned replaces
+        ``grad_input``. In-place operations inside the module or behind it do no harm, and inputs that require no
+        gradient are None.
+        """
+        for name, module in self._modules(where).items():
+            site = site_of(fn, _layer(name), "backward", ("module", "grad_input", "grad_output"))
+            self._full_of(module).hooks.append(_guarded_full(site, fn))
+
+    def every_forward_pre(self, fn: Hook) -> None:
+        """Call ``fn(module, args)`` before every module of the model that runs."""
+        hook = self._of_this_model(self._forward_pre_hook(fn, "every module", False))
+        self._handles.append(global_hooks.register_module_forward_pre_hook(hook))
+
+    def every_forward(self, fn: Hook) -> None:
+        """Call ``fn(module, args, output)`` after every module of the model that runs."""
+        hook = self._of_this_model(self._forward_hook(fn, "every module", False))
+        self._handles.append(global_hooks.register_module_forward_hook(hook))
+
+    def every_backward(self, fn: Hook) -> None:
+        """Call ``fn(module, grad_input, grad_output)`` for every module that ran, as backward passes it."""
+        site = site_of(fn, "every module", "backward", ("module", "grad_input", "grad_output"))
+        full = FullBackward()
+        full.hooks.append(_guarded_full(site, fn))
+        self._handles.append(full)
+        self._handles.append(global_hooks.register_module_forward_pre_hook(self._of_this_model(full.enter)))
+        self._handles.append(global_hooks.register_module_forward_hook(self._of_this_model(full.leave)))
+
+    # Tensors and the graph
+
+    def tensor(self, tensor: torch.Tensor, fn: Hook) -> None:
         """Call ``fn(gradient)`` when the gradient of ``tensor`` has been computed; what it returns replaces it."""
-        if not tensor.requires_grad:
-            raise HookError(
-                "tensor must require a gradient to be hooked, got one that does not; enable gradients first"
-            )
-        self._handles.append(tensor.register_hook(fn))  # type: ignore[no-untyped-call]
+        site = self._tensor_site(tensor, fn, "gradient")
+        self._handles.append(tensor.register_hook(_guarded_one(site, fn)))  # type: ignore[no-untyped-call]
 
-    def node(self, node: Node, fn: NodeHook) -> None:
+    def leaf(self, leaf: torch.Tensor, fn: Hook, *, after: bool = False) -> None:
+        """Call ``fn(gradient)`` before a leaf accumulates it; with ``after``, ``fn(leaf)`` when it has."""
+        if not leaf.is_leaf:
+            raise HookError("leaf must be a leaf of the graph, such as a parameter, got a computed tensor; use tensor")
+        if not after:
+            self.tensor(leaf, fn)
+            return
+        site = self._tensor_site(leaf, fn, "after accumulation", takes=("leaf",))
+
+        def accumulated(done: torch.Tensor) -> None:
+            call(site, fn, done)
+
+        self._handles.append(leaf.register_post_accumulate_grad_hook(accumulated))  # type: ignore[no-untyped-call]
+
+    def tensors(self, tensors: Sequence[torch.Tensor], fn: Hook, *, mode: Literal["all", "any"] = "all") -> None:
+        """Call ``fn(gradients)`` once all gradients are ready, or ``fn(gradient)`` once the first of them is."""
+        site = site_of(fn, f"{len(tensors)} tensors", f"{mode} gradients", ("gradients",))
+        for tensor in tensors:
+            _must_require_grad(tensor)
+
+        def ready(found: Any) -> None:
+            call(site, fn, found, gradients=[found] if isinstance(found, torch.Tensor) else list(found))
+
+        self._handles.append(register_multi_grad_hook(tuple(tensors), ready, mode=mode))
+
+    def node(self, node: Node, fn: Hook) -> None:
         """Call ``fn(grad_inputs, grad_outputs)`` after a Node has run; what it returns replaces ``grad_inputs``."""
-        self._handles.append(node.register_hook(fn))
+        site = site_of(fn, f"Node {node.name()}", "after", ("grad_inputs", "grad_outputs"))
 
-    def node_pre(self, node: Node, fn: NodePreHook) -> None:
-        """Call ``fn(grad_outputs)`` before an autograd Node runs; what it returns replaces ``grad_outputs``."""
-        self._handles.append(node.register_prehook(fn))
+        def after(grad_inputs: Any, grad_outputs: Any) -> Any:
+            found = call(site, fn, grad_inputs, grad_outputs, gradients=[*grad_inputs, *grad_outputs])
+            return several_gradients(site, grad_inputs, found)
+
+        self._handles.append(node.register_hook(after))
+
+    def node_pre(self, node: Node, fn: Hook) -> None:
+        """Call ``fn(grad_outputs)`` before a Node runs; what it returns replaces ``grad_outputs``."""
+        site = site_of(fn, f"Node {node.name()}", "before", ("grad_outputs",))
+
+        def before(grad_outputs: Any) -> Any:
+            found = call(site, fn, grad_outputs, gradients=grad_outputs)
+            return several_gradients(site, grad_outputs, found)
+
+        self._handles.append(node.register_prehook(before))
+
+    def after_backward(self, fn: Hook) -> None:
+        """Call ``fn()`` once, when the backward pass that is running now is done; to be used from another hook."""
+        site = site_of(fn, "the running backward pass", "at its end", ())
+
+        def done() -> None:
+            if self._alive:
+                call(site, fn)
+
+        try:
+            torch.autograd.Variable._execution_engine.queue_callback(done)
+        except RuntimeError:
+            raise HookError("after_backward() must be called while a backward pass runs; call it from a hook") from None
+
+    def saved_tensors(self, pack: Hook, unpack: Hook) -> None:
+        """Call ``pack(tensor)`` when autograd saves a tensor, and ``unpack(packed)`` when it needs the tensor back.
+
+        It acts on what is computed by this thread until the group is removed.
+        """
+        packing = site_of(pack, "saved tensors", "pack", ("tensor",))
+        unpacking = site_of(unpack, "saved tensors", "unpack", ("packed",))
+        stack = ExitStack()
+        stack.enter_context(
+            saved_tensors_hooks(lambda t: call(packing, pack, t), lambda packed: call(unpacking, unpack, packed))
+        )
+        self._handles.append(_Closing(stack))
+
+    # How it is done
 
     def _modules(self, where: Where) -> dict[str, nn.Module]:
+        return select(self._needed_model(), where)
+
+    def _needed_model(self) -> nn.Module:
         if self._model is None:
             raise HookError(
                 "HookGroup() without a model can hook only tensors and Nodes; pass the model to hook layers"
             )
-        return select(self._model, where)
+        return self._model
 
     def _is_own_call(self) -> bool:
         return threading.get_ident() == self._thread
+
+    def _forward_pre_hook(self, fn: Hook, where: str, with_kwargs: bool) -> Hook:
+        takes = ("module", "args", "kwargs") if with_kwargs else ("module", "args")
+        site = site_of(fn, where, "forward-pre", takes)
+        return lambda *given: call(site, fn, *given) if self._is_own_call() else None
+
+    def _forward_hook(self, fn: Hook, where: str, with_kwargs: bool) -> Hook:
+        takes = ("module", "args", "kwargs", "output") if with_kwargs else ("module", "args", "output")
+        site = site_of(fn, where, "forward", takes)
+        return lambda *given: call(site, fn, *given) if self._is_own_call() else None
+
+    def _full_of(self, module: nn.Module) -> FullBackward:
+        """Return the module's one pair of gates, so that all hooks on it fire in the order of their registration."""
+        if module in self._full:
+            return self._full[module]
+        full = self._full[module] = FullBackward()
+        enter = lambda *given: full.enter(*given) if self._is_own_call() else None  # noqa: E731
+        leave = lambda *given: full.leave(*given) if self._is_own_call() else None  # noqa: E731
+        self._handles.append(full)
+        self._handles.append(module.register_forward_pre_hook(enter))
+        self._handles.append(module.register_forward_hook(leave))
+        return full
+
+    def _of_this_model(self, hook: Hook) -> Hook:
+        own = {id(module) for module in self._needed_model().modules()}
+        return lambda module, *given: hook(module, *given) if self._is_own_call() and id(module) in own else None
+
+    def _tensor_site(
+        self, tensor: torch.Tensor, fn: Hook, direction: str, takes: Iterable[str] = ("gradient",)
+    ) -> Site:
+        _must_require_grad(tensor)
+        return site_of(fn, f"a tensor of shape {tuple(tensor.shape)}", direction, tuple(takes))
+
+
+class _Closing:
+    """A context as a handle."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+
+    def remove(self) -> None:
+        self._stack.close()
+
+
+def _layer(name: str) -> str:
+    return f"layer {name!r}"
+
+
+def _must_require_grad(tensor: torch.Tensor) -> None:
+    if not tensor.requires_grad:
+        raise HookError("tensor must require a gradient to be hooked, got one that does not; enable gradients first")
+
+
+def _guarded_one(site: Site, fn: Hook) -> Hook:
+    return lambda gradient: one_gradient(site, gradient, call(site, fn, gradient, gradients=[gradient]))
+
+
+def _guarded_pre(site: Site, fn: Hook) -> Hook:
+    def pre(module: nn.Module, grad_output: Any) -> Any:
+        return several_gradients(site, grad_output, call(site, fn, module, grad_output, gradients=grad_output))
+
+    return pre
+
+
+def _guarded_full(site: Site, fn: Hook) -> Hook:
+    def full(module: nn.Module, grad_input: Any, grad_output: Any) -> Any:
+        found = call(site, fn, module, grad_input, grad_output, gradients=[*grad_input, *grad_output])
+        return several_gradients(site, grad_input, found)
+
+    return full

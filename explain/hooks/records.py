@@ -8,7 +8,8 @@ the start of the graph: the pass below it runs like plain inference, and backwar
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +17,34 @@ import torch
 from torch import nn
 
 from explain.errors import HookError, LayerError
-from explain.hooks.group import HookGroup, Tap
+from explain.hooks.group import HookGroup
+from explain.hooks.select import Where, select
+
+
+class Tap(nn.Module):
+    """A pass-through module that carries a full-backward hook in place of the layer whose output it is given.
+
+    PyTorch's full-backward hooks turn the tensors that they watch into views, and an in-place operation on such a view
+    is an error. A hook on the layer itself would therefore break every network whose next step is
+    ``ReLU(inplace=True)`` or ``x += shortcut``. The tap takes the hook, and hands on a copy that may be overwritten.
+    """
+
+    def __init__(self, fn: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
+        super().__init__()
+
+        def full_backward(module: nn.Module, grad_input: Any, grad_output: Any) -> Any:
+            changed = fn(grad_output[0])
+            return None if changed is None else (changed,)
+
+        self.register_full_backward_hook(full_backward)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def through(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a copy of ``x`` whose gradient passes through the hook on its way back."""
+        copy: torch.Tensor = self(x).clone()
+        return copy
 
 
 @dataclass
@@ -49,9 +77,19 @@ class Capture:
     def __init__(self, group: HookGroup, layers: Iterable[str], *, gradients: bool) -> None:
         self.records: list[Record] = []
         self._gradients = gradients
-        self._collecting = False
+        self._collecting = True
         for name in layers:
             group.forward(name, self._recorder(name))
+
+    @property
+    def activations(self) -> dict[str, torch.Tensor]:
+        """The output of each layer that ran, by name; of the last call, if it ran several times."""
+        return {record.layer: record.activation for record in self.records}
+
+    @property
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """The gradient of each output that the last backward pass reached, by layer."""
+        return {record.layer: record.gradient for record in self.records if record.gradient is not None}
 
     @property
     def sources(self) -> list[torch.Tensor]:
@@ -71,12 +109,17 @@ class Capture:
         wanted = [*also, *self.sources]
         if not wanted or not score.requires_grad:
             return (None,) * len(also)
-        self._collecting = True
-        try:
-            found = torch.autograd.grad(score, wanted, retain_graph=retain_graph, allow_unused=True)
-        finally:
-            self._collecting = False
+        found = torch.autograd.grad(score, wanted, retain_graph=retain_graph, allow_unused=True)
         return found[: len(also)]
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let gradients pass without recording them: the graph may be walked for other reasons as well."""
+        self._collecting = False
+        try:
+            yield
+        finally:
+            self._collecting = True
 
     def release(self) -> None:
         """Drop the graph; activations and gradients stay."""
@@ -103,7 +146,6 @@ class Capture:
 
     def _tapped(self, record: Record, tensor: torch.Tensor) -> torch.Tensor:
         def collect(gradient: torch.Tensor) -> None:
-            # The graph may be walked for other reasons as well, under another rule for rectifiers, say.
             if self._collecting:
                 record.take_gradient(gradient)
 
@@ -113,6 +155,32 @@ class Capture:
             record.source = record.activation.detach().requires_grad_()
             torch.set_grad_enabled(True)  # the caller's mode comes back when `untouched` ends
         return Tap(collect).through(record.source)
+
+
+@contextmanager
+def capture(model: nn.Module, layers: Where, *, gradients: bool = True) -> Iterator[Capture]:
+    """Record what the layers give inside the block, and the gradients that come back to them, inside it or later.
+
+    Args:
+        model: any module.
+        layers: names, patterns, modules or classes; see `select`.
+        gradients: also record gradients. Where nothing is being recorded by autograd, the graph begins at the layer.
+
+    Raises:
+        LayerError: a layer is not in the model, or gives no tensor.
+
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(inplace=True), nn.Linear(3, 1))
+    >>> with capture(model, nn.ReLU) as seen:
+    ...     model(torch.ones(1, 2)).sum().backward()
+    >>> seen.activations["1"].shape, seen.gradients["1"].shape
+    (torch.Size([1, 3]), torch.Size([1, 3]))
+    """
+    mode = torch.is_grad_enabled()
+    with HookGroup(model) as group:
+        try:
+            yield Capture(group, select(model, layers), gradients=gradients)
+        finally:
+            torch.set_grad_enabled(mode)
 
 
 def first_tensor(output: Any) -> torch.Tensor | None:

@@ -1,0 +1,177 @@
+"""Gradients during training: clipped as they flow, and watched from layer to layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from explain.errors import HookError
+from explain.hooks.group import HookGroup
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class GradientClipper:
+    """Clips the gradient of every parameter before it is accumulated; use it in ``with``, or `remove` it.
+
+    Args:
+        model: its parameters that require gradients are clipped.
+        value: clamp every element to [-value, value], or
+        norm: scale each gradient whose norm is larger down to this norm.
+
+    Raises:
+        HookError: not exactly one of ``value`` and ``norm`` is given, or it is not positive.
+
+    >>> model = nn.Linear(2, 1, bias=False)
+    >>> with GradientClipper(model, value=0.5) as clipper:
+    ...     model(torch.tensor([[3.0, 0.1]])).sum().backward()
+    >>> model.weight.grad, clipper.clipped
+    (tensor([[0.5000, 0.1000]]), {'weight': 1})
+    """
+
+    def __init__(self, model: nn.Module, *, value: float | None = None, norm: float | None = None) -> None:
+        if (value is None) == (norm is None):
+            raise HookError("GradientClipper must be given exactly one of value= and norm=")
+        limit = value if value is not None else norm
+        assert limit is not None
+        if not limit > 0:
+            raise HookError(f"{'norm' if value is None else 'value'} must be positive, got {limit}")
+        self.clipped: dict[str, int] = {}
+        self._limit, self._by_norm = limit, value is None
+        self._group = HookGroup(model)
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                self._group.leaf(parameter, lambda gradient, name=name: self._clip(name, gradient))
+
+    def __enter__(self) -> GradientClipper:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
+    def remove(self) -> None:
+        """Stop clipping."""
+        self._group.remove()
+
+    def _clip(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
+        if self._by_norm:
+            size = gradient.norm()
+            changed = gradient * (self._limit / size) if size > self._limit else gradient
+        else:
+            changed = gradient.clamp(-self._limit, self._limit)
+        if not torch.equal(changed, gradient):
+            self.clipped[name] = self.clipped.get(name, 0) + 1
+        return changed
+
+
+@dataclass(frozen=True)
+class Flow:
+    """A layer's gradient at one step: its root mean square, its largest magnitude, and the share that is zero."""
+
+    rms: float
+    largest: float
+    zero: float
+
+
+class GradientFlow:
+    """Watches the gradient of every parameter over training steps; each backward pass is a step.
+
+    ``steps`` has a dictionary from parameter names to `Flow` for each. Use it in ``with``, or `remove` it.
+
+    >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
+    >>> with GradientFlow(model) as flow:
+    ...     for _ in range(3):
+    ...         model(torch.ones(4, 2)).sum().backward()
+    >>> len(flow.steps), sorted(flow.steps[0])
+    (3, ['0.bias', '0.weight', '2.bias', '2.weight'])
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.steps: list[dict[str, Flow]] = []
+        self._now: dict[str, Flow] = {}
+        self._group = HookGroup(model)
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                self._group.leaf(parameter, lambda gradient, name=name: self._note(name, gradient))
+
+    def __enter__(self) -> GradientFlow:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
+    def remove(self) -> None:
+        """Stop watching."""
+        self._group.remove()
+
+    def verdicts(self, *, vanishing: float = 1e-3, exploding: float = 1e3) -> Mapping[str, str]:
+        """Judge each weight by its mean gradient over all steps, relative to the median of all weights.
+
+        Returns:
+            For each weight "dead" (always zero), "not finite", "vanishing" or "exploding" (so many times smaller or
+            larger than the median), or "ok".
+        """
+        means = self._means()
+        sizes = sorted(size for size in means.values() if 0 < size < float("inf"))
+        median = sizes[len(sizes) // 2] if sizes else 0.0
+        return {name: _verdict(size, median, vanishing, exploding) for name, size in means.items()}
+
+    def plot(self) -> Figure:
+        """Return a figure: each weight's gradient over the steps, and its mean from the first layer to the last."""
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        names = [name for name in self._means() if name.endswith("weight")] or list(self._means())
+        drawn = Figure(figsize=(11, 4), layout="constrained", dpi=120)
+        FigureCanvasAgg(drawn)
+        over_steps, over_layers = drawn.subplots(1, 2)
+        for i, name in enumerate(names):
+            tone = i / max(1, len(names) - 1)
+            values = [step[name].rms if name in step else float("nan") for step in self.steps]
+            over_steps.plot(values, color=(0.1 + 0.8 * tone, 0.25, 0.9 - 0.75 * tone), linewidth=1.2, label=name)
+        over_steps.set(xlabel="step", ylabel="root mean square of the gradient", yscale="log")
+        over_steps.legend(fontsize=7, ncols=2, loc="best")
+        means, verdicts = self._means(), self.verdicts()
+        tones = {"ok": "#3b6fb6", "vanishing": "#c98a1b", "exploding": "#b3261e", "dead": "#888888"}
+        sizes = [means[name] for name in names]
+        over_layers.bar(range(len(names)), sizes, color=[tones.get(verdicts[n], "#b3261e") for n in names])
+        over_layers.set(yscale="log" if any(sizes) else "linear", title="mean over the steps, first to last layer")
+        over_layers.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=7)
+        return drawn
+
+    def _note(self, name: str, gradient: torch.Tensor) -> None:
+        if not self._now:
+            self._group.after_backward(self._end_step)
+        values = gradient.detach().double()
+        self._now[name] = Flow(
+            values.square().mean().sqrt().item(), values.abs().max().item(), (values == 0).double().mean().item()
+        )
+
+    def _end_step(self) -> None:
+        self.steps.append(self._now)
+        self._now = {}
+
+    def _means(self) -> dict[str, float]:
+        names = dict.fromkeys(name for step in self.steps for name in step)
+        found = {name: [step[name].rms for step in self.steps if name in step] for name in names}
+        return {name: sum(values) / len(values) for name, values in found.items()}
+
+
+def _verdict(size: float, median: float, vanishing: float, exploding: float) -> str:
+    if size == 0:
+        return "dead"
+    if not size < float("inf"):
+        return "not finite"
+    if size < vanishing * median:
+        return "vanishing"
+    return "exploding" if size > exploding * median else "ok"
