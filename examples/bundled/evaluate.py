@@ -67,7 +67,8 @@ def seconds_to_load() -> float:
 
 
 def compare_views(classifier: Classifier, paths: list[Path], labels: torch.Tensor) -> None:
-    """Print how input sizes and crops serve the validation images and the full-size photos."""
+    """Print how input sizes and crops serve every fourth validation image and the full-size photos."""
+    paths, labels = paths[::4], labels[::4]
     print("\nside  crop   validation top-1   photos: probability of what is on them")
     for side in (64, 72, 80, 96, 128):
         for crop in (0.875, 1.0):

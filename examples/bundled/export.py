@@ -17,7 +17,7 @@ from train import MEAN, STD
 from explain.models import CenterCrop, Classifier, SmallResNet
 
 ARCHITECTURE = {"classes": 200, "stem": 32, "widths": (128, 256, 512), "depths": (2, 3, 4)}
-SIDE, CROP = 72, 1.0
+SIDE, CROP = 80, 1.0
 
 # Where the dictionary's first word is not what somebody would call the thing, or says too little.
 PLAIN_NAMES = {
