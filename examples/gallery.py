@@ -29,7 +29,11 @@ def main(folder: Path) -> None:
     drawn.save(folder / "gallery.jpg", quality=88)
     title = explainer(ASSETS / "chelsea.png", methods)
     title.overlay("gradcam", caption=True).save(folder / "chelsea-gradcam.png")
-    title.sheet(tile=300).save(folder / "chelsea.jpg", quality=90)
+    pictures = [title.photo, *(title.overlay(method) for method in methods)]
+    names = ["{}, {:.0%}".format(*title.predictions[0]), *methods]
+    halves = [slice(0, 3), slice(3, None)]
+    hero = sheet([pictures[half] for half in halves], titles=[names[half] for half in halves], tile=320)
+    hero.save(folder / "chelsea.jpg", quality=90)
 
 
 if __name__ == "__main__":

@@ -112,9 +112,7 @@ def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if options.list_models:
         return _list_models()
     if options.list_layers:
-        explainer = _explainer(options)
-        with _blaming(options.model):
-            return _list_layers(explainer)
+        return _list_layers(_explainer(options))
     if not options.images:
         parser.error("name at least one image; --help shows the options")
     if options.top_k and options.target:
@@ -184,7 +182,11 @@ def find_images(given: Sequence[str]) -> tuple[list[Path], list[ExplainError]]:
 
     found: list[Path] = []
     missing: list[ExplainError] = []
-    for path in map(Path, given):
+    for name in given:
+        path = Path(name)
+        if re.match(r"\w+://", name):
+            missing.append(ImageError(f"image {name!r} must be a file, got an address; download it first"))
+            continue
         if not os.path.isdir(path):  # unlike Path.is_dir, this takes any name for an answer
             found.append(path)
             continue
@@ -225,7 +227,8 @@ def _explain_all(
                 )
             except ExplainError as error:
                 hint = " (--force overwrites)" if "exists already" in str(error) else ""
-                failures.append(f"{path}: {error}{hint}")
+                named = "" if repr(str(path)) in str(error) else f"{path}: "
+                failures.append(f"{named}{error}{hint}")
             else:
                 _report(path, explanation, written, results, as_json=options.json)
                 continue
@@ -335,8 +338,9 @@ def _list_layers(explainer: Explainer) -> int:
     x = explainer.preprocess(Image.new("RGB", (256, 256), "gray"))[None]
     parameter = next(explainer.model.parameters(), x)
     x = x.to(parameter.device, parameter.dtype)
-    chosen = default_layer(explainer.model, x)
-    for call in list_layers(explainer.model, x):
+    with _blaming(explainer.name):
+        chosen, calls = default_layer(explainer.model, x), list_layers(explainer.model, x)
+    for call in calls:
         grid = f"{call.grid.height} x {call.grid.width} map" if call.grid else ""
         default = " (default)" if call.name == chosen else ""
         print(f"{call.name:<32} {call.kind:<20} {call.shape!s:<24} {grid}{default}".rstrip())

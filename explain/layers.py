@@ -162,7 +162,7 @@ def _choose(calls: list[Call]) -> str:
         return _outermost((unpooled or maps)[-1])
     raise LayerError(
         "layer must be given for this model: none of its layers gives a spatial map "
-        f"({len(calls)} calls looked at); name one with layer="
+        f"({len(calls)} calls looked at); name one, or use a method for pixels such as saliency"
     )
 
 

@@ -121,7 +121,7 @@ class Files:
         if folders:
             raise OutputError(f"output {str(folders[0])!r} must be a file, but a folder is in its place; move it away")
         if there and not self.overwrite:
-            more = f" and {len(there) - 1} more" if len(there) > 1 else ""
+            more = f" (and {len(there) - 1} more)" if len(there) > 1 else ""
             raise OutputError(
-                f"output {str(there[0])!r}{more} exists already; choose another folder, or allow overwriting"
+                f"output {str(there[0])!r} exists already{more}; choose another folder, or pass overwrite=True"
             )

@@ -38,7 +38,7 @@ def load_custom(name: str, weights: str | Path | None = None, size: int | None =
             f"model {name!r}: no module named {error.name!r}; run from its folder, or install it"
         ) from None
     if not hasattr(module, attribute):
-        known = [key for key in vars(module) if not key.startswith("_")]
+        known = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == where]
         raise ModelError(f"model {name!r}: {where} has no {attribute!r}; {did_you_mean(attribute, known)}")
     found = getattr(module, attribute)
     if not isinstance(found, (nn.Module, Classifier)):

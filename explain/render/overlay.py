@@ -62,7 +62,7 @@ def check(colormap: str | None = None, alpha: float = 1.0) -> None:
 def intensity(photo: Image.Image, values: Array, region: Region, *, colormap: str = HEAT) -> Image.Image:
     """Draw magnitudes ``(H, W)`` in [0, 1] as brightness; the top half per cent is cut off, so that the rest shows."""
     placed = place(_stretch(values), photo.size, region)
-    return Image.fromarray(lookup_table(colormap)[placed])
+    return _mark_unseen(Image.fromarray(lookup_table(colormap)[placed]), region)
 
 
 def signed(photo: Image.Image, values: Array, region: Region, *, colormap: str = SIGNED) -> Image.Image:
@@ -82,7 +82,8 @@ def color(photo: Image.Image, values: Array, region: Region) -> Image.Image:
     )
     peak = np.quantile(np.abs(channels), 0.995) or np.abs(channels).max() or 1.0
     scaled = np.clip(channels / (2 * peak) + 0.5, 0, 1)
-    return Image.merge("RGB", [Image.fromarray(place(c, photo.size, region, outside=128)) for c in scaled])
+    drawn = Image.merge("RGB", [Image.fromarray(place(c, photo.size, region, outside=128)) for c in scaled])
+    return _mark_unseen(drawn, region)
 
 
 def swatch(colormap: str, size: tuple[int, int]) -> Image.Image:
