@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from explain.errors import ExplainError, ExplainWarning, ImageError
+from explain.errors import ExplainError, ExplainWarning, ImageError, raised
 
 if TYPE_CHECKING:
     from explain.explainer import Explainer
@@ -160,8 +160,7 @@ def _blaming(model: str) -> Iterator[None]:
     except ExplainError:
         raise
     except Exception as error:
-        reason = (str(error).splitlines() or ["no message"])[0]
-        raise ExplainError(f"model {model!r} raised {type(error).__name__}: {reason}") from error
+        raise ExplainError(f"model {model!r} {raised(error)}") from error
 
 
 def _read_labels(path: str) -> list[str]:

@@ -56,6 +56,15 @@ def warn(message: str) -> None:
     warnings.warn(message, ExplainWarning, stacklevel=level)
 
 
+def raised(error: BaseException) -> str:
+    """Say on one line what code that is not ours raised.
+
+    >>> raised(ValueError("no\\nmore"))
+    'raised ValueError: no'
+    """
+    return f"raised {type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"
+
+
 def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:
     """Return a clause that suggests the closest of ``known`` names for a misspelt one, or lists the first few.
 

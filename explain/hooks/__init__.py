@@ -1,6 +1,7 @@
 """Every hook handle in the program is owned here; this room knows nothing of images, methods or pictures.
 
     select         which modules a caller means
+    structure      tensors in what modules take and return
     guard          what surrounds every hook: arity, shapes, in-place edits, errors with names
     full_backward  full-backward hooks that survive in-place operations
     group          handles and their lifetime; every kind of hook
@@ -22,8 +23,9 @@ from explain.hooks.graph import accumulator, graph
 from explain.hooks.group import HookGroup
 from explain.hooks.inspection import Inspection, Row, inspect
 from explain.hooks.preserve import evaluating, untouched
-from explain.hooks.records import Capture, Record, Tap, capture, first_tensor, replace_first
+from explain.hooks.records import Capture, Record, Tap, capture
 from explain.hooks.select import Where, select
+from explain.hooks.structure import first_tensor, replace_first
 from explain.hooks.timeline import Event, Timeline, timeline
 
 __all__ = [

@@ -11,6 +11,7 @@ from torch import nn
 from explain.errors import LayerError
 from explain.hooks.group import HookGroup
 from explain.hooks.select import Where, select
+from explain.hooks.structure import rebuilt
 
 
 class _SeenEnough(BaseException):
@@ -72,9 +73,5 @@ def _copied(output: Any) -> Any:
     if isinstance(output, dict):
         return {key: _copied(value) for key, value in output.items()}
     if isinstance(output, (tuple, list)):
-        return (
-            type(output)(map(_copied, output))
-            if not hasattr(output, "_fields")
-            else type(output)(*map(_copied, output))
-        )
+        return rebuilt(output, map(_copied, output))
     return output

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from explain.hooks.structure import rebuilt
+
 FullHook = Callable[[nn.Module, Any, Any], Any]
 PreHook = Callable[[nn.Module, Any], Any]
 Gradients = tuple[torch.Tensor | None, ...]
@@ -69,14 +71,13 @@ class _Call:
     def __init__(self, owner: FullBackward, module: nn.Module) -> None:
         self.owner, self.module = owner, module
         self.inputs = 0
-        self.has_gate = False
+        self._where: list[int] = []
         self.grad_output: Gradients | None = None
 
     def enter(self, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         self.inputs = len(args)
-        passed, where = _through(self._at_inputs, args)
-        self._where, self.has_gate = where, bool(where)
-        return tuple(passed) if where else None
+        passed, self._where = _through(self._at_inputs, args)
+        return tuple(passed) if self._where else None
 
     def leave(self, output: Any) -> Any:
         if isinstance(output, torch.Tensor):
@@ -90,14 +91,14 @@ class _Call:
         self.outputs = len(values)
         if isinstance(output, dict):
             return type(output)(zip(output, passed, strict=True))
-        return type(output)(*passed) if hasattr(output, "_fields") else type(output)(passed)
+        return rebuilt(output, passed)
 
     def _at_outputs(self, gradients: Gradients) -> Gradients:
         given = _spread(gradients, self._out, self.outputs)
         for pre in self.owner.pre_hooks:
             changed = pre(self.module, given)
             given = given if changed is None else changed
-        if self.has_gate:
+        if self._where:
             self.grad_output = given
         else:  # no input requires a gradient: this is all there is to know
             for hook in self.owner.hooks:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import nn
@@ -17,7 +17,29 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-class GradientClipper:
+class _OnParameters:
+    """A hook on the gradient of every parameter, in place until the block ends."""
+
+    def __init__(self, model: nn.Module, hook: Callable[[str, torch.Tensor], torch.Tensor | None]) -> None:
+        self._group = HookGroup(model)
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                self._group.leaf(parameter, lambda gradient, name=name: hook(name, gradient))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
+    def remove(self) -> None:
+        """Take the hooks away."""
+        self._group.remove()
+
+
+class GradientClipper(_OnParameters):
     """Clips the gradient of every parameter before it is accumulated; use it in ``with``, or `remove` it.
 
     Args:
@@ -44,22 +66,7 @@ class GradientClipper:
             raise HookError(f"{'norm' if value is None else 'value'} must be positive, got {limit}")
         self.clipped: dict[str, int] = {}
         self._limit, self._by_norm = limit, value is None
-        self._group = HookGroup(model)
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad:
-                self._group.leaf(parameter, lambda gradient, name=name: self._clip(name, gradient))
-
-    def __enter__(self) -> GradientClipper:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.remove()
-
-    def remove(self) -> None:
-        """Stop clipping."""
-        self._group.remove()
+        super().__init__(model, self._clip)
 
     def _clip(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
         if self._by_norm:
@@ -81,7 +88,7 @@ class Flow:
     zero: float
 
 
-class GradientFlow:
+class GradientFlow(_OnParameters):
     """Watches the gradient of every parameter over training steps; each backward pass is a step.
 
     ``steps`` has a dictionary from parameter names to `Flow` for each. Use it in ``with``, or `remove` it.
@@ -97,22 +104,7 @@ class GradientFlow:
     def __init__(self, model: nn.Module) -> None:
         self.steps: list[dict[str, Flow]] = []
         self._now: dict[str, Flow] = {}
-        self._group = HookGroup(model)
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad:
-                self._group.leaf(parameter, lambda gradient, name=name: self._note(name, gradient))
-
-    def __enter__(self) -> GradientFlow:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.remove()
-
-    def remove(self) -> None:
-        """Stop watching."""
-        self._group.remove()
+        super().__init__(model, self._note)
 
     def verdicts(self, *, vanishing: float = 1e-3, exploding: float = 1e3) -> Mapping[str, str]:
         """Judge each weight by its mean gradient over all steps, relative to the median of all weights.

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from explain.errors import ExplainError, HookError
+from explain.errors import ExplainError, HookError, raised
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,7 @@ def call(site: Site, fn: Callable[..., Any], *arguments: Any, gradients: Sequenc
     except ExplainError:
         raise
     except Exception as error:
-        reason = (str(error).splitlines() or ["no message"])[0]
-        raise HookError(f"{site} raised {type(error).__name__}: {reason}") from error
+        raise HookError(f"{site} {raised(error)}") from error
     if [tensor._version for tensor in tensors] != versions:
         raise HookError(
             f"{site} edited its gradient in place; gradients may be shared (in e = c + d both branches get the same "

@@ -15,7 +15,7 @@ from torch import nn
 from explain.errors import HookError
 from explain.hooks.group import HookGroup
 from explain.hooks.preserve import untouched
-from explain.hooks.records import first_tensor
+from explain.hooks.structure import as_sources, first_tensor
 
 
 @dataclass
@@ -92,13 +92,13 @@ def inspect(
     [('', [1, 3], 29), ('0', [1, 2, 1, 1], 20), ('1', [1, 2, 1, 1], 0), ('2', [1, 2], 0), ('3', [1, 3], 9)]
     """
     watch = _Watch(model)
-    sources = [x.detach().clone().requires_grad_() if _differentiable(x) and gradients else x for x in inputs]
+    sources = as_sources(inputs) if gradients else list(inputs)
     with untouched(model, grad=gradients), HookGroup(model) as group:
         for name, _ in model.named_modules():
             watch.put(group, name, gradients)
         output = model(*sources)
         if gradients:
-            _differentiate(output, score, [x for x in sources if _differentiable(x)])
+            _differentiate(output, score, [x for x in sources if isinstance(x, torch.Tensor) and x.requires_grad])
     return Inspection(watch.rows, watch.ended)
 
 
@@ -144,10 +144,6 @@ class _Watch:
         total = math.sqrt(sum(norm * norm for norm in norms))
         row.gradient_finite = math.isfinite(total)
         row.gradient = total if row.gradient_finite else None
-
-
-def _differentiable(x: Any) -> bool:
-    return isinstance(x, torch.Tensor) and x.is_floating_point()
 
 
 def _differentiate(output: Any, score: Callable[[Any], torch.Tensor] | None, sources: list[torch.Tensor]) -> None:

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from explain.errors import HookError, LayerError
+from explain.errors import LayerError
 from explain.hooks.group import HookGroup
 from explain.hooks.select import Where, select
+from explain.hooks.structure import first_tensor, replace_first
 
 
 class Tap(nn.Module):
@@ -121,11 +122,6 @@ class Capture:
         finally:
             self._collecting = True
 
-    def release(self) -> None:
-        """Drop the graph; activations and gradients stay."""
-        for record in self.records:
-            record.source = None
-
     def _recorder(self, name: str) -> Any:
         def record_call(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
             call = sum(record.layer == name for record in self.records)
@@ -181,31 +177,3 @@ def capture(model: nn.Module, layers: Where, *, gradients: bool = True) -> Itera
             yield Capture(group, select(model, layers), gradients=gradients)
         finally:
             torch.set_grad_enabled(mode)
-
-
-def first_tensor(output: Any) -> torch.Tensor | None:
-    """Return the first tensor of a module's output: the output itself, or the first in a tuple, list or dict."""
-    if isinstance(output, torch.Tensor):
-        return output
-    values = output.values() if isinstance(output, dict) else output if isinstance(output, (tuple, list)) else ()
-    return next((value for value in values if isinstance(value, torch.Tensor)), None)
-
-
-def replace_first(output: Any, new: torch.Tensor) -> Any:
-    """Return ``output`` with its first tensor replaced by ``new``; containers are copied, never edited.
-
-    >>> replace_first((torch.zeros(1), "state"), torch.ones(1))
-    (tensor([1.]), 'state')
-    """
-    if isinstance(output, torch.Tensor):
-        return new
-    if isinstance(output, dict):
-        key = next(key for key, value in output.items() if isinstance(value, torch.Tensor))
-        copy = output.copy()
-        copy[key] = new
-        return copy
-    if not isinstance(output, (tuple, list)):
-        raise HookError(f"a module's output must be a tensor or hold one, got {type(output).__name__}")
-    position = next(i for i, value in enumerate(output) if isinstance(value, torch.Tensor))
-    items = [new if i == position else value for i, value in enumerate(output)]
-    return type(output)(*items) if hasattr(output, "_fields") else type(output)(items)

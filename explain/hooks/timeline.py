@@ -10,7 +10,7 @@ from torch import nn
 
 from explain.hooks.group import HookGroup
 from explain.hooks.preserve import untouched
-from explain.hooks.records import first_tensor
+from explain.hooks.structure import as_sources, first_tensor
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def timeline(model: nn.Module, *inputs: Any) -> Timeline:
        8  backward      model (Sequential)
     """
     events = Timeline()
-    sources = [x.detach().clone().requires_grad_() if _differentiable(x) else x for x in inputs]
+    sources = as_sources(inputs)
     with untouched(model, grad=True), HookGroup(model) as group:
         for name, module in model.named_modules():
 
@@ -67,7 +67,3 @@ def timeline(model: nn.Module, *inputs: Any) -> Timeline:
         if output is not None and output.requires_grad and wanted:
             torch.autograd.grad(output.sum(), wanted, allow_unused=True)
     return events
-
-
-def _differentiable(x: Any) -> bool:
-    return isinstance(x, torch.Tensor) and x.is_floating_point()
