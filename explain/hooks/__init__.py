@@ -15,8 +15,10 @@ and the tools made of them:
     timeline       which hook fires when
     inspection     a model as a table
     gradients      gradients clipped, and watched over training
+    distributed    gradients exchanged between processes
 """
 
+from explain.hooks import distributed
 from explain.hooks.extractor import FeatureExtractor
 from explain.hooks.gradients import Flow, GradientClipper, GradientFlow
 from explain.hooks.graph import accumulator, graph
@@ -44,6 +46,7 @@ __all__ = [
     "Where",
     "accumulator",
     "capture",
+    "distributed",
     "evaluating",
     "first_tensor",
     "graph",

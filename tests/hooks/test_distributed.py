@@ -1,0 +1,152 @@
+"""DDP communication hooks with real processes, over gloo on the loopback device."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+from explain.errors import HookError
+from explain.hooks.distributed import communicate
+from tests.conftest import ROOT
+
+WORKER = """
+import json, sys, torch, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from explain.hooks.distributed import Codec, communicate
+
+rank, world, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+
+
+def encode_fails_on_the_last_rank(bucket):
+    if rank == world - 1:
+        raise ZeroDivisionError("divided by nothing\\nand more")
+    return bucket
+
+
+codecs = {
+    "identity": Codec(lambda bucket: bucket, lambda sent: sent),
+    "half": Codec(lambda bucket: bucket.half(), lambda sent: sent.float()),
+    "encode fails": Codec(encode_fails_on_the_last_rank, lambda sent: sent),
+    "decode fails": Codec(lambda bucket: bucket, lambda sent: "no tensor" if rank == 0 else sent),
+    "decode loses": Codec(lambda bucket: bucket, lambda sent: sent[1:]),
+    "shapes differ": Codec(lambda bucket: bucket[rank:], lambda sent: sent),
+}
+
+
+def train(how):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(4 * 36, 5))
+    parallel = DistributedDataParallel(model, bucket_cap_mb=0.001)
+    options = {"matrix_approximation_rank": 4, "start_powerSGD_iter": 2} if how == "powersgd" else {}
+    recorder = communicate(parallel, codecs.get(how, how), **options)
+    solver = torch.optim.SGD(parallel.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(4):
+        x, y = torch.randn(8, 3, 8, 8, generator=generator), torch.randint(5, (8,), generator=generator)
+        solver.zero_grad()
+        nn.functional.cross_entropy(parallel(x), y).backward()
+        solver.step()
+    return torch.cat([p.detach().flatten() for p in model.parameters()]), recorder
+
+
+plain, _ = train("allreduce")
+for how in sys.argv[4:]:
+    try:
+        found, recorder = train(how)
+        sizes = [(sent.bytes, sent.bytes_sent) for sent in recorder.buckets]
+        sane = all(sent.norm > 0 and sent.seconds >= 0 for sent in recorder.buckets)
+        error = ((found - plain).norm() / plain.norm()).item()
+        print(json.dumps({"how": how, "error": error, "sizes": sizes, "sane": sane, "text": str(recorder)}))
+    except Exception as problem:
+        print(json.dumps({"how": how, "problem": f"{type(problem).__name__}: {problem}"}))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+Said = dict[str, list[dict[str, Any]]]
+
+
+def run(world: int, folder: Path, *hows: str) -> Said:
+    """What every rank said, by way of communication."""
+    (folder / "worker.py").write_text(WORKER)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    processes = []
+    for rank in range(world):
+        command = [sys.executable, "worker.py", str(rank), str(world), str(folder / "store"), *hows]
+        with (folder / f"{rank}.txt").open("w") as log:
+            processes.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=folder))
+    try:
+        codes = [process.wait(timeout=100) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    texts = [(folder / f"{rank}.txt").read_text() for rank in range(world)]
+    assert codes == [0] * world, "\n".join(texts)
+    lines = [json.loads(line) for text in texts for line in text.splitlines() if line.startswith("{")]
+    return {how: [line for line in lines if line["how"] == how] for how in hows}
+
+
+FAILURES = {
+    "encode fails": "HookError: communication hook failed on rank 1 of 2: encode raised ZeroDivisionError: "
+    "divided by nothing",
+    "decode fails": "HookError: communication hook failed on rank 0 of 2: decode raised TypeError: "
+    "a tensor must be returned, got str",
+    "decode loses": "HookError: communication hook failed on rank 0 of 2: decode raised ValueError: the bucket has",
+    "shapes differ": "HookError: encode must give the same shape and type on every rank, got (837,) torch.float32 on "
+    "rank 0, (836,) torch.float32 on rank 1",
+    "fp32": "HookError: how 'fp32' is unknown; known: allreduce, fp16, bf16, powersgd",
+}
+TOLERANCES = {"identity": 1e-6, "half": 1e-3, "fp16": 1e-3, "bf16": 1e-2, "powersgd": 0.3}
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Said:
+    return run(2, tmp_path_factory.mktemp("two"), *FAILURES, *TOLERANCES)
+
+
+def check(said: list[dict[str, Any]], how: str) -> None:
+    for line in said:
+        assert "problem" not in line, line
+        assert line["error"] <= TOLERANCES[how]
+        assert line["sane"]
+        assert len(line["sizes"]) > 4  # more than one bucket in four steps
+        scale = {"identity": 1, "half": 2}.get(how)
+        assert all(sent == (size // scale if scale else None) for size, sent in line["sizes"])
+        assert line["text"].startswith(f"{len(line['sizes'])} buckets, 0.0")
+
+
+@pytest.mark.parametrize("how", TOLERANCES)
+def test_training_equals_the_uncompressed_run(how: str, two_ranks: Said) -> None:
+    assert len(two_ranks[how]) == 2
+    check(two_ranks[how], how)
+
+
+@pytest.mark.parametrize("how", FAILURES)
+def test_an_error_on_one_rank_ends_all_of_them_with_its_message(how: str, two_ranks: Said) -> None:
+    assert len(two_ranks[how]) == 2
+    for line in two_ranks[how]:
+        assert FAILURES[how] in line["problem"]
+
+
+def test_four_ranks_agree_and_fail_together(tmp_path: Path) -> None:
+    said = run(4, tmp_path, "half", "encode fails")
+    assert len(said["half"]) == 4
+    check(said["half"], "half")
+    assert len(said["encode fails"]) == 4
+    assert all("failed on rank 3 of 4" in line["problem"] for line in said["encode fails"])
+
+
+def test_a_model_that_is_not_distributed_is_refused() -> None:
+    with pytest.raises(HookError, match="must be wrapped in DistributedDataParallel, got Linear"):
+        communicate(nn.Linear(1, 1))  # type: ignore[arg-type]
