@@ -10,7 +10,7 @@ The way through the house, each room importing only from rooms above it:
     hooks/        every hook handle: lifetime, taps, capture, graph, a model left as found
     layers        names, feature maps, the default layer
     targets       from a model's output to one score per image
-    engine        the fewest passes that gather the `Evidence` for all methods
+    engine/       the fewest passes that gather the `Evidence` for all methods
     methods/      frozen dataclasses: options and mathematics
     attribution   `attribute`: model and tensors in, `Attribution` out
     images        files, bytes, arrays and PIL images to RGB; where a model's input lies on a photo
@@ -38,6 +38,7 @@ _HOME = {
     "Explanation": "explain.explanation",
     "ExplainError": "explain.errors",
     "ExplainWarning": "explain.errors",
+    "applicable_methods": "explain.attribution",
     "attribute": "explain.attribution",
     "attribute_all": "explain.attribution",
     "attribute_targets": "explain.attribution",
@@ -57,6 +58,7 @@ __all__ = [
     "Explainer",
     "Explanation",
     "__version__",
+    "applicable_methods",
     "attribute",
     "attribute_all",
     "attribute_targets",
@@ -79,7 +81,7 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from explain.attribution import Attribution, attribute, attribute_all, attribute_targets
+    from explain.attribution import Attribution, applicable_methods, attribute, attribute_all, attribute_targets
     from explain.errors import ExplainError, ExplainWarning
     from explain.explainer import Explainer, explain
     from explain.explanation import Explanation

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,11 +13,24 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from explain.engine import LAYER_NEEDS, Evidence, check_inputs, gather
-from explain.errors import MethodError, ModelError, TargetError, warn
+from explain.engine import ClassWeights, Evidence, Precision, Progress, Work, check_inputs, gather
+from explain.errors import ExplainWarning, LayerError, MethodError, ModelError, TargetError, warn
 from explain.hooks import Where, select
-from explain.layers import default_layer
-from explain.methods import Method, MethodLike, Style, get_method, options
+from explain.layers import default_layer, stage_layers
+from explain.methods import (
+    Complete,
+    Demanding,
+    Fusion,
+    ManyLayers,
+    Method,
+    MethodLike,
+    Style,
+    get_method,
+    list_methods,
+    options,
+    uses_layer,
+)
+from explain.methods.base import one_of
 from explain.targets import TargetLike, TopClass, as_target
 
 
@@ -28,7 +42,8 @@ class Attribution:
     ``(N, C, H, W)`` for pixel methods. ``heatmap`` is its display form. ``score`` ``(N,)`` is what was explained and
     ``target`` the class of each image, or the name of a callable. ``layer`` is the layer's name, a tuple of names where
     several were fused (``maps`` then has each one's values), or None. ``logits`` ``(N, K)`` are the model's class
-    scores, if it gave any.
+    scores, if it gave any. ``delta`` ``(N,)`` is by how much values that ought to add up to the score miss it, for
+    methods that make this promise.
     """
 
     method: str
@@ -41,6 +56,7 @@ class Attribution:
     options: Mapping[str, Any] = field(default_factory=dict)
     maps: Mapping[str, torch.Tensor] = field(default_factory=dict, repr=False)
     logits: torch.Tensor | None = field(default=None, repr=False)
+    delta: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.values)
@@ -81,7 +97,11 @@ def attribute(
     *,
     target: TargetLike = None,
     layer: Where | None = None,
+    fuse: Fusion | None = None,
     categories: Sequence[str] | None = None,
+    batch_size: int | None = None,
+    progress: Progress | None = None,
+    precision: Precision = "full",
 ) -> Attribution:
     """Attribute one score per image of ``x`` ``(N, C, H, W)`` with one method.
 
@@ -91,9 +111,14 @@ def attribute(
         method: a name from `list_methods`, or a method object.
         target: a class index or label for all images, N class indices, a callable ``output -> (N,)``, or None for each
             image's top class.
-        layer: a dotted name, a pattern, a module, or several (their maps are fused by the mean); None finds the last
-            feature map.
+        layer: a dotted name, a pattern, a module, or several, whose maps are fused; None finds the last feature map.
+        fuse: how the maps of several layers become one, each divided by its maximum: "mean" (None takes the method's
+            own way, and else the mean), "max" or "product".
         categories: the labels of the model's classes, for a target given as a label.
+        batch_size: for methods that run the model many times, how many inputs at once; None takes as many as fit into
+            half a gigabyte.
+        progress: called with the number of such inputs done and their total.
+        precision: "bf16" computes these runs in bfloat16.
 
     Raises:
         ExplainError: one line that says which argument does not fit and what would.
@@ -103,19 +128,25 @@ def attribute(
     >>> a.values.shape, a.heatmap.shape, a.layer, a.target.tolist()
     (torch.Size([2, 14, 14]), torch.Size([2, 16, 16]), '1', [3, 3])
     """
-    return attribute_targets(model, x, [method], [target], layer=layer, categories=categories)[0][
-        get_method(method).name
-    ]
+    method = get_method(method)
+    return attribute_targets(
+        model, x, [method], [target], layer=layer, fuse=fuse, categories=categories, batch_size=batch_size,
+        progress=progress, precision=precision,
+    )[0][method.name]  # fmt: skip
 
 
 def attribute_all(
     model: nn.Module,
     x: torch.Tensor,
-    methods: Iterable[MethodLike],
+    methods: MethodLike | Iterable[MethodLike],
     *,
     target: TargetLike = None,
     layer: Where | None = None,
+    fuse: Fusion | None = None,
     categories: Sequence[str] | None = None,
+    batch_size: int | None = None,
+    progress: Progress | None = None,
+    precision: Precision = "full",
 ) -> dict[str, Attribution]:
     """Attribute one score per image with several methods that share their passes; arguments as for `attribute`.
 
@@ -123,21 +154,29 @@ def attribute_all(
     >>> list(attribute_all(model, torch.rand(1, 3, 4, 4), ["gradcam", "saliency"]))
     ['gradcam', 'saliency']
     """
-    return attribute_targets(model, x, methods, [target], layer=layer, categories=categories)[0]
+    return attribute_targets(
+        model, x, methods, [target], layer=layer, fuse=fuse, categories=categories, batch_size=batch_size,
+        progress=progress, precision=precision,
+    )[0]  # fmt: skip
 
 
 def attribute_targets(
     model: nn.Module,
     x: torch.Tensor,
-    methods: Iterable[MethodLike],
+    methods: MethodLike | Iterable[MethodLike],
     targets: Sequence[TargetLike] | int,
     *,
     layer: Where | None = None,
+    fuse: Fusion | None = None,
     categories: Sequence[str] | None = None,
+    batch_size: int | None = None,
+    progress: Progress | None = None,
+    precision: Precision = "full",
 ) -> list[dict[str, Attribution]]:
     """Attribute several scores per image with several methods, in one forward pass; other arguments as for `attribute`.
 
     Args:
+        methods: names or method objects, or "all" for all that the network can be explained with.
         targets: a list of targets, or a number k for each image's k best classes.
 
     Returns:
@@ -147,24 +186,61 @@ def attribute_targets(
     >>> [a["gradcam"].target.item() for a in attribute_targets(model, torch.rand(1, 3, 4, 4), ["gradcam"], [4, 0])]
     [4, 0]
     """
-    chosen = _methods(methods)
+    chosen = _methods(applicable_methods(model, x, layer) if methods == "all" else methods)
     wanted = _targets(targets, categories)
+    work = Work(batch_size, progress, precision)
+    if fuse is not None:
+        one_of("attribute", "fuse", fuse, ("mean", "max", "product"))
     check_inputs(model, x)
+    looked_at = {name: _layers(model, x, method, layer) for name, method in chosen.items()}
+    layers = list(dict.fromkeys(name for names in looked_at.values() for name in names))
     needs = frozenset().union(*(method.needs for method in chosen.values()))
-    layers = (
-        [] if layer is None else list(select(model, layer))
-    )  # a wrong name is told even where no method looks at layers
-    if needs & LAYER_NEEDS and not layers:
-        layers = [default_layer(model, x)]
-    gathered = gather(model, x, needs, wanted, layers)
-    found = [{name: _apply(method, evidence) for name, method in chosen.items()} for evidence in gathered]
+    found = []
+    pooled = [layer for name, names in looked_at.items() if ClassWeights() in chosen[name].needs for layer in names]
+    for evidence in gather(model, x, needs, wanted, layers, work, pooled=pooled):
+        of = {item.layer: item for item in evidence}
+        used = {name: [of[layer] for layer in names] or evidence[:1] for name, names in looked_at.items()}
+        found.append({name: _apply(method, used[name], fuse) for name, method in chosen.items()})
     for attributions in found:
         for attribution in attributions.values():
             _warn_if_empty(attribution)
     return found
 
 
-def _methods(methods: Iterable[MethodLike]) -> dict[str, Method]:
+def _layers(model: nn.Module, x: torch.Tensor, method: Method, layer: Where | None) -> list[str]:
+    """The layers that a method looks at: those asked for, or its own choice."""
+    named = [] if layer is None else list(select(model, layer))  # a wrong name is told even where no layer is used
+    if named or not uses_layer(method):
+        return named if uses_layer(method) else []
+    return stage_layers(model, x) if isinstance(method, ManyLayers) else [default_layer(model, x)]
+
+
+def applicable_methods(model: nn.Module, x: torch.Tensor, layer: Where | None = None) -> list[str]:
+    """Name the methods that this network can be explained with: all but those that ask for another kind.
+
+    Those that ask for a kind are tried on the first image of ``x`` ``(N, C, H, W)``.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 5))
+    >>> sorted(set(list_methods()) - set(applicable_methods(model, torch.rand(1, 3, 4, 4))))
+    ['cam', 'legrad', 'rollout']
+    """
+    check_inputs(model, x)
+    return [name for name in list_methods() if _applies(get_method(name), model, x[:1], layer)]
+
+
+def _applies(method: Method, model: nn.Module, x: torch.Tensor, layer: Where | None) -> bool:
+    if not isinstance(method, Demanding):
+        return True
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExplainWarning)
+        try:
+            attribute(model, x, method, layer=layer)
+        except (LayerError, MethodError):
+            return False
+    return True
+
+
+def _methods(methods: MethodLike | Iterable[MethodLike]) -> dict[str, Method]:
     if isinstance(methods, str) or not isinstance(methods, Iterable):
         methods = [methods]
     chosen: dict[str, Method] = {}
@@ -192,44 +268,46 @@ def _targets(targets: Sequence[TargetLike] | int, categories: Sequence[str] | No
     return [as_target(target, categories) for target in targets]
 
 
-def _apply(method: Method, evidence: Sequence[Evidence]) -> Attribution:
+def _apply(method: Method, evidence: Sequence[Evidence], how: Fusion | None) -> Attribution:
     """Run a method on the evidence of each layer; fuse where there are several."""
-    uses_layer = bool(method.needs & LAYER_NEEDS)
-    used = evidence if uses_layer else evidence[:1]
-    first = used[0]
+    first = evidence[0]
     for rule, count in first.rectifiers.items():
         if count == 0 and any(getattr(need, "rule", None) == rule for need in method.needs):
             warn(
                 f"{method.name} found no rectifier (ReLU or a relative) between the input and the score, so it equals "
                 "the plain gradient; use saliency, or a network with rectifiers"
             )
-    maps = {str(item.layer): method(item) for item in used}
+    maps = {str(item.layer): method(item) for item in evidence}
     for name, values in maps.items():
         if not torch.isfinite(values).all():
-            where = f" at layer {name}" if uses_layer else ""
+            where = f" at layer {name}" if uses_layer(method) else ""
             raise ModelError(
                 f"model must have finite activations and gradients, but {method.name} found NaN or infinity{where}; "
                 "look for a square root, logarithm or division at zero, or for an overflow in half precision"
             )
     names = tuple(maps)
+    values = next(iter(maps.values()))
+    if len(maps) > 1 or isinstance(method, ManyLayers):
+        values = fused(list(maps.values()), how or (method.fusion if isinstance(method, ManyLayers) else "mean"))
     return Attribution(
         method=method.name,
-        values=next(iter(maps.values())) if len(maps) == 1 else fuse(list(maps.values())),
+        values=values,
         target=first.target if first.classes is None else first.classes,
         score=first.score,
-        layer=None if not uses_layer else names[0] if len(names) == 1 else names,
+        layer=None if not uses_layer(method) else names[0] if len(names) == 1 else names,
         size=first.size,
         style=method.style,
         options=options(method),
         maps=maps if len(maps) > 1 else {},
         logits=first.logits,
+        delta=method.delta(first, values) if isinstance(method, Complete) and len(maps) == 1 else None,
     )
 
 
-def fuse(maps: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Average maps of several layers, each divided by its largest magnitude, at the resolution of the finest.
+def fused(maps: Sequence[torch.Tensor], how: Fusion = "mean") -> torch.Tensor:
+    """Make one map of those of several layers, each divided by its largest magnitude, at the finest one's resolution.
 
-    >>> fuse([torch.ones(1, 2, 2), torch.zeros(1, 4, 4)])[0, 0]
+    >>> fused([torch.ones(1, 2, 2), torch.zeros(1, 4, 4)])[0, 0]
     tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
     size = max((tuple(m.shape[-2:]) for m in maps), key=lambda shape: shape[0] * shape[1])
@@ -240,13 +318,15 @@ def fuse(maps: Sequence[torch.Tensor]) -> torch.Tensor:
         flat = flat / torch.where(peak > 0, peak, torch.ones_like(peak))
         resized = F.interpolate(flat, size=size, mode="bilinear", align_corners=False)
         scaled.append(resized if each.ndim == 4 else resized[:, 0])
-    return torch.stack(scaled).mean(0)
+    stacked = torch.stack(scaled)
+    return stacked.mean(0) if how == "mean" else stacked.amax(0) if how == "max" else stacked.prod(0)
 
 
 def _warn_if_empty(attribution: Attribution) -> None:
     empty = (attribution.values.flatten(1) == 0).all(1).nonzero().flatten().tolist()
     if empty:
-        where = f" at layer {attribution.layer}" if attribution.layer else ""
+        names = attribution.layer if isinstance(attribution.layer, tuple) else (attribution.layer,)
+        where = f" at layer {', '.join(map(str, names))}" if attribution.layer else ""
         warn(
             f"{attribution.method} is zero everywhere for image {', '.join(map(str, empty))}: nothing{where} speaks "
             "for the target; try another target or layer"

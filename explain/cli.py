@@ -128,11 +128,12 @@ def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     return _explain_all(_explainer(options), images, missing, methods, options)
 
 
-def _methods(names: list[str]) -> list[str]:
-    from explain.methods import get_method, list_methods
+def _methods(names: list[str]) -> list[str] | str:
+    from explain.methods import get_method
 
-    chosen = list_methods() if "all" in names else [get_method(name).name for name in names]
-    return list(dict.fromkeys(chosen))
+    if "all" in names:
+        return "all"
+    return list(dict.fromkeys(get_method(name).name for name in names))
 
 
 def _check_colormap(name: str | None) -> None:
@@ -204,7 +205,7 @@ def _explain_all(
     explainer: Explainer,
     images: list[Path],
     missing: list[ExplainError],
-    methods: list[str],
+    methods: list[str] | str,
     options: argparse.Namespace,
 ) -> int:
     from explain.output import distinct, slug
@@ -314,10 +315,13 @@ def _progress(done: int | None, total: int, path: Path | None = None) -> None:
 
 
 def _list_methods() -> int:
-    from explain.methods import get_method, list_methods
+    from explain.methods import Demanding, get_method, list_methods
 
     for method in map(get_method, list_methods()):
-        print(f"{method.name:<16} {method.about} ({method.paper})")
+        only = f"; for {method.only_for}" if isinstance(method, Demanding) else ""
+        print(f"{method.name:<20} {method.about} ({method.paper}){only}")
+    print(f"{'smooth(METHOD)':<20} any method on average over noisy copies of the photo")
+    print(f"{'augmented(METHOD)':<20} any method on average over flips and scales of the photo")
     return DONE
 
 

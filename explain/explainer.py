@@ -13,12 +13,12 @@ from PIL import Image
 from torch import nn
 
 from explain.attribution import Attribution, attribute_targets
-from explain.engine import check_inputs
+from explain.engine import Precision, Progress, check_inputs
 from explain.errors import ImageError, ModelError, TargetError
 from explain.explanation import Explanation
 from explain.hooks import Inspection, Where, inspect
 from explain.images import ImageLike, Preprocess, load_image, locate
-from explain.methods import MethodLike
+from explain.methods import Fusion, MethodLike
 from explain.models import BUNDLED, Classifier, as_classifier, load
 from explain.targets import TargetLike
 
@@ -73,15 +73,19 @@ class Explainer:
         *,
         layer: Where | None = None,
         top_k: int | None = None,
+        fuse: Fusion | None = None,
+        batch_size: int | None = None,
+        progress: Progress | None = None,
+        precision: Precision = "full",
     ) -> Explanation:
         """Explain one photo.
 
         Args:
             image: a path, the bytes of a file, a PIL image or an array; see `explain.images.load_image`.
-            methods: a name or method object, or several.
+            methods: a name or method object, several, or "all".
             target: a class index, label or callable, several of these, or None for the top prediction.
-            layer: see `explain.attribute`.
             top_k: explain the k best classes, instead of ``target``.
+            layer, fuse, batch_size, progress, precision: see `explain.attribute`.
 
         Raises:
             ExplainError: one line that says what does not fit.
@@ -91,8 +95,10 @@ class Explainer:
         targets = top_k if top_k is not None else _target_list(target)
         photo = load_image(image)
         x = self._input(photo)
-        wanted = [methods] if isinstance(methods, str) or not isinstance(methods, Iterable) else list(methods)
-        found = attribute_targets(self.model, x[None], wanted, targets, layer=layer, categories=self.categories)
+        found = attribute_targets(
+            self.model, x[None], methods, targets, layer=layer, fuse=fuse, categories=self.categories,
+            batch_size=batch_size, progress=progress, precision=precision,
+        )  # fmt: skip
         self._check_categories(next(iter(found[0].values())))
         return Explanation(
             photo=photo,

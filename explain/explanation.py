@@ -120,13 +120,26 @@ class Explanation:
         return render.figure(pictures, titles, self._heading())
 
     def sheet(self, tile: int = 300, *, alpha: float = 0.6, colormap: str | None = None) -> Image.Image:
-        """Return the photo and all methods side by side, a row for each target; options as for `overlay`."""
+        """Return the photo and all methods side by side, a row for each target, or as many rows as many methods take;
+        options as for `overlay`."""
+        if len(self.methods) > ABREAST:
+            return self._portrait(tile, alpha=alpha, colormap=colormap)
         rows = [
             [self.photo, *(self.overlay(name, i, alpha=alpha, colormap=colormap) for name in result)]
             for i, result in enumerate(self.results)
         ]
         titles = [[self._titled(i), *(_where(a) for a in result.values())] for i, result in enumerate(self.results)]
         return render.sheet(rows, columns=["photo", *self.methods], titles=titles, tile=tile)
+
+    def _portrait(self, tile: int, **options: Any) -> Image.Image:
+        pictures, titles = [], []
+        for i, result in enumerate(self.results):
+            shown = [self.photo, *(self.overlay(name, i, **options) for name in result)]
+            named = [self._titled(i), *result]
+            for start in range(0, len(shown), ABREAST):
+                pictures.append(shown[start : start + ABREAST])
+                titles.append(named[start : start + ABREAST])
+        return render.sheet(pictures, titles=titles, tile=tile)
 
     def save(
         self,
@@ -157,7 +170,7 @@ class Explanation:
         stems = distinct(f"{photo}-{slug(label)}" if several else photo for label in self.targets)
         for index, result in enumerate(self.results):
             for name, attribution in result.items():
-                named = f"{stems[index]}-{name}"
+                named = f"{stems[index]}-{name.replace('(', '-').replace(')', '')}"
                 picture = self.overlay(name, index, caption=True, alpha=alpha, colormap=colormap)
                 files.add_picture(f"{named}.png", picture)
                 files.add_array(f"{named}.npy", attribution.values[0].float().cpu().numpy())
@@ -186,6 +199,7 @@ class Explanation:
             "score": float(attribution.score[0]),
             "probability": self._probability(index),
             "predictions": [[label, probability] for label, probability in self.predictions],
+            "delta": None if attribution.delta is None else float(attribution.delta[0]),
             "versions": _versions(),
         }
 
@@ -242,6 +256,9 @@ class Explanation:
 
     def _heading(self) -> str:
         return self._titled(0) if len(self.results) == 1 else ""
+
+
+ABREAST = 6  # pictures in a row of a sheet
 
 
 def percent(probability: float) -> str:

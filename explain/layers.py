@@ -97,6 +97,22 @@ def to_spatial(tensor: torch.Tensor, size: tuple[int, int], layer: str) -> torch
     return tensor.permute(0, 3, 1, 2)
 
 
+def from_spatial(maps: torch.Tensor, like: torch.Tensor, size: tuple[int, int], layer: str) -> torch.Tensor:
+    """Undo `to_spatial`: lay ``maps`` ``(N, C, h, w)`` out as ``like``, whose class and register tokens stay.
+
+    >>> tokens = torch.rand(1, 5, 3)
+    >>> torch.equal(from_spatial(to_spatial(tokens, (8, 8), ""), tokens, (8, 8), ""), tokens)
+    True
+    """
+    grid = find_grid(tuple(like.shape), size)
+    if grid is None:
+        raise LayerError(f"layer {layer!r} must give a spatial map, got shape {tuple(like.shape)}")
+    if grid.layout == "NCHW":
+        return maps
+    last = maps.permute(0, 2, 3, 1)
+    return last if grid.layout == "NHWC" else torch.cat([like[:, : grid.skip], last.flatten(1, 2)], dim=1)
+
+
 def list_layers(model: nn.Module, x: torch.Tensor) -> list[Call]:
     """Run ``model`` on the first image of ``x`` ``(N, C, H, W)`` and list the calls of its modules, as they return.
 
@@ -146,14 +162,35 @@ def default_layer(model: nn.Module, x: torch.Tensor) -> str:
     return known[key]
 
 
-def _choose(calls: list[Call]) -> str:
+def stage_layers(model: nn.Module, x: torch.Tensor, count: int = 4) -> list[str]:
+    """Name the last layer at each of the ``count`` coarsest resolutions, the finest first.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 3, padding=1))
+    >>> stage_layers(model, torch.zeros(1, 3, 8, 8))
+    ['1', '3']
+    """
+    last: dict[tuple[int, int], str] = {}
+    for group in _groups(list_layers(model, x)):
+        grid = group[-1].grid
+        if grid is not None and not any(word in call.kind for call in group for word in _POOLING):
+            last[grid.height, grid.width] = _outermost(group)
+    by_area = sorted(last, key=lambda size: size[0] * size[1])[:count]
+    return [last[size] for size in reversed(by_area)] or [default_layer(model, x)]
+
+
+def _groups(calls: list[Call]) -> list[list[Call]]:
+    """Calls that returned one and the same tensor, together."""
     groups: list[list[Call]] = []
     for call in calls:
         if call.passes_on and groups:
             groups[-1].append(call)
         else:
             groups.append([call])
-    maps = [group for group in groups if (grid := group[-1].grid) is not None and grid.layout != "tokens"]
+    return groups
+
+
+def _choose(calls: list[Call]) -> str:
+    maps = [group for group in _groups(calls) if (grid := group[-1].grid) is not None and grid.layout != "tokens"]
     unpooled = [group for group in maps if not any(word in call.kind for call in group for word in _POOLING)]
     tokens = _before_last_attention(calls)
     if tokens is not None and not any(calls.index(group[-1]) > calls.index(tokens) for group in maps):

@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+import torchvision
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import explain
-from explain.engine import Activations, InputGradients, LayerGradients, gather
-from explain.errors import ExplainError, ExplainWarning, ImageError, LayerError, ModelError, TargetError
+from explain.engine import Activations, InputGradients, LayerGradients, Reruns, gather
+from explain.errors import ExplainError, ExplainWarning, ImageError, LayerError, MethodError, ModelError, TargetError
+from explain.methods import ShapleyCAM, get_method, uses_layer
 from explain.targets import ClassTarget, ScoreTarget, TopClass
 from tests.conftest import TinyNet, settled, snapshot
 
-METHODS = explain.list_methods()
+TRANSFORMER = ["legrad", "rollout"]
+METHODS = [name for name in explain.list_methods() if name not in TRANSFORMER]
+ANYWHERE = [name for name in METHODS if name != "cam"]  # at any layer
+RERUNNING = {name for name in METHODS if any(isinstance(need, Reruns) for need in get_method(name).needs)}
+ONE_PASS = [name for name in ANYWHERE if name not in RERUNNING]
 
 
 def test_one_forward_pass_serves_all_methods_layers_and_targets(net: TinyNet, x: torch.Tensor) -> None:
     explain.attribute(net, x)  # finds the default layer
     passes: list[int] = []
     net.register_forward_hook(lambda *_: passes.append(1))
-    explain.attribute_targets(net, x, METHODS, [0, 1, None], layer=["layer1", "layer2"])
+    explain.attribute_targets(net, x, ONE_PASS, [0, 1, None], layer=["layer1", "layer2"])
     assert len(passes) == 1
 
 
@@ -60,9 +69,9 @@ def test_a_layer_downstream_sees_the_same_gradient_with_and_without_the_whole_gr
 
 @pytest.mark.parametrize("layer", ["conv1", "layer1", "layer2"])
 def test_methods_asked_for_together_equal_each_alone(layer: str, net: TinyNet, x: torch.Tensor) -> None:
-    together = explain.attribute_targets(net, x, METHODS, [0, 3], layer=layer)
+    together = explain.attribute_targets(net, x, ANYWHERE, [0, 3], layer=layer)
     for found, target in zip(together, [0, 3], strict=True):
-        for name in METHODS:
+        for name in ANYWHERE:
             alone = explain.attribute(net, x, name, target=target, layer=layer)
             torch.testing.assert_close(found[name].values, alone.values, rtol=1e-12, atol=1e-12)
 
@@ -92,15 +101,15 @@ def test_model_and_caller_are_left_as_found(method: str, case: str, state: str, 
     before, given, shown = snapshot(net), x.clone(), x.requires_grad
     run: Callable[..., Any] = lambda **options: explain.attribute(net, x, method, **options)  # noqa: E731
     if case == "works":
-        run(target=1, layer="layer2")
+        run(target=1, layer="dropout")
         assert calls[-1] == "user's"
     elif case == "bad target":
         with pytest.raises(TargetError):
             run(target=99)
     elif case == "bad layer":
-        uses_layer = method in ("gradcam", "guidedgradcam")
-        with pytest.raises(LayerError, match="'unused' was not called" if uses_layer else "not in the model"):
-            run(layer="unused" if uses_layer else "no such layer")
+        of_layer = uses_layer(get_method(method))
+        with pytest.raises(LayerError, match="'unused' was not called" if of_layer else "not in the model"):
+            run(layer="unused" if of_layer else "no such layer")
     elif case == "model that raises":
         with pytest.raises(ZeroDivisionError, match="from the user's model"):
             run()
@@ -139,7 +148,8 @@ def test_train_mode_gives_the_result_of_eval_mode(method: str, net: TinyNet, x: 
     assert torch.equal(explain.attribute(net, x, method, target=1).values, expected)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ANYWHERE)
+@pytest.mark.filterwarnings("ignore:.* is zero everywhere")
 def test_the_input_of_the_caller_is_not_touched_by_a_model_that_works_in_place(method: str) -> None:
     conv, head = nn.Conv2d(3, 4, 3), nn.Linear(16, 2)
     model = settled(nn.Sequential(nn.ReLU(inplace=True), conv, nn.ReLU(inplace=True), nn.Flatten(), head), seed=3)
@@ -168,10 +178,13 @@ def test_a_batch_equals_its_images_one_by_one_in_any_order(method: str, net: Tin
 def test_other_number_formats_and_channels_last_work(
     method: str, dtype: torch.dtype, net: TinyNet, x: torch.Tensor
 ) -> None:
-    expected = explain.attribute(net, x, method, target=1).heatmap
     lighter = settled(TinyNet()).to(dtype).eval().to(memory_format=torch.channels_last)
-    found = explain.attribute(lighter, x.to(dtype).contiguous(memory_format=torch.channels_last), method, target=1)
-    assert found.values.dtype == dtype
+    net.load_state_dict(lighter.state_dict())  # what is compared is the arithmetic, not the rounding of the weights
+    expected = explain.attribute(net, x.to(dtype).double(), method, target=1, layer="dropout").heatmap
+    found = explain.attribute(
+        lighter, x.to(dtype).contiguous(memory_format=torch.channels_last), method, target=1, layer="dropout"
+    )
+    assert found.values.dtype == torch.float32
     assert found.heatmap.dtype == torch.float32
     error = (found.heatmap - expected).abs().mean()
     assert error < (1e-5 if dtype == torch.float32 else 0.1)
@@ -349,8 +362,8 @@ def test_gradients_that_are_not_finite_are_not_drawn() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.sqrt(self.conv(x).relu() * 0).mean((2, 3))
 
-    for method in METHODS:
-        with pytest.raises(ModelError, match=f"but {method} found NaN or infinity"):
+    for method in ("gradcam", "gradcam++", "layercam", "saliency", "guidedbackprop", "fullgrad", "shapleycam"):
+        with pytest.raises(ModelError, match=f"but {re.escape(method)} found NaN or infinity"):
             explain.attribute(Root(), torch.rand(1, 3, 4, 4), method, target=0, layer="conv")
 
 
@@ -411,3 +424,125 @@ def test_warnings_carry_the_line_of_the_caller() -> None:
     with pytest.warns(ExplainWarning) as caught:
         explain.attribute(model, torch.rand(1, 3, 4, 4), "guidedbackprop")
     assert caught[0].filename == __file__
+
+
+class TestTransformers:
+    @pytest.fixture
+    def vit(self) -> nn.Module:
+        torch.manual_seed(0)
+        model = torchvision.models.VisionTransformer(12, 4, 2, 2, 8, 12, num_classes=5)
+        return settled(model).double().train()
+
+    @pytest.mark.parametrize("method", TRANSFORMER)
+    @pytest.mark.parametrize("frozen", [False, True])
+    def test_model_and_caller_are_left_as_found(self, method: str, frozen: bool, vit: nn.Module) -> None:
+        vit.requires_grad_(not frozen)
+        x = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        before, given = snapshot(vit), x.clone()
+        whole = explain.attribute(vit, x, method, target=torch.tensor([3, 1])).values
+        with torch.inference_mode():
+            alone = explain.attribute(vit, x[1:].clone(), method, target=1).values
+        torch.testing.assert_close(alone.clone(), whole[1:], rtol=1e-10, atol=1e-13)
+        with pytest.raises(TargetError):
+            explain.attribute(vit, x, method, target=9)
+        assert snapshot(vit) == before
+        assert torch.equal(x, given)
+
+    def test_every_method_for_any_network_explains_one(self, vit: nn.Module) -> None:
+        x = torch.randn(1, 3, 12, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        names = explain.applicable_methods(vit, x)
+        assert sorted(set(explain.list_methods()) - set(names)) == ["cam", "shapleycam"]
+        with pytest.raises(MethodError, match=r"second derivatives .*sdpa_kernel\(SDPBackend.MATH\)"):
+            explain.attribute(vit, x, "shapleycam")
+        with sdpa_kernel(SDPBackend.MATH):
+            assert explain.attribute(vit, x, ShapleyCAM()).values.shape == (1, 3, 3)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExplainWarning)  # random weights: a map may well be empty
+            for name, found in explain.attribute_all(vit, x, "all").items():
+                assert torch.isfinite(found.values).all(), name
+                assert found.heatmap.shape == (1, 12, 12)
+
+
+class Bypass(nn.Module):
+    """Something leads past the layer, and is put beside it: more rows behind the layer than before it do not fit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.side = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(3, 2, 3, padding=1)
+        self.fc = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(torch.cat([self.body(x).relu(), self.side(x)], 1).mean((2, 3)))
+
+
+def counting(model: nn.Module) -> list[int]:
+    sizes: list[int] = []
+    model.register_forward_hook(lambda module, args, output: sizes.append(len(args[0])))
+    return sizes
+
+
+def test_ablations_fan_out_at_the_layer_where_the_network_lets_them(net: TinyNet, x: torch.Tensor) -> None:
+    explain.attribute(net, x)
+    sizes = counting(net)
+    explain.attribute(net, x, "ablationcam", target=1)
+    assert sizes == [3, 1, 1, 1]  # the images, and each once more for all of its ablations
+    model = settled(Bypass()).double()
+    sizes = counting(model)
+    found = explain.attribute(model, x, "ablationcam", target=1, layer="body").values
+    assert sizes == [3, 4, 4, 4]  # the try did not come to an end
+    for i in range(3):
+        alone = explain.attribute(model, x[i : i + 1], "ablationcam", target=1, layer="body").values
+        torch.testing.assert_close(found[i : i + 1], alone, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("method", sorted(RERUNNING))
+def test_the_size_of_the_pieces_makes_no_difference_and_progress_is_told(
+    method: str, net: TinyNet, x: torch.Tensor
+) -> None:
+    whole = explain.attribute(net, x, method, target=1).values
+    told: list[tuple[int, int]] = []
+    pieces = explain.attribute(
+        net, x, method, target=1, batch_size=3, progress=lambda done, total: told.append((done, total))
+    )
+    torch.testing.assert_close(pieces.values, whole, rtol=1e-9, atol=1e-12)
+    assert len(told) > 1
+    assert all(0 < done <= total for done, total in told)
+    assert any(done == total for done, total in told)
+
+
+def test_long_work_can_be_interrupted(x: torch.Tensor) -> None:
+    net = settled(TinyNet()).double().train()
+    before = snapshot(net)
+
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    for method in RERUNNING:
+        with pytest.raises(KeyboardInterrupt):
+            explain.attribute(net, x, method, target=1, batch_size=2, progress=stop)
+        assert snapshot(net) == before
+
+
+def test_bfloat16_is_close_and_only_for_reruns(net: TinyNet, x: torch.Tensor) -> None:
+    net = net.float()
+    for method in ("scorecam", "integratedgradients", "smoothgrad", "ablationcam"):
+        full = explain.attribute(net, x.float(), method, target=1)
+        light = explain.attribute(net, x.float(), method, target=1, precision="bf16")
+        assert light.values.dtype == torch.float32
+        assert not torch.equal(light.values, full.values)
+        assert (light.heatmap - full.heatmap).abs().mean() < 0.02
+    same = explain.attribute(net, x.float(), "gradcam", target=1, precision="bf16")
+    assert torch.equal(same.values, explain.attribute(net, x.float(), "gradcam", target=1).values)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size must be a whole number from 1, got 0"),
+        ({"precision": "fp8"}, "precision must be 'full' or 'bf16', got 'fp8'"),
+        ({"fuse": "sum"}, "fuse of attribute must be one of mean, max, product, got 'sum'"),
+    ],
+)
+def test_options_of_the_work_are_checked(options: Any, message: str, net: TinyNet, x: torch.Tensor) -> None:
+    with pytest.raises(MethodError, match=message):
+        explain.attribute(net, x, **options)

@@ -20,7 +20,7 @@ from explain.methods import GradCAM, get_method
 from tests.conftest import ROOT, TinyNet, settled, snapshot
 
 CAT = ROOT / "assets" / "chelsea.png"
-METHODS = explain.list_methods()
+METHODS = ["gradcam", "ablationcam", "fullgrad", "guidedbackprop", "inputxgradient", "saliency"]
 
 
 @pytest.fixture(scope="module")

@@ -1,27 +1,97 @@
 """Methods: frozen dataclasses whose fields are the options and whose call is the mathematics.
 
+    base           what a method is
+    cam            weighted sums of a layer's feature maps
+    spectral       principal components and statistics of the feature maps
+    backprop       gradients in the pixels, plain or with another rule for rectifiers
+    perturbation   scores of masked inputs, and of feature maps taken away
+    sampling       any method averaged over noise, flips and scales
+    path           gradients added up from a baseline to the photo
+    relevance      what inputs and biases add to the score
+    attention      vision transformers
+    registry       names
+
 To add one, write a class that satisfies `Method`, and `register` it; nothing else needs to know.
 """
 
-from explain.methods.backprop import GuidedBackprop, GuidedGradCAM, InputXGradient, Saliency
-from explain.methods.base import Method, Style, options
-from explain.methods.cam import GradCAM
-from explain.methods.registry import MethodLike, get_method, list_methods, register
+from explain.methods.attention import AttentionRollout, LeGrad
+from explain.methods.backprop import Deconvnet, GuidedBackprop, GuidedGradCAM, InputXGradient, Saliency
+from explain.methods.base import Complete, Demanding, Fusion, ManyLayers, Method, Style, options, uses_layer
+from explain.methods.cam import (
+    CAM,
+    ElementWiseCAM,
+    FinerCAM,
+    GradCAM,
+    GradCAMPlusPlus,
+    HiResCAM,
+    LayerCAM,
+    RandomCAM,
+    RefineCAM,
+    ShapleyCAM,
+    XGradCAM,
+)
+from explain.methods.path import IntegratedGradients
+from explain.methods.perturbation import ISCAM, SSCAM, AblationCAM, ScoreCAM
+from explain.methods.registry import MethodLike, get_method, list_methods, register, register_wrapper
+from explain.methods.relevance import FullGrad
+from explain.methods.sampling import Augmented, Smooth, SmoothGradCAMPlusPlus
+from explain.methods.spectral import FEM, KPCACAM, EigenCAM, EigenGradCAM
 
-for _method in (GradCAM, Saliency, InputXGradient, GuidedBackprop, GuidedGradCAM):
+_METHODS: list[Method] = [
+    CAM(), GradCAM(), GradCAMPlusPlus(), SmoothGradCAMPlusPlus(), XGradCAM(), HiResCAM(), ElementWiseCAM(), LayerCAM(),
+    EigenCAM(), EigenGradCAM(), KPCACAM(), FEM(), ShapleyCAM(), FinerCAM(), RefineCAM(), RandomCAM(),
+    ScoreCAM(), SSCAM(), ISCAM(), AblationCAM(), FullGrad(), LeGrad(), AttentionRollout(),
+    Saliency(), InputXGradient(), GuidedBackprop(), Deconvnet(), GuidedGradCAM(), IntegratedGradients(),
+    Smooth(), Smooth(statistic="square"), Smooth(statistic="variance"),
+]  # fmt: skip
+for _method in _METHODS:
     register(_method)
+register_wrapper("smooth", Smooth)
+register_wrapper("augmented", Augmented)
 
 __all__ = [
+    "CAM",
+    "FEM",
+    "ISCAM",
+    "KPCACAM",
+    "SSCAM",
+    "AblationCAM",
+    "AttentionRollout",
+    "Augmented",
+    "Complete",
+    "Deconvnet",
+    "Demanding",
+    "EigenCAM",
+    "EigenGradCAM",
+    "ElementWiseCAM",
+    "FinerCAM",
+    "FullGrad",
+    "Fusion",
     "GradCAM",
+    "GradCAMPlusPlus",
     "GuidedBackprop",
     "GuidedGradCAM",
+    "HiResCAM",
     "InputXGradient",
+    "IntegratedGradients",
+    "LayerCAM",
+    "LeGrad",
+    "ManyLayers",
     "Method",
     "MethodLike",
+    "RandomCAM",
+    "RefineCAM",
     "Saliency",
+    "ScoreCAM",
+    "ShapleyCAM",
+    "Smooth",
+    "SmoothGradCAMPlusPlus",
     "Style",
+    "XGradCAM",
     "get_method",
     "list_methods",
     "options",
     "register",
+    "register_wrapper",
+    "uses_layer",
 ]

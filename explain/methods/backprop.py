@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from explain.engine import Evidence, InputGradients, Need
-from explain.methods.base import Style
+from explain.methods.base import Method, Style
 from explain.methods.cam import GradCAM
 
 
@@ -37,13 +37,10 @@ class Saliency:
     about: ClassVar[str] = "magnitude of the gradient in each pixel"
     paper: ClassVar[str] = "Simonyan et al., 2013"
     style: ClassVar[Style] = "intensity"
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({InputGradients()})
+    needs: ClassVar[frozenset[Need]] = frozenset({InputGradients()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        gradient = evidence[InputGradients()]
+        gradient: torch.Tensor = evidence[InputGradients()]
         return gradient.abs() if self.absolute else gradient
 
 
@@ -69,13 +66,11 @@ class InputXGradient:
     about: ClassVar[str] = "input times gradient, signed"
     paper: ClassVar[str] = "Shrikumar et al., 2016"
     style: ClassVar[Style] = "signed"
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({InputGradients()})
+    needs: ClassVar[frozenset[Need]] = frozenset({InputGradients()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        return evidence.inputs * evidence[InputGradients()]
+        gradient: torch.Tensor = evidence[InputGradients()]
+        return evidence.inputs * gradient
 
 
 @dataclass(frozen=True)
@@ -102,13 +97,41 @@ class GuidedBackprop:
     about: ClassVar[str] = "gradient that passes rectifiers only where positive"
     paper: ClassVar[str] = "Springenberg et al., 2014"
     style: ClassVar[Style] = "color"
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({InputGradients("guided")})
+    needs: ClassVar[frozenset[Need]] = frozenset({InputGradients("guided")})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        return evidence[InputGradients("guided")]
+        found: torch.Tensor = evidence[InputGradients("guided")]
+        return found
+
+
+@dataclass(frozen=True)
+class Deconvnet:
+    """Send back only what arrives positive at every rectifier, whatever the rectifier let through on the way forward.
+
+    Rectifiers are found as for `GuidedBackprop`; at each, the gradient that arrives is clamped and goes on, for ReLU
+    and for its smooth and leaky relatives alike.
+
+    Returns:
+        ``(N, C, H, W)``. It hardly depends on the target.
+
+    Zeiler and Fergus, "Visualizing and Understanding Convolutional Networks", ECCV 2014.
+
+    >>> import explain, torch
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4, 2))
+    >>> explain.attribute(model, torch.rand(1, 3, 3, 3), Deconvnet(), target=0).values.shape
+    torch.Size([1, 3, 3, 3])
+    """
+
+    name: ClassVar[str] = "deconvnet"
+    about: ClassVar[str] = "positive part of what arrives at each rectifier, sent on"
+    paper: ClassVar[str] = "Zeiler and Fergus, ECCV 2014"
+    style: ClassVar[Style] = "color"
+    needs: ClassVar[frozenset[Need]] = frozenset({InputGradients("deconvnet")})
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        found: torch.Tensor = evidence[InputGradients("deconvnet")]
+        return found
 
 
 @dataclass(frozen=True)
@@ -130,7 +153,7 @@ class GuidedGradCAM:
     torch.Size([1, 3, 4, 4])
     """
 
-    cam: GradCAM = field(default_factory=GradCAM)
+    cam: Method = field(default_factory=GradCAM)
 
     name: ClassVar[str] = "guidedgradcam"
     about: ClassVar[str] = "guided back-propagation times Grad-CAM"

@@ -8,9 +8,13 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 import torch
 
 from explain.engine import Evidence, Need
+from explain.errors import MethodError
 
 Style = Literal["heat", "intensity", "signed", "color"]
 """How an attribution is read: heat over the photo, brightness, positive against negative, or a colour picture."""
+
+Fusion = Literal["mean", "max", "product"]
+"""How the maps of several layers become one, each divided by its largest magnitude."""
 
 
 @runtime_checkable
@@ -22,15 +26,45 @@ class Method(Protocol):
     what a list of methods prints.
     """
 
-    name: ClassVar[str]
-    about: ClassVar[str]
-    paper: ClassVar[str]
-    style: ClassVar[Style]
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def about(self) -> str: ...
+
+    @property
+    def paper(self) -> str: ...
+
+    @property
+    def style(self) -> Style: ...
 
     @property
     def needs(self) -> frozenset[Need]: ...
 
     def __call__(self, evidence: Evidence) -> torch.Tensor: ...
+
+
+@runtime_checkable
+class Complete(Protocol):
+    """A method whose values ought to add up to something known."""
+
+    def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor:
+        """By how much ``(N,)`` they miss it, in units of the score."""
+        ...
+
+
+@runtime_checkable
+class ManyLayers(Protocol):
+    """A method that looks at one layer of each resolution where none is named, and fuses their maps in its own way."""
+
+    fusion: ClassVar[Fusion]
+
+
+@runtime_checkable
+class Demanding(Protocol):
+    """A method that only some networks can be explained with; ``only_for`` says which."""
+
+    only_for: ClassVar[str]
 
 
 def options(method: Method) -> dict[str, Any]:
@@ -41,3 +75,28 @@ def options(method: Method) -> dict[str, Any]:
     {'relu': False}
     """
     return {field.name: getattr(method, field.name) for field in fields(method)}  # type: ignore[arg-type]
+
+
+def uses_layer(method: Method) -> bool:
+    """Whether a method looks at a layer."""
+    return any(need.of_layer for need in method.needs)
+
+
+def at_least(method: str, option: str, value: float, least: float) -> None:
+    """Refuse an option that is too small.
+
+    Raises:
+        MethodError: ``value`` is below ``least``, or no number.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= least:
+        raise MethodError(f"{option} of {method} must be a number from {least}, got {value!r}")
+
+
+def one_of(method: str, option: str, value: object, known: tuple[str, ...]) -> None:
+    """Refuse an option that is not among the known ones.
+
+    Raises:
+        MethodError: ``value`` is unknown.
+    """
+    if value not in known:
+        raise MethodError(f"{option} of {method} must be one of {', '.join(known)}, got {value!r}")

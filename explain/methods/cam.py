@@ -1,23 +1,71 @@
-"""The CAM family: a weighted sum of a layer's feature maps."""
+"""The CAM family: a weighted sum of a layer's feature maps.
+
+Throughout, :math:`A^k` is the k-th feature map of the layer, :math:`y` the score of the target, :math:`G^k` its
+gradient in that map, and sums over i, j run over positions.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
 
 import torch
 
-from explain.engine import Activations, Evidence, LayerGradients, Need
-from explain.methods.base import Style
+from explain.engine import Activations, ClassWeights, Evidence, LayerCurvature, LayerGradients, Need
+from explain.methods.base import Fusion, Method, Style, at_least, one_of
+from explain.targets import Contrast, ResidualSoftmax
+
+BOTH: frozenset[Need] = frozenset({Activations(), LayerGradients()})
+
+
+def weighted(weights: torch.Tensor, evidence: Evidence, *, relu: bool) -> torch.Tensor:
+    """The sum of the feature maps with weights ``(N, C)``, and of it the positive part if ``relu``."""
+    cam = torch.einsum("nk,nkhw->nhw", weights, evidence.activations)
+    return cam.clamp(min=0) if relu else cam
+
+
+def ratio(above: torch.Tensor, below: torch.Tensor) -> torch.Tensor:
+    """A quotient that is zero where the denominator is; no epsilon, which would swamp small gradients."""
+    return torch.where(below == 0, torch.zeros_like(above), above / torch.where(below == 0, 1, below))
+
+
+@dataclass(frozen=True)
+class CAM:
+    r"""Weigh each feature map by the weight that its mean has in the class's score: :math:`\sum_k w^c_k A^k`.
+
+    For networks that end in an average over the maps and one linear layer, such as ResNet and DenseNet; where the maps
+    are averaged into the scores directly (SqueezeNet), the map of the class is the answer.
+
+    Returns:
+        ``(N, h, w)``, signed as published; its mean plus the class's bias is the score.
+
+    Zhou et al., "Learning Deep Features for Discriminative Localization", CVPR 2016.
+
+    >>> import explain, torch
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2, bias=False))
+    >>> a = explain.attribute(model, torch.rand(1, 3, 8, 8), CAM(), target=1, layer="0")
+    >>> torch.allclose(a.values.mean(), a.score)
+    True
+    """
+
+    name: ClassVar[str] = "cam"
+    about: ClassVar[str] = "feature maps weighted by the class's weights in the last layer"
+    paper: ClassVar[str] = "Zhou et al., CVPR 2016"
+    style: ClassVar[Style] = "heat"
+    only_for: ClassVar[str] = "networks that average their last maps into one linear layer"
+    needs: ClassVar[frozenset[Need]] = frozenset({Activations(), ClassWeights()})
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        return weighted(evidence[ClassWeights()], evidence, relu=False)
 
 
 @dataclass(frozen=True)
 class GradCAM:
     r"""Weigh each feature map by the mean of its gradient, and keep where the sum speaks for the target.
 
-    With activations :math:`A^k` and the score :math:`y`, the map is
-    :math:`\mathrm{ReLU}\bigl(\sum_k \alpha_k A^k\bigr)` with
-    :math:`\alpha_k = \frac{1}{hw}\sum_{ij}\partial y/\partial A^k_{ij}`.
+    The map is :math:`\mathrm{ReLU}\bigl(\sum_k \alpha_k A^k\bigr)` with
+    :math:`\alpha_k = \frac{1}{hw}\sum_{ij} G^k_{ij}`.
 
     Args:
         relu: keep the positive part, as published; False gives the signed map.
@@ -39,12 +87,329 @@ class GradCAM:
     about: ClassVar[str] = "feature maps weighted by their mean gradient"
     paper: ClassVar[str] = "Selvaraju et al., ICCV 2017"
     style: ClassVar[Style] = "heat"
+    needs: ClassVar[frozenset[Need]] = BOTH
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        return weighted(evidence.gradients.mean((2, 3)), evidence, relu=self.relu)
+
+
+@dataclass(frozen=True)
+class GradCAMPlusPlus:
+    r"""Weigh each feature map by its positive gradients, each by how much it alone explains of the score.
+
+    :math:`w_k = \sum_{ij} \alpha^k_{ij}\,\mathrm{ReLU}(G^k_{ij})` with
+    :math:`\alpha^k_{ij} = G^2 / \bigl(2 G^2 + \sum_{ab} A^k_{ab}\, G^3\bigr)`, which is
+    :math:`1 / \bigl(2 + G \sum_{ab} A^k_{ab}\bigr)` and needs no epsilon, which would swamp small gradients. The paper
+    takes the exponential of the score; it enters as one positive factor for each image, which is left out here.
+
+    Args:
+        relu: keep the positive part of the map, as published.
+
+    Returns:
+        ``(N, h, w)`` at the layer's resolution.
+
+    Chattopadhay et al., "Grad-CAM++", WACV 2018 (arXiv:1710.11063), equations 10 and 19.
+
+    >>> import explain, torch
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+    >>> explain.attribute(model, torch.rand(1, 3, 8, 8), GradCAMPlusPlus(), target=1, layer="0").values.shape
+    torch.Size([1, 6, 6])
+    """
+
+    relu: bool = True
+
+    name: ClassVar[str] = "gradcam++"
+    about: ClassVar[str] = "feature maps weighted by their positive gradients, pixel by pixel"
+    paper: ClassVar[str] = "Chattopadhay et al., WACV 2018"
+    style: ClassVar[Style] = "heat"
+    needs: ClassVar[frozenset[Need]] = BOTH
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        g, total = evidence.gradients, evidence.activations.sum((2, 3), keepdim=True)
+        weights = ratio(g.clamp(min=0), 2 + g * total).sum((2, 3))
+        return weighted(weights, evidence, relu=self.relu)
+
+
+@dataclass(frozen=True)
+class XGradCAM:
+    r"""Weigh each feature map by the mean of its gradient over where it is active.
+
+    :math:`w_k = \sum_{ij} A^k_{ij} G^k_{ij} / \sum_{ij} A^k_{ij}`, and zero where the map adds up to zero.
+
+    Args:
+        relu: keep the positive part, as published.
+
+    Returns:
+        ``(N, h, w)`` at the layer's resolution. For a layer behind a ReLU; elsewhere a map may add up to almost
+        nothing.
+
+    Fu et al., "Axiom-based Grad-CAM", BMVC 2020 (arXiv:2008.02312).
+
+    >>> import explain, torch
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+    >>> explain.attribute(model, torch.rand(1, 3, 8, 8), XGradCAM(), target=1, layer="0").values.shape
+    torch.Size([1, 6, 6])
+    """
+
+    relu: bool = True
+
+    name: ClassVar[str] = "xgradcam"
+    about: ClassVar[str] = "feature maps weighted by their gradient where they are active"
+    paper: ClassVar[str] = "Fu et al., BMVC 2020"
+    style: ClassVar[Style] = "heat"
+    needs: ClassVar[frozenset[Need]] = BOTH
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        a = evidence.activations
+        weights = ratio((a * evidence.gradients).sum((2, 3)), a.sum((2, 3)))
+        return weighted(weights, evidence, relu=self.relu)
+
+
+@dataclass(frozen=True)
+class HiResCAM:
+    r"""Multiply feature maps and gradients place by place, and add up: :math:`\sum_k G^k \odot A^k`.
+
+    Where one linear layer follows, the map adds up to the score less its bias, so it shows exactly what was used.
+
+    Args:
+        relu: keep the positive part; the authors give the signed map.
+
+    Returns:
+        ``(N, h, w)`` at the layer's resolution, in units of the score.
+
+    Draelos and Carin, "Use HiResCAM instead of Grad-CAM", 2020 (arXiv:2011.08891).
+
+    >>> import explain, torch
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2, bias=False))
+    >>> a = explain.attribute(model, torch.rand(1, 3, 4, 4), HiResCAM(), target=1, layer="1")
+    >>> torch.allclose(a.values.sum(), a.score)
+    True
+    """
+
+    relu: bool = False
+
+    name: ClassVar[str] = "hirescam"
+    about: ClassVar[str] = "feature maps times gradients, place by place"
+    paper: ClassVar[str] = "Draelos and Carin, 2020"
+    style: ClassVar[Style] = "heat"
+    needs: ClassVar[frozenset[Need]] = BOTH
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        cam = torch.einsum("nkhw,nkhw->nhw", evidence.gradients, evidence.activations)
+        return cam.clamp(min=0) if self.relu else cam
+
+
+@dataclass(frozen=True)
+class ElementWiseCAM:
+    r"""Add up the positive products of feature maps and gradients: :math:`\sum_k \mathrm{ReLU}(G^k \odot A^k)`.
+
+    Returns:
+        ``(N, h, w)`` at the layer's resolution, in units of the score, never negative.
+
+    Gildenblat, pytorch-grad-cam, 2021; HiResCAM with the rectification before the sum.
+
+    >>> import explain, torch
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+    >>> bool((explain.attribute(model, torch.rand(1, 3, 8, 8), ElementWiseCAM(), layer="0").values >= 0).all())
+    True
+    """
+
+    name: ClassVar[str] = "elementwisecam"
+    about: ClassVar[str] = "positive products of feature maps and gradients"
+    paper: ClassVar[str] = "Gildenblat, 2021"
+    style: ClassVar[Style] = "heat"
+    needs: ClassVar[frozenset[Need]] = BOTH
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        return (evidence.gradients * evidence.activations).clamp(min=0).sum(1)
+
+
+@dataclass(frozen=True)
+class LayerCAM:
+    r"""Weigh each place by its own positive gradient.
+
+    The map is :math:`\mathrm{ReLU}\bigl(\sum_k \mathrm{ReLU}(G^k) \odot A^k\bigr)`.
+
+    Sharp at early layers too, where gradients differ from place to place.
+
+    Returns:
+        ``(N, h, w)`` at the layer's resolution, in units of the score.
+
+    Jiang et al., "LayerCAM: Exploring Hierarchical Class Activation Maps for Localization", IEEE TIP 2021.
+
+    >>> import explain, torch
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+    >>> explain.attribute(model, torch.rand(1, 3, 8, 8), LayerCAM(), target=1, layer="0").values.shape
+    torch.Size([1, 6, 6])
+    """
+
+    name: ClassVar[str] = "layercam"
+    about: ClassVar[str] = "feature maps times positive gradients, place by place"
+    paper: ClassVar[str] = "Jiang et al., IEEE TIP 2021"
+    style: ClassVar[Style] = "heat"
+    needs: ClassVar[frozenset[Need]] = BOTH
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        return (evidence.gradients.clamp(min=0) * evidence.activations).sum(1).clamp(min=0)
+
+
+@dataclass(frozen=True)
+class ShapleyCAM:
+    r"""Grad-CAM to second order: weights :math:`\frac{1}{hw}\sum_{ij}\bigl(G - \tfrac12 H A\bigr)^k_{ij}`.
+
+    H is the Hessian in the feature maps; only its product with them is computed. The objective is
+    :math:`y + \log\mathrm{softmax}(y)`, without whose curvature a network of ReLUs would give Grad-CAM again.
+
+    Args:
+        residual_softmax: differentiate that objective, as published; False takes the score itself.
+
+    Returns:
+        ``(N, h, w)``, its positive part.
+
+    Cai, "CAMs as Shapley Value-based Explainers", 2025 (arXiv:2501.06261).
+
+    >>> import explain, torch
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+    >>> explain.attribute(model, torch.rand(1, 3, 8, 8), ShapleyCAM(), target=1, layer="0").values.shape
+    torch.Size([1, 6, 6])
+    """
+
+    residual_softmax: bool = True
+
+    name: ClassVar[str] = "shapleycam"
+    about: ClassVar[str] = "Grad-CAM with the curvature of the score"
+    paper: ClassVar[str] = "Cai, 2025"
+    style: ClassVar[Style] = "heat"
+    only_for: ClassVar[str] = "networks with second derivatives (no fused attention behind the layer)"
 
     @property
     def needs(self) -> frozenset[Need]:
-        return frozenset({Activations(), LayerGradients()})
+        objective = ResidualSoftmax() if self.residual_softmax else None
+        return frozenset({Activations(), LayerGradients(objective), LayerCurvature(objective)})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        weights = evidence.gradients.mean(dim=(2, 3))
-        cam = torch.einsum("nk,nkhw->nhw", weights, evidence.activations)
-        return cam.clamp(min=0) if self.relu else cam
+        objective = ResidualSoftmax() if self.residual_softmax else None
+        slope = evidence[LayerGradients(objective)] - 0.5 * evidence[LayerCurvature(objective)]
+        return weighted(slope.mean((2, 3)), evidence, relu=True)
+
+
+@dataclass(frozen=True)
+class FinerCAM:
+    r"""Any CAM of what sets the target apart from the classes that score most like it.
+
+    Args:
+        cam: the CAM to compute; a method that needs activations and gradients.
+        objective: ``mean`` explains :math:`y_c - \alpha\,\frac1T\sum_t y_{d_t}`; ``weighted`` averages
+            :math:`y_c - \alpha\,y_{d_t}` with the probabilities of the classes :math:`d_t`.
+        alpha: how much of the others is taken away.
+        references: the number T of classes compared with.
+
+    Returns:
+        What ``cam`` returns.
+
+    Zhang et al., "Finer-CAM: Spotting the Difference Reveals Finer Details for Visual Explanation", CVPR 2025.
+
+    >>> import explain, torch
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+    >>> explain.attribute(model, torch.rand(1, 3, 8, 8), FinerCAM(), target=1, layer="0").values.shape
+    torch.Size([1, 6, 6])
+    """
+
+    cam: Method = field(default_factory=GradCAM)
+    objective: Literal["mean", "weighted"] = "mean"
+    alpha: float = 0.6
+    references: int = 3
+
+    name: ClassVar[str] = "finercam"
+    about: ClassVar[str] = "Grad-CAM of the target against similar classes"
+    paper: ClassVar[str] = "Zhang et al., CVPR 2025"
+    style: ClassVar[Style] = "heat"
+
+    def __post_init__(self) -> None:
+        one_of(self.name, "objective", self.objective, ("mean", "weighted"))
+        at_least(self.name, "references", self.references, 1)
+
+    @property
+    def contrast(self) -> LayerGradients:
+        return LayerGradients(Contrast(self.objective, self.alpha, self.references))
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return self.cam.needs - {LayerGradients()} | {self.contrast}
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        found = {**evidence.found, LayerGradients(): evidence[self.contrast]}
+        return self.cam(replace(evidence, found=found))
+
+
+@dataclass(frozen=True)
+class RefineCAM:
+    """Multiply the maps of one layer of each resolution: fine where all of them agree.
+
+    Each map is divided by its maximum and enlarged to the finest (the authors subtract the minimum first). Where no
+    layers are named, the last of each of the four coarsest resolutions are taken.
+
+    Args:
+        cam: the CAM of each layer.
+
+    Returns:
+        ``(N, h, w)`` at the finest layer's resolution, between 0 and 1.
+
+    Domeniconi et al., "How to Evaluate and Refine your CAM", 2026 (arXiv:2605.14641).
+
+    >>> import explain, torch
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Conv2d(4, 4, 4, 2), torch.nn.Flatten(2))
+    >>> target = lambda output: output.sum((1, 2))
+    >>> explain.attribute(model, torch.rand(1, 3, 9, 9), RefineCAM(), target=target, layer=["0", "1"]).values.shape
+    torch.Size([1, 7, 7])
+    """
+
+    cam: Method = field(default_factory=GradCAMPlusPlus)
+
+    name: ClassVar[str] = "refinecam"
+    about: ClassVar[str] = "product of the maps of all stages"
+    paper: ClassVar[str] = "Domeniconi et al., 2026"
+    style: ClassVar[Style] = "heat"
+    fusion: ClassVar[Fusion] = "product"
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return self.cam.needs
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        return self.cam(evidence)
+
+
+@dataclass(frozen=True)
+class RandomCAM:
+    """Weigh the feature maps at random, between -1 and 1: what a method has to be better than.
+
+    Args:
+        seed: of the weights; every image gets the same ones.
+        relu: keep the positive part, as all CAMs do.
+
+    Returns:
+        ``(N, h, w)`` at the layer's resolution.
+
+    Gildenblat, pytorch-grad-cam, 2021.
+
+    >>> import explain, torch
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+    >>> explain.attribute(model, torch.rand(1, 3, 8, 8), RandomCAM(), target=1, layer="0").values.shape
+    torch.Size([1, 6, 6])
+    """
+
+    seed: int = 0
+    relu: bool = True
+
+    name: ClassVar[str] = "randomcam"
+    about: ClassVar[str] = "feature maps with random weights: the null hypothesis"
+    paper: ClassVar[str] = "Gildenblat, 2021"
+    style: ClassVar[Style] = "heat"
+    needs: ClassVar[frozenset[Need]] = frozenset({Activations()})
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        images, channels = evidence.activations.shape[:2]
+        weights = torch.rand(channels, generator=torch.Generator().manual_seed(self.seed)) * 2 - 1
+        return weighted(weights.to(evidence.activations).expand(images, -1), evidence, relu=self.relu)

@@ -3,30 +3,42 @@
 from __future__ import annotations
 
 import fnmatch
-from typing import TypeAlias
+import re
+from typing import TypeAlias, TypeVar
 
 from explain.errors import MethodError, did_you_mean
 from explain.methods.base import Method
 
 MethodLike: TypeAlias = "str | Method"
+M = TypeVar("M", bound=Method)
 
-_known: dict[str, type] = {}
+_known: dict[str, Method] = {}
+_wrappers: dict[str, type] = {}
 
 
-def register(method: type) -> type:
-    """Make a method class known by its ``name``, in its default form.
+def register(method: M) -> M:
+    """Make a method known by its name, with the options that it has.
 
     Raises:
-        MethodError: the name is taken by another class.
+        MethodError: the name is taken by another method.
     """
-    name: str = method.name  # type: ignore[attr-defined]
-    if _known.setdefault(name, method) is not method:
-        raise MethodError(f"method {name!r} is already registered by {_known[name].__qualname__}; choose another name")
+    name = method.name
+    if _known.setdefault(name, method) != method:
+        raise MethodError(
+            f"method {name!r} is already registered by {type(_known[name]).__qualname__}; choose another name"
+        )
     return method
+
+
+def register_wrapper(name: str, wrapper: type) -> None:
+    """Make ``name(inner)`` mean ``wrapper(inner)`` for every method."""
+    _wrappers[name] = wrapper
 
 
 def list_methods(pattern: str = "*") -> list[str]:
     """Return the names of the methods that match a glob pattern, in alphabetical order.
+
+    Any of them can stand in the brackets of ``smooth(...)`` and ``augmented(...)`` too.
 
     >>> list_methods("guided*")
     ['guidedbackprop', 'guidedgradcam']
@@ -39,12 +51,12 @@ def get_method(method: MethodLike) -> Method:
 
     Raises:
         MethodError: the name is unknown, or the object is no method.
+
+    >>> get_method("smooth(gradcam)").name
+    'smooth(gradcam)'
     """
     if isinstance(method, str):
-        if method.lower() not in _known:
-            raise MethodError(f"method {method!r} is unknown; {did_you_mean(method.lower(), list_methods())}")
-        made: Method = _known[method.lower()]()
-        return made
+        return _by_name(method.strip().lower())
     if isinstance(method, type):
         raise MethodError(
             f"method must be a name or an object, got the class {method.__name__}; use {method.__name__}()"
@@ -52,3 +64,14 @@ def get_method(method: MethodLike) -> Method:
     if not isinstance(method, Method):
         raise MethodError(f"method must be a name or a method object, got {method!r}; see explain.list_methods()")
     return method
+
+
+def _by_name(name: str) -> Method:
+    wrapped = re.fullmatch(r"(\w+)\((.+)\)", name)
+    if wrapped and wrapped[1] in _wrappers:
+        made: Method = _wrappers[wrapped[1]](_by_name(wrapped[2].strip()))
+        return made
+    if name not in _known:
+        forms = [f"{wrapper}({wrapped[2]})" for wrapper in _wrappers] if wrapped else []
+        raise MethodError(f"method {name!r} is unknown; {did_you_mean(name, [*list_methods(), *forms])}")
+    return _known[name]

@@ -1,15 +1,24 @@
 """Every method again, slowly and plainly: explicit forward and backward, no hooks, no autograd.
 
-The network is a list of layers, each a tuple: ("conv", weight, bias), ("relu",), ("mean",) over positions,
-("linear", weight, bias). `forward` keeps every value; `backward` walks back by hand.
+The network is a list of layers, each a tuple: ("conv", weight, bias), ("bn", mean, variance, weight, bias, epsilon) in
+evaluation, ("relu",), ("halve",) by the means of 2x2 cells, ("mean",) over positions, ("linear", weight, bias).
+`forward` keeps every value; `backward` walks back by hand.
+
+A method is ``name(layers, x, target, layer, **options)`` for one image ``(C, H, W)``; ``layer`` is the index of the
+layer whose output is looked at. Here: back-propagation and the maps made of activations and gradients. Elsewhere:
+`plain_scores` (other scores, several layers), `plain_factors` (eigenvectors, k-sigma, factorisation), `plain_masks`
+(masked inputs, ablation), `plain_paths` (integrals, noise, FullGrad) and `plain_attention` (vision transformers).
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
 
 Layer = tuple[object, ...]
+Map = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # activation, gradient -> map
 
 
 def module_of(layers: list[Layer]) -> nn.Sequential:
@@ -21,8 +30,12 @@ def module_of(layers: list[Layer]) -> nn.Sequential:
             conv = nn.Conv2d(weight.shape[1], weight.shape[0], weight.shape[2:], padding=1).double()
             conv.weight.data, conv.bias.data = weight.clone(), bias.clone()
             parts.append(conv)
+        elif kind == "bn":
+            parts.append(bn_module(*values))
         elif kind == "relu":
             parts.append(nn.ReLU(inplace=True))
+        elif kind == "halve":
+            parts.append(nn.AvgPool2d(2))
         elif kind == "mean":
             parts += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
         elif kind == "linear":
@@ -31,6 +44,16 @@ def module_of(layers: list[Layer]) -> nn.Sequential:
             linear.weight.data, linear.bias.data = weight.clone(), bias.clone()
             parts.append(linear)
     return nn.Sequential(*parts).eval()
+
+
+def bn_module(
+    mean: torch.Tensor, variance: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float
+) -> nn.BatchNorm2d:
+    norm = nn.BatchNorm2d(len(mean), eps=epsilon).double()
+    norm.weight.data, norm.bias.data = weight.clone(), bias.clone()
+    norm.running_mean.copy_(mean)
+    norm.running_var.copy_(variance)
+    return norm
 
 
 def conv_forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -57,6 +80,33 @@ def conv_backward(gradient: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return padded[:, 1:-1, 1:-1]
 
 
+def bn_slope_and_shift(
+    mean: torch.Tensor, variance: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Batch normalisation in evaluation is ``slope * x + shift``; the shift is its implicit bias."""
+    slope = weight / (variance + epsilon) ** 0.5
+    return slope, bias - slope * mean
+
+
+def halve(x: torch.Tensor) -> torch.Tensor:
+    """The mean of every cell of 2x2 positions; an odd row or column at the end is left out."""
+    out = torch.zeros(x.shape[0], x.shape[1] // 2, x.shape[2] // 2, dtype=x.dtype)
+    for i in range(out.shape[1]):
+        for j in range(out.shape[2]):
+            for k in range(len(out)):
+                out[k, i, j] = x[k, 2 * i : 2 * i + 2, 2 * j : 2 * j + 2].sum() / 4
+    return out
+
+
+def halve_backward(gradient: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+    """The gradient of `halve` in its input: a quarter for each of the four."""
+    out = torch.zeros_like(before)
+    for i in range(gradient.shape[1]):
+        for j in range(gradient.shape[2]):
+            out[:, 2 * i : 2 * i + 2, 2 * j : 2 * j + 2] = gradient[:, i, j, None, None] / 4
+    return out
+
+
 def forward(layers: list[Layer], x: torch.Tensor) -> list[torch.Tensor]:
     """Return the input ``(C, H, W)`` and the output of every layer."""
     values = [x]
@@ -64,8 +114,13 @@ def forward(layers: list[Layer], x: torch.Tensor) -> list[torch.Tensor]:
         now = values[-1]
         if kind == "conv":
             values.append(conv_forward(now, *parameters))
+        elif kind == "bn":
+            slope, shift = bn_slope_and_shift(*parameters)
+            values.append(torch.stack([slope[k] * now[k] + shift[k] for k in range(len(now))]))
         elif kind == "relu":
             values.append(torch.where(now > 0, now, torch.zeros_like(now)))
+        elif kind == "halve":
+            values.append(halve(now))
         elif kind == "mean":
             values.append(torch.stack([channel.sum() / channel.numel() for channel in now]))
         elif kind == "linear":
@@ -74,18 +129,29 @@ def forward(layers: list[Layer], x: torch.Tensor) -> list[torch.Tensor]:
     return values
 
 
-def backward(layers: list[Layer], values: list[torch.Tensor], target: int, rule: str = "plain") -> list[torch.Tensor]:
-    """Return the gradient of the target's score in the input and in the output of every layer."""
-    gradient = torch.zeros_like(values[-1])
-    gradient[target] = 1
+def backward(
+    layers: list[Layer], values: list[torch.Tensor], target: int | torch.Tensor, rule: str = "plain"
+) -> list[torch.Tensor]:
+    """Return the gradient of the score in the input and in the output of every layer.
+
+    ``target`` is a class, whose logit is the score, or the score's gradient in the logits. ``rule`` says what a ReLU
+    does: "plain" hands on where its input was positive, "deconv" where the gradient is, "guided" where both are.
+    """
+    gradient = target if isinstance(target, torch.Tensor) else one_hot(target, values[-1])
     gradients = [gradient]
     for (kind, *parameters), before in zip(reversed(layers), reversed(values[:-1]), strict=True):
         if kind == "conv":
             gradient = conv_backward(gradient, parameters[0])
+        elif kind == "bn":
+            slope, _ = bn_slope_and_shift(*parameters)
+            gradient = torch.stack([slope[k] * gradient[k] for k in range(len(gradient))])
         elif kind == "relu":
-            gradient = torch.where(before > 0, gradient, torch.zeros_like(gradient))
-            if rule == "guided":
-                gradient = torch.where(gradient > 0, gradient, torch.zeros_like(gradient))
+            if rule != "deconv":
+                gradient = torch.where(before > 0, gradient, torch.zeros_like(gradient))
+            if rule != "plain":
+                gradient = rectified(gradient)
+        elif kind == "halve":
+            gradient = halve_backward(gradient, before)
         elif kind == "mean":
             gradient = (gradient / before[0].numel())[:, None, None].expand_as(before)
         elif kind == "linear":
@@ -93,6 +159,44 @@ def backward(layers: list[Layer], values: list[torch.Tensor], target: int, rule:
             gradient = sum(weight[row] * gradient[row] for row in range(len(weight)))
         gradients.insert(0, gradient)
     return gradients
+
+
+def tangent(layers: list[Layer], values: list[torch.Tensor], direction: torch.Tensor) -> torch.Tensor:
+    """The derivative of the logits along ``direction`` in the input: the same walk forward, without any bias."""
+    for (kind, *parameters), before in zip(layers, values[:-1], strict=True):
+        if kind == "conv":
+            direction = conv_forward(direction, parameters[0], torch.zeros_like(parameters[1]))
+        elif kind == "bn":
+            slope, _ = bn_slope_and_shift(*parameters)
+            direction = torch.stack([slope[k] * direction[k] for k in range(len(direction))])
+        elif kind == "relu":
+            direction = torch.where(before > 0, direction, torch.zeros_like(direction))
+        elif kind == "halve":
+            direction = halve(direction)
+        elif kind == "mean":
+            direction = torch.stack([channel.sum() / channel.numel() for channel in direction])
+        elif kind == "linear":
+            direction = torch.stack([(row * direction).sum() for row in parameters[0]])
+    return direction
+
+
+def one_hot(target: int, like: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros_like(like)
+    out[target] = 1
+    return out
+
+
+def rectified(values: torch.Tensor) -> torch.Tensor:
+    return torch.where(values > 0, values, torch.zeros_like(values))
+
+
+def mean_of(values: torch.Tensor) -> torch.Tensor:
+    return values.sum() / values.numel()
+
+
+def softmax(scores: torch.Tensor) -> torch.Tensor:
+    powers = torch.stack([(score - scores.max()).exp() for score in scores])
+    return powers / powers.sum()
 
 
 def enlarge(values: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
@@ -111,15 +215,6 @@ def enlarge(values: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
     return out
 
 
-def gradcam(layers: list[Layer], x: torch.Tensor, target: int, layer: int, *, relu: bool = True) -> torch.Tensor:
-    values = forward(layers, x)
-    activation, gradient = values[layer + 1], backward(layers, values, target)[layer + 1]
-    cam = torch.zeros(activation.shape[1:], dtype=x.dtype)
-    for k in range(len(activation)):
-        cam += gradient[k].sum() / gradient[k].numel() * activation[k]
-    return torch.where(cam > 0, cam, torch.zeros_like(cam)) if relu else cam
-
-
 def saliency(layers: list[Layer], x: torch.Tensor, target: int) -> torch.Tensor:
     return backward(layers, forward(layers, x), target)[0].abs()
 
@@ -130,6 +225,128 @@ def inputxgradient(layers: list[Layer], x: torch.Tensor, target: int) -> torch.T
 
 def guidedbackprop(layers: list[Layer], x: torch.Tensor, target: int) -> torch.Tensor:
     return backward(layers, forward(layers, x), target, "guided")[0]
+
+
+def deconvnet(layers: list[Layer], x: torch.Tensor, target: int) -> torch.Tensor:
+    """The gradient where every ReLU rectifies the gradient itself, whatever its input was (Zeiler & Fergus 2014)."""
+    return backward(layers, forward(layers, x), target, "deconv")[0]
+
+
+def weighted(weights: Sequence[torch.Tensor | float], activation: torch.Tensor, *, relu: bool) -> torch.Tensor:
+    """``sum_k w_k A_k``, rectified where asked; a weight is a number, or a map to multiply position by position."""
+    out = torch.zeros(activation.shape[1:], dtype=activation.dtype)
+    for weight, channel in zip(weights, activation, strict=True):
+        out = out + weight * channel
+    return rectified(out) if relu else out
+
+
+def look(
+    layers: list[Layer], x: torch.Tensor, target: int | torch.Tensor, layer: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The layer's output and the gradient of the score in it."""
+    values = forward(layers, x)
+    return values[layer + 1], backward(layers, values, target)[layer + 1]
+
+
+def gradcam_map(activation: torch.Tensor, gradient: torch.Tensor, *, relu: bool = True) -> torch.Tensor:
+    return weighted([mean_of(g) for g in gradient], activation, relu=relu)
+
+
+def gradcampp_map(activation: torch.Tensor, gradient: torch.Tensor, *, relu: bool = True) -> torch.Tensor:
+    weights = []
+    for a, g in zip(activation, gradient, strict=True):
+        weight = 0.0
+        for slope in g.flatten():
+            if slope > 0:
+                weight += slope / (2 + a.sum() * slope)  # alpha = g^2 / (2 g^2 + sum(A) g^3)
+        weights.append(weight)
+    return weighted(weights, activation, relu=relu)
+
+
+def xgradcam_map(activation: torch.Tensor, gradient: torch.Tensor, *, relu: bool = True) -> torch.Tensor:
+    weights = [(g * a).sum() / a.sum() if a.sum() != 0 else 0.0 for a, g in zip(activation, gradient, strict=True)]
+    return weighted(weights, activation, relu=relu)
+
+
+def hirescam_map(activation: torch.Tensor, gradient: torch.Tensor, *, relu: bool = False) -> torch.Tensor:
+    return weighted(list(gradient), activation, relu=relu)
+
+
+def elementwisecam_map(activation: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    return sum(rectified(g * a) for a, g in zip(activation, gradient, strict=True))
+
+
+def layercam_map(activation: torch.Tensor, gradient: torch.Tensor, *, relu: bool = True) -> torch.Tensor:
+    return weighted([rectified(g) for g in gradient], activation, relu=relu)
+
+
+def cam(layers: list[Layer], x: torch.Tensor, target: int, layer: int, *, relu: bool = False) -> torch.Tensor:
+    """``sum_k w_ck A_k`` with the classifier's weights, when only a mean and a linear layer follow (Zhou 2016)."""
+    assert [kind for kind, *_ in layers[layer + 1 :]] == ["mean", "linear"]
+    return weighted(list(layers[-1][1][target]), forward(layers, x)[layer + 1], relu=relu)
+
+
+def gradcam(layers: list[Layer], x: torch.Tensor, target: int, layer: int, *, relu: bool = True) -> torch.Tensor:
+    """``ReLU(sum_k mean(G_k) A_k)`` (Selvaraju 2017)."""
+    return gradcam_map(*look(layers, x, target, layer), relu=relu)
+
+
+def gradcampp(layers: list[Layer], x: torch.Tensor, target: int, layer: int, *, relu: bool = True) -> torch.Tensor:
+    """``w_k = sum_ij ReLU(G) G^2 / (2 G^2 + sum(A_k) G^3)`` (Chattopadhay 2018, equation 19, less a factor exp(y))."""
+    return gradcampp_map(*look(layers, x, target, layer), relu=relu)
+
+
+def smoothgradcampp(
+    layers: list[Layer],
+    x: torch.Tensor,
+    target: int,
+    layer: int,
+    *,
+    noise: Sequence[torch.Tensor],
+    numerator: str = "second",
+    relu: bool = True,
+) -> torch.Tensor:
+    """Grad-CAM++ with the mean over noisy inputs of G, G^2 and G^3, and the clean activation (Omeiza 2019).
+
+    The paper prints the mean of G as the numerator of alpha ("first"), where Grad-CAM++ has that of G^2 ("second").
+    """
+    activation = forward(layers, x)[layer + 1]
+    gradients = [look(layers, x + shift, target, layer)[1] for shift in noise]
+    first, second, third = (sum(g**power for g in gradients) / len(gradients) for power in (1, 2, 3))
+    weights = []
+    for k in range(len(activation)):
+        above = first[k] if numerator == "first" else second[k]
+        below = 2 * second[k] + activation[k].sum() * third[k]
+        alpha = torch.where(below != 0, above / torch.where(below != 0, below, 1.0), 0.0)
+        weights.append((alpha * rectified(first[k])).sum())
+    return weighted(weights, activation, relu=relu)
+
+
+def xgradcam(layers: list[Layer], x: torch.Tensor, target: int, layer: int, *, relu: bool = True) -> torch.Tensor:
+    """``w_k = sum_ij A G / sum_ij A``, 0 where the channel sums to 0 (Fu 2020)."""
+    return xgradcam_map(*look(layers, x, target, layer), relu=relu)
+
+
+def hirescam(layers: list[Layer], x: torch.Tensor, target: int, layer: int, *, relu: bool = False) -> torch.Tensor:
+    """``sum_k G_k A_k`` position by position, not rectified (Draelos & Carin 2020)."""
+    return hirescam_map(*look(layers, x, target, layer), relu=relu)
+
+
+def elementwisecam(layers: list[Layer], x: torch.Tensor, target: int, layer: int) -> torch.Tensor:
+    """``sum_k ReLU(G_k A_k)`` (pytorch-grad-cam's GradCAMElementWise)."""
+    return elementwisecam_map(*look(layers, x, target, layer))
+
+
+def layercam(layers: list[Layer], x: torch.Tensor, target: int, layer: int, *, relu: bool = True) -> torch.Tensor:
+    """``ReLU(sum_k ReLU(G_k) A_k)`` (Jiang 2021)."""
+    return layercam_map(*look(layers, x, target, layer), relu=relu)
+
+
+def randomcam(
+    layers: list[Layer], x: torch.Tensor, target: int, layer: int, *, weights: torch.Tensor, relu: bool = True
+) -> torch.Tensor:
+    """``ReLU(sum_k w_k A_k)`` with weights drawn from [-1, 1] (pytorch-grad-cam's null hypothesis)."""
+    return weighted(list(weights), forward(layers, x)[layer + 1], relu=relu)
 
 
 def guidedgradcam(layers: list[Layer], x: torch.Tensor, target: int, layer: int) -> torch.Tensor:

@@ -1,17 +1,32 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import FrozenInstanceError, dataclass
 
 import pytest
 
 import explain
 from explain.errors import MethodError
-from explain.methods import GradCAM, Method, get_method, list_methods, options, register
+from explain.methods import (
+    KPCACAM,
+    Augmented,
+    FinerCAM,
+    GradCAM,
+    IntegratedGradients,
+    LeGrad,
+    Method,
+    Smooth,
+    get_method,
+    list_methods,
+    options,
+    register,
+)  # fmt: skip
 
 
 def test_names_find_methods_and_patterns_list_them() -> None:
-    assert list_methods() == ["gradcam", "guidedbackprop", "guidedgradcam", "inputxgradient", "saliency"]
-    assert explain.list_methods("*cam*") == ["gradcam", "guidedgradcam"]
+    assert list_methods() == sorted(set(list_methods()))
+    assert len(list_methods()) == 32
+    assert explain.list_methods("g*cam*") == ["gradcam", "gradcam++", "guidedgradcam"]
     assert get_method("GradCAM") == GradCAM()
     custom = GradCAM(relu=False)
     assert get_method(custom) is custom
@@ -48,12 +63,45 @@ def test_every_method_is_a_frozen_value_that_describes_itself(name: str) -> None
 
 def test_a_name_belongs_to_one_class() -> None:
     @dataclass(frozen=True)
-    class Other:
-        name = "gradcam"
+    class Other(GradCAM):
+        pass
 
-    assert register(GradCAM) is GradCAM
-    with pytest.raises(MethodError, match="'gradcam' is already registered by GradCAM"):
-        register(Other)
+    known = get_method("gradcam")
+    assert register(known) is known
+    assert register(GradCAM()) == known
+    for other in (GradCAM(relu=False), Other()):
+        with pytest.raises(MethodError, match="'gradcam' is already registered by GradCAM"):
+            register(other)
+    assert get_method("gradcam") is known
+
+
+def test_wrappers_take_any_method_in_brackets() -> None:
+    assert get_method("smooth(layercam)") == Smooth(get_method("layercam"))
+    nested = get_method(" Augmented( smooth(gradcam++) ) ")
+    assert nested.name == "augmented(smooth(gradcam++))"
+    for name, suggestion in {"smooth(gradcan)": "did you mean 'gradcam'", "smoth(gradcam)": "smooth.gradcam."}.items():
+        with pytest.raises(MethodError, match=suggestion):
+            get_method(name)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Smooth(samples=0), "samples of smooth must be a number from 1, got 0"),
+        (lambda: Smooth(sigma=-1.0), "sigma of smooth must be a number from 0, got -1.0"),
+        (lambda: Smooth(statistic="median"), "statistic of smooth must be one of mean, square, variance, got 'median'"),
+        (lambda: IntegratedGradients(rule="simpson"), "rule of integratedgradients must be one of gausslegendre, left"),
+        (lambda: IntegratedGradients(1, rule="trapezoid"), "steps of integratedgradients must be a number from 2"),
+        (lambda: IntegratedGradients(baseline="black"), "baseline of integratedgradients must be one of mean, blur"),
+        (lambda: KPCACAM("gauss"), "kernel of kpcacam must be one of sigmoid, rbf"),
+        (lambda: FinerCAM(references=0), "references of finercam must be a number from 1"),
+        (lambda: LeGrad(blocks=0), "blocks of legrad must be a number from 1"),
+        (lambda: Augmented(GradCAM(), scales=()), "number of scales of augmented must be a number from 1"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_refused(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(MethodError, match=message):
+        make()
 
 
 def test_two_options_of_one_method_need_two_calls(net: object, x: object) -> None:

@@ -1,0 +1,243 @@
+"""`Variants`: the same question, asked of altered inputs or of altered feature maps, in pieces that fit into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+
+import torch
+from torch import nn
+
+from explain.engine.blocks import attention_gradients
+from explain.errors import ExplainError, LayerError, MethodError
+from explain.hooks import HookGroup, first_tensor, replace_first, untouched
+from explain.layers import from_spatial
+from explain.targets import ClassTarget, Target, find_logits
+
+if TYPE_CHECKING:
+    from explain.engine.evidence import Evidence, Need
+
+Precision: TypeAlias = Literal["full", "bf16"]
+Progress = Callable[[int, int], Any]
+Make = Callable[[torch.Tensor], torch.Tensor]
+"""From row numbers ``(b,)`` to ``b`` altered inputs or feature maps."""
+
+MEMORY = 512 * 2**20
+LARGEST = 1024
+
+
+@dataclass(frozen=True)
+class Work:
+    """How long work is done: ``batch_size`` variants at a time (None: as many as fit into half a gigabyte), telling
+    ``progress(done, total)`` after each piece, in bfloat16 where ``precision`` says so."""
+
+    batch_size: int | None = None
+    progress: Progress | None = None
+    precision: Precision = "full"
+
+    def __post_init__(self) -> None:
+        if self.batch_size is not None and (not isinstance(self.batch_size, int) or self.batch_size < 1):
+            raise MethodError(f"batch_size must be a whole number from 1, got {self.batch_size!r}")
+        if self.precision not in ("full", "bf16"):
+            raise MethodError(f"precision must be 'full' or 'bf16', got {self.precision!r}")
+
+
+@dataclass
+class Footprint:
+    """The bytes that the modules of a network gave for each image, in the order in which they returned."""
+
+    outputs: list[tuple[str, int]] = field(default_factory=list)
+
+    def watch(self, group: HookGroup, model: nn.Module, count: int) -> None:
+        for name, module in model.named_modules():
+            if name and not any(module.children()):
+                group.forward(name, self._measure(name, count))
+
+    def _measure(self, name: str, count: int) -> Callable[..., None]:
+        def measure(module: nn.Module, args: Any, output: Any) -> None:
+            tensor = first_tensor(output)
+            if tensor is not None:
+                self.outputs.append((name, tensor.numel() * tensor.element_size() // count))
+
+        return measure
+
+    def batch_size(self, *, graph: bool, after: str | None = None) -> int:
+        """How many images fit into the budget: with a graph all outputs stay, without only the largest few."""
+        names = [name for name, _ in self.outputs]
+        inside = [i for i, name in enumerate(names) if after and f"{name}.".startswith(f"{after}.")]
+        sizes = [size for _, size in self.outputs[max(inside, default=0) :]] or [MEMORY]
+        needed = sum(sizes) if graph else 4 * max(sizes)
+        return max(1, min(LARGEST, MEMORY // max(1, needed)))
+
+
+class Gather(Protocol):
+    """The engine's `gather`, as far as variants use it."""
+
+    def __call__(
+        self, inputs: torch.Tensor, needs: frozenset[Need], target: Target, layers: tuple[str, ...], work: Work
+    ) -> Evidence: ...
+
+
+class Explains(Protocol):
+    """A method, as far as variants use it."""
+
+    @property
+    def needs(self) -> frozenset[Need]: ...
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor: ...
+
+
+@contextmanager
+def autocast(inputs: torch.Tensor, precision: Precision) -> Iterator[None]:
+    """Compute in bfloat16, or as the model and the caller would."""
+    if precision == "full":
+        yield
+        return
+    with torch.autocast(inputs.device.type, torch.bfloat16):
+        yield
+
+
+def legible(tensor: torch.Tensor) -> torch.Tensor:
+    """Evidence in at least single precision: sums and quotients of half precision go astray."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+@dataclass(frozen=True)
+class Variants:
+    """Runs the model again: every row of a batch of variants belongs to an image, and is asked for that image's class.
+
+    ``rows`` are numbered from 0; ``owners`` ``(P,)`` says whose each is, and a `Make` builds the rows it is asked for.
+    """
+
+    model: nn.Module
+    inputs: torch.Tensor
+    target: Target
+    classes: torch.Tensor | None
+    layer: str | None
+    raw: torch.Tensor | None
+    """The layer's output as the network gave it."""
+    footprint: Footprint
+    work: Work
+    gather: Gather
+    running: Callable[[], Any]
+
+    def scores(self, owners: torch.Tensor, make: Make) -> torch.Tensor:
+        """The score ``(P,)`` of each variant of the input."""
+        found = [
+            self._score(owners[rows], lambda rows=rows: self.model(make(rows).to(self.inputs)))  # type: ignore[misc]
+            for rows in self._pieces(len(owners))
+        ]
+        return torch.cat(found) if found else legible(self.inputs.new_zeros(0))
+
+    def attributions(
+        self, method: Explains, owners: torch.Tensor, make: Make
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """For each piece, its row numbers ``(b,)`` and what ``method`` says of these variants, ``(b, ...)``."""
+        layers = (self.layer,) if self.layer is not None and any(need.of_layer for need in method.needs) else ()
+        inner = replace(self.work, progress=None)
+        for rows in self._pieces(len(owners), graph=True):
+            evidence = self.gather(
+                make(rows).to(self.inputs), method.needs, self.target_of(owners[rows]), layers, inner
+            )
+            yield rows, method(evidence)
+
+    def scores_from_layer(self, owners: torch.Tensor, make: Make) -> torch.Tensor:
+        """The score ``(P,)`` of each variant of the layer's feature maps, ``(b, C, h, w)``."""
+        return self._from_layer(owners, make, self._score)
+
+    def logits_from_layer(self, owners: torch.Tensor, make: Make) -> torch.Tensor:
+        """The class scores ``(P, K)`` of each variant of the layer's feature maps."""
+        return self._from_layer(owners, make, self._logits)
+
+    def attention_gradients_by_block(self) -> list[torch.Tensor]:
+        """For each transformer block, the gradient in its attention of the score that the head reads off its output."""
+        with self._running():
+            return attention_gradients(self.model, self.inputs, self.target_of)
+
+    def target_of(self, images: torch.Tensor) -> Target:
+        """The target for rows that belong to these images: a class stays the one chosen for the unaltered image."""
+        if self.classes is None:
+            return self.target
+        return ClassTarget(tuple(self.classes[images].tolist()))
+
+    def _from_layer(self, owners: torch.Tensor, make: Make, read: Callable[..., torch.Tensor]) -> torch.Tensor:
+        """Run up to the layer once for each image and piece, and from there on for all variants.
+
+        A network in which something leads past the layer may not take more rows behind it than before it; such a
+        network runs whole for every variant.
+        """
+        found: list[torch.Tensor] = []
+        order: list[torch.Tensor] = []
+        fans_out, done = True, 0
+        for image in range(len(self.inputs)):
+            mine = (owners == image).nonzero()[:, 0]
+            for piece in self._pieces(len(mine), after=self.layer, done=done, total=len(owners)):
+                rows = mine[piece]
+                if fans_out:
+                    try:
+                        found.append(self._replaced(owners[rows], self.inputs[image : image + 1], make(rows), read))
+                    except (RuntimeError, ValueError, IndexError, ExplainError):
+                        fans_out = False
+                if not fans_out:
+                    found.append(self._replaced(owners[rows], self.inputs[owners[rows]], make(rows), read))
+                order.append(rows)
+            done += len(mine)
+        if not found:
+            return legible(self.inputs.new_zeros(0))
+        values = torch.cat(found)
+        return values[torch.argsort(torch.cat(order))]
+
+    def _replaced(
+        self, images: torch.Tensor, inputs: torch.Tensor, maps: torch.Tensor, read: Callable[..., torch.Tensor]
+    ) -> torch.Tensor:
+        assert self.layer is not None
+        assert self.raw is not None
+        size = int(self.inputs.shape[-2]), int(self.inputs.shape[-1])
+        altered = from_spatial(maps.to(self.raw), self.raw[images], size, self.layer)
+        calls = []
+
+        def replaced(module: nn.Module, args: Any, output: Any) -> Any:
+            calls.append(1)
+            return replace_first(output, altered)
+
+        def run() -> Any:
+            with HookGroup(self.model) as group:
+                group.forward(self.layer, replaced)  # type: ignore[arg-type]
+                return self.model(inputs.clone())
+
+        found = read(images, run)
+        if len(calls) != 1:
+            raise LayerError(
+                f"layer {self.layer!r} must be called once in a forward pass for its maps to be altered, got "
+                f"{len(calls)} calls; choose another layer"
+            )
+        return found
+
+    def _score(self, images: torch.Tensor, run: Callable[[], Any]) -> torch.Tensor:
+        with self._running():
+            score, _ = self.target_of(images).pick(run(), len(images))
+        return legible(score.detach())
+
+    def _logits(self, images: torch.Tensor, run: Callable[[], Any]) -> torch.Tensor:
+        with self._running():
+            return legible(find_logits(run(), len(images)).detach())
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(self.running())
+            stack.enter_context(untouched(self.model))
+            stack.enter_context(autocast(self.inputs, self.work.precision))
+            yield
+
+    def _pieces(
+        self, count: int, *, graph: bool = False, after: str | None = None, done: int = 0, total: int | None = None
+    ) -> Iterator[torch.Tensor]:
+        size = self.work.batch_size or self.footprint.batch_size(graph=graph, after=after)
+        for start in range(0, count, size):
+            stop = min(count, start + size)
+            yield torch.arange(start, stop, device=self.inputs.device)
+            if self.work.progress is not None:
+                self.work.progress(done + stop, count if total is None else total)

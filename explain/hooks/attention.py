@@ -1,0 +1,87 @@
+"""Attention weights read from the autograd graph, whether a module, a function or a fused kernel computed them.
+
+A softmax leaves its result in its Node, and the gradient that arrives there is the gradient in the weights. A fused
+kernel leaves query, key and value: the weights are softmax(q k' scale + mask), and since its output is weights times
+values, the gradient in the weights is the gradient that arrives times v'. Nothing in the forward pass is changed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd.graph import Node
+
+from explain.hooks.graph import graph
+from explain.hooks.group import HookGroup
+
+_FUSED = "ScaledDotProduct"
+
+
+class AttentionRecord:
+    """One attention behind an output: its weights, ``(N, heads, queries, keys)`` or with N and heads in one, and what
+    the next backward pass finds as their gradient while ``group`` is alive."""
+
+    def __init__(self, node: Node, group: HookGroup) -> None:
+        self._node: Any = node
+        self.gradient: torch.Tensor | None = None
+        self.fused = node.name().startswith(_FUSED)
+        self.weights = self._fused_weights() if self.fused else self._node_result()
+        group.node_pre(node, self._take)
+
+    def _node_result(self) -> torch.Tensor:
+        result: torch.Tensor = self._node._saved_result
+        return result.detach().clone()
+
+    def _take(self, grad_outputs: tuple[torch.Tensor | None, ...]) -> None:
+        arrived = grad_outputs[0]
+        if arrived is None:
+            return
+        if self.fused:
+            value = self._node._saved_value.detach()
+            self.gradient = arrived.detach() @ _spread(value, arrived.shape[1]).transpose(-2, -1)
+        else:
+            self.gradient = arrived.detach().clone()
+
+    def _fused_weights(self) -> torch.Tensor:
+        query, key = self._node._saved_query.detach(), self._node._saved_key.detach()
+        scale = getattr(self._node, "_saved_scale", None)
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        scores = query @ _spread(key, query.shape[1]).transpose(-2, -1) * scale
+        mask = getattr(self._node, "_saved_attn_mask", None)
+        mask = getattr(self._node, "_saved_attn_bias", None) if mask is None else mask
+        if mask is not None:
+            scores = scores + mask.detach()
+        if getattr(self._node, "_saved_is_causal", False):
+            later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+            scores = scores.masked_fill(later, float("-inf"))
+        weights: torch.Tensor = scores.softmax(-1)
+        return weights
+
+
+def _spread(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """Repeat heads that several queries share."""
+    return tensor.repeat_interleave(heads // tensor.shape[1], 1) if tensor.shape[1] != heads else tensor
+
+
+def attention(output: torch.Tensor, group: HookGroup) -> list[AttentionRecord]:
+    """Find every attention behind ``output``, in the order of the forward pass.
+
+    >>> layer = torch.nn.MultiheadAttention(4, 2, batch_first=True)
+    >>> x = torch.rand(1, 3, 4, requires_grad=True)
+    >>> with HookGroup() as group:
+    ...     found = attention(layer(x, x, x, need_weights=False)[0].sum(), group)
+    >>> [tuple(record.weights.shape) for record in found]
+    [(1, 2, 3, 3)]
+    """
+    nodes = [node for node in graph(output) if node.name().startswith(_FUSED) or _is_attention(node)]
+    return [AttentionRecord(node, group) for node in sorted(nodes, key=lambda node: node._sequence_nr())]
+
+
+def _is_attention(node: Any) -> bool:
+    """Whether a Node is a softmax over keys, not one over classes: three or four dimensions, the last one summed."""
+    if "SoftmaxBackward" not in node.name() or "Log" in node.name():
+        return False
+    dimensions = node._saved_result.ndim
+    dim = node._saved_dim if "_saved_dim" in dir(node) else -1
+    return dimensions in (3, 4) and (dim if dim < 2**62 else dim - 2**64) in (-1, dimensions - 1)

@@ -1,0 +1,70 @@
+"""Relevance handed to every part of a network: what inputs and biases add to the score."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+
+from explain.engine import BiasTerms, Evidence, InputGradients, Need
+from explain.layers import find_grid, to_spatial
+from explain.methods.base import Style
+from explain.methods.cam import ratio
+
+
+@dataclass(frozen=True)
+class FullGrad:
+    r"""Share the score out among the input and every bias of the network, and add up where it lies.
+
+    :math:`y = \nabla_x y \cdot x + \sum_l \nabla_{b_l} y \cdot b_l` holds exactly in a network of ReLUs, where b counts
+    the shift of batch normalisation too; by how much it is missed elsewhere is the attribution's ``delta``. Of each
+    term, the map takes the magnitude, brought to [0, 1] for each layer as published, enlarged, and summed over
+    channels. Biases that lie nowhere on the photo (those of the head) count for ``delta`` alone.
+
+    Args:
+        rescale: bring each layer to [0, 1]; False leaves all in units of the score.
+
+    Returns:
+        ``(N, H, W)`` at the input's resolution.
+
+    Srinivas and Fleuret, "Full-Gradient Representation for Neural Network Visualization", NeurIPS 2019.
+
+    >>> import explain, torch
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2))
+    >>> a = explain.attribute(model, torch.rand(1, 3, 4, 4), FullGrad(), target=0)
+    >>> a.values.shape, bool(a.delta.abs() < 1e-5)
+    (torch.Size([1, 4, 4]), True)
+    """
+
+    rescale: bool = True
+
+    name: ClassVar[str] = "fullgrad"
+    about: ClassVar[str] = "what the input and every bias add to the score"
+    paper: ClassVar[str] = "Srinivas and Fleuret, NeurIPS 2019"
+    style: ClassVar[Style] = "heat"
+    needs: ClassVar[frozenset[Need]] = frozenset({InputGradients(), BiasTerms()})
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        total = self._map(evidence.inputs * evidence[InputGradients()], evidence.size)
+        for term in evidence[BiasTerms()]:
+            if term.ndim > 2 and find_grid(tuple(term.shape), evidence.size) is not None:
+                total = total + self._map(to_spatial(term, evidence.size, "bias"), evidence.size)
+        return total
+
+    def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor:
+        """By how much the contributions miss the score."""
+        found = (evidence.inputs * evidence[InputGradients()]).flatten(1).sum(1)
+        for term in evidence[BiasTerms()]:
+            found = found + term.flatten(1).sum(1)
+        missed: torch.Tensor = found - evidence.score
+        return missed
+
+    def _map(self, contributions: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+        found = contributions.abs()
+        if self.rescale:
+            least, most = found.amin((1, 2, 3), keepdim=True), found.amax((1, 2, 3), keepdim=True)
+            found = ratio(found - least, (most - least).expand_as(found))
+        return F.interpolate(found.sum(1, keepdim=True), size=size, mode="bilinear", align_corners=False)[:, 0]

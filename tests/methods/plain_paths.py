@@ -1,0 +1,149 @@
+"""Integrals, noise, views and biases: what is summed over many gradients, slowly and plainly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from tests.methods.plain import Layer, backward, bn_slope_and_shift, enlarge, forward
+
+
+def legendre(order: int, at: float) -> tuple[float, float]:
+    """The Legendre polynomial and its slope, by recurrence."""
+    before, now = 1.0, at
+    for n in range(2, order + 1):
+        before, now = now, ((2 * n - 1) * at * now - (n - 1) * before) / n
+    return now, order * (at * now - before) / (at * at - 1)
+
+
+def quadrature(rule: str, steps: int) -> tuple[list[float], list[float]]:
+    """Points in [0, 1] and weights that sum to one: "left", "right", "midpoint", "trapezoid" or "gausslegendre"."""
+    if rule == "trapezoid":
+        ends = [0.5 if i in (0, steps - 1) else 1.0 for i in range(steps)]
+        return [i / (steps - 1) for i in range(steps)], [end / (steps - 1) for end in ends]
+    if rule != "gausslegendre":
+        offset = {"left": 0.0, "midpoint": 0.5, "right": 1.0}[rule]
+        return [(i + offset) / steps for i in range(steps)], [1 / steps] * steps
+    points, weights = [], []
+    for i in range(steps):
+        root = -math.cos(math.pi * (i + 0.75) / (steps + 0.5))
+        for _ in range(20 if steps > 1 else 0):
+            value, slope = legendre(steps, root)
+            root -= value / slope
+        slope = legendre(steps, root)[1] if steps > 1 else 1.0
+        root = root if steps > 1 else 0.0
+        points.append((root + 1) / 2)
+        weights.append(1 / ((1 - root * root) * slope * slope))
+    return points, weights
+
+
+def integratedgradients(
+    layers: list[Layer],
+    x: torch.Tensor,
+    target: int,
+    *,
+    baseline: torch.Tensor,
+    points: Sequence[float],
+    weights: Sequence[float],
+) -> torch.Tensor:
+    """``(x - b) sum_i w_i grad f(b + a_i (x - b))`` (Sundararajan 2017)."""
+    total = torch.zeros_like(x)
+    for point, weight in zip(points, weights, strict=True):
+        between = baseline + point * (x - baseline)
+        total += weight * backward(layers, forward(layers, between), target)[0]
+    return (x - baseline) * total
+
+
+def smooth(
+    method: Callable[[torch.Tensor], torch.Tensor],
+    x: torch.Tensor,
+    *,
+    noise: Sequence[torch.Tensor],
+    kind: str = "mean",
+) -> torch.Tensor:
+    """The "mean" (SmoothGrad, Smilkov 2017), mean "squared" (Hooker 2019) or "variance" (VarGrad, Adebayo 2018) of
+    ``method(x + noise)``; the variance is over all samples, divided by their number.
+    """
+    maps = [method(x + shift) for shift in noise]
+    if kind == "squared":
+        maps = [m * m for m in maps]
+    mean = sum(maps) / len(maps)
+    return sum((m - mean) ** 2 for m in maps) / len(maps) if kind == "variance" else mean
+
+
+def flipped(values: torch.Tensor) -> torch.Tensor:
+    """Left and right exchanged, column by column."""
+    return torch.stack([values[..., -1 - j] for j in range(values.shape[-1])], dim=-1)
+
+
+def augmented(
+    method: Callable[[torch.Tensor], torch.Tensor],
+    x: torch.Tensor,
+    *,
+    flips: Sequence[bool] = (False, True),
+    sizes: Sequence[tuple[int, int]] | None = None,
+) -> torch.Tensor:
+    """The mean of ``method`` over flipped and resized images, every map flipped back and resized to the image's own."""
+    size = tuple(method(x).shape[-2:])
+    total = []
+    for height_and_width in [tuple(x.shape[1:])] if sizes is None else sizes:
+        resized = torch.stack([enlarge(channel, height_and_width) for channel in x])
+        for flip in flips:
+            found = method(flipped(resized) if flip else resized)
+            found = flipped(found) if flip else found
+            planes = [enlarge(plane, size) for plane in found.reshape(-1, *found.shape[-2:])]
+            total.append(torch.stack(planes).reshape(*found.shape[:-2], *size))
+    return sum(total) / len(total)
+
+
+def fullgrad_terms(layers: list[Layer], x: torch.Tensor, target: int) -> list[torch.Tensor]:
+    """Input times gradient, then for every layer with a bias its bias times the gradient in its output, position by
+    position; a batch normalisation's implicit bias is ``bias - mean * slope``. All of it sums to the logit, exactly.
+    """
+    gradients = backward(layers, forward(layers, x), target)
+    terms = [x * gradients[0]]
+    for (kind, *parameters), gradient in zip(layers, gradients[1:], strict=True):
+        if kind == "conv":
+            terms.append(torch.stack([bias * g for bias, g in zip(parameters[1], gradient, strict=True)]))
+        elif kind == "bn":
+            _, shift = bn_slope_and_shift(*parameters)
+            terms.append(torch.stack([bias * g for bias, g in zip(shift, gradient, strict=True)]))
+        elif kind == "linear":
+            terms.append(parameters[1] * gradient)
+    return terms
+
+
+def rescaled(values: torch.Tensor, shift: bool) -> torch.Tensor:
+    """Divided by the maximum, with ``shift`` after the minimum is taken away; zero stays zero."""
+    values = values - values.min() if shift else values
+    return values / values.max() if values.max() > 0 else values
+
+
+def fullgrad(
+    layers: list[Layer],
+    x: torch.Tensor,
+    target: int,
+    *,
+    absolute: bool = True,
+    rescale: str = "layer",
+    shift: bool = True,
+    conserve: bool = False,
+) -> torch.Tensor:
+    """``psi(x grad) + sum over layers and channels of psi(b grad)``, psi = enlarge(rescale(abs)) (Srinivas 2019).
+
+    ``rescale`` "layer" as its authors programmed it, "channel" as the formula may be read (and pytorch-grad-cam does),
+    "none" with ``absolute=False`` and ``conserve`` (an enlarged map keeps its sum: over the pixels of a cell) for the
+    signed map that sums to the logit less the linear layers' biases, when every layer's size divides the image's.
+    """
+    total = torch.zeros(x.shape[1:], dtype=x.dtype)
+    for term in fullgrad_terms(layers, x, target):
+        if term.ndim != 3:
+            continue  # a linear layer's bias has no place in the picture
+        term = term.abs() if absolute else term
+        term = rescaled(term, shift) if rescale == "layer" else term
+        term = term * (term[0].numel() / x[0].numel()) if conserve else term
+        for channel in term:
+            total += enlarge(rescaled(channel, shift) if rescale == "channel" else channel, tuple(x.shape[1:]))
+    return total
