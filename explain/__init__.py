@@ -13,6 +13,7 @@ The way through the house, each room importing only from rooms above it:
     engine/       the fewest passes that gather the `Evidence` for all methods
     methods/      frozen dataclasses: options and mathematics
     attribution   `attribute`: model and tensors in, `Attribution` out
+    concepts      what a layer's feature maps are made of
     images        files, bytes, arrays and PIL images to RGB; where a model's input lies on a photo
     render/       colour maps, overlays, captions, sheets, figures: arrays and PIL images only
     output        files that appear complete or not at all
@@ -39,20 +40,35 @@ _HOME = {
     "ExplainError": "explain.errors",
     "ExplainWarning": "explain.errors",
     "applicable_methods": "explain.attribution",
+    "Concepts": "explain.concepts",
     "attribute": "explain.attribution",
     "attribute_all": "explain.attribution",
     "attribute_targets": "explain.attribution",
     "explain": "explain.explainer",
+    "find_concepts": "explain.concepts",
     "list_layers": "explain.layers",
     "list_methods": "explain.methods",
 }
 _ROOMS = frozenset(
-    {"errors", "hooks", "layers", "targets", "engine", "methods", "attribution", "images", "render", "output"}
+    {
+        "errors",
+        "hooks",
+        "layers",
+        "targets",
+        "engine",
+        "methods",
+        "attribution",
+        "concepts",
+        "images",
+        "render",
+        "output",
+    }
     | {"models", "explanation", "explainer", "cli", "version"}
 )
 
 __all__ = [
     "Attribution",
+    "Concepts",
     "ExplainError",
     "ExplainWarning",
     "Explainer",
@@ -63,6 +79,7 @@ __all__ = [
     "attribute_all",
     "attribute_targets",
     "explain",
+    "find_concepts",
     "list_layers",
     "list_methods",
 ]
@@ -82,6 +99,7 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:
     from explain.attribution import Attribution, applicable_methods, attribute, attribute_all, attribute_targets
+    from explain.concepts import Concepts, find_concepts
     from explain.errors import ExplainError, ExplainWarning
     from explain.explainer import Explainer, explain
     from explain.explanation import Explanation

@@ -12,7 +12,9 @@ import torch
 from PIL import Image
 from torch import nn
 
+from explain import render
 from explain.attribution import Attribution, attribute_targets
+from explain.concepts import Concepts, find_concepts, name_concepts
 from explain.engine import Precision, Progress, check_inputs
 from explain.errors import ImageError, ModelError, TargetError
 from explain.explanation import Explanation
@@ -108,6 +110,22 @@ class Explainer:
             results=tuple(found),
             input_size=(int(x.shape[-2]), int(x.shape[-1])),
         )
+
+    def concepts(self, image: ImageLike, count: int = 4, *, layer: Where | None = None) -> tuple[Image.Image, Concepts]:
+        """Find the concepts that a layer sees in one photo; see `explain.find_concepts`.
+
+        Returns:
+            A picture of where they are, with the classes that each speaks for in a legend, and the `Concepts`.
+
+        >>> picture, found = Explainer().concepts(Image.new("RGB", (60, 40), "orange"), 2)
+        >>> len(found), picture.width
+        (2, 260)
+        """
+        photo = load_image(image)
+        found = find_concepts(self.model, self._input(photo)[None], count, layer=layer)
+        heatmaps = found.heatmaps[0].cpu().numpy()
+        labels = name_concepts(found, self.categories)
+        return render.concepts(photo, heatmaps, locate(self.preprocess, photo.size), labels), found
 
     def inspect(self, image: ImageLike) -> Inspection:
         """Run the model on one photo and list what every layer did; see `explain.hooks.inspect`."""

@@ -20,8 +20,8 @@ from tests.conftest import ROOT
 
 PACKAGE = ROOT / "explain"
 ROOMS = [
-    "version", "errors", "hooks", "layers", "targets", "engine", "methods", "attribution", "images", "render", "output",
-    "models", "explanation", "explainer", "cli", "__main__",
+    "version", "errors", "hooks", "layers", "targets", "engine", "methods", "attribution", "concepts", "images",
+    "render", "output", "models", "explanation", "explainer", "cli", "__main__",
 ]  # fmt: skip
 
 
@@ -102,7 +102,7 @@ def test_public_things_are_documented_with_examples() -> None:
         if callable(thing) and not (isinstance(thing, type) and issubclass(thing, Warning | Exception)):
             text = thing.__doc__ or ""
             assert len(text) > 100, name
-            assert ">>> " in text or name in ("Attribution", "Explanation"), name
+            assert ">>> " in text or name in ("Attribution", "Concepts", "Explanation"), name
 
 
 def test_the_public_names_are_all_there() -> None:

@@ -48,7 +48,7 @@ def heat(photo: Image.Image, values: Array, region: Region, *, colormap: str = H
     # Opacity rises quickly and then levels off, so that a weak map is seen and a strong one does not hide the photo.
     opacity = (255 * alpha * np.sqrt(np.arange(256) / 255)).round().astype(np.uint8)
     blended = Image.composite(colors, photo, Image.fromarray(opacity[placed]))
-    return _mark_unseen(blended, region)
+    return mark_unseen(blended, region)
 
 
 def check(colormap: str | None = None, alpha: float = 1.0) -> None:
@@ -62,7 +62,7 @@ def check(colormap: str | None = None, alpha: float = 1.0) -> None:
 def intensity(photo: Image.Image, values: Array, region: Region, *, colormap: str = HEAT) -> Image.Image:
     """Draw magnitudes ``(H, W)`` in [0, 1] as brightness; the top half per cent is cut off, so that the rest shows."""
     placed = place(_stretch(values), photo.size, region)
-    return _mark_unseen(Image.fromarray(lookup_table(colormap)[placed]), region)
+    return mark_unseen(Image.fromarray(lookup_table(colormap)[placed]), region)
 
 
 def signed(photo: Image.Image, values: Array, region: Region, *, colormap: str = SIGNED) -> Image.Image:
@@ -72,7 +72,7 @@ def signed(photo: Image.Image, values: Array, region: Region, *, colormap: str =
     side = place(spread / 2 + 0.5, photo.size, region, outside=128)
     faded = photo.convert("L").point([round(255 - (255 - v) * 0.4) for v in range(256)]).convert("RGB")
     drawn = Image.composite(Image.fromarray(lookup_table(colormap)[side]), faded, Image.fromarray(magnitude))
-    return _mark_unseen(drawn, region)
+    return mark_unseen(drawn, region)
 
 
 def color(photo: Image.Image, values: Array, region: Region) -> Image.Image:
@@ -83,7 +83,7 @@ def color(photo: Image.Image, values: Array, region: Region) -> Image.Image:
     peak = np.quantile(np.abs(channels), 0.995) or np.abs(channels).max() or 1.0
     scaled = np.clip(channels / (2 * peak) + 0.5, 0, 1)
     drawn = Image.merge("RGB", [Image.fromarray(place(c, photo.size, region, outside=128)) for c in scaled])
-    return _mark_unseen(drawn, region)
+    return mark_unseen(drawn, region)
 
 
 def swatch(colormap: str, size: tuple[int, int]) -> Image.Image:
@@ -115,7 +115,8 @@ def _pixels(region: Region, size: tuple[int, int]) -> tuple[int, int, int, int]:
     return left, top, min(size[0], round(region.right)), min(size[1], round(region.bottom))
 
 
-def _mark_unseen(picture: Image.Image, region: Region) -> Image.Image:
+def mark_unseen(picture: Image.Image, region: Region) -> Image.Image:
+    """Darken what lies outside the region, and draw a line around it."""
     left, top, right, bottom = _pixels(region, picture.size)
     if (left, top) == (0, 0) and (right, bottom) == picture.size:
         return picture

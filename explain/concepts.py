@@ -1,0 +1,167 @@
+"""Concepts in a layer: what its feature maps are made of, where each lies, and which class it speaks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from explain.engine import Activations, Need, Reruns, Work, check_inputs, gather
+from explain.errors import LayerError, MethodError, warn
+from explain.hooks import Where, select
+from explain.layers import default_layer
+from explain.targets import TopClass
+
+STEPS, TOLERANCE = 400, 1e-4
+TINY = 1e-7  # stands for a denominator of zero
+
+
+@dataclass(frozen=True, eq=False)
+class Concepts:
+    """K concepts of a layer, found in N images together.
+
+    ``maps`` ``(N, K, h, w)`` says how strongly each concept is present at each place, 1 at its strongest. ``vectors``
+    ``(K, C)`` is each one's activation of the layer's channels there; the sum over concepts of map times vector is the
+    layer's output, up to the share ``error`` of its norm. ``logits`` ``(K, classes)`` are the scores that the network
+    gives when all of the layer's output is that one concept at its strongest.
+    """
+
+    maps: torch.Tensor
+    vectors: torch.Tensor
+    logits: torch.Tensor = field(repr=False)
+    layer: str
+    size: tuple[int, int]
+    error: float
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    @cached_property
+    def heatmaps(self) -> torch.Tensor:
+        """``(N, K, H, W)`` float32 in [0, 1] at input resolution."""
+        return F.interpolate(self.maps.float(), size=self.size, mode="bilinear", align_corners=False).clamp(0, 1)
+
+    def classes(self, count: int = 3) -> torch.Tensor:
+        """The ``count`` best classes of each concept, best first: ``(K, count)``."""
+        return self.logits.topk(min(count, self.logits.shape[1]), dim=1).indices
+
+
+def find_concepts(
+    model: nn.Module,
+    x: torch.Tensor,
+    count: int = 4,
+    *,
+    layer: Where | None = None,
+    seed: int = 0,
+    batch_size: int | None = None,
+) -> Concepts:
+    """Factorise a layer's feature maps into a few concepts that are present or absent, never negative.
+
+    The activations of all images, a row for each place, are approximated by the product of two non-negative matrices:
+    places by concepts, and concepts by channels. Concepts are ordered by how much of the activation they explain.
+
+    Args:
+        model: any ``nn.Module`` that gives class scores; left exactly as found.
+        x: preprocessed images ``(N, C, H, W)``; concepts that they share are found in all of them.
+        count: how many concepts.
+        layer: one layer; None finds the last feature map. Its negative values, if it has any, are left out.
+        seed: of the random start.
+        batch_size: how many concepts are shown to the network at once.
+
+    Raises:
+        ExplainError: one line that says which argument does not fit and what would.
+
+    Collins et al., "Deep Feature Factorization for Concept Discovery", ECCV 2018 (arXiv:1806.10206).
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))
+    >>> found = find_concepts(model, torch.rand(2, 3, 16, 16), count=2)
+    >>> found.maps.shape, found.vectors.shape, found.logits.shape
+    (torch.Size([2, 2, 14, 14]), torch.Size([2, 4]), torch.Size([2, 5]))
+    """
+    check_inputs(model, x)
+    names = [default_layer(model, x)] if layer is None else list(select(model, layer))
+    if len(names) != 1:
+        raise LayerError(f"layer must name one layer for concepts, got {len(names)}; choose one of {', '.join(names)}")
+    needs: list[Need] = [Activations(), Reruns(of_layer=True)]
+    evidence = gather(model, x, needs, [TopClass()], names, Work(batch_size))[0][0]
+    maps = _present(evidence.activations, names[0])
+    n, channels, height, width = maps.shape
+    most = min(n * height * width, channels)
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= most:
+        raise MethodError(f"count must be a whole number from 1 to {most} at layer {names[0]}, got {count!r}")
+    rows = maps.permute(0, 2, 3, 1).reshape(-1, channels).double()
+    where, what = factorise(rows, count, seed)
+    strongest = where.amax(0).clamp(min=torch.finfo(where.dtype).tiny)
+    where, what = where / strongest, what * strongest[:, None]
+    order = (where.sum(0) * what.sum(1)).argsort(descending=True)
+    where, what = where[:, order], what[order]
+    error = float((rows - where @ what).norm() / rows.norm())
+    shown = what.to(maps)[:, :, None, None].expand(-1, -1, height, width)
+    owners = torch.zeros(count, dtype=torch.long, device=maps.device)
+    logits = evidence.variants.logits_from_layer(owners, lambda index: shown[index])
+    placed = where.reshape(n, height, width, count).permute(0, 3, 1, 2).to(maps)
+    return Concepts(placed, what.to(maps), logits, names[0], evidence.size, error)
+
+
+def _present(maps: torch.Tensor, layer: str) -> torch.Tensor:
+    """The part of the feature maps that is not negative; concepts are made of nothing else."""
+    present = maps.clamp(min=0)
+    if not present.any():
+        raise LayerError(f"layer {layer!r} must be active somewhere for concepts, but no value is above zero")
+    left_out = float((maps - present).norm() / maps.norm())
+    if left_out > 0:
+        warn(
+            f"layer {layer} has negative values, {left_out:.0%} of its norm, which concepts leave out; a layer behind "
+            "a ReLU has none"
+        )
+    return present
+
+
+def factorise(rows: torch.Tensor, count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Approximate ``rows`` ``(P, C)`` by a product ``(P, K) @ (K, C)`` of non-negative matrices.
+
+    By multiplicative updates (Lee and Seung, 2001), until ten of them gain less than a ten-thousandth.
+    """
+    scale = (rows.mean() / count).sqrt()
+    generator = torch.Generator().manual_seed(seed)
+    where, what = (
+        torch.randn(shape, generator=generator, dtype=torch.float64).abs().to(rows) * scale
+        for shape in ((len(rows), count), (count, rows.shape[1]))
+    )
+    before = float("inf")
+    for step in range(STEPS):
+        where, what = update(rows, where, what)
+        if step % 10 == 9:
+            error = float((rows - where @ what).norm())
+            if before - error <= TOLERANCE * error:
+                break
+            before = error
+    return where, what
+
+
+def update(rows: torch.Tensor, where: torch.Tensor, what: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """One step: first where concepts are, then what they are."""
+    where = where * (rows @ what.T) / _not_zero(where @ (what @ what.T))
+    what = what * (where.T @ rows) / _not_zero((where.T @ where) @ what)
+    return where, what
+
+
+def _not_zero(below: torch.Tensor) -> torch.Tensor:
+    return torch.where(below == 0, TINY, below)
+
+
+def name_concepts(concepts: Concepts, categories: Sequence[str] | None, count: int = 2) -> list[str]:
+    """A line for each concept: the labels of its best classes.
+
+    >>> found = Concepts(torch.ones(1, 1, 1, 1), torch.ones(1, 2), torch.tensor([[0.0, 2.0, 1.0]]), "a", (1, 1), 0.0)
+    >>> name_concepts(found, ["cat", "dog", "hen"])
+    ['dog, hen']
+    """
+    return [
+        ", ".join(categories[i] if categories is not None else f"class {i}" for i in best)
+        for best in concepts.classes(count).tolist()
+    ]
