@@ -16,9 +16,11 @@ and the tools made of them:
     inspection     a model as a table
     gradients      gradients clipped, and watched over training
     distributed    gradients exchanged between processes
+    packaging      a model in one archive, with the code and labels to explain it
+    attention      attention weights and their gradients, read from the graph
 """
 
-from explain.hooks import distributed
+from explain.hooks import distributed, packaging
 from explain.hooks.extractor import FeatureExtractor
 from explain.hooks.gradients import Flow, GradientClipper, GradientFlow
 from explain.hooks.graph import accumulator, graph
@@ -51,6 +53,7 @@ __all__ = [
     "first_tensor",
     "graph",
     "inspect",
+    "packaging",
     "replace_first",
     "select",
     "timeline",

@@ -1,0 +1,518 @@
+"""A walk through every kind of hook, on networks so small that each figure can be worked out on paper.
+
+    python examples/hooks_tour.py                  all of it, in a few seconds
+    python examples/hooks_tour.py tensor backward  some sections
+    python examples/hooks_tour.py --list           what there is
+
+Every figure is computed as it is printed. Hooks that belong to a `HookGroup` are gone when its block ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import textwrap
+import warnings
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+import torch
+from torch import nn
+
+from explain import hooks
+from explain.errors import HookError
+from explain.hooks import HookGroup
+
+WIDTH = 96
+SECTIONS: dict[str, Callable[[], None]] = {}
+
+
+def section(run: Callable[[], None]) -> Callable[[], None]:
+    SECTIONS[run.__name__] = run
+    return run
+
+
+def show(label: str, *values: object) -> None:
+    """Print a line of the tour, or two: what it is, and the values."""
+    line, text = f"    {label:<56}", ", ".join(map(written, values))
+    print(f"{line} {text}".rstrip() if len(line) + len(text) < WIDTH else f"{line.rstrip()}\n            {text}")
+
+
+def written(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        value = value.squeeze(0).tolist() if value.ndim > 1 else value.tolist()
+    if isinstance(value, (list, tuple)):
+        return f"({', '.join(map(written, value))})"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def tell(text: object, indent: str = "    ") -> None:
+    print(textwrap.fill(str(text), WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False))
+
+
+def number(value: float) -> torch.Tensor:
+    return torch.tensor(value, requires_grad=True)
+
+
+def gradients(*tensors: torch.Tensor) -> list[torch.Tensor | None]:
+    return [tensor.grad for tensor in tensors]
+
+
+def linear_network() -> nn.Sequential:
+    """Linear(3 to 4), a ReLU that works in place, Linear(4 to 1), with small whole weights."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Linear(4, 1))
+    signs = torch.tensor([[1.0], [-1.0], [1.0], [-1.0]])
+    with torch.no_grad():
+        model[0].weight.copy_(torch.arange(1.0, 13.0).reshape(4, 3) * signs)
+        model[0].bias.copy_(torch.arange(1.0, 5.0))
+        model[2].weight.copy_(torch.arange(1.0, 5.0))
+        model[2].bias.fill_(1.0)
+    return model
+
+
+class Thrice(nn.Module):
+    """Doubles its input three times, with one layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice = nn.Linear(1, 1, bias=False)
+        nn.init.constant_(self.twice.weight, 2.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.twice(self.twice(self.twice(x)))
+
+
+class Cube(nn.Module):
+    """Three autograd operations in one module."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (2 * x).pow(3) * 5
+
+
+# Tensors
+
+
+@section
+def tensor() -> None:
+    """group.tensor(t, fn) calls fn with the gradient of an intermediate tensor, which autograd otherwise throws away.
+
+    What fn returns replaces it from there on. Merely binding fn's argument to something else changes nothing.
+    """
+
+    def rebinds(gradient: torch.Tensor) -> None:
+        gradient = gradient * 2  # a new tensor under an old name, which nobody else sees
+
+    show("x, y, w; z = x + y; o = w * z", 2, 3, 4)
+    for label, hook in {
+        "the hook only looks": lambda gradient: None,
+        "the hook returns 2 * gradient": lambda gradient: 2 * gradient,
+        "the hook only rebinds its argument": rebinds,
+    }.items():
+        x, y, w = number(2.0), number(3.0), number(4.0)
+        z = x + y
+        seen: list[torch.Tensor] = []
+        with HookGroup() as group:
+            group.tensor(z, seen.append)
+            group.tensor(z, hook)
+            (w * z).backward()
+        show(f"{label}: gradients of x, y, w", *gradients(x, y, w))
+    show("z's gradient, seen by a hook without retain_grad", *seen)
+
+
+@section
+def order() -> None:
+    """Hooks along a chain fire from its end to its start, each on what those before it returned.
+
+    Those on one tensor fire in the order of their registration. Removing a hook before backward takes effect; removing
+    it after undoes nothing.
+    """
+    show("a, b; c = a * b; d; e = c * d", 2, 3, 4)
+    show("the hooks return: for c gradient + 2, for d gradient + 100, for e gradient * 2")
+    for fate in ("stays", "is removed before backward", "is removed after backward"):
+        a, b, d = number(2.0), number(3.0), number(4.0)
+        c = a * b
+        e = c * d
+        c.retain_grad()
+        e.retain_grad()
+        with HookGroup() as group, HookGroup() as of_c:
+            of_c.tensor(c, lambda gradient: gradient + 2)
+            group.leaf(d, lambda gradient: gradient + 100)
+            group.tensor(e, lambda gradient: gradient * 2)
+            if fate.endswith("before backward"):
+                of_c.remove()
+            e.backward()
+            if fate.endswith("after backward"):
+                of_c.remove()
+        show(f"d, c, a, b when c's hook {fate}", *gradients(d, c, a, b))
+    show("e.grad", e.grad)
+    tell(
+        "It has been doubled: in today's PyTorch retain_grad observes last. In older versions it took its turn among "
+        "the hooks, came before this one here, and e.grad was 1."
+    )
+
+
+@section
+def leaf() -> None:
+    """group.leaf(p, fn) calls fn(gradient) before a leaf accumulates it; with after=True, fn(p) when p.grad is there.
+
+    The second is enough for an optimizer that steps during backward, and frees each gradient as soon as it is used.
+    """
+    v = torch.zeros(3, requires_grad=True)
+    with HookGroup() as group:
+        group.leaf(v, lambda gradient: gradient * 2)
+        v.backward(torch.tensor([1.0, 2.0, 3.0]))
+    show("v's gradient is (1, 2, 3), and its hook doubles it", v.grad)
+
+    def step(parameter: torch.Tensor) -> None:
+        with torch.no_grad():
+            parameter -= 0.1 * parameter.grad
+        parameter.grad = None
+
+    p = number(3.0)
+    with HookGroup() as group:
+        group.leaf(p, step, after=True)
+        (p * p).backward()
+    show("p = 3 after a step of 0.1 * 6 taken in backward; p.grad", p, p.grad)
+
+
+@section
+def inplace() -> None:
+    """A hook that edits its gradient in place is refused: other branches may hold the very same tensor.
+
+    In e = c + d both branches receive one tensor, so an edit on the way to d also reaches c, which nobody hooked.
+    """
+    w = number(1.0)
+    c, d = w * 1, w * 1
+    seen: list[torch.Tensor] = []
+    c.register_hook(seen.append)
+    d.register_hook(lambda gradient: gradient.mul_(2) and None)
+    (c + d).backward()
+    show("bare PyTorch, d's hook doubles in place: c's gradient", *seen)
+
+    w, x = number(1.0), torch.tensor(2.0)
+    a, b = w + x, w + 1
+    seen = []
+    with HookGroup() as group:
+        group.tensor(a, seen.append)
+        (a * b).backward()
+    show("w, x; a = w + x; b = w + 1; y = a * b", 1, x)
+    show("gradients of a and w, when a's hook only looks", *seen, w.grad)
+
+    def doubles_in_place(grad: torch.Tensor) -> None:
+        grad *= 2
+
+    a, b = w + x, w + 1
+    with HookGroup() as group:
+        group.tensor(a, doubles_in_place)
+        refused(lambda: (a * b).backward())
+
+
+@section
+def tensors() -> None:
+    """group.tensors([...], fn) calls fn once for several tensors: with all gradients, or with the first to arrive."""
+    x = number(1.0)
+    a, b = 2 * x, 3 * x
+    with HookGroup() as group:
+        group.tensors([a, b], lambda found: show("y = 5 * a + 7 * b; all gradients", *found))
+        group.tensors([a, b], lambda first: show("the first of them to arrive", first), mode="any")
+        (5 * a + 7 * b).backward()
+
+
+# Modules
+
+
+@section
+def module() -> None:
+    """group.forward_pre and group.forward call before and after a module's forward, and may replace what passes.
+
+    Layers are selected by name, pattern, module or class. with_kwargs hands over keyword arguments as well.
+    """
+    model, x = linear_network(), torch.ones(1, 3)
+    with HookGroup(model) as group:
+        group.forward_pre("0", lambda m, args: show("before the first layer: input", *args))
+        group.forward(nn.Linear, lambda m, args, output: show(f"after {m}", output[0]))
+        group.forward(nn.ReLU, lambda m, args, output: show(f"after {m}", output[0]))
+        model(x)
+    with HookGroup(model) as group:
+        group.forward_pre("0", lambda m, args: (2 * args[0],))
+        show("output, when a hook doubles the input", model(x))
+    with HookGroup(model) as group:
+        group.forward("1", lambda m, args, output: torch.zeros_like(output))
+        show("output, when a hook replaces the ReLU's by zeros", model(x))
+    with HookGroup(model) as group:
+        group.forward_pre("0", lambda m, args, kwargs: show("keyword arguments", list(kwargs)), with_kwargs=True)
+        model[0](input=x)
+    show("hooks left on the model", sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()))
+
+
+@section
+def always() -> None:
+    """A forward hook with always=True is called even if the module raised; its output is None then."""
+    model = linear_network()
+    with HookGroup(model) as group, suppress(RuntimeError):
+        group.forward("0", lambda m, args, output: show("this line is not printed"))
+        group.forward("0", lambda m, args, output: show("input of shape, output", args[0].shape, output), always=True)
+        model(torch.ones(1, 5))
+
+
+@section
+def backward() -> None:
+    """group.backward calls with the gradients of a module's inputs and outputs once both are known: from the end.
+
+    It may return another grad_input. The ReLU here works in place, which PyTorch's own full-backward hooks forbid.
+    """
+    model = linear_network()
+    x = torch.ones(1, 3, requires_grad=True)
+
+    def report(module: nn.Module, grad_input: tuple[torch.Tensor, ...], grad_output: tuple[torch.Tensor, ...]) -> None:
+        show(f"{type(module).__name__}: grad_output -> grad_input", grad_output[0], grad_input[0])
+
+    with HookGroup(model) as group:
+        group.backward(["0", "1", "2"], report)
+        model(x).backward()
+    with HookGroup(model) as group:
+        group.backward("0", lambda m, gi, go: show("no input needs a gradient: grad_output, grad_input", *go, *gi))
+        model(x.detach()).backward()
+    x.grad = None
+    with HookGroup(model) as group:
+        group.backward("1", lambda m, gi, go: (go[0].clamp(min=0),))
+        model(x).backward()
+    show("a hook lets the gradient past the ReLU: x's is", x.grad)
+    for own in model:
+        own.register_full_backward_hook(report)
+    try:
+        model(x)
+    except RuntimeError as error:
+        tell(f"PyTorch's own on the same model: {str(error).split('. ')[0]}.")
+
+
+@section
+def backward_pre() -> None:
+    """group.backward_pre calls before a module's backward, with grad_output, and may replace it."""
+    model = linear_network()
+    x = torch.ones(1, 3, requires_grad=True)
+    with HookGroup(model) as group:
+        group.backward_pre("2", lambda m, grad_output: show("backward-pre: grad_output", *grad_output))
+        group.backward_pre("2", lambda m, grad_output: (2 * grad_output[0],))
+        group.backward("2", lambda m, gi, go: show("backward, after a hook that doubled it", *go))
+        model(x).backward()
+    show("x's gradient is twice what it was", x.grad)
+
+
+@section
+def deprecated() -> None:
+    """register_backward_hook, now deprecated, hooks the last autograd operation of a module and calls it the module.
+
+    Its grad_input is what that operation passes on, which need not be a gradient of the module's input.
+    """
+
+    def old(module: nn.Module, grad_input: tuple[torch.Tensor | None, ...], grad_output: object) -> None:
+        show("    deprecated hook", *(gradient for gradient in grad_input if gradient is not None))
+
+    def compare(label: str, model: nn.Module, x: torch.Tensor) -> None:
+        show(f"grad_input of {label}")
+        handle = model.register_backward_hook(old)
+        model(x.requires_grad_()).sum().backward()
+        handle.remove()
+        with HookGroup(model) as group:
+            group.backward("", lambda m, gi, go: show("    full-backward hook", *gi))
+            model(x).sum().backward()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        compare("y = 5 * (2 * x) ** 3, at x = 1", Cube(), torch.ones(1))
+        compare("the linear network's last layer", linear_network()[2], torch.tensor([[7.0, 0, 27, 0]]))
+    tell(
+        "Of y, the old hook shows what the multiplication by 5 passes on, and misses the power and the doubling. Of "
+        "the layer, it shows the gradients of all operands of addmm: bias, input and transposed weight. PyTorch warns: "
+        f"{str(caught[0].message).split('. ')[1]}."
+    )
+
+
+@section
+def convolution() -> None:
+    """All four hooks on a convolution and a pooling layer, in the order in which they fire."""
+    model = nn.Sequential(nn.Conv2d(1, 2, 3, bias=False), nn.MaxPool2d(2))
+    with torch.no_grad():
+        model[0].weight[0], model[0].weight[1] = 1.0, 2.0
+    x = torch.ones(1, 1, 4, 4, requires_grad=True)
+    with HookGroup(model) as group:
+        for name in ("0", "1"):
+            kind = type(model.get_submodule(name)).__name__
+            group.forward_pre(name, lambda m, args, kind=kind: show(f"forward-pre   {kind}: input", args[0].shape))
+            group.forward(name, lambda m, args, out, kind=kind: show(f"forward       {kind}: feature maps", *out[0]))
+            group.backward_pre(name, lambda m, go, kind=kind: show(f"backward-pre  {kind}: grad_output", *go[0][0]))
+            group.backward(name, lambda m, gi, go, kind=kind: show(f"backward      {kind}: grad_input", *gi[0][0]))
+        model(x).sum().backward()
+
+
+@section
+def every() -> None:
+    """group.every_forward_pre, every_forward and every_backward call for whatever runs, of this model and no other."""
+    model, other = linear_network(), linear_network()
+    fired: list[str] = []
+    with HookGroup(model) as group:
+        group.every_forward_pre(lambda m, args: fired.append(f"before {type(m).__name__}"))
+        group.every_forward(lambda m, args, output: fired.append(f"after {type(m).__name__}"))
+        group.every_backward(lambda m, gi, go: fired.append(f"back through {type(m).__name__}"))
+        other(torch.ones(1, 3)).backward()
+        show("fired for another model", len(fired))
+        model(torch.ones(1, 3)).backward()
+    tell(", ".join(fired))
+
+
+# The autograd graph
+
+
+@section
+def graph() -> None:
+    """hooks.graph(output) walks the autograd Nodes behind a tensor, nearest first, each once."""
+    output = linear_network()(torch.ones(1, 3))
+    tell(", ".join(node.name().rsplit("::", 1)[-1] for node in hooks.graph(output)))
+
+
+@section
+def node() -> None:
+    """group.node_pre and group.node call before and after a Node runs; they reach operations that are no module."""
+    x = torch.tensor([3.0, -1.0], requires_grad=True)
+    y = (x * 2).relu()
+    relu = next(node for node in hooks.graph(y) if node.name() == "ReluBackward0")
+    with HookGroup() as group:
+        group.node_pre(relu, lambda grad_outputs: show("y = relu(2 * x): grad_outputs", *grad_outputs))
+        group.node_pre(relu, lambda grad_outputs: (10 * grad_outputs[0],))
+        group.node(relu, lambda gi, go: show("after a hook that returned 10 times that", *go))
+        group.node(relu, lambda gi, go: show("grad_inputs", *gi))
+        group.node(relu, lambda gi, go: (gi[0] + 1,))
+        y.sum().backward()
+    show("x's gradient, after a hook that added 1", x.grad)
+
+
+@section
+def accumulator() -> None:
+    """hooks.accumulator(p) is the Node that adds to p.grad; autograd does not show it, p.expand_as(p) leads to it.
+
+    A hook on it sees the final gradient, the sum of all branches.
+    """
+    p = number(3.0)
+    y = p * p + p
+    found = hooks.accumulator(p)
+    show("behind p.expand_as(p)", found.name(), p.expand_as(p).grad_fn.next_functions[0][0] is found)
+    with HookGroup() as group:
+        group.node_pre(found, lambda grad_outputs: show("p = 3; y = p * p + p: before accumulation", *grad_outputs))
+        group.node(found, lambda gi, go: show("after it: p.grad", p.grad))
+        y.backward()
+
+
+@section
+def after_backward() -> None:
+    """group.after_backward(fn), called from another hook, has fn called once, when the whole pass is done."""
+    x = number(2.0)
+    y = 3 * x
+    fired: list[str] = []
+
+    def at_y(gradient: torch.Tensor) -> None:
+        fired.append("y")
+        group.after_backward(lambda: fired.append("end of the pass"))
+
+    with HookGroup() as group:
+        group.tensor(y, at_y)
+        group.leaf(x, lambda parameter: fired.append("x"), after=True)
+        y.backward()
+    show("y = 3 * x: order", *fired)
+
+
+@section
+def saved_tensors() -> None:
+    """group.saved_tensors(pack, unpack) decides how autograd keeps what backward will need: smaller, or elsewhere."""
+    x = torch.linspace(-2, 2, 1000).requires_grad_()
+    sizes: dict[str, int] = {"saved": 0, "held": 0}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        small = tensor.half()
+        sizes["saved"] += tensor.nbytes
+        sizes["held"] += small.nbytes
+        return small
+
+    with HookGroup() as group:
+        group.saved_tensors(pack, lambda packed: packed.float())
+        y = x.sin().exp()
+    y.sum().backward()
+    error = (x.grad - x.detach().cos() * x.detach().sin().exp()).abs().max().item()
+    show("y = exp(sin x): bytes to be saved, bytes held as float16", sizes["saved"], sizes["held"])
+    show("largest error of x's gradient", f"{error:.1e}")
+
+
+# Tools made of hooks
+
+
+@section
+def capture() -> None:
+    """hooks.capture(model, layers) records what layers give and the gradients that come back, call by call."""
+    model = Thrice()
+    with hooks.capture(model, "twice") as seen:
+        model(torch.ones(1, 1)).backward()
+    for record in seen.records:
+        show(f"{record.layer}, call {record.call}: activation, gradient", record.activation, record.gradient)
+
+
+@section
+def extractor() -> None:
+    """hooks.FeatureExtractor(model, layers) is a module that returns features, and stops behind the last of them."""
+    model = linear_network()
+    ran: list[str] = []
+    with HookGroup(model) as group:
+        group.every_forward(lambda m, args, output: ran.append(str(m)))
+        features = hooks.FeatureExtractor(model, ["0", "1"])(torch.ones(1, 3))
+    for name, value in features.items():
+        show(f"features of layer {name}", value)
+    show("modules that ran to their end", *ran)
+    show("the features keep a graph", features["1"].requires_grad)
+
+
+@section
+def timeline() -> None:
+    """hooks.timeline(model, x) runs forward and backward, and lists which hook fires when."""
+    print(textwrap.indent(str(hooks.timeline(linear_network(), torch.ones(1, 3))), "    "))
+
+
+@section
+def errors() -> None:
+    """A hook that does not fit, misbehaves or raises is named, with its layer and its direction."""
+    model, x = linear_network(), torch.ones(1, 3, requires_grad=True)
+    for register in (
+        lambda group: group.forward("0", lambda module: None),
+        lambda group: group.backward("1", lambda m, grad_input, grad_output: grad_input[0][:, :2]),
+        lambda group: group.forward("2", lambda m, args, output: 1 / 0),
+    ):
+        with HookGroup(model) as group:
+            refused(lambda register=register, group=group: (register(group), model(x).backward()))
+
+
+def refused(run: Callable[[], object]) -> None:
+    try:
+        run()
+    except HookError as error:
+        tell(f"HookError: {error}")
+
+
+def main(names: Iterable[str] = ()) -> None:
+    for name in names or SECTIONS:
+        run = SECTIONS[name]
+        print(f"\n{name} {'-' * (WIDTH - len(name) - 1)}")
+        for paragraph in inspect.cleandoc(run.__doc__ or "").split("\n\n"):
+            tell(paragraph.replace("\n", " "), indent="")
+        print()
+        run()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sections", nargs="*", metavar="section", help="one of those that --list prints")
+    parser.add_argument("--list", action="store_true", help="print the names of the sections")
+    options = parser.parse_args()
+    if unknown := [name for name in options.sections if name not in SECTIONS]:
+        parser.error(f"no section {unknown[0]!r}; there are {', '.join(SECTIONS)}")
+    if options.list:
+        print("\n".join(SECTIONS))
+    else:
+        main(options.sections)

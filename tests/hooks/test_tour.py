@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import importlib.util
+import re
+import time
+from types import ModuleType
+
+import pytest
+
+from tests.conftest import ROOT
+
+
+def example(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+tour = example("hooks_tour")
+
+FIGURES = {
+    "tensor": [
+        "the hook only looks: gradients of x, y, w 4, 4, 5",
+        "the hook returns 2 * gradient: gradients of x, y, w 8, 8, 5",
+        "the hook only rebinds its argument: gradients of x, y, w 4, 4, 5",
+        "z's gradient, seen by a hook without retain_grad 4",
+    ],
+    "order": [
+        "d, c, a, b when c's hook stays 112, 10, 30, 20",
+        "d, c, a, b when c's hook is removed before backward 112, 8, 24, 16",
+        "d, c, a, b when c's hook is removed after backward 112, 10, 30, 20",
+        "e.grad 2",
+    ],
+    "leaf": ["its hook doubles it (2, 4, 6)", "p.grad 2.4, None"],
+    "inplace": [
+        "d's hook doubles in place: c's gradient 2",
+        "gradients of a and w, when a's hook only looks 2, 5",
+        "HookError: hook 'doubles_in_place' on a tensor of shape () (gradient) edited its gradient in place",
+    ],
+    "tensors": ["all gradients 5, 7", "the first of them to arrive 7"],
+    "module": ["(7, -13, 27, -29)", "after ReLU(inplace=True) (7, 0, 27, 0)", "(89)", "hooks left on the model 0"],
+    "always": ["input of shape, output (1, 5), None"],
+    "backward": [
+        "Linear: grad_output -> grad_input (1), (1, 2, 3, 4) "
+        "ReLU: grad_output -> grad_input (1, 2, 3, 4), (1, 0, 3, 0) "
+        "Linear: grad_output -> grad_input (1, 0, 3, 0), (22, 26, 30)",
+        "no input needs a gradient: grad_output, grad_input (1, 0, 3, 0), None",
+        "is a view and is being modified inplace",
+    ],
+    "backward_pre": ["grad_output (1)", "doubled it (2)", "(44, 52, 60)"],
+    "deprecated": [
+        "deprecated hook (5) full-backward hook (120)",
+        "deprecated hook (1), (1, 2, 3, 4), ((7), (0), (27), (0)) full-backward hook (1, 2, 3, 4)",
+        "This hook will be missing some grad_input",
+    ],
+    "convolution": ["feature maps ((9, 9), (9, 9)), ((18, 18), (18, 18))", "feature maps (9), (18)"],
+    "every": ["fired for another model 0", "back through ReLU, back through Linear"],
+    "graph": ["AddmmBackward0, TBackward0, AccumulateGrad, ReluBackward0"],
+    "node": ["10 times that (10, 10)", "added 1 (22, 2)"],
+    "accumulator": ["torch::autograd::AccumulateGrad, True", "before accumulation 7", "p.grad 7"],
+    "after_backward": ["y, x, end of the pass"],
+    "saved_tensors": ["8000, 4000"],
+    "capture": ["call 0: activation, gradient (2), (4)", "call 1: activation, gradient (4), (2)", "(8), (1)"],
+    "extractor": ["features of layer 1 (7, 0, 27, 0)", "Linear(in_features=3, out_features=4, bias=True), ReLU(inp"],
+    "timeline": ["1 forward-pre model (Sequential)", "12 backward-pre 1 (ReLU)", "16 backward model (Sequential)"],
+    "errors": ["must take (module, args, output)", "(1, 4), got (1, 2)", "raised ZeroDivisionError: division by zero"],
+}
+
+
+def words(text: str) -> str:
+    return re.sub(r"\s+", " ", text)
+
+
+def test_every_section_has_its_figures() -> None:
+    assert list(FIGURES) == list(tour.SECTIONS)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_section_prints_its_figures(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    tour.main([name])
+    printed = words(capsys.readouterr().out)
+    for figure in FIGURES[name]:
+        assert figure in printed
+
+
+def test_the_four_hooks_of_a_layer_fire_in_order(capsys: pytest.CaptureFixture[str]) -> None:
+    tour.main(["convolution"])
+    fired = re.findall(
+        r"^    (forward-pre|forward|backward-pre|backward) +(\w+):", capsys.readouterr().out, re.MULTILINE
+    )
+    forward = [(kind, layer) for layer in ("Conv2d", "MaxPool2d") for kind in ("forward-pre", "forward")]
+    backward = [(kind, layer) for layer in ("MaxPool2d", "Conv2d") for kind in ("backward-pre", "backward")]
+    assert fired == forward + backward
+
+
+def test_the_whole_tour_is_short_and_narrow(capsys: pytest.CaptureFixture[str]) -> None:
+    start = time.perf_counter()
+    tour.main()
+    assert time.perf_counter() - start < 10
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 100
