@@ -20,6 +20,7 @@ The way through the house, each room importing only from rooms above it:
     models/       bundled, torchvision's, the user's own, with preprocessing and labels
     explanation   `Explanation`: a photo explained, as pictures, files and records
     explainer     `Explainer`: a photo and a model in, an `Explanation` out
+    arguments     the options of the command line
     cli           arguments in, lines and exit codes out
 
 Importing the package is light: torch loads with the first name that needs it; torchvision, matplotlib and OpenCV only
@@ -63,7 +64,7 @@ _ROOMS = frozenset(
         "render",
         "output",
     }
-    | {"models", "explanation", "explainer", "cli", "version"}
+    | {"models", "explanation", "explainer", "arguments", "cli", "version"}
 )
 
 __all__ = [

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import sys
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from explain.arguments import command_line
 from explain.errors import ExplainError, ExplainWarning, ImageError, raised
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a label that the terminal cannot show is no reason to stop
-    parser = _parser()
+    parser = command_line()
     options = parser.parse_args(arguments)
     try:
         code = _run(options, parser)
@@ -49,63 +51,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return FAILED
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="explain",
-        description="See why a vision model said what it said: writes overlays of the photos given.",
-        epilog="example: explain cat.jpg --method gradcam --method guidedbackprop --target tabby",
-    )
-    add = parser.add_argument
-    add("images", nargs="*", metavar="IMAGE", help="photos, and folders of photos")
-    add(
-        "--method",
-        "-m",
-        action="append",
-        metavar="NAME",
-        help="how to explain; repeatable, or 'all' (default: gradcam)",
-    )
-    add(
-        "--target",
-        "-t",
-        action="append",
-        metavar="CLASS",
-        help="label or index to explain; repeatable (default: the top one)",
-    )
-    add("--top-k", type=_count, metavar="K", help="explain the K best classes")
-    add("--layer", action="append", metavar="NAME", help="layer to look at; repeatable (default: the last feature map)")
-    add("--model", default="bundled", metavar="NAME", help="bundled, a torchvision name, or package.module:factory")
-    add("--weights", metavar="FILE", help="state dict to load into the model")
-    add("--labels", metavar="FILE", help="the labels of the classes, one a line")
-    add("--size", type=_count, metavar="PIXELS", help="side of the model's input")
-    add("--device", default=None, metavar="NAME", help="cpu, cuda, cuda:1, mps, ...")
-    add("--output", "-o", default="explained", metavar="FOLDER", help="where to write (default: explained)")
-    add("--alpha", type=_opacity, default=0.6, metavar="A", help="opacity of the heat, 0 to 1 (default: 0.6)")
-    add("--colormap", default=None, metavar="NAME", help="any colour map of matplotlib")
-    add("--force", action="store_true", help="overwrite files that are there")
-    add("--json", action="store_true", help="print one JSON document instead of lines")
-    add("--inspect", action="store_true", help="print what every layer of the model does with the image, and stop")
-    add("--list-methods", action="store_true", help="list the methods and stop")
-    add("--list-layers", action="store_true", help="list the model's layers and stop")
-    add("--list-models", action="store_true", help="list the models that have a name and stop")
-    return parser
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1, got {text!r}")
-    return int(text)
-
-
-def _opacity(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"must be a number from 0 to 1, got {text!r}")
-    return value
-
-
 def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if options.list_methods:
         return _list_methods()
@@ -123,6 +68,8 @@ def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     except ExplainError as error:
         parser.error(str(error))
     images, missing = find_images(options.images)
+    if options.concepts:
+        return _draw_concepts(_explainer(options), images, missing, options)
     if options.inspect:
         return _inspect_all(_explainer(options), images, missing, options)
     return _explain_all(_explainer(options), images, missing, methods, options)
@@ -221,7 +168,12 @@ def _explain_all(
             try:
                 with _blaming(options.model):
                     targets = _targets(options.target)
-                    explanation = explainer(path, methods, targets, layer=options.layer, top_k=options.top_k)
+                    explanation = explainer(
+                        path, methods, targets, layer=options.layer, top_k=options.top_k, fuse=options.fuse,
+                        batch_size=options.batch_size, precision="bf16" if options.bf16 else "full",
+                        progress=_ticking(path),
+                    )  # fmt: skip
+                    _wipe()
                 written = explanation.save(
                     options.output, stem=stem, overwrite=options.force, alpha=options.alpha, colormap=options.colormap
                 )
@@ -238,6 +190,36 @@ def _explain_all(
     if options.json:
         document = {"results": results, "errors": failures}
         print(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
+    return FAILED if failures else DONE
+
+
+def _draw_concepts(
+    explainer: Explainer, images: list[Path], missing: list[ExplainError], options: argparse.Namespace
+) -> int:
+    from explain.concepts import name_concepts
+    from explain.output import Files, distinct, slug
+
+    failures = [str(error) for error in missing]
+    drawn: list[dict[str, Any]] = []
+    stems = distinct(slug(path.stem) for path in images)
+    for path, stem in zip(images, stems, strict=True):
+        try:
+            with _notes(path), _blaming(options.model):
+                picture, found = explainer.concepts(path, options.concepts, layer=options.layer)
+            files = Files(options.output, overwrite=options.force)
+            files.add_picture(f"{stem}-concepts.png", picture)
+            (place,) = files.write()
+        except ExplainError as error:
+            failures.append(f"{path}: {error}{' (--force overwrites)' if 'exists already' in str(error) else ''}")
+            continue
+        names = name_concepts(found, explainer.categories)
+        drawn.append({"image": str(path), "files": [str(place)], "layer": found.layer, "concepts": names})
+        if not options.json:
+            print(path, *(f"  {name}" for name in names), f"  wrote {place}", sep="\n")
+    for failure in failures:
+        _complain(failure)
+    if options.json:
+        print(json.dumps({"results": drawn, "errors": failures}, indent=2, ensure_ascii=False, allow_nan=False))
     return FAILED if failures else DONE
 
 
@@ -301,8 +283,23 @@ def _notes(path: Path) -> Iterator[None]:
                 _tell(f"note: {path}: {warning.message}")
 
 
+def _ticking(path: Path) -> Any:
+    """Draw a bar for the many runs of one method, if these take more than a moment."""
+    begun = time.monotonic()
+
+    def tick(done: int, total: int) -> None:
+        if time.monotonic() - begun > 1:
+            _progress(done, total, path)
+
+    return tick
+
+
+def _wipe() -> None:
+    _progress(None, 2)
+
+
 def _progress(done: int | None, total: int, path: Path | None = None) -> None:
-    """Draw a bar on a terminal while there is more than one image; None wipes it."""
+    """Draw a bar on a terminal while there is more than one thing to do; None wipes it."""
     if total < 2 or sys.stderr is None or not sys.stderr.isatty():
         return
     if done is None:

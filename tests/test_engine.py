@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -448,6 +447,7 @@ class TestTransformers:
         assert snapshot(vit) == before
         assert torch.equal(x, given)
 
+    @pytest.mark.filterwarnings("ignore:.* is zero everywhere")  # random weights: a map may well be empty
     def test_every_method_for_any_network_explains_one(self, vit: nn.Module) -> None:
         x = torch.randn(1, 3, 12, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         names = explain.applicable_methods(vit, x)
@@ -456,11 +456,9 @@ class TestTransformers:
             explain.attribute(vit, x, "shapleycam")
         with sdpa_kernel(SDPBackend.MATH):
             assert explain.attribute(vit, x, ShapleyCAM()).values.shape == (1, 3, 3)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ExplainWarning)  # random weights: a map may well be empty
-            for name, found in explain.attribute_all(vit, x, "all").items():
-                assert torch.isfinite(found.values).all(), name
-                assert found.heatmap.shape == (1, 12, 12)
+        for name, found in explain.attribute_all(vit, x, "all").items():
+            assert torch.isfinite(found.values).all(), name
+            assert found.heatmap.shape == (1, 12, 12)
 
 
 class Bypass(nn.Module):
@@ -508,6 +506,23 @@ def test_the_size_of_the_pieces_makes_no_difference_and_progress_is_told(
     assert len(told) > 1
     assert all(0 < done <= total for done, total in told)
     assert any(done == total for done, total in told)
+
+
+@pytest.mark.parametrize("method", sorted(RERUNNING))
+def test_networks_that_view_their_maps_are_run_in_a_layout_that_they_take(method: str, x: torch.Tensor) -> None:
+    class Viewing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.fc = nn.Conv2d(3, 4, 3), nn.Linear(4 * 10 * 8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(self.conv(x).relu().view(len(x), -1))
+
+    model = settled(Viewing(), seed=2).double()
+    found = explain.attribute(model, x, method, target=1, layer="conv")
+    model.forward = lambda z: model.fc(model.conv(z).relu().flatten(1))  # type: ignore[method-assign]
+    expected = explain.attribute(model, x, method, target=1, layer="conv")
+    torch.testing.assert_close(found.values, expected.values, rtol=1e-9, atol=1e-12)
 
 
 def test_long_work_can_be_interrupted(x: torch.Tensor) -> None:

@@ -21,7 +21,7 @@ from tests.conftest import ROOT
 PACKAGE = ROOT / "explain"
 ROOMS = [
     "version", "errors", "hooks", "layers", "targets", "engine", "methods", "attribution", "concepts", "images",
-    "render", "output", "models", "explanation", "explainer", "cli", "__main__",
+    "render", "output", "models", "explanation", "explainer", "arguments", "cli", "__main__",
 ]  # fmt: skip
 
 

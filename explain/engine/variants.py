@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import nn
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 Precision: TypeAlias = Literal["full", "bf16"]
 Progress = Callable[[int, int], Any]
+T = TypeVar("T")
 Make = Callable[[torch.Tensor], torch.Tensor]
 """From row numbers ``(b,)`` to ``b`` altered inputs or feature maps."""
 
@@ -49,6 +51,8 @@ class Footprint:
     """The bytes that the modules of a network gave for each image, in the order in which they returned."""
 
     outputs: list[tuple[str, int]] = field(default_factory=list)
+    channels_last: bool = True
+    """Whether the network takes inputs in this layout, which convolutions on a CPU are faster in."""
 
     def watch(self, group: HookGroup, model: nn.Module, count: int) -> None:
         for name, module in model.named_modules():
@@ -125,10 +129,7 @@ class Variants:
 
     def scores(self, owners: torch.Tensor, make: Make) -> torch.Tensor:
         """The score ``(P,)`` of each variant of the input."""
-        found = [
-            self._score(owners[rows], lambda rows=rows: self.model(make(rows).to(self.inputs)))  # type: ignore[misc]
-            for rows in self._pieces(len(owners))
-        ]
+        found = [self._score(owners[rows], make(rows), self.model) for rows in self._pieces(len(owners))]
         return torch.cat(found) if found else legible(self.inputs.new_zeros(0))
 
     def attributions(
@@ -138,8 +139,11 @@ class Variants:
         layers = (self.layer,) if self.layer is not None and any(need.of_layer for need in method.needs) else ()
         inner = replace(self.work, progress=None)
         for rows in self._pieces(len(owners), graph=True):
-            evidence = self.gather(
-                make(rows).to(self.inputs), method.needs, self.target_of(owners[rows]), layers, inner
+            evidence = self._in_fastest_layout(
+                make(rows),
+                partial(
+                    self.gather, needs=method.needs, target=self.target_of(owners[rows]), layers=layers, work=inner
+                ),
             )
             yield rows, method(evidence)
 
@@ -202,12 +206,12 @@ class Variants:
             calls.append(1)
             return replace_first(output, altered)
 
-        def run() -> Any:
+        def run(given: torch.Tensor) -> Any:
             with HookGroup(self.model) as group:
                 group.forward(self.layer, replaced)  # type: ignore[arg-type]
-                return self.model(inputs.clone())
+                return self.model(given)
 
-        found = read(images, run)
+        found = read(images, inputs.clone(), run)
         if len(calls) != 1:
             raise LayerError(
                 f"layer {self.layer!r} must be called once in a forward pass for its maps to be altered, got "
@@ -215,14 +219,25 @@ class Variants:
             )
         return found
 
-    def _score(self, images: torch.Tensor, run: Callable[[], Any]) -> torch.Tensor:
+    def _score(self, images: torch.Tensor, altered: torch.Tensor, run: Callable[..., Any]) -> torch.Tensor:
         with self._running():
-            score, _ = self.target_of(images).pick(run(), len(images))
-        return legible(score.detach())
+            output = self._in_fastest_layout(altered, run)
+            return legible(self.target_of(images).pick(output, len(images))[0].detach())
 
-    def _logits(self, images: torch.Tensor, run: Callable[[], Any]) -> torch.Tensor:
+    def _logits(self, images: torch.Tensor, altered: torch.Tensor, run: Callable[..., Any]) -> torch.Tensor:
         with self._running():
-            return legible(find_logits(run(), len(images)).detach())
+            return legible(find_logits(self._in_fastest_layout(altered, run), len(images)).detach())
+
+    def _in_fastest_layout(self, altered: torch.Tensor, run: Callable[[torch.Tensor], T]) -> T:
+        altered = altered.to(self.inputs)
+        if self.footprint.channels_last and altered.device.type == "cpu" and altered.ndim == 4:
+            try:
+                return run(altered.contiguous(memory_format=torch.channels_last))
+            except RuntimeError as error:
+                if "view" not in str(error):  # what .view() says of a layout that it cannot take
+                    raise
+                self.footprint.channels_last = False
+        return run(altered)
 
     @contextmanager
     def _running(self) -> Iterator[None]:

@@ -198,8 +198,8 @@ class AblationCAM:
 def masks(maps: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
     """Enlarge maps ``(b, h, w)`` to ``size`` and bring each to [0, 1]: ``(b, 1, H, W)``; one that is constant is 0."""
     large = F.interpolate(maps[:, None], size=size, mode="bilinear", align_corners=False)
-    least, most = large.amin((2, 3), keepdim=True), large.amax((2, 3), keepdim=True)
-    return ratio(large - least, (most - least).expand_as(large))
+    least, most = (ends.reshape(-1, 1, 1, 1) for ends in large.flatten(1).aminmax(dim=1))
+    return large.sub_(least).mul_(ratio(torch.ones_like(most), most - least))  # in place: there are many of them
 
 
 def _span(values: torch.Tensor) -> torch.Tensor:

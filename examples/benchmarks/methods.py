@@ -1,0 +1,86 @@
+"""What every method costs, in bare forward passes of the model: the table of methods in the README.
+
+    python examples/benchmarks/methods.py [--rounds 5] [--model resnet18] [--quick]
+
+One 224 px image, two CPU threads unless told. Each method runs in turn with a bare pass in inference mode, and its
+figure is the median over the rounds of its time by that of the bare pass; one that takes over 100 runs once. Those
+for transformers alone run on a ViT. Weights are random: what a method costs hardly depends on them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+
+import torch
+import torchvision
+from timing import interleaved, ratio
+from torch import nn
+
+import explain
+from explain.engine import (
+    Activations,
+    Attention,
+    BiasTerms,
+    ClassWeights,
+    InputGradients,
+    LayerCurvature,
+    LayerGradients,
+    Need,
+    Reruns,
+)  # fmt: skip
+from explain.methods import Demanding, Method, get_method, list_methods
+
+WORDS: dict[type, str] = {
+    Activations: "activations",
+    LayerGradients: "gradients of a layer",
+    LayerCurvature: "curvature",
+    ClassWeights: "the head's weights",
+    InputGradients: "gradients of the pixels",
+    BiasTerms: "gradients of all biases",
+    Attention: "attention",
+    Reruns: "further runs",
+}
+
+
+def needed(method: Method) -> str:
+    """The needs of a method in words, in the order of the table above."""
+    kinds: list[type[Need]] = [type(need) for need in method.needs]
+    return ", ".join(word for kind, word in WORDS.items() if kind in kinds)
+
+
+def cost(model: nn.Module, x: torch.Tensor, method: Method, rounds: int) -> float:
+    def bare() -> object:
+        with torch.inference_mode():
+            return model(x)
+
+    works = {"bare": bare, "method": lambda: explain.attribute(model, x, method)}
+    first = ratio(interleaved({"bare": bare} | works, 1), "method", "bare")
+    return first if first > 100 else ratio(interleaved(works, rounds), "method", "bare")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--model", default="resnet18", help="any of torchvision's that ends in a pool and a linear layer"
+    )
+    parser.add_argument("--quick", action="store_true", help="small and quick, to see that it runs")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    warnings.simplefilter("ignore", explain.ExplainWarning)  # a network of random weights may have nothing to say
+    side, rounds = (64, 1) if options.quick else (224, options.rounds)
+    model, x = torchvision.models.get_model(options.model).eval(), torch.randn(1, 3, side, side)
+    transformer = torchvision.models.VisionTransformer(side, 16, 6, 6, 384, 1536).eval()
+    torch.nn.init.normal_(transformer.heads.head.weight, std=0.1)
+    print("| name | what it shows | needs | cost | paper |\n|---|---|---|---|---|")
+    for method in map(get_method, list_methods()):
+        suited = transformer if isinstance(method, Demanding) and "transformers" in method.only_for else model
+        figure = cost(suited, x, method, rounds)
+        shown = f"{figure:.0f}" if figure > 20 else f"{figure:.1f}"
+        print(f"| `{method.name}` | {method.about} | {needed(method)} | {shown} | {method.paper} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
