@@ -1,4 +1,4 @@
-"""Draw the contact sheet of the README: every photo in assets/ with every method, and one overlay for the title.
+"""Draw the pictures of the README: every photo with five methods, one photo with all of them, and concepts.
 
 python examples/gallery.py [folder]
 """
@@ -15,8 +15,12 @@ from explain.render import sheet
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
 
 
+METHODS = ["gradcam", "guidedbackprop", "guidedgradcam", "inputxgradient", "saliency"]
+CONCEPTS = {"chelsea.png": 4, "coffee.png": 3}
+
+
 def main(folder: Path) -> None:
-    explainer, methods = explain.Explainer(), explain.list_methods()
+    explainer, methods = explain.Explainer(), METHODS
     rows, titles = [], []
     for path in sorted(p for p in ASSETS.iterdir() if p.suffix in EXTENSIONS):
         explanation = explainer(path, methods)
@@ -34,6 +38,9 @@ def main(folder: Path) -> None:
     halves = [slice(0, 3), slice(3, None)]
     hero = sheet([pictures[half] for half in halves], titles=[names[half] for half in halves], tile=320)
     hero.save(folder / "chelsea.jpg", quality=90)
+    explainer(ASSETS / "chelsea.png", "all").sheet(tile=240).save(folder / "family.jpg", quality=88)
+    concepts = [explainer.concepts(ASSETS / name, count)[0] for name, count in CONCEPTS.items()]
+    sheet([concepts], tile=420).save(folder / "concepts.jpg", quality=90)
 
 
 if __name__ == "__main__":
