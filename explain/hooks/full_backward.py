@@ -2,7 +2,9 @@
 
 PyTorch's own passes a module's inputs and outputs through an identity function that makes views of them, and an
 in-place operation on such a view is an error: a hooked ``ReLU(inplace=True)``, or one behind a hooked convolution,
-breaks the forward pass. Here the two ends are gates that hand on copies, which anything may overwrite.
+breaks the forward pass. Here the two ends are gates that hand on aliases: the same memory and version counter, which
+autograd does not take for views, so that nothing is copied and anything may overwrite them. When a module has
+overwritten its input, the input is made to go on from there, as it would have without hooks.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from explain.hooks.structure import rebuilt
 
@@ -21,17 +24,30 @@ Gradients = tuple[torch.Tensor | None, ...]
 
 
 class _Gate(torch.autograd.Function):
-    """Hands on copies; in backward, hands ``act`` the gradients, and on what it returns."""
+    """Hands on aliases (of leaves, copies); in backward, hands ``act`` the gradients, and on what it returns."""
 
     @staticmethod
     def forward(ctx: Any, act: Callable[[Gradients], Gradients], *tensors: torch.Tensor) -> Gradients:
         ctx.act = act
         ctx.set_materialize_grads(False)
-        return tuple(tensor.clone() for tensor in tensors)
+        return tuple(tensor.clone() if tensor.is_leaf else tensor.detach() for tensor in tensors)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
         return (None, *ctx.act(gradients))
+
+
+class _Overwritten(torch.autograd.Function):
+    """Gives a tensor the history of the alias through which it was overwritten."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, alias: torch.Tensor) -> torch.Tensor:
+        ctx.mark_dirty(tensor)
+        return tensor
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return None, gradient
 
 
 class FullBackward:
@@ -77,21 +93,34 @@ class _Call:
     def enter(self, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         self.inputs = len(args)
         passed, self._where = _through(self._at_inputs, args)
+        self._lent = [(args[i], passed[i], passed[i].grad_fn) for i in self._where if not args[i].is_leaf]
         return tuple(passed) if self._where else None
 
     def leave(self, output: Any) -> Any:
-        if isinstance(output, torch.Tensor):
-            passed, self._out = _through(self._at_outputs, [output])
-            self.outputs = 1
-            return passed[0]
-        values = list(output.values()) if isinstance(output, dict) else output
+        lone = isinstance(output, torch.Tensor)
+        values = [output] if lone else list(output.values()) if isinstance(output, dict) else output
         if not isinstance(values, (tuple, list)):
-            return None
+            values = []
         passed, self._out = _through(self._at_outputs, values)
         self.outputs = len(values)
+        self._settle(values, passed)
+        if lone:
+            return passed[0]
         if isinstance(output, dict):
             return type(output)(zip(output, passed, strict=True))
-        return rebuilt(output, passed)
+        return rebuilt(output, passed) if values else None
+
+    def _settle(self, values: Sequence[Any], passed: list[Any]) -> None:
+        """Let the inputs that the module has overwritten go on from what it made of them; returned, they are it."""
+        for tensor, alias, node in self._lent:
+            if alias.grad_fn is node:
+                continue
+            place = next((i for i, value in enumerate(values) if value is alias), None)
+            with _unsafe_preserve_version_counter(tensor):  # its values are not touched once more
+                _Overwritten.apply(tensor, alias if place is None else passed[place])
+            if place is not None:
+                passed[place] = tensor
+        self._lent = []
 
     def _at_outputs(self, gradients: Gradients) -> Gradients:
         given = _spread(gradients, self._out, self.outputs)

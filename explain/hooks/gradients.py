@@ -106,43 +106,54 @@ class GradientFlow(_OnParameters):
         self._now: dict[str, Flow] = {}
         super().__init__(model, self._note)
 
-    def verdicts(self, *, vanishing: float = 1e-3, exploding: float = 1e3) -> Mapping[str, str]:
-        """Judge each weight by its mean gradient over all steps, relative to the median of all weights.
+    def verdicts(
+        self, *, vanishing: float = 1e-3, exploding: float = 1e3, last: int | None = None
+    ) -> Mapping[str, str]:
+        """Judge each parameter by its mean gradient, relative to that of the last layer, where backward begins.
+
+        Args:
+            vanishing: a mean that is smaller than this many times the last layer's is vanishing.
+            exploding: one that is larger than this many times the last layer's is exploding.
+            last: judge only the last so many steps; by default, all.
 
         Returns:
-            For each weight "dead" (always zero), "not finite", "vanishing" or "exploding" (so many times smaller or
-            larger than the median), or "ok".
+            For each parameter, from the first layer to the last, "dead" (always zero), "not finite", "vanishing",
+            "exploding" or "ok".
         """
-        means = self._means()
-        sizes = sorted(size for size in means.values() if 0 < size < float("inf"))
-        median = sizes[len(sizes) // 2] if sizes else 0.0
-        return {name: _verdict(size, median, vanishing, exploding) for name, size in means.items()}
+        means = self._means(last)
+        sizes = {name: size for name, size in means.items() if 0 < size < float("inf")}
+        weights = [size for name, size in sizes.items() if name.endswith("weight")] or list(sizes.values())
+        reference = weights[-1] if weights else 0.0
+        return {name: _verdict(size, reference, vanishing, exploding) for name, size in means.items()}
 
     def plot(self) -> Figure:
         """Return a figure: each weight's gradient over the steps, and its mean from the first layer to the last."""
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
-        names = [name for name in self._means() if name.endswith("weight")] or list(self._means())
+        means, verdicts = self._means(), self.verdicts()
+        names = [name for name in means if name.endswith("weight")] or list(means)
         drawn = Figure(figsize=(11, 4), layout="constrained", dpi=120)
         FigureCanvasAgg(drawn)
         over_steps, over_layers = drawn.subplots(1, 2)
         for i, name in enumerate(names):
             tone = i / max(1, len(names) - 1)
             values = [step[name].rms if name in step else float("nan") for step in self.steps]
-            over_steps.plot(values, color=(0.1 + 0.8 * tone, 0.25, 0.9 - 0.75 * tone), linewidth=1.2, label=name)
+            label = name if i in _spread(names) else None
+            over_steps.plot(values, color=(0.9 - 0.8 * tone, 0.25, 0.15 + 0.75 * tone), linewidth=1.2, label=label)
         over_steps.set(xlabel="step", ylabel="root mean square of the gradient", yscale="log")
-        over_steps.legend(fontsize=7, ncols=2, loc="best")
-        means, verdicts = self._means(), self.verdicts()
+        over_steps.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
         tones = {"ok": "#3b6fb6", "vanishing": "#c98a1b", "exploding": "#b3261e", "dead": "#888888"}
         sizes = [means[name] for name in names]
         over_layers.bar(range(len(names)), sizes, color=[tones.get(verdicts[n], "#b3261e") for n in names])
         over_layers.set(yscale="log" if any(sizes) else "linear", title="mean over the steps, first to last layer")
-        over_layers.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=7)
+        ticks = _spread(names)
+        over_layers.set_xticks(ticks, [names[i] for i in ticks], rotation=60, ha="right", fontsize=7)
         return drawn
 
     def _note(self, name: str, gradient: torch.Tensor) -> None:
-        if not self._now:
+        if not self._now or name in self._now:  # a pass that begins; the one before it may have failed half-way
+            self._now = {}
             self._group.after_backward(self._end_step)
         values = gradient.detach().double()
         self._now[name] = Flow(
@@ -153,17 +164,24 @@ class GradientFlow(_OnParameters):
         self.steps.append(self._now)
         self._now = {}
 
-    def _means(self) -> dict[str, float]:
-        names = dict.fromkeys(name for step in self.steps for name in step)
-        found = {name: [step[name].rms for step in self.steps if name in step] for name in names}
+    def _means(self, last: int | None = None) -> dict[str, float]:
+        """Return the mean size of each gradient, from the first layer to the last: backward came the other way."""
+        steps = self.steps[-last:] if last else self.steps
+        names = reversed(dict.fromkeys(name for step in steps for name in step))
+        found = {name: [step[name].rms for step in steps if name in step] for name in names}
         return {name: sum(values) / len(values) for name, values in found.items()}
 
 
-def _verdict(size: float, median: float, vanishing: float, exploding: float) -> str:
+def _spread(names: list[str], most: int = 20) -> list[int]:
+    """Return the places of at most so many of the names, evenly spread."""
+    return list(range(0, len(names), 1 + (len(names) - 1) // most))
+
+
+def _verdict(size: float, reference: float, vanishing: float, exploding: float) -> str:
     if size == 0:
         return "dead"
     if not size < float("inf"):
         return "not finite"
-    if size < vanishing * median:
+    if size < vanishing * reference:
         return "vanishing"
-    return "exploding" if size > exploding * median else "ok"
+    return "exploding" if size > exploding * reference else "ok"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Literal, Protocol
@@ -81,9 +81,9 @@ class HookGroup:
 
         ``with_kwargs`` makes it ``fn(module, args, kwargs)``, which returns a pair of both.
         """
-        for name, module in self._modules(where).items():
-            hook = self._forward_pre_hook(fn, _layer(name), with_kwargs)
-            self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=with_kwargs))
+        takes = ("module", "args", "kwargs") if with_kwargs else ("module", "args")
+        for module, site in self._sites(where, fn, "forward-pre", takes):
+            self._handles.append(module.register_forward_pre_hook(self._guarded(site, fn), with_kwargs=with_kwargs))
 
     def forward(self, where: Where, fn: Hook, *, with_kwargs: bool = False, always: bool = False) -> None:
         """Call ``fn(module, args, output)`` after each selected module; what it returns replaces ``output``.
@@ -91,14 +91,14 @@ class HookGroup:
         ``with_kwargs`` makes it ``fn(module, args, kwargs, output)``; with ``always`` it is called even if the module
         raised, with ``output=None``.
         """
-        for name, module in self._modules(where).items():
-            hook = self._forward_hook(fn, _layer(name), with_kwargs)
+        takes = ("module", "args", "kwargs", "output") if with_kwargs else ("module", "args", "output")
+        for module, site in self._sites(where, fn, "forward", takes):
+            hook = self._guarded(site, fn)
             self._handles.append(module.register_forward_hook(hook, with_kwargs=with_kwargs, always_call=always))
 
     def backward_pre(self, where: Where, fn: Hook) -> None:
         """Call ``fn(module, grad_output)`` before the backward of each selected module; it may return a new one."""
-        for name, module in self._modules(where).items():
-            site = site_of(fn, _layer(name), "backward-pre", ("module", "grad_output"))
+        for module, site in self._sites(where, fn, "backward-pre", ("module", "grad_output")):
             self._full_of(module).pre_hooks.append(_guarded_pre(site, fn))
 
     def backward(self, where: Where, fn: Hook) -> None:
@@ -108,18 +108,19 @@ class HookGroup:
         ``grad_input``. In-place operations inside the module or behind it do no harm, and inputs that require no
         gradient are None.
         """
-        for name, module in self._modules(where).items():
-            site = site_of(fn, _layer(name), "backward", ("module", "grad_input", "grad_output"))
+        for module, site in self._sites(where, fn, "backward", ("module", "grad_input", "grad_output")):
             self._full_of(module).hooks.append(_guarded_full(site, fn))
 
     def every_forward_pre(self, fn: Hook) -> None:
         """Call ``fn(module, args)`` before every module of the model that runs."""
-        hook = self._of_this_model(self._forward_pre_hook(fn, "every module", False))
+        site = site_of(fn, "every module", "forward-pre", ("module", "args"))
+        hook = self._of_this_model(self._guarded(site, fn))
         self._handles.append(global_hooks.register_module_forward_pre_hook(hook))
 
     def every_forward(self, fn: Hook) -> None:
         """Call ``fn(module, args, output)`` after every module of the model that runs."""
-        hook = self._of_this_model(self._forward_hook(fn, "every module", False))
+        site = site_of(fn, "every module", "forward", ("module", "args", "output"))
+        hook = self._of_this_model(self._guarded(site, fn))
         self._handles.append(global_hooks.register_module_forward_hook(hook))
 
     def every_backward(self, fn: Hook) -> None:
@@ -224,15 +225,15 @@ class HookGroup:
     def _is_own_call(self) -> bool:
         return threading.get_ident() == self._thread
 
-    def _forward_pre_hook(self, fn: Hook, where: str, with_kwargs: bool) -> Hook:
-        takes = ("module", "args", "kwargs") if with_kwargs else ("module", "args")
-        site = site_of(fn, where, "forward-pre", takes)
+    def _guarded(self, site: Site, fn: Hook) -> Hook:
         return lambda *given: call(site, fn, *given) if self._is_own_call() else None
 
-    def _forward_hook(self, fn: Hook, where: str, with_kwargs: bool) -> Hook:
-        takes = ("module", "args", "kwargs", "output") if with_kwargs else ("module", "args", "output")
-        site = site_of(fn, where, "forward", takes)
-        return lambda *given: call(site, fn, *given) if self._is_own_call() else None
+    def _sites(self, where: Where, fn: Hook, direction: str, takes: Sequence[str]) -> Iterator[tuple[nn.Module, Site]]:
+        """Yield each selected module with the site of a hook on it; whether the hook fits is looked at once."""
+        modules = self._modules(where)
+        first = site_of(fn, _layer(next(iter(modules))), direction, takes)
+        for name, module in modules.items():
+            yield module, Site(first.hook, _layer(name), direction)
 
     def _full_of(self, module: nn.Module) -> FullBackward:
         """Return the module's one pair of gates, so that all hooks on it fire in the order of their registration."""

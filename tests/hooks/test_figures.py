@@ -306,3 +306,43 @@ def test_graph_names_the_nodes_of_the_linear_network() -> None:
     names = [node.name() for node in graph(linear_network()(torch.ones(1, 3)))]
     assert names.count("AddmmBackward0") == 2
     assert names.count("ReluBackward0") == 1
+
+
+class Overwrites(nn.Module):
+    """Goes on with a tensor that a rectifier has overwritten, and ignores what the rectifier returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.relu = nn.ReLU(inplace=True)
+        self.inner = nn.Sequential(self.relu)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = x * 1.0
+        self.inner(h[:])
+        return (h * 3).sum()
+
+
+def test_a_hooked_module_that_overwrites_its_input_does_so_with_its_gradient() -> None:
+    model, x = Overwrites(), torch.tensor([-1.0, 2.0], requires_grad=True)
+    seen: list[tuple[list[float], list[float]]] = []
+    with HookGroup(model) as group:
+        group.backward(["relu", "inner"], lambda m, gi, go: seen.append((go[0].tolist(), gi[0].tolist())))
+        score = model(x)
+        score.backward()
+    assert score.item() == 6.0
+    assert x.grad is not None
+    assert x.grad.tolist() == [0.0, 3.0]
+    assert seen == [([3.0, 3.0], [0.0, 3.0])] * 2
+
+
+def test_full_backward_hooks_copy_nothing_but_leaves() -> None:
+    model = nn.Sequential(nn.Identity(), nn.ReLU(inplace=True), nn.Flatten())
+    x = torch.tensor([[-1.0, 2.0]], requires_grad=True)
+    with HookGroup(model) as group:
+        group.backward(nn.Module, lambda m, gi, go: None)
+        inner = x * 1.0
+        assert model(inner).data_ptr() == inner.data_ptr()
+        model(x).sum().backward()
+    assert x.tolist() == [[-1.0, 2.0]]
+    assert x.grad is not None
+    assert x.grad.tolist() == [[0.0, 1.0]]

@@ -166,3 +166,20 @@ def test_full_backward_hooks_on_every_module_change_nothing(inplace: bool) -> No
         found = torch.autograd.grad(model(x.clone() if inplace else x)[:, 0].sum(), x)[0]
     assert torch.equal(found, expected)
     assert set(seen) == {name for name, _ in model.named_modules()} - {"unused"}
+
+
+def test_gradient_flow_goes_from_the_first_layer_to_the_last_and_survives_a_failed_pass() -> None:
+    model = nn.Sequential(*(layer for _ in range(9) for layer in (nn.Linear(4, 4), nn.Sigmoid())), nn.Linear(4, 1))
+    with GradientFlow(model) as flow:
+        model(torch.ones(2, 4)).sum().backward()
+        hidden = model[:10](torch.ones(2, 4))
+        hidden.register_hook(lambda gradient: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model[10:](hidden).sum().backward()
+        model(torch.ones(2, 4)).sum().backward()
+    assert len(flow.steps) == 2
+    verdicts = flow.verdicts()
+    assert next(iter(verdicts)).startswith("0.")
+    assert verdicts["0.weight"] == "vanishing"
+    assert verdicts["18.weight"] == verdicts["16.weight"] == "ok"
+    assert flow.verdicts(last=1)["18.weight"] == "ok"

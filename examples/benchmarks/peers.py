@@ -1,0 +1,387 @@
+"""What the same explanation costs in this package, grad-cam, Captum and torchcam, in bare forward passes of the model.
+
+    python examples/benchmarks/peers.py [--rows scorecam] [--rounds 7] [--threads 2] [--json file] [--quick]
+
+All run in one process on the same model, input and layer, in turn, each between two runs of ``model(x)`` in inference
+mode. A figure is the median over the rounds, after one run to warm up, of its time by the mean of these two; work that
+takes over 100 passes gets two rounds. Behind it, the peak of what torch allocates, by that of the bare pass (not for
+such long work). Networks have random weights and normalisations that have seen data. The peers are in the extra
+``peers``; ``--quick`` shrinks everything and says nothing about speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import fnmatch
+import importlib.metadata
+import io
+import json
+import os
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchvision
+from timing import peak_bytes
+from torch import nn
+
+import explain
+from explain.methods import IntegratedGradients
+
+os.environ["KINETO_LOG_LEVEL"] = "99"  # the profiler, which measures memory, need not say when it starts
+warnings.filterwarnings("ignore", module="captum")  # at every call, that it hooks ReLUs and asks inputs for gradients
+
+COLUMNS = {"explain": "explain", "grad-cam": "grad-cam", "Captum": "captum", "torchcam": "torchcam"}
+SEVEN = ["gradcam", "gradcam++", "xgradcam", "hirescam", "elementwisecam", "layercam", "eigencam"]
+STAGES = ["layer1", "layer2", "layer3", "layer4"]
+TARGET = 1
+LONG = 100
+Work = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: a piece of work in each package's words, where it has any."""
+
+    name: str
+    goal: float | None
+    model: nn.Module
+    x: torch.Tensor
+    works: dict[str, Work]
+    per: int = 1
+    notes: dict[str, str] = field(default_factory=dict)
+    exact: Work | None = None
+    """What the values are in full precision, where the work is done in another."""
+    timed: bool = True
+
+    def bare(self) -> object:
+        with torch.inference_mode():
+            return self.model(self.x)
+
+
+@cache
+def network(name: str) -> nn.Module:
+    """A network whose normalisations know what they normalise, so that its numbers are of the usual size."""
+    torch.manual_seed(0)
+    model = torchvision.models.get_model(name, weights=None)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = None
+    with torch.no_grad():
+        model.train()(torch.randn(8, 3, 112, 112))
+    return model.eval()
+
+
+# Each package in its own words
+
+
+def ours(model: nn.Module, x: torch.Tensor, methods: list[Any], **more: Any) -> Work:
+    return lambda: explain.attribute_all(model, x, methods, target=TARGET, **more)
+
+
+def grad_cam(model: nn.Module, x: torch.Tensor, *names: str, layers: list[str], targets: Any = (TARGET,)) -> Work:
+    def work() -> None:
+        import pytorch_grad_cam
+        from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
+
+        modules = [model.get_submodule(layer) for layer in layers]
+        with contextlib.redirect_stderr(io.StringIO()):  # where it draws a bar for every image
+            for name in names:
+                for target in targets:
+                    with getattr(pytorch_grad_cam, name)(model, modules) as cam:
+                        cam(x, [ClassifierOutputTarget(target)] * len(x))
+
+    return work
+
+
+def torchcam(model: nn.Module, x: torch.Tensor, *names: str, layers: list[str], targets: Any = (TARGET,)) -> Work:
+    def work() -> None:
+        from torchcam import methods
+
+        for name in names:
+            with getattr(methods, name)(model, layers, input_shape=tuple(x.shape[1:])) as extractor:
+                if name == "ScoreCAM":
+                    with torch.inference_mode():
+                        model(x)
+                    extractor(TARGET, normalized=False)
+                    continue
+                scores = model(x)
+                for target in targets:
+                    extractor(target, scores, normalized=False, retain_graph=target != targets[-1])
+
+    return work
+
+
+def captum(
+    name: str, model: nn.Module, x: torch.Tensor, layer: str | None = None, targets: Any = (TARGET,), **more: Any
+) -> Work:
+    def work() -> None:
+        import captum.attr
+
+        where = [] if layer is None else [model.get_submodule(layer)]
+        for target in targets:
+            getattr(captum.attr, name)(model, *where).attribute(x, target=target, **more)
+
+    return work
+
+
+def guided_grad_cam(model: nn.Module, x: torch.Tensor) -> Work:
+    lent = copy.deepcopy(model)  # it exchanges the modules
+
+    def work() -> None:
+        from pytorch_grad_cam import GuidedBackpropReLUModel
+
+        GuidedBackpropReLUModel(lent)(x.clone(), TARGET)
+
+    return work
+
+
+def together(*works: Work) -> Work:
+    return lambda: [work() for work in works]
+
+
+# The table
+
+
+def rows(quick: bool) -> Iterator[tuple[str, float | None, Callable[[str, float | None], Row]]]:
+    """The name, the goal and what builds each row, when its turn comes."""
+    large, side, last = ("resnet18", 64, "layer4") if quick else ("resnet50", 224, "layer4")
+    steps, layer, channels = (4, "layer1", 64) if quick else (50, "layer4", 512)
+    batches = (1, 2) if quick else (1, 16)
+
+    def photo(batch: int = 1) -> torch.Tensor:
+        return torch.randn(batch, 3, side, side, generator=torch.Generator().manual_seed(batch))
+
+    def gradcam(name: str, goal: float | None, batch: int, timed: bool = True) -> Row:
+        model, x = network(large), photo(batch)
+        works = {
+            "explain": ours(model, x, ["gradcam"], layer=last),
+            "grad-cam": grad_cam(model, x, "GradCAM", layers=[last]),
+            "Captum": captum("LayerGradCam", model, x, last, relu_attributions=True),
+            "torchcam": torchcam(model, x, "GradCAM", layers=[last]),
+        }
+        return Row(name, goal, model, x, works, timed=timed)
+
+    def seven(name: str, goal: float | None) -> Row:
+        model, x = network(large), photo()
+        theirs = ["GradCAM", "GradCAMPlusPlus", "XGradCAM", "HiResCAM", "GradCAMElementWise", "LayerCAM", "EigenCAM"]
+        works = {
+            "explain": ours(model, x, SEVEN, layer=last),
+            "grad-cam": grad_cam(model, x, *theirs, layers=[last]),
+            "Captum": together(*(captum(n, model, x, last) for n in ("LayerGradCam", "LayerGradientXActivation"))),
+            "torchcam": torchcam(model, x, "GradCAM", "GradCAMpp", "XGradCAM", "LayerCAM", layers=[last]),
+        }
+        return Row(name, goal, model, x, works, notes={"Captum": "2 of 7", "torchcam": "4 of 7"})
+
+    def top_five(name: str, goal: float | None) -> Row:
+        model, x, five = network(large), photo(), range(5)
+        works = {
+            "explain": lambda: explain.attribute_targets(model, x, ["gradcam"], len(five), layer=last),
+            "grad-cam": grad_cam(model, x, "GradCAM", layers=[last], targets=five),
+            "Captum": captum("LayerGradCam", model, x, last, targets=five),
+            "torchcam": torchcam(model, x, "GradCAM", layers=[last], targets=five),
+        }
+        return Row(name, goal, model, x, works)
+
+    def stages(name: str, goal: float | None) -> Row:
+        model, x = network(large), photo()
+        works = {
+            "explain": ours(model, x, ["gradcam"], layer=STAGES),
+            "grad-cam": grad_cam(model, x, "GradCAM", layers=STAGES),
+            "Captum": together(*(captum("LayerGradCam", model, x, stage) for stage in STAGES)),
+            "torchcam": torchcam(model, x, "GradCAM", layers=STAGES),
+        }
+        return Row(name, goal, model, x, works)
+
+    def ablation(name: str, goal: float | None) -> Row:
+        model, x = network("resnet18"), photo()
+        one_by_one = {"layer_mask": torch.arange(channels)[None, :, None, None], "perturbations_per_eval": 32}
+        works = {
+            "explain": ours(model, x, ["ablationcam"], layer=layer),
+            "grad-cam": grad_cam(model, x, "AblationCAM", layers=[layer]),
+            "Captum": captum("LayerFeatureAblation", model, x, layer, **one_by_one),
+        }
+        return Row(name, goal, model, x, works)
+
+    def score(name: str, goal: float | None) -> Row:
+        model, x = network("resnet18"), photo()
+        works = {
+            "explain": ours(model, x, ["scorecam"], layer=layer),
+            "grad-cam": grad_cam(model, x, "ScoreCAM", layers=[layer]),
+            "torchcam": torchcam(model, x, "ScoreCAM", layers=[layer]),
+        }
+        return Row(name, goal, model, x, works, per=channels)
+
+    def pixels(name: str, goal: float | None, method: str, theirs: str) -> Row:
+        model, x = network(large), photo()
+        works = {"explain": ours(model, x, [method]), "Captum": captum(theirs, model, x)}
+        if method == "guidedbackprop":
+            works["grad-cam"] = guided_grad_cam(model, x)
+        return Row(name, goal, model, x, works)
+
+    def path(name: str, goal: float | None) -> Row:
+        model, x = network(large), photo()
+        works = {
+            "explain": ours(model, x, [IntegratedGradients(steps)]),
+            "Captum": captum("IntegratedGradients", model, x, n_steps=steps, internal_batch_size=10),  # else gigabytes
+        }
+        return Row(name, goal, model, x, works, per=steps)
+
+    def in_bf16(name: str, goal: float | None, of: str, method: Any, per: int) -> Row:
+        model, x = network(of), photo()
+        full, half = (ours(model, x, [method], layer=layer, precision=precision) for precision in ("full", "bf16"))
+        return Row(name, goal, model, x, {"explain": half}, per=per, exact=full)
+
+    few, many = batches
+    integrated = f"integratedgradients, {steps} steps, per step"
+    score_bf16 = partial(in_bf16, of="resnet18", method="scorecam", per=channels)
+    path_bf16 = partial(in_bf16, of=large, method=IntegratedGradients(steps), per=steps)
+    yield f"gradcam, batch {few}", 1.10, partial(gradcam, batch=few)
+    yield f"gradcam, batch {many}", 1.10, partial(gradcam, batch=many)
+    yield "7 CAMs together", 1.30, seven
+    yield "gradcam, top 5 classes together", 1.25, top_five
+    yield "gradcam, four stages together", 2.2, stages
+    yield f"ablationcam, resnet18, {channels} channels", 4, ablation
+    yield "scorecam, resnet18, per channel", 0.80, score
+    yield "scorecam, resnet18, per channel, bf16", None, score_bf16
+    yield "saliency", 2.3, partial(pixels, method="saliency", theirs="Saliency")
+    yield "inputxgradient", 2.3, partial(pixels, method="inputxgradient", theirs="InputXGradient")
+    yield "guidedbackprop", 2.5, partial(pixels, method="guidedbackprop", theirs="GuidedBackprop")
+    yield integrated, 1.8, path
+    yield f"{integrated}, bf16", None, path_bf16
+    yield f"peak memory of gradcam, batch {many}", 1.10, partial(gradcam, batch=many, timed=False)
+
+
+# Measuring
+
+
+def seconds(work: Work) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def pass_seconds(bare: Work) -> float:
+    """The median of as many bare passes as fit into a quarter of a second, but no more than five."""
+    first = seconds(bare)
+    return statistics.median([first] + [seconds(bare) for _ in range(min(4, int(0.25 / first)))])
+
+
+def warmed(row: Row) -> tuple[dict[str, float], dict[str, str]]:
+    """The seconds of everything's first run, and how what failed failed, which is then left out."""
+    took, failed = {}, {}
+    row.bare()
+    for name, work in list(row.works.items()):
+        try:
+            took[name] = seconds(work)
+        except Exception as error:
+            failed[name] = f"{type(error).__name__}: {error}"
+            del row.works[name]
+    return took, failed
+
+
+def ratios(row: Row, rounds: int, first: dict[str, float]) -> tuple[dict[str, list[float]], float]:
+    """For each package its times by those of the passes around it, and the median of these passes in seconds."""
+    passes: list[float] = []
+    found: dict[str, list[float]] = {name: [] for name in row.works}
+    for turn in range(rounds):
+        before = pass_seconds(row.bare)
+        for name, work in row.works.items():
+            if first[name] > LONG * before and turn >= 2:
+                continue
+            took = seconds(work)
+            row.model.zero_grad()  # grad-cam leaves gradients in the parameters
+            after = pass_seconds(row.bare)
+            found[name].append(2 * took / (before + after))
+            passes.append(after)
+            before = after
+    return found, statistics.median(passes or [pass_seconds(row.bare)])
+
+
+def error(row: Row) -> float:
+    """By how much the values are off those in full precision, in units of the largest."""
+    assert row.exact is not None
+    (found,), (exact,) = row.works["explain"]().values(), row.exact().values()
+    return float((found.values - exact.values).abs().max() / exact.values.abs().max())
+
+
+def measure(row: Row, rounds: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"work": row.name, "goal": row.goal, "batch": len(row.x), "pixels": row.x.shape[-1]}
+    every: dict[str, list[float]] = {}
+    first, found["failed"] = warmed(row)
+    if row.timed:
+        every, took = ratios(row, rounds, first)
+        found["bare_ms"] = 1e3 * took
+        found["time"] = {name: statistics.median(each) / row.per for name, each in every.items()}
+        found["rounds"] = {name: len(each) for name, each in every.items()}
+    short = {n: work for n, work in row.works.items() if statistics.median(every.get(n, [0])) <= LONG}
+    bare = peak_bytes(row.bare)
+    found["memory"] = {name: peak_bytes(work) / bare for name, work in short.items()}
+    row.model.zero_grad()
+    if row.exact is not None and row.works:
+        found["error"] = error(row)
+    found["notes"] = row.notes
+    return found
+
+
+def cell(name: str, found: dict[str, Any], versions: dict[str, str | None], offered: set[str]) -> str:
+    if name not in offered:
+        return "–"
+    if versions[name] is None:
+        return "not installed"
+    if name in found["failed"]:
+        return found["failed"][name].partition(":")[0]
+    parts = [f"{found['time'][name]:.2f}"] if "time" in found else []
+    parts += [f"{found['memory'][name]:.2f}"] if name in found["memory"] else []
+    note = found["notes"].get(name)
+    note = f"off by {found['error']:.1e}" if name == "explain" and "error" in found else note
+    return "; ".join(parts) + (f" ({note})" if note else "")
+
+
+def version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", default="", help="a part of the names of the rows to run, or a glob pattern")
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    rounds = options.rounds or (1 if options.quick else 7)
+    versions = {name: version(distribution) for name, distribution in COLUMNS.items()}
+    about = {"torch": torch.__version__, "threads": options.threads, "load": os.getloadavg()[0], "versions": versions}
+    print(f"torch {torch.__version__}, {options.threads} threads; in bare forward passes: time; peak memory")
+    print(f"{'work':<50}{'goal':>6}  " + "".join(f"{f'{n} {v}' if v else n:<32}" for n, v in versions.items()))
+    lines = []
+    for name, goal, build in rows(options.quick):
+        if not fnmatch.fnmatch(name, f"*{options.rows}*"):
+            continue
+        row = build(name, goal)
+        offered = set(row.works)
+        for absent in offered & {name for name, found in versions.items() if found is None}:
+            del row.works[absent]
+        found = measure(row, rounds)
+        lines.append(found)
+        cells = "".join(f"{cell(column, found, versions, offered):<32}" for column in versions)
+        print(f"{name:<50}{'' if goal is None else f'{goal:.2f}':>6}  {cells}", flush=True)
+    if options.json:
+        options.json.write_text(json.dumps({**about, "rows": lines}, indent=2, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()
