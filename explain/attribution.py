@@ -15,7 +15,7 @@ from torch import nn
 
 from explain.engine import ClassWeights, Evidence, Precision, Progress, Work, check_inputs, gather
 from explain.errors import ExplainWarning, LayerError, MethodError, ModelError, TargetError, warn
-from explain.hooks import Where, select
+from explain.hooks import Where, select, unwrapped
 from explain.layers import default_layer, stage_layers
 from explain.methods import (
     Complete,
@@ -186,6 +186,7 @@ def attribute_targets(
     >>> [a["gradcam"].target.item() for a in attribute_targets(model, torch.rand(1, 3, 4, 4), ["gradcam"], [4, 0])]
     [4, 0]
     """
+    model = unwrapped(model)
     chosen = _methods(applicable_methods(model, x, layer) if methods == "all" else methods)
     wanted = _targets(targets, categories)
     work = Work(batch_size, progress, precision)
@@ -224,6 +225,7 @@ def applicable_methods(model: nn.Module, x: torch.Tensor, layer: Where | None = 
     >>> sorted(set(list_methods()) - set(applicable_methods(model, torch.rand(1, 3, 4, 4))))
     ['cam', 'legrad', 'rollout']
     """
+    model = unwrapped(model)
     check_inputs(model, x)
     return [name for name in list_methods() if _applies(get_method(name), model, x[:1], layer)]
 

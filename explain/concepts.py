@@ -12,7 +12,7 @@ from torch import nn
 
 from explain.engine import Activations, Need, Reruns, Work, check_inputs, gather
 from explain.errors import LayerError, MethodError, warn
-from explain.hooks import Where, select
+from explain.hooks import Where, select, unwrapped
 from explain.layers import default_layer
 from explain.targets import TopClass
 
@@ -82,6 +82,7 @@ def find_concepts(
     >>> found.maps.shape, found.vectors.shape, found.logits.shape
     (torch.Size([2, 2, 14, 14]), torch.Size([2, 4]), torch.Size([2, 5]))
     """
+    model = unwrapped(model)
     check_inputs(model, x)
     names = [default_layer(model, x)] if layer is None else list(select(model, layer))
     if len(names) != 1:

@@ -223,9 +223,9 @@ class _Pass:
         """The Hessian times the activations, by a second backward through the first: its matrix is never built."""
         total = choice.total if need.objective is None else self._total(need.objective, choice)
         for name, record in self.records.items():
-            assert record.source is not None
+            source = self.capture.sources[self.capture.records.index(record)]
             with self.capture.paused():
-                product = _hessian_product(total, record.source, record.activation)
+                product = _hessian_product(total, source, record.activation)
             self._keep(choice, name, need, product)
 
     def _ruled(self, rule: str, choice: _Choice, keep: bool) -> None:

@@ -1,5 +1,6 @@
 """Every hook handle in the program is owned here; this room knows nothing of images, methods or pictures.
 
+    unwrap         the module inside what is wrapped around it
     select         which modules a caller means
     structure      tensors in what modules take and return
     guard          what surrounds every hook: arity, shapes, in-place edits, errors with names
@@ -31,6 +32,7 @@ from explain.hooks.records import Capture, Record, Tap, capture
 from explain.hooks.select import Where, select
 from explain.hooks.structure import first_tensor, replace_first
 from explain.hooks.timeline import Event, Timeline, timeline
+from explain.hooks.unwrap import unwrapped
 
 __all__ = [
     "Capture",
@@ -58,4 +60,5 @@ __all__ = [
     "select",
     "timeline",
     "untouched",
+    "unwrapped",
 ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -48,14 +48,17 @@ class Tap(nn.Module):
         return copy
 
 
-@dataclass
+@dataclass(eq=False)
 class Record:
-    """One call of one layer: which call of the pass it was, a copy of the output, and the output's gradient."""
+    """One call of one layer: which call of the pass it was, a copy of the output, and the output's gradient.
+
+    It holds nothing of the graph: a hook in the graph holds it, and the two would keep each other alive for ever, since
+    the garbage collector does not see through autograd.
+    """
 
     layer: str
     call: int
     activation: torch.Tensor
-    source: torch.Tensor | None = field(default=None, repr=False)
     gradient: torch.Tensor | None = None
 
     def take_gradient(self, gradient: torch.Tensor) -> None:
@@ -77,8 +80,10 @@ class Capture:
 
     def __init__(self, group: HookGroup, layers: Iterable[str], *, gradients: bool) -> None:
         self.records: list[Record] = []
+        self.sources: list[torch.Tensor] = []
+        """The graph's side of each record: what to differentiate with respect to, to make the gradients arrive."""
         self._gradients = gradients
-        self._collecting = True
+        self._paused: list[bool] = []  # shared with hooks in the graph, which must not hold the capture itself
         for name in layers:
             group.forward(name, self._recorder(name))
 
@@ -91,11 +96,6 @@ class Capture:
     def gradients(self) -> dict[str, torch.Tensor]:
         """The gradient of each output that the last backward pass reached, by layer."""
         return {record.layer: record.gradient for record in self.records if record.gradient is not None}
-
-    @property
-    def sources(self) -> list[torch.Tensor]:
-        """The graph's side of each record: what to differentiate with respect to, to make the gradients arrive."""
-        return [record.source for record in self.records if record.source is not None]
 
     def backward(
         self, score: torch.Tensor, also: tuple[torch.Tensor, ...] = (), *, retain_graph: bool = False
@@ -116,11 +116,11 @@ class Capture:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Let gradients pass without recording them: the graph may be walked for other reasons as well."""
-        self._collecting = False
+        self._paused.append(True)
         try:
             yield
         finally:
-            self._collecting = True
+            self._paused.pop()
 
     def _recorder(self, name: str) -> Any:
         def record_call(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
@@ -141,16 +141,17 @@ class Capture:
         return record_call
 
     def _tapped(self, record: Record, tensor: torch.Tensor) -> torch.Tensor:
+        paused = self._paused
+
         def collect(gradient: torch.Tensor) -> None:
-            if self._collecting:
+            if not paused:
                 record.take_gradient(gradient)
 
-        if torch.is_grad_enabled() and tensor.requires_grad:
-            record.source = tensor
-        else:
-            record.source = record.activation.detach().requires_grad_()
+        if not (torch.is_grad_enabled() and tensor.requires_grad):
+            tensor = record.activation.detach().requires_grad_()
             torch.set_grad_enabled(True)  # the caller's mode comes back when `untouched` ends
-        return Tap(collect).through(record.source)
+        self.sources.append(tensor)
+        return Tap(collect).through(tensor)
 
 
 @contextmanager

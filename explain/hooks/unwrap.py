@@ -1,0 +1,38 @@
+"""From what people wrap around a model to the module that they mean."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from explain.errors import ModelError, warn
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the module in ``DataParallel``, ``DistributedDataParallel`` and ``torch.compile``, or the model itself.
+
+    A compiled model is explained through the module that it was compiled from, which computes the same; a warning says
+    so, since it takes longer.
+
+    Raises:
+        ModelError: the model is scripted, or no module at all: there is nothing to hook.
+
+    >>> layer = nn.Linear(2, 2)
+    >>> unwrapped(nn.DataParallel(layer)) is layer
+    True
+    """
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ModelError(
+            f"model must be a module of Python code, got a scripted one ({model.original_name}); pass the module that "
+            "it was made from"
+        )
+    if isinstance(model, (DataParallel, DistributedDataParallel)):
+        return unwrapped(model.module)
+    inner = getattr(model, "_orig_mod", None)  # what torch.compile keeps; its class has no public name
+    if isinstance(inner, nn.Module):
+        warn(f"model is compiled; it is explained through the original {type(inner).__name__}, at its speed")
+        return unwrapped(inner)
+    return model

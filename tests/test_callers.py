@@ -1,0 +1,121 @@
+"""What callers wrap around models, and what is left of a finished explanation."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import explain
+from explain.errors import ExplainWarning, ModelError
+from explain.methods import get_method
+from tests.conftest import TinyNet, settled, snapshot
+
+METHODS = [name for name in explain.list_methods() if name not in ("legrad", "rollout")]
+
+
+def test_data_parallel_is_looked_into(net: TinyNet, x: torch.Tensor) -> None:
+    expected = explain.attribute(net, x, "gradcam", target=1)
+    found = explain.attribute(nn.DataParallel(net), x, "gradcam", target=1)
+    assert found.layer == expected.layer
+    assert torch.equal(found.values, expected.values)
+    assert explain.find_concepts(nn.DataParallel(net), x, 2).layer == "dropout"
+
+
+def test_a_compiled_model_is_explained_through_the_original_and_says_so(net: TinyNet, x: torch.Tensor) -> None:
+    expected = explain.attribute(net, x, "guidedbackprop", target=1).values
+    compiled = torch.compile(net, backend="eager")
+    with pytest.warns(ExplainWarning, match="model is compiled; it is explained through the original TinyNet"):
+        found = explain.attribute(compiled, x, "guidedbackprop", target=1).values
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning", "ignore:`torch.jit:DeprecationWarning")
+def test_a_scripted_model_is_refused(x: torch.Tensor) -> None:
+    scripted = torch.jit.trace(nn.Sequential(nn.Conv2d(3, 2, 1)).double(), x)
+    with pytest.raises(ModelError, match=r"got a scripted one \(Sequential\); pass the module that it was made from"):
+        explain.attribute(scripted, x, target=0)
+
+
+@pytest.mark.parametrize("method", ["gradcam", "refinecam"])
+def test_nothing_stays_alive_of_several_layers_and_targets(method: str, net: TinyNet, x: torch.Tensor) -> None:
+    def run() -> None:
+        explain.attribute_targets(net, x, [method, "saliency"], [0, 1], layer=["conv1", "layer1", "layer2"])
+        with pytest.raises(ZeroDivisionError):
+            explain.attribute(net, x, method, target=lambda output: 1 / 0, layer=["conv1", "layer2"])
+
+    run()
+    gc.collect()
+    before = count_tensors()
+    run()
+    gc.collect()
+    assert count_tensors() == before
+
+
+def test_nothing_stays_alive_of_hooks_that_saw_gradients(net: TinyNet, x: torch.Tensor) -> None:
+    def run() -> None:
+        with explain.hooks.capture(net, ["conv1", "layer1", "layer2"]), explain.hooks.HookGroup(net) as group:
+            group.backward("*", lambda module, grad_input, grad_output: None)
+            group.backward_pre("layer*", lambda module, grad_output: None)
+            net(x).sum().backward()
+        net.zero_grad(set_to_none=True)
+
+    run()
+    gc.collect()
+    before = count_tensors()
+    run()
+    gc.collect()
+    assert count_tensors() == before
+
+
+def count_tensors() -> int:
+    return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_nothing_of_a_finished_explanation_stays_alive(method: str, net: TinyNet, x: torch.Tensor) -> None:
+    """Without help from the garbage collector: there are no cycles for it to find."""
+    explain.attribute(net, x, method, target=1)
+    gc.collect()
+    gc.disable()
+    try:
+        before = count_tensors()
+        found = explain.attribute(net, x, method, target=1)
+        values = weakref.ref(found.values)
+        del found
+        assert values() is None
+        assert count_tensors() == before
+    finally:
+        gc.enable()
+
+
+def test_eight_threads_get_what_one_gets_with_shared_and_with_own_models(net: TinyNet, x: torch.Tensor) -> None:
+    methods = ["gradcam", "layercam", "guidedbackprop", "fullgrad", "ablationcam", "smoothgrad"]
+    models = [net, *(settled(TinyNet(), seed).double().eval() for seed in (1, 2))]
+    expected = [explain.attribute_all(model, x, methods, target=2) for model in models]
+    before = [snapshot(model) for model in models]
+    wrong: list[str] = []
+
+    def work(number: int) -> None:
+        for step in range(6):
+            which = (number + step) % 3
+            for name, found in explain.attribute_all(models[which], x, methods, target=2).items():
+                if not torch.allclose(found.values, expected[which][name].values, rtol=1e-10, atol=1e-13):
+                    wrong.append(f"{name} in thread {number}")
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert [snapshot(model) for model in models] == before
+
+
+def test_every_method_has_a_name_that_makes_it_again() -> None:
+    for name in explain.list_methods():
+        assert get_method(name).name == name
