@@ -1,6 +1,6 @@
 """What every method costs, in bare forward passes of the model: the table of methods in the README.
 
-    python examples/benchmarks/methods.py [--rounds 5] [--model resnet18] [--quick]
+    python examples/benchmarks/methods.py [--rounds 5] [--model resnet18] [--methods "*cam"] [--quick]
 
 One 224 px image, two CPU threads unless told. Each method runs in turn with a bare pass in inference mode, and its
 figure is the median over the rounds of its time by that of the bare pass; one that takes over 100 runs once. Those
@@ -66,6 +66,7 @@ def main() -> None:
     parser.add_argument(
         "--model", default="resnet18", help="any of torchvision's that ends in a pool and a linear layer"
     )
+    parser.add_argument("--methods", default="*", help="a glob pattern of names")
     parser.add_argument("--quick", action="store_true", help="small and quick, to see that it runs")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -75,7 +76,7 @@ def main() -> None:
     transformer = torchvision.models.VisionTransformer(side, 16, 6, 6, 384, 1536).eval()
     torch.nn.init.normal_(transformer.heads.head.weight, std=0.1)
     print("| name | what it shows | needs | cost | paper |\n|---|---|---|---|---|")
-    for method in map(get_method, list_methods()):
+    for method in map(get_method, list_methods(options.methods)):
         suited = transformer if isinstance(method, Demanding) and "transformers" in method.only_for else model
         figure = cost(suited, x, method, rounds)
         shown = f"{figure:.0f}" if figure > 20 else f"{figure:.1f}"

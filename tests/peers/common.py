@@ -1,0 +1,121 @@
+"""What the tests against other packages share: networks, photos and how far two maps are apart.
+
+Every peer is asked for its map before it shifts, scales or enlarges it. Where it follows the paper, ours has to equal
+it to 1e-5 of the largest value. Where it does not, a test named after the mistake shows two things: that the peer is
+off the plain computation of `tests.methods`, or breaks what must hold; and that ours is not.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import nn
+
+from tests.methods import plain
+
+LAYER = 5  # of `network`: a ReLU with a convolution, a ReLU, the mean and the classes behind it
+TARGET = 3  # its best class for `photo`
+
+
+def random(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def network(seed: int = 4) -> list[plain.Layer]:
+    """A small network for the plain computations; `plain.module_of` makes a module of it, with in-place ReLUs."""
+    g = torch.Generator().manual_seed(seed)
+
+    def values(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=g, dtype=torch.float64) * 0.5
+
+    return [
+        ("conv", values(4, 3, 3, 3), values(4)),
+        ("bn", values(4), values(4).abs() + 0.5, values(4), values(4), 1e-5),
+        ("relu",),
+        ("halve",),
+        ("conv", values(5, 4, 3, 3), values(5)),
+        ("relu",),
+        ("conv", values(5, 5, 3, 3), values(5)),
+        ("relu",),
+        ("mean",),
+        ("linear", values(6, 5), values(6)),
+    ]
+
+
+def photo(seed: int = 4) -> torch.Tensor:
+    return random(seed, 3, 6, 8)
+
+
+@cache
+def _resnet() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = torchvision.models.resnet18(num_classes=10).double()
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.momentum = None  # the plain mean of all it sees
+                nn.init.normal_(module.bias, std=0.2)
+        model.train()(torch.randn(16, 3, 64, 64, dtype=torch.float64))
+    return model.eval()
+
+
+def resnet() -> nn.Module:
+    """A ResNet-18 with random weights that have settled: its normalisations know what they normalise. A new copy."""
+    return deepcopy(_resnet())
+
+
+def random_model(builder: str) -> nn.Module:
+    """A torchvision network as it is made, the same each time."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return torchvision.models.get_model(builder, num_classes=5).double().eval()
+
+
+def off(found: Any, expected: Any) -> float:
+    """By how much two maps differ at most, in units of the largest value."""
+    found, expected = (torch.as_tensor(value).detach().double() for value in (found, expected))
+    assert found.shape == expected.shape
+    assert expected.abs().max() > 0
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+def agree(found: Any, expected: Any, tolerance: float = 1e-5) -> bool:
+    return off(found, expected) <= tolerance
+
+
+class _GuidedReLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x.clamp(min=0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.clamp(min=0) * (ctx.saved_tensors[0] > 0)
+
+
+def guided_reference(model: nn.Module, x: torch.Tensor, target: int) -> torch.Tensor:
+    """Guided back-propagation with every ReLU replaced where modules and functions end: in `F.relu` itself."""
+    source = x.clone().requires_grad_()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(F, "relu", lambda x, inplace=False: _GuidedReLU.apply(x))
+        return torch.autograd.grad(model(source)[:, target].sum(), source)[0]
+
+
+class Functional(nn.Module):
+    """The network of a plain list with ReLUs that are functions, which nobody finds among the modules."""
+
+    def __init__(self, layers: list[plain.Layer]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(m for m in plain.module_of(layers) if not isinstance(m, nn.ReLU))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        conv1, norm, halve, conv2, conv3, mean, flatten, linear = self.parts
+        x = halve(F.relu(norm(conv1(x))))
+        return linear(flatten(mean(F.relu(conv3(F.relu(conv2(x)))))))

@@ -1,0 +1,228 @@
+"""Against Captum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import explain
+from explain.methods import AblationCAM, IntegratedGradients, Saliency, Smooth
+from explain.methods.sampling import noise
+from tests.methods import plain, plain_paths
+from tests.peers.common import (
+    LAYER,
+    TARGET,
+    Functional,
+    agree,
+    guided_reference,
+    network,
+    off,
+    photo,
+    random,
+    random_model,
+    resnet,
+)
+
+peer = pytest.importorskip("captum.attr", reason="Captum comes with the extra 'peers'")
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Setting .* hooks on ReLU activations"),  # said at every call
+    pytest.mark.filterwarnings("ignore:Setting forward, backward hooks and attributes"),
+    pytest.mark.filterwarnings("ignore:Input Tensor .* did not already require gradients"),
+]
+
+
+def ours(model: nn.Module, method: Any, x: torch.Tensor, target: int = TARGET, **more: Any) -> torch.Tensor:
+    return explain.attribute(model, x, method, target=target, **more).values
+
+
+# Where it follows the papers
+
+
+PIXELS = {
+    "Saliency": "saliency",
+    "InputXGradient": "inputxgradient",
+    "GuidedBackprop": "guidedbackprop",
+    "Deconvolution": "deconvnet",
+}
+
+
+@pytest.mark.parametrize("builder", ["resnet18", "alexnet"])
+@pytest.mark.parametrize("name", PIXELS)
+def test_pixel_methods_are_the_same_where_every_relu_is_a_module(name: str, builder: str) -> None:
+    model, x = random_model(builder), random(0, 2, 3, 64, 64)
+    assert agree(getattr(peer, name)(model).attribute(x, TARGET), ours(model, PIXELS[name], x))
+
+
+@pytest.mark.parametrize("layer", ["layer2", "layer4"])
+def test_layer_methods_are_the_same_on_a_resnet(layer: str) -> None:
+    model, x = resnet(), random(0, 2, 3, 96, 64)
+    inside = getattr(model, layer)
+    gradcam = peer.LayerGradCam(model, inside).attribute(x, TARGET, relu_attributions=True)[:, 0]
+    assert agree(gradcam, ours(model, "gradcam", x, layer=layer))
+    product = peer.LayerGradientXActivation(model, inside).attribute(x, TARGET)
+    assert agree(product.sum(1), ours(model, "hirescam", x, layer=layer))
+    guided = peer.GuidedGradCam(model, inside).attribute(x, TARGET, interpolate_mode="bilinear")
+    assert agree(guided, ours(model, "guidedgradcam", x, layer=layer))
+
+
+def test_feature_ablation_gives_the_weights_of_ablationcam() -> None:
+    layers, x = network(), photo()
+    model, values = plain.module_of(layers), plain.forward(layers, x)
+    channels = torch.arange(5)[None, :, None, None]
+    drops = peer.LayerFeatureAblation(model, model[LAYER]).attribute(x[None], target=TARGET, layer_mask=channels)
+    weights = drops.amax((0, 2, 3)).detach() / values[-1][TARGET]
+    found = ours(model, AblationCAM(relu=False), x[None], layer=str(LAYER))[0]
+    assert agree(torch.einsum("k,khw->hw", weights, values[LAYER + 1]), found)
+
+
+@pytest.mark.parametrize(
+    ("rule", "name"),
+    [
+        ("gausslegendre", "gausslegendre"),
+        ("left", "riemann_left"),
+        ("right", "riemann_right"),
+        ("midpoint", "riemann_middle"),
+    ],
+)
+@pytest.mark.parametrize("baseline", [0.0, 0.5])
+def test_integrated_gradients_are_the_same(rule: Any, name: str, baseline: float) -> None:
+    model, x = plain.module_of(network()), torch.stack([photo(), photo(5)])
+    found, delta = peer.IntegratedGradients(model).attribute(
+        x, baseline, TARGET, n_steps=20, method=name, return_convergence_delta=True
+    )
+    expected = explain.attribute(model, x, IntegratedGradients(20, baseline, rule), target=TARGET)
+    assert agree(found, expected.values)
+    assert agree(delta, expected.delta)
+
+
+@pytest.mark.parametrize(
+    ("statistic", "name"), [("mean", "smoothgrad"), ("square", "smoothgrad_sq"), ("variance", "vargrad")]
+)
+def test_noise_tunnel_is_the_same_with_the_same_noise(
+    statistic: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x, samples, sigma = plain.module_of(network()), photo()[None], 6, 0.2
+    spread = sigma * (x.max() - x.min())
+    drawn = torch.stack([spread * noise(0, i, x[0]) for i in range(samples)])
+    monkeypatch.setattr(torch, "normal", lambda mean, deviation: drawn)
+    found = peer.NoiseTunnel(peer.Saliency(model)).attribute(
+        x, name, samples, stdevs=float(spread), target=TARGET, abs=False
+    )
+    monkeypatch.undo()
+    assert agree(found, ours(model, Smooth(Saliency(absolute=False), samples, sigma, statistic), x))
+
+
+# Where it computes something else
+
+
+def test_captum_trapezoid_weights_do_not_sum_to_one() -> None:
+    """Completeness fails on a linear model, where one step would do."""
+    model, x, steps = nn.Sequential(nn.Flatten(), nn.Linear(12, 2)).double(), random(1, 1, 3, 2, 2), 10
+    reference = model(x)[0, 1] - model(torch.zeros_like(x))[0, 1]
+    found = peer.IntegratedGradients(model).attribute(x, target=1, n_steps=steps, method="riemann_trapezoid")
+    assert (found.sum() / reference).item() == pytest.approx(1 - 1 / steps)
+    exact = explain.attribute(model, x, IntegratedGradients(steps, rule="trapezoid"), target=1)
+    assert (exact.values.sum() / reference).item() == pytest.approx(1)
+    layers = network()
+    points, weights = plain_paths.quadrature("trapezoid", steps)
+    paper = plain_paths.integratedgradients(
+        layers, photo(), TARGET, baseline=torch.zeros_like(photo()), points=points, weights=weights
+    )
+    assert agree(ours(plain.module_of(layers), IntegratedGradients(steps, rule="trapezoid"), photo()[None])[0], paper)
+
+
+@pytest.mark.parametrize(("name", "method"), [("GuidedBackprop", "guidedbackprop"), ("Deconvolution", "deconvnet")])
+def test_captum_misses_relus_that_are_functions(name: str, method: str) -> None:
+    layers, x = network(), photo()
+    model = Functional(layers).eval()
+    found = getattr(peer, name)(model).attribute(x[None], TARGET)
+    assert agree(found[0], plain.backward(layers, plain.forward(layers, x), TARGET)[0])  # the plain gradient
+    paper = getattr(plain, method)(layers, x, TARGET)
+    assert off(found[0], paper) > 0.1
+    assert agree(ours(model, method, x[None])[0], paper, 1e-10)
+
+
+def test_captum_guided_backprop_misses_a_relu_of_densenet() -> None:
+    model, x = random_model("densenet121"), random(3, 1, 3, 64, 64)
+    guided = guided_reference(model, x, TARGET)
+    assert off(peer.GuidedBackprop(model).attribute(x, TARGET), guided) > 0.1
+    assert agree(ours(model, "guidedbackprop", x), guided, 1e-10)
+
+
+@pytest.mark.parametrize("rectifier", [nn.ReLU6, nn.SiLU, nn.GELU, nn.LeakyReLU])
+def test_captum_guided_backprop_is_the_plain_gradient_without_a_word_where_no_relu_is(rectifier: Any) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layers = nn.Conv2d(3, 8, 3), rectifier(), nn.Conv2d(8, 8, 3), rectifier(), nn.Flatten(), nn.Linear(64, 5)
+    model, x = nn.Sequential(*layers).double(), random(0, 1, 3, 6, 8)
+    gradient = ours(model, Saliency(absolute=False), x)
+    assert agree(peer.GuidedBackprop(model).attribute(x, TARGET), gradient, 1e-12)
+    assert off(ours(model, "guidedbackprop", x), gradient) > 0.1
+    linear = nn.Sequential(nn.Flatten(), nn.Linear(3 * 6 * 8, 5)).double()
+    with pytest.warns(explain.errors.ExplainWarning, match="found no rectifier"):
+        ours(linear, "guidedbackprop", x)
+
+
+def test_captum_noise_is_absolute_so_that_smoothgrad_depends_on_the_unit_of_the_input() -> None:
+    class InOtherUnits(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return model(x / 100)
+
+    model, x = plain.module_of(network()), photo()[None]
+    smooth = Smooth(samples=8)
+    assert agree(100 * ours(InOtherUnits(), smooth, 100 * x), ours(model, smooth, x), 1e-9)
+
+    def tunnel(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return peer.NoiseTunnel(peer.Saliency(model)).attribute(x, nt_samples=8, target=TARGET, abs=False)
+
+    assert off(100 * tunnel(InOtherUnits(), 100 * x), tunnel(model, x)) > 0.1
+
+
+def test_captum_vargrad_cancels_below_zero() -> None:
+    """The gradient of a linear model does not vary."""
+    model, x = nn.Sequential(nn.Flatten(), nn.Linear(48, 2)), random(0, 1, 3, 4, 4).float()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        nn.init.normal_(model[1].weight, 1000.0)
+        found = peer.NoiseTunnel(peer.Saliency(model)).attribute(x, "vargrad", 7, target=1, abs=False)
+    assert found.min() < 0
+    with pytest.warns(explain.errors.ExplainWarning, match="zero everywhere"):
+        assert not ours(model, Smooth(samples=7, statistic="variance"), x, 1).any()
+
+
+# What it does to what it was lent
+
+
+def test_captum_leaves_the_input_requiring_gradients_when_the_model_raises() -> None:
+    model, x = plain.module_of(network()), photo()[None]
+    with pytest.raises(AssertionError):
+        peer.GuidedBackprop(model).attribute(x, (1, 2, 3))
+    assert x.requires_grad
+    x = x.detach()
+    with pytest.raises(explain.ExplainError):
+        ours(model, "guidedbackprop", x, 99)
+    assert not x.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("explained", "method"),
+    [
+        (lambda model: peer.Saliency(model), "saliency"),
+        (lambda model: peer.GuidedBackprop(model), "guidedbackprop"),
+        (lambda model: peer.GuidedGradCam(model, model[LAYER]), "guidedgradcam"),
+    ],
+)
+def test_captum_fails_in_inference_mode(explained: Callable[[nn.Module], Any], method: str) -> None:
+    model, x, layers = plain.module_of(network()), photo()[None], {"layer": str(LAYER)}
+    with torch.inference_mode():
+        with pytest.raises(RuntimeError, match=r"require.? grad|inference"):
+            explained(model).attribute(x.clone(), TARGET)
+        found = ours(model, method, x, **layers)
+    assert agree(found, ours(model, method, x, **layers), 1e-12)

@@ -1,0 +1,474 @@
+"""Against pytorch-grad-cam."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import explain
+from explain.errors import TargetError
+from explain.methods import (
+    AblationCAM,
+    ElementWiseCAM,
+    FinerCAM,
+    GradCAM,
+    GradCAMPlusPlus,
+    MethodLike,
+    RandomCAM,
+    RefineCAM,
+    XGradCAM,
+)
+from tests.conftest import hook_count, snapshot
+from tests.methods import plain, plain_factors, plain_masks, plain_paths, plain_scores
+from tests.peers.common import (
+    LAYER,
+    TARGET,
+    Functional,
+    agree,
+    guided_reference,
+    network,
+    off,
+    photo,
+    random,
+    random_model,
+    resnet,
+)
+
+WHY = "pytorch-grad-cam comes with the extra 'peers'"
+peer = pytest.importorskip("pytorch_grad_cam", reason=WHY)
+factorization = pytest.importorskip("pytorch_grad_cam.feature_factorization.deep_feature_factorization", reason=WHY)
+objectives = pytest.importorskip("pytorch_grad_cam.utils.model_targets", reason=WHY)
+
+
+def recording(cam: type) -> type:
+    """The same, which remembers its maps ``(N, h, w)`` before they are rectified, shifted, scaled and enlarged."""
+
+    class Recorder(cam):
+        maps: torch.Tensor
+
+        def get_cam_image(self, *args: Any, **kwargs: Any) -> np.ndarray:
+            found = super().get_cam_image(*args, **kwargs)
+            Recorder.maps = torch.as_tensor(found)
+            return found
+
+    return Recorder
+
+
+def raw(cam: type, model: nn.Module, layer: nn.Module, x: torch.Tensor, target: Any) -> torch.Tensor:
+    recorder = recording(cam)
+    recorder(model, [layer])(x.clone(), [target] * len(x))
+    return recorder.maps
+
+
+def theirs(
+    cam: type, layers: list[plain.Layer], x: torch.Tensor, layer: int = LAYER, objective: Any = None
+) -> torch.Tensor:
+    model = plain.module_of(layers)
+    return raw(cam, model, model[layer], x[None], (objective or objectives.ClassifierOutputTarget)(TARGET))[0]
+
+
+def ours(method: MethodLike, layers: list[plain.Layer], x: torch.Tensor, layer: int = LAYER) -> torch.Tensor:
+    return explain.attribute(plain.module_of(layers), x[None], method, target=TARGET, layer=str(layer)).values[0]
+
+
+# Where it follows the papers
+
+
+SAME = {
+    "GradCAM": GradCAM(relu=False),
+    "HiResCAM": "hirescam",
+    "GradCAMElementWise": ElementWiseCAM(),
+    "LayerCAM": "layercam",
+    "XGradCAM": XGradCAM(relu=False),
+}
+
+
+@pytest.mark.parametrize("layer", ["layer2", "layer4"])
+@pytest.mark.parametrize("name", SAME)
+def test_maps_are_the_same_on_a_resnet(name: str, layer: str) -> None:
+    x, model = random(0, 2, 3, 96, 64), resnet()
+    found = raw(getattr(peer, name), model, getattr(model, layer), x, objectives.ClassifierOutputTarget(3))
+    found = found.clamp(min=0) if name == "LayerCAM" else found
+    assert agree(found, explain.attribute(resnet(), x, SAME[name], target=3, layer=layer).values)
+
+
+def test_kpcacam_is_the_same() -> None:
+    layers, x = network(), photo()
+    assert agree(theirs(peer.KPCA_CAM, layers, x), ours("kpcacam", layers, x))
+
+
+def test_randomcam_is_the_same_with_the_same_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers, x = network(), photo()
+    weights = torch.rand(5, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    monkeypatch.setattr(np.random, "uniform", lambda low, high, size: weights.numpy().reshape(size))
+    assert agree(theirs(peer.RandomCAM, layers, x), ours(RandomCAM(relu=False), layers, x))
+
+
+def test_ablationcam_is_the_same_behind_a_relu() -> None:
+    layers, x = network(), photo()
+    assert agree(theirs(peer.AblationCAM, layers, x), ours(AblationCAM(relu=False), layers, x))
+
+
+def test_scorecam_is_the_same_where_no_mask_is_enlarged() -> None:
+    layers, x = network(), photo()
+    assert agree(theirs(peer.ScoreCAM, layers, x, layer=2), ours("scorecam", layers, x, layer=2))
+
+
+def test_shapleycam_is_the_same_when_told_its_objective() -> None:
+    layers, x = network(), photo()
+    found = theirs(peer.ShapleyCAM, layers, x, objective=objectives.ClassifierOutputReST)
+    assert agree(found.clamp(min=0), ours("shapleycam", layers, x))
+
+
+WEIGHTED = FinerCAM(GradCAM(relu=False), objective="weighted", alpha=1.0)
+
+
+def finer(model: nn.Module, layer: nn.Module, x: torch.Tensor, target: int) -> torch.Tensor:
+    recorder = recording(peer.GradCAM)
+    peer.FinerCAM(model, [layer], base_method=recorder)(x.clone(), target_idx=target)
+    return recorder.maps
+
+
+def test_finercam_is_the_same_with_the_weighted_objective() -> None:
+    layers, x = network(), photo()
+    model = plain.module_of(layers)
+    assert agree(finer(model, model[LAYER], x[None], TARGET)[0], ours(WEIGHTED, layers, x))
+
+
+def test_refinecam_is_the_same_where_minima_are_zero_and_nothing_is_enlarged() -> None:
+    layers, x = network(), photo()
+    model, target = plain.module_of(layers), objectives.ClassifierOutputTarget(TARGET)
+    found = peer.RefineCAM(model, [model[0], model[2]], base_method=peer.GradCAM)(x[None], [target])
+    both = explain.attribute(model, x[None], RefineCAM(GradCAM()), target=TARGET, layer=["0", "2"])
+    assert all(values.min() == 0 for values in both.maps.values())
+    assert agree(found, both.heatmap)
+
+
+@pytest.mark.parametrize("builder", ["resnet18", "alexnet"])
+def test_guided_backprop_is_the_same_where_every_relu_is_a_module(builder: str) -> None:
+    model, x = random_model(builder), random(3, 1, 3, 64, 64)
+    found = explain.attribute(model, x, "guidedbackprop", target=1).values[0]
+    assert agree(peer.GuidedBackpropReLUModel(model)(x.clone(), 1).transpose(2, 0, 1), found)
+
+
+# Where it computes something else
+
+
+def test_grad_cam_gradcampp_adds_an_epsilon_that_swamps_small_gradients() -> None:
+    x, model, target = random(0, 1, 3, 224, 224), resnet(), objectives.ClassifierOutputTarget(3)
+    small = explain.attribute(model, x, GradCAMPlusPlus(relu=False), target=3, layer="layer4").values
+    assert off(raw(peer.GradCAMPlusPlus, model, model.layer4, x, target), small) > 0.3
+    with torch.no_grad():
+        model.fc.weight *= 1e6  # an epsilon of 1e-6 is then nothing beside the squares of the gradients
+    large = explain.attribute(model, x, GradCAMPlusPlus(relu=False), target=3, layer="layer4").values
+    assert agree(raw(peer.GradCAMPlusPlus, model, model.layer4, x, target), large)
+    layers, x = network(), photo()
+    assert agree(ours("gradcam++", layers, x), plain.gradcampp(layers, x, TARGET, LAYER), 1e-10)
+
+
+def test_grad_cam_eigencam_is_centred_and_may_show_the_background() -> None:
+    against = 0
+    for seed in range(20):
+        layers, x = network(seed), photo(seed)
+        found, paper = theirs(peer.EigenCAM, layers, x), plain_factors.eigencam(layers, x, TARGET, LAYER)
+        centred = plain_factors.eigencam(layers, x, TARGET, LAYER, centred=True)
+        assert agree(found, centred) or agree(-found, centred)  # the sign is LAPACK's
+        assert off(found, paper) > 0.1
+        against += bool((found * paper).sum() < 0)
+        assert agree(ours("eigencam", layers, x), paper, 1e-8)
+        assert paper.min() >= -1e-12  # the first direction of feature maps that are positive is positive
+    assert against > 2
+
+
+def test_grad_cam_eigengradcam_is_centred_and_may_oppose_the_target() -> None:
+    against = 0
+    for seed in range(20):
+        layers, x = network(seed), photo(seed)
+        found, paper = theirs(peer.EigenGradCAM, layers, x), plain_factors.eigengradcam(layers, x, TARGET, LAYER)
+        centred = plain_factors.eigengradcam(layers, x, TARGET, LAYER, centred=True)
+        assert agree(found, centred) or agree(-found, centred)
+        against += bool((found * plain.hirescam(layers, x, TARGET, LAYER)).sum() < 0)
+        assert agree(ours("eigengradcam", layers, x), paper, 1e-8)
+        assert (paper * plain.hirescam(layers, x, TARGET, LAYER)).sum() > 0
+    assert against > 2
+
+
+def test_grad_cam_fem_adds_up_activations_where_the_paper_counts_them() -> None:
+    layers, x = network(), photo()
+    a = plain.forward(layers, x)[LAYER + 1]
+    mean, deviation = a.mean((1, 2), keepdim=True), a.std((1, 2), keepdim=True, correction=0)
+    rare = (a > mean + 2 * deviation).double()
+    found, paper = theirs(peer.FEM, layers, x), plain_factors.fem(layers, x, TARGET, LAYER)
+    assert agree(found, (rare.mean((1, 2), keepdim=True) * a).sum(0))  # of the channels that have rare places, all
+    assert off(found, paper) > 0.1
+    assert agree(ours("fem", layers, x), paper, 1e-10)
+
+
+def test_grad_cam_scorecam_stretches_masks_to_the_corners() -> None:
+    layers, x = network(), photo()
+    a = plain.forward(layers, x)[LAYER + 1]
+    stretched = F.interpolate(a[None], x.shape[1:], mode="bilinear", align_corners=True)[0]
+    masks = torch.stack([plain_masks.zero_to_one(mask) for mask in stretched])
+    weights = plain.module_of(layers)(masks[:, None] * x)[:, TARGET].softmax(0).detach()
+    found, paper = theirs(peer.ScoreCAM, layers, x), plain_masks.scorecam(layers, x, TARGET, LAYER)
+    assert agree(found, torch.einsum("k,khw->hw", weights, a))  # nothing else differs
+    assert off(found, paper) > 1e-3
+    assert agree(ours("scorecam", layers, x), paper, 1e-8)
+
+
+def test_grad_cam_ablationcam_writes_minus_ten_million_where_the_paper_writes_zero() -> None:
+    """Before a mean and a linear layer, a channel's weight has to be ``w_k mean(A_k) / y``."""
+    layers, x, last = [*network()[:7], *network()[8:]], photo(), 6
+    *_, a, _, logits = plain.forward(layers, x)
+    identity = torch.einsum("k,khw->hw", layers[-1][1][TARGET] * a.mean((1, 2)) / logits[TARGET], a)
+    assert a.min() < 0
+    assert off(theirs(peer.AblationCAM, layers, x, layer=last), identity) > 1e5
+    found = ours(AblationCAM(relu=False), layers, x, layer=last)
+    assert agree(found, identity, 1e-10)
+    assert agree(found, plain_masks.ablationcam(layers, x, TARGET, last, relu=False), 1e-10)
+
+
+def test_grad_cam_shapleycam_is_gradcam_unless_told_its_objective() -> None:
+    layers, x = network(), photo()
+    assert agree(theirs(peer.ShapleyCAM, layers, x), plain.gradcam(layers, x, TARGET, LAYER, relu=False))
+    found = ours("shapleycam", layers, x)
+    assert off(found, plain.gradcam(layers, x, TARGET, LAYER)) > 1e-2
+    assert agree(found, plain_scores.shapleycam(layers, x, TARGET, LAYER), 1e-8)
+
+
+def test_grad_cam_finercam_explains_another_class_where_scores_tie() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(2, 2, 1, bias=False), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 4, bias=False)
+    )
+    model[0].weight.data = torch.eye(2)[:, :, None, None]
+    model[3].weight.data = torch.tensor([[1.0, 0], [0, 1], [0, 0.5], [0, 0]])
+    x = torch.tensor([[[[1.0, 0], [0, 0]], [[0, 0], [0, 1]]]])
+    assert model(x)[0, 0] == model(x)[0, 1]
+    of_class_0, of_class_1 = finer(model, model[0], x, 0), finer(model, model[0], x, 1)
+    assert torch.equal(of_class_0, of_class_1)
+    for target, expected in ((0, of_class_0), (1, -of_class_0)):
+        found = explain.attribute(model, x, WEIGHTED, target=target, layer="0").values
+        assert (found * expected).sum() > 0
+    assert found[0, 0, 0] < 0 < found[0, 1, 1]  # class 1 has its evidence at the lower right
+
+
+def test_grad_cam_fullgrad_rescales_each_channel_so_that_no_bias_counts() -> None:
+    """The authors rescale each layer. Channel by channel, the bias is a factor that goes out again."""
+    layers, x = network(), photo()
+    found, paper = fullgrad(plain.module_of(layers), x[None])[0], plain_paths.fullgrad(layers, x, TARGET)
+    assert agree(found, plain_paths.fullgrad(layers, x, TARGET, rescale="channel"), 1e-4)
+    assert agree(found, fullgrad(plain.module_of(layers), x[None], other_biases=True)[0], 1e-4)
+    assert off(found, paper) > 0.1
+    assert agree(ours("fullgrad", layers, x), paper, 1e-8)
+
+
+def fullgrad(model: nn.Module, x: torch.Tensor, *, other_biases: bool = False) -> torch.Tensor:
+    class Recorder(peer.FullGrad):
+        def aggregate_multi_layers(self, maps: np.ndarray) -> np.ndarray:
+            self.maps = torch.as_tensor(maps[:, 0])
+            return super().aggregate_multi_layers(maps)
+
+    recorder = Recorder(model, [])
+    if other_biases:
+        recorder.bias_data = [np.random.default_rng(0).uniform(1, 9, bias.shape) for bias in recorder.bias_data]
+    recorder(x.clone(), [objectives.ClassifierOutputTarget(TARGET)] * len(x))
+    return recorder.maps
+
+
+class Ordered(nn.Module):
+    """Two convolutions in a row, registered in this order or the other."""
+
+    def __init__(self, order: str) -> None:
+        super().__init__()
+        for name in order:
+            inputs, outputs = {"a": (3, 4), "b": (4, 5)}[name]
+            self.add_module(name, nn.Conv2d(inputs, outputs, 3, padding=1).double())
+            for parameter in getattr(self, name).parameters():
+                parameter.data = random(ord(name), *parameter.shape)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.a(x).relu()).relu().mean((2, 3))
+
+
+def test_grad_cam_fullgrad_pairs_biases_with_gradients_in_the_order_of_registration() -> None:
+    x = photo()[None]
+    fullgrad(Ordered("ab"), x)
+    with pytest.raises(ValueError, match="could not be broadcast"):
+        fullgrad(Ordered("ba"), x)
+    found, other = (explain.attribute(Ordered(order), x, "fullgrad", target=TARGET) for order in ("ab", "ba"))
+    assert torch.equal(found.values, other.values)
+    assert found.delta.abs().max() < 1e-9 < found.score.abs().max()
+
+
+@pytest.mark.filterwarnings("ignore:Maximum number of iterations")
+def test_grad_cam_concepts_do_not_multiply_to_the_layer_when_no_channel_falls_to_zero() -> None:
+    """It subtracts each channel's minimum, factorises, and adds the minimum to every concept."""
+    layers, x = network(), photo()
+    raised = [*layers[:4], (*layers[4][:2], layers[4][2] + 9), *layers[5:]]
+    a = plain.forward(raised, x)[LAYER + 1]
+    assert (a.amin((1, 2)) > 0).all()
+    vectors, maps = map(torch.as_tensor, factorization.dff(a[None].numpy().copy(), 5))
+    assert off(torch.einsum("ck,khw->chw", vectors, maps[0]), a) > 1
+    found = explain.find_concepts(plain.module_of(raised), x[None], 5, layer=str(LAYER))
+    assert found.error < 0.05
+    assert off(torch.einsum("kc,khw->chw", found.vectors, found.maps[0]), a) < 0.1
+
+
+def test_grad_cam_shifts_maps_so_that_a_constant_one_shows_nothing() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 1, 1, bias=False), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    nn.init.constant_(model[0].weight, 2.0)
+    x = torch.ones(1, 1, 4, 6)
+    assert not peer.GradCAM(model, [model[0]])(x, [objectives.ClassifierOutputTarget(0)]).any()
+    assert torch.equal(explain.attribute(model, x, "gradcam", target=0, layer="0").heatmap, torch.ones(1, 4, 6))
+
+
+def test_grad_cam_pairs_activations_that_a_relu_overwrote_with_gradients_from_before() -> None:
+    layers, x, conv = network(), photo(), 4
+    a, g = plain.look(layers, x, TARGET, conv)
+    assert agree(theirs(peer.GradCAM, layers, x, layer=conv), plain.gradcam_map(plain.rectified(a), g, relu=False))
+    assert off(theirs(peer.GradCAM, layers, x, layer=conv), plain.gradcam_map(a, g, relu=False)) > 0.1
+    assert agree(ours(GradCAM(relu=False), layers, x, layer=conv), plain.gradcam_map(a, g, relu=False), 1e-10)
+
+
+def test_grad_cam_guided_backprop_misses_relus_that_are_functions() -> None:
+    layers, x = network(), photo()
+    model = Functional(layers).eval()
+    found = peer.GuidedBackpropReLUModel(model)(x[None].clone(), TARGET).transpose(2, 0, 1)
+    assert agree(found, plain.backward(layers, plain.forward(layers, x), TARGET)[0])  # the plain gradient
+    guided = explain.attribute(model, x[None], "guidedbackprop", target=TARGET).values[0]
+    assert agree(guided, plain.guidedbackprop(layers, x, TARGET), 1e-10)
+    assert off(found, guided) > 0.1
+
+
+def test_grad_cam_guided_backprop_misses_a_relu_of_densenet() -> None:
+    model, x = random_model("densenet121"), random(3, 1, 3, 64, 64)
+    guided = guided_reference(model, x, 1)
+    assert agree(explain.attribute(model, x, "guidedbackprop", target=1).values, guided, 1e-10)
+    assert off(peer.GuidedBackpropReLUModel(model)(x.clone(), 1).transpose(2, 0, 1), guided[0]) > 0.1
+
+
+# What it does to what it was lent
+
+
+def test_grad_cam_guided_backprop_adds_the_next_result_to_the_last() -> None:
+    model, x = random_model("resnet18"), random(3, 1, 3, 64, 64)
+    guided = peer.GuidedBackpropReLUModel(model)
+    first = guided(x, 1)
+    kept = first.copy()
+    second = guided(x, 1)
+    assert agree(second, 2 * kept)
+    assert np.shares_memory(first, second)
+    assert x.requires_grad
+    x = x.detach()
+    one, two = (explain.attribute(model, x, "guidedbackprop", target=1).values for _ in range(2))
+    assert torch.equal(one, two)
+    assert not x.requires_grad
+
+
+def test_grad_cam_guided_backprop_changes_the_model_and_leaves_it_guided_after_an_exception() -> None:
+    x = random(3, 1, 3, 64, 64)
+    model, before = random_model("resnet18"), snapshot(random_model("resnet18"))
+    peer.GuidedBackpropReLUModel(model)(x.clone(), 1)
+    assert snapshot(model)["inplace"] != before["inplace"]
+    assert model.relu is model.layer1[0].relu  # one module for all
+    model = random_model("resnet18")
+    with pytest.raises(IndexError):
+        peer.GuidedBackpropReLUModel(model)(x.clone(), 99)
+    assert type(model.relu).__name__ == "GuidedBackpropReLUasModule"
+    model = random_model("resnet18")
+    with pytest.raises(TargetError):
+        explain.attribute(model, x, "guidedbackprop", target=99)
+    explain.attribute(model, x, "guidedbackprop", target=1)
+    assert snapshot(model) == before
+
+
+def test_grad_cam_overwrites_the_gradients_of_the_parameters() -> None:
+    model, x = plain.module_of(network()), photo()[None]
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    before = snapshot(model)
+    explain.attribute(model, x, "gradcam", target=TARGET, layer=str(LAYER))
+    assert snapshot(model) == before
+    raw(peer.GradCAM, model, model[LAYER], x, objectives.ClassifierOutputTarget(TARGET))
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert not any((parameter.grad == 1).all() for parameter in model.parameters())
+
+
+def test_grad_cam_switches_the_model_to_evaluation_for_good() -> None:
+    model = plain.module_of(network()).train()
+    with peer.GradCAM(model, [model[LAYER]]):
+        pass
+    assert not model.training
+
+
+def test_grad_cam_needs_parameters_that_require_gradients() -> None:
+    model, x = plain.module_of(network()).requires_grad_(False), photo()[None]
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        raw(peer.GradCAM, model, model[LAYER], x, objectives.ClassifierOutputTarget(TARGET))
+    found = explain.attribute(model, x, "gradcam", target=TARGET, layer=str(LAYER)).values[0]
+    assert agree(found, plain.gradcam(network(), x[0], TARGET, LAYER), 1e-10)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_grad_cam_fails_where_the_caller_has_switched_gradients_off(mode: Any) -> None:
+    model, x = plain.module_of(network()), photo()[None]
+    with mode(), pytest.raises(RuntimeError, match="does not require grad"):
+        raw(peer.GradCAM, model, model[LAYER], x, objectives.ClassifierOutputTarget(TARGET))
+    with mode():
+        found = explain.attribute(model, x, "gradcam", target=TARGET, layer=str(LAYER)).values[0]
+    assert agree(found, plain.gradcam(network(), x[0], TARGET, LAYER), 1e-10)
+
+
+def test_grad_cam_gives_nothing_for_images_without_a_target_of_their_own() -> None:
+    model, x = plain.module_of(network()), torch.stack([photo(), photo(4)])
+    found = peer.GradCAM(model, [model[LAYER]])(x, [objectives.ClassifierOutputTarget(TARGET)])
+    assert found[0].any()
+    assert not found[1].any()
+    with pytest.raises(TargetError, match="one class for each of the 2 images, got 1"):
+        explain.attribute(model, x, "gradcam", target=[TARGET], layer=str(LAYER))
+
+
+def test_grad_cam_swallows_an_index_error_of_its_caller(capsys: pytest.CaptureFixture[str]) -> None:
+    model = plain.module_of(network())
+    with peer.GradCAM(model, [model[LAYER]]):
+        [].pop()
+    assert "An exception occurred" in capsys.readouterr().out
+
+
+class Stubborn(Exception):
+    pass
+
+
+def test_grad_cam_leaves_the_model_ablated_when_a_target_raises() -> None:
+    def target(output: torch.Tensor) -> torch.Tensor:
+        if called.append(1) or len(called) > 2:
+            raise Stubborn
+        return output[..., TARGET]
+
+    model, x, called = plain.module_of(network()), photo()[None], []
+    with pytest.raises(Stubborn):
+        raw(peer.AblationCAM, model, model[LAYER], x, target)
+    assert type(model[LAYER]).__name__ == "AblationLayer"
+    model, called = plain.module_of(network()), []
+    with pytest.raises(Stubborn):
+        explain.attribute(model, x, "ablationcam", target=lambda output: target(output), layer=str(LAYER), batch_size=1)
+    assert len(called) > 2
+    assert type(model[LAYER]) is nn.ReLU
+    assert not sum(map(hook_count, model.modules()))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # its __del__ stumbles as well
+def test_grad_cam_leaves_hooks_for_good_when_one_of_its_layers_does_not_fit() -> None:
+    model = plain.module_of(network())
+    with pytest.raises(AttributeError):
+        peer.GradCAM(model, [model[LAYER], None])
+    assert hook_count(model[LAYER]) == 2
+    model = plain.module_of(network())
+    with pytest.raises(explain.ExplainError):
+        explain.attribute(model, photo()[None], "gradcam", layer=[model[LAYER], None])
+    assert not sum(map(hook_count, model.modules()))

@@ -1,0 +1,234 @@
+"""Against torchcam."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+import explain
+from explain.errors import ModelError
+from explain.methods import GradCAM, GradCAMPlusPlus, LayerCAM, MethodLike, RefineCAM, SmoothGradCAMPlusPlus
+from tests.methods import plain, plain_attention, plain_masks, plain_scores
+from tests.peers.common import LAYER, TARGET, agree, network, off, photo, random, resnet
+
+peer = pytest.importorskip("torchcam.methods", reason="torchcam comes with the extra 'peers'")
+
+
+def raw(
+    cam: type, model: nn.Module, layer: Any, x: torch.Tensor, target: int, *, noise: Any = None, **options: Any
+) -> torch.Tensor:
+    """The map ``(N, h, w)`` that torchcam gives when told not to normalise it; ``noise`` is what it is to draw."""
+    with cam(model, layer, input_shape=tuple(x.shape[1:]), **options) as extractor:
+        if noise is not None:
+            extractor._distrib = noise
+        return extractor(target, model(x), normalized=False)[0].detach()
+
+
+class Noise:
+    """Draws for torchcam in double precision, and keeps what it drew."""
+
+    def __init__(self, sigma: float) -> None:
+        self.sigma = sigma
+        self.drawn: list[torch.Tensor] = []
+
+    def sample(self, size: tuple[int, ...]) -> torch.Tensor:
+        self.drawn.append(self.sigma * random(len(self.drawn), *size))
+        return self.drawn[-1]
+
+
+def theirs(cam: type, layers: list[plain.Layer], x: torch.Tensor, layer: int = LAYER, **options: Any) -> torch.Tensor:
+    model = plain.module_of(layers)
+    return raw(cam, model, model[layer], x[None].clone(), TARGET, **options)[0]
+
+
+def ours(method: MethodLike, layers: list[plain.Layer], x: torch.Tensor, layer: int = LAYER) -> torch.Tensor:
+    return explain.attribute(plain.module_of(layers), x[None], method, target=TARGET, layer=str(layer)).values[0]
+
+
+# Where it follows the papers
+
+
+SAME = {"GradCAM": "gradcam", "LayerCAM": "layercam", "XGradCAM": "xgradcam", "CAM": "cam", "FinerCAM": "finercam"}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_maps_are_the_same_on_a_resnet(name: str) -> None:
+    x, model = random(0, 2, 3, 96, 64), resnet()
+    options = {"fc_layer": "fc"} if name == "CAM" else {}
+    found = raw(getattr(peer, name), model, "layer4", x, 3, **options)
+    assert agree(found, explain.attribute(model, x, SAME[name], target=3, layer="layer4").values)
+
+
+@pytest.mark.parametrize("name", ["GradCAM", "LayerCAM", "XGradCAM", "FinerCAM"])
+def test_maps_are_the_same_within_a_network(name: str) -> None:
+    layers, x = network(), photo()
+    assert agree(theirs(getattr(peer, name), layers, x), ours(SAME[name], layers, x))
+
+
+def test_scorecam_is_the_same_where_no_mask_is_enlarged() -> None:
+    layers, x = network(), photo()
+    assert agree(theirs(peer.ScoreCAM, layers, x, layer=2), ours("scorecam", layers, x, layer=2))
+
+
+def test_legrad_is_the_same() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = torchvision.models.VisionTransformer(12, 4, 3, 2, 8, 12, num_classes=5).double().eval()
+        for parameter in model.parameters():
+            nn.init.normal_(parameter, std=0.4)
+    x = random(15, 2, 3, 12, 12)
+    with peer.LeGrad(model, list(model.encoder.layers)) as extractor:
+        found = extractor(2, model(x), normalized=False)[0].detach()
+    assert agree(found, explain.attribute(model, x, "legrad", target=2).values)
+    plainly = plain_attention.ViT(model.state_dict(), heads=2, patch=4).attention_gradients(x[0], 2)
+    assert agree(found[0], plain_attention.legrad(plainly, (3, 3)))
+
+
+def test_refinecam_is_the_same_where_minima_are_zero() -> None:
+    layers, x = network(), photo()
+    found, both = refined("GradCAM", layers, x), explain_refined(GradCAM(), layers, x)
+    assert all(values.min() == 0 for values in both.maps.values())
+    assert agree(found, both.values[0])
+
+
+def refined(name: str, layers: list[plain.Layer], x: torch.Tensor, of: tuple[int, int] = (2, LAYER)) -> torch.Tensor:
+    model = plain.module_of(layers)
+    base = getattr(peer, name)
+    return raw(peer.RefineCAM, model, [model[i] for i in of], x[None], TARGET, base_method=base)[0]
+
+
+def explain_refined(
+    cam: Any, layers: list[plain.Layer], x: torch.Tensor, of: tuple[int, int] = (2, LAYER)
+) -> explain.Attribution:
+    named = [str(layer) for layer in of]
+    return explain.attribute(plain.module_of(layers), x[None], RefineCAM(cam), target=TARGET, layer=named)
+
+
+# Where it computes something else
+
+
+def test_torchcam_gradcampp_divides_a_copy() -> None:
+    layers, x = network(), photo()
+    a, g = plain.look(layers, x, TARGET, LAYER)
+    paper = plain.gradcampp(layers, x, TARGET, LAYER)
+    undivided = plain.weighted(list((g**2 * g.clamp(min=0)).sum((1, 2))), a, relu=True)
+    assert agree(theirs(peer.GradCAMpp, layers, x), undivided)  # alpha stays g^2, whatever the denominator is
+    assert off(undivided, paper) > 0.5
+    assert agree(ours("gradcam++", layers, x), paper, 1e-10)
+
+
+def test_torchcam_refinecam_inherits_the_wrong_gradcampp() -> None:
+    layers, x = network(), photo()
+    paper = plain_scores.refinecam(layers, x, TARGET, [2, LAYER])
+    assert off(refined("GradCAMpp", layers, x), plain_scores.refinecam(layers, x, TARGET, [2, LAYER], shift=True)) > 0.1
+    assert agree(explain_refined(GradCAMPlusPlus(), layers, x).values[0], paper, 1e-8)
+
+
+def test_refinecam_divides_by_the_maximum_where_torchcam_and_the_authors_subtract_the_minimum() -> None:
+    """A deliberate difference: a map that is positive everywhere is not brought to zero where it is smallest."""
+    layers, x = network(), photo()
+    raised = [*layers[:4], (*layers[4][:2], layers[4][2] + 9), *layers[5:]]  # the feature maps are positive throughout
+    found, both = refined("LayerCAM", raised, x, (LAYER, 7)), explain_refined(LayerCAM(), raised, x, (LAYER, 7))
+    base = plain.layercam_map
+    assert agree(found, plain_scores.refinecam(raised, x, TARGET, [LAYER, 7], base=base, shift=True))
+    assert agree(both.values[0], plain_scores.refinecam(raised, x, TARGET, [LAYER, 7], base=base), 1e-8)
+    assert off(found, both.values[0]) > 0.1
+
+
+def test_torchcam_smoothgradcampp_is_of_the_last_noisy_sample_instead_of_the_mean_and_the_photo() -> None:
+    layers, x, noise, last = network(), photo(), Noise(0.3), 7
+    found = theirs(peer.SmoothGradCAMpp, layers, x, layer=last, num_samples=3, noise=noise)
+    drawn = [each[0] for each in noise.drawn]
+    a, looks = plain.forward(layers, x)[last + 1], [plain.look(layers, x + each, TARGET, last) for each in drawn]
+    second, third = (sum(g**power for _, g in looks) / 3 for power in (2, 3))
+    alpha = second / (2 * second + a.sum((1, 2), keepdim=True) * third)
+    noisy_a, noisy_g = looks[-1]
+    weights = (alpha * noisy_g.clamp(min=0)).sum((1, 2))
+    assert agree(found, plain.weighted(list(weights), noisy_a, relu=True))
+    assert off(found, plain.smoothgradcampp(layers, x, TARGET, last, noise=drawn)) > 0.1
+
+
+def test_torchcam_smoothgradcampp_multiplies_each_place_with_its_own_activation_instead_of_their_sum() -> None:
+    """Without noise it has to be Grad-CAM++, and is, where all places have the same gradient."""
+    layers, x = network(), photo()
+    for layer, same in ((7, True), (LAYER, False)):
+        paper = plain.gradcampp(layers, x, TARGET, layer)
+        found = theirs(peer.SmoothGradCAMpp, layers, x, layer=layer, num_samples=2, noise=Noise(0.0))
+        assert agree(found, paper) if same else off(found, paper) > 0.1
+        assert agree(ours(SmoothGradCAMPlusPlus(samples=2, sigma=0), layers, x, layer=layer), paper, 1e-10)
+    a, g = plain.look(layers, x, TARGET, LAYER)
+    alpha = g**2 / (2 * g**2 + (a * g**3).sum((1, 2), keepdim=True))
+    assert agree(found, plain.weighted(list((alpha * g.clamp(min=0)).sum((1, 2))), a, relu=True))
+
+
+def test_torchcam_scorecam_normalises_masks_before_it_enlarges_them() -> None:
+    layers, x = network(), photo()
+    found, paper = theirs(peer.ScoreCAM, layers, x), plain_masks.scorecam(layers, x, TARGET, LAYER)
+    assert agree(found, plain_masks.scorecam(layers, x, TARGET, LAYER, enlarge_first=False))
+    assert off(found, paper) > 1e-3
+    assert agree(ours("scorecam", layers, x), paper, 1e-8)
+
+
+def test_torchcam_iscam_adds_up_the_steps_of_its_path_so_that_masks_exceed_one() -> None:
+    layers, x = network(), photo()
+    found, paper = theirs(peer.ISCAM, layers, x), plain_masks.iscam(layers, x, TARGET, LAYER)
+    steps = torch.arange(1, 11) / 10
+    scales = steps.double().cumsum(0).tolist()
+    assert scales[-1] == pytest.approx(5.5)
+    assert agree(found, plain_masks.iscam(layers, x, TARGET, LAYER, scales=scales, enlarge_first=False))
+    assert off(found, paper) > 0.01
+    assert agree(ours("iscam", layers, x), paper, 1e-8)
+
+
+def test_torchcam_sscam_adds_noise_to_the_finished_mask() -> None:
+    """Neither of the paper's two ways: noise of deviation 2 on a mask in [0, 1], which stays outside of it."""
+    layers, x, noise = network(), photo(), Noise(2.0)
+    found = theirs(peer.SSCAM, layers, x, num_samples=3, noise=noise)
+    drawn = [each[0] for each in noise.drawn]
+    assert agree(found, plain_masks.sscam(layers, x, TARGET, LAYER, noise=drawn, kind="mask", enlarge_first=False))
+    small = [random(i, *plain.forward(layers, x)[LAYER + 1].shape) for i in range(3)]
+    for kind, of in ((1, small), (2, [random(i, *x.shape) for i in range(3)])):
+        assert off(found, plain_masks.sscam(layers, x, TARGET, LAYER, noise=of, kind=kind)) > 0.01
+
+
+def test_torchcam_explains_the_relu_when_asked_for_a_layer_that_it_overwrites() -> None:
+    layers, x, conv = network(), photo(), 4
+    assert agree(theirs(peer.GradCAM, layers, x, layer=conv), plain.gradcam(layers, x, TARGET, conv + 1))
+    assert off(plain.gradcam(layers, x, TARGET, conv + 1), plain.gradcam(layers, x, TARGET, conv)) > 0.01
+    assert agree(ours("gradcam", layers, x, layer=conv), plain.gradcam(layers, x, TARGET, conv), 1e-10)
+
+
+def test_torchcam_hides_not_a_number() -> None:
+    model, x = resnet(), random(0, 1, 3, 64, 64)
+    with torch.no_grad():
+        model.layer4[1].bn2.weight[0] = torch.nan
+    found = raw(peer.CAM, model, "layer4", x, 3, fc_layer="fc")
+    assert found.isfinite().all()
+    with pytest.raises(ModelError, match="finite"):
+        explain.attribute(model, x, "cam", target=3, layer="layer4")
+
+
+# What it asks of its caller
+
+
+def test_torchcam_needs_parameters_that_require_gradients() -> None:
+    model, x = plain.module_of(network()).requires_grad_(False), photo()[None]
+    with pytest.raises(RuntimeError, match="not connected to every target layer"):
+        raw(peer.GradCAM, model, model[LAYER], x, TARGET)
+    found = explain.attribute(model, x, "gradcam", target=TARGET, layer=str(LAYER)).values[0]
+    assert agree(found, plain.gradcam(network(), x[0], TARGET, LAYER), 1e-10)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_torchcam_fails_where_the_caller_has_switched_gradients_off(mode: Callable[[], Any]) -> None:
+    model, x = plain.module_of(network()), photo()[None]
+    with mode(), pytest.raises(RuntimeError, match="not connected to every target layer"):
+        raw(peer.GradCAM, model, model[LAYER], x, TARGET)
+    with mode():
+        found = explain.attribute(model, x, "gradcam", target=TARGET, layer=str(LAYER)).values[0]
+    assert agree(found, plain.gradcam(network(), x[0], TARGET, LAYER), 1e-10)
