@@ -9,9 +9,10 @@ The way through the house, each room importing only from rooms above it:
     errors        what goes wrong, in one line each
     hooks/        every hook handle: lifetime, taps, capture, graph, a model left as found
     layers        names, feature maps, the default layer
-    targets       from a model's output to one score per image
+    targets/      from a model's output to one score per image
     engine/       the fewest passes that gather the `Evidence` for all methods
     methods/      frozen dataclasses: options and mathematics
+    reasons       why a map says nothing
     attribution   `attribute`: model and tensors in, `Attribution` out
     concepts      what a layer's feature maps are made of
     images        files, bytes, arrays and PIL images to RGB; where a model's input lies on a photo
@@ -50,22 +51,10 @@ _HOME = {
     "list_layers": "explain.layers",
     "list_methods": "explain.methods",
 }
-_ROOMS = frozenset(
-    {
-        "errors",
-        "hooks",
-        "layers",
-        "targets",
-        "engine",
-        "methods",
-        "attribution",
-        "concepts",
-        "images",
-        "render",
-        "output",
-    }
-    | {"models", "explanation", "explainer", "arguments", "cli", "version"}
-)
+_ROOMS = {
+    *("errors", "hooks", "layers", "targets", "engine", "methods", "reasons", "attribution", "concepts", "images"),
+    *("render", "output", "models", "explanation", "explainer", "arguments", "cli", "version"),
+}
 
 __all__ = [
     "Attribution",

@@ -31,7 +31,8 @@ from explain.methods import (
     uses_layer,
 )
 from explain.methods.base import one_of
-from explain.targets import TargetLike, TopClass, as_target
+from explain.reasons import why_empty
+from explain.targets import Target, TargetLike, TopClass, as_target
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,8 +110,9 @@ def attribute(
         model: any ``nn.Module``; it and the caller's autograd state are left exactly as found.
         x: preprocessed images, on the model's device.
         method: a name from `list_methods`, or a method object.
-        target: a class index or label for all images, N class indices, a callable ``output -> (N,)``, or None for each
-            image's top class.
+        target: a class index or label for all images, N class indices, a callable ``output -> (N,)``, one of
+            `explain.targets` (a class in a region, a detection, a difference, a similarity), or None for each image's
+            top class.
         layer: a dotted name, a pattern, a module, or several, whose maps are fused; None finds the last feature map.
         fuse: how the maps of several layers become one, each divided by its maximum: "mean" (None takes the method's
             own way, and else the mean), "max" or "product".
@@ -187,8 +189,8 @@ def attribute_targets(
     [4, 0]
     """
     model = unwrapped(model)
-    chosen = _methods(applicable_methods(model, x, layer) if methods == "all" else methods)
     wanted = _targets(targets, categories)
+    chosen = _methods(applicable_methods(model, x, layer=layer, target=wanted[0]) if methods == "all" else methods)
     work = Work(batch_size, progress, precision)
     if fuse is not None:
         one_of("attribute", "fuse", fuse, ("mean", "max", "product"))
@@ -201,10 +203,10 @@ def attribute_targets(
     for evidence in gather(model, x, needs, wanted, layers, work, pooled=pooled):
         of = {item.layer: item for item in evidence}
         used = {name: [of[layer] for layer in names] or evidence[:1] for name, names in looked_at.items()}
-        found.append({name: _apply(method, used[name], fuse) for name, method in chosen.items()})
-    for attributions in found:
-        for attribution in attributions.values():
-            _warn_if_empty(attribution)
+        with torch.autocast(x.device.type, enabled=False):  # the model may run so, but not the mathematics
+            found.append({name: _apply(method, used[name], fuse) for name, method in chosen.items()})
+        for name, attribution in found[-1].items():
+            _warn_if_empty(attribution, used[name])
     return found
 
 
@@ -216,10 +218,12 @@ def _layers(model: nn.Module, x: torch.Tensor, method: Method, layer: Where | No
     return stage_layers(model, x) if isinstance(method, ManyLayers) else [default_layer(model, x)]
 
 
-def applicable_methods(model: nn.Module, x: torch.Tensor, layer: Where | None = None) -> list[str]:
-    """Name the methods that this network can be explained with: all but those that ask for another kind.
+def applicable_methods(
+    model: nn.Module, x: torch.Tensor, *, layer: Where | None = None, target: TargetLike = None
+) -> list[str]:
+    """Name the methods that this network and target can be explained with: all but those that ask for another kind.
 
-    Those that ask for a kind are tried on the first image of ``x`` ``(N, C, H, W)``.
+    Those that ask for a kind of network, or for a class as target, are tried on ``x`` ``(N, C, H, W)``.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 5))
     >>> sorted(set(list_methods()) - set(applicable_methods(model, torch.rand(1, 3, 4, 4))))
@@ -227,17 +231,18 @@ def applicable_methods(model: nn.Module, x: torch.Tensor, layer: Where | None = 
     """
     model = unwrapped(model)
     check_inputs(model, x)
-    return [name for name in list_methods() if _applies(get_method(name), model, x[:1], layer)]
+    return [name for name in list_methods() if _applies(get_method(name), model, x, layer, target)]
 
 
-def _applies(method: Method, model: nn.Module, x: torch.Tensor, layer: Where | None) -> bool:
-    if not isinstance(method, Demanding):
+def _applies(method: Method, model: nn.Module, x: torch.Tensor, layer: Where | None, target: TargetLike) -> bool:
+    compares = any(getattr(need, "objective", None) is not None for need in method.needs)
+    if not compares and not isinstance(method, Demanding):
         return True
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExplainWarning)
         try:
-            attribute(model, x, method, layer=layer)
-        except (LayerError, MethodError):
+            attribute(model, x, method, layer=layer, target=target)
+        except (LayerError, MethodError, TargetError):
             return False
     return True
 
@@ -258,7 +263,7 @@ def _methods(methods: MethodLike | Iterable[MethodLike]) -> dict[str, Method]:
 
 
 def _targets(targets: Sequence[TargetLike] | int, categories: Sequence[str] | None) -> list[Any]:
-    if isinstance(targets, (str, torch.Tensor)) or callable(targets):
+    if isinstance(targets, (str, torch.Tensor, Target)) or callable(targets):
         targets = [targets]
     if not isinstance(targets, Sequence):
         targets = operator.index(targets)
@@ -324,12 +329,9 @@ def fused(maps: Sequence[torch.Tensor], how: Fusion = "mean") -> torch.Tensor:
     return stacked.mean(0) if how == "mean" else stacked.amax(0) if how == "max" else stacked.prod(0)
 
 
-def _warn_if_empty(attribution: Attribution) -> None:
-    empty = (attribution.values.flatten(1) == 0).all(1).nonzero().flatten().tolist()
-    if empty:
-        names = attribution.layer if isinstance(attribution.layer, tuple) else (attribution.layer,)
-        where = f" at layer {', '.join(map(str, names))}" if attribution.layer else ""
-        warn(
-            f"{attribution.method} is zero everywhere for image {', '.join(map(str, empty))}: nothing{where} speaks "
-            "for the target; try another target or layer"
-        )
+def _warn_if_empty(attribution: Attribution, evidence: Sequence[Evidence]) -> None:
+    reasons: dict[str, list[str]] = {}
+    for image in (attribution.values.flatten(1) == 0).all(1).nonzero().flatten().tolist():
+        reasons.setdefault(why_empty(evidence, image), []).append(str(image))
+    for reason, images in reasons.items():
+        warn(f"{attribution.method} is zero everywhere for image {', '.join(images)}: {reason}")

@@ -9,9 +9,11 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import register_parametrization, remove_parametrizations
+from torch.utils.checkpoint import checkpoint
 
 import explain
-from explain.errors import ExplainWarning, ModelError
+from explain.errors import ExplainError, ExplainWarning, LayerError, ModelError
 from explain.methods import get_method
 from tests.conftest import TinyNet, settled, snapshot
 
@@ -70,6 +72,67 @@ def test_nothing_stays_alive_of_hooks_that_saw_gradients(net: TinyNet, x: torch.
     run()
     gc.collect()
     assert count_tensors() == before
+
+
+@pytest.mark.filterwarnings("ignore:.*quantiz:DeprecationWarning", "ignore:.*quantiz:UserWarning")
+def test_quantised_layers_are_explained_without_gradients_and_refused_with_them(x: torch.Tensor) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)).eval()
+    light = torch.ao.quantization.quantize_dynamic(settled(model), {nn.Linear}, dtype=torch.qint8)
+    for method in ("eigencam", "fem", "scorecam", "ablationcam"):
+        full, found = (explain.attribute(m, x.float(), method, target=1).heatmap for m in (model, light))
+        assert (full - found).abs().mean() < 0.05
+    for method in ("gradcam", "saliency", "guidedbackprop", "integratedgradients"):
+        with pytest.raises(ExplainError, match="quantised layers have none: use scorecam, ablationcam or eigencam"):
+            explain.attribute(light, x.float(), method, target=1)
+    with pytest.raises(LayerError, match="must be followed by an average over its maps and one linear layer"):
+        explain.attribute(light, x.float(), "cam", target=1)
+
+
+class LowRank(nn.Module):
+    """What LoRA adds to a weight."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        shapes = (len(weight), 2), (2, weight[0].numel())
+        self.a, self.b = (nn.Parameter(torch.randn(s, generator=generator).to(weight)) for s in shapes)
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight + (self.a @ self.b).reshape(weight.shape)
+
+
+def test_parametrised_weights_are_explained_as_what_they_come_to(net: TinyNet, x: torch.Tensor) -> None:
+    for layer in (net.conv1, net.fc):
+        register_parametrization(layer, "weight", LowRank(layer.weight))
+    methods = ["gradcam", "cam", "guidedbackprop", "fullgrad"]
+    before = snapshot(net)
+    found = explain.attribute_all(net, x, methods, target=1)
+    assert snapshot(net) == before
+    for layer in (net.conv1, net.fc):
+        remove_parametrizations(layer, "weight")
+    for name, expected in explain.attribute_all(net, x, methods, target=1).items():
+        torch.testing.assert_close(found[name].values, expected.values, rtol=1e-9, atol=1e-12)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.net, x, use_reentrant=False)
+
+
+def test_checkpoints_and_autocast_of_the_caller_make_no_difference(net: TinyNet, x: torch.Tensor) -> None:
+    for method in ("gradcam", "guidedbackprop", "fullgrad", "scorecam"):
+        expected = explain.attribute(net, x, method, target=1, layer="dropout").values
+        found = explain.attribute(Checkpointed(net), x, method, target=1, layer="net.dropout").values
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    expected = explain.attribute(net, x, "gradcam", target=1)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = explain.attribute(net.float(), x.float(), "gradcam", target=1)
+    assert found.values.dtype == torch.float32
+    assert (found.heatmap - expected.heatmap).abs().max() < 0.05
 
 
 def count_tensors() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -258,11 +259,44 @@ def test_a_network_without_rectifiers_gets_a_warning_from_guided_backprop() -> N
         explain.attribute(model, torch.rand(1, 3, 4, 4), "guidedbackprop")
 
 
-def test_a_map_that_is_zero_everywhere_is_not_shown_without_a_word(net: TinyNet, x: torch.Tensor) -> None:
+def test_a_map_that_is_zero_everywhere_comes_with_the_reason(net: TinyNet, x: torch.Tensor) -> None:
+    def says(model: nn.Module, reason: str, **options: Any) -> None:
+        with pytest.warns(ExplainWarning, match=f"gradcam is zero everywhere for image 0, 1, 2: {reason}"):
+            a = explain.attribute(model, x, "gradcam", **{"target": 0, "layer": "layer2"} | options)
+        assert a.heatmap.abs().max() == 0
+
     nn.init.zeros_(net.fc.weight)
-    with pytest.warns(ExplainWarning, match="gradcam is zero everywhere for image 0, 1, 2: nothing at layer layer2"):
-        a = explain.attribute(net, x, "gradcam", target=0, layer="layer2")
-    assert a.heatmap.abs().max() == 0
+    says(net, r"the score does not change with layer layer2 \(the gradient is zero\); choose another layer")
+    against = nn.Sequential(nn.Conv2d(3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 2))
+    against = settled(against).double()
+    nn.init.constant_(against[4].weight, -1.0)
+    says(against, "all that layer 1 shows speaks against the target; choose another target", layer="1")
+    nn.init.constant_(against[4].weight, 1.0)
+    nn.init.constant_(against[0].bias, -100.0)
+    says(against, "layer 1 gives zero everywhere, as behind a ReLU of which every unit is off", layer="1")
+    nn.init.constant_(against[0].bias, 1.0)
+    against[4].bias.data = torch.tensor([2000.0, 0.0]).double()
+    says(
+        nn.Sequential(*against, nn.Softmax(1)),
+        "the model gives probabilities, and this one is so near to 0 or 1",
+        layer="1",
+    )
+
+
+def test_all_methods_that_a_target_leaves_are_used_for_one_that_is_no_class(net: TinyNet, x: torch.Tensor) -> None:
+    net.eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExplainWarning)
+        found = explain.attribute_all(net, x, "all", target=lambda output: output[:, 0] - output[:, 1])
+    assert {"gradcam", "scorecam", "saliency"} <= set(found)
+    assert not {"cam", "finercam", "shapleycam", "legrad"} & set(found)
+
+
+def test_what_is_not_finite_is_traced_to_the_layer_that_gave_it_first(net: TinyNet, x: torch.Tensor) -> None:
+    net.layer1[2].bias.data[1] = float("inf")
+    for method in ("gradcam", "saliency", "scorecam"):
+        with pytest.raises(ModelError, match=r"must give finite scores, got \S+, first in layer 'layer1.2' \(Conv2d\)"):
+            explain.attribute(net, x, method)
 
 
 class Rectified(nn.Module):
@@ -357,6 +391,8 @@ def test_gradients_that_are_not_finite_are_not_drawn() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.conv = nn.Conv2d(3, 2, 1)
+            nn.init.ones_(self.conv.weight)
+            nn.init.zeros_(self.conv.bias)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.sqrt(self.conv(x).relu() * 0).mean((2, 3))

@@ -16,12 +16,13 @@ import pytest
 import torch
 
 import explain
+from explain.methods import get_method
 from tests.conftest import ROOT
 
 PACKAGE = ROOT / "explain"
 ROOMS = [
-    "version", "errors", "hooks", "layers", "targets", "engine", "methods", "attribution", "concepts", "images",
-    "render", "output", "models", "explanation", "explainer", "arguments", "cli", "__main__",
+    "version", "errors", "hooks", "layers", "targets", "engine", "methods", "reasons", "attribution", "concepts",
+    "images", "render", "output", "models", "explanation", "explainer", "arguments", "cli", "__main__",
 ]  # fmt: skip
 
 
@@ -121,6 +122,14 @@ def readme_blocks(language: str) -> list[str]:
 def test_the_readmes_python_runs_as_pasted(number: int, tmp_path: Path) -> None:
     (tmp_path / "assets").symlink_to(ROOT / "assets")
     fresh(readme_blocks("python")[number], tmp_path)
+
+
+def test_the_readmes_table_has_every_method_as_it_describes_itself() -> None:
+    rows = re.findall(
+        r"^\| `([^`]+)` \| (.+?) \| .+ \| ([\d.]+) \| (.+?) \|$", (ROOT / "README.md").read_text("utf-8"), re.M
+    )
+    shown = {name: (about, paper) for name, about, _, paper in rows}
+    assert shown == {m.name: (m.about, m.paper) for m in map(get_method, explain.list_methods())}
 
 
 def test_the_readme_shows_what_is_there() -> None:

@@ -109,7 +109,7 @@ def test_class_scores_are_found_in_what_models_return(output: object) -> None:
     assert find_logits(output, 2) is LOGITS
 
 
-@pytest.mark.parametrize("output", ["text", {}, [], torch.zeros(2), torch.zeros(3, 3), torch.zeros(2, 3, 4, 4)])
+@pytest.mark.parametrize("output", ["text", {}, [], torch.zeros(3), torch.zeros(3, 3), torch.zeros(2, 3, 4, 4)])
 def test_outputs_without_class_scores_are_refused(output: object) -> None:
     with pytest.raises(ModelError, match="pass a callable as target"):
         find_logits(output, 2)

@@ -54,8 +54,9 @@ class Heads:
 
     calls: list[tuple[torch.Tensor, nn.Module, torch.Tensor]] = field(default_factory=list)
 
-    def watch(self, group: HookGroup) -> None:
-        group.forward(nn.Linear, self._note)
+    def watch(self, group: HookGroup, model: nn.Module) -> None:
+        if any(isinstance(module, nn.Linear) for module in model.modules()):
+            group.forward(nn.Linear, self._note)
 
     def _note(self, module: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> None:
         self.calls.append((legible(args[0].detach()), module, legible(output.detach())))

@@ -39,10 +39,10 @@ from explain.engine.linear import Heads, bias_of, biased_modules, class_weights
 from explain.engine.rules import apply_rule
 from explain.engine.variants import Footprint, Precision, Variants, Work, autocast, legible
 from explain.errors import ExplainError, ImageError, LayerError, MethodError, ModelError, TargetError
-from explain.hooks import Capture, HookGroup, Record, untouched
+from explain.hooks import Capture, HookGroup, Record, inspect, untouched
 from explain.hooks.attention import attention
 from explain.layers import to_spatial
-from explain.targets import Objective, Target, find_logits
+from explain.targets import Objective, Target, find_logits, settle
 
 
 def gather(
@@ -75,8 +75,9 @@ def gather(
 
 @dataclass
 class _Choice:
-    """A target of this pass, the scores that it picked and their classes; and what was found for it so far."""
+    """A target of this pass, settled; the scores that it picked and their classes; and what was found for it so far."""
 
+    name: str
     target: Target
     score: torch.Tensor
     total: torch.Tensor
@@ -111,7 +112,7 @@ class _Pass:
             self.capture = Capture(group, self.layers, gradients=differentiated)
             self.biases = Capture(group, biased_modules(model) if BiasTerms() in needs else (), gradients=True)
             if ClassWeights() in needs:
-                self.heads.watch(group)
+                self.heads.watch(group, model)
             if any(isinstance(need, Reruns) for need in needs):
                 self.footprint.watch(group, model, len(inputs))
             # The model gets a copy: one that works on its input in place must not reach the caller's tensor.
@@ -124,10 +125,18 @@ class _Pass:
         try:
             logits = find_logits(self.output, len(self.inputs)).detach()
         except ModelError:
-            return None  # not a classifier: only a callable can be its target
+            return None  # not a classifier
         if torch.isnan(logits).any() or torch.isposinf(logits).any():
-            raise _not_finite(logits[torch.isnan(logits) | torch.isposinf(logits)])
+            raise self._not_finite(logits[torch.isnan(logits) | torch.isposinf(logits)])
         return legible(logits)
+
+    def _not_finite(self, wrong: torch.Tensor) -> ModelError:
+        """Run the model once more, looking at every layer: where it went wrong is what there is to say."""
+        first = inspect(self.model, self.inputs.clone(), gradients=False).first_nonfinite
+        where = "" if first is None else f", first in layer {first.name!r} ({first.type})" if first.name else ""
+        return ModelError(
+            f"model must give finite scores, got {wrong[0].item()}{where}; check its weights and the input's values"
+        )
 
     def _last_call(self, name: str) -> Record:
         calls = [record for record in self.capture.records if record.layer == name]
@@ -146,11 +155,12 @@ class _Pass:
 
     def choose(self, target: Target) -> _Choice:
         with torch.set_grad_enabled(self.graph_is_on):
-            score, classes = target.pick(self.output, len(self.inputs))
+            settled = settle(target, self.output, len(self.inputs))
+            score, classes = settled.pick(self.output, len(self.inputs))
             total = score.sum()
         if not torch.isfinite(score.detach()).all():
-            raise _not_finite(score.detach()[~torch.isfinite(score.detach())])
-        return _Choice(target, legible(score.detach()), total, classes)
+            raise self._not_finite(score.detach()[~torch.isfinite(score.detach())])
+        return _Choice(target.name, settled, legible(score.detach()), total, classes)
 
     def explain(self, choice: _Choice, *, last: bool) -> list[Evidence]:
         jobs = self._jobs()
@@ -167,7 +177,7 @@ class _Pass:
             partial(_gather_one, self.model), alone,
         )  # fmt: skip
         return Evidence(
-            legible(self.inputs), choice.score, choice.classes, choice.target.name, layer, found, choice.rectifiers,
+            legible(self.inputs), choice.score, choice.classes, choice.name, layer, found, choice.rectifiers,
             variants, self.logits,
         )  # fmt: skip
 
@@ -190,7 +200,7 @@ class _Pass:
         with self._watching_attention(choice):
             gradients = self.capture.backward(choice.total, wanted, retain_graph=keep)
         if "plain" in self.rules:
-            choice.found[InputGradients()] = _of_input(gradients[0], choice)
+            choice.found[InputGradients()] = self._of_input(gradients[0], choice)
         if BiasTerms() in self.needs:
             choice.found[BiasTerms()] = self._bias_terms(gradients[1:])
         if LayerGradients() in self.needs:
@@ -231,12 +241,12 @@ class _Pass:
     def _ruled(self, rule: str, choice: _Choice, keep: bool) -> None:
         with self.capture.paused(), HookGroup() as group:
             choice.rectifiers[rule] = apply_rule(rule, group, choice.total)
-            choice.found[InputGradients(rule)] = _of_input(_gradient(choice.total, self.source, keep), choice)
+            choice.found[InputGradients(rule)] = self._of_input(_gradient(choice.total, self.source, keep), choice)
 
     def _total(self, objective: Objective, choice: _Choice) -> torch.Tensor:
         if choice.classes is None:
             raise TargetError(
-                f"target must be a class for a method that compares classes, got {choice.target.name}; give a class "
+                f"target must be a class for a method that compares classes, got {choice.name}; give a class "
                 "index or label"
             )
         with torch.set_grad_enabled(self.graph_is_on):
@@ -260,10 +270,20 @@ class _Pass:
         if gradient is None:
             why = "does not use the layer" if choice.total.requires_grad else "was computed with gradients turned off"
             raise LayerError(
-                f"layer {name!r} must influence the score of target {choice.target.name}, but the score {why}; choose "
+                f"layer {name!r} must influence the score of target {choice.name}, but the score {why}; choose "
                 "a layer or target that depend on each other, without no_grad(), detach() or checkpoints between"
+                f"{_without_gradients(self.model)}"
             )
         choice.of_layer.setdefault(name, {})[need] = self._spatial(gradient, name)
+
+    def _of_input(self, gradient: torch.Tensor | None, choice: _Choice) -> torch.Tensor:
+        if gradient is None:
+            raise TargetError(
+                f"target {choice.name} must depend on the input through differentiable operations, but it does not; "
+                "look for .detach(), .data, no_grad() or rounding in the model or the target"
+                f"{_without_gradients(self.model)}"
+            )
+        return legible(gradient)
 
     def _spatial(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         return legible(to_spatial(tensor, (int(self.inputs.shape[-2]), int(self.inputs.shape[-1])), name))
@@ -278,12 +298,6 @@ def _gather_one(
     work: Work,
 ) -> Evidence:
     return gather(model, inputs, needs, [target], layers, work, precision=work.precision)[0][0]
-
-
-def _not_finite(wrong: torch.Tensor) -> ModelError:
-    return ModelError(
-        f"model must give finite scores, got {wrong[0].item()}; check its weights and the values of the input"
-    )
 
 
 def _gradient(score: torch.Tensor, source: torch.Tensor, keep: bool) -> torch.Tensor | None:
@@ -319,13 +333,11 @@ def _by_image(maps: torch.Tensor | None, inputs: torch.Tensor) -> Any:
     return maps.reshape(len(inputs), -1, *maps.shape[-2:]) if len(maps) % len(inputs) == 0 else maps[:, None]
 
 
-def _of_input(gradient: torch.Tensor | None, choice: _Choice) -> torch.Tensor:
-    if gradient is None:
-        raise TargetError(
-            f"target {choice.target.name} must depend on the input through differentiable operations, but it does not; "
-            "look for .detach(), .data, no_grad() or rounding in the model or the target"
-        )
-    return legible(gradient)
+def _without_gradients(model: nn.Module) -> str:
+    """What to add where a gradient is missing and the model has layers that never have one."""
+    quantised = any("quantized" in type(module).__module__ for module in model.modules())
+    remedy = "quantised layers have none: use scorecam, ablationcam or eigencam, or the model before quantisation"
+    return f" ({remedy})" if quantised else ""
 
 
 def check_inputs(model: nn.Module, inputs: torch.Tensor) -> None:

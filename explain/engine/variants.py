@@ -15,7 +15,7 @@ from explain.engine.blocks import attention_gradients
 from explain.errors import ExplainError, LayerError, MethodError
 from explain.hooks import HookGroup, first_tensor, replace_first, untouched
 from explain.layers import from_spatial
-from explain.targets import ClassTarget, Target, find_logits
+from explain.targets import ClassTarget, Target, find_logits, for_rows
 
 if TYPE_CHECKING:
     from explain.engine.evidence import Evidence, Need
@@ -161,9 +161,9 @@ class Variants:
             return attention_gradients(self.model, self.inputs, self.target_of)
 
     def target_of(self, images: torch.Tensor) -> Target:
-        """The target for rows that belong to these images: a class stays the one chosen for the unaltered image."""
+        """The target for rows that belong to these images: what was settled for the unaltered image stays so."""
         if self.classes is None:
-            return self.target
+            return for_rows(self.target, images)
         return ClassTarget(tuple(self.classes[images].tolist()))
 
     def _from_layer(self, owners: torch.Tensor, make: Make, read: Callable[..., torch.Tensor]) -> torch.Tensor:

@@ -34,7 +34,7 @@ class Tap(nn.Module):
         super().__init__()
 
         def full_backward(module: nn.Module, grad_input: Any, grad_output: Any) -> Any:
-            changed = fn(grad_output[0])
+            changed = None if grad_output[0] is None else fn(grad_output[0])
             return None if changed is None else (changed,)
 
         self.register_full_backward_hook(full_backward)

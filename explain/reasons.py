@@ -1,0 +1,47 @@
+"""Why a map says nothing: found by looking at the evidence, not guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from explain.engine import Activations, Evidence, InputGradients, LayerGradients
+
+
+def why_empty(evidence: Sequence[Evidence], image: int) -> str:
+    """Say why a method that saw this evidence found nothing in one image, and what to do.
+
+    Looked at in turn: whether the layer is active at all, whether the score depends on it, and whether that is because
+    the model's output is a saturated softmax.
+    """
+    first = evidence[0]
+    named = [item.layer for item in evidence if item.layer]
+    layer = f"layer {', '.join(named)}" if named else "the input"
+    if named and all(_is_zero(item, image, Activations) for item in evidence):
+        return f"{layer} gives zero everywhere, as behind a ReLU of which every unit is off; choose an earlier layer"
+    if all(_is_zero(item, image, LayerGradients, InputGradients) for item in evidence):
+        if _is_saturated(first.logits, image):
+            return (
+                "the model gives probabilities, and this one is so near to 0 or 1 that nothing changes it; let the "
+                "model give the scores before the softmax"
+            )
+        return f"the score does not change with {layer} (the gradient is zero); choose another layer or target"
+    if named and torch.equal(first.inputs[image], torch.zeros_like(first.inputs[image])):
+        return "the input is zero everywhere; give a photo"
+    return f"all that {layer} shows speaks against the target; choose another target, or a signed map (relu=False)"
+
+
+def _is_zero(evidence: Evidence, image: int, *kinds: type) -> bool:
+    """Whether evidence of these kinds is there and zero for an image."""
+    found: list[Any] = [value for need, value in evidence.found.items() if isinstance(need, kinds)]
+    return bool(found) and not any(value[image].any() for value in found)
+
+
+def _is_saturated(logits: torch.Tensor | None, image: int) -> bool:
+    """Whether what the model gives are probabilities, one of which is all there is."""
+    if logits is None:
+        return False
+    row = logits[image]
+    return bool((row >= 0).all()) and abs(float(row.sum()) - 1) < 1e-4 and float(row.max()) > 1 - 1e-4

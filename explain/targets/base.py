@@ -1,0 +1,215 @@
+"""What a target is, what it may be asked besides its score, and how targets add up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from numbers import Real
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import torch
+
+from explain.errors import ModelError, TargetError
+
+Picked: TypeAlias = "tuple[torch.Tensor, torch.Tensor | None]"
+Labels: TypeAlias = "Sequence[str] | None"
+
+
+@runtime_checkable
+class Target(Protocol):
+    """What a model is asked to explain."""
+
+    @property
+    def name(self) -> str: ...
+
+    def pick(self, output: Any, count: int) -> Picked:
+        """Return the scores ``(count,)`` and the class indices ``(count,)`` that they belong to, if they do."""
+        ...
+
+
+@runtime_checkable
+class Settles(Protocol):
+    """A target that reads a choice off the model's output: a class, a region, a box.
+
+    It is settled on the images as they are, so that every altered image is asked the same.
+    """
+
+    def settled(self, output: Any, count: int) -> Target: ...
+
+
+@runtime_checkable
+class PerImage(Protocol):
+    """A target that holds something for each image: a class, a mask, a box."""
+
+    def rows(self, images: torch.Tensor) -> Target:
+        """Return the target for a batch whose rows are altered copies of the images ``(P,)``, counted from 0."""
+        ...
+
+
+@runtime_checkable
+class Labelled(Protocol):
+    """A target that may name a class by its label."""
+
+    def labelled(self, categories: Labels) -> Target: ...
+
+
+def settle(target: Target, output: Any, count: int) -> Target:
+    """Return a target whose choices have been made, on the output ``model(images)`` for the images as they are."""
+    return target.settled(output, count) if isinstance(target, Settles) else target
+
+
+def for_rows(target: Target, images: torch.Tensor) -> Target:
+    """Return a settled target for rows ``(P,)`` that are altered copies of these images."""
+    return target.rows(images) if isinstance(target, PerImage) else target
+
+
+def label(target: Target, categories: Labels) -> Target:
+    """Return a target in which class indices have taken the place of labels."""
+    return target.labelled(categories) if isinstance(target, Labelled) else target
+
+
+class Composable:
+    """Targets add up: ``a + b``, ``a - b``, ``-a`` and ``2 * a`` are targets."""
+
+    def __add__(self, other: Target) -> Sum:
+        return Sum(_terms(self) + _terms(other))
+
+    def __sub__(self, other: Target) -> Sum:
+        return self + -1.0 * Sum(_terms(other))
+
+    def __neg__(self) -> Sum:
+        return -1.0 * self
+
+    def __mul__(self, factor: float) -> Sum:
+        if not isinstance(factor, Real):
+            return NotImplemented
+        return Sum(tuple((factor * weight, target) for weight, target in _terms(self)))
+
+    __rmul__ = __mul__
+
+
+@dataclass(frozen=True)
+class Sum(Composable):
+    """Several targets as one: the sum of ``weight * score``.
+
+    >>> from explain.targets import ClassTarget
+    >>> both = 2 * ClassTarget(3) - ClassTarget(0)
+    >>> both.name, both.pick(torch.tensor([[1.0, 0.0, 0.0, 4.0]]), 1)
+    ('2 × 3 − 0', (tensor([7.]), None))
+    """
+
+    terms: tuple[tuple[float, Target], ...]
+
+    @property
+    def name(self) -> str:
+        words = []
+        for weight, target in self.terms:
+            factor = "" if abs(weight) == 1 else f"{abs(weight):g} × "
+            words.append(f"{'−' if weight < 0 else '+'} {factor}{target.name}")
+        return " ".join(words).removeprefix("+ ")
+
+    def pick(self, output: Any, count: int) -> Picked:
+        scores = [weight * target.pick(output, count)[0] for weight, target in self.terms]
+        return torch.stack(scores).sum(0), None
+
+    def settled(self, output: Any, count: int) -> Sum:
+        return Sum(tuple((weight, settle(target, output, count)) for weight, target in self.terms))
+
+    def rows(self, images: torch.Tensor) -> Sum:
+        return Sum(tuple((weight, for_rows(target, images)) for weight, target in self.terms))
+
+    def labelled(self, categories: Labels) -> Sum:
+        return Sum(tuple((weight, label(target, categories)) for weight, target in self.terms))
+
+
+def _terms(target: Any) -> tuple[tuple[float, Target], ...]:
+    if isinstance(target, Sum):
+        return target.terms
+    if isinstance(target, Target):
+        return ((1.0, target),)
+    raise TargetError(f"targets add up with targets only, got {target!r}; use explain.targets.as_target({target!r})")
+
+
+def find_tensor(output: Any, count: int, dims: Sequence[int], names: Sequence[str] = ("logits", "out")) -> Any:
+    """Return the tensor in a model's output that has ``count`` rows and one of ``dims`` dimensions; None without any.
+
+    An output may be a tensor, a tuple, a list, a mapping or a dataclass. Earlier ``dims`` and ``names`` are preferred.
+
+    >>> find_tensor((None, {"not": "looked into"}, torch.zeros(2, 5)), 2, [2]).shape
+    torch.Size([2, 5])
+    """
+    tensors = _tensors(output, names)
+    return next((t for n in dims for t in tensors if t.ndim == n and len(t) == count), None)
+
+
+def find_logits(output: Any, count: int) -> torch.Tensor:
+    """Return the class scores ``(count, K)`` in a model's output: a tensor, or one in a tuple, mapping or dataclass.
+
+    One number for each image, ``(count,)``, counts as the score of a single class.
+    """
+    names = ("logits", "out")
+    found: torch.Tensor | None = find_tensor(output, count, (2,), names)
+    if found is not None:
+        return found
+    first = next(iter(_tensors(output, names)), None)
+    if first is not None and first.ndim < 2 and first.numel() == count:
+        return first.reshape(count, 1)
+    raise ModelError(
+        f"model must return class scores ({count}, K), got {described(output)}; {_remedy(output)}pass a callable as "
+        "target"
+    )
+
+
+def _tensors(output: Any, names: Sequence[str]) -> list[torch.Tensor]:
+    """The tensors in an output: those that go by one of the names, then the others in their order."""
+    if isinstance(output, torch.Tensor):
+        return [output]
+    if isinstance(output, Mapping):
+        found = [*(output[name] for name in names if name in output), *output.values()]
+    else:
+        found = [getattr(output, name, None) for name in names]
+        if isinstance(output, (tuple, list)):
+            found += output
+        elif is_dataclass(output):
+            found += [getattr(output, field.name) for field in fields(output)]
+    return [value for value in found if isinstance(value, torch.Tensor)]
+
+
+def described(output: Any) -> str:
+    """Say in a few words what a model returned.
+
+    >>> described({"out": torch.zeros(1, 2)}), described([3])
+    ("dict with 'out' (1, 2)", 'list of int')
+    """
+    if isinstance(output, torch.Tensor):
+        return f"shape {tuple(output.shape)}"
+    kind = type(output).__name__
+    if isinstance(output, Mapping) and output:
+        return f"{kind} with {', '.join(f'{key!r} {_brief(value)}' for key, value in list(output.items())[:4])}"
+    if isinstance(output, (tuple, list)) and output:
+        return f"{kind} of {', '.join(_brief(value) for value in output[:4])}"
+    return kind
+
+
+def _brief(value: Any) -> str:
+    return str(tuple(value.shape)) if isinstance(value, torch.Tensor) else type(value).__name__
+
+
+def _remedy(output: Any) -> str:
+    """What to ask instead of a class of the whole image, where the output shows it."""
+    first = output[0] if isinstance(output, (tuple, list)) and output else output
+    if isinstance(first, Mapping) and {"boxes", "scores"} <= set(first):
+        return "for a detector take explain.targets.Detection(category), or "
+    maps = first.get("out", first.get("logits")) if isinstance(first, Mapping) else first
+    if isinstance(maps, torch.Tensor) and maps.ndim == 4:
+        return "for a map of classes take explain.targets.Segmentation(category), or "
+    return ""
+
+
+def check_class(index: int, classes: int) -> None:
+    """Refuse an index that is none of the model's ``classes``."""
+    if not 0 <= index < classes:
+        raise TargetError(
+            f"target must be a class from 0 to {classes - 1} for this model, got {index}; "
+            "leave it out to explain the top prediction"
+        )
