@@ -6,6 +6,7 @@ round, and token sequences (ViT) are laid out on their grid with class and regis
 
 from __future__ import annotations
 
+import re
 import weakref
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,10 +15,11 @@ import torch
 from torch import nn
 
 from explain.errors import LayerError
-from explain.hooks import HookGroup, first_tensor, untouched
+from explain.hooks import Capture, HookGroup, first_tensor, untouched
 
 MAX_EXTRA_TOKENS = 8  # one class token, a distillation token, and the four to eight registers that are in use
-_POOLING = ("Pool", "Upsample")
+_POOLING = re.compile("Pool(?!Former)|Upsample")
+_ATTENTION = re.compile("(?!.*(?:Block|Layer))(?:.*[Aa]tt(?:ention|n)|[A-Z]*SA$|XCA$)")
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ class Call:
     grid: Grid | None
     passes_on: bool
     """Whether the output is the very tensor that the previous call returned (containers, in-place activations)."""
+    again: bool = False
+    """Whether it comes beside others, and had been returned before the previous call: then it may not be used again."""
 
 
 def find_grid(shape: tuple[int, ...], size: tuple[int, int]) -> Grid | None:
@@ -122,6 +126,7 @@ def list_layers(model: nn.Module, x: torch.Tensor) -> list[Call]:
     """
     calls: list[Call] = []
     previous: list[torch.Tensor | None] = [None]
+    seen: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
     size = (int(x.shape[-2]), int(x.shape[-1]))
 
     def recorder(name: str) -> Any:
@@ -129,9 +134,13 @@ def list_layers(model: nn.Module, x: torch.Tensor) -> list[Call]:
             tensor = first_tensor(output)
             if tensor is None:
                 return
-            shape = tuple(tensor.shape)
-            calls.append(Call(name, type(module).__name__, shape, find_grid(shape, size), tensor is previous[0]))
-            previous[0] = tensor
+            shape, passes_on = tuple(tensor.shape), tensor is previous[0]
+            grid = find_grid(shape, size) if shape[:1] == (1,) else None  # windows of one image are no batch of maps
+            version = 0 if tensor.is_inference() else tensor._version
+            known, then = seen.get(id(tensor), (None, 0))
+            again = known is not None and known() is tensor and then == version and output is not tensor
+            calls.append(Call(name, type(module).__name__, shape, grid, passes_on, again and not passes_on))
+            previous[0], seen[id(tensor)] = tensor, (weakref.ref(tensor), version)
 
         return record
 
@@ -158,7 +167,7 @@ def default_layer(model: nn.Module, x: torch.Tensor) -> str:
     key = (tuple(x.shape[1:]), hash(tuple(id(module) for module in model.modules())))
     known = _defaults.setdefault(model, {})
     if key not in known:
-        known[key] = _choose(list_layers(model, x))
+        known[key] = _choose(model, x[:1])
     return known[key]
 
 
@@ -172,50 +181,93 @@ def stage_layers(model: nn.Module, x: torch.Tensor, count: int = 4) -> list[str]
     last: dict[tuple[int, int], str] = {}
     for group in _groups(list_layers(model, x)):
         grid = group[-1].grid
-        if grid is not None and not any(word in call.kind for call in group for word in _POOLING):
+        if grid is not None and not _is_pooling(group):
             last[grid.height, grid.width] = _outermost(group)
     by_area = sorted(last, key=lambda size: size[0] * size[1])[:count]
     return [last[size] for size in reversed(by_area)] or [default_layer(model, x)]
 
 
 def _groups(calls: list[Call]) -> list[list[Call]]:
-    """Calls that returned one and the same tensor, together."""
+    """Calls that returned one and the same tensor, together.
+
+    Left out are those that returned it again later, those inside an attention, where heads and weights look like maps,
+    and all but the last of a module's calls, since that one is what its name stands for.
+    """
     groups: list[list[Call]] = []
     for call in calls:
         if call.passes_on and groups:
             groups[-1].append(call)
         else:
             groups.append([call])
-    return groups
+    attentions = tuple(f"{call.name}." for call in calls if _is_attention(call))
+    last = {call.name: id(call) for call in calls}
+    found = [
+        [call for call in group if id(call) == last[call.name] and not call.name.startswith(attentions)]
+        for group in groups
+        if not group[0].again
+    ]
+    return [group for group in found if group]
 
 
-def _choose(calls: list[Call]) -> str:
-    maps = [group for group in _groups(calls) if (grid := group[-1].grid) is not None and grid.layout != "tokens"]
-    unpooled = [group for group in maps if not any(word in call.kind for call in group for word in _POOLING)]
-    tokens = _before_last_attention(calls)
-    if tokens is not None and not any(calls.index(group[-1]) > calls.index(tokens) for group in maps):
-        return tokens.name
-    if unpooled or maps:
-        return _outermost((unpooled or maps)[-1])
-    raise LayerError(
-        "layer must be given for this model: none of its layers gives a spatial map "
-        f"({len(calls)} calls looked at); name one, or use a method for pixels such as saliency"
-    )
+def _is_pooling(group: list[Call]) -> bool:
+    return any(_POOLING.search(call.kind) for call in group)
+
+
+def _is_attention(call: Call) -> bool:
+    return _ATTENTION.match(call.kind) is not None
+
+
+def _choose(model: nn.Module, x: torch.Tensor) -> str:
+    """The last feature map; where there are tokens, the best place that the scores depend on, found by looking."""
+    calls, size = list_layers(model, x), (int(x.shape[-2]), int(x.shape[-1]))
+    groups = _groups(calls)
+    maps, tokens = _places_of_maps(groups, size), _places_of_tokens(groups)
+    places = sorted([*maps[-1:], *_before_attention(groups, tokens)[-1:]], reverse=True)
+    if not places:
+        raise LayerError(
+            "layer must be given for this model: none of its layers gives a spatial map "
+            f"({len(calls)} calls looked at); name one, or use a method for pixels such as saliency"
+        )
+    if not tokens:
+        return _outermost(groups[places[0]])
+    order = [places[0], *_before_attention(groups, tokens)[-1:], *sorted(maps + tokens, reverse=True)]
+    return _first_that_matters(model, x, list(dict.fromkeys(_outermost(groups[place]) for place in order)))
+
+
+def _places_of_maps(groups: list[list[Call]], size: tuple[int, int]) -> list[int]:
+    """Where maps are: those that cover the input, not pooled, if there are any."""
+    grids = [(i, grid) for i, group in enumerate(groups) if (grid := group[-1].grid) and grid.layout != "tokens"]
+    maps = [i for i, grid in grids if _has_aspect(grid.height, grid.width, size)] or [i for i, _ in grids]
+    return [i for i in maps if not _is_pooling(groups[i])] or maps
+
+
+def _places_of_tokens(groups: list[list[Call]]) -> list[int]:
+    """Where tokens are; what is pooled from them may have as many channels as there might be tokens."""
+    grids = [(i, grid) for i, group in enumerate(groups) if (grid := group[-1].grid) and not _is_pooling(group)]
+    return [i for i, grid in grids if grid.layout == "tokens"]
+
+
+def _before_attention(groups: list[list[Call]], tokens: list[int]) -> list[int]:
+    """The tokens that some attention follows, since behind the last one only the class token may count.
+
+    What an attention gives itself may be a window, padded, of a map that is smaller.
+    """
+    attention = [i for i, group in enumerate(groups) if any(_is_attention(call) for call in group)]
+    return [i for i in tokens if i < attention[-1] and i not in attention] if attention else tokens
+
+
+def _first_that_matters(model: nn.Module, x: torch.Tensor, names: list[str], most: int = 24) -> str:
+    """The first of some layers whose map the best score depends on: often, only the class token of the last does."""
+    names, size = names[:most], (int(x.shape[-2]), int(x.shape[-1]))
+    with untouched(model), HookGroup(model) as group:
+        capture = Capture(group, names, gradients=True)
+        scores = first_tensor(model(x.detach().clone()))
+        if scores is not None:
+            capture.backward(scores.float().amax())
+    matters = {name: bool(to_spatial(gradient, size, name).any()) for name, gradient in capture.gradients.items()}
+    return next((name for name in names if matters.get(name)), names[0])
 
 
 def _outermost(group: list[Call]) -> str:
     """Of the names that one tensor goes by, the shortest path; among equals, the one that returned last."""
     return min(reversed(group), key=lambda call: call.name.count(".")).name
-
-
-def _before_last_attention(calls: list[Call]) -> Call | None:
-    """The normalised tokens that enter the last attention: behind it, only the class token reaches the score."""
-    attention = [i for i, call in enumerate(calls) if "attention" in call.kind.lower()]
-    before = [call for call in calls[: attention[-1]] if _has_tokens(call)] if attention else []
-    norms = [call for call in before if "Norm" in call.kind]
-    found = norms or before or [call for call in calls if _has_tokens(call)]
-    return found[-1] if found else None
-
-
-def _has_tokens(call: Call) -> bool:
-    return call.grid is not None and call.grid.layout == "tokens"

@@ -1,4 +1,4 @@
-"""torchvision's classifiers by name, with their own published weights, transforms and labels."""
+"""Classifiers of torchvision and timm by name, with their own published weights, transforms and labels."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from explain.models.classifier import CenterCrop, Classifier
 from explain.models.weights import describe_weights, fit_weights, read_weights
 
 BUNDLED = "bundled"
+TIMM = "timm:"
 
 
 def torchvision_models() -> ModuleType:
@@ -66,6 +67,52 @@ def load_torchvision(name: str, weights: str | Path | None = None, size: int | N
     fit_weights(model, state, weights)
     same = categories if len(categories) == classes else None
     return Classifier(model.eval(), preprocess, same, name, 1.0, describe_weights(weights))
+
+
+def load_timm(name: str, weights: str | Path | None = None, size: int | None = None) -> Classifier:
+    """Load one of timm's classifiers, named like ``timm:convnext_tiny``, with its published weights or those in a file.
+
+    Raises:
+        ModelError: timm is not installed, the name is unknown, or the weights cannot be downloaded.
+    """
+    try:
+        timm = importlib.import_module("timm")
+    except (ImportError, RuntimeError, OSError) as error:
+        raise ModelError(
+            f"model {name!r} needs timm, which cannot be imported ({error}); run pip install 'explain[timm]'"
+        ) from None
+    plain = name.removeprefix(TIMM)
+    if not timm.is_model(plain):
+        raise ModelError(f"model {name!r} is unknown to timm; {did_you_mean(plain, timm.list_models())}")
+    state = None if weights is None else read_weights(weights)
+    options: dict[str, Any] = {}
+    published = timm.get_pretrained_cfg(plain)
+    if state is not None:
+        head = published.classifier[0] if isinstance(published.classifier, tuple) else published.classifier
+        options["num_classes"] = len(state.get(f"{head}.bias", state.get(f"{head}.weight", range(1000))))
+    if size is not None and published.fixed_input_size:
+        options["img_size"] = size
+    try:
+        model: nn.Module = timm.create_model(plain, pretrained=state is None, **options)
+    except (OSError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:100]
+        raise ModelError(
+            f"model {name!r} needs its published weights, and they could not be downloaded ({reason}); go online once, "
+            "give your own with --weights, or use the bundled model"
+        ) from None
+    if state is not None and weights is not None:
+        fit_weights(model, state, weights)
+    given = {} if size is None else {"input_size": (3, size, size)}
+    config = timm.data.resolve_data_config(given, model=model)
+    told = str(published.tag and f"{plain}.{published.tag}") if weights is None else describe_weights(weights)
+    return Classifier(model.eval(), timm.data.create_transform(**config), _labels(timm, model), name, 1.0, told)
+
+
+def _labels(timm: ModuleType, model: nn.Module) -> list[str] | None:
+    """The labels of ImageNet, where the model has as many classes."""
+    info = timm.data.ImageNetInfo()
+    names = [info.index_to_description(i) for i in range(info.num_classes())]
+    return names if getattr(model, "num_classes", None) == len(names) else None
 
 
 def _pretrained(models: ModuleType, name: str, published: Any) -> nn.Module:
