@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from explain.engine import ClassWeights, Evidence, Precision, Progress, Work, check_inputs, gather
-from explain.errors import ExplainWarning, LayerError, MethodError, ModelError, TargetError, warn
+from explain.errors import ExplainError, ExplainWarning, LayerError, MethodError, ModelError, TargetError, warn
 from explain.hooks import Where, select, unwrapped
 from explain.layers import default_layer, stage_layers
 from explain.methods import (
@@ -44,7 +44,7 @@ class Attribution:
     ``target`` the class of each image, or the name of a callable. ``layer`` is the layer's name, a tuple of names where
     several were fused (``maps`` then has each one's values), or None. ``logits`` ``(N, K)`` are the model's class
     scores, if it gave any. ``delta`` ``(N,)`` is by how much values that ought to add up to the score miss it, for
-    methods that make this promise.
+    methods that make this promise; ``fuse`` is how several layers' maps became one.
     """
 
     method: str
@@ -58,6 +58,7 @@ class Attribution:
     maps: Mapping[str, torch.Tensor] = field(default_factory=dict, repr=False)
     logits: torch.Tensor | None = field(default=None, repr=False)
     delta: torch.Tensor | None = None
+    fuse: Fusion | None = None
 
     def __len__(self) -> int:
         return len(self.values)
@@ -202,7 +203,8 @@ def attribute_targets(
     pooled = [layer for name, names in looked_at.items() if ClassWeights() in chosen[name].needs for layer in names]
     for evidence in gather(model, x, needs, wanted, layers, work, pooled=pooled):
         of = {item.layer: item for item in evidence}
-        used = {name: [of[layer] for layer in names] or evidence[:1] for name, names in looked_at.items()}
+        whole = [replace(evidence[0], layer=None)]
+        used = {name: [of[layer] for layer in names] or whole for name, names in looked_at.items()}
         with torch.autocast(x.device.type, enabled=False):  # the model may run so, but not the mathematics
             found.append({name: _apply(method, used[name], fuse) for name, method in chosen.items()})
         for name, attribution in found[-1].items():
@@ -231,7 +233,12 @@ def applicable_methods(
     """
     model = unwrapped(model)
     check_inputs(model, x)
-    return [name for name in list_methods() if _applies(get_method(name), model, x, layer, target)]
+    try:
+        has_maps = bool(layer) or bool(default_layer(model, x))
+    except LayerError:
+        has_maps = False
+    candidates = [method for method in map(get_method, list_methods()) if has_maps or not uses_layer(method)]
+    return [method.name for method in candidates if _applies(method, model, x, layer, target)]
 
 
 def _applies(method: Method, model: nn.Module, x: torch.Tensor, layer: Where | None, target: TargetLike) -> bool:
@@ -242,7 +249,7 @@ def _applies(method: Method, model: nn.Module, x: torch.Tensor, layer: Where | N
         warnings.simplefilter("ignore", ExplainWarning)
         try:
             attribute(model, x, method, layer=layer, target=target)
-        except (LayerError, MethodError, TargetError):
+        except ExplainError:
             return False
     return True
 
@@ -253,7 +260,7 @@ def _methods(methods: MethodLike | Iterable[MethodLike]) -> dict[str, Method]:
     chosen: dict[str, Method] = {}
     for given in methods:
         method = get_method(given)
-        if chosen.setdefault(method.name, method) != method:
+        if repr(chosen.setdefault(method.name, method)) != repr(method):  # a tensor among the options has no one ==
             raise MethodError(
                 f"methods must have different names, got two of {method.name!r}; ask for them in two calls"
             )
@@ -295,7 +302,8 @@ def _apply(method: Method, evidence: Sequence[Evidence], how: Fusion | None) -> 
     names = tuple(maps)
     values = next(iter(maps.values()))
     if len(maps) > 1 or isinstance(method, ManyLayers):
-        values = fused(list(maps.values()), how or (method.fusion if isinstance(method, ManyLayers) else "mean"))
+        how = how or (method.fusion if isinstance(method, ManyLayers) else "mean")
+        values = fused(list(maps.values()), how)
     return Attribution(
         method=method.name,
         values=values,
@@ -308,11 +316,14 @@ def _apply(method: Method, evidence: Sequence[Evidence], how: Fusion | None) -> 
         maps=maps if len(maps) > 1 else {},
         logits=first.logits,
         delta=method.delta(first, values) if isinstance(method, Complete) and len(maps) == 1 else None,
+        fuse=how if len(maps) > 1 else None,
     )
 
 
 def fused(maps: Sequence[torch.Tensor], how: Fusion = "mean") -> torch.Tensor:
     """Make one map of those of several layers, each divided by its largest magnitude, at the finest one's resolution.
+
+    A product takes the positive parts: two layers that speak against the target do not speak for it together.
 
     >>> fused([torch.ones(1, 2, 2), torch.zeros(1, 4, 4)])[0, 0]
     tensor([0.5000, 0.5000, 0.5000, 0.5000])
@@ -326,7 +337,7 @@ def fused(maps: Sequence[torch.Tensor], how: Fusion = "mean") -> torch.Tensor:
         resized = F.interpolate(flat, size=size, mode="bilinear", align_corners=False)
         scaled.append(resized if each.ndim == 4 else resized[:, 0])
     stacked = torch.stack(scaled)
-    return stacked.mean(0) if how == "mean" else stacked.amax(0) if how == "max" else stacked.prod(0)
+    return stacked.mean(0) if how == "mean" else stacked.amax(0) if how == "max" else stacked.clamp(min=0).prod(0)
 
 
 def _warn_if_empty(attribution: Attribution, evidence: Sequence[Evidence]) -> None:

@@ -174,6 +174,8 @@ def _explain_all(
                         progress=_ticking(path),
                     )  # fmt: skip
                     _wipe()
+                    if methods == "all":
+                        _tell_left_out(path, explanation)
                 written = explanation.save(
                     options.output, stem=stem, overwrite=options.force, alpha=options.alpha, colormap=options.colormap
                 )
@@ -281,6 +283,14 @@ def _notes(path: Path) -> Iterator[None]:
         finally:
             for warning in caught:
                 _tell(f"note: {path}: {warning.message}")
+
+
+def _tell_left_out(path: Path, explanation: Explanation) -> None:
+    from explain.methods import list_methods
+
+    missing = [name for name in list_methods() if name not in explanation.methods]
+    if missing:
+        _tell(f"note: {path}: left out, as they are for other networks or targets: {', '.join(missing)}")
 
 
 def _ticking(path: Path) -> Any:

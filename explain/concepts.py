@@ -27,7 +27,8 @@ class Concepts:
     ``maps`` ``(N, K, h, w)`` says how strongly each concept is present at each place, 1 at its strongest. ``vectors``
     ``(K, C)`` is each one's activation of the layer's channels there; the sum over concepts of map times vector is the
     layer's output, up to the share ``error`` of its norm. ``logits`` ``(K, classes)`` are the scores that the network
-    gives when all of the layer's output is that one concept at its strongest.
+    gives when all of the layer's map is that one concept at its strongest; class tokens, and what leads past the layer,
+    stay those of the first image.
     """
 
     maps: torch.Tensor

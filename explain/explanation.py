@@ -193,6 +193,7 @@ class Explanation:
             "seen": asdict(self.box),
             "method": attribution.method,
             "options": {name: _plain(value) for name, value in attribution.options.items()},
+            "fuse": attribution.fuse,
             "layer": list(attribution.layer) if isinstance(attribution.layer, tuple) else attribution.layer,
             "target": chosen if isinstance(chosen, str) else int(chosen[0]),
             "label": self._label(index),
@@ -295,6 +296,10 @@ def _plain(value: Any) -> Any:
             "method": getattr(value, "name", type(value).__name__),
             **{k: _plain(v) for k, v in vars(value).items()},
         }
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if isinstance(value, torch.Tensor):
+        return {"shape": list(value.shape), "sha256": hashlib.sha256(value.cpu().numpy().tobytes()).hexdigest()}
     return value if isinstance(value, (bool, int, float, str, type(None))) else repr(value)
 
 

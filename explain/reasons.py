@@ -30,7 +30,9 @@ def why_empty(evidence: Sequence[Evidence], image: int) -> str:
         return f"the score does not change with {layer} (the gradient is zero); choose another layer or target"
     if named and torch.equal(first.inputs[image], torch.zeros_like(first.inputs[image])):
         return "the input is zero everywhere; give a photo"
-    return f"all that {layer} shows speaks against the target; choose another target, or a signed map (relu=False)"
+    if any(isinstance(need, LayerGradients) for need in first.found):
+        return f"all that {layer} shows speaks against the target; choose another target, or a signed map (relu=False)"
+    return f"nothing that it looks at in {layer} speaks for the target; choose another target or method"
 
 
 def _is_zero(evidence: Evidence, image: int, *kinds: type) -> bool:

@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import explain
 from explain.engine import Activations, InputGradients, LayerGradients, Reruns, gather
 from explain.errors import ExplainError, ExplainWarning, ImageError, LayerError, MethodError, ModelError, TargetError
-from explain.methods import ShapleyCAM, get_method, uses_layer
+from explain.methods import AblationCAM, ShapleyCAM, get_method, uses_layer
 from explain.targets import ClassTarget, ScoreTarget, TopClass
 from tests.conftest import TinyNet, settled, snapshot
 
@@ -574,6 +574,9 @@ def test_long_work_can_be_interrupted(x: torch.Tensor) -> None:
         assert snapshot(net) == before
 
 
+BOTH: list[Any] = ["full", "bf16"]
+
+
 def test_bfloat16_is_close_and_only_for_reruns(net: TinyNet, x: torch.Tensor) -> None:
     net = net.float()
     for method in ("scorecam", "integratedgradients", "smoothgrad", "ablationcam"):
@@ -582,6 +585,8 @@ def test_bfloat16_is_close_and_only_for_reruns(net: TinyNet, x: torch.Tensor) ->
         assert light.values.dtype == torch.float32
         assert not torch.equal(light.values, full.values)
         assert (light.heatmap - full.heatmap).abs().mean() < 0.02
+    signed = [explain.attribute(net, x.float(), AblationCAM(relu=False), target=1, precision=p).values for p in BOTH]
+    assert (signed[0] - signed[1]).abs().max() < 0.05 * signed[0].abs().max()
     same = explain.attribute(net, x.float(), "gradcam", target=1, precision="bf16")
     assert torch.equal(same.values, explain.attribute(net, x.float(), "gradcam", target=1).values)
 

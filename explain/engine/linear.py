@@ -14,7 +14,7 @@ from explain.errors import LayerError, TargetError
 from explain.hooks import HookGroup
 
 _CONVOLUTIONS = (nn.modules.conv._ConvNd, nn.Linear)
-_NORMALISATIONS = (nn.GroupNorm, nn.LayerNorm)
+_NORMALISATIONS = (nn.GroupNorm, nn.LayerNorm, nn.modules.instancenorm._InstanceNorm)
 
 
 def biased_modules(model: nn.Module) -> list[str]:

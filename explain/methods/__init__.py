@@ -47,6 +47,8 @@ _METHODS: list[Method] = [
 for _method in _METHODS:
     register(_method)
 register_wrapper("smooth", Smooth)
+register_wrapper("smoothsquare", lambda method: Smooth(method, statistic="square"))
+register_wrapper("var", lambda method: Smooth(method, statistic="variance"))
 register_wrapper("augmented", Augmented)
 
 __all__ = [

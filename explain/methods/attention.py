@@ -86,7 +86,7 @@ class LeGrad:
 
     def __post_init__(self) -> None:
         if self.blocks is not None:
-            at_least(self.name, "blocks", self.blocks, 1)
+            at_least(self.name, "blocks", self.blocks, 1, whole=True)
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         gradients = evidence.variants.attention_gradients_by_block()

@@ -82,14 +82,27 @@ def uses_layer(method: Method) -> bool:
     return any(need.of_layer for need in method.needs)
 
 
-def at_least(method: str, option: str, value: float, least: float) -> None:
+def at_least(method: str, option: str, value: float, least: float, *, whole: bool = False) -> None:
     """Refuse an option that is too small.
 
     Raises:
-        MethodError: ``value`` is below ``least``, or no number.
+        MethodError: ``value`` is below ``least``, infinite or no number, or no whole number where it has to be.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= least:
-        raise MethodError(f"{option} of {method} must be a number from {least}, got {value!r}")
+    kinds = (int,) if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value < float("inf"):
+        raise MethodError(f"{option} of {method} must be a {'whole ' * whole}number from {least}, got {value!r}")
+
+
+def one_layer(method: str, inner: object) -> None:
+    """Refuse to wrap what is no method, and one that looks at several layers: it is asked about one at a time.
+
+    Raises:
+        MethodError: ``inner`` cannot be wrapped.
+    """
+    if isinstance(inner, type) or not isinstance(inner, Method):
+        raise MethodError(f"method of {method} must be a method object, got {inner!r}; use get_method(name)")
+    if isinstance(inner, ManyLayers):
+        raise MethodError(f"method of {method} must look at one layer, got {inner.name}; wrap the method that it fuses")
 
 
 def one_of(method: str, option: str, value: object, known: tuple[str, ...]) -> None:

@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 import torch
 
 from explain.engine import Activations, ClassWeights, Evidence, LayerCurvature, LayerGradients, Need
+from explain.errors import MethodError
 from explain.methods.base import Fusion, Method, Style, at_least, one_of
 from explain.targets import Contrast, ResidualSoftmax
 
@@ -328,7 +329,9 @@ class FinerCAM:
 
     def __post_init__(self) -> None:
         one_of(self.name, "objective", self.objective, ("mean", "weighted"))
-        at_least(self.name, "references", self.references, 1)
+        at_least(self.name, "references", self.references, 1, whole=True)
+        if LayerGradients() not in self.cam.needs:
+            raise MethodError(f"cam of {self.name} must be one of gradients, such as gradcam, got {self.cam.name}")
 
     @property
     def contrast(self) -> LayerGradients:

@@ -72,7 +72,7 @@ class IntegratedGradients:
 
     def __post_init__(self) -> None:
         one_of(self.name, "rule", self.rule, ("gausslegendre", "left", "right", "midpoint", "trapezoid"))
-        at_least(self.name, "steps", self.steps, 2 if self.rule == "trapezoid" else 1)
+        at_least(self.name, "steps", self.steps, 2 if self.rule == "trapezoid" else 1, whole=True)
         if isinstance(self.baseline, str):
             one_of(self.name, "baseline", self.baseline, ("mean", "blur"))
 

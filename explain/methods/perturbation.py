@@ -85,7 +85,7 @@ class SSCAM:
 
     def __post_init__(self) -> None:
         one_of(self.name, "noise", self.noise, ("maps", "input"))
-        at_least(self.name, "samples", self.samples, 1)
+        at_least(self.name, "samples", self.samples, 1, whole=True)
         at_least(self.name, "sigma", self.sigma, 0)
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
@@ -137,7 +137,7 @@ class ISCAM:
     needs: ClassVar[frozenset[Need]] = frozenset({Activations(), Reruns(of_layer=True)})
 
     def __post_init__(self) -> None:
-        at_least(self.name, "steps", self.steps, 1)
+        at_least(self.name, "steps", self.steps, 1, whole=True)
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         a, x = evidence.activations, evidence.inputs
@@ -189,9 +189,13 @@ class AblationCAM:
             maps[torch.arange(len(rows)), channel[rows]] = 0
             return maps
 
-        without = evidence.score[:, None].repeat(1, a.shape[1]).to(a.dtype)
-        without[alive] = evidence.variants.scores_from_layer(image, ablated)
         score = evidence.score[:, None]
+        if evidence.variants.work.precision != "full":  # differences are taken between scores of one precision
+            score = evidence.variants.scores_from_layer(torch.arange(len(a), device=a.device), lambda rows: a[rows])[
+                :, None
+            ]
+        without = score.repeat(1, a.shape[1]).to(a.dtype)
+        without[alive] = evidence.variants.scores_from_layer(image, ablated)
         return weighted(ratio(score - without, score.expand_as(without)), evidence, relu=self.relu)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+from collections.abc import Callable
 from typing import TypeAlias, TypeVar
 
 from explain.errors import MethodError, did_you_mean
@@ -13,16 +14,18 @@ MethodLike: TypeAlias = "str | Method"
 M = TypeVar("M", bound=Method)
 
 _known: dict[str, Method] = {}
-_wrappers: dict[str, type] = {}
+_wrappers: dict[str, Callable[[Method], Method]] = {}
 
 
 def register(method: M) -> M:
     """Make a method known by its name, with the options that it has.
 
     Raises:
-        MethodError: the name is taken by another method.
+        MethodError: the name is taken by another method, or cannot be one.
     """
     name = method.name
+    if not re.fullmatch(r"[a-z0-9+._-]+", name):
+        raise MethodError(f"a method's name must be of lower-case letters, digits and + . _ -, got {name!r}; change it")
     if _known.setdefault(name, method) != method:
         raise MethodError(
             f"method {name!r} is already registered by {type(_known[name]).__qualname__}; choose another name"
@@ -30,7 +33,7 @@ def register(method: M) -> M:
     return method
 
 
-def register_wrapper(name: str, wrapper: type) -> None:
+def register_wrapper(name: str, wrapper: Callable[[Method], Method]) -> None:
     """Make ``name(inner)`` mean ``wrapper(inner)`` for every method."""
     _wrappers[name] = wrapper
 
@@ -69,8 +72,7 @@ def get_method(method: MethodLike) -> Method:
 def _by_name(name: str) -> Method:
     wrapped = re.fullmatch(r"(\w+)\((.+)\)", name)
     if wrapped and wrapped[1] in _wrappers:
-        made: Method = _wrappers[wrapped[1]](_by_name(wrapped[2].strip()))
-        return made
+        return _wrappers[wrapped[1]](_by_name(wrapped[2].strip()))
     if name not in _known:
         forms = [f"{wrapper}({wrapped[2]})" for wrapper in _wrappers] if wrapped else []
         raise MethodError(f"method {name!r} is unknown; {did_you_mean(name, [*list_methods(), *forms])}")

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from explain.engine import Activations, Evidence, LayerGradients, Need, Reruns
 from explain.methods.backprop import Saliency
-from explain.methods.base import Method, Style, at_least, one_of, uses_layer
+from explain.methods.base import Method, Style, at_least, one_layer, one_of, uses_layer
 from explain.methods.cam import BOTH, ratio, weighted
 
 Statistic = Literal["mean", "square", "variance"]
@@ -83,8 +83,9 @@ class Smooth:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        one_layer("smooth", self.method)
         one_of("smooth", "statistic", self.statistic, ("mean", "square", "variance"))
-        at_least("smooth", "samples", self.samples, 1)
+        at_least("smooth", "samples", self.samples, 1, whole=True)
         at_least("smooth", "sigma", self.sigma, 0)
 
     @property
@@ -186,7 +187,7 @@ class SmoothGradCAMPlusPlus:
     needs: ClassVar[frozenset[Need]] = frozenset({Activations(), Reruns(of_layer=True)})
 
     def __post_init__(self) -> None:
-        at_least(self.name, "samples", self.samples, 1)
+        at_least(self.name, "samples", self.samples, 1, whole=True)
         at_least(self.name, "sigma", self.sigma, 0)
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
@@ -232,7 +233,10 @@ class Augmented:
     paper: ClassVar[str] = "Gildenblat, 2021"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "scales", tuple(self.scales))
+        one_layer("augmented", self.method)
+        object.__setattr__(
+            self, "scales", tuple(self.scales) if isinstance(self.scales, (list, tuple)) else (self.scales,)
+        )
         at_least("augmented", "number of scales", len(self.scales), 1)
         for scale in self.scales:
             at_least("augmented", "scale", scale, 0.1)

@@ -12,6 +12,7 @@ import torchvision
 from torch import nn
 
 import explain
+from explain.attribution import fused
 from explain.engine import Attention, gather
 from explain.errors import MethodError
 from explain.methods import (
@@ -224,6 +225,12 @@ def test_maps_of_several_layers_are_fused_as_their_plain_computation(seed: int) 
         for how in FUSIONS:
             found = explain.attribute(model, x[i : i + 1], "layercam", target=2, layer=STAGES, fuse=how).values[0]
             torch.testing.assert_close(found, plain_scores.fuse(maps, how), rtol=1e-8, atol=1e-12)
+
+
+def test_layers_that_both_speak_against_do_not_speak_for_together() -> None:
+    against = -torch.ones(1, 2, 2)
+    assert fused([against, against], "product").max() == 0
+    assert fused([against, against], "mean").max() == -1
 
 
 def test_refinecam_finds_the_stages_itself() -> None:

@@ -77,6 +77,9 @@ def test_a_name_belongs_to_one_class() -> None:
 
 def test_wrappers_take_any_method_in_brackets() -> None:
     assert get_method("smooth(layercam)") == Smooth(get_method("layercam"))
+    for statistic in ("mean", "square", "variance"):
+        wrapped = Smooth(get_method("gradcam"), statistic=statistic)  # type: ignore[arg-type]
+        assert get_method(wrapped.name) == wrapped
     nested = get_method(" Augmented( smooth(gradcam++) ) ")
     assert nested.name == "augmented(smooth(gradcam++))"
     for name, suggestion in {"smooth(gradcan)": "did you mean 'gradcam'", "smoth(gradcam)": "smooth.gradcam."}.items():
@@ -84,18 +87,35 @@ def test_wrappers_take_any_method_in_brackets() -> None:
             get_method(name)
 
 
+@dataclass(frozen=True)
+class Named(GradCAM):
+    name: str = ""  # type: ignore[misc]
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Smooth(samples=0), "samples of smooth must be a number from 1, got 0"),
+        (lambda: Smooth(samples=0), "samples of smooth must be a whole number from 1, got 0"),
         (lambda: Smooth(sigma=-1.0), "sigma of smooth must be a number from 0, got -1.0"),
         (lambda: Smooth(statistic="median"), "statistic of smooth must be one of mean, square, variance, got 'median'"),
         (lambda: IntegratedGradients(rule="simpson"), "rule of integratedgradients must be one of gausslegendre, left"),
-        (lambda: IntegratedGradients(1, rule="trapezoid"), "steps of integratedgradients must be a number from 2"),
+        (
+            lambda: IntegratedGradients(1, rule="trapezoid"),
+            "steps of integratedgradients must be a whole number from 2",
+        ),
         (lambda: IntegratedGradients(baseline="black"), "baseline of integratedgradients must be one of mean, blur"),
         (lambda: KPCACAM("gauss"), "kernel of kpcacam must be one of sigmoid, rbf"),
-        (lambda: FinerCAM(references=0), "references of finercam must be a number from 1"),
-        (lambda: LeGrad(blocks=0), "blocks of legrad must be a number from 1"),
+        (lambda: FinerCAM(references=0), "references of finercam must be a whole number from 1"),
+        (lambda: LeGrad(blocks=0), "blocks of legrad must be a whole number from 1"),
+        (lambda: IntegratedGradients(steps=2.5), "steps of integratedgradients must be a whole number from 1, got 2.5"),
+        (lambda: Smooth(sigma=float("inf")), "sigma of smooth must be a number from 0, got inf"),
+        (lambda: Smooth(GradCAM), "method of smooth must be a method object, got <class"),
+        (lambda: get_method("smooth(refinecam)"), "method of smooth must look at one layer, got refinecam"),
+        (
+            lambda: FinerCAM(cam=get_method("eigencam")),
+            "cam of finercam must be one of gradients, such as gradcam, got eig",
+        ),
+        (lambda: register(Named("MyCAM")), "must be of lower-case letters, digits"),
         (lambda: Augmented(GradCAM(), scales=()), "number of scales of augmented must be a number from 1"),
     ],
 )
