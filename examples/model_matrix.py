@@ -135,7 +135,7 @@ def examine(name: str, model: nn.Module, x: torch.Tensor, methods: Iterable[Meth
         warnings.simplefilter("always")
         try:
             found: dict[str, Any] = dict(attribute_all(model, x, methods))
-        except Exception:
+        except Exception:  # whatever it was: each method alone says which of them it came from
             found = {method.name: _alone(model, x, method) for method in methods}
     said = [str(w.message) for w in caught if issubclass(w.category, ExplainWarning)]
     for method in methods:

@@ -215,8 +215,10 @@ def attribute_targets(
 def _layers(model: nn.Module, x: torch.Tensor, method: Method, layer: Where | None) -> list[str]:
     """The layers that a method looks at: those asked for, or its own choice."""
     named = [] if layer is None else list(select(model, layer))  # a wrong name is told even where no layer is used
-    if named or not uses_layer(method):
-        return named if uses_layer(method) else []
+    if not uses_layer(method):
+        return []
+    if named:
+        return named
     return stage_layers(model, x) if isinstance(method, ManyLayers) else [default_layer(model, x)]
 
 

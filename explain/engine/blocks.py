@@ -9,7 +9,7 @@ from torch import nn
 
 from explain.errors import MethodError
 from explain.hooks import HookGroup, first_tensor, replace_first
-from explain.hooks.attention import attention
+from explain.hooks.attention import attention, by_image
 from explain.targets import Target
 
 
@@ -76,7 +76,7 @@ def attention_gradients(model: nn.Module, inputs: torch.Tensor, target: Any) -> 
     found = [record.gradient for record in records]
     if len(found) != len(blocks) or any(gradient is None for gradient in found):
         raise MethodError(f"legrad must see the attention of each of the {len(blocks)} blocks, got {len(found)}")
-    return [_by_image(gradient, len(inputs)) for gradient in found if gradient is not None]
+    return [by_image(gradient, len(inputs)) for gradient in found if gradient is not None]
 
 
 def _tokens(tensor: Any) -> torch.Tensor:
@@ -87,7 +87,3 @@ def _tokens(tensor: Any) -> torch.Tensor:
             "(ViT, DeiT), and gradcam or layercam otherwise"
         )
     return tensor
-
-
-def _by_image(gradient: torch.Tensor, count: int) -> torch.Tensor:
-    return gradient if gradient.ndim == 4 else gradient.reshape(count, -1, *gradient.shape[-2:])

@@ -95,6 +95,11 @@ class AttentionMap:
     gradient: torch.Tensor | None = None
 
 
+def legible(tensor: torch.Tensor) -> torch.Tensor:
+    """Evidence in at least single precision: sums and quotients of half precision go astray."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
 @dataclass(frozen=True)
 class Evidence:
     """All that a method gets to see: what was asked, what the model said, and the tensors that the method needs.

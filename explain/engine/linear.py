@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from explain.engine.variants import legible
+from explain.engine.evidence import legible
 from explain.errors import LayerError, TargetError
 from explain.hooks import HookGroup
 

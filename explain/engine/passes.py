@@ -34,13 +34,14 @@ from explain.engine.evidence import (
     LayerGradients,
     Need,
     Reruns,
+    legible,
 )
 from explain.engine.linear import Heads, bias_of, biased_modules, class_weights
 from explain.engine.rules import apply_rule
-from explain.engine.variants import Footprint, Precision, Variants, Work, autocast, legible
+from explain.engine.variants import Footprint, Precision, Variants, Work, autocast
 from explain.errors import ExplainError, ImageError, LayerError, MethodError, ModelError, TargetError
 from explain.hooks import Capture, HookGroup, Record, inspect, untouched
-from explain.hooks.attention import attention
+from explain.hooks.attention import attention, by_image
 from explain.layers import to_spatial
 from explain.targets import Objective, Target, find_logits, settle
 
@@ -217,9 +218,10 @@ class _Pass:
         with HookGroup() as group:
             records = attention(choice.total, group) if wanted else []
             yield
-        maps = [(_by_image(r.weights, self.inputs), _by_image(r.gradient, self.inputs)) for r in records]
-        for need in wanted:
-            choice.found[need] = tuple(AttentionMap(weights, gradient) for weights, gradient in maps)
+        count = len(self.inputs)
+        maps = [(r.weights, r.gradient) for r in records]
+        found = tuple(AttentionMap(by_image(w, count), None if g is None else by_image(g, count)) for w, g in maps)
+        choice.found.update(dict.fromkeys(wanted, found))
 
     def _objective(self, objective: Objective, choice: _Choice, keep: bool) -> None:
         self.capture.backward(self._total(objective, choice), retain_graph=keep)
@@ -324,13 +326,6 @@ def _hessian_product(total: torch.Tensor, source: torch.Tensor, direction: torch
             "gradcam, or put the call under torch.nn.attention.sdpa_kernel(SDPBackend.MATH)"
         ) from None
     return torch.zeros_like(gradient) if product is None else product.detach()
-
-
-def _by_image(maps: torch.Tensor | None, inputs: torch.Tensor) -> Any:
-    """Attention as ``(N, heads, queries, keys)``; some networks put images and heads into one dimension."""
-    if maps is None or maps.ndim == 4:
-        return maps
-    return maps.reshape(len(inputs), -1, *maps.shape[-2:]) if len(maps) % len(inputs) == 0 else maps[:, None]
 
 
 def _without_gradients(model: nn.Module) -> str:

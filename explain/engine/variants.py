@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from explain.engine.blocks import attention_gradients
+from explain.engine.evidence import legible
 from explain.errors import ExplainError, LayerError, MethodError
 from explain.hooks import HookGroup, first_tensor, replace_first, untouched
 from explain.layers import from_spatial
@@ -101,11 +102,6 @@ def autocast(inputs: torch.Tensor, precision: Precision) -> Iterator[None]:
         return
     with torch.autocast(inputs.device.type, torch.bfloat16):
         yield
-
-
-def legible(tensor: torch.Tensor) -> torch.Tensor:
-    """Evidence in at least single precision: sums and quotients of half precision go astray."""
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 @dataclass(frozen=True)

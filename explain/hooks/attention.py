@@ -78,6 +78,17 @@ def attention(output: torch.Tensor, group: HookGroup) -> list[AttentionRecord]:
     return [AttentionRecord(node, group) for node in sorted(nodes, key=lambda node: node._sequence_nr())]
 
 
+def by_image(maps: torch.Tensor, count: int) -> torch.Tensor:
+    """Attention of ``count`` images as ``(N, heads, queries, keys)``; some networks put images and heads into one.
+
+    >>> by_image(torch.zeros(6, 4, 4), 2).shape
+    torch.Size([2, 3, 4, 4])
+    """
+    if maps.ndim == 4:
+        return maps
+    return maps.reshape(count, -1, *maps.shape[-2:]) if len(maps) % count == 0 else maps[:, None]
+
+
 def _is_attention(node: Any) -> bool:
     """Whether a Node is a softmax over keys, not one over classes: three or four dimensions, the last one summed."""
     if "SoftmaxBackward" not in node.name() or "Log" in node.name():
