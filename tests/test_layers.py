@@ -9,7 +9,7 @@ import torchvision
 from torch import nn
 
 from explain.errors import LayerError
-from explain.layers import Grid, default_layer, find_grid, list_layers, to_spatial
+from explain.layers import Frame, Grid, default_layer, find_grid, list_layers, to_spatial
 from tests.conftest import TinyNet, snapshot
 
 
@@ -105,6 +105,6 @@ def test_a_map_is_the_same_whatever_its_layout() -> None:
     last = maps.permute(0, 2, 3, 1)
     tokens = torch.cat([torch.zeros(2, 2, 16), last.reshape(2, 63, 16)], dim=1)
     for tensor in (maps, last, tokens):
-        assert torch.equal(to_spatial(tensor, size, "layer"), maps)
+        assert torch.equal(to_spatial(tensor, Frame(size, 2), "layer"), maps)
     with pytest.raises(LayerError, match=r"'fc' must give a spatial map, got shape \(2, 10\)"):
-        to_spatial(torch.zeros(2, 10), size, "fc")
+        to_spatial(torch.zeros(2, 10), Frame(size, 2), "fc")
