@@ -211,7 +211,8 @@ def attribute_targets(
         of = {item.layer: item for item in evidence}
         whole = [replace(evidence[0], layer=None)]
         used = {name: [of[layer] for layer in names] or whole for name, names in looked_at.items()}
-        with torch.autocast(inputs.x.device.type, enabled=False):  # the model may run so, but not the mathematics
+        # The model may run so, but not the mathematics; and what it makes must be good for in-place steps of the model.
+        with torch.inference_mode(False), torch.no_grad(), torch.autocast(inputs.x.device.type, enabled=False):
             found.append({name: _apply(method, used[name], fuse, inputs.name) for name, method in chosen.items()})
         for name, attribution in found[-1].items():
             _warn_if_empty(attribution, used[name])

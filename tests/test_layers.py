@@ -8,8 +8,10 @@ import torch
 import torchvision
 from torch import nn
 
+from explain.attribution import attribute
 from explain.errors import LayerError
 from explain.layers import Frame, Grid, default_layer, find_grid, list_layers, to_spatial
+from explain.methods import FullGrad, GradCAM
 from tests.conftest import TinyNet, snapshot
 
 
@@ -108,3 +110,35 @@ def test_a_map_is_the_same_whatever_its_layout() -> None:
         assert torch.equal(to_spatial(tensor, Frame(size, 2), "layer"), maps)
     with pytest.raises(LayerError, match=r"'fc' must give a spatial map, got shape \(2, 10\)"):
         to_spatial(torch.zeros(2, 10), Frame(size, 2), "fc")
+
+
+@pytest.mark.parametrize("channels", [2, 4, 5])
+def test_a_convolutions_map_has_its_channels_first_whatever_its_shape_looks_like(channels: int) -> None:
+    """On 8 x 5 pixels, four maps of 2 x 2 look like a map of 4 x 2 with two channels."""
+    model = nn.Sequential(
+        nn.Conv2d(1, channels, 3, 2, 1), nn.ReLU(), nn.Conv2d(channels, channels, 3, 2, 1), nn.Dropout(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 3),
+    )  # fmt: skip
+    x = torch.randn(2, 1, 8, 5)
+    for layer, size in [("0", (4, 3)), ("1", (4, 3)), ("2", (2, 2)), ("3", (2, 2))]:
+        assert attribute(model.eval(), x, GradCAM(relu=False), target=0, layer=layer).values.shape == (2, *size)
+    assert attribute(model, x, FullGrad(), target=0).delta.abs().max() < 1e-5
+
+
+def test_a_layer_normalisations_map_has_its_channels_last_whatever_its_shape_looks_like() -> None:
+    """On 8 x 5 pixels, a map of 3 x 3 with four channels looks like three of 3 x 4, and one of 8 x 5 with 5 as well."""
+
+    class Last(nn.Module):
+        def __init__(self, stride: int, channels: int) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(1, channels, 3, stride, 1), nn.LayerNorm(channels)
+            self.drop, self.fc = nn.Dropout(), nn.Linear(channels, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(self.drop(self.norm(self.conv(x).permute(0, 2, 3, 1)))).mean((1, 2))
+
+    for stride, channels, size in [(1, 5, (8, 5)), (2, 4, (4, 3)), (3, 2, (3, 2)), (3, 3, (3, 2))]:
+        model = Last(stride, channels).eval()
+        for layer in ("conv", "norm", "drop", "fc"):
+            found = attribute(model, torch.randn(2, 1, 8, 5), GradCAM(relu=False), target=0, layer=layer)
+            assert found.values.shape == (2, *size), (stride, channels, layer)

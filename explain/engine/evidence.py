@@ -67,7 +67,7 @@ class InputGradients:
 
 @dataclass(frozen=True)
 class BiasTerms:
-    """What every bias of the network adds to the score: a tuple of ``(N, C, h, w)`` or ``(N, C)``, one for each."""
+    """What every bias of the network adds to the score: a tuple of ``(N, C, h, w)``, or ``(N, K)`` without a map."""
 
     of_layer: ClassVar[bool] = False
 

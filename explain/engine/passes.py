@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -37,7 +37,7 @@ from explain.engine.evidence import (
     legible,
 )
 from explain.engine.linear import Heads, bias_of, biased_modules, class_weights
-from explain.engine.rules import apply_rule
+from explain.engine.rules import InSight, apply_rule
 from explain.engine.variants import Footprint, Precision, Variants, Work, autocast
 from explain.errors import ExplainError, ImageError, LayerError, MethodError, ModelError, TargetError
 from explain.hooks import Capture, HookGroup, Record, inspect, untouched
@@ -121,7 +121,8 @@ class _Pass:
                 self.heads.watch(group, model)
             if any(isinstance(need, Reruns) for need in needs):
                 self.footprint.watch(group, model, len(self.x))
-            self.output = self.inputs.replaced(self.source).call(model)
+            with InSight() if self.rules - {"plain"} else nullcontext():
+                self.output = self.inputs.replaced(self.source).call(model)
             self.graph_is_on = torch.is_grad_enabled()
         self.records = {name: self._record(name) for name in self.layers}
         self.logits = self._logits()
@@ -283,13 +284,13 @@ class _Pass:
         return tuple(term.flatten(1) if (r.layer, r.call) in elsewhere else term for r, term in terms)
 
     def _of_images(self, term: torch.Tensor, record: Record) -> torch.Tensor:
-        """A term with the images in its first dimension: not behind the tokens, nor cut into windows."""
-        count = len(self.x)
-        if term.ndim == 3 and term.shape[1] == count:
-            grid = self.frame.grid(tuple(term.shape), f"{record.layer}@{record.call}")
-            if len(term) != count or (grid is not None and grid.of_images == 1):
-                return term.transpose(0, 1)
-        return term if len(term) == count else term.reshape(count, -1)
+        """A term laid out over the images, or where it is no map (it may be of windows), as rows of numbers."""
+        count, shape = len(self.x), tuple(term.shape)
+        grid = self.frame.grid(shape, f"{record.layer}@{record.call}") if term.ndim > 2 else None
+        if grid is not None:
+            return grid.spread(term)
+        turned = term.ndim == 3 and len(term) != count and term.shape[1] == count
+        return (term.transpose(0, 1) if turned else term).reshape(count, -1)
 
     def _keep(self, choice: _Choice, name: str, need: Need, gradient: torch.Tensor | None) -> None:
         if gradient is None:

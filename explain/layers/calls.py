@@ -15,7 +15,7 @@ from torch.autograd.graph import Node
 from explain.errors import LayerError
 from explain.hooks import HookGroup, Where, first_tensor, select, untouched
 from explain.inputs import Inputs, InputsLike, as_inputs
-from explain.layers.grid import Frame, Grid, Size
+from explain.layers.grid import Frame, Grid, Layout, Size, find_grid, layout_of
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,8 @@ class Look:
         grids = [call.grid for call in self.calls if call.grid and call.grid.layout in ("NCHW", "NHWC")]
         return list(dict.fromkeys(grid.places for grid in grids))
 
-    def grid_of(self, layer: str) -> Grid | None:
-        """The grid of what a layer gives."""
-        name, number = split_call(layer)
+    def grid_of(self, name: str, number: int | None) -> Grid | None:
+        """The grid of what a layer gives in one call, or in its last."""
         calls = [call for call in self.calls if call.name == name and number in (None, call.number)]
         return calls[-1].grid if calls else None
 
@@ -119,6 +118,7 @@ class _Notes:
         self._previous: torch.Tensor | None = None
         self._seen: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._numbers: dict[str, int] = {}
+        self._layouts: dict[Size, Layout] = {}
         self._reaching: dict[Node, bool] = {}
 
     def take(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
@@ -130,12 +130,21 @@ class _Notes:
         passes_on = returned and tensor is self._previous
         again = returned and output is not tensor and not passes_on
         shape = tuple(tensor.shape)
-        grid = Frame(self._size, look=lambda: Look(tuple(self.calls), False)).grid(shape)
+        grid = self._grid(module, shape)
         kind = type(module).__name__
         depends = self._depends(tensor)
         self.calls.append(Call(name, kind, shape, grid, passes_on, again, number, depends=depends))
         self._previous = tensor
         self._seen[id(tensor)] = (weakref.ref(tensor), _version(tensor))
+
+    def _grid(self, module: nn.Module, shape: Size) -> Grid | None:
+        """The grid of a tensor; most modules keep the layout of the last one that has a layout of its own."""
+        own = layout_of(module, len(shape))
+        if own is not None and len(shape) > 3:
+            self._layouts[shape] = own
+        if len(shape) > 3:
+            return find_grid(shape, self._size, layout=self._layouts.get(shape)) if shape[0] == 1 else None
+        return Frame(self._size, sizes=lambda: Look(tuple(self.calls), False).sizes).grid(shape)
 
     def _was_returned(self, tensor: torch.Tensor) -> bool:
         known, version = self._seen.get(id(tensor), (None, 0))
@@ -177,7 +186,17 @@ def _tensors(output: Any) -> list[torch.Tensor]:
 
 def frame_of(model: nn.Module, inputs: Inputs) -> Frame:
     """What the tensors of a network are laid out on for these inputs; how tokens lie is found by looking, once."""
-    return Frame(tuple(inputs.x.shape[2:]), len(inputs), partial(remembered, model, inputs))
+    modules = dict(model.named_modules(remove_duplicate=False))
+    names = {module: name for name, module in model.named_modules()}
+
+    def layout(layer: str) -> Layout | None:
+        return layout_of(modules[split_call(layer)[0]], inputs.x.ndim)
+
+    def grid(layer: str) -> Grid | None:
+        name, number = split_call(layer)  # a module that has several names was noted under its first
+        return remembered(model, inputs).grid_of(names[modules[name]], number)
+
+    return Frame(tuple(inputs.x.shape[2:]), len(inputs), lambda: remembered(model, inputs).sizes, grid, layout)
 
 
 def of_other_images(model: nn.Module, inputs: Inputs) -> set[tuple[str, int]]:

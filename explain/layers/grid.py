@@ -5,16 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from explain.errors import LayerError
 
 MAX_EXTRA_TOKENS = 8  # one class token, a distillation token, and the four to eight registers that are in use
 Size = tuple[int, ...]
 """Height and width; of a video, frames before them."""
+Layout = Literal["NCHW", "NHWC", "tokens", "tokens first"]
+_CHANNELS_FIRST = (
+    *(nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm, nn.GroupNorm),
+    *(nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd, nn.Upsample),
+    *(nn.modules.pooling._AdaptiveMaxPoolNd, nn.modules.pooling._AdaptiveAvgPoolNd),
+)
 
 
 @dataclass(frozen=True)
@@ -24,7 +31,7 @@ class Grid:
     ``tokens first`` is a sequence with the images in its second dimension, ``(tokens, N, C)``.
     """
 
-    layout: Literal["NCHW", "NHWC", "tokens", "tokens first"]
+    layout: Layout
     height: int
     width: int
     skip: int = 0
@@ -68,47 +75,51 @@ class Grid:
         return torch.cat([extra, last.flatten(1, -2)], dim=1).movedim(0, self.of_images)
 
 
-class Seen(Protocol):
-    """What is known of a network that was looked at."""
-
-    @property
-    def sizes(self) -> Collection[Size]:
-        """The sizes of its maps, in their order."""
-        ...
-
-    def grid_of(self, layer: str) -> Grid | None: ...
-
-
 @dataclass(frozen=True)
 class Frame:
     """What tensors of a network are laid out on: the input's size, and the number of images in a batch.
 
-    ``look`` tells what the network makes of one such image. It is asked about tokens, whose number alone leaves open
-    how they lie.
+    Where shapes leave open how a map lies (tokens, and maps whose channels may be first as well as last), the network
+    is looked at: ``known`` gives the grid of a layer, ``sizes`` the sizes of all maps. ``layout`` says what a layer's
+    class tells without that.
     """
 
     size: Size
     count: int = 1
-    look: Callable[[], Seen] | None = None
+    sizes: Callable[[], Collection[Size]] = tuple
+    known: Callable[[str], Grid | None] | None = None
+    layout: Callable[[str], Layout | None] | None = None
 
     def grid(self, shape: Size, layer: str | None = None) -> Grid | None:
         """Tell how a tensor of this shape, from this layer, covers the input; None if it has no map for each image."""
-        if len(shape) != 3:
-            return find_grid(shape, self.size) if shape[:1] == (self.count,) else None
-        seen = None if self.look is None else self.look()
-        if seen is not None and layer is not None:
-            return seen.grid_of(layer)
-        sizes = () if seen is None else seen.sizes
-        if shape[0] == self.count:
-            return find_grid(shape, self.size, sizes)
-        grid = _seen_grid(shape[0], self.size, sizes) if shape[1] == self.count else None
+        layout = None if layer is None or self.layout is None else self.layout(layer)
+        is_map = len(shape) == len(self.size) + 2
+        if layer is not None and self.known is not None and not (is_map and (layout or _is_plain(shape, self.size))):
+            return self.known(layer)
+        if shape[:1] == (self.count,):
+            return find_grid(shape, self.size, self.sizes() if len(shape) == 3 else (), layout)
+        grid = _seen_grid(shape[0], self.size, self.sizes()) if len(shape) == 3 and shape[1] == self.count else None
         return None if grid is None else replace(grid, layout="tokens first")
 
 
-def find_grid(shape: Size, size: Size, seen: Collection[Size] = ()) -> Grid | None:
+def layout_of(module: nn.Module, dimensions: int) -> Layout | None:
+    """Where a module puts the channels of a map, if its class says so.
+
+    >>> layout_of(nn.Conv2d(3, 8, 1), 4), layout_of(nn.LayerNorm(8), 4), layout_of(nn.ReLU(), 4)
+    ('NCHW', 'NHWC', None)
+    """
+    if isinstance(module, _CHANNELS_FIRST):
+        return "NCHW"
+    if type(module) is nn.LayerNorm:  # what is made of it may turn the map round and back
+        return "NHWC" if len(module.normalized_shape) == 1 else "NCHW"
+    return "NHWC" if isinstance(module, nn.Linear) and dimensions > 3 else None
+
+
+def find_grid(shape: Size, size: Size, seen: Collection[Size] = (), layout: Layout | None = None) -> Grid | None:
     """Tell how a tensor of ``shape`` covers an input of ``size``, or None if it has no spatial map.
 
-    Of tokens, the sizes ``seen`` elsewhere in the network say how they lie; without any, the input's aspect ratio does.
+    Of tokens, the sizes ``seen`` elsewhere in the network say how they lie; without any, the input's aspect ratio does,
+    as it does for a map of which nobody knows the ``layout``.
 
     >>> find_grid((1, 512, 7, 7), (224, 224))
     Grid(layout='NCHW', height=7, width=7, skip=0, frames=None)
@@ -124,13 +135,19 @@ def find_grid(shape: Size, size: Size, seen: Collection[Size] = ()) -> Grid | No
     if len(shape) != len(size) + 2:
         return None
     first, last = shape[2:], shape[1:-1]
-    aspect = size[-2] / size[-1]
-    channels_last = not has_aspect(first, size) and abs(last[-2] - last[-1] * aspect) <= 1
-    places = last if channels_last else first
+    if layout is None:
+        aspect = size[-2] / size[-1]
+        channels_last = not has_aspect(first, size) and abs(last[-2] - last[-1] * aspect) <= 1
+        layout = "NHWC" if channels_last else "NCHW"
+    places = last if layout == "NHWC" else first
     if places[-2] * places[-1] <= 1:
         return None
-    frames = places[0] if len(places) == 3 else None
-    return Grid("NHWC" if channels_last else "NCHW", places[-2], places[-1], frames=frames)
+    return Grid(layout, places[-2], places[-1], frames=places[0] if len(places) == 3 else None)
+
+
+def _is_plain(shape: Size, size: Size) -> bool:
+    """Whether a shape alone says that channels come first."""
+    return has_aspect(shape[2:], size) and not has_aspect(shape[1:-1], size)
 
 
 def has_aspect(places: Size, size: Size) -> bool:

@@ -49,9 +49,8 @@ class FullGrad:
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         total = self._map(evidence.inputs * evidence[InputGradients()], evidence.size)
         for term in evidence[BiasTerms()]:
-            grid = evidence.frame.grid(tuple(term.shape)) if term.ndim > 2 else None
-            if grid is not None:
-                total = total + self._map(grid.spread(term), evidence.size)
+            if term.ndim > 2:
+                total = total + self._map(term, evidence.size)
         return total
 
     def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor:

@@ -179,4 +179,5 @@ class FEM:
         a = evidence.activations
         mean = a.mean(places(a), keepdim=True)
         rare = a > mean + self.k * a.std(places(a), keepdim=True, correction=0)
+        rare &= a.amax(places(a), keepdim=True) > a.amin(places(a), keepdim=True)  # its mean may be off by a rounding
         return (mean * rare).sum(1)
