@@ -13,8 +13,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from explain.engine import ClassWeights, Evidence, Precision, Progress, Work, check_inputs, gather
-from explain.errors import ExplainError, ExplainWarning, LayerError, MethodError, ModelError, TargetError, warn
+from explain.engine import ClassWeights, Evidence, Need, Precision, Progress, Work, check_inputs, gather
+from explain.errors import (
+    ExplainError,
+    ExplainWarning,
+    LayerError,
+    MethodError,
+    ModelError,
+    TargetError,
+    UnusedLayerError,
+    warn,
+)
 from explain.hooks import Where, unwrapped
 from explain.inputs import Inputs, InputsLike
 from explain.layers import default_layer, enlarge, find_layers, stage_layers
@@ -202,12 +211,18 @@ def attribute_targets(
     work = Work(batch_size, progress, precision)
     if fuse is not None:
         one_of("attribute", "fuse", fuse, ("mean", "max", "product"))
-    looked_at = {name: _layers(model, inputs, method, layer, wanted[0]) for name, method in chosen.items()}
-    layers = list(dict.fromkeys(name for names in looked_at.values() for name in names))
     needs = frozenset().union(*(method.needs for method in chosen.values()))
+    looked_at = {name: _layers(model, inputs, method, layer, wanted[0]) for name, method in chosen.items()}
+    try:
+        gathered = _gather(model, inputs, needs, wanted, looked_at, chosen, work)
+    except UnusedLayerError:
+        if layer is not None:
+            raise
+        # The network has several heads, and this is not the one that classifies.
+        looked_at = {n: _layers(model, inputs, method, None, wanted[0], anew=True) for n, method in chosen.items()}
+        gathered = _gather(model, inputs, needs, wanted, looked_at, chosen, work)
     found = []
-    pooled = [layer for name, names in looked_at.items() if ClassWeights() in chosen[name].needs for layer in names]
-    for evidence in gather(model, inputs, needs, wanted, layers, work, pooled=pooled):
+    for evidence in gathered:
         of = {item.layer: item for item in evidence}
         whole = [replace(evidence[0], layer=None)]
         used = {name: [of[layer] for layer in names] or whole for name, names in looked_at.items()}
@@ -219,7 +234,23 @@ def attribute_targets(
     return found
 
 
-def _layers(model: nn.Module, inputs: Inputs, method: Method, layer: Where | None, target: Target) -> list[str]:
+def _gather(
+    model: nn.Module,
+    inputs: Inputs,
+    needs: frozenset[Need],
+    targets: list[Target],
+    looked_at: Mapping[str, list[str]],
+    methods: Mapping[str, Method],
+    work: Work,
+) -> list[list[Evidence]]:
+    layers = dict.fromkeys(layer for names in looked_at.values() for layer in names)
+    pooled = [layer for name, names in looked_at.items() if ClassWeights() in methods[name].needs for layer in names]
+    return gather(model, inputs, needs, targets, layers, work, pooled=pooled)
+
+
+def _layers(
+    model: nn.Module, inputs: Inputs, method: Method, layer: Where | None, target: Target, *, anew: bool = False
+) -> list[str]:
     """The layers that a method looks at: those asked for, or its own choice."""
     named = [] if layer is None else find_layers(model, inputs, layer)  # a wrong name is told even where it is not used
     if not uses_layer(method):
@@ -228,9 +259,11 @@ def _layers(model: nn.Module, inputs: Inputs, method: Method, layer: Where | Non
         return named
     if isinstance(method, ManyLayers):
         return stage_layers(model, inputs)
-    return [
-        default_layer(model, inputs, lambda output: settle(target, output, len(inputs)).pick(output, len(inputs))[0])
-    ]
+
+    def score(output: Any) -> torch.Tensor:
+        return settle(target, output, len(inputs)).pick(output, len(inputs))[0]
+
+    return [default_layer(model, inputs, score, anew=anew)]
 
 
 def applicable_methods(

@@ -47,11 +47,11 @@ def test_the_default_layer_is_remembered_only_while_the_model_is_the_same(net: T
     calls: list[int] = []
     net.register_forward_hook(lambda *_: calls.append(1))
     assert default_layer(net, x) == default_layer(net, x) == "dropout"  # it passes on what a functional ReLU made
-    assert len(calls) == 1
+    assert len(calls) == 2  # one for the layers there are, and one for what the scores depend on
     net.dropout = nn.Flatten(2, 2)
     net.avgpool = nn.AdaptiveAvgPool2d(1)
     assert default_layer(net, x) == "dropout"
-    assert len(calls) == 2
+    assert len(calls) == 4
 
 
 def test_remembering_does_not_keep_a_model_alive(x: torch.Tensor) -> None:
@@ -142,3 +142,32 @@ def test_a_layer_normalisations_map_has_its_channels_last_whatever_its_shape_loo
         for layer in ("conv", "norm", "drop", "fc"):
             found = attribute(model, torch.randn(2, 1, 8, 5), GradCAM(relu=False), target=0, layer=layer)
             assert found.values.shape == (2, *size), (stride, channels, layer)
+
+
+class TwoHeads(nn.Module):
+    """Its last map is that of a head which the classes do not come from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.fc, self.mask = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(4, 5), nn.Conv2d(4, 1, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        maps = self.body(x).relu()
+        return {"mask": self.mask(maps), "logits": self.fc(maps.mean((2, 3)))}
+
+
+def test_the_default_layer_is_one_that_the_target_depends_on() -> None:
+    model, x = TwoHeads().eval(), torch.randn(2, 3, 8, 8)
+    assert attribute(model, x, GradCAM(relu=False), target=0).layer == "body"
+    assert attribute(model, x, "eigencam", target=0).layer == "body"
+
+    class Two(TwoHeads):
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            maps = self.body(x).relu()
+            other = self.mask(x[:, :1].expand(-1, 4, -1, -1))
+            return {"mask": other, "logits": self.fc(maps.mean((2, 3)))}
+
+    found = attribute(Two().eval(), x, GradCAM(relu=False), target=lambda output: output["mask"].mean((1, 2, 3)))
+    assert found.layer == "mask"
+    with pytest.raises(LayerError, match="layer 'mask' must influence the score of target 0, but the score does not"):
+        attribute(model, x, "gradcam", target=0, layer="mask")

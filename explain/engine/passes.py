@@ -39,7 +39,7 @@ from explain.engine.evidence import (
 from explain.engine.linear import Heads, bias_of, biased_modules, class_weights
 from explain.engine.rules import InSight, apply_rule
 from explain.engine.variants import Footprint, Precision, Variants, Work, autocast
-from explain.errors import ExplainError, ImageError, LayerError, MethodError, ModelError, TargetError
+from explain.errors import ExplainError, ImageError, LayerError, MethodError, ModelError, TargetError, UnusedLayerError
 from explain.hooks import Capture, HookGroup, Record, inspect, untouched
 from explain.hooks.attention import attention, by_image
 from explain.inputs import Inputs, InputsLike, as_inputs
@@ -294,10 +294,11 @@ class _Pass:
 
     def _keep(self, choice: _Choice, name: str, need: Need, gradient: torch.Tensor | None) -> None:
         if gradient is None:
-            why = "does not use the layer" if choice.total.requires_grad else "was computed with gradients turned off"
-            raise LayerError(
-                f"layer {name!r} must influence the score of target {choice.name}, but the score {why}; choose "
-                "a layer or target that depend on each other, without no_grad(), detach() or checkpoints between"
+            hidden = "" if choice.total.requires_grad else " in sight of gradients"
+            raise UnusedLayerError(
+                f"layer {name!r} must influence the score of target {choice.name}, but the score does not use "
+                f"it{hidden}; choose a layer or target that depend on each other, without no_grad(), detach() or "
+                "checkpoints between"
                 f"{_without_gradients(self.model)}"
             )
         choice.of_layer.setdefault(name, {})[need] = self._spatial(gradient, name)

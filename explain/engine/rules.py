@@ -68,16 +68,17 @@ class InSight(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        first = next(iter(args), None)
         rectify = _out_of_place(func, args, kwargs)
-        if rectify is None or not (isinstance(args[0], torch.Tensor) and args[0]._is_view()):
+        if rectify is None or not isinstance(first, torch.Tensor) or not first._is_view():
             return func(*args, **kwargs)
         # A clone, since what a rectifier keeps of its input must not be overwritten by its output.
-        return args[0].copy_(rectify(args[0].clone()))
+        return first.copy_(rectify(first.clone()))
 
 
 def _out_of_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., torch.Tensor] | None:
     """What an in-place rectifier, called with these arguments, computes; None if it is none."""
-    names = getattr(getattr(func, "__code__", None), "co_varnames", ())
+    names: tuple[str, ...] = getattr(getattr(func, "__code__", None), "co_varnames", ())
     given = {**dict(zip(names, args, strict=False)), **kwargs} if args and "inplace" in names else {}
     if given.get("inplace"):
         return lambda x: func(**{**given, names[0]: x, "inplace": False})

@@ -104,7 +104,7 @@ def take_look(model: nn.Module, inputs: Inputs) -> Look:
         output = inputs.call(model)
     numbers = {call.name: call.number for call in notes.calls}
     calls = tuple(replace(call, last=call.number == numbers[call.name]) for call in notes.calls)
-    found = _tensors(output)
+    found = tensors_in(output)
     answers = frozenset(t.shape[1] for t in found if t.ndim > 3 and tuple(t.shape[2:]) == tuple(inputs.x.shape[2:]))
     return Look(calls, any(t.ndim <= 2 and t.numel() and t.shape[:1] in ((), (1,)) for t in found), answers)
 
@@ -175,7 +175,7 @@ def _reaches(node: Node, source: torch.Tensor, known: dict[Node, bool]) -> bool:
     return known[node]
 
 
-def _tensors(output: Any) -> list[torch.Tensor]:
+def tensors_in(output: Any) -> list[torch.Tensor]:
     """The output, or the tensors right in it."""
     if isinstance(output, torch.Tensor):
         return [output]

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from explain.errors import LayerError
-from explain.hooks import Capture, HookGroup, first_tensor, untouched
+from explain.hooks import Capture, HookGroup, untouched
 from explain.inputs import Inputs, InputsLike, as_inputs
-from explain.layers.calls import Call, Look, frame_of, remembered, split_call
+from explain.layers.calls import Call, Look, frame_of, remembered, split_call, tensors_in
 from explain.layers.grid import Size, has_aspect, to_spatial
 
 Score: TypeAlias = Callable[[Any], torch.Tensor]
@@ -27,19 +27,19 @@ _ATTENTION = re.compile("(?!.*(?:Block|Layer))(?:.*[Aa]tt(?:ention|n)|[A-Z]*SA$|
 _chosen: weakref.WeakKeyDictionary[nn.Module, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
 
-def default_layer(model: nn.Module, x: InputsLike, score: Score | None = None) -> str:
+def default_layer(model: nn.Module, x: InputsLike, score: Score | None = None, *, anew: bool = False) -> str:
     """Name the layer to explain: the last feature map before pooling, or the tokens before the last attention.
 
-    It is found by running the model once on one image, and remembered for as long as the model lives with the same
-    modules and is given inputs of the same size. A network that gives boxes or maps instead of a row of scores has
-    heads for many answers: there, it is the last map on which ``score`` depends, looked for anew each time.
+    It is found by running the model on one image, and remembered for as long as the model lives with the same modules
+    and is given inputs of the same size. A network that gives boxes or maps instead of a row of scores has heads for
+    many answers: there, and elsewhere on request, it is looked for ``anew`` what ``score`` depends on.
 
     Raises:
         LayerError: no layer gives a spatial map.
     """
     inputs = as_inputs(x)
     look = remembered(model, inputs)
-    if score is not None and not look.gives_scores:
+    if score is not None and (anew or not look.gives_scores):
         return _behind(model, inputs, look, score)
     known = _chosen.setdefault(model, {})
     if id(look) not in known:
@@ -106,13 +106,11 @@ def _is_attention(call: Call) -> bool:
 
 
 def _choose(model: nn.Module, inputs: Inputs, groups: list[list[Call]], size: Size) -> str:
-    """The last feature map; where there are tokens, the best place that the scores depend on, found by looking."""
+    """The last feature map that the scores depend on; of tokens, the last ones that some attention follows."""
     maps, tokens = _places_of_maps(groups, size), _places_of_tokens(groups)
     places = sorted([*maps[-1:], *_before_attention(groups, tokens)[-1:]], reverse=True)
     if not places:
         raise _no_map(sum(map(len, groups)))
-    if not tokens:
-        return _outermost(groups[places[0]])
     order = [places[0], *_before_attention(groups, tokens)[-1:], *sorted(maps + tokens, reverse=True)]
     names = list(dict.fromkeys(_outermost(groups[place]) for place in order))
     reached = _places_reached(model, inputs, names)
@@ -123,7 +121,8 @@ def _behind(model: nn.Module, inputs: Inputs, look: Look, score: Score) -> str:
     """The last map that says something about one of many answers.
 
     The answers themselves do not: neither the map of classes that the network gives, nor a map that the score reads in
-    one place. Nor does a head that slides over the maps of several resolutions, since its last call is about one.
+    one place. Nor does a head that slides over the maps of several resolutions, of which each call is about one. They
+    are taken only where the score depends on nothing else.
     """
     groups, size = _groups(look), tuple(inputs.x.shape[2:])
     shapes: dict[str, set[Size]] = {}
@@ -131,9 +130,10 @@ def _behind(model: nn.Module, inputs: Inputs, look: Look, score: Score) -> str:
         shapes.setdefault(call.name, set()).add(call.shape)
     covering = _places_of_maps(groups, size)[::-1]
     resized = [i for i in reversed(range(len(groups))) if _is_map(groups[i]) and not _is_pooling(groups[i])]
-    places = [i for i in dict.fromkeys(covering + resized) if groups[i][-1].shape[1] not in look.answers]
-    slides = [i for i in places if any(len(shapes[call.name]) > 1 for call in groups[i])]
-    names = [_outermost(groups[i]) for i in places if i not in slides]
+    places = list(dict.fromkeys(covering + resized))
+    slides = {i for i in places if any(len(shapes[call.name]) > 1 for call in groups[i])}
+    answers = {i for i in places if groups[i][-1].shape[1] in look.answers}
+    names = [_outermost(groups[i]) for i in sorted(places, key=lambda i: i in slides | answers)]
     if not names:
         raise _no_map(len(look.calls))
     images = dict.fromkeys(names, 0)
@@ -190,15 +190,21 @@ def _places_reached(
     with untouched(model), HookGroup(model) as group:
         capture = Capture(group, dict.fromkeys(split_call(layer)[0] for layer in layers), gradients=True)
         output = inputs.detached().call(model)
-        scores = first_tensor(output) if score is None else score(output)
-        if scores is not None:
-            capture.backward(scores.float().amax() if score is None else scores.sum())
+        found_scores = _best_score(output) if score is None else score(output).sum()
+        if found_scores is not None:
+            capture.backward(found_scores)
     for layer in layers:
         record = capture.of_call(*split_call(layer))
         if record is not None and record.gradient is not None:
             places = (to_spatial(record.gradient, frame, layer) != 0).any(1).flatten(1)
             found[layer] = places.sum(1).tolist()
     return found
+
+
+def _best_score(output: Any) -> torch.Tensor | None:
+    """The largest number that a network gives, of a row of them if it has one."""
+    found = sorted(tensors_in(output), key=lambda tensor: tensor.ndim != 2)
+    return found[0].float().amax() if found else None
 
 
 def _outermost(group: list[Call]) -> str:
