@@ -646,3 +646,16 @@ def test_a_caller_in_inference_mode_may_have_a_model_that_works_in_place(method:
     expected = explain.attribute(model, x, method, target=1, layer="0").values
     with torch.inference_mode():
         assert torch.equal(explain.attribute(model, x, method, target=1, layer="0").values, expected)
+
+
+def test_one_image_with_channels_last_is_explained_like_one_with_channels_first() -> None:
+    """A view of it has other strides in the dimension of size 1, which backward through normalisations goes by."""
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 16, 1), nn.Conv2d(16, 16, 1), nn.BatchNorm2d(16), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    model = settled(nn.Sequential(*layers, nn.Linear(16, 3))).double().eval()
+    x = torch.randn(1, 3, 7, 3, dtype=torch.float64)
+    last = x.contiguous(memory_format=torch.channels_last)
+    methods = ["hirescam", "fullgrad", "saliency"]
+    found, expected = (explain.attribute_all(model, each, methods, target=0, layer="1") for each in (last, x))
+    for method in methods:
+        torch.testing.assert_close(found[method].values, expected[method].values)

@@ -43,9 +43,10 @@ class Tap(nn.Module):
         return x
 
     def through(self, x: torch.Tensor) -> torch.Tensor:
-        """Return a copy of ``x`` whose gradient passes through the hook on its way back."""
-        copy: torch.Tensor = self(x).clone()
-        return copy
+        """Return a copy of ``x``, laid out as it is, whose gradient passes through the hook on its way back."""
+        # Not clone(): the hook makes a view, whose strides may differ from those of ``x`` where a dimension has size 1,
+        # and some backward kernels (batch normalisation, channels last) go by them.
+        return torch.empty_like(x).copy_(self(x))
 
 
 @dataclass(eq=False)
