@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from explain.errors import ImageError
+from explain.errors import ExplainError, ImageError
 from explain.hooks import rebuilt
 
 InputsLike: TypeAlias = "torch.Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any] | Inputs"
@@ -101,9 +101,16 @@ class Inputs:
         return self._each(lambda path, t: t.clone())
 
     def call(self, model: nn.Module) -> Any:
-        """Call the model on copies of all tensors."""
+        """Call the model on copies of all tensors; what it raises comes through, with a note if the input explains it."""
         copies = self.copied()
-        return model(*copies.args, **copies.kwargs)
+        try:
+            return model(*copies.args, **copies.kwargs)
+        except ExplainError:
+            raise
+        except Exception as error:
+            for note in _misfits(model, self.x, "x" if self.name is None else f"input {self.name}"):
+                error.add_note(f"explain: {note}")
+            raise
 
     @cached_property
     def _tensors(self) -> dict[Path, torch.Tensor]:
@@ -143,6 +150,22 @@ def as_inputs(x: InputsLike) -> Inputs:
     if isinstance(x, (tuple, list)):
         return Inputs(tuple(x))
     return Inputs((x,))
+
+
+def _misfits(model: nn.Module, x: torch.Tensor, name: str) -> Iterator[str]:
+    """What does not fit between an input and the model that has just failed on it."""
+    weight = next((p for p in model.parameters() if p.is_floating_point()), None)
+    if weight is not None and weight.dtype != x.dtype:
+        yield f"{name} is {x.dtype}, but the model's weights are {weight.dtype}; use {name}.to({weight.dtype})"
+    known = {nn.Conv2d: 4, nn.Conv3d: 5}
+    layer, first = next(((n, m) for n, m in model.named_modules() if type(m) in known), ("", None))
+    if not isinstance(first, (nn.Conv2d, nn.Conv3d)):
+        return
+    ours, takes = f"{name} has", f"but the model's first convolution ({layer}) takes"
+    if x.ndim != known[type(first)]:
+        yield f"{ours} {x.ndim} dimensions, {takes} {known[type(first)]}"
+    elif x.shape[1] != first.in_channels:
+        yield f"{ours} {x.shape[1]} channels, {takes} {first.in_channels}"
 
 
 def _is_image(tensor: torch.Tensor) -> bool:

@@ -247,3 +247,27 @@ def test_what_is_explained_must_be_among_the_inputs() -> None:
     x = torch.rand(1, 3, 4, 4)
     with pytest.raises(ImageError, match=r"explained must name one of the input tensors \(0, size\), got 'mask'"):
         Inputs((x,), {"size": torch.ones(1)}, explained="mask")
+
+
+@pytest.mark.parametrize(
+    ("x", "note"),
+    [
+        (
+            torch.rand(1, 3, 8, 8),
+            "x is torch.float32, but the model's weights are torch.float64; use x.to(torch.float64)",
+        ),
+        (torch.rand(1, 1, 8, 8).double(), "x has 1 channels, but the model's first convolution (conv1) takes 3"),
+        (torch.rand(1, 3, 2, 8, 8).double(), "x has 5 dimensions, but the model's first convolution (conv1) takes 4"),
+    ],
+    ids=["dtype", "channels", "dimensions"],
+)
+@pytest.mark.parametrize("method", ["gradcam", "saliency"])
+def test_what_the_model_raises_comes_through_with_a_note_where_the_input_explains_it(
+    method: str, x: torch.Tensor, note: str, net: nn.Module
+) -> None:
+    with pytest.raises(RuntimeError) as plain:
+        net(x)
+    with pytest.raises(RuntimeError) as caught:
+        explain.attribute(net, x, method, target=0)
+    assert str(caught.value) == str(plain.value)
+    assert caught.value.__notes__ == [f"explain: {note}"]
