@@ -101,7 +101,7 @@ class Inputs:
         return self._each(lambda path, t: t.clone())
 
     def call(self, model: nn.Module) -> Any:
-        """Call the model on copies of all tensors; what it raises comes through, with a note if the input explains it."""
+        """Call the model on copies of all tensors. A note on what it raises says so where the input explains it."""
         copies = self.copied()
         try:
             return model(*copies.args, **copies.kwargs)
