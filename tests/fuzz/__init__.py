@@ -1,0 +1,1 @@
+"""Random input for the command line, and the checks that it stands up to it."""
