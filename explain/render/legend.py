@@ -23,10 +23,13 @@ def concepts(
     >>> concepts(Image.new("RGB", (300, 200)), np.ones((2, 4, 4)), Box(0, 0, 300, 200), ["fur", "eyes"]).width
     300
     """
-    placed = np.stack([place(values, photo.size, region) for values in maps]) / 255
-    first = placed.argmax(0)
+    strongest, first = place(maps[0], photo.size, region), np.zeros(photo.size[::-1], np.uint16)
+    for i, values in enumerate(maps[1:], start=1):  # one at a time: on a large photo, all of them might not fit
+        placed = place(values, photo.size, region)
+        first[placed > strongest] = i
+        np.maximum(placed, strongest, out=strongest)
     palette = np.array([COLORS[i % len(COLORS)] for i in range(len(maps))], np.uint8)
-    opacity = Image.fromarray((255 * alpha * np.sqrt(placed.max(0))).round().astype(np.uint8))
+    opacity = Image.fromarray((255 * alpha * np.sqrt(np.arange(256) / 255)).round().astype(np.uint8)[strongest])
     grey = photo.convert("L").convert("RGB")
     drawn = mark_unseen(Image.composite(Image.fromarray(palette[first]), grey, opacity), region)
     return _with_legend(drawn, [tuple(color) for color in palette.tolist()], labels)
