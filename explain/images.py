@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import os
 import stat
+import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import IO, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -21,10 +23,14 @@ ImageLike: TypeAlias = "str | os.PathLike[str] | bytes | io.IOBase | Image.Image
 Preprocess: TypeAlias = Callable[[Image.Image], torch.Tensor]
 
 MAX_PIXELS = 178_956_970  # where Pillow itself calls a file a decompression bomb
+MAX_SIDE = 500_000  # pixels; captions stand below photos and are at least 260 wide, which costs most on thin ones
 SMALLEST = 8  # pixels along an axis, below which it does not matter which of them were kept
 EXTENSIONS = frozenset(
     [".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jfif", ".avif"]
 )
+
+# What Pillow knows by sight, but reads not at all, or (EPS) by starting another program on what may be anyone's file.
+NO_PHOTOS = frozenset(["BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"])
 
 
 def load_image(image: ImageLike) -> Image.Image:
@@ -47,7 +53,7 @@ def load_image(image: ImageLike) -> Image.Image:
     if isinstance(image, io.IOBase):
         image = image.read()
     if isinstance(image, (bytes, bytearray, memoryview)):
-        return _open(io.BytesIO(image), f"image of {len(image)} bytes", len(image))
+        return _open(io.BytesIO(image), f"of {len(image)} bytes", len(image))
     if not isinstance(image, (str, os.PathLike)):
         raise ImageError(f"image must be a path, bytes, a PIL image or an array (H, W, 3), got {type(image).__name__}")
     path = Path(image)
@@ -56,7 +62,8 @@ def load_image(image: ImageLike) -> Image.Image:
     try:
         with path.open("rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                return load_image(file.read())  # a pipe: it has no size, and cannot be read twice
+                content = file.read()  # a pipe: it has no size, and cannot be read twice
+                return _open(io.BytesIO(content), repr(str(path)), len(content))
             return _open(file, repr(str(path)), os.fstat(file.fileno()).st_size)
     except FileNotFoundError:
         raise ImageError(f"image {str(path)!r} does not exist; check the path") from None
@@ -69,10 +76,11 @@ def _open(file: Any, name: str, size: int) -> Image.Image:
         raise ImageError(f"image {name} is empty (0 bytes); get the file again")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # of large pictures and odd metadata; the limit below is the one that counts
+            # Of large pictures and odd metadata; the limit below is the one that counts.
+            warnings.simplefilter("ignore")
             with Image.open(file) as opened:
+                if opened.format in NO_PHOTOS:
+                    raise ImageError(f"image {name} must be a photo, got {opened.format}; convert it to PNG or JPEG")
                 return _decode(opened, name)
     except Image.DecompressionBombError:
         raise ImageError(f"image {name} is larger than {MAX_PIXELS // 10**6} megapixels; resize it first") from None
@@ -88,8 +96,10 @@ def _decode(image: Image.Image, name: str) -> Image.Image:
     width, height = image.size
     if width * height > MAX_PIXELS:
         raise ImageError(f"image {name} is {width} x {height}, over {MAX_PIXELS // 10**6} megapixels; resize it first")
+    if max(width, height) > MAX_SIDE:
+        raise ImageError(f"image {name} is {width} x {height}, over {MAX_SIDE} pixels long; cut it into pieces first")
     if not width or not height:
-        raise ImageError(f"image {name} must have at least one pixel, got {width} x {height}")
+        raise ImageError(f"image {name} must have at least one pixel, got {width} x {height}; get the file again")
     try:
         image.load()
         return _to_rgb(_upright(image))
@@ -122,13 +132,23 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 def _scale_grey(image: Image.Image) -> Image.Image:
     """Bring greys deeper than 8 bits to 0-255: integers by their type's range, floats by [0, 1] or their maximum."""
-    values = np.nan_to_num(np.asarray(image, dtype=np.float64), posinf=0.0, neginf=0.0).clip(min=0)
-    peak = values.max(initial=0.0)
+    values = np.asarray(image)
+    rows = max(1, 2**20 // max(1, image.width))  # at a time: in double precision, all of them might not fit
+    bands = [slice(start, start + rows) for start in range(0, len(values), rows)]
+    peak = max((_positive(values[band]).max(initial=0.0) for band in bands), default=0.0)
     if image.mode == "F":
         full = 1.0 if peak <= 1 else 255.0 if peak <= 255 else peak
     else:
         full = 255.0 if peak <= 255 and image.mode == "I" else 65535.0 if peak <= 65535 else peak
-    return Image.fromarray((values / full * 255).round().astype(np.uint8)).convert("RGB")
+    grey = np.empty(values.shape, np.uint8)
+    for band in bands:
+        grey[band] = (_positive(values[band]) / full * 255).round()
+    return Image.fromarray(grey).convert("RGB")
+
+
+def _positive(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    finite: np.ndarray[Any, Any] = np.nan_to_num(values.astype(np.float64), posinf=0.0, neginf=0.0)
+    return finite.clip(min=0)
 
 
 def _from_array(array: np.ndarray[Any, Any]) -> Image.Image:
@@ -154,6 +174,32 @@ def _from_array(array: np.ndarray[Any, Any]) -> Image.Image:
 def _reason(error: BaseException) -> str:
     text = " ".join(str(getattr(error, "strerror", None) or error).split())
     return text[:120] or type(error).__name__
+
+
+@contextmanager
+def hushed() -> Iterator[list[str]]:
+    """Keep what libraries in C print about a file off standard error; yield the list that has it afterwards.
+
+    For programs without threads: until it ends, nobody is heard.
+    """
+    said: list[str] = []
+    with ExitStack() as stack:
+        try:
+            kept = os.dup(2)
+            stack.callback(os.close, kept)
+            heard = stack.enter_context(tempfile.TemporaryFile())
+        except OSError:  # standard error was closed, or there is no room to listen
+            yield said
+            return
+        stack.callback(lambda: said.extend(_lines(heard)))
+        stack.callback(os.dup2, kept, 2)
+        os.dup2(heard.fileno(), 2)
+        yield said
+
+
+def _lines(file: IO[bytes]) -> list[str]:
+    file.seek(0)
+    return file.read(10_000).decode("utf-8", "replace").splitlines()
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import os
 import threading
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from PIL import Image, ImageOps
 from torchvision.transforms import v2
 
 from explain.errors import ExplainWarning, ImageError
-from explain.images import MAX_PIXELS, Box, load_image, locate
+from explain.images import MAX_PIXELS, Box, hushed, load_image, locate
 from explain.models import CenterCrop
 
 
@@ -184,3 +185,54 @@ def test_pipes_and_open_files_are_read(gradient: Image.Image, tmp_path: Path) ->
     writer.start()
     assert load_image(pipe).size == (40, 30)
     writer.join()
+
+
+def test_photos_of_immense_length_are_refused() -> None:
+    with pytest.raises(ImageError, match=r"is 500001 x 1, over 500000 pixels long; cut it into pieces first"):
+        load_image(np.zeros((1, 500_001), np.uint8))
+
+
+@pytest.mark.parametrize("format", ["EPS", "GRIB", "HDF5", "WMF"])
+def test_formats_that_hold_no_photo_are_refused_and_start_no_program(
+    format: str, gradient: Image.Image, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*_: object, **__: object) -> None:
+        raise AssertionError("Ghostscript was started on a file of unknown origin")
+
+    monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", start)
+    drawing = io.BytesIO()
+    gradient.save(drawing, "EPS")
+    metafile = b"\xd7\xcd\xc6\x9a\0\0" + np.array([0, 0, 99, 99, 96], "<i2").tobytes() + bytes(6) + b"\1\0\x09\0"
+    contents = {"EPS": drawing.getvalue(), "GRIB": b"GRIB\0\0\0\1", "HDF5": b"\x89HDF\r\n\x1a\n", "WMF": metafile}
+    with pytest.raises(ImageError, match=f"must be a photo, got {format}; convert it to PNG or JPEG"):
+        load_image(contents[format] + bytes(60))
+
+
+def test_messages_name_bytes_and_devices_once() -> None:
+    with pytest.raises(ImageError, match=r"^image of 15 bytes is not an image"):
+        load_image(b"just some words")
+    with pytest.raises(ImageError, match=r"^image '/dev/null' is empty"):
+        load_image("/dev/null")
+
+
+def test_large_deep_greys_are_scaled_by_one_range_and_in_little_memory() -> None:
+    deep = np.random.default_rng(0).integers(-9, 40_000, (1500, 1000)).astype(np.int32)
+    deep[-1, -1] = 80_000  # in the last band of rows
+    picture = Image.fromarray(deep)
+    tracemalloc.start()
+    found = np.asarray(load_image(picture))[:, :, 0]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert np.array_equal(found, (deep.clip(min=0) / 80_000 * 255).round().astype(np.uint8))
+    assert peak < 40 * 2**20  # a band in double precision a few times over, and not the whole picture
+
+
+def test_libraries_in_c_are_heard_without_being_printed_and_for_a_while_only(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(ZeroDivisionError), hushed() as said:
+        os.write(2, b"from a library\n")
+        raise ZeroDivisionError
+    os.write(2, b"afterwards\n")
+    assert said == ["from a library"]
+    assert capfd.readouterr().err == "afterwards\n"
