@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import logging
 import os
 import re
 import sys
@@ -20,6 +21,8 @@ from explain.arguments import command_line
 from explain.errors import ExplainError, ExplainWarning, ImageError, raised
 
 if TYPE_CHECKING:
+    from PIL import Image
+
     from explain.explainer import Explainer
     from explain.explanation import Explanation
 
@@ -31,6 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a label that the terminal cannot show is no reason to stop
+    if not logging.getLogger("PIL").handlers:
+        logging.getLogger("PIL").addHandler(logging.NullHandler())  # its log goes to standard error otherwise
     parser = command_line()
     options = parser.parse_args(arguments)
     try:
@@ -105,7 +110,7 @@ def _blaming(model: str) -> Iterator[None]:
     """Say in one line what a factory or module of the user's own raises; it may be anything."""
     try:
         yield
-    except ExplainError:
+    except (ExplainError, MemoryError):
         raise
     except Exception as error:
         raise ExplainError(f"model {model!r} {raised(error)}") from error
@@ -169,7 +174,7 @@ def _explain_all(
                 with _blaming(options.model):
                     targets = _targets(options.target)
                     explanation = explainer(
-                        path, methods, targets, layer=options.layer, top_k=options.top_k, fuse=options.fuse,
+                        _photo(path), methods, targets, layer=options.layer, top_k=options.top_k, fuse=options.fuse,
                         batch_size=options.batch_size, precision="bf16" if options.bf16 else "full",
                         progress=_ticking(path),
                     )  # fmt: skip
@@ -179,10 +184,8 @@ def _explain_all(
                 written = explanation.save(
                     options.output, stem=stem, overwrite=options.force, alpha=options.alpha, colormap=options.colormap
                 )
-            except ExplainError as error:
-                hint = " (--force overwrites)" if "exists already" in str(error) else ""
-                named = "" if repr(str(path)) in str(error) else f"{path}: "
-                failures.append(f"{named}{error}{hint}")
+            except (ExplainError, MemoryError) as error:
+                failures.append(_blamed(path, error))
             else:
                 _report(path, explanation, written, results, as_json=options.json)
                 continue
@@ -207,17 +210,17 @@ def _draw_concepts(
     for path, stem in zip(images, stems, strict=True):
         try:
             with _notes(path), _blaming(options.model):
-                picture, found = explainer.concepts(path, options.concepts, layer=options.layer)
+                picture, found = explainer.concepts(_photo(path), options.concepts, layer=options.layer)
             files = Files(options.output, overwrite=options.force)
             files.add_picture(f"{stem}-concepts.png", picture)
             (place,) = files.write()
-        except ExplainError as error:
-            failures.append(f"{path}: {error}{' (--force overwrites)' if 'exists already' in str(error) else ''}")
+        except (ExplainError, MemoryError) as error:
+            failures.append(_blamed(path, error))
             continue
         names = name_concepts(found, explainer.categories)
         drawn.append({"image": str(path), "files": [str(place)], "layer": found.layer, "concepts": names})
         if not options.json:
-            print(path, *(f"  {name}" for name in names), f"  wrote {place}", sep="\n")
+            print(_shown(path), *(f"  {name}" for name in names), f"  wrote {place}", sep="\n")
     for failure in failures:
         _complain(failure)
     if options.json:
@@ -233,13 +236,13 @@ def _inspect_all(
     for path in images:
         try:
             with _blaming(options.model):
-                found = explainer.inspect(path)
-        except ExplainError as error:
-            failures.append(f"{path}: {error}")
+                found = explainer.inspect(_photo(path))
+        except (ExplainError, MemoryError) as error:
+            failures.append(_blamed(path, error))
             continue
         tables.append({"image": str(path), "layers": [asdict(row) for row in found.rows]})
         if not options.json:
-            print(path, found, sep="\n")
+            print(_shown(path), found, sep="\n")
             if found.first_nonfinite is not None:
                 print(f"first NaN or infinity: {found.first_nonfinite.name}")
     for failure in failures:
@@ -259,12 +262,38 @@ def _report(
     from explain.explanation import percent
 
     _progress(None, 2)
-    print(path)
+    print(_shown(path))
     width = max((len(label) for label, _ in explanation.predictions), default=0)
     for label, probability in explanation.predictions:
         print(f"  {label:<{width}}  {percent(probability):>7}")
     for place in written:
         print(f"  wrote {place}")
+
+
+def _photo(path: Path) -> Image.Image:
+    """Read a photo; where it comes from stays with it. What libraries print about it shortens to a note."""
+    from explain.images import hushed, load_image
+
+    with hushed() as said:
+        photo = load_image(path)
+    troubles = [line for line in said if line and "Warning" not in line]
+    if troubles:
+        _tell(f"note: {_shown(path)}: may be damaged, its decoder says: {_shown(troubles[0])}")
+    photo.filename = str(path)  # type: ignore[attr-defined]  # as Pillow does for those that it opens
+    return photo
+
+
+def _blamed(path: Path, error: ExplainError | MemoryError) -> str:
+    """Say which photo an error is about, where it does not say so itself, and what option helps."""
+    if isinstance(error, MemoryError):
+        return f"{_shown(path)}: memory must hold the photo and what is drawn on it, but it ran out; resize the photo"
+    named = "" if repr(str(path)) in str(error) else f"{_shown(path)}: "
+    return f"{named}{error}{' (--force overwrites)' if 'exists already' in str(error) else ''}"
+
+
+def _shown(name: object) -> str:
+    """Return a file's name such that it neither starts a new line nor steers the terminal."""
+    return re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", lambda found: repr(found[0])[1:-1], str(name))
 
 
 def _targets(given: list[str] | None) -> Any:
@@ -282,7 +311,7 @@ def _notes(path: Path) -> Iterator[None]:
             yield
         finally:
             for warning in caught:
-                _tell(f"note: {path}: {warning.message}")
+                _tell(f"note: {_shown(path)}: {warning.message}")
 
 
 def _tell_left_out(path: Path, explanation: Explanation) -> None:
@@ -290,7 +319,7 @@ def _tell_left_out(path: Path, explanation: Explanation) -> None:
 
     missing = [name for name in list_methods() if name not in explanation.methods]
     if missing:
-        _tell(f"note: {path}: left out, as they are for other networks or targets: {', '.join(missing)}")
+        _tell(f"note: {_shown(path)}: left out, as they are for other networks or targets: {', '.join(missing)}")
 
 
 def _ticking(path: Path) -> Any:
@@ -317,7 +346,7 @@ def _progress(done: int | None, total: int, path: Path | None = None) -> None:
         return
     filled = round(24 * done / total)
     bar = "█" * filled + "░" * (24 - filled)
-    name = "" if path is None else path.name[:30]
+    name = "" if path is None else _shown(path.name)[:30]
     print(f"\r\x1b[2K{bar} {done}/{total} {name}", end="", file=sys.stderr, flush=True)
 
 

@@ -395,3 +395,77 @@ assert "torch" not in sys.modules
     )
     assert done.returncode == 0, done.stderr
     assert "--list-methods" in done.stdout
+
+
+@pytest.mark.parametrize("size", [(1, 3000), (3000, 1), (1, 1)])
+def test_photos_a_pixel_wide_are_explained_in_every_way(
+    size: tuple[int, int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Image.new("RGB", size, "orange").save("thin.png")
+    for options in (["--method", "gradcam", "--method", "saliency", "--method", "guidedbackprop"], ["--concepts", "2"]):
+        code, _, err = run(capsys, "thin.png", *options)
+        assert (code, err) == (0, [])
+    with Image.open("explained/thin-gradcam.png") as drawn:
+        assert drawn.height > size[1]
+    assert json.loads(Path("explained/thin-gradcam.json").read_text())["image"]["path"] == "thin.png"
+
+
+@pytest.mark.parametrize("options", [[], ["--inspect"], ["--concepts", "2"]])
+def test_names_that_would_steer_the_terminal_are_shown_harmlessly(
+    options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, bad = "good\x1b[31m\nexplain: red\u2028.png", "bad\x1b[2J\a\n.png"
+    Image.new("RGB", (20, 20), "green").save(good)
+    Path(bad).write_text("no image")
+    code, out, err = run(capsys, good, bad, *options)
+    assert code == 1
+    assert out[0] == r"good\x1b[31m\nexplain: red\u2028.png"
+    assert [line.startswith("note: ") or r"bad\x1b[2J\x07\n.png" in line for line in err] == [True] * len(err)
+    assert sum(line.startswith("explain: ") for line in err) == 1
+    assert not set("".join(out + err)) & set("\x1b\a")
+
+
+def test_what_libraries_say_about_a_file_is_one_note_or_goes_with_our_error(tmp_path: Path) -> None:
+    picture = Image.radial_gradient("L").resize((60, 40))
+    picture.convert("1").save(tmp_path / "fax.tif", compression="group4")
+    picture.convert("L").save(tmp_path / "zip.tif", compression="tiff_adobe_deflate")
+    picture.convert("RGBA").save(tmp_path / "samples.tif")
+    samples = b"\x15\x01\x03\0\1\0\0\0"  # the entry that says how many a pixel has
+    for name, place in (("fax.tif", 28), ("zip.tif", 28), ("samples.tif", None)):
+        content = bytearray((tmp_path / name).read_bytes())
+        content[content.index(samples) + 8 if place is None else place] ^= 0xFF
+        (tmp_path / name).write_bytes(content)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "explain.cli", "fax.tif", "zip.tif", "samples.tif"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+    assert done.returncode == 1
+    fax, deflated, many = done.stderr.splitlines()
+    assert fax.startswith("note: fax.tif: may be damaged, its decoder says: Fax4Decode: Bad code word")
+    assert deflated.startswith("explain: image 'zip.tif' is damaged")
+    assert many.startswith("explain: image 'samples.tif' is")
+    assert len(list((tmp_path / "explained").iterdir())) == 3
+
+
+@pytest.mark.parametrize("options", [[], ["--concepts", "2"]])
+def test_a_photo_too_large_for_the_memory_is_one_line_and_the_others_still_get_done(
+    options: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = explain.render.overlay.place
+
+    def short_of_memory(values: np.ndarray, size: tuple[int, int], *others: object, **named: object) -> np.ndarray:
+        if size == (500, 500):
+            raise MemoryError
+        return place(values, size, *others, **named)  # type: ignore[arg-type]
+
+    for module in ("overlay", "legend"):
+        monkeypatch.setattr(f"explain.render.{module}.place", short_of_memory)
+    for name, side in (("large.png", 500), ("small.png", 20)):
+        Image.new("RGB", (side, side), "green").save(name)
+    code, out, err = run(capsys, "large.png", "small.png", *options)
+    assert code == 1
+    assert out[0] == "small.png"
+    complaints = [line for line in err if line.startswith("explain: ")]
+    assert complaints == [
+        "explain: large.png: memory must hold the photo and what is drawn on it, but it ran out; resize the photo"
+    ]
+    assert {path.name.split("-")[0] for path in Path("explained").iterdir()} == {"small"}
