@@ -136,6 +136,9 @@ def find_images(given: Sequence[str]) -> tuple[list[Path], list[ExplainError]]:
     missing: list[ExplainError] = []
     for name in given:
         path = Path(name)
+        if not name:  # as a path, it would be the folder we are in
+            missing.append(ImageError("image must be a file or folder, got an empty name; check the command"))
+            continue
         if re.match(r"\w+://", name):
             missing.append(ImageError(f"image {name!r} must be a file, got an address; download it first"))
             continue

@@ -24,6 +24,7 @@ Preprocess: TypeAlias = Callable[[Image.Image], torch.Tensor]
 
 MAX_PIXELS = 178_956_970  # where Pillow itself calls a file a decompression bomb
 MAX_SIDE = 500_000  # pixels; captions stand below photos and are at least 260 wide, which costs most on thin ones
+MAX_BYTES = 2**30  # of what is no file; a device may go on for ever
 SMALLEST = 8  # pixels along an axis, below which it does not matter which of them were kept
 EXTENSIONS = frozenset(
     [".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jfif", ".avif"]
@@ -62,7 +63,9 @@ def load_image(image: ImageLike) -> Image.Image:
     try:
         with path.open("rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                content = file.read()  # a pipe: it has no size, and cannot be read twice
+                content = file.read(MAX_BYTES)  # a pipe: it has no size, perhaps no end, and cannot be read twice
+                if len(content) == MAX_BYTES:
+                    raise ImageError(f"image {str(path)!r} gives {MAX_BYTES} bytes or more; save it to a file first")
                 return _open(io.BytesIO(content), repr(str(path)), len(content))
             return _open(file, repr(str(path)), os.fstat(file.fileno()).st_size)
     except FileNotFoundError:

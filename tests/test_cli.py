@@ -94,6 +94,13 @@ def test_folders_and_photos_of_one_name_are_told_apart(capsys: pytest.CaptureFix
     ]
 
 
+def test_an_empty_name_is_not_the_folder_we_are_in(capsys: pytest.CaptureFixture[str]) -> None:
+    Image.new("RGB", (20, 20), "red").save("unasked.png")
+    code, out, err = run(capsys, "")
+    assert (code, out) == (1, [])
+    assert err == ["explain: image must be a file or folder, got an empty name; check the command"]
+
+
 def test_a_model_is_inspected_layer_by_layer(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, CAT, "nothing.jpg", "--inspect")
     assert code == 1

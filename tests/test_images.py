@@ -215,6 +215,12 @@ def test_messages_name_bytes_and_devices_once() -> None:
         load_image("/dev/null")
 
 
+def test_devices_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("explain.images.MAX_BYTES", 5000)
+    with pytest.raises(ImageError, match=r"^image '/dev/zero' gives 5000 bytes or more; save it to a file first"):
+        load_image("/dev/zero")
+
+
 def test_large_deep_greys_are_scaled_by_one_range_and_in_little_memory() -> None:
     deep = np.random.default_rng(0).integers(-9, 40_000, (1500, 1000)).astype(np.int32)
     deep[-1, -1] = 80_000  # in the last band of rows
