@@ -281,7 +281,7 @@ def _photo(path: Path) -> Image.Image:
         photo = load_image(path)
     troubles = [line for line in said if line and "Warning" not in line]
     if troubles:
-        _tell(f"note: {_shown(path)}: may be damaged, its decoder says: {_shown(troubles[0])}")
+        _tell(f"note: {path}: may be damaged, its decoder says: {troubles[0]}")
     photo.filename = str(path)  # type: ignore[attr-defined]  # as Pillow does for those that it opens
     return photo
 
@@ -314,7 +314,7 @@ def _notes(path: Path) -> Iterator[None]:
             yield
         finally:
             for warning in caught:
-                _tell(f"note: {_shown(path)}: {warning.message}")
+                _tell(f"note: {path}: {warning.message}")
 
 
 def _tell_left_out(path: Path, explanation: Explanation) -> None:
@@ -322,7 +322,7 @@ def _tell_left_out(path: Path, explanation: Explanation) -> None:
 
     missing = [name for name in list_methods() if name not in explanation.methods]
     if missing:
-        _tell(f"note: {_shown(path)}: left out, as they are for other networks or targets: {', '.join(missing)}")
+        _tell(f"note: {path}: left out, as they are for other networks or targets: {', '.join(missing)}")
 
 
 def _ticking(path: Path) -> Any:
@@ -396,7 +396,7 @@ def _complain(message: str) -> int:
 
 def _tell(line: str) -> None:
     if sys.stderr is not None:  # it is None where standard error was closed
-        print(line, file=sys.stderr)
+        print(_shown(line), file=sys.stderr)
 
 
 if __name__ == "__main__":

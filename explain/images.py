@@ -105,7 +105,9 @@ def _decode(image: Image.Image, name: str) -> Image.Image:
         raise ImageError(f"image {name} must have at least one pixel, got {width} x {height}; get the file again")
     try:
         image.load()
-        return _to_rgb(_upright(image))
+        picture = _to_rgb(_upright(image))
+        picture.info.clear()  # all of it has been seen to: it is upright, and nothing in it is transparent
+        return picture
     except ImageError:
         raise
     except MemoryError:

@@ -41,6 +41,17 @@ def test_exif_orientation_is_applied(gradient: Image.Image, tmp_path: Path) -> N
     assert load_image(tmp_path / "odd.jpg").size == (40, 30)
 
 
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_photo_that_was_loaded_can_be_loaded_again(orientation: int, gradient: Image.Image) -> None:
+    exif, file = Image.Exif(), io.BytesIO()
+    exif[0x0112] = orientation
+    gradient.save(file, "JPEG", exif=exif)
+    once = load_image(file.getvalue())
+    assert once.info == {}
+    assert once.size == ((30, 40) if orientation > 4 else (40, 30))
+    assert np.array_equal(load_image(once), once)
+
+
 def test_grey_cmyk_and_animations_become_rgb(gradient: Image.Image, tmp_path: Path) -> None:
     gradient.convert("L").save(tmp_path / "grey.png")
     gradient.convert("CMYK").save(tmp_path / "cmyk.jpg", quality=98)
