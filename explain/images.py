@@ -84,6 +84,9 @@ def _open(file: Any, name: str, size: int) -> Image.Image:
             with Image.open(file) as opened:
                 if opened.format in NO_PHOTOS:
                     raise ImageError(f"image {name} must be a photo, got {opened.format}; convert it to PNG or JPEG")
+                if opened.format == "DDS" and size < opened.width * opened.height / 2:
+                    # No kind of DDS is denser; Pillow before 13 takes minutes to fill up what is missing.
+                    raise ImageError(f"image {name} is damaged or truncated (too short); get the file again")
                 return _decode(opened, name)
     except Image.DecompressionBombError:
         raise ImageError(f"image {name} is larger than {MAX_PIXELS // 10**6} megapixels; resize it first") from None

@@ -226,6 +226,16 @@ def test_messages_name_bytes_and_devices_once() -> None:
         load_image("/dev/null")
 
 
+def test_a_short_file_that_claims_to_be_a_large_texture_is_refused_at_once(gradient: Image.Image) -> None:
+    file = io.BytesIO()
+    gradient.convert("RGBA").save(file, "DDS")
+    assert load_image(file.getvalue()).size == (40, 30)
+    content = bytearray(file.getvalue())
+    content[12:16] = content[16:20] = (12_000).to_bytes(4, "little")
+    with pytest.raises(ImageError, match="is damaged or truncated"):
+        load_image(bytes(content))
+
+
 def test_devices_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("explain.images.MAX_BYTES", 5000)
     with pytest.raises(ImageError, match=r"^image '/dev/zero' gives 5000 bytes or more; save it to a file first"):

@@ -207,6 +207,8 @@ def exif(orientation: int) -> Image.Exif:
 def saved(image: Image.Image, format: str, **options: Any) -> bytes:
     """Return a picture as a file."""
     buffer = io.BytesIO()
+    if format == "ICO":  # into which Pillow writes nothing that is smaller
+        image = image.resize((max(16, image.width), max(16, image.height)))
     image.save(buffer, format, **options)
     return buffer.getvalue()
 
