@@ -12,6 +12,7 @@ for the tensors that need them, so no parameter's ``.grad`` or ``requires_grad``
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -381,3 +382,11 @@ def alone() -> Iterator[None]:
         yield
     finally:
         _running.now = False
+
+
+def _begin_child() -> None:
+    _running.now = False  # the explanation that a process was forked in goes on in its parent only
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_child)
