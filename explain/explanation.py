@@ -215,7 +215,10 @@ class Explanation:
                 suggestion = did_you_mean(target, self.targets)
                 raise TargetError(f"target {target!r} was not explained here; {suggestion}") from None
         if not 0 <= target < len(self.results):
-            raise TargetError(f"target must be a position from 0 to {len(self.results) - 1} here, got {target}")
+            raise TargetError(
+                f"target must be a label or a position from 0 to {len(self.results) - 1} here, got {target}; "
+                "explanation.targets lists them"
+            )
         return target
 
     def _attribution(self, method: str | None, target: int) -> Attribution:

@@ -135,7 +135,9 @@ class Capture:
             if not self._gradients:
                 return None
             if not tensor.is_floating_point():
-                raise LayerError(f"layer {name!r} must return floating-point values, got {tensor.dtype}")
+                raise LayerError(
+                    f"layer {name!r} must return floating-point values, got {tensor.dtype}; choose another"
+                )
             return replace_first(output, self._tapped(record, tensor))
 
         return record_call
