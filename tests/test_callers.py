@@ -82,7 +82,9 @@ def test_quantised_layers_are_explained_without_gradients_and_refused_with_them(
         full, found = (explain.attribute(m, x.float(), method, target=1).heatmap for m in (model, light))
         assert (full - found).abs().mean() < 0.05
     for method in ("gradcam", "saliency", "guidedbackprop", "integratedgradients"):
-        with pytest.raises(ExplainError, match="quantised layers have none: use scorecam, ablationcam or eigencam"):
+        with pytest.raises(
+            ExplainError, match="quantised layers have no gradients: use scorecam, ablationcam or eigencam"
+        ):
             explain.attribute(light, x.float(), method, target=1)
     with pytest.raises(LayerError, match="must be followed by an average over its maps and one linear layer"):
         explain.attribute(light, x.float(), "cam", target=1)

@@ -332,7 +332,9 @@ def _hessian_product(total: torch.Tensor, source: torch.Tensor, direction: torch
 def _without_gradients(model: nn.Module) -> str:
     """What to add where a gradient is missing and the model has layers that never have one."""
     quantised = any("quantized" in type(module).__module__ for module in model.modules())
-    remedy = "quantised layers have none: use scorecam, ablationcam or eigencam, or the model before quantisation"
+    remedy = (
+        "quantised layers have no gradients: use scorecam, ablationcam or eigencam, or the model before quantisation"
+    )
     return f" ({remedy})" if quantised else ""
 
 
@@ -347,22 +349,27 @@ def check_inputs(model: nn.Module, inputs: torch.Tensor) -> None:
         raise ModelError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     if not isinstance(inputs, torch.Tensor):
         raise ImageError(
-            f"x must be a tensor (N, C, H, W), got {type(inputs).__name__}; use explainer.preprocess(image)"
+            f"x must be a tensor (N, C, H, W), got {type(inputs).__name__}; use explainer.preprocess(image)[None]"
         )
     if inputs.ndim != 4:
-        remedy = "; add the batch dimension with x[None]" if inputs.ndim == 3 else ""
-        raise ImageError(f"x must have the shape (N, C, H, W), got {tuple(inputs.shape)}{remedy}")
+        remedy = "add the batch dimension with x[None]" if inputs.ndim == 3 else "use explainer.preprocess(image)[None]"
+        raise ImageError(f"x must have the shape (N, C, H, W), got {tuple(inputs.shape)}; {remedy}")
     if inputs.numel() == 0:
-        raise ImageError(f"x must hold at least one image, got shape {tuple(inputs.shape)}")
+        raise ImageError(f"x must hold at least one image, got shape {tuple(inputs.shape)}; leave empty batches out")
     if not inputs.is_floating_point():
         raise ImageError(
             f"x must be floating point, got {inputs.dtype}; use x.float() / 255 or the model's preprocessing"
         )
     parameter = next(model.parameters(), None)
     if parameter is not None and parameter.device != inputs.device:
-        raise ImageError(f"x must be on the model's device {parameter.device}, got {inputs.device}; use x.to(...)")
+        raise ImageError(
+            f"x must be on the model's device {parameter.device}, got {inputs.device}; use x.to('{parameter.device}')"
+        )
     if any(p.is_inference() for p in model.parameters()):
-        raise ModelError("model must be built or loaded outside torch.inference_mode() for gradients to exist; do so")
+        raise ModelError(
+            "model must have weights made outside torch.inference_mode() for gradients to exist, got some made inside "
+            "it; build or load it outside"
+        )
     if not torch.isfinite(inputs).all():
         raise ImageError("x must hold finite values, got NaN or infinity; check the preprocessing")
 
