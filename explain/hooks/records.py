@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import BackwardHook
 
 from explain.errors import LayerError
 from explain.hooks.group import HookGroup
@@ -43,8 +44,14 @@ class Tap(nn.Module):
         return x
 
     def through(self, x: torch.Tensor) -> torch.Tensor:
-        """Return a copy of ``x`` whose gradient passes through the hook on its way back."""
-        copy: torch.Tensor = self(x).clone()
+        """Return a copy of ``x`` whose gradient passes through the hook on its way back.
+
+        The hook is set up as a call of the module would do it, but nothing is called: hooks that the user has
+        registered for every module are for the user's modules, and this is none of them.
+        """
+        hook: Any = BackwardHook(self, list(self._backward_hooks.values()), [])
+        (watched,) = hook.setup_input_hook((x,))
+        copy: torch.Tensor = hook.setup_output_hook(watched).clone()
         return copy
 
 
