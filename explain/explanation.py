@@ -308,6 +308,7 @@ def _plain(value: Any) -> Any:
 
 def _versions() -> dict[str, str]:
     packages = {"numpy": np.__version__, "pillow": PIL.__version__, "torch": str(torch.__version__)}
-    if "torchvision" in sys.modules:  # only where it had a part in this
-        packages["torchvision"] = str(sys.modules["torchvision"].__version__)
+    torchvision = getattr(sys.modules.get("torchvision"), "__version__", None)  # only where it had a part in this
+    if torchvision is not None:
+        packages["torchvision"] = str(torchvision)
     return {"explain": __version__, "python": platform.python_version(), **packages}
