@@ -8,7 +8,8 @@ The way through the house, each room importing only from rooms above it:
     version       which version this is
     errors        what goes wrong, in one line each
     hooks/        every hook handle: lifetime, taps, capture, graph, a model left as found
-    layers        names, feature maps, the default layer
+    inputs        what a model is called with, and which of it is explained
+    layers/       names, feature maps, the default layer
     targets/      from a model's output to one score per image
     engine/       the fewest passes that gather the `Evidence` for all methods
     methods/      frozen dataclasses: options and mathematics
@@ -43,6 +44,7 @@ _HOME = {
     "ExplainWarning": "explain.errors",
     "applicable_methods": "explain.attribution",
     "Concepts": "explain.concepts",
+    "Inputs": "explain.inputs",
     "attribute": "explain.attribution",
     "attribute_all": "explain.attribution",
     "attribute_targets": "explain.attribution",
@@ -52,7 +54,19 @@ _HOME = {
     "list_methods": "explain.methods",
 }
 _ROOMS = {
-    *("errors", "hooks", "layers", "targets", "engine", "methods", "reasons", "attribution", "concepts", "images"),
+    *(
+        "errors",
+        "hooks",
+        "inputs",
+        "layers",
+        "targets",
+        "engine",
+        "methods",
+        "reasons",
+        "attribution",
+        "concepts",
+        "images",
+    ),
     *("render", "output", "models", "explanation", "explainer", "arguments", "cli", "version"),
 }
 
@@ -63,6 +77,7 @@ __all__ = [
     "ExplainWarning",
     "Explainer",
     "Explanation",
+    "Inputs",
     "__version__",
     "applicable_methods",
     "attribute",
@@ -93,5 +108,6 @@ if TYPE_CHECKING:
     from explain.errors import ExplainError, ExplainWarning
     from explain.explainer import Explainer, explain
     from explain.explanation import Explanation
+    from explain.inputs import Inputs
     from explain.layers import list_layers
     from explain.methods import list_methods

@@ -7,16 +7,26 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from explain.engine import ClassWeights, Evidence, Precision, Progress, Work, check_inputs, gather
-from explain.errors import ExplainError, ExplainWarning, LayerError, MethodError, ModelError, TargetError, warn
-from explain.hooks import Where, select, unwrapped
-from explain.layers import default_layer, stage_layers
+from explain.engine import ClassWeights, Evidence, Need, Precision, Progress, Work, check_inputs, gather
+from explain.errors import (
+    ExplainError,
+    ExplainWarning,
+    LayerError,
+    MethodError,
+    ModelError,
+    TargetError,
+    UnusedLayerError,
+    warn,
+)
+from explain.hooks import Where, unwrapped
+from explain.inputs import Inputs, InputsLike
+from explain.layers import default_layer, enlarge, find_layers, stage_layers
 from explain.methods import (
     Complete,
     Demanding,
@@ -30,9 +40,9 @@ from explain.methods import (
     options,
     uses_layer,
 )
-from explain.methods.base import one_of
+from explain.methods.base import one_of, over_all
 from explain.reasons import why_empty
-from explain.targets import Target, TargetLike, TopClass, as_target
+from explain.targets import Target, TargetLike, TopClass, as_target, settle
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +54,10 @@ class Attribution:
     ``target`` the class of each image, or the name of a callable. ``layer`` is the layer's name, a tuple of names where
     several were fused (``maps`` then has each one's values), or None. ``logits`` ``(N, K)`` are the model's class
     scores, if it gave any. ``delta`` ``(N,)`` is by how much values that ought to add up to the score miss it, for
-    methods that make this promise; ``fuse`` is how several layers' maps became one.
+    methods that make this promise; ``fuse`` is how several layers' maps became one. ``input`` names the argument that
+    was explained, where the model takes several.
+
+    Of a video ``(N, C, T, H, W)``, all of these have a dimension for frames before height and width.
     """
 
     method: str
@@ -52,13 +65,14 @@ class Attribution:
     target: torch.Tensor | str
     score: torch.Tensor
     layer: str | tuple[str, ...] | None
-    size: tuple[int, int]
+    size: tuple[int, ...]
     style: Style = "heat"
     options: Mapping[str, Any] = field(default_factory=dict)
     maps: Mapping[str, torch.Tensor] = field(default_factory=dict, repr=False)
     logits: torch.Tensor | None = field(default=None, repr=False)
     delta: torch.Tensor | None = None
     fuse: Fusion | None = None
+    input: str | None = None
 
     def __len__(self) -> int:
         return len(self.values)
@@ -70,31 +84,30 @@ class Attribution:
         Signed CAM maps show their positive part. Pixel methods show the largest magnitude over the channels, or, where
         the values are contributions that may cancel (``style="signed"``), the magnitude of their sum.
         """
-        if self.values.ndim == 4:
+        if self._in_pixels:
             return _by_maximum(self.signed.abs() if self.style == "signed" else self.values.float().abs().amax(1))
-        heat = self.values.float().clamp(min=0)[:, None]
-        return _by_maximum(F.interpolate(heat, size=self.size, mode="bilinear", align_corners=False)[:, 0])
+        return _by_maximum(enlarge(self.values.float().clamp(min=0)[:, None], self.size)[:, 0])
 
     @cached_property
     def signed(self) -> torch.Tensor:
         """``(N, H, W)`` float32 in [-1, 1] at input resolution: summed over channels, by its largest magnitude."""
         values = self.values.float()
-        if values.ndim == 4:
-            flat = values.sum(1)
-        else:
-            flat = F.interpolate(values[:, None], size=self.size, mode="bilinear", align_corners=False)[:, 0]
-        return _by_maximum(flat)
+        return _by_maximum(values.sum(1) if self._in_pixels else enlarge(values[:, None], self.size)[:, 0])
+
+    @property
+    def _in_pixels(self) -> bool:
+        return self.values.ndim == len(self.size) + 2
 
 
 def _by_maximum(maps: torch.Tensor) -> torch.Tensor:
     """Divide each map by its largest magnitude; an all-zero map stays zero."""
-    peak = maps.abs().amax(dim=(-2, -1), keepdim=True)
-    return maps / torch.where(peak > 0, peak, torch.ones_like(peak))
+    peak = maps.abs().flatten(1).amax(1)
+    return maps / over_all(torch.where(peak > 0, peak, 1), maps)
 
 
 def attribute(
     model: nn.Module,
-    x: torch.Tensor,
+    x: InputsLike,
     method: MethodLike = "gradcam",
     *,
     target: TargetLike = None,
@@ -105,16 +118,18 @@ def attribute(
     progress: Progress | None = None,
     precision: Precision = "full",
 ) -> Attribution:
-    """Attribute one score per image of ``x`` ``(N, C, H, W)`` with one method.
+    """Attribute one score per image of ``x`` ``(N, C, H, W)``, or per video ``(N, C, T, H, W)``, with one method.
 
     Args:
         model: any ``nn.Module``; it and the caller's autograd state are left exactly as found.
-        x: preprocessed images, on the model's device.
+        x: preprocessed images, on the model's device; where the model takes more, a tuple of its positional arguments,
+            a mapping of its keyword arguments, or `explain.Inputs`. The first image among them is explained.
         method: a name from `list_methods`, or a method object.
         target: a class index or label for all images, N class indices, a callable ``output -> (N,)``, one of
             `explain.targets` (a class in a region, a detection, a difference, a similarity), or None for each image's
             top class.
         layer: a dotted name, a pattern, a module, or several, whose maps are fused; None finds the last feature map.
+            A layer that is called several times stands for its last call, and ``"name@0"`` for its first.
         fuse: how the maps of several layers become one, each divided by its maximum: "mean" (None takes the method's
             own way, and else the mean), "max" or "product".
         categories: the labels of the model's classes, for a target given as a label.
@@ -140,7 +155,7 @@ def attribute(
 
 def attribute_all(
     model: nn.Module,
-    x: torch.Tensor,
+    x: InputsLike,
     methods: MethodLike | Iterable[MethodLike],
     *,
     target: TargetLike = None,
@@ -165,7 +180,7 @@ def attribute_all(
 
 def attribute_targets(
     model: nn.Module,
-    x: torch.Tensor,
+    x: InputsLike,
     methods: MethodLike | Iterable[MethodLike],
     targets: Sequence[TargetLike] | int,
     *,
@@ -190,40 +205,69 @@ def attribute_targets(
     [4, 0]
     """
     model = unwrapped(model)
+    inputs = check_inputs(model, x)
     wanted = _targets(targets, categories)
-    chosen = _methods(applicable_methods(model, x, layer=layer, target=wanted[0]) if methods == "all" else methods)
+    chosen = _methods(applicable_methods(model, inputs, layer=layer, target=wanted[0]) if methods == "all" else methods)
     work = Work(batch_size, progress, precision)
     if fuse is not None:
         one_of("attribute", "fuse", fuse, ("mean", "max", "product"))
-    check_inputs(model, x)
-    looked_at = {name: _layers(model, x, method, layer) for name, method in chosen.items()}
-    layers = list(dict.fromkeys(name for names in looked_at.values() for name in names))
     needs = frozenset().union(*(method.needs for method in chosen.values()))
+    looked_at = {name: _layers(model, inputs, method, layer, wanted[0]) for name, method in chosen.items()}
+    try:
+        gathered = _gather(model, inputs, needs, wanted, looked_at, chosen, work)
+    except UnusedLayerError:
+        if layer is not None:
+            raise
+        # The network has several heads, and this is not the one that classifies.
+        looked_at = {n: _layers(model, inputs, method, None, wanted[0], anew=True) for n, method in chosen.items()}
+        gathered = _gather(model, inputs, needs, wanted, looked_at, chosen, work)
     found = []
-    pooled = [layer for name, names in looked_at.items() if ClassWeights() in chosen[name].needs for layer in names]
-    for evidence in gather(model, x, needs, wanted, layers, work, pooled=pooled):
+    for evidence in gathered:
         of = {item.layer: item for item in evidence}
         whole = [replace(evidence[0], layer=None)]
         used = {name: [of[layer] for layer in names] or whole for name, names in looked_at.items()}
-        with torch.autocast(x.device.type, enabled=False):  # the model may run so, but not the mathematics
-            found.append({name: _apply(method, used[name], fuse) for name, method in chosen.items()})
+        # The model may run so, but not the mathematics; and what it makes must be good for in-place steps of the model.
+        with torch.inference_mode(False), torch.no_grad(), torch.autocast(inputs.x.device.type, enabled=False):
+            found.append({name: _apply(method, used[name], fuse, inputs.name) for name, method in chosen.items()})
         for name, attribution in found[-1].items():
             _warn_if_empty(attribution, used[name])
     return found
 
 
-def _layers(model: nn.Module, x: torch.Tensor, method: Method, layer: Where | None) -> list[str]:
+def _gather(
+    model: nn.Module,
+    inputs: Inputs,
+    needs: frozenset[Need],
+    targets: list[Target],
+    looked_at: Mapping[str, list[str]],
+    methods: Mapping[str, Method],
+    work: Work,
+) -> list[list[Evidence]]:
+    layers = dict.fromkeys(layer for names in looked_at.values() for layer in names)
+    pooled = [layer for name, names in looked_at.items() if ClassWeights() in methods[name].needs for layer in names]
+    return gather(model, inputs, needs, targets, layers, work, pooled=pooled)
+
+
+def _layers(
+    model: nn.Module, inputs: Inputs, method: Method, layer: Where | None, target: Target, *, anew: bool = False
+) -> list[str]:
     """The layers that a method looks at: those asked for, or its own choice."""
-    named = [] if layer is None else list(select(model, layer))  # a wrong name is told even where no layer is used
+    named = [] if layer is None else find_layers(model, inputs, layer)  # a wrong name is told even where it is not used
     if not uses_layer(method):
         return []
     if named:
         return named
-    return stage_layers(model, x) if isinstance(method, ManyLayers) else [default_layer(model, x)]
+    if isinstance(method, ManyLayers):
+        return stage_layers(model, inputs)
+
+    def score(output: Any) -> torch.Tensor:
+        return settle(target, output, len(inputs)).pick(output, len(inputs))[0]
+
+    return [default_layer(model, inputs, score, anew=anew)]
 
 
 def applicable_methods(
-    model: nn.Module, x: torch.Tensor, *, layer: Where | None = None, target: TargetLike = None
+    model: nn.Module, x: InputsLike, *, layer: Where | None = None, target: TargetLike = None
 ) -> list[str]:
     """Name the methods that this network and target can be explained with: all but those that ask for another kind.
 
@@ -234,16 +278,16 @@ def applicable_methods(
     ['cam', 'legrad', 'rollout']
     """
     model = unwrapped(model)
-    check_inputs(model, x)
+    inputs = check_inputs(model, x)
     try:
-        has_maps = bool(layer) or bool(default_layer(model, x))
+        has_maps = bool(layer) or bool(default_layer(model, inputs))
     except LayerError:
         has_maps = False
     candidates = [method for method in map(get_method, list_methods()) if has_maps or not uses_layer(method)]
-    return [method.name for method in candidates if _applies(method, model, x, layer, target)]
+    return [method.name for method in candidates if _applies(method, model, inputs, layer, target)]
 
 
-def _applies(method: Method, model: nn.Module, x: torch.Tensor, layer: Where | None, target: TargetLike) -> bool:
+def _applies(method: Method, model: nn.Module, x: Inputs, layer: Where | None, target: TargetLike) -> bool:
     compares = any(getattr(need, "objective", None) is not None for need in method.needs)
     if not compares and not isinstance(method, Demanding):
         return True
@@ -284,7 +328,7 @@ def _targets(targets: Sequence[TargetLike] | int, categories: Sequence[str] | No
     return [as_target(target, categories) for target in targets]
 
 
-def _apply(method: Method, evidence: Sequence[Evidence], how: Fusion | None) -> Attribution:
+def _apply(method: Method, evidence: Sequence[Evidence], how: Fusion | None, explained: str | None) -> Attribution:
     """Run a method on the evidence of each layer; fuse where there are several."""
     first = evidence[0]
     for rule, count in first.rectifiers.items():
@@ -319,6 +363,7 @@ def _apply(method: Method, evidence: Sequence[Evidence], how: Fusion | None) -> 
         logits=first.logits,
         delta=method.delta(first, values) if isinstance(method, Complete) and len(maps) == 1 else None,
         fuse=how if len(maps) > 1 else None,
+        input=explained,
     )
 
 
@@ -330,15 +375,8 @@ def fused(maps: Sequence[torch.Tensor], how: Fusion = "mean") -> torch.Tensor:
     >>> fused([torch.ones(1, 2, 2), torch.zeros(1, 4, 4)])[0, 0]
     tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
-    size = max((tuple(m.shape[-2:]) for m in maps), key=lambda shape: shape[0] * shape[1])
-    scaled = []
-    for each in maps:
-        flat = each if each.ndim == 4 else each[:, None]
-        peak = flat.abs().amax(dim=(1, 2, 3), keepdim=True)
-        flat = flat / torch.where(peak > 0, peak, torch.ones_like(peak))
-        resized = F.interpolate(flat, size=size, mode="bilinear", align_corners=False)
-        scaled.append(resized if each.ndim == 4 else resized[:, 0])
-    stacked = torch.stack(scaled)
+    size = max((tuple(m.shape[1:]) for m in maps), key=prod)
+    stacked = torch.stack([enlarge(_by_maximum(each)[:, None], size)[:, 0] for each in maps])
     return stacked.mean(0) if how == "mean" else stacked.amax(0) if how == "max" else stacked.clamp(min=0).prod(0)
 
 

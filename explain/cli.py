@@ -351,9 +351,9 @@ def _list_layers(explainer: Explainer) -> int:
     with _blaming(explainer.name):
         chosen, calls = default_layer(explainer.model, x), list_layers(explainer.model, x)
     for call in calls:
-        grid = f"{call.grid.height} x {call.grid.width} map" if call.grid else ""
-        default = " (default)" if call.name == chosen else ""
-        print(f"{call.name:<32} {call.kind:<20} {call.shape!s:<24} {grid}{default}".rstrip())
+        grid = f"{call.grid} map" if call.grid else ""
+        default = " (default)" if call.label == chosen else ""
+        print(f"{call.label:<32} {call.kind:<20} {call.shape!s:<24} {grid}{default}".rstrip())
     return DONE
 
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from explain.engine import Activations, Need, Reruns, Work, check_inputs, gather
 from explain.errors import LayerError, MethodError, warn
-from explain.hooks import Where, select, unwrapped
-from explain.layers import default_layer
+from explain.hooks import Where, unwrapped
+from explain.inputs import InputsLike
+from explain.layers import default_layer, enlarge, find_layers
 from explain.targets import TopClass
 
 STEPS, TOLERANCE = 400, 1e-4
@@ -35,7 +35,7 @@ class Concepts:
     vectors: torch.Tensor
     logits: torch.Tensor = field(repr=False)
     layer: str
-    size: tuple[int, int]
+    size: tuple[int, ...]
     error: float
 
     def __len__(self) -> int:
@@ -44,7 +44,7 @@ class Concepts:
     @cached_property
     def heatmaps(self) -> torch.Tensor:
         """``(N, K, H, W)`` float32 in [0, 1] at input resolution."""
-        return F.interpolate(self.maps.float(), size=self.size, mode="bilinear", align_corners=False).clamp(0, 1)
+        return enlarge(self.maps.float(), self.size).clamp(0, 1)
 
     def classes(self, count: int = 3) -> torch.Tensor:
         """The ``count`` best classes of each concept, best first: ``(K, count)``."""
@@ -53,7 +53,7 @@ class Concepts:
 
 def find_concepts(
     model: nn.Module,
-    x: torch.Tensor,
+    x: InputsLike,
     count: int = 4,
     *,
     layer: Where | None = None,
@@ -67,7 +67,8 @@ def find_concepts(
 
     Args:
         model: any ``nn.Module`` that gives class scores; left exactly as found.
-        x: preprocessed images ``(N, C, H, W)``; concepts that they share are found in all of them.
+        x: preprocessed images ``(N, C, H, W)``, or several inputs, as for `explain.attribute`; concepts that images
+            share are found in all of them.
         count: how many concepts.
         layer: one layer; None finds the last feature map. Its negative values, if it has any, are left out.
         seed: of the random start.
@@ -84,28 +85,28 @@ def find_concepts(
     (torch.Size([2, 2, 14, 14]), torch.Size([2, 4]), torch.Size([2, 5]))
     """
     model = unwrapped(model)
-    check_inputs(model, x)
-    names = [default_layer(model, x)] if layer is None else list(select(model, layer))
+    inputs = check_inputs(model, x)
+    names = [default_layer(model, inputs)] if layer is None else find_layers(model, inputs, layer)
     if len(names) != 1:
         raise LayerError(f"layer must name one layer for concepts, got {len(names)}; choose one of {', '.join(names)}")
     needs: list[Need] = [Activations(), Reruns(of_layer=True)]
-    evidence = gather(model, x, needs, [TopClass()], names, Work(batch_size))[0][0]
+    evidence = gather(model, inputs, needs, [TopClass()], names, Work(batch_size))[0][0]
     maps = _present(evidence.activations, names[0])
-    n, channels, height, width = maps.shape
-    most = min(n * height * width, channels)
+    n, channels, *places = maps.shape
+    rows = maps.movedim(1, -1).reshape(-1, channels).double()
+    most = min(rows.shape)
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= most:
         raise MethodError(f"count must be a whole number from 1 to {most} at layer {names[0]}, got {count!r}")
-    rows = maps.permute(0, 2, 3, 1).reshape(-1, channels).double()
     where, what = factorise(rows, count, seed)
     strongest = where.amax(0).clamp(min=torch.finfo(where.dtype).tiny)
     where, what = where / strongest, what * strongest[:, None]
     order = (where.sum(0) * what.sum(1)).argsort(descending=True)
     where, what = where[:, order], what[order]
     error = float((rows - where @ what).norm() / rows.norm())
-    shown = what.to(maps)[:, :, None, None].expand(-1, -1, height, width)
+    shown = what.to(maps).reshape(count, channels, *[1] * len(places)).expand(-1, -1, *places)
     owners = torch.zeros(count, dtype=torch.long, device=maps.device)
     logits = evidence.variants.logits_from_layer(owners, lambda index: shown[index])
-    placed = where.reshape(n, height, width, count).permute(0, 3, 1, 2).to(maps)
+    placed = where.reshape(n, *places, count).movedim(-1, 1).to(maps)
     return Concepts(placed, what.to(maps), logits, names[0], evidence.size, error)
 
 

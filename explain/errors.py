@@ -24,6 +24,10 @@ class LayerError(ExplainError):
     """A layer is unknown, was never called, or holds nothing that the method can use."""
 
 
+class UnusedLayerError(LayerError):
+    """A layer was called, but the score does not depend on it."""
+
+
 class TargetError(ExplainError):
     """A target does not fit the model's output."""
 

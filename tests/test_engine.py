@@ -435,7 +435,7 @@ def test_a_model_that_turns_gradients_off_says_so(x: torch.Tensor) -> None:
                 features = self.conv(x)
             return self.fc(features.mean((2, 3)))
 
-    with pytest.raises(LayerError, match="computed with gradients turned off"):
+    with pytest.raises(LayerError, match="the score does not use it in sight of gradients"):
         explain.attribute(Frozen(), x.float(), "gradcam", target=0, layer="conv")
     with torch.inference_mode():
         inference = nn.Conv2d(3, 2, 3)
@@ -602,3 +602,47 @@ def test_bfloat16_is_close_and_only_for_reruns(net: TinyNet, x: torch.Tensor) ->
 def test_options_of_the_work_are_checked(options: Any, message: str, net: TinyNet, x: torch.Tensor) -> None:
     with pytest.raises(MethodError, match=message):
         explain.attribute(net, x, **options)
+
+
+class OverwritesViews(nn.Module):
+    """Rectifiers of which each overwrites a view of another tensor."""
+
+    def __init__(self, *, in_place: bool) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8 * 120, 5)
+        self.relu, self.in_place = nn.ReLU(inplace=in_place), in_place
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.conv(x)
+        parts = [x[:, i : i + 2].clone()[:] for i in (0, 2, 4, 6)]  # views, each of a tensor of its own
+        if self.in_place:
+            parts[0].relu_()
+            F.leaky_relu(parts[1], 0.2, True)
+            F.elu(parts[2], inplace=True)
+            torch.celu_(parts[3])
+        else:
+            parts = [parts[0].relu(), F.leaky_relu(parts[1], 0.2), F.elu(parts[2]), torch.celu(parts[3])]
+        return self.fc(self.relu((torch.cat(parts, 1) - 0.2).flatten(1)))
+
+
+@pytest.mark.parametrize("method", ["guidedbackprop", "deconvnet", "saliency"])
+def test_rectifiers_that_overwrite_a_view_follow_the_rule_too(method: str, x: torch.Tensor) -> None:
+    found, expected = (
+        explain.attribute(settled(OverwritesViews(in_place=in_place)).double().eval(), x, method, target=1).values
+        for in_place in (True, False)
+    )
+    torch.testing.assert_close(found, expected)
+    assert found.any()
+
+
+@pytest.mark.parametrize("method", ["ablationcam", "scorecam", "smoothgrad", "augmented(gradcam)"])
+def test_a_caller_in_inference_mode_may_have_a_model_that_works_in_place(method: str, x: torch.Tensor) -> None:
+    class Greedy(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x.mul_(2))
+
+    layers = nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
+    model = settled(Greedy(*layers)).double().eval()
+    expected = explain.attribute(model, x, method, target=1, layer="0").values
+    with torch.inference_mode():
+        assert torch.equal(explain.attribute(model, x, method, target=1, layer="0").values, expected)

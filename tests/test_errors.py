@@ -311,8 +311,9 @@ ON_TENSORS: dict[str, Mistake] = {
     "no_grad inside the model, for a layer": (
         lambda x: explain.attribute(Frozen(), x, layer="net.layer2"),
         LayerError,
-        "layer 'net.layer2' must influence the score of target top-1, but the score was computed with gradients turned "
-        "off; choose a layer or target that depend on each other, without no_grad(), detach() or checkpoints between",
+        "layer 'net.layer2' must influence the score of target top-1, but the score does not use it in sight of "
+        "gradients; choose a layer or target that depend on each other, without no_grad(), detach() or checkpoints "
+        "between",
     ),
     "detach() inside the model, for pixels": (
         lambda x: explain.attribute(Wrapped(torch.Tensor.detach), x, "saliency"),
@@ -412,7 +413,8 @@ def check(make: Callable[[], Any], kind: type[ExplainError], message: str) -> No
         make()
     expected = re.escape(message).replace(re.escape("..."), ".+")  # what others say, and what may change with a file
     assert re.fullmatch(expected, str(caught.value)), str(caught.value)
-    assert type(caught.value) is kind
+    assert isinstance(caught.value, kind)
+    assert type(caught.value).__module__ == ExplainError.__module__
     assert "\n" not in message
 
 

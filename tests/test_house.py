@@ -21,8 +21,8 @@ from tests.conftest import ROOT
 
 PACKAGE = ROOT / "explain"
 ROOMS = [
-    "version", "errors", "hooks", "layers", "targets", "engine", "methods", "reasons", "attribution", "concepts",
-    "images", "render", "output", "models", "explanation", "explainer", "arguments", "cli", "__main__",
+    "version", "errors", "hooks", "inputs", "layers", "targets", "engine", "methods", "reasons", "attribution",
+    "concepts", "images", "render", "output", "models", "explanation", "explainer", "arguments", "cli", "__main__",
 ]  # fmt: skip
 
 

@@ -8,8 +8,10 @@ import torch
 import torchvision
 from torch import nn
 
+from explain.attribution import attribute
 from explain.errors import LayerError
-from explain.layers import Grid, default_layer, find_grid, list_layers, to_spatial
+from explain.layers import Frame, Grid, default_layer, find_grid, list_layers, to_spatial
+from explain.methods import FullGrad, GradCAM
 from tests.conftest import TinyNet, snapshot
 
 
@@ -45,11 +47,11 @@ def test_the_default_layer_is_remembered_only_while_the_model_is_the_same(net: T
     calls: list[int] = []
     net.register_forward_hook(lambda *_: calls.append(1))
     assert default_layer(net, x) == default_layer(net, x) == "dropout"  # it passes on what a functional ReLU made
-    assert len(calls) == 1
+    assert len(calls) == 2  # one for the layers there are, and one for what the scores depend on
     net.dropout = nn.Flatten(2, 2)
     net.avgpool = nn.AdaptiveAvgPool2d(1)
     assert default_layer(net, x) == "dropout"
-    assert len(calls) == 2
+    assert len(calls) == 4
 
 
 def test_remembering_does_not_keep_a_model_alive(x: torch.Tensor) -> None:
@@ -105,6 +107,67 @@ def test_a_map_is_the_same_whatever_its_layout() -> None:
     last = maps.permute(0, 2, 3, 1)
     tokens = torch.cat([torch.zeros(2, 2, 16), last.reshape(2, 63, 16)], dim=1)
     for tensor in (maps, last, tokens):
-        assert torch.equal(to_spatial(tensor, size, "layer"), maps)
+        assert torch.equal(to_spatial(tensor, Frame(size, 2), "layer"), maps)
     with pytest.raises(LayerError, match=r"'fc' must give a spatial map, got shape \(2, 10\)"):
-        to_spatial(torch.zeros(2, 10), size, "fc")
+        to_spatial(torch.zeros(2, 10), Frame(size, 2), "fc")
+
+
+@pytest.mark.parametrize("channels", [2, 4, 5])
+def test_a_convolutions_map_has_its_channels_first_whatever_its_shape_looks_like(channels: int) -> None:
+    """On 8 x 5 pixels, four maps of 2 x 2 look like a map of 4 x 2 with two channels."""
+    model = nn.Sequential(
+        nn.Conv2d(1, channels, 3, 2, 1), nn.ReLU(), nn.Conv2d(channels, channels, 3, 2, 1), nn.Dropout(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 3),
+    )  # fmt: skip
+    x = torch.randn(2, 1, 8, 5)
+    for layer, size in [("0", (4, 3)), ("1", (4, 3)), ("2", (2, 2)), ("3", (2, 2))]:
+        assert attribute(model.eval(), x, GradCAM(relu=False), target=0, layer=layer).values.shape == (2, *size)
+    assert attribute(model, x, FullGrad(), target=0).delta.abs().max() < 1e-5
+
+
+def test_a_layer_normalisations_map_has_its_channels_last_whatever_its_shape_looks_like() -> None:
+    """On 8 x 5 pixels, a map of 3 x 3 with four channels looks like three of 3 x 4, and one of 8 x 5 with 5 as well."""
+
+    class Last(nn.Module):
+        def __init__(self, stride: int, channels: int) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(1, channels, 3, stride, 1), nn.LayerNorm(channels)
+            self.drop, self.fc = nn.Dropout(), nn.Linear(channels, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(self.drop(self.norm(self.conv(x).permute(0, 2, 3, 1)))).mean((1, 2))
+
+    for stride, channels, size in [(1, 5, (8, 5)), (2, 4, (4, 3)), (3, 2, (3, 2)), (3, 3, (3, 2))]:
+        model = Last(stride, channels).eval()
+        for layer in ("conv", "norm", "drop", "fc"):
+            found = attribute(model, torch.randn(2, 1, 8, 5), GradCAM(relu=False), target=0, layer=layer)
+            assert found.values.shape == (2, *size), (stride, channels, layer)
+
+
+class TwoHeads(nn.Module):
+    """Its last map is that of a head which the classes do not come from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.fc, self.mask = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(4, 5), nn.Conv2d(4, 1, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        maps = self.body(x).relu()
+        return {"mask": self.mask(maps), "logits": self.fc(maps.mean((2, 3)))}
+
+
+def test_the_default_layer_is_one_that_the_target_depends_on() -> None:
+    model, x = TwoHeads().eval(), torch.randn(2, 3, 8, 8)
+    assert attribute(model, x, GradCAM(relu=False), target=0).layer == "body"
+    assert attribute(model, x, "eigencam", target=0).layer == "body"
+
+    class Two(TwoHeads):
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            maps = self.body(x).relu()
+            other = self.mask(x[:, :1].expand(-1, 4, -1, -1))
+            return {"mask": other, "logits": self.fc(maps.mean((2, 3)))}
+
+    found = attribute(Two().eval(), x, GradCAM(relu=False), target=lambda output: output["mask"].mean((1, 2, 3)))
+    assert found.layer == "mask"
+    with pytest.raises(LayerError, match="layer 'mask' must influence the score of target 0, but the score does not"):
+        attribute(model, x, "gradcam", target=0, layer="mask")

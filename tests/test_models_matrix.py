@@ -16,7 +16,7 @@ from torch import nn
 
 import explain
 from explain.errors import ModelError
-from explain.layers import default_layer
+from explain.layers import default_layer, stage_layers
 from explain.methods import GradCAM, get_method
 from explain.models import load
 from tests.conftest import ROOT, TinyNet, settled, snapshot
@@ -253,6 +253,63 @@ def test_a_map_that_was_returned_before_is_not_the_layer() -> None:
     assert explain.attribute(model, torch.randn(2, 3, 16, 16), SIGNED).values.any()
 
 
+class SequenceFirst(TinyTransformer):
+    """Tokens in the first dimension and images in the second, as attention modules take them by default (CLIP)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(
+            *(nn.TransformerEncoderLayer(12, 2, 12, 0.0, norm_first=True, batch_first=False) for _ in range(2))
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.blocks(self.embed(x).transpose(0, 1)))[0])
+
+
+class BatchFirst(SequenceFirst):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            block.self_attn.batch_first = True
+        return self.head(self.norm(self.blocks(self.embed(x)))[:, 0])
+
+
+@pytest.mark.filterwarnings("ignore:.* is zero everywhere", "ignore:enable_nested_tensor")
+@pytest.mark.parametrize("count", [1, 2, 13])  # 13 is also the number of tokens
+def test_sequences_with_tokens_first_are_explained_like_those_with_images_first(count: int) -> None:
+    first, last = (settled(build()).double().eval() for build in (SequenceFirst, BatchFirst))
+    x = torch.randn(count, 3, 24, 32, dtype=torch.float64)
+    methods = [SIGNED, "layercam", "eigencam", "ablationcam", "scorecam", "fullgrad", "refinecam"]
+    for layer in (None, "blocks.0"):
+        found, expected = (explain.attribute_all(m, x, methods, target=1, layer=layer) for m in (first, last))
+        assert found["gradcam"].values.shape == (count, 3, 4)
+        assert found["gradcam"].layer == expected["gradcam"].layer
+        for name in found:
+            torch.testing.assert_close(found[name].values, expected[name].values, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(*(explain.attribute(m, x, "fullgrad", target=1).delta for m in (first, last)))
+
+
+@pytest.mark.parametrize("size", [(60, 100), (100, 60), (31, 70)])
+def test_tokens_lie_as_the_patches_did_where_the_input_is_no_multiple_of_them(size: tuple[int, int]) -> None:
+    model, x = settled(TinyTransformer()).double().eval(), torch.randn(2, 3, *size, dtype=torch.float64)
+    found = explain.attribute(model, x, SIGNED, target=1, layer="blocks.0")
+    rows = size[0] // 8, size[1] // 8
+    assert found.values.shape == (2, *rows)
+    tokens = model.blocks[0](model.embed(x)).detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(model.head(model.norm(model.blocks[1](tokens))[:, 0])[:, 1].sum(), tokens)
+    weights = gradient[:, 1:].mean(1, keepdim=True)
+    expected = (weights * tokens.detach()[:, 1:]).sum(2).reshape(2, *rows)
+    torch.testing.assert_close(found.values, expected)
+
+
+def test_the_layers_of_stages_are_those_that_count() -> None:
+    model = settled(TinyTransformer()).eval()
+    assert stage_layers(model, torch.randn(1, 3, 24, 40)) == ["blocks.1.norm1"]
+    calls: list[int] = []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    stage_layers(model, torch.randn(1, 3, 24, 40))
+    assert calls == []  # it is remembered
+
+
 class Mixer(TinyTransformer):
     """Mixes without attention; its mean goes by as many channels as there could be tokens (FocalNet, Swin)."""
 
@@ -277,7 +334,7 @@ class Repeated(nn.Module):
         return self.fc(self.relu(self.pool(self.relu(self.conv(x)))).flatten(1))
 
 
-@pytest.mark.parametrize(("build", "layer"), [(Mixer, "norm"), (Repeated, "conv")])
+@pytest.mark.parametrize(("build", "layer"), [(Mixer, "norm"), (Repeated, "relu@0")])
 def test_what_only_looks_like_a_map_is_not_the_layer(build: Callable[[], nn.Module], layer: str) -> None:
     assert default_layer(settled(build()).eval(), torch.randn(1, 3, 32, 32)) == layer
 

@@ -289,8 +289,8 @@ def test_where_torch_refuses_gradients_after_a_fork_a_line_says_what_to_do(
         assert str(caught.value) == (
             "gradients must be computed in a process that torch can start threads in, but this one was forked after "
             "its parent had computed some; start it with 'spawn' (multiprocessing_context='spawn' for a DataLoader), "
-            "or use a method without gradients such as scorecam"
+            "or name the layer and use a method without gradients such as scorecam"
         )
-    assert np.isfinite(explain.attribute(net, x, "scorecam", target=1).values.numpy()).all()
+    assert np.isfinite(explain.attribute(net, x, "scorecam", target=1, layer="layer2").values.numpy()).all()
     monkeypatch.undo()
     assert snapshot(net) == before

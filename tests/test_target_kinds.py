@@ -285,8 +285,8 @@ def test_a_box_without_area_overlaps_itself_alone() -> None:
 
 SIZE = {"weights": None, "weights_backbone": None, "num_classes": 4}
 SEGMENTERS = {
-    "deeplabv3_mobilenet": (deeplabv3_mobilenet_v3_large, {}, "backbone"),
-    "fcn_resnet50": (fcn_resnet50, {"aux_loss": True}, "backbone.layer4"),
+    "deeplabv3_mobilenet": (deeplabv3_mobilenet_v3_large, {}, "backbone", "classifier.3"),
+    "fcn_resnet50": (fcn_resnet50, {"aux_loss": True}, "backbone.layer4", "classifier.3"),
 }
 FRUGAL = {"min_size": 64, "rpn_pre_nms_top_n_test": 40, "rpn_post_nms_top_n_test": 20, "box_score_thresh": 0.0}
 DETECTORS = {
@@ -302,7 +302,7 @@ DETECTORS = {
 @pytest.mark.parametrize("name", SEGMENTERS)
 def test_torchvisions_segmenters(name: str) -> None:
     torch.manual_seed(0)
-    build, options, layer = SEGMENTERS[name]
+    build, options, layer, default = SEGMENTERS[name]
     model, x = build(**SIZE, **options).eval(), torch.randn(2, 3, 64, 48)
     best = model(x)["out"].argmax(1)
     category = int(best[0].flatten().mode().values)
@@ -313,6 +313,9 @@ def test_torchvisions_segmenters(name: str) -> None:
     expected = values(model, x, "saliency", lambda o: o["out"][:, category, 20:40, 10:30].mean((1, 2)))
     torch.testing.assert_close(found["saliency"].values, expected, rtol=1e-3, atol=1e-6)
     assert found["gradcam"].heatmap.shape == (2, 64, 48)
+    alone = explain.attribute(model, x, GradCAM(relu=False), target=Segmentation(category, mask))
+    assert alone.layer == default  # neither the map of classes itself, nor a second head that the target does not read
+    assert alone.values.flatten(1).any(1).all()
     only = explain.attribute(model, x[:1], IntegratedGradients(steps=2), target=Segmentation(category))
     torch.testing.assert_close(only.score[0], model(x[:1])["out"][0, category][best[0] == category].mean().detach())
     assert torch.isfinite(only.values).all()
@@ -339,8 +342,14 @@ def test_torchvisions_detectors(name: str) -> None:
     one = explain.attribute_all(model, x[:1], ["gradcam", IntegratedGradients(steps=2)], target=target, layer=layers[0])
     torch.testing.assert_close(one["gradcam"].score[0], own[0]["scores"][3].detach(), rtol=1e-5, atol=1e-7)
     assert torch.isfinite(one["integratedgradients"].values).all()
+    default = explain.attribute(model, x[:1], "gradcam", target=target).layer
+    x_layer = x[:1].clone().requires_grad_()
+    with explain.hooks.capture(model, default) as seen:
+        torch.autograd.grad(model(list(x_layer))[0]["scores"][3], x_layer)
+    assert (seen.gradients[default] != 0).any(1).sum() > 1  # the score reads it in more than one place
     assert snapshot(model) == before
     if name == "fasterrcnn":
+        assert default == "backbone"  # the level of the pyramid that the box was pooled from
         with pytest.raises(LayerError, match=r"map for each of the 2 images"):
             explain.attribute(model, x, "gradcam", target=Detection(), layer="roi_heads.box_head")
 

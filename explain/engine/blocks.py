@@ -10,6 +10,7 @@ from torch import nn
 from explain.errors import MethodError
 from explain.hooks import HookGroup, first_tensor, replace_first
 from explain.hooks.attention import attention, by_image
+from explain.inputs import Inputs
 from explain.targets import Target
 
 
@@ -35,7 +36,7 @@ def transformer_blocks(model: nn.Module) -> list[str]:
     return blocks
 
 
-def attention_gradients(model: nn.Module, inputs: torch.Tensor, target: Any) -> list[torch.Tensor]:
+def attention_gradients(model: nn.Module, inputs: Inputs, target: Any) -> list[torch.Tensor]:
     """For each block, the gradient in its attention ``(N, heads, T, T)`` of the score read off its output.
 
     The output tokens are averaged, and take the place of every token on the way into what comes after the last block:
@@ -67,7 +68,7 @@ def attention_gradients(model: nn.Module, inputs: torch.Tensor, target: Any) -> 
         for name in blocks:
             group.forward_pre(name, begin)
             group.forward(name, end)
-        output = model(inputs.clone())
+        output = inputs.call(model)
         wanted: Target = target(torch.arange(len(inputs)).repeat(len(blocks)))
         total = wanted.pick(output, len(inputs) * len(blocks))[0].sum()
     with HookGroup() as group:

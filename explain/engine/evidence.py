@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 
+from explain.layers import Frame
 from explain.targets import Objective
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class InputGradients:
 
 @dataclass(frozen=True)
 class BiasTerms:
-    """What every bias of the network adds to the score: a tuple of ``(N, C, h, w)`` or ``(N, C)``, one for each."""
+    """What every bias of the network adds to the score: a tuple of ``(N, C, h, w)``, or ``(N, K)`` without a map."""
 
     of_layer: ClassVar[bool] = False
 
@@ -105,7 +106,8 @@ class Evidence:
     """All that a method gets to see: what was asked, what the model said, and the tensors that the method needs.
 
     Tensors are detached, and every one is per image: ``score`` ``(N,)``, ``classes`` ``(N,)`` or None, ``inputs``
-    ``(N, C, H, W)``. ``variants`` runs the model again, for a method that needs `Reruns`.
+    ``(N, C, H, W)``. A video has frames between channels and height, and so have its feature maps.
+    ``variants`` runs the model again, for a method that needs `Reruns`.
     """
 
     inputs: torch.Tensor
@@ -124,9 +126,14 @@ class Evidence:
         return self.found[need]
 
     @property
-    def size(self) -> tuple[int, int]:
-        """Height and width of the input."""
-        return int(self.inputs.shape[-2]), int(self.inputs.shape[-1])
+    def frame(self) -> Frame:
+        """What tensors of the network are laid out on."""
+        return self.variants.frame
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """Height and width of the input; of a video, frames before them."""
+        return tuple(self.inputs.shape[2:])
 
     @property
     def activations(self) -> torch.Tensor:

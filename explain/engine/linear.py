@@ -56,10 +56,11 @@ class Heads:
 
     def watch(self, group: HookGroup, model: nn.Module) -> None:
         if any(isinstance(module, nn.Linear) for module in model.modules()):
-            group.forward(nn.Linear, self._note)
+            group.forward(nn.Linear, self._note, with_kwargs=True)
 
-    def _note(self, module: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> None:
-        self.calls.append((legible(args[0].detach()), module, legible(output.detach())))
+    def _note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: torch.Tensor) -> None:
+        (given,) = (*args, *kwargs.values())
+        self.calls.append((legible(given.detach()), module, legible(output.detach())))
 
 
 def class_weights(
@@ -77,7 +78,7 @@ def class_weights(
     """
     if classes is None or logits is None:
         raise TargetError("target must be a class for cam, which reads the class's weights; use gradcam otherwise")
-    means = activations.mean((2, 3))
+    means = activations.mean(tuple(range(2, activations.ndim)))
     if means.shape == logits.shape and torch.allclose(means, logits, rtol=1e-2, atol=1e-4):
         return nn.functional.one_hot(classes, logits.shape[1]).to(means)  # the maps are those of the classes already
     for given, module, scores in reversed(heads.calls):

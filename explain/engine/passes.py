@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -38,18 +38,19 @@ from explain.engine.evidence import (
     legible,
 )
 from explain.engine.linear import Heads, bias_of, biased_modules, class_weights
-from explain.engine.rules import apply_rule
+from explain.engine.rules import InSight, apply_rule
 from explain.engine.variants import Footprint, Precision, Variants, Work, autocast
-from explain.errors import ExplainError, ImageError, LayerError, MethodError, ModelError, TargetError
+from explain.errors import ExplainError, ImageError, LayerError, MethodError, ModelError, TargetError, UnusedLayerError
 from explain.hooks import Capture, HookGroup, Record, inspect, untouched
 from explain.hooks.attention import attention, by_image
-from explain.layers import to_spatial
+from explain.inputs import Inputs, InputsLike, as_inputs
+from explain.layers import frame_of, of_other_images, split_call, to_spatial
 from explain.targets import Objective, Target, find_logits, settle
 
 
 def gather(
     model: nn.Module,
-    inputs: torch.Tensor,
+    inputs: InputsLike,
     needs: Collection[Need],
     targets: Sequence[Target],
     layers: Collection[str],
@@ -58,7 +59,7 @@ def gather(
     pooled: Collection[str] | None = None,
     precision: Precision = "full",
 ) -> list[list[Evidence]]:
-    """Run ``model`` on ``inputs`` ``(N, C, H, W)`` and return the evidence for each target, and in it for each layer.
+    """Run ``model`` on ``inputs``, and return the evidence for each target, and in it for each layer.
 
     Without layers (no need is about a layer), the inner lists hold one piece of evidence with ``layer=None``. Layers
     that `ClassWeights` are needed for are named in ``pooled``, if these are not all. ``precision`` is that of this
@@ -68,9 +69,10 @@ def gather(
         ExplainError: bad input, a target that does not fit, a layer that is never called or has no map, a score that
             is not finite or does not depend on what is asked for.
     """
+    layers = tuple(layers)
+    pooled = layers if pooled is None else pooled
     with alone(), untouched(model):
-        run = _Pass(model, inputs, frozenset(needs), tuple(layers), work or Work(), precision)
-        run.pooled = run.layers if pooled is None else pooled
+        run = _Pass(model, as_inputs(inputs), frozenset(needs), layers, pooled, work or Work(), precision)
         chosen = [run.choose(target) for target in targets]  # all of them fit before the first backward is run
         return [run.explain(choice, last=i == len(chosen) - 1) for i, choice in enumerate(chosen)]
 
@@ -95,37 +97,40 @@ class _Pass:
     def __init__(
         self,
         model: nn.Module,
-        inputs: torch.Tensor,
+        inputs: Inputs,
         needs: frozenset[Need],
         layers: tuple[str, ...],
+        pooled: Collection[str],
         work: Work,
         precision: Precision,
     ) -> None:
-        self.model, self.needs, self.work = model, needs, work
+        self.model, self.needs, self.pooled, self.work = model, needs, pooled, work
         self.rules = {need.rule for need in needs if isinstance(need, InputGradients)}
         self.whole = bool(self.rules) or any(isinstance(need, (BiasTerms, Attention)) for need in needs)
         self.layers = layers if any(need.of_layer for need in needs) else ()
-        self.inputs = inputs.detach()
-        self.source = self.inputs.clone().requires_grad_() if self.whole else self.inputs
+        self.inputs = inputs.detached()
+        self.x = self.inputs.x
+        self.source = self.x.clone().requires_grad_() if self.whole else self.x
+        self.frame = frame_of(model, self.inputs)
         self.footprint, self.heads = Footprint(), Heads()
-        self.pooled: Collection[str] = self.layers
-        with HookGroup(model) as group, torch.set_grad_enabled(self.whole), autocast(inputs, precision):
+        with HookGroup(model) as group, torch.set_grad_enabled(self.whole), autocast(self.x, precision):
             differentiated = any(isinstance(need, (LayerGradients, LayerCurvature)) for need in needs)
-            self.capture = Capture(group, self.layers, gradients=differentiated)
+            hooked = dict.fromkeys(split_call(layer)[0] for layer in self.layers)
+            self.capture = Capture(group, hooked, gradients=differentiated)
             self.biases = Capture(group, biased_modules(model) if BiasTerms() in needs else (), gradients=True)
             if ClassWeights() in needs:
                 self.heads.watch(group, model)
             if any(isinstance(need, Reruns) for need in needs):
-                self.footprint.watch(group, model, len(inputs))
-            # The model gets a copy: one that works on its input in place must not reach the caller's tensor.
-            self.output = model(self.source.clone())
+                self.footprint.watch(group, model, len(self.x))
+            with InSight() if self.rules - {"plain"} else nullcontext():
+                self.output = self.inputs.replaced(self.source).call(model)
             self.graph_is_on = torch.is_grad_enabled()
-        self.records = {name: self._last_call(name) for name in self.layers}
+        self.records = {name: self._record(name) for name in self.layers}
         self.logits = self._logits()
 
     def _logits(self) -> torch.Tensor | None:
         try:
-            logits = find_logits(self.output, len(self.inputs)).detach()
+            logits = find_logits(self.output, len(self.x)).detach()
         except ModelError:
             return None  # not a classifier
         if torch.isnan(logits).any() or torch.isposinf(logits).any():
@@ -134,31 +139,39 @@ class _Pass:
 
     def _not_finite(self, wrong: torch.Tensor) -> ModelError:
         """Run the model once more, looking at every layer: where it went wrong is what there is to say."""
-        first = inspect(self.model, self.inputs.clone(), gradients=False).first_nonfinite
+        copies = self.inputs.copied()
+        first = inspect(self.model, *copies.args, kwargs=copies.kwargs, gradients=False).first_nonfinite
         where = "" if first is None else f", first in layer {first.name!r} ({first.type})" if first.name else ""
         return ModelError(
             f"model must give finite scores, got {wrong[0].item()}{where}; check its weights and the input's values"
         )
 
-    def _last_call(self, name: str) -> Record:
-        calls = [record for record in self.capture.records if record.layer == name]
-        if not calls:
+    def _record(self, layer: str) -> Record:
+        name, number = split_call(layer)
+        record, last = self.capture.of_call(name, number), self.capture.of_call(name)
+        if last is None:
             called = sorted({record.layer for record in self.capture.records})
             raise LayerError(
-                f"layer {name!r} was not called in the forward pass{f' ({called} were)' if called else ''}; "
+                f"layer {layer!r} was not called in the forward pass{f' ({called} were)' if called else ''}; "
                 "choose one that the model uses for this input (--list-layers shows them)"
             )
-        if len(calls[-1].activation) != len(self.inputs):
+        if record is None:
             raise LayerError(
-                f"layer {name!r} must give a map for each of the {len(self.inputs)} images, got shape "
-                f"{tuple(calls[-1].activation.shape)}; choose a layer that keeps the batch dimension first"
+                f"layer {layer!r} must name one of the calls of {name}, 0 to {last.call}, got {number}; without a "
+                "number, it is the last"
             )
-        return calls[-1]
+        shape = tuple(record.activation.shape)
+        if len(self.x) not in shape[:1] and self.frame.grid(shape) is None:
+            raise LayerError(
+                f"layer {layer!r} must give a map for each of the {len(self.x)} images, got shape {shape}; choose a "
+                "layer that keeps the batch dimension first"
+            )
+        return record
 
     def choose(self, target: Target) -> _Choice:
         with torch.set_grad_enabled(self.graph_is_on):
-            settled = settle(target, self.output, len(self.inputs))
-            score, classes = settled.pick(self.output, len(self.inputs))
+            settled = settle(target, self.output, len(self.x))
+            score, classes = settled.pick(self.output, len(self.x))
             total = score.sum()
         if not torch.isfinite(score.detach()).all():
             raise self._not_finite(score.detach()[~torch.isfinite(score.detach())])
@@ -173,13 +186,13 @@ class _Pass:
 
     def _evidence(self, choice: _Choice, layer: str | None) -> Evidence:
         found = choice.found if layer is None else {**choice.found, **choice.of_layer[layer]}
-        raw = None if layer is None else self.records[layer].activation
+        record = None if layer is None else self.records[layer]
         variants = Variants(
-            self.model, self.inputs, choice.target, choice.classes, layer, raw, self.footprint, self.work,
-            partial(_gather_one, self.model), alone,
+            self.model, self.inputs, self.frame, choice.target, choice.classes, layer, record, self.footprint,
+            self.work, partial(_gather_one, self.model), alone,
         )  # fmt: skip
         return Evidence(
-            legible(self.inputs), choice.score, choice.classes, choice.name, layer, found, choice.rectifiers,
+            legible(self.x), choice.score, choice.classes, choice.name, layer, found, choice.rectifiers,
             variants, self.logits,
         )  # fmt: skip
 
@@ -219,7 +232,7 @@ class _Pass:
         with HookGroup() as group:
             records = attention(choice.total, group) if wanted else []
             yield
-        count = len(self.inputs)
+        count = len(self.x)
         maps = [(r.weights, r.gradient) for r in records]
         found = tuple(AttentionMap(by_image(w, count), None if g is None else by_image(g, count)) for w, g in maps)
         choice.found.update(dict.fromkeys(wanted, found))
@@ -253,7 +266,7 @@ class _Pass:
                 "index or label"
             )
         with torch.set_grad_enabled(self.graph_is_on):
-            return objective(find_logits(self.output, len(self.inputs)), choice.classes).sum()
+            return objective(find_logits(self.output, len(self.x)), choice.classes).sum()
 
     def _no_backward_needed(self, choice: _Choice) -> None:
         for name in self.layers:
@@ -266,15 +279,27 @@ class _Pass:
 
     def _bias_terms(self, gradients: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor, ...]:
         pairs = zip(self.biases.records, gradients, strict=True)
-        modules = dict(self.model.named_modules())
-        return tuple(bias_of(modules[record.layer], g) for record, g in pairs if g is not None)
+        modules, elsewhere = dict(self.model.named_modules()), of_other_images(self.model, self.inputs)
+        terms = [(r, self._of_images(bias_of(modules[r.layer], g), r)) for r, g in pairs if g is not None]
+        # What other images than the explained one bring adds to the score too, but lies nowhere on this one.
+        return tuple(term.flatten(1) if (r.layer, r.call) in elsewhere else term for r, term in terms)
+
+    def _of_images(self, term: torch.Tensor, record: Record) -> torch.Tensor:
+        """A term laid out over the images, or where it is no map (it may be of windows), as rows of numbers."""
+        count, shape = len(self.x), tuple(term.shape)
+        grid = self.frame.grid(shape, f"{record.layer}@{record.call}") if term.ndim > 2 else None
+        if grid is not None:
+            return grid.spread(term)
+        turned = term.ndim == 3 and len(term) != count and term.shape[1] == count
+        return (term.transpose(0, 1) if turned else term).reshape(count, -1)
 
     def _keep(self, choice: _Choice, name: str, need: Need, gradient: torch.Tensor | None) -> None:
         if gradient is None:
-            why = "does not use the layer" if choice.total.requires_grad else "was computed with gradients turned off"
-            raise LayerError(
-                f"layer {name!r} must influence the score of target {choice.name}, but the score {why}; choose "
-                "a layer or target that depend on each other, without no_grad(), detach() or checkpoints between"
+            hidden = "" if choice.total.requires_grad else " in sight of gradients"
+            raise UnusedLayerError(
+                f"layer {name!r} must influence the score of target {choice.name}, but the score does not use "
+                f"it{hidden}; choose a layer or target that depend on each other, without no_grad(), detach() or "
+                "checkpoints between"
                 f"{_without_gradients(self.model)}"
             )
         choice.of_layer.setdefault(name, {})[need] = self._spatial(gradient, name)
@@ -289,12 +314,12 @@ class _Pass:
         return legible(gradient)
 
     def _spatial(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        return legible(to_spatial(tensor, (int(self.inputs.shape[-2]), int(self.inputs.shape[-1])), name))
+        return legible(to_spatial(tensor, self.frame, name))
 
 
 def _gather_one(
     model: nn.Module,
-    inputs: torch.Tensor,
+    inputs: Inputs,
     needs: frozenset[Need],
     target: Target,
     layers: tuple[str, ...],
@@ -338,40 +363,42 @@ def _without_gradients(model: nn.Module) -> str:
     return f" ({remedy})" if quantised else ""
 
 
-def check_inputs(model: nn.Module, inputs: torch.Tensor) -> None:
-    """Refuse what cannot be explained before anything runs.
+def check_inputs(model: nn.Module, given: InputsLike) -> Inputs:
+    """Refuse what cannot be explained before anything runs, and return the rest as `Inputs`.
 
     Raises:
-        ImageError: ``inputs`` is not a floating-point tensor ``(N, C, H, W)`` of finite values on the model's device.
+        ImageError: what is to be explained is not a floating-point tensor ``(N, C, H, W)`` or ``(N, C, T, H, W)`` of
+            finite values, or an input is not on the model's device.
         ModelError: ``model`` is not an ``nn.Module``.
     """
     if not isinstance(model, nn.Module):
         raise ModelError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    if not isinstance(inputs, torch.Tensor):
+    inputs = as_inputs(given)
+    x, name = inputs.x, "x" if inputs.name is None else f"input {inputs.name}"
+    if x.ndim not in (4, 5):
+        remedy = "add the batch dimension with x[None]" if x.ndim == 3 else "use explainer.preprocess(image)[None]"
+        raise ImageError(f"{name} must have the shape (N, C, H, W), got {tuple(x.shape)}; {remedy}")
+    if x.numel() == 0:
+        raise ImageError(f"{name} must hold at least one image, got shape {tuple(x.shape)}; leave empty batches out")
+    if not x.is_floating_point():
         raise ImageError(
-            f"x must be a tensor (N, C, H, W), got {type(inputs).__name__}; use explainer.preprocess(image)[None]"
-        )
-    if inputs.ndim != 4:
-        remedy = "add the batch dimension with x[None]" if inputs.ndim == 3 else "use explainer.preprocess(image)[None]"
-        raise ImageError(f"x must have the shape (N, C, H, W), got {tuple(inputs.shape)}; {remedy}")
-    if inputs.numel() == 0:
-        raise ImageError(f"x must hold at least one image, got shape {tuple(inputs.shape)}; leave empty batches out")
-    if not inputs.is_floating_point():
-        raise ImageError(
-            f"x must be floating point, got {inputs.dtype}; use x.float() / 255 or the model's preprocessing"
+            f"{name} must be floating point, got {x.dtype}; use x.float() / 255 or the model's preprocessing"
         )
     parameter = next(model.parameters(), None)
-    if parameter is not None and parameter.device != inputs.device:
-        raise ImageError(
-            f"x must be on the model's device {parameter.device}, got {inputs.device}; use x.to('{parameter.device}')"
-        )
+    for other, tensor in {name: x, **{f"input {other}": tensor for other, tensor in inputs.others.items()}}.items():
+        if parameter is not None and parameter.device != tensor.device:
+            device = parameter.device
+            raise ImageError(
+                f"{other} must be on the model's device {device}, got {tensor.device}; use x.to({str(device)!r})"
+            )
     if any(p.is_inference() for p in model.parameters()):
         raise ModelError(
             "model must have weights made outside torch.inference_mode() for gradients to exist, got some made inside "
             "it; build or load it outside"
         )
-    if not torch.isfinite(inputs).all():
-        raise ImageError("x must hold finite values, got NaN or infinity; check the preprocessing")
+    if not torch.isfinite(x).all():
+        raise ImageError(f"{name} must hold finite values, got NaN or infinity; check the preprocessing")
+    return inputs
 
 
 _running = threading.local()

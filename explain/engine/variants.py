@@ -13,9 +13,10 @@ from torch import nn
 
 from explain.engine.blocks import attention_gradients
 from explain.engine.evidence import legible
-from explain.errors import ExplainError, LayerError, MethodError
-from explain.hooks import HookGroup, first_tensor, replace_first, untouched
-from explain.layers import from_spatial
+from explain.errors import ExplainError, MethodError
+from explain.hooks import HookGroup, Record, first_tensor, replace_first, untouched
+from explain.inputs import Inputs
+from explain.layers import Frame
 from explain.targets import ClassTarget, Target, find_logits, for_rows
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class Gather(Protocol):
     """The engine's `gather`, as far as variants use it."""
 
     def __call__(
-        self, inputs: torch.Tensor, needs: frozenset[Need], target: Target, layers: tuple[str, ...], work: Work
+        self, inputs: Inputs, needs: frozenset[Need], target: Target, layers: tuple[str, ...], work: Work
     ) -> Evidence: ...
 
 
@@ -112,12 +113,13 @@ class Variants:
     """
 
     model: nn.Module
-    inputs: torch.Tensor
+    inputs: Inputs
+    frame: Frame
     target: Target
     classes: torch.Tensor | None
     layer: str | None
-    raw: torch.Tensor | None
-    """The layer's output as the network gave it."""
+    record: Record | None
+    """The layer's call, with its output as the network gave it."""
     footprint: Footprint
     work: Work
     gather: Gather
@@ -125,8 +127,11 @@ class Variants:
 
     def scores(self, owners: torch.Tensor, make: Make) -> torch.Tensor:
         """The score ``(P,)`` of each variant of the input."""
-        found = [self._score(owners[rows], make(rows), self.model) for rows in self._pieces(len(owners))]
-        return torch.cat(found) if found else legible(self.inputs.new_zeros(0))
+        found = []
+        for rows in self._pieces(len(owners)):
+            images = owners[rows]
+            found.append(self._score(images, partial(self._in_fastest_layout, images, make(rows), self._plainly)))
+        return torch.cat(found) if found else legible(self.inputs.x.new_zeros(0))
 
     def attributions(
         self, method: Explains, owners: torch.Tensor, make: Make
@@ -135,13 +140,9 @@ class Variants:
         layers = (self.layer,) if self.layer is not None and any(need.of_layer for need in method.needs) else ()
         inner = replace(self.work, progress=None)
         for rows in self._pieces(len(owners), graph=True):
-            evidence = self._in_fastest_layout(
-                make(rows),
-                partial(
-                    self.gather, needs=method.needs, target=self.target_of(owners[rows]), layers=layers, work=inner
-                ),
-            )
-            yield rows, method(evidence)
+            images = owners[rows]
+            ask = partial(self.gather, needs=method.needs, target=self.target_of(images), layers=layers, work=inner)
+            yield rows, method(self._in_fastest_layout(images, make(rows), ask))
 
     def scores_from_layer(self, owners: torch.Tensor, make: Make) -> torch.Tensor:
         """The score ``(P,)`` of each variant of the layer's feature maps, ``(b, C, h, w)``."""
@@ -177,70 +178,73 @@ class Variants:
                 rows = mine[piece]
                 if fans_out:
                     try:
-                        found.append(self._replaced(owners[rows], self.inputs[image : image + 1], make(rows), read))
+                        found.append(self._replaced(owners[rows], owners[rows][:1], make(rows), read))
                     except (RuntimeError, ValueError, IndexError, ExplainError):
                         fans_out = False
                 if not fans_out:
-                    found.append(self._replaced(owners[rows], self.inputs[owners[rows]], make(rows), read))
+                    found.append(self._replaced(owners[rows], owners[rows], make(rows), read))
                 order.append(rows)
             done += len(mine)
         if not found:
-            return legible(self.inputs.new_zeros(0))
+            return legible(self.inputs.x.new_zeros(0))
         values = torch.cat(found)
         return values[torch.argsort(torch.cat(order))]
 
     def _replaced(
-        self, images: torch.Tensor, inputs: torch.Tensor, maps: torch.Tensor, read: Callable[..., torch.Tensor]
+        self, images: torch.Tensor, before: torch.Tensor, maps: torch.Tensor, read: Callable[..., torch.Tensor]
     ) -> torch.Tensor:
-        assert self.layer is not None
-        assert self.raw is not None
-        size = int(self.inputs.shape[-2]), int(self.inputs.shape[-1])
-        altered = from_spatial(maps.to(self.raw), self.raw[images], size, self.layer)
-        calls = []
+        """Run the network on the images ``before`` the layer, and behind it with ``maps`` that belong to ``images``."""
+        assert self.record is not None
+        altered, record, calls = self._laid_out(maps, images), self.record, [0]
 
         def replaced(module: nn.Module, args: Any, output: Any) -> Any:
-            calls.append(1)
-            return replace_first(output, altered)
+            calls[0] += 1
+            return replace_first(output, altered) if calls[0] == record.call + 1 else None
 
-        def run(given: torch.Tensor) -> Any:
+        def run(inputs: Inputs) -> Any:
             with HookGroup(self.model) as group:
-                group.forward(self.layer, replaced)  # type: ignore[arg-type]
-                return self.model(given)
+                group.forward(record.layer, replaced)
+                return inputs.call(self.model)
 
-        found = read(images, inputs.clone(), run)
-        if len(calls) != 1:
-            raise LayerError(
-                f"layer {self.layer!r} must be called once in a forward pass for its maps to be altered, got "
-                f"{len(calls)} calls; choose another layer"
-            )
-        return found
+        return read(images, partial(self._in_fastest_layout, before, self.inputs.x[before], run))
 
-    def _score(self, images: torch.Tensor, altered: torch.Tensor, run: Callable[..., Any]) -> torch.Tensor:
+    def _laid_out(self, maps: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+        """Feature maps as the layer would have given them."""
+        assert self.record is not None
+        assert self.layer is not None
+        raw = self.record.activation
+        grid = self.frame.grid(tuple(raw.shape), self.layer)
+        assert grid is not None  # the maps were laid out by it
+        return grid.fold(maps.to(raw), raw.index_select(grid.of_images, images))
+
+    def _score(self, images: torch.Tensor, run: Callable[[], Any]) -> torch.Tensor:
         with self._running():
-            output = self._in_fastest_layout(altered, run)
-            return legible(self.target_of(images).pick(output, len(images))[0].detach())
+            return legible(self.target_of(images).pick(run(), len(images))[0].detach())
 
-    def _logits(self, images: torch.Tensor, altered: torch.Tensor, run: Callable[..., Any]) -> torch.Tensor:
+    def _logits(self, images: torch.Tensor, run: Callable[[], Any]) -> torch.Tensor:
         with self._running():
-            return legible(find_logits(self._in_fastest_layout(altered, run), len(images)).detach())
+            return legible(find_logits(run(), len(images)).detach())
 
-    def _in_fastest_layout(self, altered: torch.Tensor, run: Callable[[torch.Tensor], T]) -> T:
-        altered = altered.to(self.inputs)
+    def _plainly(self, inputs: Inputs) -> Any:
+        return inputs.call(self.model)
+
+    def _in_fastest_layout(self, images: torch.Tensor, altered: torch.Tensor, run: Callable[[Inputs], T]) -> T:
+        altered = altered.to(self.inputs.x)
         if self.footprint.channels_last and altered.device.type == "cpu" and altered.ndim == 4:
             try:
-                return run(altered.contiguous(memory_format=torch.channels_last))
+                return run(self.inputs.rows(images, altered.contiguous(memory_format=torch.channels_last)))
             except RuntimeError as error:
                 if "view" not in str(error):  # what .view() says of a layout that it cannot take
                     raise
                 self.footprint.channels_last = False
-        return run(altered)
+        return run(self.inputs.rows(images, altered))
 
     @contextmanager
     def _running(self) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(self.running())
             stack.enter_context(untouched(self.model))
-            stack.enter_context(autocast(self.inputs, self.work.precision))
+            stack.enter_context(autocast(self.inputs.x, self.work.precision))
             yield
 
     def _pieces(
@@ -249,6 +253,6 @@ class Variants:
         size = self.work.batch_size or self.footprint.batch_size(graph=graph, after=after)
         for start in range(0, count, size):
             stop = min(count, start + size)
-            yield torch.arange(start, stop, device=self.inputs.device)
+            yield torch.arange(start, stop, device=self.inputs.x.device)
             if self.work.progress is not None:
                 self.work.progress(done + stop, count if total is None else total)

@@ -30,7 +30,7 @@ from explain.hooks.inspection import Inspection, Row, inspect
 from explain.hooks.preserve import evaluating, untouched
 from explain.hooks.records import Capture, Record, Tap, capture
 from explain.hooks.select import Where, select
-from explain.hooks.structure import first_tensor, replace_first
+from explain.hooks.structure import first_tensor, rebuilt, replace_first
 from explain.hooks.timeline import Event, Timeline, timeline
 from explain.hooks.unwrap import unwrapped
 
@@ -56,6 +56,7 @@ __all__ = [
     "graph",
     "inspect",
     "packaging",
+    "rebuilt",
     "replace_first",
     "select",
     "timeline",

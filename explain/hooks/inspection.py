@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -72,13 +72,17 @@ class Inspection:
 
 
 def inspect(
-    model: nn.Module, *inputs: Any, score: Callable[[Any], torch.Tensor] | None = None, gradients: bool = True
+    model: nn.Module,
+    *inputs: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    score: Callable[[Any], torch.Tensor] | None = None,
+    gradients: bool = True,
 ) -> Inspection:
     """Run a model once and tell, for every call of every module, what went in and out, and what it cost.
 
     Args:
         model: any module; it is left as it was, and runs in evaluation mode.
-        inputs: what it takes.
+        inputs, kwargs: what it takes; gradients are taken back to the former.
         score: a function of the output whose gradient is reported; by default, the sum of the output's largest values,
             one per sample.
         gradients: also run backward.
@@ -96,7 +100,7 @@ def inspect(
     with untouched(model, grad=gradients), HookGroup(model) as group:
         for name, _ in model.named_modules():
             watch.put(group, name, gradients)
-        output = model(*sources)
+        output = model(*sources, **(kwargs or {}))
         if gradients:
             _differentiate(output, score, [x for x in sources if isinstance(x, torch.Tensor) and x.requires_grad])
     return Inspection(watch.rows, watch.ended)

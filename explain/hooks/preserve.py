@@ -92,7 +92,7 @@ def _under_way() -> Iterator[None]:
         raise ModelError(
             "gradients must be computed in a process that torch can start threads in, but this one was forked after "
             "its parent had computed some; start it with 'spawn' (multiprocessing_context='spawn' for a DataLoader), "
-            "or use a method without gradients such as scorecam"
+            "or name the layer and use a method without gradients such as scorecam"
         ) from None
     finally:
         _here.busy = before

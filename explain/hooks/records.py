@@ -104,6 +104,13 @@ class Capture:
         """The gradient of each output that the last backward pass reached, by layer."""
         return {record.layer: record.gradient for record in self.records if record.gradient is not None}
 
+    def of_call(self, layer: str, number: int | None = None) -> Record | None:
+        """Return the record of a layer's call, counted from 0; of its last, if no number is given."""
+        calls = [record for record in self.records if record.layer == layer]
+        if number is None:
+            return calls[-1] if calls else None
+        return calls[number] if number < len(calls) else None
+
     def backward(
         self, score: torch.Tensor, also: tuple[torch.Tensor, ...] = (), *, retain_graph: bool = False
     ) -> tuple[torch.Tensor | None, ...]:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 
 from explain.engine import Evidence, InputGradients, Need
+from explain.layers import enlarge
 from explain.methods.base import Method, Style
 from explain.methods.cam import GradCAM
 
@@ -165,5 +165,4 @@ class GuidedGradCAM:
         return GuidedBackprop().needs | self.cam.needs
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        cam = F.interpolate(self.cam(evidence)[:, None], size=evidence.size, mode="bilinear", align_corners=False)
-        return GuidedBackprop()(evidence) * cam
+        return GuidedBackprop()(evidence) * enlarge(self.cam(evidence)[:, None], evidence.size)

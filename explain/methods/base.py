@@ -82,6 +82,16 @@ def uses_layer(method: Method) -> bool:
     return any(need.of_layer for need in method.needs)
 
 
+def over_all(per_image: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Give one number for each image ``(N,)`` the shape in which it meets every value of ``like`` ``(N, ...)``."""
+    return per_image.reshape(-1, *[1] * (like.ndim - 1))
+
+
+def places(maps: torch.Tensor) -> tuple[int, ...]:
+    """The dimensions that places are in: height and width, and frames of a video."""
+    return tuple(range(2, maps.ndim))
+
+
 def at_least(method: str, option: str, value: float, least: float, *, whole: bool = False) -> None:
     """Refuse an option that is too small.
 

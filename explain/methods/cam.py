@@ -13,7 +13,7 @@ import torch
 
 from explain.engine import Activations, ClassWeights, Evidence, LayerCurvature, LayerGradients, Need
 from explain.errors import MethodError
-from explain.methods.base import Fusion, Method, Style, at_least, one_of
+from explain.methods.base import Fusion, Method, Style, at_least, one_of, places
 from explain.targets import Contrast, ResidualSoftmax
 
 BOTH: frozenset[Need] = frozenset({Activations(), LayerGradients()})
@@ -21,7 +21,7 @@ BOTH: frozenset[Need] = frozenset({Activations(), LayerGradients()})
 
 def weighted(weights: torch.Tensor, evidence: Evidence, *, relu: bool) -> torch.Tensor:
     """The sum of the feature maps with weights ``(N, C)``, and of it the positive part if ``relu``."""
-    cam = torch.einsum("nk,nkhw->nhw", weights, evidence.activations)
+    cam = torch.einsum("nk,nk...->n...", weights, evidence.activations)
     return cam.clamp(min=0) if relu else cam
 
 
@@ -91,7 +91,7 @@ class GradCAM:
     needs: ClassVar[frozenset[Need]] = BOTH
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        return weighted(evidence.gradients.mean((2, 3)), evidence, relu=self.relu)
+        return weighted(evidence.gradients.mean(places(evidence.gradients)), evidence, relu=self.relu)
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,8 @@ class GradCAMPlusPlus:
     needs: ClassVar[frozenset[Need]] = BOTH
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        g, total = evidence.gradients, evidence.activations.sum((2, 3), keepdim=True)
-        weights = ratio(g.clamp(min=0), 2 + g * total).sum((2, 3))
+        g, total = evidence.gradients, evidence.activations.sum(places(evidence.activations), keepdim=True)
+        weights = ratio(g.clamp(min=0), 2 + g * total).sum(places(g))
         return weighted(weights, evidence, relu=self.relu)
 
 
@@ -162,7 +162,7 @@ class XGradCAM:
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         a = evidence.activations
-        weights = ratio((a * evidence.gradients).sum((2, 3)), a.sum((2, 3)))
+        weights = ratio((a * evidence.gradients).sum(places(a)), a.sum(places(a)))
         return weighted(weights, evidence, relu=self.relu)
 
 
@@ -197,7 +197,7 @@ class HiResCAM:
     needs: ClassVar[frozenset[Need]] = BOTH
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        cam = torch.einsum("nkhw,nkhw->nhw", evidence.gradients, evidence.activations)
+        cam = torch.einsum("nk...,nk...->n...", evidence.gradients, evidence.activations)
         return cam.clamp(min=0) if self.relu else cam
 
 
@@ -292,7 +292,7 @@ class ShapleyCAM:
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         objective = ResidualSoftmax() if self.residual_softmax else None
         slope = evidence[LayerGradients(objective)] - 0.5 * evidence[LayerCurvature(objective)]
-        return weighted(slope.mean((2, 3)), evidence, relu=True)
+        return weighted(slope.mean(places(slope)), evidence, relu=True)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from explain.engine import Evidence, Need, Reruns
 from explain.errors import MethodError
 from explain.methods.backprop import Saliency
-from explain.methods.base import Style, at_least, one_of
+from explain.methods.base import Style, at_least, one_of, over_all, places
 
 Rule = Literal["gausslegendre", "left", "right", "midpoint", "trapezoid"]
 
@@ -86,11 +86,11 @@ class IntegratedGradients:
 
         def make(rows: torch.Tensor) -> torch.Tensor:
             image, step = owners[rows], rows % self.steps
-            return torch.lerp(start[image], x[image], points[step][:, None, None, None])
+            return torch.lerp(start[image], x[image], over_all(points[step], x))
 
         total = torch.zeros_like(x)
         for rows, gradients in evidence.variants.attributions(Saliency(absolute=False), owners, make):
-            total.index_add_(0, owners[rows], gradients * weights[rows % self.steps][:, None, None, None])
+            total.index_add_(0, owners[rows], gradients * over_all(weights[rows % self.steps], x))
         return (x - start) * total
 
     def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor:
@@ -98,7 +98,7 @@ class IntegratedGradients:
         start = self.start(evidence.inputs)
         everyone = torch.arange(len(start), device=start.device)
         below = evidence.variants.scores(everyone, lambda rows: start[rows])
-        return values.sum((1, 2, 3)) - (evidence.score - below)
+        return values.flatten(1).sum(1) - (evidence.score - below)
 
     def start(self, x: torch.Tensor) -> torch.Tensor:
         """The baseline of each image of ``x``."""
@@ -110,7 +110,7 @@ class IntegratedGradients:
                 )
             return self.baseline.detach().to(x).expand_as(x)
         if self.baseline == "mean":
-            return x.mean((2, 3), keepdim=True).expand_as(x)
+            return x.mean(places(x), keepdim=True).expand_as(x)
         if self.baseline == "blur":
             return _blurred(x)
         return torch.full_like(x, float(self.baseline))
@@ -123,7 +123,7 @@ def _blurred(x: torch.Tensor) -> torch.Tensor:
     offsets = torch.arange(-reach, reach + 1, dtype=x.dtype, device=x.device)
     kernel = torch.exp(-0.5 * (offsets / sigma) ** 2)
     kernel = (kernel / kernel.sum())[None, None]
-    flat = x.flatten(0, 1)[:, None]
+    flat = x.flatten(0, -3)[:, None]
     flat = F.conv2d(F.pad(flat, (reach, reach, 0, 0), mode="reflect"), kernel[:, :, None])
     flat = F.conv2d(F.pad(flat, (0, 0, reach, reach), mode="reflect"), kernel[..., None])
     return flat.reshape(x.shape)

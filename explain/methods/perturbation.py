@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 
 from explain.engine import Activations, Evidence, Need, Reruns
-from explain.methods.base import Style, at_least, one_of
+from explain.layers import enlarge
+from explain.methods.base import Style, at_least, one_of, over_all
 from explain.methods.cam import ratio, weighted
 from explain.methods.sampling import noise
 
@@ -143,7 +143,7 @@ class ISCAM:
         a, x = evidence.activations, evidence.inputs
 
         def fading_in(image: torch.Tensor, channel: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
-            share = (sample + 1).to(x.dtype)[:, None, None, None] / self.steps
+            share = over_all((sample + 1).to(x.dtype) / self.steps, x)
             return x[image] * masks(a[image, channel], evidence.size) * share
 
         return _score_weighted(evidence, self.steps, fading_in, _varies(a))
@@ -199,22 +199,23 @@ class AblationCAM:
         return weighted(ratio(score - without, score.expand_as(without)), evidence, relu=self.relu)
 
 
-def masks(maps: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+def masks(maps: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
     """Enlarge maps ``(b, h, w)`` to ``size`` and bring each to [0, 1]: ``(b, 1, H, W)``; one that is constant is 0."""
-    large = F.interpolate(maps[:, None], size=size, mode="bilinear", align_corners=False)
-    least, most = (ends.reshape(-1, 1, 1, 1) for ends in large.flatten(1).aminmax(dim=1))
+    large = enlarge(maps[:, None], size)
+    least, most = (over_all(ends, large) for ends in large.flatten(1).aminmax(dim=1))
     return large.sub_(least).mul_(ratio(torch.ones_like(most), most - least))  # in place: there are many of them
 
 
 def _span(values: torch.Tensor) -> torch.Tensor:
     """The range of each row, in a shape that multiplies it."""
-    dims = tuple(range(1, values.ndim))
-    return values.amax(dims, keepdim=True) - values.amin(dims, keepdim=True)
+    least, most = values.flatten(1).aminmax(dim=1)
+    return over_all(most - least, values)
 
 
 def _varies(maps: torch.Tensor) -> torch.Tensor:
     """Which feature maps ``(N, C)`` are not constant."""
-    return maps.amax((2, 3)) > maps.amin((2, 3))
+    least, most = maps.flatten(2).aminmax(dim=2)
+    return most > least
 
 
 Masked = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]

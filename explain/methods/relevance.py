@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 
 from explain.engine import BiasTerms, Evidence, InputGradients, Need
-from explain.layers import find_grid, to_spatial
-from explain.methods.base import Style
+from explain.layers import enlarge
+from explain.methods.base import Style, over_all
 from explain.methods.cam import ratio
 
 
@@ -50,8 +49,8 @@ class FullGrad:
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         total = self._map(evidence.inputs * evidence[InputGradients()], evidence.size)
         for term in evidence[BiasTerms()]:
-            if term.ndim > 2 and find_grid(tuple(term.shape), evidence.size) is not None:
-                total = total + self._map(to_spatial(term, evidence.size, "bias"), evidence.size)
+            if term.ndim > 2:
+                total = total + self._map(term, evidence.size)
         return total
 
     def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor:
@@ -62,9 +61,9 @@ class FullGrad:
         missed: torch.Tensor = found - evidence.score
         return missed
 
-    def _map(self, contributions: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+    def _map(self, contributions: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
         found = contributions.abs()
         if self.rescale:
-            least, most = found.amin((1, 2, 3), keepdim=True), found.amax((1, 2, 3), keepdim=True)
+            least, most = (over_all(end, found) for end in found.flatten(1).aminmax(dim=1))
             found = ratio(found - least, (most - least).expand_as(found))
-        return F.interpolate(found.sum(1, keepdim=True), size=size, mode="bilinear", align_corners=False)[:, 0]
+        return enlarge(found.sum(1, keepdim=True), size)[:, 0]

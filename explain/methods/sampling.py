@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from explain.engine import Activations, Evidence, LayerGradients, Need, Reruns
 from explain.methods.backprop import Saliency
-from explain.methods.base import Method, Style, at_least, one_layer, one_of, uses_layer
+from explain.methods.base import Method, Style, at_least, one_layer, one_of, over_all, places, uses_layer
 from explain.methods.cam import BOTH, ratio, weighted
 
 Statistic = Literal["mean", "square", "variance"]
@@ -29,7 +29,8 @@ def noisy(evidence: Evidence, samples: int, sigma: float, seed: int) -> tuple[to
     """The owners of ``samples`` noisy copies of each image, and what makes them; sigma is relative to each range."""
     x = evidence.inputs
     count = len(x)
-    spread = sigma * (x.amax((1, 2, 3)) - x.amin((1, 2, 3)))[:, None, None, None]
+    least, most = x.flatten(1).aminmax(dim=1)
+    spread = sigma * over_all(most - least, x)
     return torch.arange(count, device=x.device).repeat(samples), Noisy(x, spread, seed)
 
 
@@ -197,8 +198,9 @@ class SmoothGradCAMPlusPlus:
             for power, total in enumerate(sums, start=1):
                 total.index_add_(0, owners[rows], g**power)
         first, second, third = (total / self.samples for total in sums)
-        alpha = ratio(second, 2 * second + evidence.activations.sum((2, 3), keepdim=True) * third)
-        return weighted((alpha * first.clamp(min=0)).sum((2, 3)), evidence, relu=True)
+        a = evidence.activations
+        alpha = ratio(second, 2 * second + a.sum(places(a), keepdim=True) * third)
+        return weighted((alpha * first.clamp(min=0)).sum(places(a)), evidence, relu=True)
 
 
 @dataclass(frozen=True)
@@ -272,7 +274,7 @@ class Augmented:
                 total, weight = values.new_zeros(len(x), *values.shape[1:]), values.new_zeros(len(x), *values.shape[1:])
             for row, value in zip(rows.tolist(), values, strict=True):
                 scale, flip = kinds[row // len(x)]
-                back = value[None, None] if value.ndim == 2 else value[None]
+                back = value[None] if value.ndim == x.ndim - 1 else value[None, None]
                 total[row % len(x)] += _shown(back, 1 / scale, flip, padding="zeros")[0].reshape(value.shape)
                 weight[row % len(x)] += _shown(torch.ones_like(back), 1 / scale, flip, padding="zeros")[0].reshape(
                     value.shape
@@ -281,9 +283,13 @@ class Augmented:
 
 
 def _shown(x: torch.Tensor, scale: float, flip: bool, *, padding: str) -> torch.Tensor:
-    """Show ``x`` ``(1, C, H, W)`` enlarged about its centre by ``scale`` at the same size, mirrored if ``flip``."""
+    """Show ``x`` ``(1, C, H, W)`` enlarged about its centre by ``scale`` at the same size, mirrored if ``flip``.
+
+    Of a video, every frame is shown so.
+    """
     if scale != 1:
-        theta = torch.tensor([[1 / scale, 0, 0], [0, 1 / scale, 0]], dtype=x.dtype, device=x.device)[None]
-        grid = F.affine_grid(theta, list(x.shape), align_corners=False)
+        axes = [1 / scale, 1 / scale, *[1.0] * (x.ndim - 4)]  # width, height, time
+        theta = F.pad(torch.tensor(axes, dtype=torch.float64).diag(), (0, 1))[None]
+        grid = F.affine_grid(theta.to(x), list(x.shape), align_corners=False)
         x = F.grid_sample(x, grid, mode="bilinear", padding_mode=padding, align_corners=False)
-    return x.flip(3) if flip else x
+    return x.flip(-1) if flip else x

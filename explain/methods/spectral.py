@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 
 from explain.engine import Activations, Evidence, Need
-from explain.methods.base import Style, at_least, one_of
+from explain.methods.base import Style, at_least, one_of, places
 from explain.methods.cam import BOTH
 
 
@@ -177,6 +177,7 @@ class FEM:
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         a = evidence.activations
-        mean = a.mean((2, 3), keepdim=True)
-        rare = a > mean + self.k * a.std((2, 3), keepdim=True, correction=0)
+        mean = a.mean(places(a), keepdim=True)
+        rare = a > mean + self.k * a.std(places(a), keepdim=True, correction=0)
+        rare &= a.amax(places(a), keepdim=True) > a.amin(places(a), keepdim=True)  # its mean may be off by a rounding
         return (mean * rare).sum(1)

@@ -1,0 +1,168 @@
+"""`Inputs`: what a model is called with, and which of it is explained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from explain.errors import ImageError
+from explain.hooks import rebuilt
+
+InputsLike: TypeAlias = "torch.Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any] | Inputs"
+Path: TypeAlias = "tuple[int | str, ...]"
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """The arguments of a model's forward, one tensor of which is explained; the others stay as they are.
+
+    Of the others, a tensor with as many rows as there are images goes with them: row i belongs to image i.
+
+    Args:
+        args: positional arguments; each may be a tensor, a container with tensors in it, or anything else.
+        kwargs: keyword arguments.
+        explained: which is explained: the position or the keyword of an argument, or a path into containers such as
+            ``(0, "image")``. None takes the first floating-point tensor ``(N, C, H, W)`` or ``(N, C, T, H, W)``.
+
+    Raises:
+        ImageError: none of the arguments fits.
+
+    >>> pair = Inputs((torch.rand(2, 3, 8, 8), torch.rand(2, 3, 8, 8)), {"weight": torch.rand(2)}, explained=1)
+    >>> pair.name, len(pair)
+    ('1', 2)
+    """
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    explained: int | str | Path | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "args", tuple(self.args))
+        object.__setattr__(self, "path", self._find())
+
+    path: Path = field(init=False, repr=False)
+    """Where the explained tensor is: the position or keyword of its argument, and the way from there."""
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    @cached_property
+    def x(self) -> torch.Tensor:
+        """The tensor that is explained, ``(N, C, H, W)`` or ``(N, C, T, H, W)``."""
+        found: torch.Tensor = self._tensors[self.path]
+        return found
+
+    @property
+    def name(self) -> str | None:
+        """The way to the explained tensor, such as ``pixel_values``; None where it is all that the model takes."""
+        alone = self.path == (0,) and len(self.args) == 1 and not self.kwargs
+        return None if alone else ".".join(str(step) for step in self.path)
+
+    @property
+    def others(self) -> dict[str, torch.Tensor]:
+        """The other tensors, by their way."""
+        return {".".join(map(str, path)): tensor for path, tensor in self._tensors.items() if path != self.path}
+
+    @property
+    def has_other_images(self) -> bool:
+        """Whether feature maps may be those of something else than what is explained."""
+        return any(_is_image(tensor) for tensor in self.others.values())
+
+    def rows(self, images: torch.Tensor, x: torch.Tensor | None = None) -> Inputs:
+        """Return the inputs for rows that belong to these images ``(P,)``, or are altered copies ``x`` of them."""
+        count = len(self)
+
+        def row(path: Path, t: torch.Tensor) -> torch.Tensor:
+            if x is not None and path == self.path:
+                return x
+            return t[images.to(t.device)] if t.ndim and len(t) == count else t
+
+        return self._each(row)
+
+    def first(self) -> Inputs:
+        """Return the inputs for the first image alone."""
+        return self.rows(torch.zeros(1, dtype=torch.long)) if len(self) > 1 else self
+
+    def replaced(self, x: torch.Tensor) -> Inputs:
+        """Return the inputs with another tensor in the place of the explained one."""
+        return self._each(lambda path, t: x if path == self.path else t)
+
+    def detached(self) -> Inputs:
+        """Return the inputs without the caller's graph."""
+        return self._each(lambda path, t: t.detach())
+
+    def copied(self) -> Inputs:
+        """Return copies: a model that works on its input in place must not reach the caller's tensors."""
+        return self._each(lambda path, t: t.clone())
+
+    def call(self, model: nn.Module) -> Any:
+        """Call the model on copies of all tensors."""
+        copies = self.copied()
+        return model(*copies.args, **copies.kwargs)
+
+    @cached_property
+    def _tensors(self) -> dict[Path, torch.Tensor]:
+        return dict(_walk({**dict(enumerate(self.args)), **self.kwargs}, ()))
+
+    def _each(self, change: Callable[[Path, torch.Tensor], torch.Tensor]) -> Inputs:
+        args = tuple(_changed(value, (i,), change) for i, value in enumerate(self.args))
+        kwargs = {key: _changed(value, (key,), change) for key, value in self.kwargs.items()}
+        return replace(self, args=args, kwargs=kwargs, explained=self.path)
+
+    def _find(self) -> Path:
+        wanted = self.explained
+        start: Path = () if wanted is None else wanted if isinstance(wanted, tuple) else (wanted,)
+        found = [path for path in self._tensors if path[: len(start)] == start]
+        floating = [path for path in found if self._tensors[path].is_floating_point()]
+        images = [path for path in floating if _is_image(self._tensors[path])]
+        path = next(iter(images or floating or found), None)
+        if path is not None:
+            return path
+        if wanted is not None:
+            known = ", ".join(".".join(map(str, path)) for path in self._tensors) or "none"
+            raise ImageError(f"explained must name one of the input tensors ({known}), got {wanted!r}")
+        got = ", ".join(type(value).__name__ for value in (*self.args, *self.kwargs.values())) or "nothing"
+        raise ImageError(f"x must be a tensor (N, C, H, W), got {got}; use explainer.preprocess(image)[None]")
+
+
+def as_inputs(x: InputsLike) -> Inputs:
+    """Take a tensor, a tuple or list of positional arguments, or a mapping of keyword arguments.
+
+    >>> as_inputs({"pixel_values": torch.rand(1, 3, 8, 8), "interpolate": True}).name
+    'pixel_values'
+    """
+    if isinstance(x, Inputs):
+        return x
+    if isinstance(x, Mapping):
+        return Inputs(kwargs=dict(x))
+    if isinstance(x, (tuple, list)):
+        return Inputs(tuple(x))
+    return Inputs((x,))
+
+
+def _is_image(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.ndim in (4, 5)
+
+
+def _walk(value: Any, path: Path) -> Iterator[tuple[Path, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield path, value
+        return
+    items = dict(enumerate(value)) if isinstance(value, (tuple, list)) else value
+    for key, inner in items.items() if isinstance(items, Mapping) else ():
+        yield from _walk(inner, (*path, key))
+
+
+def _changed(value: Any, path: Path, change: Callable[[Path, torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return change(path, value)
+    if isinstance(value, Mapping):
+        return {key: _changed(inner, (*path, key), change) for key, inner in value.items()}
+    if isinstance(value, (tuple, list)):
+        return rebuilt(value, [_changed(inner, (*path, i), change) for i, inner in enumerate(value)])
+    return value

@@ -1,0 +1,30 @@
+"""Layers: their names, the maps they give, and which one to explain when nobody says.
+
+    grid      where on the input the places of a tensor lie, whatever its layout
+    calls     the calls that the modules of a network make, and which layer a name stands for
+    choice    the layer to explain by default
+
+A feature map reaches a method as ``(N, C, h, w)``, of a video as ``(N, C, t, h, w)``, whatever the network calls it:
+channels-last maps (Swin) are turned round, and token sequences (ViT) are laid out on their grid with class and register
+tokens left out.
+"""
+
+from explain.layers.calls import Call, find_layers, frame_of, list_layers, of_other_images, split_call
+from explain.layers.choice import default_layer, stage_layers
+from explain.layers.grid import Frame, Grid, enlarge, find_grid, to_spatial
+
+__all__ = [
+    "Call",
+    "Frame",
+    "Grid",
+    "default_layer",
+    "enlarge",
+    "find_grid",
+    "find_layers",
+    "frame_of",
+    "list_layers",
+    "of_other_images",
+    "split_call",
+    "stage_layers",
+    "to_spatial",
+]

@@ -1,0 +1,244 @@
+"""The calls that the modules of a network make on one input, and which of them a name stands for."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import Node
+
+from explain.errors import LayerError
+from explain.hooks import HookGroup, Where, first_tensor, select, untouched
+from explain.inputs import Inputs, InputsLike, as_inputs
+from explain.layers.grid import Frame, Grid, Layout, Size, find_grid, layout_of
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a module during a forward pass: dotted name, class, output shape, and spatial grid if it has one."""
+
+    name: str
+    kind: str
+    shape: Size
+    grid: Grid | None
+    passes_on: bool
+    """Whether the output is the very tensor that the previous call returned, unaltered (containers, identities)."""
+    again: bool = False
+    """Whether it comes beside others, and had been returned before the previous call: then it may not be used again."""
+    number: int = 0
+    """Which call of this module it is, counted from 0."""
+    last: bool = True
+    """Whether it is the module's last."""
+    depends: bool = True
+    """Whether the output depends on what is explained; always, where the model takes no other images."""
+
+    @property
+    def label(self) -> str:
+        """What to name this call by: the module's name stands for its last."""
+        return self.name if self.last else f"{self.name}@{self.number}"
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one forward pass on one image showed."""
+
+    calls: tuple[Call, ...]
+    gives_scores: bool
+    """Whether the output has a row of numbers for the image, as a classifier's has."""
+    answers: frozenset[int] = frozenset()
+    """The number of channels of outputs that are as large as the input: a map of classes, for example."""
+
+    @property
+    def sizes(self) -> list[Size]:
+        """The sizes of all maps, in their order."""
+        grids = [call.grid for call in self.calls if call.grid and call.grid.layout in ("NCHW", "NHWC")]
+        return list(dict.fromkeys(grid.places for grid in grids))
+
+    def grid_of(self, name: str, number: int | None) -> Grid | None:
+        """The grid of what a layer gives in one call, or in its last."""
+        calls = [call for call in self.calls if call.name == name and number in (None, call.number)]
+        return calls[-1].grid if calls else None
+
+
+def list_layers(model: nn.Module, x: InputsLike) -> list[Call]:
+    """Run ``model`` on the first image of ``x`` and list the calls of its modules, as they return.
+
+    ``x`` is a tensor ``(N, C, H, W)``, or several inputs as for `explain.attribute`.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten())
+    >>> [(call.name, call.shape) for call in list_layers(model, torch.zeros(1, 3, 4, 4))]
+    [('0', (1, 8, 2, 2)), ('1', (1, 8, 2, 2)), ('2', (1, 32))]
+    """
+    return list(take_look(model, as_inputs(x)).calls)
+
+
+_looks: weakref.WeakKeyDictionary[nn.Module, dict[Any, Look]] = weakref.WeakKeyDictionary()
+
+
+def remembered(model: nn.Module, inputs: Inputs) -> Look:
+    """Look at a network once, for as long as it has the same modules and is given inputs of the same sizes."""
+    sizes = tuple(tuple(t.shape[1:]) for t in inputs.others.values())
+    key = (tuple(inputs.x.shape[1:]), inputs.path, sizes, hash(tuple(id(module) for module in model.modules())))
+    known = _looks.setdefault(model, {})
+    if key not in known:
+        known[key] = take_look(model, inputs)
+    return known[key]
+
+
+def take_look(model: nn.Module, inputs: Inputs) -> Look:
+    """Run a network on one image and note every call."""
+    inputs = inputs.first().detached()
+    traced = inputs.has_other_images
+    if traced:
+        inputs = inputs.replaced(inputs.x.clone().requires_grad_())
+    notes = _Notes(tuple(inputs.x.shape[2:]), inputs.x if traced else None)
+    with untouched(model, grad=traced), HookGroup(model) as group:
+        for name, _ in model.named_modules():
+            if name:
+                group.forward(name, partial(notes.take, name))
+        output = inputs.call(model)
+    numbers = {call.name: call.number for call in notes.calls}
+    calls = tuple(replace(call, last=call.number == numbers[call.name]) for call in notes.calls)
+    found = tensors_in(output)
+    answers = frozenset(t.shape[1] for t in found if t.ndim > 3 and tuple(t.shape[2:]) == tuple(inputs.x.shape[2:]))
+    return Look(calls, any(t.ndim <= 2 and t.numel() and t.shape[:1] in ((), (1,)) for t in found), answers)
+
+
+class _Notes:
+    """Notes the calls of modules; of ``source``, if it is given, whether they depend on it."""
+
+    def __init__(self, size: Size, source: torch.Tensor | None) -> None:
+        self.calls: list[Call] = []
+        self._size, self._source = size, source
+        self._previous: torch.Tensor | None = None
+        self._seen: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+        self._numbers: dict[str, int] = {}
+        self._layouts: dict[Size, Layout] = {}
+        self._reaching: dict[Node, bool] = {}
+
+    def take(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        tensor = first_tensor(output)
+        if tensor is None:
+            return
+        number = self._numbers[name] = self._numbers.get(name, -1) + 1
+        returned = self._was_returned(tensor)
+        passes_on = returned and tensor is self._previous
+        again = returned and output is not tensor and not passes_on
+        shape = tuple(tensor.shape)
+        grid = self._grid(module, shape)
+        kind = type(module).__name__
+        depends = self._depends(tensor)
+        self.calls.append(Call(name, kind, shape, grid, passes_on, again, number, depends=depends))
+        self._previous = tensor
+        self._seen[id(tensor)] = (weakref.ref(tensor), _version(tensor))
+
+    def _grid(self, module: nn.Module, shape: Size) -> Grid | None:
+        """The grid of a tensor; most modules keep the layout of the last one that has a layout of its own."""
+        own = layout_of(module, len(shape))
+        if own is not None and len(shape) > 3:
+            self._layouts[shape] = own
+        if len(shape) > 3:
+            return find_grid(shape, self._size, layout=self._layouts.get(shape)) if shape[0] == 1 else None
+        return Frame(self._size, sizes=lambda: Look(tuple(self.calls), False).sizes).grid(shape)
+
+    def _was_returned(self, tensor: torch.Tensor) -> bool:
+        known, version = self._seen.get(id(tensor), (None, 0))
+        return known is not None and known() is tensor and version == _version(tensor)
+
+    def _depends(self, tensor: torch.Tensor) -> bool:
+        if self._source is None:
+            return True
+        return tensor.grad_fn is not None and _reaches(tensor.grad_fn, self._source, self._reaching)
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _reaches(node: Node, source: torch.Tensor, known: dict[Node, bool]) -> bool:
+    """Whether a leaf is among what a Node was computed from; without recursion, since networks are deep."""
+    waiting = [node]
+    while waiting:
+        here = waiting[-1]
+        before = [n for n, _ in here.next_functions if n is not None]
+        unknown = [n for n in before if n not in known]
+        if here in known or not unknown:
+            known[here] = getattr(here, "variable", None) is source or any(known[n] for n in before)
+            waiting.pop()
+        else:
+            waiting += unknown
+    return known[node]
+
+
+def tensors_in(output: Any) -> list[torch.Tensor]:
+    """The output, or the tensors right in it."""
+    if isinstance(output, torch.Tensor):
+        return [output]
+    found = output if isinstance(output, (tuple, list, Mapping)) else getattr(output, "__dict__", {})
+    values = found.values() if isinstance(found, Mapping) else found
+    return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def frame_of(model: nn.Module, inputs: Inputs) -> Frame:
+    """What the tensors of a network are laid out on for these inputs; how tokens lie is found by looking, once."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    names = {module: name for name, module in model.named_modules()}
+
+    def layout(layer: str) -> Layout | None:
+        return layout_of(modules[split_call(layer)[0]], inputs.x.ndim)
+
+    def grid(layer: str) -> Grid | None:
+        name, number = split_call(layer)  # a module that has several names was noted under its first
+        return remembered(model, inputs).grid_of(names[modules[name]], number)
+
+    return Frame(tuple(inputs.x.shape[2:]), len(inputs), lambda: remembered(model, inputs).sizes, grid, layout)
+
+
+def of_other_images(model: nn.Module, inputs: Inputs) -> set[tuple[str, int]]:
+    """The calls, by name and number, that did not depend on what is explained but may on other images."""
+    if not inputs.has_other_images:
+        return set()
+    return {(call.name, call.number) for call in remembered(model, inputs).calls if not call.depends}
+
+
+def split_call(layer: str) -> tuple[str, int | None]:
+    """Take a layer's name apart from which of its calls is meant; None is the last.
+
+    >>> split_call("encoder.conv@0"), split_call("encoder.conv")
+    (('encoder.conv', 0), ('encoder.conv', None))
+    """
+    name, at, number = layer.rpartition("@")
+    return (name, int(number)) if at and number.isdecimal() else (layer, None)
+
+
+def find_layers(model: nn.Module, inputs: Inputs, where: Where) -> list[str]:
+    """Name the layers that a caller means, in their order; ``name@0`` is the first call of one that is called often.
+
+    A layer that sees several images one after the other, of which one is explained, stands for its last call that
+    depends on that one.
+
+    Raises:
+        LayerError: a name or pattern matches nothing, or a module is not part of the model.
+    """
+    items = [where] if isinstance(where, (str, nn.Module, type)) else where
+    if not isinstance(items, (list, tuple, set, frozenset)):
+        return list(select(model, items))
+    found: dict[str, None] = {}
+    for item in items:
+        plain, number = split_call(item) if isinstance(item, str) else (item, None)
+        for name in select(model, plain):
+            found[name if number is None else f"{name}@{number}"] = None
+    if not found:
+        raise LayerError("layer must name at least one layer, got an empty list; leave it out for the last feature map")
+    return [_dependent(model, inputs, name) for name in found] if inputs.has_other_images else list(found)
+
+
+def _dependent(model: nn.Module, inputs: Inputs, layer: str) -> str:
+    name, number = split_call(layer)
+    calls = [call for call in remembered(model, inputs).calls if call.name == name and call.depends]
+    return layer if number is not None or not calls else calls[-1].label

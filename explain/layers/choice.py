@@ -1,0 +1,215 @@
+"""Which layer to explain when nobody says."""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from explain.errors import LayerError
+from explain.hooks import Capture, HookGroup, untouched
+from explain.inputs import Inputs, InputsLike, as_inputs
+from explain.layers.calls import Call, Look, frame_of, remembered, split_call, tensors_in
+from explain.layers.grid import Size, has_aspect, to_spatial
+
+Score: TypeAlias = Callable[[Any], torch.Tensor]
+"""From a model's output to one score per image."""
+
+LOOKED_AT = 24  # candidates whose gradient is asked for in one pass
+MOST = 6 * LOOKED_AT
+_POOLING = re.compile("Pool(?!Former)|Upsample")
+_ATTENTION = re.compile("(?!.*(?:Block|Layer))(?:.*[Aa]tt(?:ention|n)|[A-Z]*SA$|XCA$)")
+
+_chosen: weakref.WeakKeyDictionary[nn.Module, dict[Any, Any]] = weakref.WeakKeyDictionary()
+
+
+def default_layer(model: nn.Module, x: InputsLike, score: Score | None = None, *, anew: bool = False) -> str:
+    """Name the layer to explain: the last feature map before pooling, or the tokens before the last attention.
+
+    It is found by running the model on one image, and remembered for as long as the model lives with the same modules
+    and is given inputs of the same size. A network that gives boxes or maps instead of a row of scores has heads for
+    many answers: there, and elsewhere on request, it is looked for ``anew`` what ``score`` depends on.
+
+    Raises:
+        LayerError: no layer gives a spatial map.
+    """
+    inputs = as_inputs(x)
+    look = remembered(model, inputs)
+    if score is not None and (anew or not look.gives_scores):
+        return _behind(model, inputs, look, score)
+    known = _chosen.setdefault(model, {})
+    if id(look) not in known:
+        known[id(look)] = _choose(model, inputs.first(), _groups(look), tuple(inputs.x.shape[2:]))
+    found: str = known[id(look)]
+    return found
+
+
+def stage_layers(model: nn.Module, x: InputsLike, count: int = 4) -> list[str]:
+    """Name the last layer that counts at each of the ``count`` coarsest resolutions, the finest first.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 3, padding=1))
+    >>> stage_layers(model, torch.zeros(1, 3, 8, 8))
+    ['1', '3']
+    """
+    inputs = as_inputs(x)
+    look = remembered(model, inputs)
+    known = _chosen.setdefault(model, {})
+    if (id(look), count) not in known:
+        known[id(look), count] = _stages(model, inputs.first(), _groups(look), count)
+    return list(known[id(look), count]) or [default_layer(model, inputs)]
+
+
+def _stages(model: nn.Module, inputs: Inputs, groups: list[list[Call]], count: int) -> list[str]:
+    by_size: dict[Size, list[str]] = {}
+    for group in reversed(groups):
+        grid = group[-1].grid
+        if grid is not None and not _is_pooling(group):
+            by_size.setdefault(grid.places, []).append(_outermost(group))
+    coarsest = sorted(by_size, key=lambda places: places[-2] * places[-1])[:count]
+    candidates = [by_size[places][: LOOKED_AT // len(coarsest)] for places in coarsest]
+    reached = _places_reached(model, inputs, [name for names in candidates for name in names])
+    return [_first_reached(names, reached) for names in reversed(candidates)]
+
+
+def _first_reached(names: Sequence[str], reached: dict[str, list[int]]) -> str:
+    return next((name for name in names if any(reached.get(name, ()))), names[0])
+
+
+def _groups(look: Look) -> list[list[Call]]:
+    """Calls that returned one and the same tensor, together.
+
+    Left out are those that returned it again later, those inside an attention, where heads and weights look like maps,
+    and those that saw only other images than what is explained.
+    """
+    calls = [call for call in look.calls if call.depends] or look.calls
+    groups: list[list[Call]] = []
+    for call in calls:
+        if call.passes_on and groups:
+            groups[-1].append(call)
+        else:
+            groups.append([call])
+    attentions = tuple(f"{call.name}." for call in calls if _is_attention(call))
+    found = [[call for call in group if not call.name.startswith(attentions)] for group in groups if not group[0].again]
+    return [group for group in found if group]
+
+
+def _is_pooling(group: list[Call]) -> bool:
+    return any(_POOLING.search(call.kind) for call in group)
+
+
+def _is_attention(call: Call) -> bool:
+    return _ATTENTION.match(call.kind) is not None
+
+
+def _choose(model: nn.Module, inputs: Inputs, groups: list[list[Call]], size: Size) -> str:
+    """The last feature map that the scores depend on; of tokens, the last ones that some attention follows."""
+    maps, tokens = _places_of_maps(groups, size), _places_of_tokens(groups)
+    places = sorted([*maps[-1:], *_before_attention(groups, tokens)[-1:]], reverse=True)
+    if not places:
+        raise _no_map(sum(map(len, groups)))
+    order = [places[0], *_before_attention(groups, tokens)[-1:], *sorted(maps + tokens, reverse=True)]
+    names = list(dict.fromkeys(_outermost(groups[place]) for place in order))
+    reached = _places_reached(model, inputs, names)
+    return _first_reached(names, reached)
+
+
+def _behind(model: nn.Module, inputs: Inputs, look: Look, score: Score) -> str:
+    """The last map that says something about one of many answers.
+
+    The answers themselves do not: neither the map of classes that the network gives, nor a map that the score reads in
+    one place. Nor does a head that slides over the maps of several resolutions, of which each call is about one. They
+    are taken only where the score depends on nothing else.
+    """
+    groups, size = _groups(look), tuple(inputs.x.shape[2:])
+    shapes: dict[str, set[Size]] = {}
+    for call in look.calls:
+        shapes.setdefault(call.name, set()).add(call.shape)
+    covering = _places_of_maps(groups, size)[::-1]
+    resized = [i for i in reversed(range(len(groups))) if _is_map(groups[i]) and not _is_pooling(groups[i])]
+    places = list(dict.fromkeys(covering + resized))
+    slides = {i for i in places if any(len(shapes[call.name]) > 1 for call in groups[i])}
+    answers = {i for i in places if groups[i][-1].shape[1] in look.answers}
+    names = [_outermost(groups[i]) for i in sorted(places, key=lambda i: i in slides | answers)]
+    if not names:
+        raise _no_map(len(look.calls))
+    images = dict.fromkeys(names, 0)
+    for start in range(0, min(len(names), MOST), LOOKED_AT):
+        reached = _places_reached(model, inputs, names[start:], score)
+        images |= {name: sum(places > 1 for places in counts) for name, counts in reached.items()}
+        if len(inputs) in images.values():
+            break
+    return max(names, key=images.__getitem__)  # the first of equals
+
+
+def _no_map(calls: int) -> LayerError:
+    return LayerError(
+        f"layer must be given for this model: none of its layers gives a spatial map ({calls} calls looked at); name "
+        "one, or use a method for pixels such as saliency"
+    )
+
+
+def _places_of_maps(groups: list[list[Call]], size: Size) -> list[int]:
+    """Where maps are: those that cover the input, not pooled, if there are any."""
+    grids = [(i, grid) for i, group in enumerate(groups) if (grid := group[-1].grid) and _is_map(group)]
+    maps = [i for i, grid in grids if has_aspect(grid.places, size)] or [i for i, _ in grids]
+    return [i for i in maps if not _is_pooling(groups[i])] or maps
+
+
+def _places_of_tokens(groups: list[list[Call]]) -> list[int]:
+    """Where tokens are; what is pooled from them may have as many channels as there might be tokens."""
+    return [i for i, group in enumerate(groups) if group[-1].grid and not _is_map(group) and not _is_pooling(group)]
+
+
+def _is_map(group: list[Call]) -> bool:
+    grid = group[-1].grid
+    return grid is not None and grid.layout in ("NCHW", "NHWC")
+
+
+def _before_attention(groups: list[list[Call]], tokens: list[int]) -> list[int]:
+    """The tokens that some attention follows, since behind the last one only the class token may count.
+
+    What an attention gives itself may be a window, padded, of a map that is smaller.
+    """
+    attention = [i for i, group in enumerate(groups) if any(_is_attention(call) for call in group)]
+    return [i for i in tokens if i < attention[-1] and i not in attention] if attention else tokens
+
+
+def _places_reached(
+    model: nn.Module, inputs: Inputs, layers: Sequence[str], score: Score | None = None
+) -> dict[str, list[int]]:
+    """For each of some layers, in how many places of its map each image's score changes with it.
+
+    Without a score it is the model's best one. Layers that nothing leads back to are left out.
+    """
+    layers = layers[:LOOKED_AT]
+    frame, found = frame_of(model, inputs), {}
+    with untouched(model), HookGroup(model) as group:
+        capture = Capture(group, dict.fromkeys(split_call(layer)[0] for layer in layers), gradients=True)
+        output = inputs.detached().call(model)
+        found_scores = _best_score(output) if score is None else score(output).sum()
+        if found_scores is not None:
+            capture.backward(found_scores)
+    for layer in layers:
+        record = capture.of_call(*split_call(layer))
+        if record is not None and record.gradient is not None:
+            places = (to_spatial(record.gradient, frame, layer) != 0).any(1).flatten(1)
+            found[layer] = places.sum(1).tolist()
+    return found
+
+
+def _best_score(output: Any) -> torch.Tensor | None:
+    """The largest number that a network gives, of a row of them if it has one."""
+    found = sorted(tensors_in(output), key=lambda tensor: tensor.ndim != 2)
+    return found[0].float().amax() if found else None
+
+
+def _outermost(group: list[Call]) -> str:
+    """Of the names that one tensor goes by, a module's last call rather than another, then the shortest path.
+
+    Among equals, it is the one that returned last.
+    """
+    return min(reversed(group), key=lambda call: (not call.last, call.name.count("."))).label

@@ -1,0 +1,249 @@
+"""Models that take more than one image: tuples, keywords, containers; one of them is explained, the others stay."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import explain
+from explain.errors import ExplainWarning, ImageError, LayerError
+from explain.inputs import Inputs, as_inputs
+from explain.layers import default_layer, list_layers, stage_layers
+from tests.conftest import settled, snapshot
+
+METHODS = sorted(set(explain.list_methods()) - {"cam", "legrad", "rollout"})
+
+
+class Siamese(nn.Module):
+    """One encoder looks at two images; a third input, for each pair, scales the scores; an option may switch it off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(inplace=True), nn.Conv2d(6, 4, 3, stride=2))
+        self.fc = nn.Linear(8, 4)
+
+    def forward(
+        self, left: torch.Tensor, right: torch.Tensor, *, gain: torch.Tensor | None = None, halve: bool = False
+    ) -> torch.Tensor:
+        scores = self.fc(torch.cat([F.relu(self.encoder(side)).mean((2, 3)) for side in (left, right)], 1))
+        scores = scores if gain is None else scores * gain[:, None]
+        return scores / 2 if halve else scores
+
+
+class OneSide(nn.Module):
+    """The same network written for one image, with the rest of one pair built in and no module called twice."""
+
+    def __init__(self, model: Siamese, pair: tuple[torch.Tensor, torch.Tensor], gain: torch.Tensor, side: int) -> None:
+        super().__init__()
+        self.conv1, _, self.conv2 = model.encoder
+        self.fc, self.gain, self.side = model.fc, gain, side
+        with torch.no_grad():
+            self.other = F.relu(self.conv2(F.relu(self.conv1(pair[1 - side])))).mean((2, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mine = F.relu(self.conv2(F.relu(self.conv1(x)))).mean((2, 3))
+        other = self.other.expand(len(x), -1)
+        return self.fc(torch.cat([mine, other] if self.side == 0 else [other, mine], 1)) * self.gain
+
+
+@pytest.fixture
+def siamese() -> Siamese:
+    return settled(Siamese()).double().eval()
+
+
+@pytest.fixture
+def pair(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x, x.flip(0, 3) + 0.3
+
+
+@pytest.fixture(autouse=True)
+def _maps_may_be_empty() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".* is zero everywhere", ExplainWarning)
+        yield
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_every_method_explains_one_of_two_images_as_if_the_other_were_built_in(
+    side: int, siamese: Siamese, pair: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    gain = torch.tensor([0.5, 2.0, 1.5], dtype=torch.float64)
+    inputs = Inputs(pair, {"gain": gain}, explained=side)
+    before = snapshot(siamese)
+    found = explain.attribute_all(siamese, inputs, METHODS, target=1, layer="encoder.2")
+    assert snapshot(siamese) == before
+    for i in range(3):
+        image = slice(i, i + 1)
+        alone = OneSide(siamese, (pair[0][image], pair[1][image]), gain[i], side).eval()
+        expected = explain.attribute_all(alone, pair[side][image], METHODS, target=1, layer="conv2")
+        for method in METHODS:
+            torch.testing.assert_close(found[method].values[i], expected[method].values[0], rtol=1e-9, atol=1e-12)
+    assert found["gradcam"].input == str(side)
+    assert found["gradcam"].layer == ("encoder.2@0" if side == 0 else "encoder.2")
+
+
+def test_a_layer_that_sees_both_images_stands_for_the_call_that_saw_the_explained_one(
+    siamese: Siamese, pair: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    left, right = Inputs(pair), Inputs(pair, explained=1)
+    assert [(c.label, c.depends) for c in list_layers(siamese, left)] == [
+        *[(f"{name}@0", True) for name in ("encoder.0", "encoder.1", "encoder.2", "encoder")],
+        *[(name, False) for name in ("encoder.0", "encoder.1", "encoder.2", "encoder")],
+        ("fc", True),
+    ]
+    assert (default_layer(siamese, left), default_layer(siamese, right)) == ("encoder@0", "encoder")
+    assert stage_layers(siamese, left) == ["encoder.1@0", "encoder@0"]
+    assert stage_layers(siamese, right) == ["encoder.1", "encoder"]
+    assert explain.find_concepts(siamese, left, 2, layer="encoder.1").layer == "encoder.1@0"
+
+
+def test_each_call_of_a_layer_has_its_own_map(x: torch.Tensor) -> None:
+    class Again(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.fc = nn.Conv2d(3, 3, 3, padding=1), nn.Linear(3, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(3):
+                x = F.relu_(self.conv(x))
+            return self.fc(x.mean((2, 3)))
+
+    class Unrolled(nn.Module):
+        def __init__(self, model: Again) -> None:
+            super().__init__()
+            twins = [nn.Conv2d(3, 3, 3, padding=1).double() for _ in range(3)]
+            for twin in twins:
+                twin.weight, twin.bias = model.conv.weight, model.conv.bias
+            self.convs, self.fc = nn.ModuleList(twins), model.fc
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for conv in self.convs:
+                x = F.relu(conv(x))
+            return self.fc(x.mean((2, 3)))
+
+    again = settled(Again()).double().eval()
+    unrolled = Unrolled(again).eval()
+    methods = ["gradcam", "layercam", "ablationcam", "scorecam", "eigencam", "shapleycam", "smoothgradcam++"]
+    calls = ["conv@0", "conv@1", "conv"]
+    for call, twin in zip(calls, ["convs.0", "convs.1", "convs.2"], strict=True):
+        found = explain.attribute_all(again, x, methods, target=2, layer=call)
+        expected = explain.attribute_all(unrolled, x, methods, target=2, layer=twin)
+        for method in methods:
+            torch.testing.assert_close(found[method].values, expected[method].values, rtol=1e-9, atol=1e-12)
+    last = explain.attribute(again, x, target=2, layer="conv@2").values
+    assert torch.equal(last, explain.attribute(again, x, target=2, layer="conv").values)
+    both = explain.attribute(again, x, target=2, layer=["conv@0", "conv@2"])
+    assert list(both.maps) == ["conv@0", "conv@2"]
+    message = r"layer 'conv@3' must name one of the calls of conv, 0 to 2, got 3; without a number, it is the last"
+    with pytest.raises(LayerError, match=message):
+        explain.attribute(again, x, target=2, layer="conv@3")
+
+
+def test_a_module_under_two_names_goes_by_either(x: torch.Tensor) -> None:
+    conv = nn.Conv2d(3, 3, 3, padding=1)
+    model = settled(nn.Sequential(conv, nn.ReLU(), conv, nn.AdaptiveAvgPool2d(1), nn.Flatten())).double().eval()
+    first, last = (explain.attribute(model, x, "gradcam", target=0, layer=layer).values for layer in ("0@0", "0"))
+    assert not torch.equal(first, last)
+    assert torch.equal(explain.attribute(model, x, "gradcam", target=0, layer="2").values, last)
+    assert torch.equal(explain.attribute(model, x, "gradcam", target=0, layer=conv).values, last)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda left, right: (left, right),
+        lambda left, right: [left, right],
+        lambda left, right: {"left": left, "right": right},
+        lambda left, right: Inputs((left,), {"right": right}),
+    ],
+)
+def test_inputs_come_in_any_form(wrap: Any, siamese: Siamese, pair: tuple[torch.Tensor, torch.Tensor]) -> None:
+    expected = explain.attribute(siamese, Inputs(pair), "inputxgradient", target=0)
+    found = explain.attribute(siamese, wrap(*pair), "inputxgradient", target=0)
+    assert torch.equal(found.values, expected.values)
+    assert torch.equal(found.score, expected.score)
+
+
+class InABag(nn.Module):
+    """Takes one dictionary of inputs, as training loops often pass them on."""
+
+    def __init__(self, model: Siamese) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Mapping[str, Any]) -> torch.Tensor:
+        return self.model(batch["images"]["left"], batch["images"]["right"], halve=batch["halve"])
+
+
+def test_inputs_may_lie_in_containers(siamese: Siamese, pair: tuple[torch.Tensor, torch.Tensor]) -> None:
+    model = InABag(siamese).eval()
+    batch = {"images": {"left": pair[0], "right": pair[1]}, "halve": True}
+    inputs = Inputs((batch,), explained=(0, "images", "right"))
+    found = explain.attribute(model, inputs, "saliency", target=0)
+    assert found.input == "0.images.right"
+    right = pair[1].clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(siamese(pair[0], right, halve=True)[:, 0].sum(), right)
+    torch.testing.assert_close(found.values, gradient.abs())
+    assert explain.attribute(model, Inputs((batch,)), "saliency", target=0).input == "0.images.left"
+
+
+def test_no_input_is_altered_by_a_model_that_works_in_place() -> None:
+    class Greedy(nn.Module):
+        def forward(self, image: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            return image.mul_(mask.add_(1)).mean((2, 3))
+
+    image, mask = torch.rand(2, 3, 4, 4), torch.rand(2, 1, 4, 4)
+    kept = image.clone(), mask.clone()
+    explain.attribute_all(Greedy(), (image, mask), ["saliency", "integratedgradients", "smoothgrad"], target=0)
+    assert torch.equal(image, kept[0])
+    assert torch.equal(mask, kept[1])
+    assert (image._version, mask._version) == (0, 0)
+
+
+def test_other_inputs_that_require_gradients_are_left_alone(
+    siamese: Siamese, pair: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    left, right = (side.clone().requires_grad_() for side in pair)
+    explain.attribute_all(siamese, (left, right), ["gradcam", "saliency"], target=0)
+    assert left.grad is None
+    assert right.grad is None
+
+
+def test_rows_of_other_inputs_go_with_their_image_and_all_else_stays() -> None:
+    table = torch.arange(5.0)
+    inputs = as_inputs({"image": torch.rand(3, 1, 2, 2), "weight": torch.tensor([1.0, 2.0, 3.0]), "table": table})
+    rows = inputs.rows(torch.tensor([2, 2, 0, 1]))
+    assert rows.others["weight"].tolist() == [3, 3, 1, 2]
+    assert torch.equal(rows.others["table"], table)
+    assert len(rows) == 4
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((3, None), r"x must be a tensor \(N, C, H, W\), got int, NoneType; use explainer.preprocess\(image\)"),
+        ((), r"x must be a tensor \(N, C, H, W\), got nothing"),
+        ({"ids": torch.tensor([1, 2])}, r"input ids must have the shape \(N, C, H, W\), got \(2,\)"),
+        ((torch.rand(3, 8, 8), 1), r"input 0 must have the shape \(N, C, H, W\), got \(3, 8, 8\); add the batch"),
+        (
+            (torch.rand(1, 3, 4, 4), torch.zeros(1, 3, 4, 4, device="meta")),
+            "input 1 must be on the model's device cpu, got meta; use x.to",
+        ),
+    ],
+    ids=["no tensor", "nothing", "not an image", "no batch", "device"],
+)
+def test_inputs_that_cannot_be_explained_are_refused(given: Any, message: str, siamese: Siamese) -> None:
+    with pytest.raises(ImageError, match=message):
+        explain.attribute(siamese, given, "saliency", target=0)
+
+
+def test_what_is_explained_must_be_among_the_inputs() -> None:
+    x = torch.rand(1, 3, 4, 4)
+    with pytest.raises(ImageError, match=r"explained must name one of the input tensors \(0, size\), got 'mask'"):
+        Inputs((x,), {"size": torch.ones(1)}, explained="mask")
