@@ -321,7 +321,7 @@ def _targets(targets: Sequence[TargetLike] | int, categories: Sequence[str] | No
     if not isinstance(targets, Sequence):
         targets = operator.index(targets)
         if targets < 1:
-            raise TargetError(f"the number of top classes must be at least 1, got {targets}")
+            raise TargetError(f"top_k must be at least 1, got {targets}; leave it out for the top class")
         return [TopClass(rank) for rank in range(targets)]
     if len(targets) == 0:
         raise TargetError("targets must hold at least one target, got none; give None for the top class")

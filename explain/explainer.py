@@ -147,7 +147,10 @@ class Explainer:
         x = self.preprocess(photo)
         if not isinstance(x, torch.Tensor) or x.ndim != 3:
             got = f"shape {tuple(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__
-            raise ImageError(f"preprocess must return a tensor (C, H, W), got {got}; leave the batch dimension out")
+            remedy = (
+                "leave the batch dimension out" if isinstance(x, torch.Tensor) else "use torch.from_numpy or the like"
+            )
+            raise ImageError(f"preprocess must return a tensor (C, H, W), got {got}; {remedy}")
         parameter = next((p for p in self.model.parameters() if p.is_floating_point()), None)
         return x if parameter is None else x.to(parameter.device, parameter.dtype)
 
@@ -181,7 +184,8 @@ def _on_device(model: nn.Module, device: str | torch.device) -> nn.Module:
     try:
         return model.to(torch.device(device))
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0].split(". ")[0]
+        reason = reason if len(reason) < 100 else "torch knows no such device"  # it lists all that there might be
         raise ModelError(f"device {str(device)!r} cannot be used ({reason}); use 'cpu', or 'cuda' with a GPU") from None
 
 

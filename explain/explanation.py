@@ -215,7 +215,10 @@ class Explanation:
                 suggestion = did_you_mean(target, self.targets)
                 raise TargetError(f"target {target!r} was not explained here; {suggestion}") from None
         if not 0 <= target < len(self.results):
-            raise TargetError(f"target must be a position from 0 to {len(self.results) - 1} here, got {target}")
+            raise TargetError(
+                f"target must be a label or a position from 0 to {len(self.results) - 1} here, got {target}; "
+                "explanation.targets lists them"
+            )
         return target
 
     def _attribution(self, method: str | None, target: int) -> Attribution:
@@ -305,6 +308,7 @@ def _plain(value: Any) -> Any:
 
 def _versions() -> dict[str, str]:
     packages = {"numpy": np.__version__, "pillow": PIL.__version__, "torch": str(torch.__version__)}
-    if "torchvision" in sys.modules:  # only where it had a part in this
-        packages["torchvision"] = str(sys.modules["torchvision"].__version__)
+    torchvision = getattr(sys.modules.get("torchvision"), "__version__", None)  # only where it had a part in this
+    if torchvision is not None:
+        packages["torchvision"] = str(torchvision)
     return {"explain": __version__, "python": platform.python_version(), **packages}

@@ -134,7 +134,7 @@ class Inputs:
             known = ", ".join(".".join(map(str, path)) for path in self._tensors) or "none"
             raise ImageError(f"explained must name one of the input tensors ({known}), got {wanted!r}")
         got = ", ".join(type(value).__name__ for value in (*self.args, *self.kwargs.values())) or "nothing"
-        raise ImageError(f"x must be a tensor (N, C, H, W), got {got}; use explainer.preprocess(image)")
+        raise ImageError(f"x must be a tensor (N, C, H, W), got {got}; use explainer.preprocess(image)[None]")
 
 
 def as_inputs(x: InputsLike) -> Inputs:

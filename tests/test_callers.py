@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import threading
 import weakref
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.parametrize import register_parametrization, remove_parametrizations
 from torch.utils.checkpoint import checkpoint
 
@@ -26,6 +31,45 @@ def test_data_parallel_is_looked_into(net: TinyNet, x: torch.Tensor) -> None:
     assert found.layer == expected.layer
     assert torch.equal(found.values, expected.values)
     assert explain.find_concepts(nn.DataParallel(net), x, 2).layer == "dropout"
+
+
+@pytest.fixture
+def distributed(net: TinyNet, tmp_path: Path) -> Iterator[DistributedDataParallel]:
+    """A network in a process group of one."""
+    del net.unused  # each parameter must have a part in what is trained
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        yield DistributedDataParallel(net)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_distributed_model_is_looked_into_and_trains_on(
+    distributed: DistributedDataParallel, x: torch.Tensor
+) -> None:
+    net = distributed.module
+    alone = copy.deepcopy(net)
+    sent = explain.hooks.distributed.communicate(distributed)
+    reducer, before = distributed.reducer, snapshot(distributed)
+    methods = ["gradcam", "guidedbackprop", "fullgrad", "scorecam"]
+    for name, found in explain.attribute_all(distributed, x, methods, target=1).items():
+        expected = explain.attribute(alone, x, name, target=1)
+        assert torch.equal(found.values, expected.values), name
+        assert found.layer == expected.layer
+    assert (distributed.reducer is reducer, snapshot(distributed), sent.buckets) == (True, before, [])
+    for model in (distributed, alone):
+        loss = model(x).square().sum()
+        explain.attribute(model, x, "saliency", target=1)  # amid a step
+        loss.backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.01 * parameter.grad
+    assert len(sent.buckets) > 0
+    for ours, theirs in zip(net.parameters(), alone.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+        assert ours.grad is not None
+    found, expected = (explain.attribute(model, x, target=1).values for model in (distributed, alone))
+    assert torch.equal(found, expected)
 
 
 def test_a_compiled_model_is_explained_through_the_original_and_says_so(net: TinyNet, x: torch.Tensor) -> None:
@@ -82,7 +126,9 @@ def test_quantised_layers_are_explained_without_gradients_and_refused_with_them(
         full, found = (explain.attribute(m, x.float(), method, target=1).heatmap for m in (model, light))
         assert (full - found).abs().mean() < 0.05
     for method in ("gradcam", "saliency", "guidedbackprop", "integratedgradients"):
-        with pytest.raises(ExplainError, match="quantised layers have none: use scorecam, ablationcam or eigencam"):
+        with pytest.raises(
+            ExplainError, match="quantised layers have no gradients: use scorecam, ablationcam or eigencam"
+        ):
             explain.attribute(light, x.float(), method, target=1)
     with pytest.raises(LayerError, match="must be followed by an average over its maps and one linear layer"):
         explain.attribute(light, x.float(), "cam", target=1)

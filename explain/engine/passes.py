@@ -12,6 +12,7 @@ for the tensors that need them, so no parameter's ``.grad`` or ``requires_grad``
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -356,7 +357,9 @@ def _hessian_product(total: torch.Tensor, source: torch.Tensor, direction: torch
 def _without_gradients(model: nn.Module) -> str:
     """What to add where a gradient is missing and the model has layers that never have one."""
     quantised = any("quantized" in type(module).__module__ for module in model.modules())
-    remedy = "quantised layers have none: use scorecam, ablationcam or eigencam, or the model before quantisation"
+    remedy = (
+        "quantised layers have no gradients: use scorecam, ablationcam or eigencam, or the model before quantisation"
+    )
     return f" ({remedy})" if quantised else ""
 
 
@@ -373,10 +376,10 @@ def check_inputs(model: nn.Module, given: InputsLike) -> Inputs:
     inputs = as_inputs(given)
     x, name = inputs.x, "x" if inputs.name is None else f"input {inputs.name}"
     if x.ndim not in (4, 5):
-        remedy = "; add the batch dimension with x[None]" if x.ndim == 3 else ""
-        raise ImageError(f"{name} must have the shape (N, C, H, W), got {tuple(x.shape)}{remedy}")
+        remedy = "add the batch dimension with x[None]" if x.ndim == 3 else "use explainer.preprocess(image)[None]"
+        raise ImageError(f"{name} must have the shape (N, C, H, W), got {tuple(x.shape)}; {remedy}")
     if x.numel() == 0:
-        raise ImageError(f"{name} must hold at least one image, got shape {tuple(x.shape)}")
+        raise ImageError(f"{name} must hold at least one image, got shape {tuple(x.shape)}; leave empty batches out")
     if not x.is_floating_point():
         raise ImageError(
             f"{name} must be floating point, got {x.dtype}; use x.float() / 255 or the model's preprocessing"
@@ -389,7 +392,10 @@ def check_inputs(model: nn.Module, given: InputsLike) -> Inputs:
                 f"{other} must be on the model's device {device}, got {tensor.device}; use x.to({str(device)!r})"
             )
     if any(p.is_inference() for p in model.parameters()):
-        raise ModelError("model must be built or loaded outside torch.inference_mode() for gradients to exist; do so")
+        raise ModelError(
+            "model must have weights made outside torch.inference_mode() for gradients to exist, got some made inside "
+            "it; build or load it outside"
+        )
     if not torch.isfinite(x).all():
         raise ImageError(f"{name} must hold finite values, got NaN or infinity; check the preprocessing")
     return inputs
@@ -410,3 +416,11 @@ def alone() -> Iterator[None]:
         yield
     finally:
         _running.now = False
+
+
+def _begin_child() -> None:
+    _running.now = False  # the explanation that a process was forked in goes on in its parent only
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_child)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from types import TracebackType
@@ -16,6 +18,7 @@ from torch.nn.modules import module as global_hooks
 from explain.errors import HookError
 from explain.hooks.full_backward import FullBackward
 from explain.hooks.guard import Site, call, one_gradient, several_gradients, site_of
+from explain.hooks.preserve import is_under_way
 from explain.hooks.select import Where, select
 
 Hook = Callable[..., Any]
@@ -56,6 +59,8 @@ class HookGroup:
         self._alive = True
 
     def __enter__(self) -> HookGroup:
+        if is_under_way():
+            _of_explanations.add(self)
         return self
 
     def __exit__(
@@ -256,6 +261,19 @@ class HookGroup:
     ) -> Site:
         _must_require_grad(tensor)
         return site_of(fn, f"a tensor of shape {tuple(tensor.shape)}", direction, tuple(takes))
+
+
+_of_explanations: weakref.WeakSet[HookGroup] = weakref.WeakSet()
+
+
+def _begin_child() -> None:
+    """Take away, in a process that has just been forked, the hooks of explanations: these go on in its parent only."""
+    for group in list(_of_explanations):
+        group.remove()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_child)
 
 
 class _Closing:

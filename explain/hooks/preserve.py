@@ -1,7 +1,12 @@
-"""A model and its caller, left exactly as they were found."""
+"""A model and its caller, left exactly as they were found; and so is a process that is forked meanwhile.
+
+What is under way in a process does not go on in a child forked from it: the threads that would end it stay behind. So
+a child begins with its models' modes as they were found, and without hooks of explanations that others are in.
+"""
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Iterator
@@ -10,8 +15,12 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import nn
 
-_lock = threading.Lock()
+from explain.errors import ModelError
+
+_lock = threading.RLock()
 _users: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+_here = threading.local()
+_used_threads = False
 
 
 @contextmanager
@@ -33,7 +42,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         with _lock:
             for module in trained:
-                _users[module] -= 1
+                _users[module] = _users.get(module, 1) - 1  # a forked child has forgotten it
                 if not _users[module]:
                     del _users[module]
                     module.training = True
@@ -55,10 +64,59 @@ def untouched(model: nn.Module, *, grad: bool = False) -> Iterator[None]:
     """Run a model for inspection: in evaluation mode, gradients as given, outside inference mode; then restore all.
 
     Parameters, buffers, ``.grad`` and ``requires_grad`` are not restored because nothing here ever writes to them.
+
+    Raises:
+        ModelError: torch refuses to compute gradients in this process, which was forked from one that had done so on
+            a machine with a GPU.
     """
+    global _used_threads
+    _used_threads = _used_threads or torch.get_num_threads() > 1
     with ExitStack() as stack:
+        stack.enter_context(_under_way())
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.set_grad_enabled(grad))
         stack.enter_context(preserving_rng([p.device for p in model.parameters()]))
         stack.enter_context(evaluating(model))
         yield
+
+
+@contextmanager
+def _under_way() -> Iterator[None]:
+    before = is_under_way()
+    _here.busy = True
+    try:
+        yield
+    except RuntimeError as error:
+        if "fork-based multiprocessing" not in str(error):
+            raise
+        raise ModelError(
+            "gradients must be computed in a process that torch can start threads in, but this one was forked after "
+            "its parent had computed some; start it with 'spawn' (multiprocessing_context='spawn' for a DataLoader), "
+            "or name the layer and use a method without gradients such as scorecam"
+        ) from None
+    finally:
+        _here.busy = before
+
+
+def is_under_way() -> bool:
+    """Whether this thread is inside an `untouched` block."""
+    return getattr(_here, "busy", False)
+
+
+def _begin_child() -> None:
+    """Be as if nothing were under way, in a process that has just been forked.
+
+    Threads of OpenMP do not survive a fork, and code that then counts on them waits for ever; so, if there may have
+    been some, the child computes with one thread, as the workers of a DataLoader do.
+    """
+    for module in list(_users):
+        module.training = True
+    _users.clear()
+    _here.busy = False
+    _lock.release()
+    if _used_threads:
+        torch.set_num_threads(1)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_begin_child)

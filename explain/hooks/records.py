@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import BackwardHook
 
 from explain.errors import LayerError
 from explain.hooks.group import HookGroup
@@ -43,10 +44,16 @@ class Tap(nn.Module):
         return x
 
     def through(self, x: torch.Tensor) -> torch.Tensor:
-        """Return a copy of ``x``, laid out as it is, whose gradient passes through the hook on its way back."""
+        """Return a copy of ``x``, laid out as it is, whose gradient passes through the hook on its way back.
+
+        The hook is set up as a call of the module would do it, but nothing is called: hooks that the user has
+        registered for every module are for the user's modules, and this is none of them.
+        """
+        hook: Any = BackwardHook(self, list(self._backward_hooks.values()), [])
+        (watched,) = hook.setup_input_hook((x,))
         # Not clone(): the hook makes a view, whose strides may differ from those of ``x`` where a dimension has size 1,
         # and some backward kernels (batch normalisation, channels last) go by them.
-        return torch.empty_like(x).copy_(self(x))
+        return torch.empty_like(x).copy_(hook.setup_output_hook(watched))
 
 
 @dataclass(eq=False)
@@ -143,7 +150,9 @@ class Capture:
             if not self._gradients:
                 return None
             if not tensor.is_floating_point():
-                raise LayerError(f"layer {name!r} must return floating-point values, got {tensor.dtype}")
+                raise LayerError(
+                    f"layer {name!r} must return floating-point values, got {tensor.dtype}; choose another"
+                )
             return replace_first(output, self._tapped(record, tensor))
 
         return record_call

@@ -28,12 +28,15 @@ def select(model: nn.Module, where: Where) -> dict[str, nn.Module]:
     if isinstance(where, (str, nn.Module, type)):
         return dict(_select_one(model, where))
     if not isinstance(where, Iterable):
-        raise LayerError(f"layer must be a name, a pattern, a module, a module class or several of them, got {where!r}")
+        raise LayerError(
+            f"layer must be a name, a pattern, a module, a module class or several of them, got {where!r}; "
+            "explain.list_layers(model, x) shows the names"
+        )
     chosen: dict[str, nn.Module] = {}
     for item in where:
         chosen.update(_select_one(model, item))
     if not chosen:
-        raise LayerError("layer must name at least one layer, got an empty list")
+        raise LayerError("layer must name at least one layer, got an empty list; leave it out for the last feature map")
     return chosen
 
 
@@ -44,13 +47,21 @@ def _select_one(model: nn.Module, where: object) -> list[tuple[str, nn.Module]]:
         for name, module in model.named_modules():
             if module is where:
                 return [(name, module)]
-        raise LayerError(f"layer must be a part of the model, got a {type(where).__name__} that is not in it")
+        raise LayerError(
+            f"layer must be a part of the model, got a {type(where).__name__} that is not in it; give its name instead"
+        )
     if isinstance(where, type) and issubclass(where, nn.Module):
         found = [(name, module) for name, module in model.named_modules() if isinstance(module, where)]
         if not found:
-            raise LayerError(f"layer must select at least one module, but the model has no {where.__name__}")
+            raise LayerError(
+                f"layer must select at least one module, but the model has no {where.__name__}; "
+                "explain.list_layers(model, x) shows what it has"
+            )
         return found
-    raise LayerError(f"layer must be a name, a pattern, a module or a module class, got {where!r}")
+    raise LayerError(
+        f"layer must be a name, a pattern, a module or a module class, got {where!r}; explain.list_layers(model, x) "
+        "shows the names"
+    )
 
 
 def _by_name(model: nn.Module, where: str) -> list[tuple[str, nn.Module]]:

@@ -23,7 +23,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
     True
     """
     if not isinstance(model, nn.Module):
-        raise ModelError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        raise ModelError(f"model must be a torch.nn.Module, got {_told(model)}")
     if isinstance(model, torch.jit.ScriptModule):
         raise ModelError(
             f"model must be a module of Python code, got a scripted one ({model.original_name}); pass the module that "
@@ -36,3 +36,12 @@ def unwrapped(model: nn.Module) -> nn.Module:
         warn(f"model is compiled; it is explained through the original {type(inner).__name__}, at its speed")
         return unwrapped(inner)
     return model
+
+
+def _told(given: object) -> str:
+    """What was given for a model, and what to do about it."""
+    if isinstance(given, str):
+        return f"the name {given!r}; explain.Explainer({given!r}) takes names"
+    if isinstance(given, type):
+        return f"the class {given.__name__}; make an instance of it"
+    return f"{type(given).__name__}; give the network itself"

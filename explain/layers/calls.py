@@ -234,7 +234,7 @@ def find_layers(model: nn.Module, inputs: Inputs, where: Where) -> list[str]:
         for name in select(model, plain):
             found[name if number is None else f"{name}@{number}"] = None
     if not found:
-        raise LayerError("layer must name at least one layer, got an empty list")
+        raise LayerError("layer must name at least one layer, got an empty list; leave it out for the last feature map")
     return [_dependent(model, inputs, name) for name in found] if inputs.has_other_images else list(found)
 
 

@@ -73,8 +73,11 @@ class IntegratedGradients:
     def __post_init__(self) -> None:
         one_of(self.name, "rule", self.rule, ("gausslegendre", "left", "right", "midpoint", "trapezoid"))
         at_least(self.name, "steps", self.steps, 2 if self.rule == "trapezoid" else 1, whole=True)
-        if isinstance(self.baseline, str):
-            one_of(self.name, "baseline", self.baseline, ("mean", "blur"))
+        if isinstance(self.baseline, str) and self.baseline not in ("mean", "blur"):
+            raise MethodError(
+                f"baseline of {self.name} must be a number, a tensor (C, H, W), 'mean' or 'blur', got "
+                f"{self.baseline!r}; 0 is usual"
+            )
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         x, start = evidence.inputs, self.start(evidence.inputs)
@@ -103,7 +106,7 @@ class IntegratedGradients:
             if self.baseline.shape not in (x.shape, x.shape[1:]):
                 raise MethodError(
                     f"baseline of {self.name} must have the shape {tuple(x.shape[1:])} of an image, got "
-                    f"{tuple(self.baseline.shape)}"
+                    f"{tuple(self.baseline.shape)}; give it one that the model would take"
                 )
             return self.baseline.detach().to(x).expand_as(x)
         if self.baseline == "mean":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
+import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,6 +37,8 @@ def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
         ) from None
     except Exception as error:  # a damaged file may break the reader anywhere
         reason = " ".join(str(error).split())[:100]
+        if not re.search("[a-z]{3}", reason):  # what is no archive may break the reader without a word of it
+            reason = "it is not a file of PyTorch"
         raise ModelError(f"weights {str(path)!r} cannot be read ({reason}); save them again with torch.save") from None
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
@@ -71,7 +74,7 @@ def fit_weights(model: nn.Module, state: Mapping[str, torch.Tensor], path: str |
             first = f"{extra[0]} is not in the model; {did_you_mean(extra[0], own)}"
         raise ModelError(
             f"weights {str(path)!r} must fit the model, but {len(missing)} tensors are missing, {len(extra)} unknown "
-            f"and {len(wrong)} of another shape ({first})"
+            f"and {len(wrong)} of another shape ({first}); take those of this very network"
         )
     model.load_state_dict(state)
 

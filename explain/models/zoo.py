@@ -27,12 +27,19 @@ def torchvision_models() -> ModuleType:
     """
     try:
         return importlib.import_module("torchvision.models")
-    except (ImportError, RuntimeError, OSError, AttributeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ModelError(
-            f"torchvision cannot be used with torch {torch.__version__} ({reason}); install a matching pair with "
-            "'pip install --upgrade torch torchvision'. The bundled model and your own models work without it"
-        ) from None
+    except _UNUSABLE as error:
+        raise _no_torchvision(error) from None
+
+
+_UNUSABLE = (ImportError, RuntimeError, OSError, AttributeError)  # what a package raises that fits no other's release
+
+
+def _no_torchvision(error: Exception) -> ModelError:
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return ModelError(
+        f"torchvision cannot be used with torch {torch.__version__} ({reason}); install a matching pair with "
+        "'pip install --upgrade torch torchvision'. The bundled model and your own models work without it"
+    )
 
 
 def list_models() -> list[str]:
@@ -77,7 +84,9 @@ def load_timm(name: str, weights: str | Path | None = None, size: int | None = N
     """
     try:
         timm = importlib.import_module("timm")
-    except (ImportError, RuntimeError, OSError) as error:
+    except _UNUSABLE as error:
+        if "torchvision" in str(error):  # which timm imports
+            raise _no_torchvision(error) from None
         raise ModelError(
             f"model {name!r} needs timm, which cannot be imported ({error}); run pip install 'explain[timm]'"
         ) from None

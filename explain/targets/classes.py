@@ -82,7 +82,8 @@ class TopClass(Composable):
         scores = find_logits(output, count).detach()
         if not 0 <= self.rank < scores.shape[1]:
             raise TargetError(
-                f"target asks for the top {self.rank + 1} classes, but the model has {scores.shape[1]}; ask for fewer"
+                f"target asks for the top {self.rank + 1} classes, but the model has {scores.shape[1]}; "
+                f"ask for at most {scores.shape[1]}"
             )
         return ClassTarget(tuple(scores.topk(self.rank + 1, dim=1).indices[:, self.rank].tolist()))
 
@@ -100,12 +101,16 @@ class ScoreTarget(Composable):
     def pick(self, output: Any, count: int) -> Picked:
         score = self.function(output)
         if not isinstance(score, torch.Tensor):
-            raise TargetError(f"target {self.name} must return a tensor of {count} scores, got {type(score).__name__}")
+            raise TargetError(
+                f"target {self.name} must return a tensor of {count} scores, got {type(score).__name__}; pick a "
+                "class as in output[:, 0]"
+            )
         if score.ndim == 0 and count == 1:
             score = score[None]
         if tuple(score.shape) != (count,):
             raise TargetError(
-                f"target {self.name} must return one score per image, shape ({count},), got {tuple(score.shape)}"
+                f"target {self.name} must return one score per image, shape ({count},), got {tuple(score.shape)}; pick "
+                "a class as in output[:, 0], and sum over no images"
             )
         return score, None
 

@@ -32,7 +32,10 @@ def as_target(target: TargetLike, categories: Sequence[str] | None = None) -> Ta
     if target is None:
         return TopClass()
     if isinstance(target, bool):
-        raise TargetError(f"target must be a class index, a label or a callable, got {target!r}")
+        raise TargetError(
+            f"target must be a class index, a label or a callable, got {target!r}; for a yes or no take "
+            f"explain.targets.BinaryLogit({'' if target else 'positive=False'})"
+        )
     if isinstance(target, str):
         return Label(target).labelled(categories)
     if isinstance(target, Target):
@@ -43,7 +46,10 @@ def as_target(target: TargetLike, categories: Sequence[str] | None = None) -> Ta
         return _from_numbers(target, target)
     if callable(target):
         return ScoreTarget(target)
-    raise TargetError(f"target must be a class index, a label, N class indices or a callable, got {target!r}")
+    raise TargetError(
+        f"target must be a class index, a label, N class indices or a callable, got {target!r}; give the index of a "
+        "class as a whole number"
+    )
 
 
 class Difference(Sum):

@@ -46,7 +46,9 @@ class Contrast:
         distance = (logits - own).detach().abs().scatter(1, classes[:, None], float("inf"))
         count = min(self.references, logits.shape[1] - 1)
         if count < 1:
-            raise TargetError("a contrast must have another class to compare with, but the model has only one")
+            raise TargetError(
+                "target must have another class to be compared with, but the model has only one; use gradcam"
+            )
         similar = distance.topk(count, dim=1, largest=False).indices
         gaps = own - self.alpha * logits.gather(1, similar)
         if self.kind == "mean":

@@ -103,7 +103,7 @@ class Named(GradCAM):
             lambda: IntegratedGradients(1, rule="trapezoid"),
             "steps of integratedgradients must be a whole number from 2",
         ),
-        (lambda: IntegratedGradients(baseline="black"), "baseline of integratedgradients must be one of mean, blur"),
+        (lambda: IntegratedGradients(baseline="black"), "baseline of integratedgradients must be a number"),
         (lambda: KPCACAM("gauss"), "kernel of kpcacam must be one of sigmoid, rbf"),
         (lambda: FinerCAM(references=0), "references of finercam must be a whole number from 1"),
         (lambda: LeGrad(blocks=0), "blocks of legrad must be a whole number from 1"),

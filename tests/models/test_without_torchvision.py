@@ -1,0 +1,118 @@
+"""A torchvision that does not fit torch, or none: one line where it is needed, and no difference where it is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import explain
+from tests.conftest import ROOT
+
+CAT = str(ROOT / "assets" / "chelsea.png")
+KINDS = {
+    "operator torchvision::nms does not exist": 'raise RuntimeError("operator torchvision::nms does not exist")',
+    "No module named 'torchvision'": 'raise ModuleNotFoundError("No module named \'torchvision\'", name="torchvision")',
+}
+ROADS = """
+import contextlib, io, json, sys
+import torch
+import explain
+from explain import cli, models
+from explain.errors import ModelError
+
+photo, found = sys.argv[1], {}
+
+
+def refused(make):
+    try:
+        make()
+    except ModelError as error:
+        return str(error)
+    return "no error"
+
+
+def command(*arguments):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = cli.main(arguments)
+    return code, out.getvalue(), err.getvalue()
+
+
+needing = {
+    "by name": lambda: explain.Explainer("resnet18"),
+    "by name, again": lambda: explain.Explainer("resnet18"),
+    "with weights": lambda: explain.Explainer("resnet18", weights="none.pt"),
+    "misspelt": lambda: models.load("resnet5"),
+    "list": models.list_models,
+    "timm": lambda: explain.Explainer("timm:resnet18"),
+}
+found["needing"] = {name: refused(make) for name, make in needing.items()}
+found["commands needing"] = [command(photo, "--model", "resnet18"), command("--list-models")]
+layers = [torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()]
+model = torch.nn.Sequential(*layers, torch.nn.Linear(4, 2)).eval()
+with torch.no_grad():
+    for parameter in model.parameters():
+        parameter.copy_(torch.linspace(0.1, 1, parameter.numel()).reshape(parameter.shape))
+x = torch.linspace(0, 1, 300).reshape(1, 3, 10, 10)
+found["values"] = explain.attribute(model, x, "gradcam", target=1).values.tolist()
+own = explain.Explainer(model)(photo, "saliency")
+bundled = explain.Explainer()(photo, ["gradcam", "guidedbackprop"])
+found["predictions"] = bundled.predictions
+found["files"] = [path.name for path in bundled.save("out") + own.save("own")]
+found["versions"] = sorted(bundled.record()["versions"])
+found["commands"] = [command(photo), command("--list-methods"), command("--list-layers")]
+found["loaded"] = "torchvision" in sys.modules
+print(json.dumps(found))
+"""
+
+
+def run_roads(folder: Path, torchvision: str) -> dict[str, Any]:
+    fakes = folder / "fakes"
+    for name, source in (("torchvision", torchvision), ("timm", "import torchvision")):
+        (fakes / name).mkdir(parents=True)
+        (fakes / name / "__init__.py").write_text(source)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(fakes), str(ROOT)])}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", ROADS, CAT],
+        capture_output=True, text=True, cwd=folder, env=environment, timeout=120, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("reason", KINDS)
+def test_what_needs_torchvision_says_so_in_a_line_and_the_rest_works(reason: str, tmp_path: Path) -> None:
+    found = run_roads(tmp_path, KINDS[reason])
+    line = (
+        f"torchvision cannot be used with torch {torch.__version__} ({reason}); install a matching pair with "
+        "'pip install --upgrade torch torchvision'. The bundled model and your own models work without it"
+    )
+    assert set(found["needing"].values()) == {line}, found["needing"]
+    assert found["commands needing"] == [[1, "", f"explain: {line}\n"]] * 2
+    assert not found["loaded"]
+    here = explain.explain(CAT, ["gradcam", "guidedbackprop"])
+    assert [label for label, _ in found["predictions"]] == [label for label, _ in here.predictions]
+    assert torch.tensor(found["values"]).std() > 0
+    assert len(found["files"]) == 10
+    assert found["versions"] == ["explain", "numpy", "pillow", "python", "torch"]
+    (photo, methods, layers) = found["commands"]
+    assert [code for code, _, _ in found["commands"]] == [0, 0, 0]
+    assert "wrote explained/chelsea-gradcam.png" in photo[1]
+    assert photo[2] == methods[2] == layers[2] == ""
+    assert len(methods[1].splitlines()) == len(explain.list_methods()) + 2
+    assert "(default)" in layers[1]
+
+
+def test_a_torchvision_that_was_blocked_has_no_version_in_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    explanation = explain.explain(CAT)
+    assert "torchvision" in sys.modules or "torchvision" not in explanation.record()["versions"]
+    monkeypatch.setitem(sys.modules, "torchvision", None)  # type: ignore[arg-type]  # as tests of other packages do
+    assert "torchvision" not in explanation.record()["versions"]

@@ -1,0 +1,231 @@
+"""The user's own hooks fire as ever and stay in order; an interruption, wherever it comes, leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules import module as torch_modules
+
+import explain
+from tests.conftest import HOOK_DICTS, ROOT, TinyNet, settled, snapshot
+
+GLOBAL_DICTS = [
+    "_global_forward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_backward_pre_hooks",
+    "_global_forward_hooks_always_called",
+    "_global_forward_hooks_with_kwargs",
+]
+WHOLE = ["saliency", "guidedbackprop", "inputxgradient", "fullgrad"]  # those that go back to the pixels
+
+
+def hooks_of(model: nn.Module) -> list[Any]:
+    """Every hook that is registered, the very objects in their order."""
+    of_modules = [list(getattr(module, name).items()) for module in model.modules() for name in HOOK_DICTS]
+    return [of_modules, [list(getattr(torch_modules, name).items()) for name in GLOBAL_DICTS]]
+
+
+def plain() -> nn.Sequential:
+    """A network without operations in place, which torch's own full-backward hooks do not survive."""
+    layers = [nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 6, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return settled(nn.Sequential(*layers, nn.Linear(6, 5))).double().eval()
+
+
+@pytest.fixture
+def hooked() -> Iterator[tuple[nn.Sequential, list[str]]]:
+    """A network with hooks of every kind, and the log that they write."""
+    model, log = plain(), []
+
+    def note(name: str) -> Callable[..., None]:
+        return lambda module, *_: log.append(f"{name} of {type(module).__name__}")
+
+    handles: list[Any] = []
+    for layer in (model[2], model[3], model[6]):
+        for kind in ("forward_pre", "forward", "full_backward_pre", "full_backward"):
+            for name, first in (("first", False), ("second", False), ("put before them", True)):
+                register = getattr(layer, f"register_{kind}_hook")
+                handles.append(register(note(f"{kind} {name}"), prepend=first))
+    model[2].register_forward_pre_hook(
+        lambda module, args, kwargs: log.append(f"forward_pre with {sorted(kwargs)}"), with_kwargs=True
+    )
+    model[3].register_forward_hook(lambda *_: log.append("always called"), always_call=True)
+    for kind in ("forward_pre", "forward", "full_backward_pre", "full_backward"):
+        handles += [getattr(torch_modules, f"register_module_{kind}_hook")(note(f"global {kind}"))]
+    yield model, log
+    for handle in handles:
+        handle.remove()
+
+
+@pytest.mark.parametrize("method", WHOLE)
+def test_hooks_of_the_user_fire_in_an_explanation_as_in_a_pass_of_their_own(
+    method: str, hooked: tuple[nn.Sequential, list[str]], x: torch.Tensor
+) -> None:
+    model, log = hooked
+    torch.autograd.grad(model(x.requires_grad_())[:, 3].sum(), x)
+    wanted, before = list(log), hooks_of(model)
+    assert len(wanted) > 60
+    log.clear()
+    explain.attribute(model, x.detach(), method, target=3)
+    assert log == wanted
+    assert hooks_of(model) == before
+    log.clear()
+    torch.autograd.grad(model(x)[:, 3].sum(), x)
+    assert log == wanted
+
+
+@pytest.mark.parametrize("layer", ["0", "2", "3"])
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # what torch says where an input has no gradient
+def test_at_a_layer_they_fire_as_far_as_gradients_go(
+    layer: str, hooked: tuple[nn.Sequential, list[str]], x: torch.Tensor
+) -> None:
+    """Below the layer there is no graph, so that is where backward hooks have nothing to be called for."""
+    model, log = hooked
+    kept = None
+
+    def cut(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+        nonlocal kept
+        kept = output.detach().requires_grad_()
+        torch.set_grad_enabled(True)
+        return kept * 1
+
+    handle = model.get_submodule(layer).register_forward_hook(cut)
+    with torch.no_grad():
+        score = model(x)[:, 3].sum()
+        torch.autograd.grad(score, kept)
+    handle.remove()
+    wanted, before = list(log), hooks_of(model)
+    log.clear()
+    explain.attribute(model, x, "gradcam", target=3, layer=layer)
+    assert log == wanted
+    assert hooks_of(model) == before
+
+
+@pytest.mark.parametrize("method", ["gradcam", "guidedbackprop", "scorecam", "ablationcam", "integratedgradients"])
+@pytest.mark.parametrize("prepend", [False, True])
+def test_hooks_that_change_what_flows_are_part_of_the_model(prepend: bool, method: str, x: torch.Tensor) -> None:
+    class Doubled(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * x - 1
+
+    model, other = plain(), plain()
+    other = nn.Sequential(*other[:3], Doubled(), *other[3:])
+    if prepend:
+        model[2].register_forward_hook(lambda *_: None)
+    model[2].register_forward_hook(lambda module, args, output: 2 * output - 1, prepend=prepend)
+    before = hooks_of(model)
+    found = explain.attribute(model, x, method, target=2, layer="2").values
+    assert hooks_of(model) == before
+    torch.testing.assert_close(found, explain.attribute(other, x, method, target=2, layer="3").values)
+
+
+class Interrupted(TinyNet):
+    """Is interrupted in its forward or its backward pass, in a call of one's choice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plan: tuple[str, int] | None = None
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        x = self.relu(self.bn1(self.conv1(x)))
+        x = self.dropout(self.layer2(x + self.layer1(x)))
+        if self.plan == ("forward", self.calls):
+            raise KeyboardInterrupt
+        if self.plan == ("backward", self.calls) and x.requires_grad:
+            x.register_hook(interrupt)
+        return self.fc(self.avgpool(x).flatten(1))
+
+
+def interrupt(*_: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+CALLS = [
+    ("gradcam", "forward", 1), ("gradcam", "backward", 1), ("guidedbackprop", "backward", 1),
+    ("fullgrad", "forward", 1), ("fullgrad", "backward", 1), ("shapleycam", "backward", 1), ("scorecam", "forward", 2),
+    ("ablationcam", "forward", 2), ("ablationcam", "forward", 3), ("integratedgradients", "backward", 2),
+    ("integratedgradients", "forward", 3), ("smoothgrad", "backward", 2), ("smooth(gradcam)", "forward", 2),
+    ("augmented(gradcam)", "backward", 3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "where", "call"), CALLS)
+def test_an_interruption_in_any_pass_leaves_model_and_process_as_they_were(
+    method: str, where: str, call: int, x: torch.Tensor
+) -> None:
+    model = settled(Interrupted()).double().train()
+    model.bn1.eval()
+    run = lambda: explain.attribute(model, x, method, target=1, layer="layer1.0", batch_size=4).values  # noqa: E731
+    wanted, before, hooks = run(), snapshot(model), hooks_of(model)
+    model.calls, model.plan = 0, (where, call)
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert model.calls == call
+    assert (snapshot(model), hooks_of(model)) == (before, hooks)
+    model.plan = None
+    assert torch.equal(run(), wanted)
+
+
+@pytest.mark.parametrize("method", ["scorecam", "ablationcam", "integratedgradients", "smooth(layercam)"])
+def test_so_does_one_in_the_progress_that_is_told(method: str, net: TinyNet, x: torch.Tensor) -> None:
+    net.train()
+    wanted = explain.attribute(net, x, method, target=1, batch_size=2).values
+    before, hooks, told = snapshot(net), hooks_of(net), []
+
+    def tell(done: int, total: int) -> None:
+        told.append(done)
+        if len(told) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        explain.attribute(net, x, method, target=1, batch_size=2, progress=tell)
+    assert len(told) == 2
+    assert (snapshot(net), hooks_of(net)) == (before, hooks)
+    assert torch.equal(explain.attribute(net, x, method, target=1, batch_size=2).values, wanted)
+
+
+@pytest.mark.parametrize("layer", ["conv1", "fc"])
+def test_so_does_one_while_the_layer_is_looked_for_or_listed(layer: str, x: torch.Tensor) -> None:
+    net = settled(TinyNet()).double().train()
+    handle = net.get_submodule(layer).register_forward_hook(interrupt)
+    before, hooks = snapshot(net), hooks_of(net)
+    for run in (explain.attribute, explain.list_layers, explain.applicable_methods, explain.hooks.inspect):
+        with pytest.raises(KeyboardInterrupt):
+            run(net, x)
+        assert (snapshot(net), hooks_of(net)) == (before, hooks)
+    handle.remove()
+    assert explain.attribute(net, x, target=1).layer == "dropout"
+
+
+@pytest.mark.parametrize("step", ["drawing", "writing", "putting in place"])
+def test_an_interruption_while_saving_leaves_no_half_written_file(
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    explanation = explain.Explainer(size=32)(str(ROOT / "assets" / "coffee.png"), ["gradcam", "saliency"])
+    whole = {path.name: path.read_bytes() for path in explanation.save(tmp_path / "whole")}
+    steps = {"drawing": (explain.Explanation, "sheet"), "writing": (Path, "open"), "putting in place": (os, "replace")}
+    place, name = steps[step]
+    real, calls = getattr(place, name), []
+
+    def third_time(*given: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3 or step == "drawing":
+            raise KeyboardInterrupt
+        return real(*given, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(place, name, third_time)
+        with pytest.raises(KeyboardInterrupt):
+            explanation.save(tmp_path / "out")
+    left = {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*")}
+    assert left.items() <= whole.items()
+    assert len(left) == (2 if step == "putting in place" else 0)
+    assert {path.name: path.read_bytes() for path in explanation.save(tmp_path / "out", overwrite=True)} == whole

@@ -1,0 +1,296 @@
+"""Explanations in other processes: the workers of a DataLoader, and children forked at the worst of times."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+import explain
+from explain.errors import ExplainError, LayerError, ModelError
+from explain.hooks import HookGroup
+from tests.conftest import ROOT, TinyNet, hook_count, settled, snapshot
+
+METHODS = ["gradcam", "guidedbackprop", "scorecam", "ablationcam", "smoothgrad"]
+LONG = 30  # seconds after which a process that ought to take one is said to hang
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this system"),
+    pytest.mark.filterwarnings("ignore:This process .*is multi-threaded:DeprecationWarning"),  # which is the point here
+]
+
+
+class Explained(Dataset[dict[str, torch.Tensor]]):
+    """Images with their explanations, made where they are loaded."""
+
+    def __init__(self, model: nn.Module, images: torch.Tensor) -> None:
+        self.model, self.images = model, images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return explained(self.model, self.images[index : index + 1])
+
+
+def explained(model: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    found = explain.attribute_all(model, x, METHODS, target=1)
+    return {name: attribution.values[0] for name, attribution in found.items()}
+
+
+def in_child(work: Callable[[], Any]) -> Any:
+    """Return what ``work`` returns in a process forked now; fail if it raises there, or hangs."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+
+    def report() -> None:
+        try:
+            sender.send(("done", work()))
+        except BaseException as error:
+            sender.send(("failed", repr(error)))
+
+    process = context.Process(target=report)
+    process.start()
+    try:
+        assert receiver.poll(LONG), "the child hangs"
+        how, what = receiver.recv()
+        process.join(LONG)
+    finally:
+        process.kill()
+        process.join()
+    assert how == "done", what
+    return what
+
+
+def bits(found: dict[str, torch.Tensor]) -> dict[str, bytes]:
+    return {name: values.numpy().tobytes() for name, values in found.items()}
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_a_data_loaders_workers_find_what_their_parent_finds(
+    start: str, net: TinyNet, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))  # where a spawned worker finds this module
+    images = Explained(net, x)
+    expected = [images[i] for i in range(len(images))]
+    before = snapshot(net)
+    calm = {"timeout": 2 * LONG, "generator": torch.Generator()}  # seeds are drawn from there, not from what all share
+    loader = DataLoader(images, batch_size=None, num_workers=2, multiprocessing_context=start, **calm)
+    for found, wanted in zip(loader, expected, strict=True):
+        assert found.keys() == wanted.keys()
+        for name, values in found.items():
+            assert torch.equal(values, wanted[name]), name
+    assert snapshot(net) == before
+
+
+def test_a_mistake_in_a_worker_is_told_in_its_parent(net: TinyNet, x: torch.Tensor) -> None:
+    loader = DataLoader(
+        Explained(nn.Sequential(nn.Flatten(), nn.Linear(360, 5)).double(), x),
+        num_workers=1,
+        multiprocessing_context="fork",
+        timeout=LONG,
+    )
+    with pytest.raises(LayerError, match="layer must be given for this model: none of its layers gives a spatial map"):
+        next(iter(loader))
+
+
+def test_a_child_explains_after_its_parent_and_the_parents_threads_did(net: TinyNet, x: torch.Tensor) -> None:
+    wanted = bits(explained(net, x[:1]))
+    threads = [threading.Thread(target=explained, args=(net, x)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (net(x).sum()).backward()
+    assert in_child(lambda: bits(explained(net, x[:1]))) == wanted
+
+
+@contextmanager
+def held_up(model: nn.Module, x: torch.Tensor, **options: Any) -> Iterator[None]:
+    """Have another thread in the middle of an explanation while the block lasts, and see that it ends well."""
+    inside, go_on, found = threading.Event(), threading.Event(), []
+
+    def wait(*_: Any) -> None:
+        inside.set()
+        assert go_on.wait(LONG)
+
+    def work() -> None:
+        explained_here.append(threading.get_ident())
+        found.append(explain.attribute(model, x, "guidedgradcam", target=1, **options).values)
+
+    explained_here: list[int] = []
+    wanted = explain.attribute(model, x, "guidedgradcam", target=1).values
+
+    def only_there(*_: Any) -> None:
+        if threading.get_ident() in explained_here:
+            wait()
+
+    handle = model.get_submodule("layer2").register_forward_hook(only_there)
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        assert inside.wait(LONG)
+        yield
+    finally:
+        go_on.set()
+        thread.join(LONG)
+        handle.remove()
+    assert torch.equal(found[0], wanted)
+
+
+def test_a_child_forked_amid_another_threads_explanation_begins_with_a_clean_model(
+    net: TinyNet, x: torch.Tensor
+) -> None:
+    net.train()
+    net.bn1.eval()
+    before, wanted = snapshot(net), bits(explained(net, x[:1]))
+
+    def work() -> Any:
+        left = [hook_count(module) for module in net.modules()], [module.training for module in net.modules()]
+        return left, bits(explained(net, x[:1])), [module.training for module in net.modules()]
+
+    with held_up(net, x):
+        assert sum(hook_count(module) for module in net.modules()) > 1  # those of the other thread, and the test's own
+        assert not any(module.training for module in net.modules())
+        (hooks, modes), found, modes_after = in_child(work)
+    assert sum(hooks) == 1
+    assert modes == modes_after == list(before["training"].values())
+    assert found == wanted
+    assert snapshot(net) == before
+
+
+class Slow(TinyNet):
+    """Holds whoever asks for its modules in that place, once: inside the lock that modes are changed under."""
+
+    def wait_in_modules(self) -> tuple[threading.Event, threading.Event]:
+        self.inside, self.go_on = threading.Event(), threading.Event()
+        return self.inside, self.go_on
+
+    def modules(self) -> Iterator[nn.Module]:
+        waits = vars(self).get("inside")
+        if waits is not None and threading.current_thread() is not threading.main_thread() and not waits.is_set():
+            waits.set()
+            self.go_on.wait(LONG)
+        return super().modules()
+
+
+def test_a_child_inherits_no_lock_that_another_thread_holds(x: torch.Tensor) -> None:
+    net = settled(Slow()).double().train()
+    wanted = bits(explained(net, x[:1]))
+    inside, go_on = net.wait_in_modules()
+    with_lock = threading.Thread(target=lambda: run_evaluating(net))
+    with_lock.start()
+    assert inside.wait(LONG)
+    threading.Timer(0.2, go_on.set).start()  # a fork waits for the lock, which is held for moments only
+
+    assert in_child(lambda: (bits(explained(net, x[:1])), all(m.training for m in net.modules()))) == (wanted, True)
+    with_lock.join(LONG)
+    assert all(module.training for module in net.modules())
+
+
+def run_evaluating(net: nn.Module) -> None:
+    with explain.hooks.evaluating(net):
+        pass
+
+
+def test_a_child_forked_inside_an_explanation_may_explain_and_its_parent_goes_on(net: TinyNet, x: torch.Tensor) -> None:
+    net.train()
+    before, wanted = snapshot(net), explained(net, x[:1])
+    seen: list[Any] = []
+
+    def forking(*_: Any) -> None:
+        if not seen:
+            seen.append(None)
+            with pytest.raises(ExplainError, match="from inside another one"):
+                explained(net, x[:1])
+            seen[0] = in_child(lambda: (net.training, bits(explained(net, x[:1])), net.training))
+
+    handle = net.layer2.register_forward_hook(forking)
+    found = explain.attribute(net, x[:1], "gradcam", target=1).values[0]
+    handle.remove()
+    assert seen == [(True, bits(wanted), True)]
+    assert torch.equal(found, wanted["gradcam"])
+    assert snapshot(net) == before
+
+
+def test_a_users_own_hooks_go_along_into_a_child(net: TinyNet, x: torch.Tensor) -> None:
+    with HookGroup(net) as group, explain.hooks.GradientClipper(net, value=0.001):
+        group.forward("fc", lambda module, args, output: output * 0 + 7)
+
+        def work() -> Any:
+            net(x).sum().backward()
+            return net(x).detach().unique().tolist(), float(net.fc.bias.grad.abs().max())
+
+        assert in_child(work) == ([7.0], 0.0)
+        group.remove()
+        assert in_child(work)[1] == 0.001
+
+
+THREADS = """
+import multiprocessing, sys, torch
+import explain
+torch.set_num_threads(2)
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Conv2d(3, 32, 3), torch.nn.ReLU(), torch.nn.Conv2d(32, 32, 3)).eval()
+x = torch.rand(1, 3, 64, 64)
+
+def run():
+    return explain.attribute(model, x, "gradcam", target=lambda output: output.mean((1, 2, 3)), layer="1")
+
+def work():
+    found = run()
+    assert torch.get_num_threads() == 1
+    torch.testing.assert_close(found.values, wanted.values)
+    assert found.heatmap.shape == (1, 64, 64)
+
+wanted = run()
+process = multiprocessing.get_context("fork").Process(target=work)
+process.start()
+process.join(20)
+if process.is_alive():
+    process.kill()
+    sys.exit("the child hangs")
+assert torch.get_num_threads() == 2
+sys.exit(process.exitcode)
+"""
+
+
+def test_a_child_does_not_wait_for_threads_of_torch_that_stayed_behind(tmp_path: Any) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "2"}
+    command = [sys.executable, "-c", THREADS]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=2 * LONG, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_where_torch_refuses_gradients_after_a_fork_a_line_says_what_to_do(
+    net: TinyNet, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("Unable to handle autograd's threading in combination with fork-based multiprocessing. See")
+
+    before = snapshot(net)
+    monkeypatch.setattr(torch.autograd, "grad", refuse)
+    for method in ("gradcam", "saliency", "shapleycam", "integratedgradients"):
+        with pytest.raises(ModelError) as caught:
+            explain.attribute(net, x, method, target=1)
+        assert str(caught.value) == (
+            "gradients must be computed in a process that torch can start threads in, but this one was forked after "
+            "its parent had computed some; start it with 'spawn' (multiprocessing_context='spawn' for a DataLoader), "
+            "or name the layer and use a method without gradients such as scorecam"
+        )
+    assert np.isfinite(explain.attribute(net, x, "scorecam", target=1, layer="layer2").values.numpy()).all()
+    monkeypatch.undo()
+    assert snapshot(net) == before
