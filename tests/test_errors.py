@@ -559,6 +559,7 @@ JUSTIFIED = {
     ("explain.hooks.distributed", "_tensor", "TypeError"): "told to all ranks as a HookError by _together",
     ("explain.hooks.extractor", "keep", "_SeenEnough"): "ends a forward pass, and is caught around it",
     ("explain.hooks.packaging", "check", "self._error"): "an OSError that torch swallowed, caught and told by _write",
+    ("explain.render.overlay", "place", "MemoryError"): "what running out of memory is called, also by OpenCV",
     ("explain.targets.given", "_index", "TypeError"): "caught by its caller, which says what was given",
 }
 

@@ -105,7 +105,9 @@ def place(values: Array, size: tuple[int, int], region: Region, outside: int = 0
     try:
         covered = cv2.resize(values.astype(np.float32), (width, height), interpolation=how)
     except cv2.error as error:
-        raise (MemoryError(error.err) if error.code == cv2.Error.StsNoMem else error) from None
+        if error.code != cv2.Error.StsNoMem:
+            raise
+        raise MemoryError(error.err) from None
     placed = np.full((size[1], size[0]), outside, np.uint8)
     inside = covered[max(0, -top) : size[1] - top, max(0, -left) : size[0] - left]
     y, x = max(0, top), max(0, left)
