@@ -12,7 +12,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,7 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except OSError as error:
         # Whoever read our output has gone, or it cannot be written; keep the interpreter from complaining at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with suppress(io.UnsupportedOperation):  # a program may have put something else than a file there
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
             _complain(f"output cannot be printed: {error.strerror}")
         return FAILED
@@ -67,6 +68,8 @@ def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         parser.error("name at least one image; --help shows the options")
     if options.top_k and options.target:
         parser.error("--top-k and --target cannot both be given")
+    if options.concepts and (options.method or options.target or options.top_k):
+        parser.error("--concepts draws what a layer sees, for no class: leave --method, --target and --top-k out")
     try:
         methods = _methods(options.method or ["gradcam"])
         _check_colormap(options.colormap)

@@ -18,7 +18,7 @@ from explain.concepts import Concepts, find_concepts, name_concepts
 from explain.engine import Precision, Progress, check_inputs
 from explain.errors import ImageError, ModelError, TargetError
 from explain.explanation import Explanation
-from explain.hooks import Inspection, Where, inspect
+from explain.hooks import Inspection, Where, inspect, unwrapped
 from explain.images import ImageLike, Preprocess, load_image, locate
 from explain.methods import Fusion, MethodLike
 from explain.models import BUNDLED, Classifier, as_classifier, load
@@ -131,7 +131,7 @@ class Explainer:
         """Run the model on one photo and list what every layer did; see `explain.hooks.inspect`."""
         x = self._input(load_image(image))[None]
         check_inputs(self.model, x)
-        return inspect(self.model, x)
+        return inspect(unwrapped(self.model), x)
 
     def _check_categories(self, attribution: Attribution) -> None:
         if self.categories is None or attribution.logits is None:

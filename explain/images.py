@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import stat
 import tempfile
 import warnings
@@ -56,7 +57,11 @@ def load_image(image: ImageLike) -> Image.Image:
     if isinstance(image, (bytes, bytearray, memoryview)):
         return _open(io.BytesIO(image), f"of {len(image)} bytes", len(image))
     if not isinstance(image, (str, os.PathLike)):
-        raise ImageError(f"image must be a path, bytes, a PIL image or an array (H, W, 3), got {type(image).__name__}")
+        kind = type(image).__name__
+        remedy = "use explain.attribute(model, x)" if isinstance(image, torch.Tensor) else "name the photo's file"
+        raise ImageError(f"image must be a path, bytes, a PIL image or an array (H, W, 3), got {kind}; {remedy}")
+    if re.match(r"\w+://", os.fsdecode(image)):
+        raise ImageError(f"image {os.fsdecode(image)!r} must be a file, got an address; download it first")
     path = Path(image)
     if os.path.isdir(path):  # unlike Path.is_dir, this takes any name for an answer
         raise ImageError(f"image {str(path)!r} must be a file, got a folder; name the images in it")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from PIL import Image
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.parametrize import register_parametrization, remove_parametrizations
@@ -228,3 +229,10 @@ def test_eight_threads_get_what_one_gets_with_shared_and_with_own_models(net: Ti
 def test_every_method_has_a_name_that_makes_it_again() -> None:
     for name in explain.list_methods():
         assert get_method(name).name == name
+
+
+def test_wrapped_models_show_the_names_that_layers_go_by(net: TinyNet, x: torch.Tensor) -> None:
+    assert explain.list_layers(nn.DataParallel(net), x) == explain.list_layers(net, x)
+    explainer = explain.Explainer(nn.DataParallel(net.float()), preprocess=lambda photo: torch.rand(3, 12, 10))
+    shown = explainer.inspect(Image.new("RGB", (10, 12)))
+    assert {row.name for row in shown.rows} <= {name for name, _ in net.named_modules()}

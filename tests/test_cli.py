@@ -476,3 +476,12 @@ def test_a_photo_too_large_for_the_memory_is_one_line_and_the_others_still_get_d
         "explain: large.png: memory must hold the photo and what is drawn on it, but it ran out; resize the photo"
     ]
     assert {path.name.split("-")[0] for path in Path("explained").iterdir()} == {"small"}
+
+
+@pytest.mark.parametrize("option", [["--method", "gradcam"], ["--target", "3"], ["--top-k", "2"]])
+def test_concepts_are_asked_for_alone(option: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main([str(ROOT / "assets/coffee.png"), "--concepts", "2", *option, "-o", str(tmp_path / "out")])
+    assert left.value.code == 2
+    assert "--concepts draws what a layer sees, for no class: leave --method, --target and" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -263,3 +263,16 @@ def test_libraries_in_c_are_heard_without_being_printed_and_for_a_while_only(
     os.write(2, b"afterwards\n")
     assert said == ["from a library"]
     assert capfd.readouterr().err == "afterwards\n"
+
+
+def test_an_address_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(
+        ImageError, match=r"image 'https://a.b/c.png' must be a file, got an address; download it first"
+    ):
+        load_image("https://a.b/c.png")
+
+
+@pytest.mark.parametrize(("given", "remedy"), [(torch.zeros(3, 4, 4), "attribute"), (None, "name the photo's file")])
+def test_what_is_no_image_is_refused_with_a_remedy(given: object, remedy: str) -> None:
+    with pytest.raises(ImageError, match=rf"got (Tensor|NoneType); .*{remedy}"):
+        load_image(given)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.autograd.graph import Node
 
 from explain.errors import LayerError
-from explain.hooks import HookGroup, Where, first_tensor, select, untouched
+from explain.hooks import HookGroup, Where, first_tensor, select, untouched, unwrapped
 from explain.inputs import Inputs, InputsLike, as_inputs
 from explain.layers.grid import Frame, Grid, Layout, Size, find_grid, layout_of
 
@@ -74,7 +74,7 @@ def list_layers(model: nn.Module, x: InputsLike) -> list[Call]:
     >>> [(call.name, call.shape) for call in list_layers(model, torch.zeros(1, 3, 4, 4))]
     [('0', (1, 8, 2, 2)), ('1', (1, 8, 2, 2)), ('2', (1, 32))]
     """
-    return list(take_look(model, as_inputs(x)).calls)
+    return list(take_look(unwrapped(model), as_inputs(x)).calls)
 
 
 _looks: weakref.WeakKeyDictionary[nn.Module, dict[Any, Look]] = weakref.WeakKeyDictionary()
