@@ -1,6 +1,6 @@
-"""Every classifier of torchvision, and families of timm and Hugging Face, each explained with five methods.
+"""Every classifier of torchvision, for photos and videos, and families of timm and Hugging Face, by five methods each.
 
-    python examples/model_matrix.py [--source torchvision|timm|transformers|all] [--pattern 'resnet*'] [--giants]
+    python examples/model_matrix.py [--source torchvision|video|timm|transformers|all] [--pattern 'resnet*'] [--giants]
 
 Weights are random, inputs the smallest that each model takes. A cell is `ok` where the attribution is finite, has its
 shape, and is not zero while the gradient isn't; `warned` where the package itself said that there is nothing to see,
@@ -43,6 +43,11 @@ class Subject:
     build: Callable[[], nn.Module]
     sides: Sequence[int] = SIDES
     giant: bool = False
+    frames: int = 0
+    """Of a video; 0 of a photo."""
+
+    def inputs(self, count: int, side: int) -> torch.Tensor:
+        return torch.randn(count, 3, *([self.frames] if self.frames else []), side, side)
 
 
 @dataclass
@@ -119,7 +124,7 @@ def smallest(subject: Subject) -> tuple[nn.Module, int]:
     for side in subject.sides:
         try:
             with torch.no_grad():
-                model(torch.zeros(2, 3, side, side))
+                model(subject.inputs(2, side))
         except (RuntimeError, ValueError, AssertionError, IndexError):
             if side == subject.sides[-1]:
                 raise
@@ -161,7 +166,7 @@ def _verdict(found: Attribution | Exception, x: torch.Tensor, told: bool, agains
     if isinstance(found, Exception):
         return f"{type(found).__name__}: {(str(found).splitlines() or [''])[0]}"
     values, heatmap, layered = found.values, found.heatmap, found.layer is not None
-    expected = values.ndim == 3 and values.shape[1:].numel() > 1 if layered else values.shape == x.shape
+    expected = values.ndim == x.ndim - 1 and values.shape[1:].numel() > 1 if layered else values.shape == x.shape
     if not expected or len(values) != len(x) or heatmap.shape != (len(x), *x.shape[2:]):
         return f"shape {tuple(values.shape)}, heatmap {tuple(heatmap.shape)}"
     if not values.isfinite().all() or not heatmap.isfinite().all():
@@ -190,6 +195,14 @@ def torchvision_subjects() -> Iterator[Subject]:
             options["init_weights"] = False
         giants = ("vit_h_14", "vit_l_16", "vit_l_32", "regnet_y_128gf", "convnext_large")
         yield Subject(name, partial(models.get_model, name, **options), sides, name in giants)
+
+
+def video_subjects() -> Iterator[Subject]:
+    models = importlib.import_module("torchvision.models")
+    for name in models.list_models(module=models.video):
+        build = partial(models.get_model, name, weights=None, num_classes=CLASSES)
+        tokens = name.startswith("mvit")  # published for one size of clips
+        yield Subject(f"video:{name}", build, [224] if tokens else SIDES, tokens, 16 if tokens or name == "s3d" else 8)
 
 
 TIMM = """
@@ -269,6 +282,7 @@ def transformers_subjects() -> Iterator[Subject]:
 
 SOURCES = {
     "torchvision": torchvision_subjects,
+    "video": video_subjects,
     "timm": timm_subjects,
     "transformers": transformers_subjects,
 }
@@ -279,10 +293,10 @@ def check(subject: Subject, methods: Iterable[Method] = METHODS) -> Row:
     torch.manual_seed(0)
     try:
         model, side = smallest(subject)
-        lively(model, torch.randn(4, 3, side, side))
+        lively(model, subject.inputs(4, side))
     except Exception as error:  # whatever it is, it belongs into the table
         return Row(subject.name, cells={"build": f"{type(error).__name__}: {error}"})
-    return examine(subject.name, model, torch.randn(2, 3, side, side), methods)
+    return examine(subject.name, model, subject.inputs(2, side), methods)
 
 
 def main() -> int:
