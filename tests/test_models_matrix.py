@@ -288,6 +288,21 @@ def test_sequences_with_tokens_first_are_explained_like_those_with_images_first(
     torch.testing.assert_close(*(explain.attribute(m, x, "fullgrad", target=1).delta for m in (first, last)))
 
 
+class Windows(TinyTransformer):
+    """Cuts its map into windows of one token each, as MobileViT does with small maps."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        maps = self.patches(x)
+        windows = self.blocks(maps.flatten(2).mT.flatten(0, 1)[:, None])
+        return self.head(self.norm(windows[:, 0].reshape(len(x), -1, maps.shape[1]).mean(1)))
+
+
+def test_windows_of_one_token_are_no_sequence_with_tokens_first() -> None:
+    model, x = settled(Windows()).eval(), torch.randn(2, 3, 16, 16)
+    assert default_layer(model, x) == "patches"
+    assert explain.attribute(model, x, SIGNED, target=1).values.shape == (2, 2, 2)
+
+
 @pytest.mark.parametrize("size", [(60, 100), (100, 60), (31, 70)])
 def test_tokens_lie_as_the_patches_did_where_the_input_is_no_multiple_of_them(size: tuple[int, int]) -> None:
     model, x = settled(TinyTransformer()).double().eval(), torch.randn(2, 3, *size, dtype=torch.float64)

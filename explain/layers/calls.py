@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -104,9 +105,31 @@ def take_look(model: nn.Module, inputs: Inputs) -> Look:
         output = inputs.call(model)
     numbers = {call.name: call.number for call in notes.calls}
     calls = tuple(replace(call, last=call.number == numbers[call.name]) for call in notes.calls)
+    if any(call.grid is not None and call.grid.layout == "tokens first" for call in calls):
+        calls = _really_first(calls, model, inputs)
     found = tensors_in(output)
     answers = frozenset(t.shape[1] for t in found if t.ndim > 3 and tuple(t.shape[2:]) == tuple(inputs.x.shape[2:]))
     return Look(calls, any(t.ndim <= 2 and t.numel() and t.shape[:1] in ((), (1,)) for t in found), answers)
+
+
+def _really_first(calls: tuple[Call, ...], model: nn.Module, inputs: Inputs) -> tuple[Call, ...]:
+    """Tell tokens of one image from one token of each of an image's windows, by running the network on two images."""
+    shapes: dict[tuple[str, int], Size] = {}
+    numbers: Counter[str] = Counter()
+
+    def note(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        tensor = first_tensor(output)
+        if tensor is not None:
+            shapes[name, numbers[name]] = tuple(tensor.shape)
+            numbers[name] += 1
+
+    with untouched(model), HookGroup(model) as group:
+        for name in {call.name for call in calls}:
+            group.forward(name, partial(note, name))
+        inputs.rows(torch.zeros(2, dtype=torch.long)).detached().call(model)
+    first = [call.grid is not None and call.grid.layout == "tokens first" for call in calls]
+    real = [shapes.get((call.name, call.number), ())[1:2] == (2,) for call in calls]
+    return tuple(replace(c, grid=None) if f and not r else c for c, f, r in zip(calls, first, real, strict=True))
 
 
 class _Notes:
