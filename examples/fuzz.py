@@ -1,22 +1,24 @@
-"""Hand thousands of broken image files to the command line, and say what became of them.
+"""Random networks by every method, and broken image files through the command line: what became of them.
 
-python examples/fuzz.py --files 2000 --seed 0
+    python examples/fuzz.py --networks 1000 --files 2000 --seed 0
 
-Nothing but one clear line may come of a broken file: no traceback, no hang, no half-written result. Files that bring
-about anything else are kept, with a report, in `fuzz-failures/`; the exit code is then 1. The files depend on the seed
-alone.
+Each method's result on each network is held against its plain computation; of a broken file, nothing but one clear line
+may come. What fails is printed as a program to paste into a test, or kept with a report in `fuzz-failures/`; the exit
+code is then 1. The seed alone says which networks and files are drawn. Needs the extra `test`.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the generator lies with the tests
 
 import torch
 
+from tests.fuzz import networks
 from tests.fuzz.command import BROKEN, EXPLAINED, REFUSED, Summary, clear, fuzz
 
 
@@ -53,14 +55,41 @@ def fuzz_files(count: int, seed: int, keep: Path) -> bool:
     return not summary.failures
 
 
+def fuzz_networks(count: int, seed: int, minutes: float, shrink: bool) -> bool:
+    """Explain random networks; return whether every result was what the plain computation gives."""
+    start, known = time.perf_counter(), set[str]()
+
+    def told(figures: networks.Figures) -> bool:
+        elapsed = time.perf_counter() - start
+        print(f"{figures.programs} networks, {len(figures.failures)} failures, {elapsed:.0f} s", file=sys.stderr)
+        for failure, case in networks.kinds(figures):
+            if failure not in known:
+                print(f"  {failure}\n  {case}", file=sys.stderr)
+            known.add(failure)
+        return elapsed > 60 * minutes
+
+    figures = networks.run(count, seed, told)
+    print(networks.table(figures))
+    for failure, case in networks.kinds(figures):
+        print(f"\nFAILED {failure}\n{networks.shrunk(failure, case) if shrink else case}")
+    return not figures.failures
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--files", type=int, default=2000, metavar="N", help="how many files (2000)")
-    parser.add_argument("--seed", type=int, default=0, help="another seed, other files (0)")
+    parser.add_argument("--networks", type=int, default=0, metavar="N", help="how many networks")
+    parser.add_argument("--files", type=int, default=0, metavar="N", help="how many files")
+    parser.add_argument("--seed", type=int, default=0, help="another seed, other networks and files (0)")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="no more networks after so long")
+    parser.add_argument("--shrink", action="store_true", help="look for the simplest network of each failure (slow)")
     parser.add_argument("--keep", type=Path, default=Path("fuzz-failures"), help="where failures go (fuzz-failures)")
     options = parser.parse_args()
-    torch.set_num_threads(1)  # pictures this small are done sooner by one
-    return 0 if fuzz_files(options.files, options.seed, options.keep) else 1
+    if not options.networks and not options.files:
+        parser.error("say how many: --networks N, --files N, or both")
+    torch.set_num_threads(1)  # what is this small is done sooner by one
+    good = not options.networks or fuzz_networks(options.networks, options.seed, options.minutes, options.shrink)
+    good &= not options.files or fuzz_files(options.files, options.seed, options.keep)
+    return 0 if good else 1
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import explain
 from explain.engine import Activations, InputGradients, LayerGradients, Reruns, gather
 from explain.errors import ExplainError, ExplainWarning, ImageError, LayerError, MethodError, ModelError, TargetError
-from explain.methods import AblationCAM, ShapleyCAM, get_method, uses_layer
+from explain.methods import AblationCAM, GradCAM, ShapleyCAM, get_method, uses_layer
 from explain.targets import ClassTarget, ScoreTarget, TopClass
 from tests.conftest import TinyNet, settled, snapshot
 
@@ -659,3 +659,26 @@ def test_one_image_with_channels_last_is_explained_like_one_with_channels_first(
     found, expected = (explain.attribute_all(model, each, methods, target=0, layer="1") for each in (last, x))
     for method in methods:
         torch.testing.assert_close(found[method].values, expected[method].values)
+
+
+class OverwritesAnEarlierView(nn.Module):
+    """Adds the shortcut, which is the last to be computed, to a view that was there before it (GhostNet)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.main, self.side, self.fc = nn.Conv2d(3, 6, 3), nn.Conv2d(3, 4, 3), nn.Linear(4, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        maps = self.main(x)[:, :4]
+        maps += self.side(x)
+        return self.fc(maps.relu().mean((2, 3)))
+
+
+def test_a_view_from_before_the_layer_may_be_overwritten_behind_it(x: torch.Tensor) -> None:
+    model = settled(OverwritesAnEarlierView()).double().eval()
+    found = explain.attribute(model, x, GradCAM(relu=False), target=1)
+    assert found.layer == "side"
+    side = model.side(x).detach().requires_grad_()
+    score = model.fc((model.main(x)[:, :4] + side).relu().mean((2, 3)))[:, 1].sum()
+    weights = torch.autograd.grad(score, side)[0].mean((2, 3), keepdim=True)
+    torch.testing.assert_close(found.values, (weights * side).sum(1).detach())

@@ -555,6 +555,11 @@ JUSTIFIED = {
     ("explain", "__getattr__", "AttributeError"): "what Python asks of a module that looks its names up",
     ("explain.arguments", "_count", "argparse.ArgumentTypeError"): "what argparse asks of a type",
     ("explain.arguments", "_opacity", "argparse.ArgumentTypeError"): "what argparse asks of a type",
+    (
+        "explain.engine.variants",
+        "_replaced",
+        "RuntimeError",
+    ): "caught by _from_layer, which then runs the network whole",
     ("explain.hooks.distributed", "_average", "ValueError"): "told to all ranks as a HookError by _together",
     ("explain.hooks.distributed", "_tensor", "TypeError"): "told to all ranks as a HookError by _together",
     ("explain.hooks.extractor", "keep", "_SeenEnough"): "ends a forward pass, and is caught around it",

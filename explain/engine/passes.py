@@ -41,7 +41,7 @@ from explain.engine.linear import Heads, bias_of, biased_modules, class_weights
 from explain.engine.rules import InSight, apply_rule
 from explain.engine.variants import Footprint, Precision, Variants, Work, autocast
 from explain.errors import ExplainError, ImageError, LayerError, MethodError, ModelError, TargetError, UnusedLayerError
-from explain.hooks import Capture, HookGroup, Record, inspect, untouched
+from explain.hooks import Capture, HookGroup, Record, forbids_cut, inspect, untouched
 from explain.hooks.attention import attention, by_image
 from explain.inputs import Inputs, InputsLike, as_inputs
 from explain.layers import frame_of, of_other_images, split_call, to_spatial
@@ -72,7 +72,15 @@ def gather(
     layers = tuple(layers)
     pooled = layers if pooled is None else pooled
     with alone(), untouched(model):
-        run = _Pass(model, as_inputs(inputs), frozenset(needs), layers, pooled, work or Work(), precision)
+        one_pass = partial(
+            _Pass, model, as_inputs(inputs), frozenset(needs), layers, pooled, work or Work(), precision
+        )  # fmt: skip
+        try:
+            run = one_pass()
+        except RuntimeError as error:
+            if not forbids_cut(error):
+                raise
+            run = one_pass(cut=False)
         chosen = [run.choose(target) for target in targets]  # all of them fit before the first backward is run
         return [run.explain(choice, last=i == len(chosen) - 1) for i, choice in enumerate(chosen)]
 
@@ -92,7 +100,10 @@ class _Choice:
 
 
 class _Pass:
-    """One forward pass, and the backward passes over it."""
+    """One forward pass, and the backward passes over it.
+
+    It is ``cut`` where nothing but layers is asked for: gradients are off until the first of them.
+    """
 
     def __init__(
         self,
@@ -103,6 +114,8 @@ class _Pass:
         pooled: Collection[str],
         work: Work,
         precision: Precision,
+        *,
+        cut: bool = True,
     ) -> None:
         self.model, self.needs, self.pooled, self.work = model, needs, pooled, work
         self.rules = {need.rule for need in needs if isinstance(need, InputGradients)}
@@ -113,7 +126,7 @@ class _Pass:
         self.source = self.x.clone().requires_grad_() if self.whole else self.x
         self.frame = frame_of(model, self.inputs)
         self.footprint, self.heads = Footprint(), Heads()
-        with HookGroup(model) as group, torch.set_grad_enabled(self.whole), autocast(self.x, precision):
+        with HookGroup(model) as group, torch.set_grad_enabled(self.whole or not cut), autocast(self.x, precision):
             differentiated = any(isinstance(need, (LayerGradients, LayerCurvature)) for need in needs)
             hooked = dict.fromkeys(split_call(layer)[0] for layer in self.layers)
             self.capture = Capture(group, hooked, gradients=differentiated)

@@ -14,7 +14,7 @@ from torch import nn
 from explain.engine.blocks import attention_gradients
 from explain.engine.evidence import legible
 from explain.errors import ExplainError, MethodError
-from explain.hooks import HookGroup, Record, first_tensor, replace_first, untouched
+from explain.hooks import HookGroup, Overwriting, Record, first_tensor, replace_first, untouched
 from explain.inputs import Inputs
 from explain.layers import Frame
 from explain.targets import ClassTarget, Target, find_logits, for_rows
@@ -195,18 +195,29 @@ class Variants:
     ) -> torch.Tensor:
         """Run the network on the images ``before`` the layer, and behind it with ``maps`` that belong to ``images``."""
         assert self.record is not None
-        altered, record, calls = self._laid_out(maps, images), self.record, [0]
+        altered, record = self._laid_out(maps, images), self.record
+        overwriting, calls = Overwriting(), [0]
 
         def replaced(module: nn.Module, args: Any, output: Any) -> Any:
+            tensor = first_tensor(output)
             calls[0] += 1
-            return replace_first(output, altered) if calls[0] == record.call + 1 else None
+            if calls[0] != record.call + 1:
+                return None
+            if tensor is not None and overwriting.is_by(record.layer, tensor):
+                # Who reads it by its older name is to see the change, or, where that has more rows, to show.
+                tensor.copy_(altered) if tensor.shape == altered.shape else tensor.fill_(float("nan"))
+            return replace_first(output, altered)
 
         def run(inputs: Inputs) -> Any:
             with HookGroup(self.model) as group:
+                overwriting.watch(group, record.layer)
                 group.forward(record.layer, replaced)
                 return inputs.call(self.model)
 
-        return read(images, partial(self._in_fastest_layout, before, self.inputs.x[before], run))
+        found = read(images, partial(self._in_fastest_layout, before, self.inputs.x[before], run))
+        if len(before) != len(images) and torch.isnan(found).any():
+            raise RuntimeError("something reads what the layer overwrote, which has fewer rows")
+        return found
 
     def _laid_out(self, maps: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
         """Feature maps as the layer would have given them."""

@@ -28,7 +28,7 @@ from explain.hooks.graph import accumulator, graph
 from explain.hooks.group import HookGroup
 from explain.hooks.inspection import Inspection, Row, inspect
 from explain.hooks.preserve import evaluating, untouched
-from explain.hooks.records import Capture, Record, Tap, capture
+from explain.hooks.records import Capture, Overwriting, Record, Tap, capture, forbids_cut
 from explain.hooks.select import Where, select
 from explain.hooks.structure import first_tensor, rebuilt, replace_first
 from explain.hooks.timeline import Event, Timeline, timeline
@@ -43,6 +43,7 @@ __all__ = [
     "GradientFlow",
     "HookGroup",
     "Inspection",
+    "Overwriting",
     "Record",
     "Row",
     "Tap",
@@ -53,6 +54,7 @@ __all__ = [
     "distributed",
     "evaluating",
     "first_tensor",
+    "forbids_cut",
     "graph",
     "inspect",
     "packaging",

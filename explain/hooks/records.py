@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils.hooks import BackwardHook
 
 from explain.errors import LayerError
@@ -92,7 +93,9 @@ class Capture:
         """The graph's side of each record: what to differentiate with respect to, to make the gradients arrive."""
         self._gradients = gradients
         self._paused: list[bool] = []  # shared with hooks in the graph, which must not hold the capture itself
+        self._overwriting = Overwriting()
         for name in layers:
+            self._overwriting.watch(group, name)
             group.forward(name, self._recorder(name))
 
     @property
@@ -153,7 +156,11 @@ class Capture:
                 raise LayerError(
                     f"layer {name!r} must return floating-point values, got {tensor.dtype}; choose another"
                 )
-            return replace_first(output, self._tapped(record, tensor))
+            overwritten = self._overwriting.is_by(name, tensor)
+            tapped = self._tapped(record, tensor.clone() if overwritten else tensor)
+            if overwritten and _put_into(tensor, tapped):
+                return None
+            return replace_first(output, tapped)
 
         return record_call
 
@@ -169,6 +176,46 @@ class Capture:
             torch.set_grad_enabled(True)  # the caller's mode comes back when `untouched` ends
         self.sources.append(tensor)
         return Tap(collect).through(tensor)
+
+
+class Overwriting:
+    """Tells whether a module overwrote its input, so that what it gives goes by an older name too."""
+
+    def __init__(self) -> None:
+        self._given: dict[str, tuple[torch.Tensor, int]] = {}
+
+    def watch(self, group: HookGroup, name: str) -> None:
+        def note(module: nn.Module, args: tuple[Any, ...]) -> None:
+            first = next(iter(args), None)
+            if isinstance(first, torch.Tensor) and not first.is_inference():
+                self._given[name] = first, first._version
+
+        group.forward_pre(name, note)
+
+    def is_by(self, name: str, output: torch.Tensor) -> bool:
+        """Whether this output of a module is its input, overwritten; asked once, when it has returned."""
+        given, version = self._given.pop(name, (None, 0))
+        return given is output and output._version != version
+
+
+def forbids_cut(error: RuntimeError) -> bool:
+    """Whether a forward pass failed because gradients were off at its start and on at its end.
+
+    Autograd refuses to overwrite, with gradients on, a view that was made while they were off.
+    """
+    return "view was created in no_grad mode" in str(error)
+
+
+def _put_into(tensor: torch.Tensor, values: torch.Tensor) -> bool:
+    """Give a tensor the history of ``values``, which are its own; whether autograd lets it have one."""
+    try:
+        with _unsafe_preserve_version_counter(tensor):  # nothing is lost for those who saved it
+            tensor.copy_(values)
+    except RuntimeError as error:
+        if not forbids_cut(error):
+            raise
+        return False
+    return True
 
 
 @contextmanager

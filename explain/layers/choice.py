@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from explain.errors import LayerError
-from explain.hooks import Capture, HookGroup, untouched
+from explain.hooks import Capture, HookGroup, forbids_cut, untouched
 from explain.inputs import Inputs, InputsLike, as_inputs
 from explain.layers.calls import Call, Look, frame_of, remembered, split_call, tensors_in
 from explain.layers.grid import Size, has_aspect, to_spatial
@@ -185,9 +185,19 @@ def _places_reached(
 
     Without a score it is the model's best one. Layers that nothing leads back to are left out.
     """
-    layers = layers[:LOOKED_AT]
+    try:
+        return _reached(model, inputs, layers[:LOOKED_AT], score, cut=True)
+    except RuntimeError as error:
+        if not forbids_cut(error):
+            raise
+        return _reached(model, inputs, layers[:LOOKED_AT], score, cut=False)
+
+
+def _reached(
+    model: nn.Module, inputs: Inputs, layers: Sequence[str], score: Score | None, *, cut: bool
+) -> dict[str, list[int]]:
     frame, found = frame_of(model, inputs), {}
-    with untouched(model), HookGroup(model) as group:
+    with untouched(model, grad=not cut), HookGroup(model) as group:
         capture = Capture(group, dict.fromkeys(split_call(layer)[0] for layer in layers), gradients=True)
         output = inputs.detached().call(model)
         found_scores = _best_score(output) if score is None else score(output).sum()

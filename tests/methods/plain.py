@@ -2,7 +2,7 @@
 
 The network is a list of layers, each a tuple: ("conv", weight, bias), ("bn", mean, variance, weight, bias, epsilon) in
 evaluation, ("relu",), ("halve",) by the means of 2x2 cells, ("mean",) over positions, ("linear", weight, bias).
-`forward` keeps every value; `backward` walks back by hand.
+`forward` keeps every value; `backward` walks back by hand. A network may also be an object that does both itself.
 
 A method is ``name(layers, x, target, layer, **options)`` for one image ``(C, H, W)``; ``layer`` is the index of the
 layer whose output is looked at. Here: back-propagation and the maps made of activations and gradients. Elsewhere:
@@ -13,6 +13,7 @@ layer whose output is looked at. Here: back-propagation and the maps made of act
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import torch
 from torch import nn
@@ -109,6 +110,8 @@ def halve_backward(gradient: torch.Tensor, before: torch.Tensor) -> torch.Tensor
 
 def forward(layers: list[Layer], x: torch.Tensor) -> list[torch.Tensor]:
     """Return the input ``(C, H, W)`` and the output of every layer."""
+    if not isinstance(layers, list):
+        return layers.forward(x)
     values = [x]
     for kind, *parameters in layers:
         now = values[-1]
@@ -137,6 +140,8 @@ def backward(
     ``target`` is a class, whose logit is the score, or the score's gradient in the logits. ``rule`` says what a ReLU
     does: "plain" hands on where its input was positive, "deconv" where the gradient is, "guided" where both are.
     """
+    if not isinstance(layers, list):
+        return layers.backward(values, target, rule)
     gradient = target if isinstance(target, torch.Tensor) else one_hot(target, values[-1])
     gradients = [gradient]
     for (kind, *parameters), before in zip(reversed(layers), reversed(values[:-1]), strict=True):
@@ -200,18 +205,21 @@ def softmax(scores: torch.Tensor) -> torch.Tensor:
 
 
 def enlarge(values: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-    """Bilinear interpolation between the centres of cells, one pixel at a time; the border values go on outside."""
+    """Bilinear interpolation between the centres of cells; the border values go on outside."""
     height, width = values.shape
-    out = torch.zeros(size, dtype=values.dtype)
-    for i in range(size[0]):
-        for j in range(size[1]):
-            y = min(max((i + 0.5) * height / size[0] - 0.5, 0), height - 1)
-            x = min(max((j + 0.5) * width / size[1] - 0.5, 0), width - 1)
-            top, left = int(y), int(x)
-            bottom, right = min(top + 1, height - 1), min(left + 1, width - 1)
-            upper = values[top, left] * (1 - (x - left)) + values[top, right] * (x - left)
-            lower = values[bottom, left] * (1 - (x - left)) + values[bottom, right] * (x - left)
-            out[i, j] = upper * (1 - (y - top)) + lower * (y - top)
+    rows, columns = (interpolation(*counts).to(values.dtype) for counts in ((height, size[0]), (width, size[1])))
+    return rows @ values @ columns.T
+
+
+@cache
+def interpolation(count: int, size: int) -> torch.Tensor:
+    """The weights ``(size, count)`` of bilinear interpolation along one side."""
+    out = torch.zeros(size, count, dtype=torch.float64)
+    for i in range(size):
+        place = min(max((i + 0.5) * count / size - 0.5, 0), count - 1)
+        below = int(place)
+        out[i, below] += 1 - (place - below)
+        out[i, min(below + 1, count - 1)] += place - below
     return out
 
 

@@ -102,6 +102,8 @@ def fullgrad_terms(layers: list[Layer], x: torch.Tensor, target: int) -> list[to
     """Input times gradient, then for every layer with a bias its bias times the gradient in its output, position by
     position; a batch normalisation's implicit bias is ``bias - mean * slope``. All of it sums to the logit, exactly.
     """
+    if not isinstance(layers, list):
+        return layers.terms(x, target)
     gradients = backward(layers, forward(layers, x), target)
     terms = [x * gradients[0]]
     for (kind, *parameters), gradient in zip(layers, gradients[1:], strict=True):

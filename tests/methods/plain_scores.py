@@ -110,8 +110,8 @@ def unit(values: torch.Tensor, *, shift: bool = False) -> torch.Tensor:
 
 
 def fuse(maps: Sequence[torch.Tensor], how: str = "mean", *, shift: bool = False) -> torch.Tensor:
-    """Maps of several layers, each divided by its maximum, enlarged to the finest: their mean, maximum or product."""
-    size = (max(m.shape[0] for m in maps), max(m.shape[1] for m in maps))
+    """Maps of several layers, each divided by its maximum, enlarged to the largest: their mean, maximum or product."""
+    size = max((tuple(m.shape) for m in maps), key=lambda shape: shape[0] * shape[1])
     out = None
     for m in maps:
         now = enlarge(unit(m, shift=shift), size)

@@ -1,0 +1,160 @@
+"""Every method's plain computation, asked of a `Pure` network: what an explanation must equal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from explain.methods import (
+    ISCAM,
+    SSCAM,
+    FinerCAM,
+    GradCAM,
+    GradCAMPlusPlus,
+    IntegratedGradients,
+    MethodLike,
+    Smooth,
+    SmoothGradCAMPlusPlus,
+)
+from explain.methods.sampling import noise
+from tests.fuzz.pure import Pure
+from tests.methods import plain, plain_factors, plain_masks, plain_paths, plain_scores
+
+Slow = Callable[[Pure, torch.Tensor, int, int], torch.Tensor]  # network, image, class, layer -> values
+
+
+def pixels(slow: Callable[..., torch.Tensor]) -> Slow:
+    return lambda network, x, target, layer: slow(network, x, target)
+
+
+def cam(network: Pure, x: torch.Tensor, target: int, layer: int) -> torch.Tensor:
+    activation = network.forward(x)[layer + 1]
+    weights = class_weights(network, x, layer)
+    if weights is None:
+        raise NotLinearError
+    return plain.weighted(list(weights[target]), activation, relu=False)
+
+
+class NotLinearError(Exception):
+    """The scores are no linear function of the means of the layer's maps."""
+
+
+def class_weights(network: Pure, x: torch.Tensor, layer: int) -> torch.Tensor | None:
+    """The weights ``(K, C)`` of the mean of each map in the scores, where a head is an average and one linear layer."""
+    values, last = network.forward(x), network.program.steps[-1]
+    means = torch.stack([plain.mean_of(channel) for channel in values[layer + 1]])
+    if means.shape == values[-1].shape and torch.allclose(means, values[-1], rtol=1e-12, atol=1e-14):
+        return torch.eye(len(means)).to(means)
+    given = values[last.of[0]]
+    if last.op == "linear" and given.shape == means.shape and torch.allclose(given, means, rtol=1e-12, atol=1e-14):
+        return network.called[len(network.program.steps) - 1].weight.detach()
+    return None
+
+
+def shapleycam(network: Pure, x: torch.Tensor, target: int, layer: int) -> torch.Tensor:
+    """Weights ``mean(G - H A / 2)`` of ``y + log p``: the slope of the gradient along A, forwards over backwards."""
+    activation, head = network.forward(x)[layer + 1], network[layer + 1 :]
+
+    def slope(a: torch.Tensor) -> torch.Tensor:
+        scores = head.scores(a)
+        return torch.autograd.grad(scores[target] + scores.log_softmax(0)[target], a, create_graph=True)[0]
+
+    with torch.enable_grad():
+        a = activation.clone().requires_grad_()
+        gradient = slope(a)
+        direction = torch.ones_like(gradient, requires_grad=True)
+        # The derivative of g(v) = G' v in A, along A: a backward pass through a backward pass that v is linear in.
+        back = torch.autograd.grad(gradient, a, direction, create_graph=True, allow_unused=True)[0] if (
+            gradient.requires_grad) else None  # fmt: skip
+        along = torch.zeros_like(gradient) if back is None or not back.requires_grad else torch.autograd.grad(
+            back, direction, activation, allow_unused=True)[0]  # fmt: skip
+    along = torch.zeros_like(gradient) if along is None else along
+    weights = [plain.mean_of(g) for g in (gradient - along / 2).detach()]
+    return plain.weighted(weights, activation, relu=True)
+
+
+def randomcam(network: Pure, x: torch.Tensor, target: int, layer: int) -> torch.Tensor:
+    channels = len(network.forward(x)[layer + 1])
+    weights = torch.rand(channels, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    return plain.randomcam(network, x, target, layer, weights=weights.to(x))
+
+
+def drawn(samples: int, x: torch.Tensor) -> list[torch.Tensor]:
+    return [0.15 * (x.max() - x.min()) * noise(0, i, x) for i in range(samples)]
+
+
+def smoothed(kind: str) -> Slow:
+    def slow(network: Pure, x: torch.Tensor, target: int, layer: int) -> torch.Tensor:
+        def gradient(z: torch.Tensor) -> torch.Tensor:
+            return plain.backward(network, plain.forward(network, z), target)[0]
+
+        return plain_paths.smooth(gradient, x, noise=drawn(2, x), kind=kind)
+
+    return slow
+
+
+def integrated(network: Pure, x: torch.Tensor, target: int, layer: int) -> torch.Tensor:
+    points, weights = plain_paths.quadrature("gausslegendre", 3)
+    zero = torch.zeros_like(x)
+    return plain_paths.integratedgradients(network, x, target, baseline=zero, points=points, weights=weights)
+
+
+def noisy_maps(network: Pure, x: torch.Tensor, target: int, layer: int) -> torch.Tensor:
+    maps = plain.forward(network, x)[layer + 1]
+    span = torch.stack([m.max() - m.min() for m in maps])[:, None, None]
+    return plain_masks.sscam(network, x, target, layer, noise=[0.15 * span * noise(0, i, maps[0]) for i in range(2)])
+
+
+def smoothgradcampp(network: Pure, x: torch.Tensor, target: int, layer: int) -> torch.Tensor:
+    return plain.smoothgradcampp(network, x, target, layer, noise=drawn(2, x))
+
+
+def smoothed_cam(network: Pure, x: torch.Tensor, target: int, layer: int) -> torch.Tensor:
+    return plain_paths.smooth(lambda z: plain.gradcam(network, z, target, layer), x, noise=drawn(2, x))
+
+
+METHODS: dict[str, tuple[MethodLike, Slow]] = {
+    "saliency": ("saliency", pixels(plain.saliency)),
+    "inputxgradient": ("inputxgradient", pixels(plain.inputxgradient)),
+    "guidedbackprop": ("guidedbackprop", pixels(plain.guidedbackprop)),
+    "deconvnet": ("deconvnet", pixels(plain.deconvnet)),
+    "guidedgradcam": ("guidedgradcam", plain.guidedgradcam),
+    "cam": ("cam", cam),
+    "gradcam": ("gradcam", plain.gradcam),
+    "gradcam signed": (GradCAM(relu=False), lambda *a: plain.gradcam(*a, relu=False)),
+    "gradcam++": ("gradcam++", plain.gradcampp),
+    "smoothgradcam++": (SmoothGradCAMPlusPlus(samples=2), smoothgradcampp),
+    "smooth(gradcam)": (Smooth(GradCAM(), samples=2), smoothed_cam),
+    "xgradcam": ("xgradcam", plain.xgradcam),
+    "hirescam": ("hirescam", plain.hirescam),
+    "elementwisecam": ("elementwisecam", plain.elementwisecam),
+    "layercam": ("layercam", plain.layercam),
+    "eigencam": ("eigencam", plain_factors.eigencam),
+    "eigengradcam": ("eigengradcam", plain_factors.eigengradcam),
+    "kpcacam": ("kpcacam", plain_factors.kpcacam),
+    "fem": ("fem", plain_factors.fem),
+    "shapleycam": ("shapleycam", shapleycam),
+    "finercam": ("finercam", plain_scores.finercam),
+    "finercam weighted": (
+        FinerCAM(GradCAMPlusPlus(), "weighted", 1.0, 2),
+        lambda *a: plain_scores.finercam(*a, objective="weighted", alpha=1.0, references=2, base=plain.gradcampp_map),
+    ),
+    "randomcam": ("randomcam", randomcam),
+    "scorecam": ("scorecam", plain_masks.scorecam),
+    "sscam": (SSCAM(samples=2), noisy_maps),
+    "iscam": (ISCAM(steps=2), lambda *a: plain_masks.iscam(*a, steps=2)),
+    "ablationcam": ("ablationcam", plain_masks.ablationcam),
+    "fullgrad": ("fullgrad", pixels(plain_paths.fullgrad)),
+    "integratedgradients": (IntegratedGradients(steps=3), integrated),
+    "smoothgrad": (Smooth(samples=2), smoothed("mean")),
+    "smoothgrad2": (Smooth(samples=2, statistic="square"), smoothed("squared")),
+    "vargrad": (Smooth(samples=2, statistic="variance"), smoothed("variance")),
+    "refinecam": ("refinecam", plain_scores.refinecam),  # its layer is a list of them
+    "legrad": ("legrad", plain.saliency),  # always refused: none of these networks has attention
+    "rollout": ("rollout", plain.saliency),
+}
+RERUNS = frozenset({"scorecam", "sscam", "iscam", "ablationcam", "smooth(gradcam)", "smoothgradcam++", "smoothgrad",
+                    "smoothgrad2", "vargrad", "integratedgradients", "kpcacam"})  # fmt: skip
+CHEAP = tuple(name for name in METHODS if name not in RERUNS)
+MOST_PLACES = 16  # the plain kernel method rotates a matrix with a row for each place by hand

@@ -1,0 +1,559 @@
+"""Every method on random networks: what may be drawn, what must hold, and figures of many of them.
+
+`cases` draws a `Case`: a program, images, a layer, a target, and the state in which a caller hands them over. `check`
+explains it by every method and says what came of it; nothing of it may differ from the plain computation on the same
+program without anything in place, and nothing may be left behind.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any
+
+import hypothesis
+import torch
+from hypothesis import strategies as st
+
+import explain
+from explain.errors import ExplainError, ExplainWarning
+from explain.methods import MethodLike, get_method
+from tests.conftest import snapshot
+from tests.fuzz.expected import METHODS, MOST_PLACES, NotLinearError, Slow, class_weights
+from tests.fuzz.programs import Network, Program, Step, scores_in, sees, shapes
+from tests.fuzz.pure import Pure
+from tests.fuzz.sketch import programs
+
+Target = int | tuple[int, ...] | str | None
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program, and how it is asked: by whom, for what, and in which state everything is."""
+
+    program: Program
+    images: int = 1
+    layer: str | None = None
+    target: Target = None
+    """A class, one for each image, "callable", or None for the best."""
+    mode: str = "grad"
+    """The caller's: "grad", "no_grad" or "inference"."""
+    training: bool = False
+    frozen: str = "none"
+    """Which parameters do not require a gradient: "none", "some" or "all"."""
+    gradients: bool = False
+    """Whether parameters have one from before."""
+    layout: str = "plain"
+    """How the images lie in memory: "plain", "channels_last" or "sliced"."""
+    leaf: bool = False
+    """Whether the images themselves require a gradient."""
+    seed: int = 0
+
+
+@st.composite
+def cases(draw: Any, most_steps: int = 9) -> Case:
+    program = draw(programs(most_steps))
+    found = places(program)
+    maps = [name for name, place in found.items() if is_map(program, place)]
+    used = [name for name in maps if found[name] in read_for_scores(program)]
+    layer = draw(st.sampled_from([None, *used * 8, *maps, *found]))
+    images, classes = draw(st.integers(1, 3)), shapes(program)[-1][0]
+    one = st.integers(0, classes - 1)
+    target = draw(st.one_of(st.none(), one, st.tuples(*[one] * images), st.just("callable")))
+    return Case(
+        program, images, layer, target,
+        mode=draw(st.sampled_from(["grad", "grad", "no_grad", "inference"])),
+        training=draw(st.booleans()),
+        frozen=draw(st.sampled_from(["none", "some", "all"])),
+        gradients=draw(st.booleans()),
+        layout=draw(st.sampled_from(["plain", "plain", "channels_last", "sliced"])),
+        leaf=draw(st.booleans()),
+        seed=draw(st.integers(0, 99)),
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def places(program: Program) -> dict[str, int]:
+    """Which value each layer's name stands for: what its last call gave that saw the explained image."""
+    count, found = len(program.inputs), {}
+    seeing = sees(program)
+    for name, module in Network(program).named_modules(remove_duplicate=False):
+        number = re.fullmatch(r"(?:b\d+\.)?[mt](\d+)", name)
+        if number and not any(module.children()):
+            i = int(number[1])
+            calls = [count + j for j, step in enumerate(program.steps) if i in (j, step.again)]
+            found |= {f"{name}@{k}": place for k, place in enumerate(calls)}
+            found[name] = max([place for place in calls if place in seeing] or calls)
+    return found | {f"b{start}": count + stop - 1 for start, stop, _ in program.blocks}
+
+
+def is_map(program: Program, place: int) -> bool:
+    shape = shapes(program)[place]
+    return len(shape) == 3 and shape[1] * shape[2] > 1
+
+
+def read_for_scores(program: Program) -> set[int]:
+    """The values that lead to the scores."""
+    count = len(program.inputs)
+    found = {count + len(program.steps) - 1}
+    for i in reversed(range(len(program.steps))):
+        if count + i in found:
+            found |= set(program.steps[i].of)
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What must hold
+
+
+@dataclass
+class Figures:
+    """What came of many cases."""
+
+    programs: int = 0
+    compared: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    unsteady: Counter[str] = field(default_factory=Counter)
+    """Where the plain computation itself changes as much when the last digits of all values do."""
+    skipped: Counter[str] = field(default_factory=Counter)
+    deviation: dict[str, float] = field(default_factory=dict)
+    failures: list[tuple[str, Case]] = field(default_factory=list)
+
+
+class Failure(AssertionError):
+    """What must hold does not; the message says what, and the case is there to paste."""
+
+
+class Ready:
+    """A case, built: the model and images in the state that it says, and the plain network for each image."""
+
+    def __init__(self, case: Case) -> None:
+        self.case, self.program = case, case.program
+        self.alone: dict[str, torch.Tensor] = {}
+        self.model = Network(case.program).train(case.training)
+        g = torch.Generator().manual_seed(case.seed)
+        drawn = [torch.randn(case.images, *s, generator=g, dtype=torch.float64) for s in case.program.inputs]
+        self.x, self.beside = laid_out(drawn[0], case.layout), drawn[1:]
+        self.x.requires_grad_(case.leaf)
+        self.places = places(case.program)
+        for i, parameter in enumerate(self.model.parameters()):
+            parameter.requires_grad_(case.frozen == "none" or (case.frozen == "some" and i % 2 == 0))
+            if case.gradients and i % 3 != 1:
+                parameter.grad = torch.randn(parameter.shape, generator=g, dtype=torch.float64)
+        images = enumerate(self.x.detach())
+        self.networks = [Pure(self.model, image, [other[i] for other in self.beside]) for i, image in images]
+        for network in self.networks:
+            network.score = score if case.target == "callable" else None
+
+    def raises_alone(self) -> bool:
+        """Whether the network does not even run: a view of images that lie in another layout."""
+        try:
+            with torch.no_grad():
+                Network(self.program).eval()(self.x.clone(), *(other.clone() for other in self.beside))
+        except RuntimeError as error:
+            if "view" not in str(error):
+                raise
+            return True
+        return False
+
+    def step_at(self, place: int) -> Step:
+        """The step that gave a value."""
+        return self.program.steps[place - len(self.program.inputs)]
+
+    @cached_property
+    def asked(self) -> Target:
+        """The target; where the best class is a tie, which the last digits decide, the first one."""
+        scores = [
+            network.forward(x)[-1].sort(descending=True).values
+            for network, x in zip(self.networks, self.x, strict=True)
+        ]
+        tied = any(len(each) > 1 and float(each[0] - each[1]) < 1e-9 for each in scores)
+        return 0 if self.case.target is None and tied else self.case.target
+
+    @property
+    def target(self) -> Any:
+        if self.asked == "callable":
+            return score
+        return torch.tensor(self.asked) if isinstance(self.asked, tuple) else self.asked
+
+    @cached_property
+    def classes(self) -> list[int]:
+        """The class of each image by the plain computation; a callable's is the only one."""
+        if self.asked is None:
+            return [int(network.forward(x)[-1].argmax()) for network, x in zip(self.networks, self.x, strict=True)]
+        if isinstance(self.asked, tuple):
+            return list(self.asked)
+        return [self.asked if isinstance(self.asked, int) else 0] * len(self.x)
+
+    def attribute(self, method: MethodLike, **changes: Any) -> explain.Attribution:
+        """Explain in the state that the case says, refused or not; nothing else may be raised."""
+        with quietly(), caller(self.case.mode):
+            given: dict[str, Any] = {"target": self.target, "layer": self.case.layer, **changes}
+            x = given.pop("x", self.given(self.x))
+            try:
+                return explain.attribute(given.pop("model", self.model), x, method, **given)
+            except ExplainError:
+                raise
+            except Exception as error:
+                raise Failure(f"{get_method(method).name}: raised {type(error).__name__}: {error}") from error
+
+    def given(self, x: torch.Tensor, rows: slice = slice(None)) -> Any:
+        """What the model is called with: the image alone, or with what else it takes, in one form or another."""
+        if not self.beside:
+            return x
+        together = (x, *(other[rows].to(x.dtype) for other in self.beside))
+        return together if self.case.seed % 2 else explain.Inputs(together, explained=0)
+
+    def plainly(self, slow: Slow, layers: Any, x: torch.Tensor) -> torch.Tensor:
+        classes = self.classes
+        found = [slow(n, image, c, layers) for n, image, c in zip(self.networks, x, classes, strict=True)]
+        return torch.stack(found).detach()
+
+
+def score(output: Any) -> torch.Tensor:
+    """A callable target: any function of the scores."""
+    scores = scores_in(output)
+    return (scores * torch.arange(1, scores.shape[1] + 1).to(scores).cos()).sum(1) + 0.1 * (scores**2).sum(1)
+
+
+def laid_out(x: torch.Tensor, layout: str) -> torch.Tensor:
+    if layout == "channels_last":
+        return x.contiguous(memory_format=torch.channels_last)
+    return torch.stack([x, x + 1], -1)[..., 0] if layout == "sliced" else x
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Any warning is an error but for those of an explanation: a random network may have nothing to say."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.simplefilter("ignore", ExplainWarning)
+        yield
+
+
+@contextmanager
+def caller(mode: str) -> Iterator[None]:
+    with torch.inference_mode() if mode == "inference" else torch.set_grad_enabled(mode == "grad"):
+        yield
+
+
+def check(case: Case, methods: Sequence[str] = tuple(METHODS), figures: Figures | None = None) -> Figures:
+    """Explain a case by the methods named, and note in the figures what came of it; a failure is one of these.
+
+    Raises:
+        Failure: something does not hold, and no figures were given to note it in.
+    """
+    noted = Figures() if figures is None else figures
+    noted.programs += 1
+    ready = Ready(case)
+    if ready.raises_alone():
+        noted.skipped["the model alone raises"] += len(methods)
+        return noted
+    for prove in [*[_one(name) for name in methods], _together, _at_several_layers, _singly, _in_single_precision]:
+        try:
+            prove(ready, noted)
+        except Failure as failure:
+            if figures is None:
+                raise
+            noted.failures.append((str(failure), case))
+    return noted
+
+
+def _one(name: str) -> Callable[[Ready, Figures], None]:
+    def prove(ready: Ready, figures: Figures) -> None:
+        found = _attempt(ready, name, figures)
+        if found is not None:
+            ready.alone[name] = found.values
+            _compare(ready, name, found, figures)
+
+    return prove
+
+
+def state(ready: Ready) -> Any:
+    x = ready.x
+    return snapshot(ready.model), x.detach().clone().numpy().tobytes(), x._version, x.requires_grad, x.grad, x.stride()
+
+
+def _attempt(ready: Ready, name: str, figures: Figures) -> explain.Attribution | None:
+    """Explain, and look at what is left behind; None where that was refused."""
+    before = state(ready)
+    try:
+        found = ready.attribute(METHODS[name][0])
+    except ExplainError as error:
+        found = None
+        _accept(ready, name, str(error), figures)
+    if state(ready) != before:
+        raise Failure(f"{name}: left something changed: {_changed(before, state(ready))}")
+    return found
+
+
+def _changed(before: Any, after: Any) -> str:
+    parts = [key for key in before[0] if before[0][key] != after[0][key]]
+    return ", ".join(parts) or "the input"
+
+
+def _accept(ready: Ready, name: str, message: str, figures: Figures) -> None:
+    """Note a refusal; it must be one line, and true."""
+    if "\n" in message or "; " not in message:
+        raise Failure(f"{name}: unclear refusal: {message}")
+    kind = next((kind for kind, pattern in REFUSALS.items() if re.search(pattern, message)), None)
+    if kind is None:
+        raise Failure(f"{name}: unknown refusal: {message}")
+    if not _justified(ready, name, kind):
+        raise Failure(f"{name}: refused without need: {message}")
+    figures.refused[kind] += 1
+
+
+REFUSALS = {
+    "no attention in the network": "(legrad|rollout) must have",
+    "the layer gives no map": "must give a spatial map",
+    "no layer gives a map": "layer must be given for this model",
+    "the score does not depend on the layer": "layer .* must influence the score",
+    "the score does not depend on the input": "must depend on the input through differentiable",
+    "no class for a method that needs one": "target must be a class for",
+    "no second class to compare with": "target must have another class to be compared with",
+    "no average and linear layer for cam": "must be followed by an average over its maps",
+}
+
+
+def _justified(ready: Ready, name: str, kind: str) -> bool:
+    """Whether a refusal says the truth, by the plain computation."""
+    place = ready.places.get(ready.case.layer or "")
+    classes = ready.classes
+    if kind == "the layer gives no map":
+        return place is not None and not is_map(ready.program, place)
+    if kind == "the score does not depend on the input":
+        return any(_gradients(ready, i, c)[0] is None for i, c in enumerate(classes))
+    if kind == "the score does not depend on the layer" and place is not None:
+        aside = ready.step_at(place).style in ("effect_", "no_grad")
+        return aside or any(_gradients(ready, i, c)[place] is None for i, c in enumerate(classes))
+    if kind == "no class for a method that needs one":
+        return ready.case.target == "callable"
+    if kind == "no second class to compare with":
+        return shapes(ready.program)[-1] == (1,) and name.startswith("finercam")
+    if kind == "no average and linear layer for cam" and place is not None:
+        return class_weights(ready.networks[0], ready.x[0], place - 1) is None
+    if kind == "no layer gives a map":
+        return not any(is_map(ready.program, p) for p in ready.places.values())
+    if kind == "the score does not depend on the layer":
+        return not any(is_map(ready.program, p) and p in read_for_scores(ready.program) for p in ready.places.values())
+    return kind == "no attention in the network" or place is None
+
+
+def _gradients(ready: Ready, image: int, target: int) -> list[torch.Tensor | None]:
+    return ready.networks[image].maybe_gradients(ready.x[image], target)
+
+
+def _compare(ready: Ready, name: str, found: explain.Attribution, figures: Figures) -> None:
+    """Hold a result against the plain computation at the layer that it says it looked at."""
+    if not torch.isfinite(found.values).all():
+        raise Failure(f"{name}: values are not finite")
+    names = found.layer if isinstance(found.layer, tuple) else (found.layer,)
+    seen = [ready.places[each] for each in names if each is not None]
+    at: Any = [place - 1 for place in seen] if name == "refinecam" else seen[0] - 1 if seen else None
+    if name == "kpcacam" and found.values[0].numel() > MOST_PLACES:
+        figures.skipped[f"{name} on more than {MOST_PLACES} places"] += 1
+        return
+    _compare_scores(ready, name, found)
+    slow = METHODS[name][1]
+    try:
+        expected = ready.plainly(slow, at, ready.x)
+    except NotLinearError:
+        raise Failure(f"{name}: explains a head that is not an average and a linear layer") from None
+    if found.values.shape != expected.shape:
+        raise Failure(f"{name}: shape {tuple(found.values.shape)} where {tuple(expected.shape)} is expected")
+    off = deviation(found.values, expected)
+    if off > 1e-8:
+        if _moves(ready, slow, at, expected) > 0.01 * off:
+            figures.unsteady[name] += 1
+            return
+        raise Failure(f"{name} at {found.layer}: off by {off:.1e} of the maximum, {float(expected.abs().max()):.1e}")
+    figures.compared[name] += 1
+    figures.deviation[name] = max(off, figures.deviation.get(name, 0.0))
+
+
+def _compare_scores(ready: Ready, name: str, found: explain.Attribution) -> None:
+    classes = ready.classes
+    if isinstance(found.target, torch.Tensor) and found.target.tolist() != classes:
+        raise Failure(f"{name}: explains classes {found.target.tolist()} where {classes} is expected")
+    pairs = zip(ready.networks, ready.x, classes, strict=True)
+    scores = torch.stack([network.forward(x)[-1][c] for network, x, c in pairs])
+    if deviation(found.score, scores) > 1e-9:
+        raise Failure(f"{name}: scores {found.score.tolist()} where {scores.tolist()} is expected")
+
+
+def deviation(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference, by each image's largest magnitude; with a floor: 1e-12 is nothing."""
+    off = (found - expected).flatten(1).abs().amax(1) if found.ndim > 1 else (found - expected).abs()
+    most = expected.flatten(1).abs().amax(1) if found.ndim > 1 else expected.abs()
+    return float((off / (most + 1e-4)).max())
+
+
+def _moves(ready: Ready, slow: Slow, at: Any, expected: torch.Tensor) -> float:
+    """By how much the plain computation changes when the last digits of every value do: at a tie, or a pole."""
+    most = 0.0
+    for seed in range(3):
+        for network in ready.networks:
+            network.jitter = torch.Generator().manual_seed(seed)
+        most = max(most, deviation(ready.plainly(slow, at, ready.x), expected))
+    for network in ready.networks:
+        network.jitter = None
+    return most
+
+
+def _together(ready: Ready, figures: Figures) -> None:
+    """All methods asked for together give what each gives alone, and the same bits a second time."""
+    # two methods of one name cannot be asked for together
+    alone = {
+        name: values for name, values in ready.alone.items() if name not in ("gradcam signed", "finercam weighted")
+    }
+    if not alone:
+        return
+    asked = [METHODS[name][0] for name in alone]
+    with quietly(), caller(ready.case.mode):
+        try:
+            first, second = (
+                explain.attribute_all(
+                    ready.model, ready.given(ready.x), asked, target=ready.target, layer=ready.case.layer
+                )
+                for _ in range(2)
+            )
+        except Exception as error:
+            raise Failure(f"together: raised {type(error).__name__}: {error}") from error
+    for name, values in alone.items():
+        if not torch.equal(first[name].values, second[name].values):
+            raise Failure(f"{name}: differs when it is run again")
+        off = deviation(first[name].values, values)
+        if off > 1e-8:
+            raise Failure(f"{name}: differs when asked for with others, by {off:.1e}")
+    figures.compared["together, twice"] += 1
+
+
+def _at_several_layers(ready: Ready, figures: Figures) -> None:
+    """The maps of layers asked for together are those of each alone."""
+    used = read_for_scores(ready.program)
+    names = [name for name, place in ready.places.items() if place in used and is_map(ready.program, place)]
+    names = [*{ready.places[name]: name for name in names}.values()][:: max(1, len(names) // 3)]
+    alone = {}
+    for name in names:
+        try:
+            alone[name] = ready.attribute("layercam", layer=name).values
+        except ExplainError:
+            continue  # looked at where one layer is asked for
+    if len(alone) < 2:
+        return
+    try:
+        found = ready.attribute("layercam", layer=[*alone]).maps
+    except Exception as error:
+        raise Failure(f"layers together: raised {type(error).__name__}: {error}") from error
+    for name, values, each in zip(alone, alone.values(), found.values(), strict=True):
+        if deviation(each, values) > 1e-9:
+            raise Failure(f"layercam at {name}: differs when asked for with {', '.join(alone)}")
+    figures.compared["several layers"] += 1
+
+
+def _singly(ready: Ready, figures: Figures) -> None:
+    """An image's values do not depend on who shares its batch."""
+    target = ready.target
+    for name in {"gradcam", "saliency", "ablationcam", "scorecam"} & set(ready.alone):
+        for i in range(len(ready.x)):
+            own = target[i : i + 1] if isinstance(target, torch.Tensor) else target
+            image = slice(i, i + 1)
+            x = ready.given(ready.x[image].clone(memory_format=torch.contiguous_format), image)
+            single = ready.attribute(METHODS[name][0], x=x, target=own)
+            off = deviation(single.values, ready.alone[name][i : i + 1])
+            if off > 1e-8 and _is_steady(ready, name):
+                raise Failure(f"{name}: differs when asked of one image, by {off:.1e}")
+        figures.compared["image by image"] += 1
+
+
+def _is_steady(ready: Ready, name: str) -> bool:
+    """Whether the plain values stay as they are when the last digits change: batches of other sizes round otherwise."""
+    place = ready.places.get(ready.case.layer or "", 0)
+    slow = METHODS[name][1]
+    return _moves(ready, slow, place - 1, ready.plainly(slow, place - 1, ready.x)) < 1e-6
+
+
+def _in_single_precision(ready: Ready, figures: Figures) -> None:
+    """What is said in float32 is roughly what is said in float64."""
+    classes = torch.tensor(ready.classes) if ready.asked is None else ready.target
+    light = Network(ready.program).eval().float()
+    for name in {"gradcam signed", "saliency"} & set(ready.alone):
+        double = ready.alone[name]
+        single = ready.attribute(METHODS[name][0], model=light, x=ready.given(ready.x.float()), target=classes)
+        off = float((single.values - double).norm() / (double.norm() + 1e-3))
+        if off > 0.05:
+            raise Failure(f"{name}: float32 is off by {off:.1e}")
+        figures.compared["in single precision"] += 1
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Many of them
+
+
+def run(count: int, seed: int, told: Callable[[Figures], bool] = lambda figures: False) -> Figures:
+    """Check ``count`` cases, others for every seed; ``told`` hears of the figures now and then, and may stop."""
+    figures = Figures()
+    for start in range(0, count, CHUNK):
+        explore = hypothesis.seed(seed * 1_000_003 + start)(
+            hypothesis.settings(
+                max_examples=min(CHUNK, count - start), deadline=None, database=None,
+                phases=[hypothesis.Phase.generate], suppress_health_check=list(hypothesis.HealthCheck),
+            )(hypothesis.given(cases())(lambda case: check(case, figures=figures) and None))
+        )  # fmt: skip
+        explore()
+        if told(figures):
+            break
+    return figures
+
+
+CHUNK = 50
+
+
+def shrunk(failure: str, case: Case, most: int = 500) -> Case:
+    """A simpler case that fails in the same words, numbers aside."""
+    wanted, method = _words(failure), failure.split(":")[0].split(" at ")[0]
+
+    def fails(other: Case) -> bool:
+        figures = check(other, [method] if method in METHODS else tuple(METHODS), Figures())
+        return any(_words(message) == wanted for message, _ in figures.failures)
+
+    settings = hypothesis.settings(max_examples=most, deadline=None, database=None,
+                                   suppress_health_check=list(hypothesis.HealthCheck))  # fmt: skip
+    try:
+        return hypothesis.find(cases(), fails, settings=settings)
+    except hypothesis.errors.NoSuchExample:
+        return case
+
+
+def _words(failure: str) -> str:
+    """A failure's message without its numbers and names."""
+    return re.sub(r"'[^']*'|[bmt]?\d[\d.]*(e[-+]?\d+)?(\.m\d+)?", "#", failure)
+
+
+def table(figures: Figures) -> str:
+    """The figures in Markdown."""
+    compared, refused = sum(figures.compared.values()), sum(figures.refused.values())
+    rows = [("random networks", f"{figures.programs:,}"), ("method runs compared", f"{compared:,}")]
+    rows += [
+        (f"refused: {kind}", f"{n:,} ({n / (compared + refused):.1%})") for kind, n in figures.refused.most_common()
+    ]
+    rows += [(f"not compared: {kind}", f"{n:,}") for kind, n in figures.skipped.most_common()]
+    rows += [(f"not compared: {name} changes as much with the last digits", f"{n:,}")
+             for name, n in figures.unsteady.most_common()]  # fmt: skip
+    rows += [(f"largest deviation of {name}", f"{off:.0e}") for name, off in sorted(figures.deviation.items())]
+    rows += [("failures", f"{len(figures.failures):,}")]
+    return "\n".join(["| what | how many |", "|---|---|", *(f"| {what} | {many} |" for what, many in rows)])
+
+
+def kinds(figures: Figures) -> list[tuple[str, Case]]:
+    """Of each kind of failure, the one with the shortest program."""
+    found: dict[str, tuple[str, Case]] = {}
+    for failure, case in sorted(figures.failures, key=lambda pair: len(repr(pair[1]))):
+        found.setdefault(_words(failure), (failure, case))
+    return list(found.values())

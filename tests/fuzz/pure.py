@@ -1,0 +1,258 @@
+"""What a program means, without hooks, modules or anything in place: every value is a tensor of its own.
+
+A `Pure` network is asked about one image, as the plain methods of `tests.methods` ask: for all values, for the
+gradients in all of them, and for what follows when one is replaced. Norms and rectifiers are written out; convolutions
+and pools are torch's functions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.fuzz.programs import Network, Program, Step, answer, scores_in, sees
+
+RECTIFIERS: dict[str, Callable[..., torch.Tensor]] = {
+    "relu": lambda x: x * (x > 0),
+    "leaky_relu": lambda x: torch.where(x > 0, x, 0.01 * x),
+    "elu": lambda x: torch.where(x > 0, x, torch.where(x > 0, 0, x).exp() - 1),
+    "silu": lambda x: x / (1 + (-x).exp()),
+    "hardswish": lambda x: torch.where(x <= -3, 0 * x, torch.where(x >= 3, x, x * (x + 3) / 6)),
+    "relu6": lambda x: torch.where(x <= 0, 0 * x, torch.where(x >= 6, 0 * x + 6, x)),
+    "gelu": lambda x: x * (1 + torch.erf(x / math.sqrt(2))) / 2,
+    "softplus": lambda x: torch.where(x > 20, x, torch.logaddexp(x, torch.zeros_like(x))),
+    "prelu": lambda x, slope: torch.where(x > 0, x, x * slope),
+}
+OTHERS: dict[str, Callable[..., torch.Tensor]] = {
+    "tanh": lambda x: 1 - 2 / (1 + (2 * x).exp()),
+    "sigmoid": lambda x: 1 / (1 + (-x).exp()),
+}
+
+
+class Ruled(torch.autograd.Function):
+    """A function whose gradient is rectified: what comes back ("guided"), or instead of it what arrives ("deconv")."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, function: Callable[..., torch.Tensor], rule: str) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        ctx.function, ctx.rule = function, rule
+        return function(x)
+
+    @staticmethod
+    def backward(ctx: Any, arrived: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        if ctx.rule == "deconv":
+            return arrived * (arrived > 0), None, None
+        with torch.enable_grad():
+            x = ctx.saved_tensors[0].detach().requires_grad_()
+            back = torch.autograd.grad(ctx.function(x), x, arrived)[0]
+        return back * (back > 0), None, None
+
+
+def pure(step: Step, module: Any, args: Sequence[torch.Tensor], rule: str) -> torch.Tensor:
+    """The value of a step, as a new tensor, from values that stay as they are."""
+    x = args[0]
+    if step.op == "act":
+        done = _act(step, module, x, rule)
+    elif step.op == "norm":
+        done = _norm(step.options[0], module, x)
+    elif step.op in ("conv", "deconv"):
+        done = _conv(step, module, x)
+    elif step.op == "linear":
+        done = x @ module.weight.T + (0 if module.bias is None else module.bias)
+    else:
+        done = _PURE[step.op](step.options, *args, rule)
+    return done.detach() if step.style == "no_grad" else done.clone()
+
+
+def _act(step: Step, module: Any, x: torch.Tensor, rule: str) -> torch.Tensor:
+    kind = step.options[0]
+    if kind in OTHERS:
+        return OTHERS[kind](x)
+    if kind != "prelu":
+        return rectified(RECTIFIERS[kind], x, rule)
+    slope = module.weight.detach().reshape(1, -1, *[1] * (x.ndim - 2))
+    return rectified(lambda z: RECTIFIERS["prelu"](z, slope), x, rule)
+
+
+def rectified(function: Callable[..., torch.Tensor], x: torch.Tensor, rule: str) -> torch.Tensor:
+    return function(x) if rule == "plain" else Ruled.apply(x, function, rule)
+
+
+def _norm(kind: str, module: Any, x: torch.Tensor) -> torch.Tensor:
+    def column(vector: torch.Tensor) -> torch.Tensor:
+        return vector[None, :, None, None]
+
+    if kind == "batch":
+        done = (x - column(module.running_mean)) / (column(module.running_var) + module.eps).sqrt()
+    else:
+        groups = {"group": getattr(module, "num_groups", 0), "instance": x.shape[1], "layer": 0}[kind]
+        parts = x.reshape(len(x), groups, -1) if groups else x
+        dims = 2 if groups else 1
+        mean = parts.mean(dims, keepdim=True)
+        variance = ((parts - mean) ** 2).mean(dims, keepdim=True)
+        done = ((parts - mean) / (variance + module.eps).sqrt()).reshape(x.shape)
+    return done if module.weight is None else done * column(module.weight) + column(module.bias)
+
+
+def _conv(step: Step, module: Any, x: torch.Tensor) -> torch.Tensor:
+    if step.op == "conv":
+        _, _, stride, padding, dilation, groups, _ = step.options
+        return F.conv2d(x, module.weight, module.bias, stride, padding, dilation, groups)
+    _, _, stride, padding, _ = step.options
+    return F.conv_transpose2d(x, module.weight, module.bias, stride, padding)
+
+
+def _pool(options: tuple[Any, ...], x: torch.Tensor, rule: str) -> torch.Tensor:
+    kind, *sizes = options
+    return {"max": F.max_pool2d, "avg": F.avg_pool2d, "adaptive_avg": F.adaptive_avg_pool2d,
+            "adaptive_max": F.adaptive_max_pool2d}[kind](x, *sizes)  # fmt: skip
+
+
+def _half(options: tuple[Any, ...], x: torch.Tensor, rule: str) -> torch.Tensor:
+    kind, *part = options
+    inside = range(x.shape[1])[slice(*part)]
+    done = rectified(RECTIFIERS["relu"], x[:, inside], rule) if kind == "relu" else 0.5 * x[:, inside]
+    return torch.stack([done[:, inside.index(k)] if k in inside else x[:, k] for k in range(x.shape[1])], 1)
+
+
+def _mul(options: tuple[Any, ...], x: torch.Tensor, y: torch.Tensor, rule: str) -> torch.Tensor:
+    return x * (y[:, :, None, None] if y.ndim < x.ndim else y)
+
+
+def _chunk(options: tuple[Any, ...], x: torch.Tensor, rule: str) -> torch.Tensor:
+    first = -(-x.shape[1] // 2)
+    return x[:, first:] if options[0] else x[:, :first]
+
+
+def _permute(options: tuple[Any, ...], x: torch.Tensor, rule: str) -> torch.Tensor:
+    groups, channels = options[0], x.shape[1]
+    order = [g * (channels // groups) + i for i in range(channels // groups) for g in range(groups)] if groups else []
+    return x[:, order] if groups else x
+
+
+def _resize(options: tuple[Any, ...], x: torch.Tensor, rule: str) -> torch.Tensor:
+    mode, size = options
+    return F.interpolate(x, size=size, mode=mode, **({} if mode == "nearest" else {"align_corners": False}))
+
+
+_PURE: dict[str, Callable[..., torch.Tensor]] = {
+    "pool": _pool,
+    "add": lambda options, x, y, rule: x + y,
+    "mul": _mul,
+    "cat": lambda options, x, y, rule: torch.cat([x, y], 1),
+    "scale": lambda options, x, rule: x * options[0] + options[1],
+    "half": _half,
+    "slice": lambda options, x, rule: x[:, slice(*options)],
+    "chunk": _chunk,
+    "identity": lambda options, x, rule: x,
+    "detach": lambda options, x, rule: x.detach(),
+    "same": lambda options, new, old, rule: new,
+    "permute": _permute,
+    "resize": _resize,
+    "flatten": lambda options, x, rule: x.reshape(len(x), -1),
+    "mean": lambda options, x, rule: x.amax((2, 3)) if options[0] == "max" else x.mean((2, 3)),
+}
+
+Score = Callable[[Any], torch.Tensor]
+
+
+class Pure:
+    """A program about one image: ``beside`` are its other inputs, ``score`` a callable target, then class 0.
+
+    With a generator as ``jitter``, the last digits of every value are noise.
+    """
+
+    jitter: torch.Generator | None = None
+
+    def __init__(self, network: Network, image: torch.Tensor, beside: Sequence[torch.Tensor] = (),
+                 score: Score | None = None) -> None:  # fmt: skip
+        self.program: Program = network.program
+        self.called: Mapping[int, nn.Module] = network.called
+        self.image, self.beside, self.score = image, tuple(beside), score
+        self.seeing = sees(network.program)
+
+    def values(self, x: torch.Tensor, rule: str = "plain", replaced: tuple[int, torch.Tensor] | None = None) -> Any:
+        """Every value for an image ``(C, H, W)`` as a batch of one, the scores ``(1, K)`` last."""
+        found = [x[None].clone(), *(other[None] for other in self.beside)]
+        for i, step in enumerate(self.program.steps):
+            value = pure(step, self.called.get(i), [found[v] for v in step.of], rule)
+            if replaced is not None and len(found) == replaced[0]:
+                value = replaced[1][None].clone()
+            if self.jitter is not None:
+                shift = torch.randn(value.shape, generator=self.jitter, dtype=value.dtype)
+                value = value * (1 + 1e-13 * shift)
+            if torch.is_grad_enabled() and not value.requires_grad:
+                value.requires_grad_()  # what comes behind a detached value still depends on it
+            found.append(value)
+        output = answer(self.program, found[-1].clone(), found[self.program.extra])
+        return [*found, scores_in(output) if self.score is None else self.score(output)[:, None]]
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        with torch.no_grad():
+            return [value[0] for value in self.values(x)]
+
+    def backward(self, values: Sequence[torch.Tensor], target: Any, rule: str = "plain") -> list[torch.Tensor]:
+        """The gradient in every value; zero where the score does not depend on one."""
+        found = self.maybe_gradients(values[0], target, rule)
+        return [torch.zeros_like(v) if g is None else g for g, v in zip(found, values, strict=True)]
+
+    def maybe_gradients(self, x: torch.Tensor, target: Any, rule: str = "plain") -> list[torch.Tensor | None]:
+        with torch.enable_grad():
+            values = self.values(x.detach().clone().requires_grad_(), rule)
+            slope = target if isinstance(target, torch.Tensor) else nn.functional.one_hot(
+                torch.tensor(target), values[-1].shape[1]).to(x)  # fmt: skip
+            total = (values[-1][0] * slope).sum()
+            if not total.requires_grad:
+                return [None] * len(values)
+            live = [value for value in values if value.requires_grad]
+            grads = iter(torch.autograd.grad(total, live, allow_unused=True))
+        found = [next(grads) if value.requires_grad else None for value in values]
+        return [None if g is None else g[0] for g in found]
+
+    def terms(self, x: torch.Tensor, target: int) -> list[torch.Tensor]:
+        """FullGrad's: the input times its gradient, and every bias times the gradient where it was added."""
+        gradients = self.backward(self.forward(x), target)
+        found = [x * gradients[0]]
+        for i, step in enumerate(self.program.steps):
+            gradient = gradients[len(self.program.inputs) + i]
+            bias = _constant(step, self.called.get(i))
+            if bias is not None and gradient.ndim == 3 and gradient[0].numel() == 1:
+                continue  # one place is no picture: it lies nowhere on the photo
+            if len(self.program.inputs) + i not in self.seeing:
+                continue  # nor does a picture of something else
+            if bias is not None:
+                found.append(bias.reshape(-1, *[1] * (gradient.ndim - 1)) * gradient)
+        return found
+
+    def __getitem__(self, part: slice) -> Head:
+        return Head(self, part.start - 1)
+
+
+def _constant(step: Step, module: Any) -> torch.Tensor | None:
+    """What a module adds: its bias, and for batch normalisation the shift by the mean too."""
+    if step.op == "norm" and step.options[0] == "batch":
+        shift = module.running_mean / (module.running_var + module.eps).sqrt()
+        return -shift if module.weight is None else (module.bias - module.weight * shift).detach()
+    if step.op not in ("conv", "deconv", "linear", "norm") or module.bias is None:
+        return None
+    return module.bias.detach()
+
+
+class Head:
+    """What follows a value of one image: everything else, also what leads past it, stays as it is."""
+
+    def __init__(self, whole: Pure, layer: int) -> None:
+        self.whole, self.place = whole, layer + 1
+
+    def forward(self, value: torch.Tensor) -> list[torch.Tensor]:
+        with torch.no_grad():
+            return [value, self.whole.values(self.whole.image, replaced=(self.place, value))[-1][0]]
+
+    def scores(self, value: torch.Tensor) -> torch.Tensor:
+        """The scores ``(K,)``, for derivatives of any order."""
+        return self.whole.values(self.whole.image, replaced=(self.place, value))[-1][0]

@@ -1,0 +1,162 @@
+"""Every method on random networks, and the networks that showed a mistake; `examples/fuzz.py` draws many more."""
+
+from __future__ import annotations
+
+import hypothesis
+import pytest
+import torch
+import torch.nn.functional as F
+
+import explain
+from explain.methods import get_method
+from tests.fuzz.expected import CHEAP, METHODS, RERUNS
+from tests.fuzz.networks import Case, cases, check
+from tests.fuzz.programs import Answer, Network, Program, Step, scores_in
+from tests.fuzz.pure import Pure
+from tests.fuzz.sketch import programs
+from tests.methods import plain
+
+# Looking for a simpler program takes minutes: that is for `examples/fuzz.py --shrink`.
+ALWAYS = hypothesis.settings(phases=[hypothesis.Phase.generate], derandomize=True, database=None, deadline=None,
+                             suppress_health_check=list(hypothesis.HealthCheck))  # fmt: skip
+
+
+@hypothesis.settings(ALWAYS, max_examples=25)
+@hypothesis.given(cases())
+def test_every_method_is_exact_on_random_networks_and_leaves_no_trace(case: Case) -> None:
+    long = sorted(RERUNS)
+    check(case, [*CHEAP, long[case.seed % len(long)], long[case.program.seed % len(long)]])
+
+
+def test_every_method_is_drawn() -> None:
+    assert {get_method(method).name for method, _ in METHODS.values()} >= set(explain.list_methods())
+
+
+@hypothesis.settings(ALWAYS, max_examples=30)
+@hypothesis.given(programs())
+def test_a_network_computes_what_its_program_means(program: Program) -> None:
+    """With up to three inputs, in place or not, trained or not; and what is printed makes it again."""
+    g = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(2, *shape, generator=g, dtype=torch.float64) for shape in program.inputs]
+    network = Network(program).eval()
+    with torch.no_grad():
+        scores = scores_in(network(*(x.clone() for x in inputs)))
+    for i, expected in enumerate(scores):
+        found = Pure(network, inputs[0][i], [x[i] for x in inputs[1:]]).forward(inputs[0][i])[-1]
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+    assert eval(repr(program)) == program
+
+
+def test_plain_interpolation_is_bilinear() -> None:
+    x = torch.randn(3, 5, dtype=torch.float64)
+    for size in ((7, 5), (3, 16), (2, 2)):
+        expected = F.interpolate(x[None, None], size=size, mode="bilinear", align_corners=False)[0, 0]
+        torch.testing.assert_close(plain.enlarge(x, size), expected, rtol=1e-12, atol=1e-14)
+
+
+# What random networks found, each shrunk to the least that shows it.
+
+
+def chain(*steps: Step, size: tuple[int, int, int] = (1, 6, 6), classes: int = 2, seed: int = 0) -> Program:
+    """Steps one behind the other, an average and a linear layer."""
+    head = [Step("mean", (len(steps),), ("mean",)), Step("linear", (len(steps) + 1,), (classes, True))]
+    return Program((size,), (*steps, *head), seed=seed)
+
+
+def conv(of: int, channels: int, stride: int = 1) -> Step:
+    return Step("conv", (of,), (channels, (3, 3), stride, 1, 1, 1, True))
+
+
+FOUND: dict[str, tuple[str, Case]] = {
+    "ablation for a caller in inference mode, of a map that is changed in place": (
+        "ablationcam",
+        Case(chain(conv(0, 2), Step("act", (1,), ("relu",), "module_")), layer="m0", mode="inference"),
+    ),
+    "a rectifier that overwrites a flattened view": (
+        "guidedbackprop",
+        Case(
+            Program(
+                ((1, 4, 4),),
+                (
+                    conv(0, 2),
+                    Step("flatten", (1,)),
+                    Step("act", (2,), ("relu",), "module_"),
+                    Step("linear", (3,), (2, True)),
+                ),
+            )
+        ),
+    ),
+    "a rectifier that overwrites some channels": (
+        "deconvnet",
+        Case(chain(conv(0, 2), Step("half", (1,), ("relu", 0, 1, 1), "function_"), conv(2, 2))),
+    ),
+    "a layer before a norm that is averaged, of one image that lies channels last": (
+        "hirescam",
+        Case(
+            chain(conv(0, 2), conv(1, 2), Step("norm", (2,), ("batch", 1)), size=(3, 7, 3)),
+            layer="m1",
+            layout="channels_last",
+        ),
+    ),
+    "ablation of a module that is called twice": (
+        "ablationcam",
+        Case(
+            chain(
+                conv(0, 2),
+                Step("pool", (1,), ("max", 2)),
+                Step("conv", (2,), (2, (3, 3), 1, 0, 1, 1, True)),
+                Step("pool", (3,), ("max", 2), again=1),
+                size=(1, 12, 12),
+            ),
+            layer="m1",
+        ),
+    ),
+    "a map of few channels taken for one with the channels last": (
+        "gradcam",
+        Case(chain(conv(0, 4), conv(1, 4, 2), conv(2, 4, 2), size=(1, 8, 5)), layer="m2"),
+    ),
+    "a bias of few channels taken for one with the channels last": (
+        "fullgrad",
+        Case(chain(conv(0, 4), conv(1, 4, 2), conv(2, 4, 2), size=(1, 8, 5))),
+    ),
+    "a shortcut from what an in-place module overwrote": (
+        "gradcam",
+        Case(
+            chain(
+                conv(0, 2),
+                Step("act", (1,), ("relu",), "module_"),
+                conv(2, 2),
+                Step("same", (2, 1)),
+                Step("add", (3, 4)),
+            ),
+            layer="m1",
+        ),
+    ),
+    "a map that leads to another output than the scores": (
+        "gradcam",
+        Case(
+            Program(
+                ((1, 6, 6),),
+                (conv(0, 2), conv(1, 1), Step("mean", (1,), ("mean",)), Step("linear", (3,), (2, True))),
+                output="dict",
+                extra=2,
+            )
+        ),
+    ),
+    "an in-place module that is called for its effect alone": (
+        "ablationcam",
+        Case(chain(conv(0, 2), Step("act", (1,), ("relu",), "effect_")), layer="m1"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_what_was_found_stays_right(name: str) -> None:
+    method, case = FOUND[name]
+    check(case, [method])
+
+
+def test_answers_are_named_tuples_with_scores_first() -> None:
+    scores = torch.zeros(2, 3)
+    assert scores_in(Answer(scores, None)) is scores
+    assert Step("conv", (0,)).style == "module"
