@@ -1,5 +1,6 @@
 """The engine: the fewest passes that gather what the methods asked for need.
 
+    entry       what is refused before anything runs
     evidence    what a method may ask for, and what it gets
     rules       what a backward pass may do to a gradient at a rectifier
     linear      what biases add, and a head's weights for a class
@@ -11,6 +12,7 @@ A method declares its needs and is otherwise a function of `Evidence`. A new kin
 `evidence` and the lines of `passes` that gather it.
 """
 
+from explain.engine.entry import check_inputs
 from explain.engine.evidence import (
     Activations,
     Attention,
@@ -24,7 +26,7 @@ from explain.engine.evidence import (
     Need,
     Reruns,
 )
-from explain.engine.passes import check_inputs, gather
+from explain.engine.passes import gather
 from explain.engine.variants import Precision, Progress, Variants, Work
 
 __all__ = [

@@ -330,8 +330,9 @@ def _justified(ready: Ready, name: str, kind: str) -> bool:
     if kind == "the score does not depend on the input":
         return any(_gradients(ready, i, c)[0] is None for i, c in enumerate(classes))
     if kind == "the score does not depend on the layer" and place is not None:
-        aside = ready.step_at(place).style in ("effect_", "no_grad")
-        return aside or any(_gradients(ready, i, c)[place] is None for i, c in enumerate(classes))
+        return ready.step_at(place).style == "no_grad" or any(
+            _gradients(ready, i, c)[place] is None for i, c in enumerate(classes)
+        )
     if kind == "no class for a method that needs one":
         return ready.case.target == "callable"
     if kind == "no second class to compare with":
@@ -341,7 +342,8 @@ def _justified(ready: Ready, name: str, kind: str) -> bool:
     if kind == "no layer gives a map":
         return not any(is_map(ready.program, p) for p in ready.places.values())
     if kind == "the score does not depend on the layer":
-        return not any(is_map(ready.program, p) and p in read_for_scores(ready.program) for p in ready.places.values())
+        used = read_for_scores(ready.program) & sees(ready.program)
+        return not any(is_map(ready.program, place) for place in used & set(ready.places.values()))
     return kind == "no attention in the network" or place is None
 
 

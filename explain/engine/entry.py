@@ -1,0 +1,77 @@
+"""Before anything runs: inputs that cannot be explained are refused, and nothing is explained amid something else."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from explain.errors import ExplainError, ImageError, ModelError
+from explain.inputs import Inputs, InputsLike, as_inputs
+
+
+def check_inputs(model: nn.Module, given: InputsLike) -> Inputs:
+    """Refuse what cannot be explained before anything runs, and return the rest as `Inputs`.
+
+    Raises:
+        ImageError: what is to be explained is not a floating-point tensor ``(N, C, H, W)`` or ``(N, C, T, H, W)`` of
+            finite values, or an input is not on the model's device.
+        ModelError: ``model`` is not an ``nn.Module``.
+    """
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    inputs = as_inputs(given)
+    x, name = inputs.x, "x" if inputs.name is None else f"input {inputs.name}"
+    if x.ndim not in (4, 5):
+        remedy = "add the batch dimension with x[None]" if x.ndim == 3 else "use explainer.preprocess(image)[None]"
+        raise ImageError(f"{name} must have the shape (N, C, H, W), got {tuple(x.shape)}; {remedy}")
+    if x.numel() == 0:
+        raise ImageError(f"{name} must hold at least one image, got shape {tuple(x.shape)}; leave empty batches out")
+    if not x.is_floating_point():
+        raise ImageError(
+            f"{name} must be floating point, got {x.dtype}; use x.float() / 255 or the model's preprocessing"
+        )
+    parameter = next(model.parameters(), None)
+    for other, tensor in {name: x, **{f"input {other}": tensor for other, tensor in inputs.others.items()}}.items():
+        if parameter is not None and parameter.device != tensor.device:
+            device = parameter.device
+            raise ImageError(
+                f"{other} must be on the model's device {device}, got {tensor.device}; use x.to({str(device)!r})"
+            )
+    if any(p.is_inference() for p in model.parameters()):
+        raise ModelError(
+            "model must have weights made outside torch.inference_mode() for gradients to exist, got some made inside "
+            "it; build or load it outside"
+        )
+    if not torch.isfinite(x).all():
+        raise ImageError(f"{name} must hold finite values, got NaN or infinity; check the preprocessing")
+    return inputs
+
+
+_running = threading.local()
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """One explanation at a time in a thread: one begun inside another's hook would see the other's hooks."""
+    if getattr(_running, "now", False):
+        raise ExplainError(
+            "an explanation was started from inside another one (in a hook or a target); run them in turn"
+        )
+    _running.now = True
+    try:
+        yield
+    finally:
+        _running.now = False
+
+
+def _begin_child() -> None:
+    _running.now = False  # the explanation that a process was forked in goes on in its parent only
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_child)
