@@ -97,8 +97,12 @@ class Inputs:
         return self._each(lambda path, t: t.detach())
 
     def copied(self) -> Inputs:
-        """Return copies: a model that works on its input in place must not reach the caller's tensors."""
-        return self._each(lambda path, t: t.clone())
+        """Return copies: a model that works on its input in place must not reach the caller's tensors.
+
+        One image alone is laid out with its channels first. Where channels last meet that layout in a batch of one,
+        torch (2.15) differentiates batch and instance normalisations wrongly.
+        """
+        return self._each(lambda path, t: t.clone(memory_format=_layout_for(t)))
 
     def call(self, model: nn.Module) -> Any:
         """Call the model on copies of all tensors. A note on what it raises says so where the input explains it."""
@@ -166,6 +170,10 @@ def _misfits(model: nn.Module, x: torch.Tensor, name: str) -> Iterator[str]:
         yield f"{ours} {x.ndim} dimensions, {takes} {known[type(first)]}"
     elif x.shape[1] != first.in_channels:
         yield f"{ours} {x.shape[1]} channels, {takes} {first.in_channels}"
+
+
+def _layout_for(tensor: torch.Tensor) -> torch.memory_format:
+    return torch.contiguous_format if _is_image(tensor) and len(tensor) == 1 else torch.preserve_format
 
 
 def _is_image(tensor: torch.Tensor) -> bool:

@@ -143,6 +143,62 @@ FOUND: dict[str, tuple[str, Case]] = {
             )
         ),
     ),
+    "ablation of a network that refuses the fastest layout, and so runs twice": (
+        "ablationcam",
+        Case(
+            Program(
+                ((3, 6, 6),),
+                (
+                    conv(0, 4),
+                    Step("act", (1,), ("tanh",)),
+                    Step("mul", (1, 2), (), "function_"),
+                    Step("flatten", (3,), (), "view"),
+                    Step("linear", (4,), (2, True)),
+                ),
+            ),
+            images=3,
+            layer="m1",
+        ),
+    ),
+    "instance normalisation of one image that lies channels last, beside a shortcut": (
+        "saliency",
+        Case(
+            chain(
+                conv(0, 4),
+                conv(1, 4),
+                Step("norm", (2,), ("instance", 1)),
+                Step("add", (1, 3)),
+                Step("act", (4,), ("gelu",), "function"),
+                conv(5, 4),
+                size=(3, 5, 10),
+            ),
+            layout="channels_last",
+        ),
+    ),
+    "a map without a layout of its own in a network that has channels first": (
+        "gradcam signed",
+        Case(
+            chain(
+                Step("conv", (0,), (3, (2, 3), 2, 1, 1, 1, False)),
+                Step("resize", (1,), ("bilinear", (6, 7))),
+                Step("act", (2,), ("hardswish",)),
+                conv(3, 6),
+                size=(2, 5, 11),
+            ),
+            layer="m2",
+        ),
+    ),
+    "a resolution that only a branch has which the scores do not use": (
+        "refinecam",
+        Case(
+            Program(
+                ((1, 8, 8),),
+                (conv(0, 2), conv(1, 2, 2), Step("mean", (1,), ("mean",)), Step("linear", (3,), (2, True))),
+                output="dict",
+                extra=2,
+            )
+        ),
+    ),
     "an in-place module that is called for its effect alone": (
         "ablationcam",
         Case(chain(conv(0, 2), Step("act", (1,), ("relu",), "effect_")), layer="m1"),

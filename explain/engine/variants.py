@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -196,12 +197,12 @@ class Variants:
         """Run the network on the images ``before`` the layer, and behind it with ``maps`` that belong to ``images``."""
         assert self.record is not None
         altered, record = self._laid_out(maps, images), self.record
-        overwriting, calls = Overwriting(), [0]
+        overwriting, calls = Overwriting(), Counter[str]()
 
         def replaced(module: nn.Module, args: Any, output: Any) -> Any:
             tensor = first_tensor(output)
-            calls[0] += 1
-            if calls[0] != record.call + 1:
+            calls[record.layer] += 1
+            if calls[record.layer] != record.call + 1:
                 return None
             if tensor is not None and overwriting.is_by(record.layer, tensor):
                 # Who reads it by its older name is to see the change, or, where that has more rows, to show.
@@ -209,6 +210,7 @@ class Variants:
             return replace_first(output, altered)
 
         def run(inputs: Inputs) -> Any:
+            calls.clear()  # it may run once more in another layout
             with HookGroup(self.model) as group:
                 overwriting.watch(group, record.layer)
                 group.forward(record.layer, replaced)
@@ -241,7 +243,8 @@ class Variants:
 
     def _in_fastest_layout(self, images: torch.Tensor, altered: torch.Tensor, run: Callable[[Inputs], T]) -> T:
         altered = altered.to(self.inputs.x)
-        if self.footprint.channels_last and altered.device.type == "cpu" and altered.ndim == 4:
+        several = len(altered) > 1  # one alone is faster by little, and see `Inputs.copied`
+        if self.footprint.channels_last and several and altered.device.type == "cpu" and altered.ndim == 4:
             try:
                 return run(self.inputs.rows(images, altered.contiguous(memory_format=torch.channels_last)))
             except RuntimeError as error:

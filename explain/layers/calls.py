@@ -166,7 +166,9 @@ class _Notes:
         if own is not None and len(shape) > 3:
             self._layouts[shape] = own
         if len(shape) > 3:
-            return find_grid(shape, self._size, layout=self._layouts.get(shape)) if shape[0] == 1 else None
+            seen = set(self._layouts.values())  # where only one layout has been seen, there is nothing to guess
+            layout = self._layouts.get(shape) or (seen.pop() if seen == {"NCHW"} else None)
+            return find_grid(shape, self._size, layout=layout) if shape[0] == 1 else None
         return Frame(self._size, sizes=lambda: Look(tuple(self.calls), False).sizes).grid(shape)
 
     def _was_returned(self, tensor: torch.Tensor) -> bool:

@@ -72,7 +72,8 @@ def _stages(model: nn.Module, inputs: Inputs, groups: list[list[Call]], count: i
     coarsest = sorted(by_size, key=lambda places: places[-2] * places[-1])[:count]
     candidates = [by_size[places][: LOOKED_AT // len(coarsest)] for places in coarsest]
     reached = _places_reached(model, inputs, [name for names in candidates for name in names])
-    return [_first_reached(names, reached) for names in reversed(candidates)]
+    counting = [names for names in candidates if any(any(reached.get(name, ())) for name in names)] or candidates
+    return [_first_reached(names, reached) for names in reversed(counting)]
 
 
 def _first_reached(names: Sequence[str], reached: dict[str, list[int]]) -> str:

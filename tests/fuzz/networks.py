@@ -466,7 +466,7 @@ def _singly(ready: Ready, figures: Figures) -> None:
         for i in range(len(ready.x)):
             own = target[i : i + 1] if isinstance(target, torch.Tensor) else target
             image = slice(i, i + 1)
-            x = ready.given(ready.x[image].clone(memory_format=torch.contiguous_format), image)
+            x = ready.given(ready.x[image], image)
             single = ready.attribute(METHODS[name][0], x=x, target=own)
             off = deviation(single.values, ready.alone[name][i : i + 1])
             if off > 1e-8 and _is_steady(ready, name):
