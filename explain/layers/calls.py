@@ -211,15 +211,15 @@ def tensors_in(output: Any) -> list[torch.Tensor]:
 
 def frame_of(model: nn.Module, inputs: Inputs) -> Frame:
     """What the tensors of a network are laid out on for these inputs; how tokens lie is found by looking, once."""
-    modules = dict(model.named_modules(remove_duplicate=False))
-    names = {module: name for name, module in model.named_modules()}
 
     def layout(layer: str) -> Layout | None:
-        return layout_of(modules[split_call(layer)[0]], inputs.x.ndim)
+        return layout_of(model.get_submodule(split_call(layer)[0]), inputs.x.ndim)
 
     def grid(layer: str) -> Grid | None:
-        name, number = split_call(layer)  # a module that has several names was noted under its first
-        return remembered(model, inputs).grid_of(names[modules[name]], number)
+        name, number = split_call(layer)
+        module = model.get_submodule(name)  # one that has several names was noted under its first
+        first = next(known for known, each in model.named_modules() if each is module)
+        return remembered(model, inputs).grid_of(first, number)
 
     return Frame(tuple(inputs.x.shape[2:]), len(inputs), lambda: remembered(model, inputs).sizes, grid, layout)
 
