@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from explain.errors import ModelError, TargetError
-from explain.targets import ClassTarget, ScoreTarget, TopClass, as_target, find_label, find_logits
+from explain.targets import ClassTarget, Contrast, ScoreTarget, TopClass, as_target, find_label, find_logits
 
 LOGITS = torch.tensor([[0.1, 3.0, 2.0], [5.0, 1.0, 4.0]])
 LABELS = ["tabby cat", "Egyptian cat", "red panda", "crane", "crane"]
@@ -113,3 +113,11 @@ def test_class_scores_are_found_in_what_models_return(output: object) -> None:
 def test_outputs_without_class_scores_are_refused(output: object) -> None:
     with pytest.raises(ModelError, match="pass a callable as target"):
         find_logits(output, 2)
+
+
+def test_a_weighted_contrast_is_finite_where_the_other_classes_have_no_probability_left() -> None:
+    logits = torch.tensor([[2000.0, 3.0, 1.0, -40.0]], dtype=torch.float64, requires_grad=True)
+    shares = torch.tensor([3.0, 1.0], dtype=torch.float64).softmax(0)
+    score = Contrast("weighted", alpha=1.0, references=2)(logits, torch.tensor([0]))
+    torch.testing.assert_close(score[0], 2000 - 3 * shares[0] - shares[1])
+    assert torch.autograd.grad(score.sum(), logits)[0].isfinite().all()

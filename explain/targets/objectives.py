@@ -53,5 +53,5 @@ class Contrast:
         gaps = own - self.alpha * logits.gather(1, similar)
         if self.kind == "mean":
             return gaps.mean(1)
-        weights = logits.softmax(1).gather(1, similar)
-        return (weights * gaps).sum(1) / weights.sum(1)
+        # Probabilities that add up to one among these classes; next to the best class, all of them may be nothing.
+        return (logits.gather(1, similar).softmax(1) * gaps).sum(1)
