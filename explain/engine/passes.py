@@ -128,8 +128,10 @@ class _Pass:
         with HookGroup(model) as group, torch.set_grad_enabled(self.whole or not cut), autocast(self.x, precision):
             differentiated = any(isinstance(need, (LayerGradients, LayerCurvature)) for need in needs)
             hooked = dict.fromkeys(split_call(layer)[0] for layer in self.layers)
-            self.capture = Capture(group, hooked, gradients=differentiated)
-            self.biases = Capture(group, biased_modules(model) if BiasTerms() in needs else (), gradients=True)
+            cut = cut and not self.whole
+            self.capture = Capture(group, hooked, gradients=differentiated, cut=cut)
+            biased = biased_modules(model) if BiasTerms() in needs else ()
+            self.biases = Capture(group, biased, gradients=True, cut=cut)
             if ClassWeights() in needs:
                 self.heads.watch(group, model)
             if any(isinstance(need, Reruns) for need in needs):

@@ -78,6 +78,8 @@ class Record:
 class Capture:
     """Records the calls of the named layers while ``group`` is alive; ``records`` has them in the order they happened.
 
+    With ``cut``, a layer that runs while gradients are off begins the graph; without, none comes back to it.
+
     >>> model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(inplace=True))
     >>> with torch.no_grad(), HookGroup(model) as group:
     ...     capture = Capture(group, ["0"], gradients=True)
@@ -87,8 +89,9 @@ class Capture:
     torch.Size([1, 2, 2, 2])
     """
 
-    def __init__(self, group: HookGroup, layers: Iterable[str], *, gradients: bool) -> None:
+    def __init__(self, group: HookGroup, layers: Iterable[str], *, gradients: bool, cut: bool = True) -> None:
         self.records: list[Record] = []
+        self._cut = cut
         self.sources: list[torch.Tensor] = []
         """The graph's side of each record: what to differentiate with respect to, to make the gradients arrive."""
         self._gradients = gradients
@@ -171,11 +174,14 @@ class Capture:
             if not paused:
                 record.take_gradient(gradient)
 
-        if not (torch.is_grad_enabled() and tensor.requires_grad):
-            tensor = record.activation.detach().requires_grad_()
-            torch.set_grad_enabled(True)  # the caller's mode comes back when `untouched` ends
-        self.sources.append(tensor)
-        return Tap(collect).through(tensor)
+        if torch.is_grad_enabled() and tensor.requires_grad:
+            self.sources.append(tensor)
+            return Tap(collect).through(tensor)
+        self.sources.append(record.activation.detach().requires_grad_())
+        if not self._cut and not torch.is_grad_enabled():
+            return tensor  # the network itself has turned gradients off here: none comes back
+        torch.set_grad_enabled(True)  # the caller's mode comes back when `untouched` ends
+        return Tap(collect).through(self.sources[-1])
 
 
 class Overwriting:

@@ -72,7 +72,7 @@ def _stages(model: nn.Module, inputs: Inputs, groups: list[list[Call]], count: i
     coarsest = sorted(by_size, key=lambda places: places[-2] * places[-1])[:count]
     candidates = [by_size[places][: LOOKED_AT // len(coarsest)] for places in coarsest]
     reached = _places_reached(model, inputs, [name for names in candidates for name in names])
-    counting = [names for names in candidates if any(any(reached.get(name, ())) for name in names)] or candidates
+    counting = [names for names in candidates if any(any(reached.get(name, ())) for name in names)]
     return [_first_reached(names, reached) for names in reversed(counting)]
 
 
@@ -112,7 +112,8 @@ def _choose(model: nn.Module, inputs: Inputs, groups: list[list[Call]], size: Si
     places = sorted([*maps[-1:], *_before_attention(groups, tokens)[-1:]], reverse=True)
     if not places:
         raise _no_map(sum(map(len, groups)))
-    order = [places[0], *_before_attention(groups, tokens)[-1:], *sorted(maps + tokens, reverse=True)]
+    pooled = [i for i, group in enumerate(groups) if _is_map(group) and i not in maps]
+    order = [places[0], *_before_attention(groups, tokens)[-1:], *sorted(maps + tokens, reverse=True), *pooled[::-1]]
     names = list(dict.fromkeys(_outermost(groups[place]) for place in order))
     reached = _places_reached(model, inputs, names)
     return _first_reached(names, reached)
@@ -199,7 +200,7 @@ def _reached(
 ) -> dict[str, list[int]]:
     frame, found = frame_of(model, inputs), {}
     with untouched(model, grad=not cut), HookGroup(model) as group:
-        capture = Capture(group, dict.fromkeys(split_call(layer)[0] for layer in layers), gradients=True)
+        capture = Capture(group, dict.fromkeys(split_call(layer)[0] for layer in layers), gradients=True, cut=cut)
         output = inputs.detached().call(model)
         found_scores = _best_score(output) if score is None else score(output).sum()
         if found_scores is not None:
