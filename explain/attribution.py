@@ -206,6 +206,7 @@ def attribute_targets(
     """
     model = unwrapped(model)
     inputs = check_inputs(model, x)
+    layer = None if layer is None else find_layers(model, inputs, layer)  # a wrong name is told even where none is used
     wanted = _targets(targets, categories)
     chosen = _methods(applicable_methods(model, inputs, layer=layer, target=wanted[0]) if methods == "all" else methods)
     work = Work(batch_size, progress, precision)
@@ -249,10 +250,9 @@ def _gather(
 
 
 def _layers(
-    model: nn.Module, inputs: Inputs, method: Method, layer: Where | None, target: Target, *, anew: bool = False
+    model: nn.Module, inputs: Inputs, method: Method, named: list[str] | None, target: Target, *, anew: bool = False
 ) -> list[str]:
     """The layers that a method looks at: those asked for, or its own choice."""
-    named = [] if layer is None else find_layers(model, inputs, layer)  # a wrong name is told even where it is not used
     if not uses_layer(method):
         return []
     if named:

@@ -380,9 +380,7 @@ def _list_layers(explainer: Explainer) -> int:
 
     from explain.layers import default_layer, list_layers
 
-    x = explainer.preprocess(Image.new("RGB", (256, 256), "gray"))[None]
-    parameter = next(explainer.model.parameters(), x)
-    x = x.to(parameter.device, parameter.dtype)
+    x = explainer.as_input(Image.new("RGB", (256, 256), "gray"))
     with _blaming(explainer.name):
         chosen, calls = default_layer(explainer.model, x), list_layers(explainer.model, x)
     for call in calls:

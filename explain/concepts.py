@@ -91,23 +91,24 @@ def find_concepts(
         raise LayerError(f"layer must name one layer for concepts, got {len(names)}; choose one of {', '.join(names)}")
     needs: list[Need] = [Activations(), Reruns(of_layer=True)]
     evidence = gather(model, inputs, needs, [TopClass()], names, Work(batch_size))[0][0]
-    maps = _present(evidence.activations, names[0])
-    n, channels, *places = maps.shape
-    rows = maps.movedim(1, -1).reshape(-1, channels).double()
-    most = min(rows.shape)
-    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= most:
-        raise MethodError(f"count must be a whole number from 1 to {most} at layer {names[0]}, got {count!r}")
-    where, what = factorise(rows, count, seed)
-    strongest = where.amax(0).clamp(min=torch.finfo(where.dtype).tiny)
-    where, what = where / strongest, what * strongest[:, None]
-    order = (where.sum(0) * what.sum(1)).argsort(descending=True)
-    where, what = where[:, order], what[order]
-    error = float((rows - where @ what).norm() / rows.norm())
-    shown = what.to(maps).reshape(count, channels, *[1] * len(places)).expand(-1, -1, *places)
-    owners = torch.zeros(count, dtype=torch.long, device=maps.device)
-    logits = evidence.variants.logits_from_layer(owners, lambda index: shown[index])
-    placed = where.reshape(n, *places, count).movedim(-1, 1).to(maps)
-    return Concepts(placed, what.to(maps), logits, names[0], evidence.size, error)
+    with torch.inference_mode(False), torch.no_grad():  # what it makes must be good for in-place steps of the model
+        maps = _present(evidence.activations, names[0])
+        n, channels, *places = maps.shape
+        rows = maps.movedim(1, -1).reshape(-1, channels).double()
+        most = min(rows.shape)
+        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= most:
+            raise MethodError(f"count must be a whole number from 1 to {most} at layer {names[0]}, got {count!r}")
+        where, what = factorise(rows, count, seed)
+        strongest = where.amax(0).clamp(min=torch.finfo(where.dtype).tiny)
+        where, what = where / strongest, what * strongest[:, None]
+        order = (where.sum(0) * what.sum(1)).argsort(descending=True)
+        where, what = where[:, order], what[order]
+        error = float((rows - where @ what).norm() / rows.norm())
+        shown = what.to(maps).reshape(count, channels, *[1] * len(places)).expand(-1, -1, *places)
+        owners = torch.zeros(count, dtype=torch.long, device=maps.device)
+        logits = evidence.variants.logits_from_layer(owners, lambda index: shown[index])
+        placed = where.reshape(n, *places, count).movedim(-1, 1).to(maps)
+        return Concepts(placed, what.to(maps), logits, names[0], evidence.size, error)
 
 
 def _present(maps: torch.Tensor, layer: str) -> torch.Tensor:

@@ -96,9 +96,9 @@ class Explainer:
             raise TargetError("target and top_k cannot both be given; leave one out")
         targets = top_k if top_k is not None else _target_list(target)
         photo = load_image(image)
-        x = self._input(photo)
+        x = self.as_input(photo)
         found = attribute_targets(
-            self.model, x[None], methods, targets, layer=layer, fuse=fuse, categories=self.categories,
+            self.model, x, methods, targets, layer=layer, fuse=fuse, categories=self.categories,
             batch_size=batch_size, progress=progress, precision=precision,
         )  # fmt: skip
         self._check_categories(next(iter(found[0].values())))
@@ -122,14 +122,14 @@ class Explainer:
         (2, 260)
         """
         photo = load_image(image)
-        found = find_concepts(self.model, self._input(photo)[None], count, layer=layer)
+        found = find_concepts(self.model, self.as_input(photo), count, layer=layer)
         heatmaps = found.heatmaps[0].cpu().numpy()
         labels = name_concepts(found, self.categories)
         return render.concepts(photo, heatmaps, locate(self.preprocess, photo.size), labels), found
 
     def inspect(self, image: ImageLike) -> Inspection:
         """Run the model on one photo and list what every layer did; see `explain.hooks.inspect`."""
-        x = self._input(load_image(image))[None]
+        x = self.as_input(image)
         check_inputs(self.model, x)
         return inspect(unwrapped(self.model), x)
 
@@ -143,8 +143,13 @@ class Explainer:
                 "give them all, in the order of the classes"
             )
 
-    def _input(self, photo: Image.Image) -> torch.Tensor:
-        x = self.preprocess(photo)
+    def as_input(self, image: ImageLike) -> torch.Tensor:
+        """Turn a photo into what the model is given: ``(1, C, H, W)``, on its device and in its precision.
+
+        >>> Explainer().as_input(Image.new("RGB", (30, 20))).shape
+        torch.Size([1, 3, 80, 80])
+        """
+        x = self.preprocess(load_image(image))
         if not isinstance(x, torch.Tensor) or x.ndim != 3:
             got = f"shape {tuple(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__
             remedy = (
@@ -152,7 +157,7 @@ class Explainer:
             )
             raise ImageError(f"preprocess must return a tensor (C, H, W), got {got}; {remedy}")
         parameter = next((p for p in self.model.parameters() if p.is_floating_point()), None)
-        return x if parameter is None else x.to(parameter.device, parameter.dtype)
+        return x[None] if parameter is None else x[None].to(parameter.device, parameter.dtype)
 
 
 def explain(image: ImageLike, methods: MethodLike | Iterable[MethodLike] = "gradcam", **options: Any) -> Explanation:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import copy
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -21,13 +22,16 @@ Path: TypeAlias = "tuple[int | str, ...]"
 class Inputs:
     """The arguments of a model's forward, one tensor of which is explained; the others stay as they are.
 
-    Of the others, a tensor with as many rows as there are images goes with them: row i belongs to image i.
+    Of the others, a tensor with as many rows as there are images goes with them: row i belongs to image i, unless it is
+    said to be shared.
 
     Args:
         args: positional arguments; each may be a tensor, a container with tensors in it, or anything else.
         kwargs: keyword arguments.
         explained: which is explained: the position or the keyword of an argument, or a path into containers such as
             ``(0, "image")``. None takes the first floating-point tensor ``(N, C, H, W)`` or ``(N, C, T, H, W)``.
+        shared: the arguments, named in the same ways, that belong to no single image, such as the texts that all images
+            are compared with.
 
     Raises:
         ImageError: none of the arguments fits.
@@ -40,6 +44,7 @@ class Inputs:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     explained: int | str | Path | None = None
+    shared: Collection[int | str | Path] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "args", tuple(self.args))
@@ -68,19 +73,31 @@ class Inputs:
         """The other tensors, by their way."""
         return {".".join(map(str, path)): tensor for path, tensor in self._tensors.items() if path != self.path}
 
-    @property
-    def has_other_images(self) -> bool:
-        """Whether feature maps may be those of something else than what is explained."""
-        return any(_is_image(tensor) for tensor in self.others.values())
+    @cached_property
+    def constants(self) -> tuple[Any, ...]:
+        """What is no tensor among the arguments, such as switches."""
+        return tuple(_constants({**dict(enumerate(self.args)), **self.kwargs}))
+
+    def goes_with_images(self, path: Path) -> bool:
+        """Whether a tensor has a row for each image."""
+        tensor = self._tensors[path]
+        if any(path[: len(start)] == start for start in map(_as_path, self.shared)):
+            return False
+        return tensor.ndim > 0 and len(tensor) == len(self)
+
+    @cached_property
+    def sizes(self) -> tuple[Any, ...]:
+        """The shapes of all tensors, without the number of images."""
+        tensors = self._tensors.items()
+        return tuple((path, t.shape[1:] if self.goes_with_images(path) else t.shape) for path, t in tensors)
 
     def rows(self, images: torch.Tensor, x: torch.Tensor | None = None) -> Inputs:
         """Return the inputs for rows that belong to these images ``(P,)``, or are altered copies ``x`` of them."""
-        count = len(self)
 
         def row(path: Path, t: torch.Tensor) -> torch.Tensor:
             if x is not None and path == self.path:
                 return x
-            return t[images.to(t.device)] if t.ndim and len(t) == count else t
+            return t[images.to(t.device)] if self.goes_with_images(path) else t
 
         return self._each(row)
 
@@ -127,7 +144,7 @@ class Inputs:
 
     def _find(self) -> Path:
         wanted = self.explained
-        start: Path = () if wanted is None else wanted if isinstance(wanted, tuple) else (wanted,)
+        start = () if wanted is None else _as_path(wanted)
         found = [path for path in self._tensors if path[: len(start)] == start]
         floating = [path for path in found if self._tensors[path].is_floating_point()]
         images = [path for path in floating if _is_image(self._tensors[path])]
@@ -176,6 +193,10 @@ def _layout_for(tensor: torch.Tensor) -> torch.memory_format:
     return torch.contiguous_format if _is_image(tensor) and len(tensor) == 1 else torch.preserve_format
 
 
+def _as_path(way: int | str | Path) -> Path:
+    return way if isinstance(way, tuple) else (way,)
+
+
 def _is_image(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() and tensor.ndim in (4, 5)
 
@@ -183,17 +204,41 @@ def _is_image(tensor: torch.Tensor) -> bool:
 def _walk(value: Any, path: Path) -> Iterator[tuple[Path, torch.Tensor]]:
     if isinstance(value, torch.Tensor):
         yield path, value
-        return
-    items = dict(enumerate(value)) if isinstance(value, (tuple, list)) else value
-    for key, inner in items.items() if isinstance(items, Mapping) else ():
+    for key, inner in _items(value):
         yield from _walk(inner, (*path, key))
+
+
+def _constants(value: Any) -> Iterator[Any]:
+    if not isinstance(value, (torch.Tensor, Mapping, tuple, list)):
+        yield value
+    for key, inner in _items(value):
+        yield key
+        yield from _constants(inner)
+
+
+def _items(value: Any) -> Iterable[tuple[Any, Any]]:
+    if isinstance(value, Mapping):
+        return value.items()
+    return enumerate(value) if isinstance(value, (tuple, list)) else ()
 
 
 def _changed(value: Any, path: Path, change: Callable[[Path, torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         return change(path, value)
     if isinstance(value, Mapping):
-        return {key: _changed(inner, (*path, key), change) for key, inner in value.items()}
+        changed = {key: _changed(inner, (*path, key), change) for key, inner in value.items()}
+        return changed if isinstance(value, dict) else _of_its_kind(value, changed)
     if isinstance(value, (tuple, list)):
         return rebuilt(value, [_changed(inner, (*path, i), change) for i, inner in enumerate(value)])
     return value
+
+
+def _of_its_kind(mapping: Mapping[str, Any], content: dict[str, Any]) -> Mapping[str, Any]:
+    """Put new content into a copy of a mapping that may have attributes, such as those of Hugging Face."""
+    made: Any = copy.copy(mapping)
+    try:
+        for key, value in content.items():
+            made[key] = value
+    except TypeError:  # one that does not change
+        return content
+    return made  # type: ignore[no-any-return]

@@ -104,3 +104,11 @@ def test_an_explainer_shows_concepts_of_a_photo() -> None:
     assert len(found) == 3
     assert picture.width == 451
     assert json.dumps(found.layer) == '"layer3"'
+
+
+def test_a_caller_in_inference_mode_may_have_a_model_that_works_in_place(x: torch.Tensor) -> None:
+    layers = nn.Conv2d(3, 4, 3), nn.ReLU(), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    model = nn.Sequential(*layers, nn.Linear(4, 3)).double()
+    expected = explain.find_concepts(model, x, 2, layer="1")
+    with torch.inference_mode():
+        assert torch.equal(explain.find_concepts(model, x, 2, layer="1").logits, expected.logits)

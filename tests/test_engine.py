@@ -682,3 +682,57 @@ def test_a_view_from_before_the_layer_may_be_overwritten_behind_it(x: torch.Tens
     score = model.fc((model.main(x)[:, :4] + side).relu().mean((2, 3)))[:, 1].sum()
     weights = torch.autograd.grad(score, side)[0].mean((2, 3), keepdim=True)
     torch.testing.assert_close(found.values, (weights * side).sum(1).detach())
+
+
+class ReadsBothNames(nn.Module):
+    """Overwrites a view, and reads it by its old name as well as by its new one; ``.view`` refuses other layouts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.relu, self.fc = nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Linear(4, 5)
+        self.last = nn.Linear(4 * 80, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        before = self.conv(x)[:]
+        after = self.relu(before)
+        scores = self.fc(after.mean((2, 3)))
+        return scores + self.last((before * 0.5).contiguous().view(len(x), -1))
+
+
+@pytest.mark.parametrize("together", [[], ["saliency"]])
+def test_gradients_come_back_by_every_name_of_what_a_layer_overwrote(together: list[str], x: torch.Tensor) -> None:
+    model = settled(ReadsBothNames()).double().eval()
+    found = explain.attribute_all(model, x, [GradCAM(relu=False), *together], target=1, layer="relu")["gradcam"]
+    maps = model.conv(x).relu().detach().requires_grad_()
+    score = (model.fc(maps.mean((2, 3))) + model.last((maps * 0.5).flatten(1)))[:, 1]
+    weights = torch.autograd.grad(score.sum(), maps)[0].mean((2, 3), keepdim=True)
+    torch.testing.assert_close(found.values, (weights * maps).sum(1).detach())
+
+
+class OverwritesBehindTheLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.side, self.fc = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3), nn.Linear(8 * 80, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        maps = self.conv(x)
+        maps += 0.3
+        maps.mul_(1.5)
+        return self.fc(torch.cat([maps.flatten(1), self.side(x).view(len(x), -1)], 1))
+
+
+def test_ablated_maps_may_be_overwritten_in_a_network_that_runs_twice(x: torch.Tensor) -> None:
+    model = settled(OverwritesBehindTheLayer()).double().eval()
+    found = explain.attribute(model, x, AblationCAM(relu=False), target=1, layer="conv").values
+    with torch.no_grad():
+        maps, side = model.conv(x), model.side(x)
+
+        def score(maps: torch.Tensor) -> torch.Tensor:
+            return model.fc(torch.cat([(maps + 0.3) * 1.5, side], 1).flatten(1))[:, 1]
+
+        expected = torch.zeros_like(found)
+        for k in range(4):
+            without = maps.clone()
+            without[:, k] = 0
+            expected += ((score(maps) - score(without)) / score(maps))[:, None, None] * maps[:, k]
+    torch.testing.assert_close(found, expected)

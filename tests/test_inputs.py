@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import UserDict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,9 +13,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import explain
-from explain.errors import ExplainWarning, ImageError, LayerError
+from explain.errors import ExplainWarning, ImageError, LayerError, ModelError
 from explain.inputs import Inputs, as_inputs
-from explain.layers import default_layer, list_layers, stage_layers
+from explain.layers import calls, default_layer, list_layers, stage_layers
 from tests.conftest import settled, snapshot
 
 METHODS = sorted(set(explain.list_methods()) - {"cam", "legrad", "rollout"})
@@ -271,3 +272,94 @@ def test_what_the_model_raises_comes_through_with_a_note_where_the_input_explain
         explain.attribute(net, x, method, target=0)
     assert str(caught.value) == str(plain.value)
     assert caught.value.__notes__ == [f"explain: {note}"]
+
+
+class Matching(nn.Module):
+    """Compares images with texts, each of which is one class, as CLIP does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.words = nn.Conv2d(3, 4, 3, stride=2), nn.Embedding(7, 4)
+
+    def forward(self, image: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
+        return F.relu(self.conv(image)).mean((2, 3)) @ self.words(texts).mean(1).T
+
+
+SHARED = ["gradcam", "ablationcam", "scorecam", "integratedgradients", "smoothgrad"]
+
+
+@pytest.mark.parametrize("images", [1, 2, 3])
+def test_inputs_that_belong_to_no_single_image_are_shared(images: int, x: torch.Tensor) -> None:
+    model, texts = settled(Matching()).double().eval(), torch.tensor([[1, 2, 3, 4], [5, 6, 0, 1]])
+    found = explain.attribute_all(model, Inputs((x[:images], texts), shared=[1]), SHARED, target=1)
+    assert found["gradcam"].layer == "conv"  # and not the words, which might be places by their number
+    for i in range(images):
+        alone = explain.attribute_all(model, Inputs((x[i : i + 1], texts), shared=[1]), SHARED, target=1)
+        for method in SHARED:
+            torch.testing.assert_close(found[method].values[i], alone[method].values[0], rtol=1e-9, atol=1e-12)
+
+
+def test_an_input_that_seems_to_belong_to_images_but_says_what_the_classes_are_is_refused(x: torch.Tensor) -> None:
+    model, texts = settled(Matching()).double().eval(), torch.tensor([[1, 2, 3, 4], [5, 6, 0, 1]])
+    message = (
+        r"model must give altered images 2 scores each, .* got \d+; name the inputs .* in explain.Inputs\(\.\.\., sha"
+    )
+    for method in ("ablationcam", "scorecam"):
+        with pytest.raises(ModelError, match=message):
+            explain.attribute(model, (x[:2], texts), method, target=1)
+
+
+def test_a_switch_among_the_inputs_may_change_which_layers_are_called_and_when() -> None:
+    class Switched(Siamese):
+        def forward(self, left: torch.Tensor, right: torch.Tensor, right_first: bool = False) -> torch.Tensor:
+            order = (right, left) if right_first else (left, right)
+            seen = [F.relu(self.encoder(side)).mean((2, 3)) for side in order]
+            return self.fc(torch.cat(seen[::-1] if right_first else seen, 1))
+
+    model, left, right = settled(Switched()).eval(), torch.rand(1, 3, 8, 8), torch.rand(1, 3, 8, 8)
+    for _ in range(2):
+        found = explain.attribute(model, (left, right), "eigencam", target=1)
+        turned = explain.attribute(model, Inputs((left, right), {"right_first": True}), "eigencam", target=1)
+        assert (found.layer, turned.layer) == ("encoder@0", "encoder")
+        torch.testing.assert_close(found.values, turned.values)
+
+
+def test_what_was_seen_of_a_network_is_forgotten_when_it_is_another_one(x: torch.Tensor) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).double()
+    for _ in range(20):  # modules come and go, and with them their addresses
+        assert default_layer(model, x) == "1"
+        model[1] = nn.MaxPool2d(2)
+        assert default_layer(model, x) == "0"
+        model[1] = nn.ReLU()
+
+
+def test_looks_at_a_network_do_not_pile_up(siamese: Siamese) -> None:
+    for side in range(8, 48):
+        default_layer(siamese, (torch.rand(1, 3, side, 9).double(), torch.rand(1, 3, side, 9).double()))
+    assert len(calls._looks[siamese]) <= calls.KEPT
+
+
+@pytest.mark.parametrize("several", [list, tuple, iter, dict.fromkeys, lambda names: dict.fromkeys(names).keys()])
+def test_layers_come_in_any_iterable(several: Any, siamese: Siamese, pair: tuple[torch.Tensor, torch.Tensor]) -> None:
+    found = explain.attribute_all(siamese, pair, ["eigencam", "layercam"], target=1, layer=several(["encoder.2"]))
+    assert [a.layer for a in found.values()] == ["encoder.2@0"] * 2
+
+
+def test_a_mapping_among_the_inputs_keeps_its_kind(siamese: Siamese, pair: tuple[torch.Tensor, torch.Tensor]) -> None:
+    class Batch(UserDict):
+        @property
+        def images(self) -> tuple[torch.Tensor, torch.Tensor]:
+            return self["left"], self["right"]
+
+    class TakesBatch(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = siamese
+
+        def forward(self, batch: Batch) -> torch.Tensor:
+            return self.model(*batch.images)
+
+    batch = Batch(left=pair[0], right=pair[1])
+    found = explain.attribute(TakesBatch().eval(), Inputs((batch,)), "saliency", target=0)
+    assert torch.equal(found.values, explain.attribute(siamese, pair, "saliency", target=0).values)
+    assert batch["left"] is pair[0]

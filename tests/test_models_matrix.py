@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import explain
 from explain.errors import ModelError
@@ -286,6 +287,9 @@ def test_sequences_with_tokens_first_are_explained_like_those_with_images_first(
         for name in found:
             torch.testing.assert_close(found[name].values, expected[name].values, rtol=1e-8, atol=1e-10)
     torch.testing.assert_close(*(explain.attribute(m, x, "fullgrad", target=1).delta for m in (first, last)))
+    for method in ("rollout", "legrad"):
+        with sdpa_kernel(SDPBackend.MATH):
+            torch.testing.assert_close(*(explain.attribute(m, x, method, target=1).values for m in (first, last)))
 
 
 class Windows(TinyTransformer):

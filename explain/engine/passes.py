@@ -80,6 +80,8 @@ def gather(
             if not forbids_cut(error):
                 raise
             run = one_pass(cut=False)
+        if run.capture.misses:
+            run = one_pass(cut=False)
         chosen = [run.choose(target) for target in targets]  # all of them fit before the first backward is run
         return [run.explain(choice, last=i == len(chosen) - 1) for i, choice in enumerate(chosen)]
 
@@ -202,13 +204,17 @@ class _Pass:
         found = choice.found if layer is None else {**choice.found, **choice.of_layer[layer]}
         record = None if layer is None else self.records[layer]
         variants = Variants(
-            self.model, self.inputs, self.frame, choice.target, choice.classes, layer, record, self.footprint,
-            self.work, partial(_gather_one, self.model), alone,
+            self.model, self.inputs, self.frame, choice.target, choice.classes, layer, record, self._width,
+            self.footprint, self.work, partial(_gather_one, self.model), alone,
         )  # fmt: skip
         return Evidence(
             legible(self.x), choice.score, choice.classes, choice.name, layer, found, choice.rectifiers,
             variants, self.logits,
         )  # fmt: skip
+
+    @property
+    def _width(self) -> int | None:
+        return None if self.logits is None else self.logits.shape[1]
 
     def _jobs(self) -> list[Callable[[_Choice, bool], None]]:
         """The backward passes for one target; each is told whether the graph is needed after it."""

@@ -14,7 +14,7 @@ from torch import nn
 
 from explain.engine.blocks import attention_gradients
 from explain.engine.evidence import legible
-from explain.errors import ExplainError, MethodError
+from explain.errors import ExplainError, MethodError, ModelError
 from explain.hooks import HookGroup, Overwriting, Record, first_tensor, replace_first, untouched
 from explain.inputs import Inputs
 from explain.layers import Frame
@@ -121,6 +121,8 @@ class Variants:
     layer: str | None
     record: Record | None
     """The layer's call, with its output as the network gave it."""
+    width: int | None
+    """How many scores the network gives each image, if it gives any."""
     footprint: Footprint
     work: Work
     gather: Gather
@@ -207,7 +209,7 @@ class Variants:
             if tensor is not None and overwriting.is_by(record.layer, tensor):
                 # Who reads it by its older name is to see the change, or, where that has more rows, to show.
                 tensor.copy_(altered) if tensor.shape == altered.shape else tensor.fill_(float("nan"))
-            return replace_first(output, altered)
+            return replace_first(output, altered.clone())  # the network may overwrite it, and run once more
 
         def run(inputs: Inputs) -> Any:
             calls.clear()  # it may run once more in another layout
@@ -232,11 +234,28 @@ class Variants:
 
     def _score(self, images: torch.Tensor, run: Callable[[], Any]) -> torch.Tensor:
         with self._running():
-            return legible(self.target_of(images).pick(run(), len(images))[0].detach())
+            output = run()
+            self._check(output, len(images))
+            return legible(self.target_of(images).pick(output, len(images))[0].detach())
 
     def _logits(self, images: torch.Tensor, run: Callable[[], Any]) -> torch.Tensor:
         with self._running():
             return legible(find_logits(run(), len(images)).detach())
+
+    def _check(self, output: Any, count: int) -> None:
+        """Refuse scores for other classes than those of the images as they are.
+
+        They show that an input with as many rows as there are images is not one of theirs, but says what classes there
+        are, as the texts do that CLIP compares images with.
+        """
+        if self.width is None or not self.inputs.others:
+            return
+        width = find_logits(output, count).shape[1]
+        if width != self.width:
+            raise ModelError(
+                f"model must give altered images {self.width} scores each, as it did the images, got {width}; name the "
+                "inputs that belong to no single image in explain.Inputs(..., shared=...)"
+            )
 
     def _plainly(self, inputs: Inputs) -> Any:
         return inputs.call(self.model)

@@ -91,6 +91,8 @@ class Capture:
 
     def __init__(self, group: HookGroup, layers: Iterable[str], *, gradients: bool, cut: bool = True) -> None:
         self.records: list[Record] = []
+        self.misses = False
+        """Whether gradients may be missing that come to a layer by an older name of what it overwrote."""
         self._cut = cut
         self.sources: list[torch.Tensor] = []
         """The graph's side of each record: what to differentiate with respect to, to make the gradients arrive."""
@@ -163,6 +165,7 @@ class Capture:
             tapped = self._tapped(record, tensor.clone() if overwritten else tensor)
             if overwritten and _put_into(tensor, tapped):
                 return None
+            self.misses |= overwritten
             return replace_first(output, tapped)
 
         return record_call

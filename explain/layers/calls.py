@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
+from types import NoneType
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ class Call:
     last: bool = True
     """Whether it is the module's last."""
     depends: bool = True
-    """Whether the output depends on what is explained; always, where the model takes no other images."""
+    """Whether the output depends on what is explained; always, where the model takes nothing else."""
 
     @property
     def label(self) -> str:
@@ -53,6 +54,8 @@ class Look:
     """Whether the output has a row of numbers for the image, as a classifier's has."""
     answers: frozenset[int] = frozenset()
     """The number of channels of outputs that are as large as the input: a map of classes, for example."""
+    chosen: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What has been chosen on account of it."""
 
     @property
     def sizes(self) -> list[Size]:
@@ -78,23 +81,29 @@ def list_layers(model: nn.Module, x: InputsLike) -> list[Call]:
     return list(take_look(unwrapped(model), as_inputs(x)).calls)
 
 
+KEPT = 16  # looks at a network, each for another size of inputs
 _looks: weakref.WeakKeyDictionary[nn.Module, dict[Any, Look]] = weakref.WeakKeyDictionary()
+_tokens: weakref.WeakKeyDictionary[nn.Module, object] = weakref.WeakKeyDictionary()
+"""What stands for a module in a key: unlike its id, nothing else will ever have it."""
 
 
 def remembered(model: nn.Module, inputs: Inputs) -> Look:
     """Look at a network once, for as long as it has the same modules and is given inputs of the same sizes."""
-    sizes = tuple(tuple(t.shape[1:]) for t in inputs.others.values())
-    key = (tuple(inputs.x.shape[1:]), inputs.path, sizes, hash(tuple(id(module) for module in model.modules())))
+    if not all(isinstance(value, (int, float, str, NoneType)) for value in inputs.constants):
+        return take_look(model, inputs)  # who knows what it says
+    modules = tuple(_tokens.setdefault(module, object()) for module in model.modules())
+    key = (inputs.path, inputs.sizes, inputs.constants, modules)
     known = _looks.setdefault(model, {})
-    if key not in known:
-        known[key] = take_look(model, inputs)
-    return known[key]
+    look = known.get(key) or known.setdefault(key, take_look(model, inputs))  # of two threads, the first one's
+    for old in list(known)[:-KEPT]:
+        known.pop(old, None)
+    return look
 
 
 def take_look(model: nn.Module, inputs: Inputs) -> Look:
     """Run a network on one image and note every call."""
     inputs = inputs.first().detached()
-    traced = inputs.has_other_images
+    traced = bool(inputs.others)
     if traced:
         inputs = inputs.replaced(inputs.x.clone().requires_grad_())
     notes = _Notes(tuple(inputs.x.shape[2:]), inputs.x if traced else None)
@@ -226,7 +235,7 @@ def frame_of(model: nn.Module, inputs: Inputs) -> Frame:
 
 def of_other_images(model: nn.Module, inputs: Inputs) -> set[tuple[str, int]]:
     """The calls, by name and number, that did not depend on what is explained but may on other images."""
-    if not inputs.has_other_images:
+    if not inputs.others:
         return set()
     return {(call.name, call.number) for call in remembered(model, inputs).calls if not call.depends}
 
@@ -244,15 +253,15 @@ def split_call(layer: str) -> tuple[str, int | None]:
 def find_layers(model: nn.Module, inputs: Inputs, where: Where) -> list[str]:
     """Name the layers that a caller means, in their order; ``name@0`` is the first call of one that is called often.
 
-    A layer that sees several images one after the other, of which one is explained, stands for its last call that
+    A layer that sees several inputs one after the other, of which one is explained, stands for its last call that
     depends on that one.
 
     Raises:
         LayerError: a name or pattern matches nothing, or a module is not part of the model.
     """
     items = [where] if isinstance(where, (str, nn.Module, type)) else where
-    if not isinstance(items, (list, tuple, set, frozenset)):
-        return list(select(model, items))
+    if not isinstance(items, Iterable):
+        return list(select(model, items))  # which says what is wrong with it
     found: dict[str, None] = {}
     for item in items:
         plain, number = split_call(item) if isinstance(item, str) else (item, None)
@@ -260,7 +269,7 @@ def find_layers(model: nn.Module, inputs: Inputs, where: Where) -> list[str]:
             found[name if number is None else f"{name}@{number}"] = None
     if not found:
         raise LayerError("layer must name at least one layer, got an empty list; leave it out for the last feature map")
-    return [_dependent(model, inputs, name) for name in found] if inputs.has_other_images else list(found)
+    return [_dependent(model, inputs, name) for name in found] if inputs.others else list(found)
 
 
 def _dependent(model: nn.Module, inputs: Inputs, layer: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -24,8 +23,6 @@ MOST = 6 * LOOKED_AT
 _POOLING = re.compile("Pool(?!Former)|Upsample")
 _ATTENTION = re.compile("(?!.*(?:Block|Layer))(?:.*[Aa]tt(?:ention|n)|[A-Z]*SA$|XCA$)")
 
-_chosen: weakref.WeakKeyDictionary[nn.Module, dict[Any, Any]] = weakref.WeakKeyDictionary()
-
 
 def default_layer(model: nn.Module, x: InputsLike, score: Score | None = None, *, anew: bool = False) -> str:
     """Name the layer to explain: the last feature map before pooling, or the tokens before the last attention.
@@ -41,10 +38,9 @@ def default_layer(model: nn.Module, x: InputsLike, score: Score | None = None, *
     look = remembered(model, inputs)
     if score is not None and (anew or not look.gives_scores):
         return _behind(model, inputs, look, score)
-    known = _chosen.setdefault(model, {})
-    if id(look) not in known:
-        known[id(look)] = _choose(model, inputs.first(), _groups(look), tuple(inputs.x.shape[2:]))
-    found: str = known[id(look)]
+    if "default" not in look.chosen:
+        look.chosen["default"] = _choose(model, inputs.first(), _groups(look), tuple(inputs.x.shape[2:]))
+    found: str = look.chosen["default"]
     return found
 
 
@@ -57,10 +53,9 @@ def stage_layers(model: nn.Module, x: InputsLike, count: int = 4) -> list[str]:
     """
     inputs = as_inputs(x)
     look = remembered(model, inputs)
-    known = _chosen.setdefault(model, {})
-    if (id(look), count) not in known:
-        known[id(look), count] = _stages(model, inputs.first(), _groups(look), count)
-    return list(known[id(look), count]) or [default_layer(model, inputs)]
+    if count not in look.chosen:
+        look.chosen[count] = _stages(model, inputs.first(), _groups(look), count)
+    return list(look.chosen[count]) or [default_layer(model, inputs)]
 
 
 def _stages(model: nn.Module, inputs: Inputs, groups: list[list[Call]], count: int) -> list[str]:

@@ -334,9 +334,9 @@ def shapes(program: Program) -> tuple[Shape, ...]:
 
 
 def sees(program: Program) -> set[int]:
-    """The values that depend on the explained image; all of them, where no other pictures are given."""
+    """The values that depend on the explained image; all of them, where nothing else is given."""
     count = len(program.inputs)
-    if not any(len(shape) == 3 for shape in program.inputs[1:]):
+    if count == 1:
         return set(range(count + len(program.steps)))
     found = {0}
     for place, step in enumerate(program.steps, start=count):
