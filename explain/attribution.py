@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import operator
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from typing import Any
 
 import torch
 from torch import nn
 
-from explain.engine import ClassWeights, Evidence, Need, Precision, Progress, Work, check_inputs, gather
+from explain.engine import ClassWeights, Evidence, Precision, Progress, Work, check_inputs, gather
 from explain.errors import (
     ExplainError,
-    ExplainWarning,
     LayerError,
     MethodError,
     ModelError,
     TargetError,
-    UnusedLayerError,
+    muted,
     warn,
 )
 from explain.hooks import Where, unwrapped
 from explain.inputs import Inputs, InputsLike
-from explain.layers import default_layer, enlarge, find_layers, stage_layers
+from explain.layers import default_layer, enlarge, find_layers, forget, stage_layers
 from explain.methods import (
     Complete,
     Demanding,
@@ -212,57 +210,58 @@ def attribute_targets(
     work = Work(batch_size, progress, precision)
     if fuse is not None:
         one_of("attribute", "fuse", fuse, ("mean", "max", "product"))
-    needs = frozenset().union(*(method.needs for method in chosen.values()))
-    looked_at = {name: _layers(model, inputs, method, layer, wanted[0]) for name, method in chosen.items()}
+    explained = partial(_explained, model, inputs, chosen, wanted, work, fuse)
+    layers_of = partial(_layers, model, inputs, named=layer, target=wanted[0])
     try:
-        gathered = _gather(model, inputs, needs, wanted, looked_at, chosen, work)
-    except UnusedLayerError:
+        return explained({name: layers_of(method) for name, method in chosen.items()})
+    except LayerError:
         if layer is not None:
             raise
-        # The network has several heads, and this is not the one that classifies.
-        looked_at = {n: _layers(model, inputs, method, None, wanted[0], anew=True) for n, method in chosen.items()}
-        gathered = _gather(model, inputs, needs, wanted, looked_at, chosen, work)
+    # What was chosen leads to another head than this target's, or the network does something else than it did.
+    forget(model)
+    return explained({name: layers_of(method, anew=True) for name, method in chosen.items()})
+
+
+def _explained(
+    model: nn.Module,
+    inputs: Inputs,
+    methods: Mapping[str, Method],
+    targets: list[Target],
+    work: Work,
+    fuse: Fusion | None,
+    looked_at: Mapping[str, list[str]],
+) -> list[dict[str, Attribution]]:
+    """Gather the evidence and run the methods on it, each on that of the layers that it looks at."""
+    needs = frozenset().union(*(method.needs for method in methods.values()))
+    layers = dict.fromkeys(layer for names in looked_at.values() for layer in names)
+    pooled = [layer for name, names in looked_at.items() if ClassWeights() in methods[name].needs for layer in names]
     found = []
-    for evidence in gathered:
+    for evidence in gather(model, inputs, needs, targets, layers, work, pooled=pooled):
         of = {item.layer: item for item in evidence}
         whole = [replace(evidence[0], layer=None)]
         used = {name: [of[layer] for layer in names] or whole for name, names in looked_at.items()}
         # The model may run so, but not the mathematics; and what it makes must be good for in-place steps of the model.
         with torch.inference_mode(False), torch.no_grad(), torch.autocast(inputs.x.device.type, enabled=False):
-            found.append({name: _apply(method, used[name], fuse, inputs.name) for name, method in chosen.items()})
+            found.append({name: _apply(method, used[name], fuse, inputs.name) for name, method in methods.items()})
         for name, attribution in found[-1].items():
             _warn_if_empty(attribution, used[name])
     return found
 
 
-def _gather(
-    model: nn.Module,
-    inputs: Inputs,
-    needs: frozenset[Need],
-    targets: list[Target],
-    looked_at: Mapping[str, list[str]],
-    methods: Mapping[str, Method],
-    work: Work,
-) -> list[list[Evidence]]:
-    layers = dict.fromkeys(layer for names in looked_at.values() for layer in names)
-    pooled = [layer for name, names in looked_at.items() if ClassWeights() in methods[name].needs for layer in names]
-    return gather(model, inputs, needs, targets, layers, work, pooled=pooled)
-
-
 def _layers(
-    model: nn.Module, inputs: Inputs, method: Method, named: list[str] | None, target: Target, *, anew: bool = False
+    model: nn.Module, inputs: Inputs, method: Method, *, named: list[str] | None, target: Target, anew: bool = False
 ) -> list[str]:
     """The layers that a method looks at: those asked for, or its own choice."""
     if not uses_layer(method):
         return []
     if named:
         return named
-    if isinstance(method, ManyLayers):
-        return stage_layers(model, inputs)
 
     def score(output: Any) -> torch.Tensor:
         return settle(target, output, len(inputs)).pick(output, len(inputs))[0]
 
+    if isinstance(method, ManyLayers):
+        return stage_layers(model, inputs, score, anew=anew)
     return [default_layer(model, inputs, score, anew=anew)]
 
 
@@ -291,12 +290,11 @@ def _applies(method: Method, model: nn.Module, x: Inputs, layer: Where | None, t
     compares = any(getattr(need, "objective", None) is not None for need in method.needs)
     if not compares and not isinstance(method, Demanding):
         return True
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExplainWarning)
-        try:
+    try:
+        with muted():
             attribute(model, x, method, layer=layer, target=target)
-        except ExplainError:
-            return False
+    except ExplainError:
+        return False
     return True
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import difflib
 import sys
+import threading
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class ExplainError(Exception):
@@ -52,8 +54,47 @@ class ExplainWarning(UserWarning):
     """The result is right, but it may not show what its reader expects; the message says why."""
 
 
+_here = threading.local()
+_lock = threading.Lock()
+_quiet: list[warnings.catch_warnings[None]] = []
+
+
+@contextmanager
+def muted() -> Iterator[None]:
+    """Keep the package's own warnings in this thread to itself."""
+    before, _here.muted = getattr(_here, "muted", False), True
+    try:
+        yield
+    finally:
+        _here.muted = before
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Ignore the warnings of libraries.
+
+    Filters belong to the process, so that of several threads the first one puts them there and the last one takes them
+    away. (``warnings.catch_warnings`` alone would bring back what another thread had put there.)
+    """
+    with _lock:
+        caught: warnings.catch_warnings[None] = warnings.catch_warnings()
+        if not _quiet:
+            caught.__enter__()
+            warnings.simplefilter("ignore")
+        _quiet.append(_quiet[0] if _quiet else caught)
+    try:
+        yield
+    finally:
+        with _lock:
+            first = _quiet.pop()
+            if not _quiet:
+                first.__exit__(None, None, None)
+
+
 def warn(message: str) -> None:
     """Warn the caller of the package: the warning carries the line outside it that led here."""
+    if getattr(_here, "muted", False):
+        return
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).split(".")[0] == "explain":
         frame, level = frame.f_back, level + 1

@@ -7,7 +7,6 @@ import os
 import re
 import stat
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from explain.errors import ImageError, warn
+from explain.errors import ImageError, quiet, warn
 
 ImageLike: TypeAlias = "str | os.PathLike[str] | bytes | io.IOBase | Image.Image | np.ndarray[Any, Any]"
 Preprocess: TypeAlias = Callable[[Image.Image], torch.Tensor]
@@ -83,16 +82,14 @@ def _open(file: Any, name: str, size: int) -> Image.Image:
     if size == 0:
         raise ImageError(f"image {name} is empty (0 bytes); get the file again")
     try:
-        with warnings.catch_warnings():
-            # Of large pictures and odd metadata; the limit below is the one that counts.
-            warnings.simplefilter("ignore")
-            with Image.open(file) as opened:
-                if opened.format in NO_PHOTOS:
-                    raise ImageError(f"image {name} must be a photo, got {opened.format}; convert it to PNG or JPEG")
-                if opened.format == "DDS" and size < opened.width * opened.height / 2:
-                    # No kind of DDS is denser; Pillow before 13 takes minutes to fill up what is missing.
-                    raise ImageError(f"image {name} is damaged or truncated (too short); get the file again")
-                return _decode(opened, name)
+        # Pillow warns of large pictures and odd metadata; the limit below is the one that counts.
+        with quiet(), Image.open(file) as opened:
+            if opened.format in NO_PHOTOS:
+                raise ImageError(f"image {name} must be a photo, got {opened.format}; convert it to PNG or JPEG")
+            if opened.format == "DDS" and size < opened.width * opened.height / 2:
+                # No kind of DDS is denser; Pillow before 13 takes minutes to fill up what is missing.
+                raise ImageError(f"image {name} is damaged or truncated (too short); get the file again")
+            return _decode(opened, name)
     except Image.DecompressionBombError:
         raise ImageError(f"image {name} is larger than {MAX_PIXELS // 10**6} megapixels; resize it first") from None
     except UnidentifiedImageError:

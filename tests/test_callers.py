@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import gc
 import threading
+import warnings
 import weakref
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 import explain
 from explain.errors import ExplainError, ExplainWarning, LayerError, ModelError
-from explain.methods import get_method
+from explain.methods import GradCAM, get_method
 from tests.conftest import TinyNet, settled, snapshot
 
 METHODS = [name for name in explain.list_methods() if name not in ("legrad", "rollout")]
@@ -236,3 +238,55 @@ def test_wrapped_models_show_the_names_that_layers_go_by(net: TinyNet, x: torch.
     explainer = explain.Explainer(nn.DataParallel(net.float()), preprocess=lambda photo: torch.rand(3, 12, 10))
     shown = explainer.inspect(Image.new("RGB", (10, 12)))
     assert {row.name for row in shown.rows} <= {name for name, _ in net.named_modules()}
+
+
+class Draws(nn.Module):
+    """Draws random numbers, in evaluation too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x + 0.1 * torch.randn_like(x)).mean((2, 3))
+
+
+def test_threads_leave_random_numbers_and_the_filters_of_warnings_as_they_were(x: torch.Tensor) -> None:
+    content = BytesIO()
+    Image.new("RGB", (9, 9)).save(content, "PNG")
+    model, together = Draws().double(), threading.Barrier(8)
+    filters, state = list(warnings.filters), torch.get_rng_state()
+
+    def work() -> None:
+        together.wait()
+        for _ in range(5):
+            explain.images.load_image(content.getvalue())
+            explain.attribute(model, x, GradCAM(relu=False), target=0)
+            explain.applicable_methods(model, x[:1])
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert warnings.filters == filters
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_threads_that_look_at_a_network_together_see_the_same(x: torch.Tensor) -> None:
+    for _ in range(5):
+        model, together, found = settled(TinyNet()).double().eval(), threading.Barrier(8), []
+        threads = [
+            threading.Thread(
+                target=lambda m=model, b=together, f=found: (
+                    b.wait(),
+                    f.append(explain.attribute(m, x, target=1).layer),
+                )
+            )
+            for _ in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == ["dropout"] * 8

@@ -519,7 +519,7 @@ def test_ablations_fan_out_at_the_layer_where_the_network_lets_them(net: TinyNet
     explain.attribute(net, x)
     sizes = counting(net)
     explain.attribute(net, x, "ablationcam", target=1)
-    assert sizes == [3, 1, 1, 1]  # the images, and each once more for all of its ablations
+    assert sizes == [3, 1, 1, 1, 1]  # the images, and each once more for all of its ablations
     model = settled(Bypass()).double()
     sizes = counting(model)
     found = explain.attribute(model, x, "ablationcam", target=1, layer="body").values
@@ -687,26 +687,41 @@ def test_a_view_from_before_the_layer_may_be_overwritten_behind_it(x: torch.Tens
 class ReadsBothNames(nn.Module):
     """Overwrites a view, and reads it by its old name as well as by its new one; ``.view`` refuses other layouts."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, again: bool) -> None:
         super().__init__()
+        self.again = again
         self.conv, self.relu, self.fc = nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Linear(4, 5)
         self.last = nn.Linear(4 * 80, 5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         before = self.conv(x)[:]
-        after = self.relu(before)
+        after = self.relu(input=before)
+        if self.again:  # autograd allows it where it has not kept what the rectifier gave
+            after.mul_(1.5)
         scores = self.fc(after.mean((2, 3)))
         return scores + self.last((before * 0.5).contiguous().view(len(x), -1))
 
 
 @pytest.mark.parametrize("together", [[], ["saliency"]])
 def test_gradients_come_back_by_every_name_of_what_a_layer_overwrote(together: list[str], x: torch.Tensor) -> None:
-    model = settled(ReadsBothNames()).double().eval()
+    model = settled(ReadsBothNames(again=not together)).double().eval()
     found = explain.attribute_all(model, x, [GradCAM(relu=False), *together], target=1, layer="relu")["gradcam"]
     maps = model.conv(x).relu().detach().requires_grad_()
-    score = (model.fc(maps.mean((2, 3))) + model.last((maps * 0.5).flatten(1)))[:, 1]
-    weights = torch.autograd.grad(score.sum(), maps)[0].mean((2, 3), keepdim=True)
+
+    def score(maps: torch.Tensor) -> torch.Tensor:
+        later = maps * 1.5 if model.again else maps
+        return (model.fc(later.mean((2, 3))) + model.last((later * 0.5).flatten(1)))[:, 1]
+
+    weights = torch.autograd.grad(score(maps).sum(), maps)[0].mean((2, 3), keepdim=True)
     torch.testing.assert_close(found.values, (weights * maps).sum(1).detach())
+    with torch.no_grad():
+        expected = torch.zeros_like(found.values)
+        for k in range(4):
+            without = maps.clone()
+            without[:, k] = 0
+            expected += ((score(maps) - score(without)) / score(maps))[:, None, None] * maps[:, k]
+    ablated = explain.attribute(model, x, AblationCAM(relu=False), target=1, layer="relu").values
+    torch.testing.assert_close(ablated, expected)
 
 
 class OverwritesBehindTheLayer(nn.Module):
@@ -736,3 +751,42 @@ def test_ablated_maps_may_be_overwritten_in_a_network_that_runs_twice(x: torch.T
             without[:, k] = 0
             expected += ((score(maps) - score(without)) / score(maps))[:, None, None] * maps[:, k]
     torch.testing.assert_close(found, expected)
+
+
+class CountsRows(nn.Module):
+    """Works behind the layer on as many rows as there were before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(3, 4, 3), nn.Linear(4, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        maps = self.conv(x)
+        means = maps.mean((2, 3))
+        for i in range(len(x)):
+            means[i] = means[i] * 2 - means[i].mean()
+        return self.fc(means)
+
+
+def test_a_network_that_counts_its_rows_before_the_layer_runs_whole_for_every_ablation(x: torch.Tensor) -> None:
+    model = settled(CountsRows()).double().eval()
+    found = explain.attribute(model, x, AblationCAM(relu=False), target=1, layer="conv").values
+    with torch.no_grad():
+        maps = model.conv(x)
+
+        def score(maps: torch.Tensor) -> torch.Tensor:
+            means = maps.mean((2, 3))
+            return model.fc(means * 2 - means.mean(1, keepdim=True))[:, 1]
+
+        expected = torch.zeros_like(found)
+        for k in range(4):
+            without = maps.clone()
+            without[:, k] = 0
+            expected += ((score(maps) - score(without)) / score(maps))[:, None, None] * maps[:, k]
+    torch.testing.assert_close(found, expected)
+
+
+def test_lazy_modules_must_have_run_once(x: torch.Tensor) -> None:
+    model = nn.Sequential(nn.LazyConv2d(4, 3), nn.Flatten())
+    with pytest.raises(ModelError, match=r"got lazy layers without them; call model\(x\) once first"):
+        explain.attribute(model, x, "saliency")

@@ -127,7 +127,7 @@ ON_TENSORS: dict[str, Mistake] = {
     "another device": (
         lambda x: explain.attribute(net(), x.to("meta")),
         ImageError,
-        "x must be on the model's device cpu, got meta; use x.to('cpu')",
+        "x must be on the model's device cpu, got meta; use .to('cpu')",
     ),
     "an empty batch": (
         lambda x: explain.attribute(net(), x[:0]),
@@ -555,11 +555,8 @@ JUSTIFIED = {
     ("explain", "__getattr__", "AttributeError"): "what Python asks of a module that looks its names up",
     ("explain.arguments", "_count", "argparse.ArgumentTypeError"): "what argparse asks of a type",
     ("explain.arguments", "_opacity", "argparse.ArgumentTypeError"): "what argparse asks of a type",
-    (
-        "explain.engine.variants",
-        "_replaced",
-        "RuntimeError",
-    ): "caught by _from_layer, which then runs the network whole",
+    ("explain.engine.variants", "_must_agree", "RuntimeError"): "caught by _from_layer, which then runs all of it",
+    ("explain.engine.variants", "_replaced", "RuntimeError"): "caught by _from_layer, which then runs all of it",
     ("explain.hooks.distributed", "_average", "ValueError"): "told to all ranks as a HookError by _together",
     ("explain.hooks.distributed", "_tensor", "TypeError"): "told to all ranks as a HookError by _together",
     ("explain.hooks.extractor", "keep", "_SeenEnough"): "ends a forward pass, and is caught around it",

@@ -234,7 +234,7 @@ def test_rows_of_other_inputs_go_with_their_image_and_all_else_stays() -> None:
         ((torch.rand(3, 8, 8), 1), r"input 0 must have the shape \(N, C, H, W\), got \(3, 8, 8\); add the batch"),
         (
             (torch.rand(1, 3, 4, 4), torch.zeros(1, 3, 4, 4, device="meta")),
-            "input 1 must be on the model's device cpu, got meta; use x.to",
+            "input 1 must be on the model's device cpu, got meta; use .to",
         ),
     ],
     ids=["no tensor", "nothing", "not an image", "no batch", "device"],
@@ -302,11 +302,14 @@ def test_inputs_that_belong_to_no_single_image_are_shared(images: int, x: torch.
 def test_an_input_that_seems_to_belong_to_images_but_says_what_the_classes_are_is_refused(x: torch.Tensor) -> None:
     model, texts = settled(Matching()).double().eval(), torch.tensor([[1, 2, 3, 4], [5, 6, 0, 1]])
     message = (
-        r"model must give altered images 2 scores each, .* got \d+; name the inputs .* in explain.Inputs\(\.\.\., sha"
+        r"model must give each image \d+ scores, whatever else it is given, got \d+; name the inputs that belong to"
     )
-    for method in ("ablationcam", "scorecam"):
+    for method in ("ablationcam", "scorecam", "integratedgradients", "saliency"):
         with pytest.raises(ModelError, match=message):
             explain.attribute(model, (x[:2], texts), method, target=1)
+    for method in ("ablationcam", "scorecam", "integratedgradients"):
+        with pytest.raises(ModelError, match=message):
+            explain.attribute(model, (x[:1], texts[:1]), method, target=0)
 
 
 def test_a_switch_among_the_inputs_may_change_which_layers_are_called_and_when() -> None:
@@ -363,3 +366,18 @@ def test_a_mapping_among_the_inputs_keeps_its_kind(siamese: Siamese, pair: tuple
     found = explain.attribute(TakesBatch().eval(), Inputs((batch,)), "saliency", target=0)
     assert torch.equal(found.values, explain.attribute(siamese, pair, "saliency", target=0).values)
     assert batch["left"] is pair[0]
+
+
+def test_a_network_that_was_switched_over_is_looked_at_anew(x: torch.Tensor) -> None:
+    class Switch(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.which = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 5), "a"
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return getattr(self, self.which)(x).mean((2, 3))
+
+    model = Switch().double()
+    assert explain.attribute(model, x, "gradcam", target=0).layer == "a"
+    model.which = "b"
+    assert explain.attribute(model, x, "gradcam", target=0).layer == "b"

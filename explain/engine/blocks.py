@@ -73,7 +73,7 @@ def attention_gradients(model: nn.Module, inputs: Inputs, target: Any) -> list[t
             group.forward_pre(name, begin)
             group.forward(name, end)
         output = inputs.call(model)
-        wanted: Target = target(torch.arange(len(inputs)).repeat(len(blocks)))
+        wanted: Target = target(torch.arange(len(inputs), device=inputs.x.device).repeat(len(blocks)))
         total = wanted.pick(output, len(inputs) * len(blocks))[0].sum()
     with HookGroup() as group:
         records = attention(total, group)[: len(blocks)]

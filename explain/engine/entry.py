@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from explain.errors import ExplainError, ImageError, ModelError
 from explain.inputs import Inputs, InputsLike, as_inputs
@@ -35,12 +36,15 @@ def check_inputs(model: nn.Module, given: InputsLike) -> Inputs:
         raise ImageError(
             f"{name} must be floating point, got {x.dtype}; use x.float() / 255 or the model's preprocessing"
         )
+    if any(is_lazy(p) for p in model.parameters()):
+        raise ModelError("model must have all its weights, got lazy layers without them; call model(x) once first")
     parameter = next(model.parameters(), None)
-    for other, tensor in {name: x, **{f"input {other}": tensor for other, tensor in inputs.others.items()}}.items():
+    images = {f"input {other}": tensor for other, tensor in inputs.others.items() if tensor.ndim > 3}
+    for other, tensor in {name: x, **images}.items():
         if parameter is not None and parameter.device != tensor.device:
-            device = parameter.device
+            device = str(parameter.device)
             raise ImageError(
-                f"{other} must be on the model's device {device}, got {tensor.device}; use x.to({str(device)!r})"
+                f"{other} must be on the model's device {device}, got {tensor.device}; use .to({device!r})"
             )
     if any(p.is_inference() for p in model.parameters()):
         raise ModelError(

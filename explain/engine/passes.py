@@ -38,12 +38,12 @@ from explain.engine.evidence import (
 )
 from explain.engine.linear import Heads, bias_of, biased_modules, class_weights
 from explain.engine.rules import InSight, apply_rule
-from explain.engine.variants import Footprint, Precision, Variants, Work, autocast
+from explain.engine.variants import Footprint, Precision, Variants, Work, autocast, must_have_width
 from explain.errors import LayerError, MethodError, ModelError, TargetError, UnusedLayerError
 from explain.hooks import Capture, HookGroup, Record, forbids_cut, inspect, untouched
 from explain.hooks.attention import attention, by_image
 from explain.inputs import Inputs, InputsLike, as_inputs
-from explain.layers import frame_of, of_other_images, split_call, to_spatial
+from explain.layers import frame_of, of_other_images, remembered, split_call, to_spatial
 from explain.targets import Objective, Target, find_logits, settle
 
 
@@ -143,6 +143,9 @@ class _Pass:
             self.graph_is_on = torch.is_grad_enabled()
         self.records = {name: self._record(name) for name in self.layers}
         self.logits = self._logits()
+        if self.logits is not None and self.inputs.others and len(self.x) > 1:
+            alone = remembered(model, self.inputs).width
+            must_have_width(self.logits.shape[1], self.logits.shape[1] if alone is None else alone)
 
     def _logits(self) -> torch.Tensor | None:
         try:
@@ -311,6 +314,11 @@ class _Pass:
         if grid is not None:
             return grid.spread(term)
         turned = term.ndim == 3 and len(term) != count and term.shape[1] == count
+        if not turned and len(term) != count > 1 and self.inputs.others:
+            raise MethodError(
+                f"fullgrad must see layer {record.layer!r} give a row for each of the {count} images where there are "
+                f"other inputs, got {len(term)} rows; explain one image at a time"
+            )
         return (term.transpose(0, 1) if turned else term).reshape(count, -1)
 
     def _keep(self, choice: _Choice, name: str, need: Need, gradient: torch.Tensor | None) -> None:

@@ -83,7 +83,7 @@ def _out_of_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> C
     if given.get("inplace"):
         return lambda x: func(**{**given, names[0]: x, "inplace": False})
     name = getattr(func, "__name__", "")
-    known = {node.removesuffix("Backward").lower() for node in RECTIFIERS}
+    known = {"selu", "rrelu", *(node.removesuffix("Backward").lower() for node in RECTIFIERS)}
     if not args or not name.endswith("_") or name.replace("_", "") not in known:
         return None
     plain = getattr(torch, name[:-1], None) or getattr(F, name[:-1])

@@ -79,6 +79,19 @@ class Footprint:
         return max(1, min(LARGEST, MEMORY // max(1, needed)))
 
 
+def must_have_width(found: int, expected: int) -> None:
+    """Refuse scores for other classes than there were when an image was alone, or not altered.
+
+    They show that an input with as many rows as there are images is not one of theirs, but says what classes there are,
+    as the texts do that CLIP compares images with.
+    """
+    if found != expected:
+        raise ModelError(
+            f"model must give each image {expected} scores, whatever else it is given, got {found}; name the inputs "
+            "that belong to no single image in explain.Inputs(..., shared=...)"
+        )
+
+
 class Gather(Protocol):
     """The engine's `gather`, as far as variants use it."""
 
@@ -145,7 +158,10 @@ class Variants:
         for rows in self._pieces(len(owners), graph=True):
             images = owners[rows]
             ask = partial(self.gather, needs=method.needs, target=self.target_of(images), layers=layers, work=inner)
-            yield rows, method(self._in_fastest_layout(images, make(rows), ask))
+            evidence = self._in_fastest_layout(images, make(rows), ask)
+            if evidence.logits is not None and self.width is not None:
+                must_have_width(evidence.logits.shape[1], self.width)
+            yield rows, method(evidence)
 
     def scores_from_layer(self, owners: torch.Tensor, make: Make) -> torch.Tensor:
         """The score ``(P,)`` of each variant of the layer's feature maps, ``(b, C, h, w)``."""
@@ -169,8 +185,8 @@ class Variants:
     def _from_layer(self, owners: torch.Tensor, make: Make, read: Callable[..., torch.Tensor]) -> torch.Tensor:
         """Run up to the layer once for each image and piece, and from there on for all variants.
 
-        A network in which something leads past the layer may not take more rows behind it than before it; such a
-        network runs whole for every variant.
+        A network in which something leads past the layer may not take more rows behind it than before it, or say
+        something else of them, which the last row of the first piece is to show; it runs whole for every variant.
         """
         found: list[torch.Tensor] = []
         order: list[torch.Tensor] = []
@@ -181,7 +197,14 @@ class Variants:
                 rows = mine[piece]
                 if fans_out:
                     try:
-                        found.append(self._replaced(owners[rows], owners[rows][:1], make(rows), read))
+                        few = self._replaced(owners[rows], owners[rows][:1], make(rows), read)
+                        if not found and len(rows) > 1:
+                            self._must_agree(
+                                few[-1:], self._replaced(owners[rows[-1:]], owners[rows[-1:]], make(rows[-1:]), read)
+                            )
+                        found.append(few)
+                    except torch.cuda.OutOfMemoryError:
+                        raise
                     except (RuntimeError, ValueError, IndexError, ExplainError):
                         fans_out = False
                 if not fans_out:
@@ -207,8 +230,10 @@ class Variants:
             if calls[record.layer] != record.call + 1:
                 return None
             if tensor is not None and overwriting.is_by(record.layer, tensor):
-                # Who reads it by its older name is to see the change, or, where that has more rows, to show.
-                tensor.copy_(altered) if tensor.shape == altered.shape else tensor.fill_(float("nan"))
+                if tensor.shape == altered.shape:
+                    tensor.copy_(altered)  # who reads it by its older name sees the change too
+                    return None
+                tensor.fill_(float("nan"))  # who reads it by its older name is to show: that one has fewer rows
             return replace_first(output, altered.clone())  # the network may overwrite it, and run once more
 
         def run(inputs: Inputs) -> Any:
@@ -222,6 +247,11 @@ class Variants:
         if len(before) != len(images) and torch.isnan(found).any():
             raise RuntimeError("something reads what the layer overwrote, which has fewer rows")
         return found
+
+    def _must_agree(self, few: torch.Tensor, whole: torch.Tensor) -> None:
+        precise = torch.finfo(self.inputs.x.dtype).eps < 1e-4 and self.work.precision == "full"
+        if not torch.allclose(few, whole, rtol=1e-3 if precise else 0.1, atol=1e-5 if precise else 1e-2):
+            raise RuntimeError("the network says something else where there are more rows behind the layer")
 
     def _laid_out(self, maps: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
         """Feature maps as the layer would have given them."""
@@ -243,19 +273,8 @@ class Variants:
             return legible(find_logits(run(), len(images)).detach())
 
     def _check(self, output: Any, count: int) -> None:
-        """Refuse scores for other classes than those of the images as they are.
-
-        They show that an input with as many rows as there are images is not one of theirs, but says what classes there
-        are, as the texts do that CLIP compares images with.
-        """
-        if self.width is None or not self.inputs.others:
-            return
-        width = find_logits(output, count).shape[1]
-        if width != self.width:
-            raise ModelError(
-                f"model must give altered images {self.width} scores each, as it did the images, got {width}; name the "
-                "inputs that belong to no single image in explain.Inputs(..., shared=...)"
-            )
+        if self.width is not None and self.inputs.others:
+            must_have_width(find_logits(output, count).shape[1], self.width)
 
     def _plainly(self, inputs: Inputs) -> Any:
         return inputs.call(self.model)

@@ -19,6 +19,7 @@ from explain.errors import ModelError
 
 _lock = threading.RLock()
 _users: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+_generators: dict[torch.device, tuple[int, torch.Tensor]] = {}
 _here = threading.local()
 _used_threads = False
 
@@ -52,11 +53,37 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def preserving_rng(devices: list[torch.device]) -> Iterator[None]:
     """Give the random generators of the CPU and of ``devices`` their state back at the end.
 
-    The generators belong to the process: numbers that another thread draws meanwhile are drawn again afterwards.
+    The generators belong to the process: numbers that another thread draws meanwhile are drawn again afterwards. Of
+    several threads in here, the first one finds the state, and the last one gives it back.
     """
-    cuda = sorted({device.index or 0 for device in devices if device.type == "cuda"})
-    with torch.random.fork_rng(devices=cuda):
+    used = [torch.device("cpu"), *sorted({d for d in devices if d.type == "cuda"}, key=str)]
+    with _lock:
+        for device in used:
+            count, state = _generators[device] if device in _generators else (0, _rng_state(device))
+            _generators[device] = count + 1, state
+    try:
         yield
+    finally:
+        with _lock:
+            for device in used:
+                if device not in _generators:  # a forked child has forgotten it
+                    continue
+                count, state = _generators.pop(device)
+                if count > 1:
+                    _generators[device] = count - 1, state
+                else:
+                    _set_rng_state(state, device)
+
+
+def _rng_state(device: torch.device) -> torch.Tensor:
+    return torch.get_rng_state() if device.type == "cpu" else torch.cuda.get_rng_state(device)
+
+
+def _set_rng_state(state: torch.Tensor, device: torch.device) -> None:
+    if device.type == "cpu":
+        torch.set_rng_state(state)
+    else:
+        torch.cuda.set_rng_state(state, device)
 
 
 @contextmanager
@@ -112,6 +139,7 @@ def _begin_child() -> None:
     for module in list(_users):
         module.training = True
     _users.clear()
+    _generators.clear()
     _here.busy = False
     _lock.release()
     if _used_threads:

@@ -165,7 +165,7 @@ class Capture:
             tapped = self._tapped(record, tensor.clone() if overwritten else tensor)
             if overwritten and _put_into(tensor, tapped):
                 return None
-            self.misses |= overwritten
+            self.misses |= overwritten and self._cut
             return replace_first(output, tapped)
 
         return record_call
@@ -194,12 +194,12 @@ class Overwriting:
         self._given: dict[str, tuple[torch.Tensor, int]] = {}
 
     def watch(self, group: HookGroup, name: str) -> None:
-        def note(module: nn.Module, args: tuple[Any, ...]) -> None:
-            first = next(iter(args), None)
-            if isinstance(first, torch.Tensor) and not first.is_inference():
+        def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            first = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)), None)
+            if first is not None and not first.is_inference():
                 self._given[name] = first, first._version
 
-        group.forward_pre(name, note)
+        group.forward_pre(name, note, with_kwargs=True)
 
     def is_by(self, name: str, output: torch.Tensor) -> bool:
         """Whether this output of a module is its input, overwritten; asked once, when it has returned."""

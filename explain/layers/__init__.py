@@ -9,7 +9,16 @@ channels-last maps (Swin) are turned round, and token sequences (ViT) are laid o
 tokens left out.
 """
 
-from explain.layers.calls import Call, find_layers, frame_of, list_layers, of_other_images, split_call
+from explain.layers.calls import (
+    Call,
+    find_layers,
+    forget,
+    frame_of,
+    list_layers,
+    of_other_images,
+    remembered,
+    split_call,
+)
 from explain.layers.choice import default_layer, stage_layers
 from explain.layers.grid import Frame, Grid, enlarge, find_grid, to_spatial
 
@@ -21,9 +30,11 @@ __all__ = [
     "enlarge",
     "find_grid",
     "find_layers",
+    "forget",
     "frame_of",
     "list_layers",
     "of_other_images",
+    "remembered",
     "split_call",
     "stage_layers",
     "to_spatial",

@@ -6,7 +6,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from types import NoneType
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.autograd.graph import Node
 from explain.errors import LayerError
 from explain.hooks import HookGroup, Where, first_tensor, select, untouched, unwrapped
 from explain.inputs import Inputs, InputsLike, as_inputs
-from explain.layers.grid import Frame, Grid, Layout, Size, find_grid, layout_of
+from explain.layers.grid import Frame, Grid, Layout, Size, find_grid, is_plain, layout_of
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,10 @@ class Look:
     """Whether the output has a row of numbers for the image, as a classifier's has."""
     answers: frozenset[int] = frozenset()
     """The number of channels of outputs that are as large as the input: a map of classes, for example."""
+    width: int | None = None
+    """How many scores there are, if it gives any."""
+    heads: int = 1
+    """How many outputs have a row of numbers for the image."""
     chosen: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
     """What has been chosen on account of it."""
 
@@ -100,6 +104,11 @@ def remembered(model: nn.Module, inputs: Inputs) -> Look:
     return look
 
 
+def forget(model: nn.Module) -> None:
+    """Look at a network anew the next time: it may have been changed in ways that its modules do not show."""
+    _looks.pop(model, None)
+
+
 def take_look(model: nn.Module, inputs: Inputs) -> Look:
     """Run a network on one image and note every call."""
     inputs = inputs.first().detached()
@@ -118,7 +127,9 @@ def take_look(model: nn.Module, inputs: Inputs) -> Look:
         calls = _really_first(calls, model, inputs)
     found = tensors_in(output)
     answers = frozenset(t.shape[1] for t in found if t.ndim > 3 and tuple(t.shape[2:]) == tuple(inputs.x.shape[2:]))
-    return Look(calls, any(t.ndim <= 2 and t.numel() and t.shape[:1] in ((), (1,)) for t in found), answers)
+    rows = [t for t in found if t.ndim <= 2 and t.numel() and t.shape[:1] in ((), (1,))]
+    widths = {t.shape[1] for t in rows if t.ndim == 2}
+    return Look(calls, bool(rows), answers, widths.pop() if len(widths) == 1 else None, len(rows))
 
 
 def _really_first(calls: tuple[Call, ...], model: nn.Module, inputs: Inputs) -> tuple[Call, ...]:
@@ -135,7 +146,10 @@ def _really_first(calls: tuple[Call, ...], model: nn.Module, inputs: Inputs) -> 
     with untouched(model), HookGroup(model) as group:
         for name in {call.name for call in calls}:
             group.forward(name, partial(note, name))
-        inputs.rows(torch.zeros(2, dtype=torch.long)).detached().call(model)
+        try:
+            inputs.rows(torch.zeros(2, dtype=torch.long)).detached().call(model)
+        except Exception:  # it takes one image at a time, which leaves this open
+            return calls
     first = [call.grid is not None and call.grid.layout == "tokens first" for call in calls]
     real = [shapes.get((call.name, call.number), ())[1:2] == (2,) for call in calls]
     return tuple(replace(c, grid=None) if f and not r else c for c, f, r in zip(calls, first, real, strict=True))
@@ -172,7 +186,7 @@ class _Notes:
     def _grid(self, module: nn.Module, shape: Size) -> Grid | None:
         """The grid of a tensor; most modules keep the layout of the last one that has a layout of its own."""
         own = layout_of(module, len(shape))
-        if own is not None and len(shape) > 3:
+        if own is not None and len(shape) > 3 and not (own == "NHWC" and is_plain(shape, self._size)):
             self._layouts[shape] = own
         if len(shape) > 3:
             seen = set(self._layouts.values())  # where only one layout has been seen, there is nothing to guess
@@ -220,6 +234,7 @@ def tensors_in(output: Any) -> list[torch.Tensor]:
 
 def frame_of(model: nn.Module, inputs: Inputs) -> Frame:
     """What the tensors of a network are laid out on for these inputs; how tokens lie is found by looking, once."""
+    look = cache(partial(remembered, model, inputs))
 
     def layout(layer: str) -> Layout | None:
         return layout_of(model.get_submodule(split_call(layer)[0]), inputs.x.ndim)
@@ -228,9 +243,9 @@ def frame_of(model: nn.Module, inputs: Inputs) -> Frame:
         name, number = split_call(layer)
         module = model.get_submodule(name)  # one that has several names was noted under its first
         first = next(known for known, each in model.named_modules() if each is module)
-        return remembered(model, inputs).grid_of(first, number)
+        return look().grid_of(first, number)
 
-    return Frame(tuple(inputs.x.shape[2:]), len(inputs), lambda: remembered(model, inputs).sizes, grid, layout)
+    return Frame(tuple(inputs.x.shape[2:]), len(inputs), lambda: look().sizes, grid, layout)
 
 
 def of_other_images(model: nn.Module, inputs: Inputs) -> set[tuple[str, int]]:

@@ -36,15 +36,21 @@ def default_layer(model: nn.Module, x: InputsLike, score: Score | None = None, *
     """
     inputs = as_inputs(x)
     look = remembered(model, inputs)
-    if score is not None and (anew or not look.gives_scores):
+    if score is not None and not look.gives_scores:
         return _behind(model, inputs, look, score)
-    if "default" not in look.chosen:
-        look.chosen["default"] = _choose(model, inputs.first(), _groups(look), tuple(inputs.x.shape[2:]))
-    found: str = look.chosen["default"]
+    if score is not None and (anew or look.heads > 1):
+        return _choose(model, inputs, look, score)[0]
+    if "default" in look.chosen:
+        return str(look.chosen["default"])
+    found, certain = _choose(model, inputs.first(), look)
+    if certain:
+        look.chosen["default"] = found
     return found
 
 
-def stage_layers(model: nn.Module, x: InputsLike, count: int = 4) -> list[str]:
+def stage_layers(
+    model: nn.Module, x: InputsLike, score: Score | None = None, *, count: int = 4, anew: bool = False
+) -> list[str]:
     """Name the last layer that counts at each of the ``count`` coarsest resolutions, the finest first.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 3, padding=1))
@@ -53,22 +59,32 @@ def stage_layers(model: nn.Module, x: InputsLike, count: int = 4) -> list[str]:
     """
     inputs = as_inputs(x)
     look = remembered(model, inputs)
-    if count not in look.chosen:
-        look.chosen[count] = _stages(model, inputs.first(), _groups(look), count)
-    return list(look.chosen[count]) or [default_layer(model, inputs)]
+    if score is not None and (anew or look.heads > 1 or not look.gives_scores):
+        found, certain = _stages(model, inputs, look, count, score)[0], False
+    elif count in look.chosen:
+        found, certain = look.chosen[count], False
+    else:
+        found, certain = _stages(model, inputs.first(), look, count)
+    if certain:
+        look.chosen[count] = found
+    return list(found) or [default_layer(model, inputs, score, anew=anew)]
 
 
-def _stages(model: nn.Module, inputs: Inputs, groups: list[list[Call]], count: int) -> list[str]:
+def _stages(
+    model: nn.Module, inputs: Inputs, look: Look, count: int, score: Score | None = None
+) -> tuple[list[str], bool]:
+    """The layers of stages, and whether they would be the same for another image."""
     by_size: dict[Size, list[str]] = {}
-    for group in reversed(groups):
+    for group in reversed(_groups(look)):
         grid = group[-1].grid
         if grid is not None and not _is_pooling(group):
             by_size.setdefault(grid.places, []).append(_outermost(group))
     coarsest = sorted(by_size, key=lambda places: places[-2] * places[-1])[:count]
     candidates = [by_size[places][: LOOKED_AT // len(coarsest)] for places in coarsest]
-    reached = _places_reached(model, inputs, [name for names in candidates for name in names])
+    reached = _places_reached(model, inputs, [name for names in candidates for name in names], score)
     counting = [names for names in candidates if any(any(reached.get(name, ())) for name in names)]
-    return [_first_reached(names, reached) for names in reversed(counting)]
+    left_out = [name for names in candidates if names not in counting for name in names]
+    return [_first_reached(names, reached) for names in reversed(counting)], not any(n in reached for n in left_out)
 
 
 def _first_reached(names: Sequence[str], reached: dict[str, list[int]]) -> str:
@@ -101,17 +117,21 @@ def _is_attention(call: Call) -> bool:
     return _ATTENTION.match(call.kind) is not None
 
 
-def _choose(model: nn.Module, inputs: Inputs, groups: list[list[Call]], size: Size) -> str:
-    """The last feature map that the scores depend on; of tokens, the last ones that some attention follows."""
+def _choose(model: nn.Module, inputs: Inputs, look: Look, score: Score | None = None) -> tuple[str, bool]:
+    """The last feature map that the scores depend on; of tokens, the last ones that some attention follows.
+
+    With it goes whether it would be the same for another image: a gradient that is zero everywhere says nothing.
+    """
+    groups, size = _groups(look), tuple(inputs.x.shape[2:])
     maps, tokens = _places_of_maps(groups, size), _places_of_tokens(groups)
     places = sorted([*maps[-1:], *_before_attention(groups, tokens)[-1:]], reverse=True)
     if not places:
-        raise _no_map(sum(map(len, groups)))
+        raise _no_map(len(look.calls))
     pooled = [i for i, group in enumerate(groups) if _is_map(group) and i not in maps]
     order = [places[0], *_before_attention(groups, tokens)[-1:], *sorted(maps + tokens, reverse=True), *pooled[::-1]]
     names = list(dict.fromkeys(_outermost(groups[place]) for place in order))
-    reached = _places_reached(model, inputs, names)
-    return _first_reached(names, reached)
+    reached = _places_reached(model, inputs, names, score)
+    return _first_reached(names, reached), any(any(counts) for counts in reached.values())
 
 
 def _behind(model: nn.Module, inputs: Inputs, look: Look, score: Score) -> str:

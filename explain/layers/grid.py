@@ -94,7 +94,7 @@ class Frame:
         """Tell how a tensor of this shape, from this layer, covers the input; None if it has no map for each image."""
         layout = None if layer is None or self.layout is None else self.layout(layer)
         is_map = len(shape) == len(self.size) + 2
-        if layer is not None and self.known is not None and not (is_map and (layout or _is_plain(shape, self.size))):
+        if layer is not None and self.known is not None and not (is_map and (layout or is_plain(shape, self.size))):
             return self.known(layer)
         if shape[:1] == (self.count,):
             return find_grid(shape, self.size, self.sizes() if len(shape) == 3 else (), layout)
@@ -135,6 +135,8 @@ def find_grid(shape: Size, size: Size, seen: Collection[Size] = (), layout: Layo
     if len(shape) != len(size) + 2:
         return None
     first, last = shape[2:], shape[1:-1]
+    if layout == "NHWC" and is_plain(shape, size):
+        layout = "NCHW"  # a linear layer over the width of a map
     if layout is None:
         aspect = size[-2] / size[-1]
         channels_last = not has_aspect(first, size) and abs(last[-2] - last[-1] * aspect) <= 1
@@ -145,7 +147,7 @@ def find_grid(shape: Size, size: Size, seen: Collection[Size] = (), layout: Layo
     return Grid(layout, places[-2], places[-1], frames=places[0] if len(places) == 3 else None)
 
 
-def _is_plain(shape: Size, size: Size) -> bool:
+def is_plain(shape: Size, size: Size) -> bool:
     """Whether a shape alone says that channels come first."""
     return has_aspect(shape[2:], size) and not has_aspect(shape[1:-1], size)
 

@@ -186,7 +186,7 @@ class AblationCAM:
 
         def ablated(rows: torch.Tensor) -> torch.Tensor:
             maps = a[image[rows]]
-            maps[torch.arange(len(rows)), channel[rows]] = 0
+            maps[torch.arange(len(rows), device=rows.device), channel[rows]] = 0
             return maps
 
         score = evidence.score[:, None]

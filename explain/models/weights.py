@@ -6,7 +6,6 @@ import hashlib
 import os
 import pickle
 import re
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from explain.errors import ModelError, did_you_mean
+from explain.errors import ModelError, did_you_mean, quiet
 
 
 def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
@@ -27,8 +26,7 @@ def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
     if not os.path.isfile(path):  # unlike Path.is_file, this takes any name for an answer
         raise ModelError(f"weights {str(path)!r} must be a file, but there is none; check the path")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of old formats: what cannot be read is refused below
+        with quiet():  # of old formats: what cannot be read is refused below
             content: Any = torch.load(path, weights_only=True, map_location="cpu")
     except pickle.UnpicklingError:
         raise ModelError(
