@@ -48,6 +48,7 @@ class Inputs:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "args", tuple(self.args))
+        object.__setattr__(self, "kwargs", dict(self.kwargs or {}))
         object.__setattr__(self, "path", self._find())
 
     path: Path = field(init=False, repr=False)
@@ -55,6 +56,10 @@ class Inputs:
 
     def __len__(self) -> int:
         return len(self.x)
+
+    def __repr__(self) -> str:
+        tensors = (f"{'.'.join(map(str, path))} {tuple(tensor.shape)}" for path, tensor in self._tensors.items())
+        return f"Inputs({', '.join(tensors)}, explained={self.path!r})"
 
     @cached_property
     def x(self) -> torch.Tensor:
@@ -69,9 +74,9 @@ class Inputs:
         return None if alone else ".".join(str(step) for step in self.path)
 
     @property
-    def others(self) -> dict[str, torch.Tensor]:
+    def others(self) -> dict[Path, torch.Tensor]:
         """The other tensors, by their way."""
-        return {".".join(map(str, path)): tensor for path, tensor in self._tensors.items() if path != self.path}
+        return {path: tensor for path, tensor in self._tensors.items() if path != self.path}
 
     @cached_property
     def constants(self) -> tuple[Any, ...]:

@@ -175,19 +175,6 @@ FOUND: dict[str, tuple[str, Case]] = {
             layout="channels_last",
         ),
     ),
-    "a map without a layout of its own in a network that has channels first": (
-        "gradcam signed",
-        Case(
-            chain(
-                Step("conv", (0,), (3, (2, 3), 2, 1, 1, 1, False)),
-                Step("resize", (1,), ("bilinear", (6, 7))),
-                Step("act", (2,), ("hardswish",)),
-                conv(3, 6),
-                size=(2, 5, 11),
-            ),
-            layer="m2",
-        ),
-    ),
     "a resolution that only a branch has which the scores do not use": (
         "refinecam",
         Case(

@@ -220,8 +220,8 @@ def test_rows_of_other_inputs_go_with_their_image_and_all_else_stays() -> None:
     table = torch.arange(5.0)
     inputs = as_inputs({"image": torch.rand(3, 1, 2, 2), "weight": torch.tensor([1.0, 2.0, 3.0]), "table": table})
     rows = inputs.rows(torch.tensor([2, 2, 0, 1]))
-    assert rows.others["weight"].tolist() == [3, 3, 1, 2]
-    assert torch.equal(rows.others["table"], table)
+    assert rows.others["weight",].tolist() == [3, 3, 1, 2]
+    assert torch.equal(rows.others["table",], table)
     assert len(rows) == 4
 
 
@@ -301,15 +301,78 @@ def test_inputs_that_belong_to_no_single_image_are_shared(images: int, x: torch.
 
 def test_an_input_that_seems_to_belong_to_images_but_says_what_the_classes_are_is_refused(x: torch.Tensor) -> None:
     model, texts = settled(Matching()).double().eval(), torch.tensor([[1, 2, 3, 4], [5, 6, 0, 1]])
-    message = (
-        r"model must give each image \d+ scores, whatever else it is given, got \d+; name the inputs that belong to"
-    )
-    for method in ("ablationcam", "scorecam", "integratedgradients", "saliency"):
-        with pytest.raises(ModelError, match=message):
-            explain.attribute(model, (x[:2], texts), method, target=1)
+    message = r"model must say the same of an image whatever stands beside it, .* its inputs \(1\) that belong to no"
     for method in ("ablationcam", "scorecam", "integratedgradients"):
         with pytest.raises(ModelError, match=message):
+            explain.attribute(model, (x[:2], texts), method, target=1)
+    for method in ("scorecam", "integratedgradients"):
+        with pytest.raises(ModelError, match=message):
             explain.attribute(model, (x[:1], texts[:1]), method, target=0)
+    plain = x[:2].clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(model(plain, texts)[:, 1].sum(), plain)
+    torch.testing.assert_close(explain.attribute(model, (x[:2], texts), "saliency", target=1).values, gradient.abs())
+
+
+def test_statistics_that_happen_to_be_as_many_as_the_images_are_told_from_theirs(x: torch.Tensor) -> None:
+    class Normalised(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+            return F.relu(self.conv(x - mean)).mean((2, 3))
+
+    model, mean = settled(Normalised()).double().eval(), torch.tensor([0.1, 0.5, 0.9]).double()[:, None, None]
+    with pytest.raises(ModelError, match=r"name those of its inputs \(1\) that belong to no single image"):
+        explain.attribute(model, (x, mean), "integratedgradients", target=1)
+    found = explain.attribute(model, Inputs((x, mean), shared=[1]), "integratedgradients", target=1)
+    alone = explain.attribute(model, Inputs((x[:1], mean), shared=[1]), "integratedgradients", target=1)
+    torch.testing.assert_close(found.values[:1], alone.values)
+
+
+class FrozenTower(nn.Module):
+    """Looks at both images without gradients; the head alone has any."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.reference, self.fc = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3), nn.Linear(8, 5)
+
+    def forward(self, query: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            maps = self.query(query), self.reference(reference.double())
+        return self.fc(torch.cat([each.mean((2, 3)) for each in maps], 1))
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.uint8])
+def test_what_depends_on_the_explained_image_is_seen_without_gradients_too(kind: torch.dtype, x: torch.Tensor) -> None:
+    model = settled(FrozenTower()).double().eval()
+    reference = (x * 50).abs().to(kind)
+    for method in ("eigencam", "scorecam"):
+        assert explain.attribute(model, (x, reference), method, target=0).layer == "query"
+
+
+class ReadsText(nn.Module):
+    """Image tokens, then text tokens, through one transformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.words = nn.Conv2d(3, 8, 4, 4), nn.Embedding(9, 8)
+        self.block = nn.TransformerEncoderLayer(8, 2, 8, 0.0, batch_first=True, norm_first=True)
+        self.fc = nn.Linear(8, 5)
+
+    def forward(self, image: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        tokens = torch.cat([self.patches(image).flatten(2).mT, self.words(ids)], 1)
+        return self.fc(self.block(tokens).mean(1))
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+@pytest.mark.parametrize("words", [4, 9])
+def test_tokens_of_a_text_are_not_taken_for_places(words: int) -> None:
+    model, image = settled(ReadsText()).eval(), torch.rand(1, 3, 16, 16)
+    ids = torch.arange(words)[None] % 9
+    assert explain.attribute(model, (image, ids), "layercam", target=0).layer == "patches"
+    with pytest.raises(LayerError, match="must give a"):
+        explain.attribute(model, (image, ids), "layercam", target=0, layer="block")
 
 
 def test_a_switch_among_the_inputs_may_change_which_layers_are_called_and_when() -> None:

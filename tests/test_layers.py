@@ -171,3 +171,37 @@ def test_the_default_layer_is_one_that_the_target_depends_on() -> None:
     assert found.layer == "mask"
     with pytest.raises(LayerError, match="layer 'mask' must influence the score of target 0, but the score does not"):
         attribute(model, x, "gradcam", target=0, layer="mask")
+
+
+class LastBehindConv(nn.Module):
+    """A norm of its own for maps with channels last, behind a convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.fc = nn.Conv2d(3, 16, 3, 4, 1), OwnNorm(), nn.Linear(16, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.norm(self.conv(x).permute(0, 2, 3, 1)).mean((1, 2)))
+
+
+class OwnNorm(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - x.mean(-1, keepdim=True)
+
+
+class OneDimension(nn.Module):
+    """Places in one dimension, channels before them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.mix, self.fc = nn.Conv2d(3, 16, 3, 4, 1), nn.Conv1d(16, 16, 1), nn.Linear(16, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.mix(self.conv(x).flatten(2)).mean(2))
+
+
+def test_layouts_are_told_where_a_layer_does_not_say() -> None:
+    x = torch.randn(2, 3, 32, 32)
+    found = attribute(LastBehindConv().eval(), x, GradCAM(relu=False), target=0, layer="norm")
+    assert found.values.shape == (2, 8, 8)
+    assert attribute(OneDimension().eval(), x, GradCAM(relu=False), target=0).layer == "conv"

@@ -38,13 +38,13 @@ from explain.engine.evidence import (
 )
 from explain.engine.linear import Heads, bias_of, biased_modules, class_weights
 from explain.engine.rules import InSight, apply_rule
-from explain.engine.variants import Footprint, Precision, Variants, Work, autocast, must_have_width
+from explain.engine.variants import Footprint, Precision, Variants, Work, autocast, not_by_image
 from explain.errors import LayerError, MethodError, ModelError, TargetError, UnusedLayerError
 from explain.hooks import Capture, HookGroup, Record, forbids_cut, inspect, untouched
 from explain.hooks.attention import attention, by_image
 from explain.inputs import Inputs, InputsLike, as_inputs
-from explain.layers import frame_of, of_other_images, remembered, split_call, to_spatial
-from explain.targets import Objective, Target, find_logits, settle
+from explain.layers import frame_of, of_other_images, split_call, to_spatial
+from explain.targets import ClassTarget, Objective, Target, find_logits, for_rows, settle
 
 
 def gather(
@@ -83,6 +83,8 @@ def gather(
         if run.capture.misses:
             run = one_pass(cut=False)
         chosen = [run.choose(target) for target in targets]  # all of them fit before the first backward is run
+        if any(isinstance(need, Reruns) for need in needs):
+            run.must_stand_alone(chosen[0])
         return [run.explain(choice, last=i == len(chosen) - 1) for i, choice in enumerate(chosen)]
 
 
@@ -143,9 +145,6 @@ class _Pass:
             self.graph_is_on = torch.is_grad_enabled()
         self.records = {name: self._record(name) for name in self.layers}
         self.logits = self._logits()
-        if self.logits is not None and self.inputs.others and len(self.x) > 1:
-            alone = remembered(model, self.inputs).width
-            must_have_width(self.logits.shape[1], self.logits.shape[1] if alone is None else alone)
 
     def _logits(self) -> torch.Tensor | None:
         try:
@@ -195,6 +194,25 @@ class _Pass:
         if not torch.isfinite(score.detach()).all():
             raise self._not_finite(score.detach()[~torch.isfinite(score.detach())])
         return _Choice(target.name, settled, legible(score.detach()), total, classes)
+
+    def must_stand_alone(self, choice: _Choice) -> None:
+        """Refuse an input that seems to have a row for each image, but belongs to all of them.
+
+        Altered images are given the rows of the images that they are made of; so the first image, with its rows alone,
+        has to have the score that it has among the others.
+        """
+        rows = [way for way in self.inputs.others if self.inputs.goes_with_images(way)]
+        if not rows or len(self.x) == 1:
+            return
+        first = for_rows(choice.target, torch.zeros(1, dtype=torch.long, device=self.x.device))
+        first = first if choice.classes is None else ClassTarget((int(choice.classes[0]),))
+        try:
+            alone = first.pick(self.inputs.first().call(self.model), 1)[0].detach()
+        except Exception:  # whatever it is, the image alone does not go with what it was given
+            alone = choice.score[:1] + float("nan")
+        precise = torch.finfo(self.x.dtype).eps < 1e-4 and self.work.precision == "full"
+        if not torch.allclose(legible(alone), choice.score[:1], rtol=1e-3 if precise else 0.1, atol=1e-5):
+            raise not_by_image(", ".join(".".join(map(str, way)) for way in rows))
 
     def explain(self, choice: _Choice, *, last: bool) -> list[Evidence]:
         jobs = self._jobs()

@@ -79,17 +79,12 @@ class Footprint:
         return max(1, min(LARGEST, MEMORY // max(1, needed)))
 
 
-def must_have_width(found: int, expected: int) -> None:
-    """Refuse scores for other classes than there were when an image was alone, or not altered.
-
-    They show that an input with as many rows as there are images is not one of theirs, but says what classes there are,
-    as the texts do that CLIP compares images with.
-    """
-    if found != expected:
-        raise ModelError(
-            f"model must give each image {expected} scores, whatever else it is given, got {found}; name the inputs "
-            "that belong to no single image in explain.Inputs(..., shared=...)"
-        )
+def not_by_image(names: str) -> ModelError:
+    """What to say of inputs with as many rows as there are images, where the images say something else without them."""
+    return ModelError(
+        "model must say the same of an image whatever stands beside it, but does not; name those of its inputs "
+        f"({names}) that belong to no single image in explain.Inputs(..., shared=...)"
+    )
 
 
 class Gather(Protocol):
@@ -159,8 +154,8 @@ class Variants:
             images = owners[rows]
             ask = partial(self.gather, needs=method.needs, target=self.target_of(images), layers=layers, work=inner)
             evidence = self._in_fastest_layout(images, make(rows), ask)
-            if evidence.logits is not None and self.width is not None:
-                must_have_width(evidence.logits.shape[1], self.width)
+            if evidence.logits is not None:
+                self._check(evidence.logits.shape[1])
             yield rows, method(evidence)
 
     def scores_from_layer(self, owners: torch.Tensor, make: Make) -> torch.Tensor:
@@ -265,16 +260,18 @@ class Variants:
     def _score(self, images: torch.Tensor, run: Callable[[], Any]) -> torch.Tensor:
         with self._running():
             output = run()
-            self._check(output, len(images))
+            if self.width is not None and self.inputs.others:
+                self._check(find_logits(output, len(images)).shape[1])
             return legible(self.target_of(images).pick(output, len(images))[0].detach())
 
     def _logits(self, images: torch.Tensor, run: Callable[[], Any]) -> torch.Tensor:
         with self._running():
             return legible(find_logits(run(), len(images)).detach())
 
-    def _check(self, output: Any, count: int) -> None:
-        if self.width is not None and self.inputs.others:
-            must_have_width(find_logits(output, count).shape[1], self.width)
+    def _check(self, width: int) -> None:
+        """Refuse scores for other classes than those of the images as they are: some input says what they are."""
+        if self.width not in (None, width):
+            raise not_by_image(", ".join(".".join(map(str, way)) for way in self.inputs.others))
 
     def _plainly(self, inputs: Inputs) -> Any:
         return inputs.call(self.model)

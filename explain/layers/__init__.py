@@ -16,7 +16,6 @@ from explain.layers.calls import (
     frame_of,
     list_layers,
     of_other_images,
-    remembered,
     split_call,
 )
 from explain.layers.choice import default_layer, stage_layers
@@ -34,7 +33,6 @@ __all__ = [
     "frame_of",
     "list_layers",
     "of_other_images",
-    "remembered",
     "split_call",
     "stage_layers",
     "to_spatial",

@@ -121,6 +121,8 @@ def take_look(model: nn.Module, inputs: Inputs) -> Look:
             if name:
                 group.forward(name, partial(notes.take, name))
         output = inputs.call(model)
+    if traced:
+        notes.calls = _with_changes(notes.calls, model, inputs.detached())
     numbers = {call.name: call.number for call in notes.calls}
     calls = tuple(replace(call, last=call.number == numbers[call.name]) for call in notes.calls)
     if any(call.grid is not None and call.grid.layout == "tokens first" for call in calls):
@@ -130,6 +132,35 @@ def take_look(model: nn.Module, inputs: Inputs) -> Look:
     rows = [t for t in found if t.ndim <= 2 and t.numel() and t.shape[:1] in ((), (1,))]
     widths = {t.shape[1] for t in rows if t.ndim == 2}
     return Look(calls, bool(rows), answers, widths.pop() if len(widths) == 1 else None, len(rows))
+
+
+def _with_changes(calls: list[Call], model: nn.Module, inputs: Inputs) -> list[Call]:
+    """Note what changes with the explained input, though no gradient leads there: it may be computed without any."""
+    before, after = (_figures(model, inputs.replaced(x)) for x in (inputs.x, 0.5 * inputs.x.flip(-1) + 0.1))
+    places = [(call.name, call.number) for call in calls]
+    changed = [before.get(place) != after.get(place) for place in places]
+    return [replace(call, depends=call.depends or other) for call, other in zip(calls, changed, strict=True)]
+
+
+def _figures(model: nn.Module, inputs: Inputs) -> dict[tuple[str, int], tuple[float, float]]:
+    """Two figures of what each call gives, which change when it does."""
+    found: dict[tuple[str, int], tuple[float, float]] = {}
+    numbers: Counter[str] = Counter()
+
+    def note(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        tensor = first_tensor(output)
+        if tensor is not None:
+            values = tensor.detach().double()
+            weights = torch.linspace(1, 2, values.numel(), dtype=torch.float64, device=values.device)
+            found[name, numbers[name]] = float(values.sum()), float((values.flatten() * weights).sum())
+            numbers[name] += 1
+
+    with untouched(model), HookGroup(model) as group:
+        for name, _ in model.named_modules():
+            if name:
+                group.forward(name, partial(note, name))
+        inputs.call(model)
+    return found
 
 
 def _really_first(calls: tuple[Call, ...], model: nn.Module, inputs: Inputs) -> tuple[Call, ...]:
@@ -189,10 +220,11 @@ class _Notes:
         if own is not None and len(shape) > 3 and not (own == "NHWC" and is_plain(shape, self._size)):
             self._layouts[shape] = own
         if len(shape) > 3:
-            seen = set(self._layouts.values())  # where only one layout has been seen, there is nothing to guess
-            layout = self._layouts.get(shape) or (seen.pop() if seen == {"NCHW"} else None)
-            return find_grid(shape, self._size, layout=layout) if shape[0] == 1 else None
-        return Frame(self._size, sizes=lambda: Look(tuple(self.calls), False).sizes).grid(shape)
+            return find_grid(shape, self._size, layout=self._layouts.get(shape)) if shape[0] == 1 else None
+        if own == "NCHW":
+            return None  # channels, and places in one dimension
+        strict = self._source is not None
+        return Frame(self._size, sizes=lambda: Look(tuple(self.calls), False).sizes, strict=strict).grid(shape)
 
     def _was_returned(self, tensor: torch.Tensor) -> bool:
         known, version = self._seen.get(id(tensor), (None, 0))
@@ -245,7 +277,7 @@ def frame_of(model: nn.Module, inputs: Inputs) -> Frame:
         first = next(known for known, each in model.named_modules() if each is module)
         return look().grid_of(first, number)
 
-    return Frame(tuple(inputs.x.shape[2:]), len(inputs), lambda: look().sizes, grid, layout)
+    return Frame(tuple(inputs.x.shape[2:]), len(inputs), lambda: look().sizes, grid, layout, bool(inputs.others))
 
 
 def of_other_images(model: nn.Module, inputs: Inputs) -> set[tuple[str, int]]:

@@ -81,7 +81,8 @@ class Frame:
 
     Where shapes leave open how a map lies (tokens, and maps whose channels may be first as well as last), the network
     is looked at: ``known`` gives the grid of a layer, ``sizes`` the sizes of all maps. ``layout`` says what a layer's
-    class tells without that.
+    class tells without that. Where there may be other tokens than those of the image (``strict``), their number must be
+    that of a map, but for a class token.
     """
 
     size: Size
@@ -89,6 +90,7 @@ class Frame:
     sizes: Callable[[], Collection[Size]] = tuple
     known: Callable[[str], Grid | None] | None = None
     layout: Callable[[str], Layout | None] | None = None
+    strict: bool = False
 
     def grid(self, shape: Size, layer: str | None = None) -> Grid | None:
         """Tell how a tensor of this shape, from this layer, covers the input; None if it has no map for each image."""
@@ -96,6 +98,8 @@ class Frame:
         is_map = len(shape) == len(self.size) + 2
         if layer is not None and self.known is not None and not (is_map and (layout or is_plain(shape, self.size))):
             return self.known(layer)
+        if shape[:1] == (self.count,) and len(shape) == 3 and self.strict:
+            return _seen_grid(shape[1], self.size, self.sizes(), most=1)
         if shape[:1] == (self.count,):
             return find_grid(shape, self.size, self.sizes() if len(shape) == 3 else (), layout)
         grid = _seen_grid(shape[0], self.size, self.sizes()) if len(shape) == 3 and shape[1] == self.count else None
@@ -158,10 +162,10 @@ def has_aspect(places: Size, size: Size) -> bool:
     return abs(height - width * size[-2] / size[-1]) <= 1 + 0.1 * height
 
 
-def _seen_grid(tokens: int, size: Size, seen: Collection[Size]) -> Grid | None:
+def _seen_grid(tokens: int, size: Size, seen: Collection[Size], most: int = MAX_EXTRA_TOKENS) -> Grid | None:
     """The map that was seen with as many places as there are tokens, up to a few that are extra."""
     extra = [(tokens - math.prod(places), places) for places in seen if len(places) == len(size)]
-    fitting = [(skip, places) for skip, places in extra if 0 <= skip <= MAX_EXTRA_TOKENS and skip < tokens - 1]
+    fitting = [(skip, places) for skip, places in extra if 0 <= skip <= most and skip < tokens - 1]
     if not fitting:
         return None
     skip, places = min(reversed(fitting), key=lambda found: found[0])

@@ -340,7 +340,7 @@ def sees(program: Program) -> set[int]:
         return set(range(count + len(program.steps)))
     found = {0}
     for place, step in enumerate(program.steps, start=count):
-        if step.op != "detach" and step.style != "no_grad" and found & set(step.of):
+        if found & set(step.of):
             found.add(place)
     return found
 
