@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -26,7 +26,8 @@ class Inputs:
     said to be shared.
 
     Args:
-        args: positional arguments; each may be a tensor, a container with tensors in it, or anything else.
+        args: positional arguments; each may be a tensor, a container (tuple, list, mapping, dataclass) with tensors in it,
+            or anything else, which is handed on as it is.
         kwargs: keyword arguments.
         explained: which is explained: the position or the keyword of an argument, or a path into containers such as
             ``(0, "image")``. None takes the first floating-point tensor ``(N, C, H, W)`` or ``(N, C, T, H, W)``.
@@ -214,7 +215,7 @@ def _walk(value: Any, path: Path) -> Iterator[tuple[Path, torch.Tensor]]:
 
 
 def _constants(value: Any) -> Iterator[Any]:
-    if not isinstance(value, (torch.Tensor, Mapping, tuple, list)):
+    if not isinstance(value, (torch.Tensor, Mapping, tuple, list)) and not is_dataclass(value):
         yield value
     for key, inner in _items(value):
         yield key
@@ -224,6 +225,8 @@ def _constants(value: Any) -> Iterator[Any]:
 def _items(value: Any) -> Iterable[tuple[Any, Any]]:
     if isinstance(value, Mapping):
         return value.items()
+    if is_dataclass(value):
+        return [(each.name, getattr(value, each.name)) for each in fields(value)]
     return enumerate(value) if isinstance(value, (tuple, list)) else ()
 
 
@@ -233,6 +236,11 @@ def _changed(value: Any, path: Path, change: Callable[[Path, torch.Tensor], torc
     if isinstance(value, Mapping):
         changed = {key: _changed(inner, (*path, key), change) for key, inner in value.items()}
         return changed if isinstance(value, dict) else _of_its_kind(value, changed)
+    if is_dataclass(value):
+        made = copy.copy(value)
+        for key, inner in _items(value):
+            object.__setattr__(made, key, _changed(inner, (*path, key), change))
+        return made
     if isinstance(value, (tuple, list)):
         return rebuilt(value, [_changed(inner, (*path, i), change) for i, inner in enumerate(value)])
     return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import UserDict
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -444,3 +445,28 @@ def test_a_network_that_was_switched_over_is_looked_at_anew(x: torch.Tensor) -> 
     assert explain.attribute(model, x, "gradcam", target=0).layer == "a"
     model.which = "b"
     assert explain.attribute(model, x, "gradcam", target=0).layer == "b"
+
+
+@dataclass(frozen=True)
+class Pair:
+    left: torch.Tensor
+    right: torch.Tensor
+    halve: bool = False
+
+
+def test_inputs_may_lie_in_a_dataclass(siamese: Siamese, pair: tuple[torch.Tensor, torch.Tensor]) -> None:
+    class TakesPair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = siamese
+
+        def forward(self, given: Pair) -> torch.Tensor:
+            return self.model(given.left, given.right, halve=given.halve)
+
+    inputs = Inputs((Pair(*pair),), explained=(0, "right"))
+    for method in ("saliency", "scorecam", "integratedgradients"):
+        layer = {"layer": "model.encoder.1"} if method == "scorecam" else {}
+        found = explain.attribute(TakesPair().eval(), inputs, method, target=0, **layer)
+        layer = {"layer": "encoder.1"} if layer else {}
+        expected = explain.attribute(siamese, Inputs(pair, explained=1), method, target=0, **layer)
+        torch.testing.assert_close(found.values, expected.values)
