@@ -121,8 +121,8 @@ def attribute(
     Args:
         model: any ``nn.Module``; it and the caller's autograd state are left exactly as found.
         x: preprocessed images, on the model's device; where the model takes more, a tuple of its positional arguments,
-            a mapping of its keyword arguments, or `explain.Inputs`. The first image among them is explained. A video has
-            its frames behind the channels.
+            a mapping of its keyword arguments, or `explain.Inputs`. The first image among them is explained. A video
+            has its frames behind the channels.
         method: a name from `list_methods`, or a method object.
         target: a class index or label for all images, N class indices, a callable ``output -> (N,)``, one of
             `explain.targets` (a class in a region, a detection, a difference, a similarity), or None for each image's

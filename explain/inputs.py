@@ -26,8 +26,8 @@ class Inputs:
     said to be shared.
 
     Args:
-        args: positional arguments; each may be a tensor, a container (tuple, list, mapping, dataclass) with tensors in it,
-            or anything else, which is handed on as it is.
+        args: positional arguments; each may be a tensor, a container (tuple, list, mapping, dataclass) with tensors in
+            it, or anything else, which is handed on as it is.
         kwargs: keyword arguments.
         explained: which is explained: the position or the keyword of an argument, or a path into containers such as
             ``(0, "image")``. None takes the first floating-point tensor ``(N, C, H, W)`` or ``(N, C, T, H, W)``.
