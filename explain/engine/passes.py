@@ -80,7 +80,7 @@ def gather(
             if not forbids_cut(error):
                 raise
             run = one_pass(cut=False)
-        if run.capture.misses:
+        if run.capture.misses and run.cut:
             run = one_pass(cut=False)
         chosen = [run.choose(target) for target in targets]  # all of them fit before the first backward is run
         if any(isinstance(need, Reruns) for need in needs):
@@ -123,19 +123,19 @@ class _Pass:
         self.model, self.needs, self.pooled, self.work = model, needs, pooled, work
         self.rules = {need.rule for need in needs if isinstance(need, InputGradients)}
         self.whole = bool(self.rules) or any(isinstance(need, (BiasTerms, Attention)) for need in needs)
+        self.cut = cut and not self.whole
         self.layers = layers if any(need.of_layer for need in needs) else ()
         self.inputs = inputs.detached()
         self.x = self.inputs.x
         self.source = self.x.clone().requires_grad_() if self.whole else self.x
         self.frame = frame_of(model, self.inputs)
         self.footprint, self.heads = Footprint(), Heads()
-        with HookGroup(model) as group, torch.set_grad_enabled(self.whole or not cut), autocast(self.x, precision):
+        with HookGroup(model) as group, torch.set_grad_enabled(not self.cut), autocast(self.x, precision):
             differentiated = any(isinstance(need, (LayerGradients, LayerCurvature)) for need in needs)
             hooked = dict.fromkeys(split_call(layer)[0] for layer in self.layers)
-            cut = cut and not self.whole
-            self.capture = Capture(group, hooked, gradients=differentiated, cut=cut)
+            self.capture = Capture(group, hooked, gradients=differentiated, cut=self.cut)
             biased = biased_modules(model) if BiasTerms() in needs else ()
-            self.biases = Capture(group, biased, gradients=True, cut=cut)
+            self.biases = Capture(group, biased, gradients=True, cut=self.cut)
             if ClassWeights() in needs:
                 self.heads.watch(group, model)
             if any(isinstance(need, Reruns) for need in needs):

@@ -78,7 +78,7 @@ class Record:
 class Capture:
     """Records the calls of the named layers while ``group`` is alive; ``records`` has them in the order they happened.
 
-    With ``cut``, a layer that runs while gradients are off begins the graph; without, none comes back to it.
+    With ``cut``, the first layer that runs while gradients are off begins the graph; to others, none comes back.
 
     >>> model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(inplace=True))
     >>> with torch.no_grad(), HookGroup(model) as group:
@@ -165,7 +165,7 @@ class Capture:
             tapped = self._tapped(record, tensor.clone() if overwritten else tensor)
             if overwritten and _put_into(tensor, tapped):
                 return None
-            self.misses |= overwritten and self._cut
+            self.misses |= overwritten
             return replace_first(output, tapped)
 
         return record_call
@@ -181,9 +181,11 @@ class Capture:
             self.sources.append(tensor)
             return Tap(collect).through(tensor)
         self.sources.append(record.activation.detach().requires_grad_())
-        if not self._cut and not torch.is_grad_enabled():
-            return tensor  # the network itself has turned gradients off here: none comes back
-        torch.set_grad_enabled(True)  # the caller's mode comes back when `untouched` ends
+        if not torch.is_grad_enabled():
+            if not self._cut:
+                return tensor  # the network itself has turned gradients off here: none comes back
+            self._cut = False  # a graph begins but once
+            torch.set_grad_enabled(True)  # the caller's mode comes back when `untouched` ends
         return Tap(collect).through(self.sources[-1])
 
 

@@ -225,6 +225,8 @@ class Pure:
                 continue  # one place is no picture: it lies nowhere on the photo
             if len(self.program.inputs) + i not in self.seeing:
                 continue  # nor does a picture of something else
+            if step.style == "no_grad":
+                continue  # to autograd, its bias adds nothing
             if bias is not None:
                 found.append(bias.reshape(-1, *[1] * (gradient.ndim - 1)) * gradient)
         return found
