@@ -205,3 +205,24 @@ def test_layouts_are_told_where_a_layer_does_not_say() -> None:
     found = attribute(LastBehindConv().eval(), x, GradCAM(relu=False), target=0, layer="norm")
     assert found.values.shape == (2, 8, 8)
     assert attribute(OneDimension().eval(), x, GradCAM(relu=False), target=0).layer == "conv"
+
+
+def test_a_linear_layer_along_the_width_of_a_map_leaves_the_channels_first() -> None:
+    mixer = nn.Sequential(nn.Conv2d(3, 16, 4, 4), nn.Linear(8, 8), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    found = attribute(mixer.eval(), torch.randn(2, 3, 32, 32), GradCAM(relu=False), target=0, layer="1")
+    assert found.values.shape == (2, 8, 8)
+
+
+def test_a_layer_normalisation_is_believed_against_the_aspect_ratio() -> None:
+    """On 8 x 9 pixels, a map of 8 x 5 with four channels last looks like one of 5 x 4."""
+
+    class Narrow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm, self.fc = nn.Conv2d(1, 4, (1, 5)), nn.LayerNorm(4), nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(self.norm(self.conv(x).permute(0, 2, 3, 1)).square().mean((1, 2)))
+
+    found = attribute(Narrow().eval(), torch.randn(2, 1, 8, 9), GradCAM(relu=False), target=0, layer="norm")
+    assert found.values.shape == (2, 8, 5)

@@ -17,7 +17,7 @@ from torch.autograd.graph import Node
 from explain.errors import LayerError
 from explain.hooks import HookGroup, Where, first_tensor, select, untouched, unwrapped
 from explain.inputs import Inputs, InputsLike, as_inputs
-from explain.layers.grid import Frame, Grid, Layout, Size, find_grid, is_plain, layout_of
+from explain.layers.grid import Frame, Grid, Layout, Size, find_grid, layout_of
 
 
 @dataclass(frozen=True)
@@ -216,8 +216,8 @@ class _Notes:
 
     def _grid(self, module: nn.Module, shape: Size) -> Grid | None:
         """The grid of a tensor; most modules keep the layout of the last one that has a layout of its own."""
-        own = layout_of(module, len(shape))
-        if own is not None and len(shape) > 3 and not (own == "NHWC" and is_plain(shape, self._size)):
+        own = layout_of(module, shape, self._size)
+        if own is not None and len(shape) > 3:
             self._layouts[shape] = own
         if len(shape) > 3:
             return find_grid(shape, self._size, layout=self._layouts.get(shape)) if shape[0] == 1 else None
@@ -268,8 +268,8 @@ def frame_of(model: nn.Module, inputs: Inputs) -> Frame:
     """What the tensors of a network are laid out on for these inputs; how tokens lie is found by looking, once."""
     look = cache(partial(remembered, model, inputs))
 
-    def layout(layer: str) -> Layout | None:
-        return layout_of(model.get_submodule(split_call(layer)[0]), inputs.x.ndim)
+    def layout(layer: str, shape: Size) -> Layout | None:
+        return layout_of(model.get_submodule(split_call(layer)[0]), shape, tuple(inputs.x.shape[2:]))
 
     def grid(layer: str) -> Grid | None:
         name, number = split_call(layer)

@@ -89,12 +89,12 @@ class Frame:
     count: int = 1
     sizes: Callable[[], Collection[Size]] = tuple
     known: Callable[[str], Grid | None] | None = None
-    layout: Callable[[str], Layout | None] | None = None
+    layout: Callable[[str, Size], Layout | None] | None = None
     strict: bool = False
 
     def grid(self, shape: Size, layer: str | None = None) -> Grid | None:
         """Tell how a tensor of this shape, from this layer, covers the input; None if it has no map for each image."""
-        layout = None if layer is None or self.layout is None else self.layout(layer)
+        layout = None if layer is None or self.layout is None else self.layout(layer, shape)
         is_map = len(shape) == len(self.size) + 2
         if layer is not None and self.known is not None and not (is_map and (layout or is_plain(shape, self.size))):
             return self.known(layer)
@@ -106,17 +106,19 @@ class Frame:
         return None if grid is None else replace(grid, layout="tokens first")
 
 
-def layout_of(module: nn.Module, dimensions: int) -> Layout | None:
-    """Where a module puts the channels of a map, if its class says so.
+def layout_of(module: nn.Module, shape: Size, size: Size) -> Layout | None:
+    """Where a module puts the channels of a map of ``shape``, if its class says so.
 
-    >>> layout_of(nn.Conv2d(3, 8, 1), 4), layout_of(nn.LayerNorm(8), 4), layout_of(nn.ReLU(), 4)
-    ('NCHW', 'NHWC', None)
+    >>> layout_of(nn.Conv2d(3, 8, 1), (1, 8, 4, 4), (8, 8)), layout_of(nn.LayerNorm(8), (1, 4, 4, 8), (8, 8))
+    ('NCHW', 'NHWC')
     """
     if isinstance(module, _CHANNELS_FIRST):
         return "NCHW"
     if type(module) is nn.LayerNorm:  # what is made of it may turn the map round and back
         return "NHWC" if len(module.normalized_shape) == 1 else "NCHW"
-    return "NHWC" if isinstance(module, nn.Linear) and dimensions > 3 else None
+    if isinstance(module, nn.Linear) and len(shape) > 3:
+        return "NCHW" if is_plain(shape, size) else "NHWC"  # it may mix places along the width
+    return None
 
 
 def find_grid(shape: Size, size: Size, seen: Collection[Size] = (), layout: Layout | None = None) -> Grid | None:
@@ -139,8 +141,6 @@ def find_grid(shape: Size, size: Size, seen: Collection[Size] = (), layout: Layo
     if len(shape) != len(size) + 2:
         return None
     first, last = shape[2:], shape[1:-1]
-    if layout == "NHWC" and is_plain(shape, size):
-        layout = "NCHW"  # a linear layer over the width of a map
     if layout is None:
         aspect = size[-2] / size[-1]
         channels_last = not has_aspect(first, size) and abs(last[-2] - last[-1] * aspect) <= 1

@@ -407,7 +407,7 @@ def _compare(ready: Ready, name: str, found: explain.Attribution, figures: Figur
 def _rescales_noise(ready: Ready) -> bool:
     """Whether a layer adds nothing, or rounding errors, which FullGrad brings to [0, 1] as it does every layer."""
     pairs = zip(ready.networks, ready.x, ready.classes, strict=True)
-    sizes = [[float(term.abs().max()) for term in network.terms(x, c)] for network, x, c in pairs]
+    sizes = [[float(term.detach().abs().max()) for term in network.terms(x, c)] for network, x, c in pairs]
     return any(size < 1e-12 * max(each) for each in sizes for size in each)
 
 
