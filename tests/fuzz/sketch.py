@@ -72,7 +72,8 @@ class Sketch:
 
     def norm(self, of: int) -> int:
         channels = self.shapes[of][0]
-        kind = self.pick("batch", "batch", "group", "instance", "layer")
+        several = channels > 1  # what is normalised over one channel is nothing but rounding errors
+        kind = self.pick("batch", "batch", "group", "instance", "layer" if several else "batch")
         if kind in ("instance", "group") and self.shapes[of][1] * self.shapes[of][2] < 2:
             kind = "batch"  # one place has no variance
         groups = self.pick(*[g for g in (1, 2, channels) if channels % g == 0])
