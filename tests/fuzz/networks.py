@@ -326,11 +326,15 @@ def _accept(ready: Ready, name: str, message: str, figures: Figures) -> None:
     kind = next((kind for kind, pattern in REFUSALS.items() if re.search(pattern, message)), None)
     if kind is None:
         raise Failure(f"{name}: unknown refusal: {message}")
+    if ready.case.layer is not None and _is_left_open(ready, ready.case.layer):
+        figures.skipped[LEFT_OPEN] += 1
+        return
     if not _justified(ready, name, kind):
         raise Failure(f"{name}: refused without need: {message}")
     figures.refused[kind] += 1
 
 
+LEFT_OPEN = "what is a channel is left open by shapes, and no module says it"
 REFUSALS = {
     "no attention in the network": "(legrad|rollout) must have",
     "the layer gives no map": "must give a spatial map",
@@ -385,7 +389,7 @@ def _compare(ready: Ready, name: str, found: explain.Attribution, figures: Figur
         figures.skipped[f"{name} on more than {MOST_PLACES} places"] += 1
         return
     if any(_is_left_open(ready, each) for each in names if each is not None):
-        figures.skipped["what is a channel is left open by shapes, and no module says it"] += 1
+        figures.skipped[LEFT_OPEN] += 1
         return
     _compare_scores(ready, name, found)
     slow = METHODS[name][1]
