@@ -11,7 +11,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 
 class ExplainError(Exception):
@@ -56,7 +56,7 @@ class ExplainWarning(UserWarning):
 
 _here = threading.local()
 _lock = threading.Lock()
-_quiet: list[warnings.catch_warnings[None]] = []
+_filters, _listeners = ExitStack(), 0
 
 
 @contextmanager
@@ -76,19 +76,19 @@ def quiet() -> Iterator[None]:
     Filters belong to the process, so that of several threads the first one puts them there and the last one takes them
     away. (``warnings.catch_warnings`` alone would bring back what another thread had put there.)
     """
+    global _listeners
     with _lock:
-        caught: warnings.catch_warnings[None] = warnings.catch_warnings()
-        if not _quiet:
-            caught.__enter__()
+        if not _listeners:
+            _filters.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
-        _quiet.append(_quiet[0] if _quiet else caught)
+        _listeners += 1
     try:
         yield
     finally:
         with _lock:
-            first = _quiet.pop()
-            if not _quiet:
-                first.__exit__(None, None, None)
+            _listeners -= 1
+            if not _listeners:
+                _filters.close()
 
 
 def warn(message: str) -> None:

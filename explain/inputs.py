@@ -59,7 +59,7 @@ class Inputs:
         return len(self.x)
 
     def __repr__(self) -> str:
-        tensors = (f"{'.'.join(map(str, path))} {tuple(tensor.shape)}" for path, tensor in self._tensors.items())
+        tensors = (f"{dotted(path)} {tuple(tensor.shape)}" for path, tensor in self._tensors.items())
         return f"Inputs({', '.join(tensors)}, explained={self.path!r})"
 
     @cached_property
@@ -72,9 +72,9 @@ class Inputs:
     def name(self) -> str | None:
         """The way to the explained tensor, such as ``pixel_values``; None where it is all that the model takes."""
         alone = self.path == (0,) and len(self.args) == 1 and not self.kwargs
-        return None if alone else ".".join(str(step) for step in self.path)
+        return None if alone else dotted(self.path)
 
-    @property
+    @cached_property
     def others(self) -> dict[Path, torch.Tensor]:
         """The other tensors, by their way."""
         return {path: tensor for path, tensor in self._tensors.items() if path != self.path}
@@ -158,7 +158,7 @@ class Inputs:
         if path is not None:
             return path
         if wanted is not None:
-            known = ", ".join(".".join(map(str, path)) for path in self._tensors) or "none"
+            known = ", ".join(map(dotted, self._tensors)) or "none"
             raise ImageError(f"explained must name one of the input tensors ({known}), got {wanted!r}")
         got = ", ".join(type(value).__name__ for value in (*self.args, *self.kwargs.values())) or "nothing"
         raise ImageError(f"x must be a tensor (N, C, H, W), got {got}; use explainer.preprocess(image)[None]")
@@ -197,6 +197,11 @@ def _misfits(model: nn.Module, x: torch.Tensor, name: str) -> Iterator[str]:
 
 def _layout_for(tensor: torch.Tensor) -> torch.memory_format:
     return torch.contiguous_format if _is_image(tensor) and len(tensor) == 1 else torch.preserve_format
+
+
+def dotted(path: Path) -> str:
+    """Name the way to a tensor, as in ``0.image``."""
+    return ".".join(map(str, path))
 
 
 def _as_path(way: int | str | Path) -> Path:

@@ -7,7 +7,7 @@ import gc
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
 
@@ -97,12 +97,7 @@ def test_nothing_stays_alive_of_several_layers_and_targets(method: str, net: Tin
         with pytest.raises(ZeroDivisionError):
             explain.attribute(net, x, method, target=lambda output: 1 / 0, layer=["conv1", "layer2"])
 
-    run()
-    gc.collect()
-    before = count_tensors()
-    run()
-    gc.collect()
-    assert count_tensors() == before
+    leaves_no_tensors(run)
 
 
 def test_nothing_stays_alive_of_hooks_that_saw_gradients(net: TinyNet, x: torch.Tensor) -> None:
@@ -113,12 +108,7 @@ def test_nothing_stays_alive_of_hooks_that_saw_gradients(net: TinyNet, x: torch.
             net(x).sum().backward()
         net.zero_grad(set_to_none=True)
 
-    run()
-    gc.collect()
-    before = count_tensors()
-    run()
-    gc.collect()
-    assert count_tensors() == before
+    leaves_no_tensors(run)
 
 
 @pytest.mark.filterwarnings("ignore:.*quantiz:DeprecationWarning", "ignore:.*quantiz:UserWarning")
@@ -182,6 +172,16 @@ def test_checkpoints_and_autocast_of_the_caller_make_no_difference(net: TinyNet,
         found = explain.attribute(net.float(), x.float(), "gradcam", target=1)
     assert found.values.dtype == torch.float32
     assert (found.heatmap - expected.heatmap).abs().max() < 0.05
+
+
+def leaves_no_tensors(run: Callable[[], object]) -> None:
+    """Run once for what is kept for good, and once more, after which there are as many tensors as before."""
+    run()
+    gc.collect()
+    before = count_tensors()
+    run()
+    gc.collect()
+    assert count_tensors() == before
 
 
 def count_tensors() -> int:

@@ -715,13 +715,19 @@ def test_gradients_come_back_by_every_name_of_what_a_layer_overwrote(together: l
     weights = torch.autograd.grad(score(maps).sum(), maps)[0].mean((2, 3), keepdim=True)
     torch.testing.assert_close(found.values, (weights * maps).sum(1).detach())
     with torch.no_grad():
-        expected = torch.zeros_like(found.values)
-        for k in range(4):
-            without = maps.clone()
-            without[:, k] = 0
-            expected += ((score(maps) - score(without)) / score(maps))[:, None, None] * maps[:, k]
+        expected = ablated_by_hand(score, maps)
     ablated = explain.attribute(model, x, AblationCAM(relu=False), target=1, layer="relu").values
     torch.testing.assert_close(ablated, expected)
+
+
+def ablated_by_hand(score: Callable[[torch.Tensor], torch.Tensor], maps: torch.Tensor) -> torch.Tensor:
+    """Ablation-CAM, signed: each of the maps weighted by the share that the score loses without it."""
+    expected = torch.zeros_like(maps[:, 0])
+    for k in range(maps.shape[1]):
+        without = maps.clone()
+        without[:, k] = 0
+        expected += ((score(maps) - score(without)) / score(maps))[:, None, None] * maps[:, k]
+    return expected
 
 
 class OverwritesBehindTheLayer(nn.Module):
@@ -745,11 +751,7 @@ def test_ablated_maps_may_be_overwritten_in_a_network_that_runs_twice(x: torch.T
         def score(maps: torch.Tensor) -> torch.Tensor:
             return model.fc(torch.cat([(maps + 0.3) * 1.5, side], 1).flatten(1))[:, 1]
 
-        expected = torch.zeros_like(found)
-        for k in range(4):
-            without = maps.clone()
-            without[:, k] = 0
-            expected += ((score(maps) - score(without)) / score(maps))[:, None, None] * maps[:, k]
+        expected = ablated_by_hand(score, maps)
     torch.testing.assert_close(found, expected)
 
 
@@ -778,11 +780,7 @@ def test_a_network_that_counts_its_rows_before_the_layer_runs_whole_for_every_ab
             means = maps.mean((2, 3))
             return model.fc(means * 2 - means.mean(1, keepdim=True))[:, 1]
 
-        expected = torch.zeros_like(found)
-        for k in range(4):
-            without = maps.clone()
-            without[:, k] = 0
-            expected += ((score(maps) - score(without)) / score(maps))[:, None, None] * maps[:, k]
+        expected = ablated_by_hand(score, maps)
     torch.testing.assert_close(found, expected)
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from explain.errors import ExplainError, ImageError, ModelError
-from explain.inputs import Inputs, InputsLike, as_inputs
+from explain.inputs import Inputs, InputsLike, as_inputs, dotted
 
 
 def check_inputs(model: nn.Module, given: InputsLike) -> Inputs:
@@ -39,7 +39,7 @@ def check_inputs(model: nn.Module, given: InputsLike) -> Inputs:
     if any(is_lazy(p) for p in model.parameters()):
         raise ModelError("model must have all its weights, got lazy layers without them; call model(x) once first")
     parameter = next(model.parameters(), None)
-    images = {f"input {'.'.join(map(str, way))}": t for way, t in inputs.others.items() if t.ndim > 3}
+    images = {f"input {dotted(way)}": t for way, t in inputs.others.items() if t.ndim > 3}
     for other, tensor in {name: x, **images}.items():
         if parameter is not None and parameter.device != tensor.device:
             device = str(parameter.device)

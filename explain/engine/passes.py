@@ -38,13 +38,13 @@ from explain.engine.evidence import (
 )
 from explain.engine.linear import Heads, bias_of, biased_modules, class_weights
 from explain.engine.rules import InSight, apply_rule
-from explain.engine.variants import Footprint, Precision, Variants, Work, autocast, not_by_image
+from explain.engine.variants import Footprint, Precision, Variants, Work, agree, asked_of, autocast, not_by_image
 from explain.errors import LayerError, MethodError, ModelError, TargetError, UnusedLayerError
-from explain.hooks import Capture, HookGroup, Record, forbids_cut, inspect, untouched
+from explain.hooks import Capture, HookGroup, Record, cut_where_allowed, inspect, untouched
 from explain.hooks.attention import attention, by_image
 from explain.inputs import Inputs, InputsLike, as_inputs
 from explain.layers import frame_of, of_other_images, split_call, to_spatial
-from explain.targets import ClassTarget, Objective, Target, find_logits, for_rows, settle
+from explain.targets import Objective, Target, find_logits, settle
 
 
 def gather(
@@ -74,14 +74,9 @@ def gather(
         one_pass = partial(
             _Pass, model, as_inputs(inputs), frozenset(needs), layers, pooled, work or Work(), precision
         )  # fmt: skip
-        try:
-            run = one_pass()
-        except RuntimeError as error:
-            if not forbids_cut(error):
-                raise
-            run = one_pass(cut=False)
+        run = cut_where_allowed(one_pass)
         if run.capture.misses and run.cut:
-            run = one_pass(cut=False)
+            run = one_pass(False)
         chosen = [run.choose(target) for target in targets]  # all of them fit before the first backward is run
         if any(isinstance(need, Reruns) for need in needs):
             run.must_stand_alone(chosen[0])
@@ -117,8 +112,7 @@ class _Pass:
         pooled: Collection[str],
         work: Work,
         precision: Precision,
-        *,
-        cut: bool = True,
+        cut: bool,
     ) -> None:
         self.model, self.needs, self.pooled, self.work = model, needs, pooled, work
         self.rules = {need.rule for need in needs if isinstance(need, InputGradients)}
@@ -204,15 +198,13 @@ class _Pass:
         rows = [way for way in self.inputs.others if self.inputs.goes_with_images(way)]
         if not rows or len(self.x) == 1:
             return
-        first = for_rows(choice.target, torch.zeros(1, dtype=torch.long, device=self.x.device))
-        first = first if choice.classes is None else ClassTarget((int(choice.classes[0]),))
+        asked = asked_of(choice.target, choice.classes, torch.zeros(1, dtype=torch.long, device=self.x.device))
         try:
-            alone = first.pick(self.inputs.first().call(self.model), 1)[0].detach()
+            alone = asked.pick(self.inputs.first().call(self.model), 1)[0].detach()
         except Exception:  # whatever it is, the image alone does not go with what it was given
             alone = choice.score[:1] + float("nan")
-        precise = torch.finfo(self.x.dtype).eps < 1e-4 and self.work.precision == "full"
-        if not torch.allclose(legible(alone), choice.score[:1], rtol=1e-3 if precise else 0.1, atol=1e-5):
-            raise not_by_image(", ".join(".".join(map(str, way)) for way in rows))
+        if not agree(legible(alone), choice.score[:1], self.x, self.work):
+            raise not_by_image(rows)
 
     def explain(self, choice: _Choice, *, last: bool) -> list[Evidence]:
         jobs = self._jobs()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,7 +16,7 @@ from explain.engine.blocks import attention_gradients
 from explain.engine.evidence import legible
 from explain.errors import ExplainError, MethodError, ModelError
 from explain.hooks import HookGroup, Overwriting, Record, first_tensor, replace_first, untouched
-from explain.inputs import Inputs
+from explain.inputs import Inputs, Path, dotted
 from explain.layers import Frame
 from explain.targets import ClassTarget, Target, find_logits, for_rows
 
@@ -79,8 +79,23 @@ class Footprint:
         return max(1, min(LARGEST, MEMORY // max(1, needed)))
 
 
-def not_by_image(names: str) -> ModelError:
+def agree(one: torch.Tensor, other: torch.Tensor, inputs: torch.Tensor, work: Work, coarse: float = 1e-5) -> bool:
+    """Whether scores are the same but for what batches of other sizes round otherwise.
+
+    ``coarse`` is what counts as nothing in half precision.
+    """
+    precise = torch.finfo(inputs.dtype).eps < 1e-4 and work.precision == "full"
+    return torch.allclose(one, other, rtol=1e-3 if precise else 0.1, atol=1e-5 if precise else coarse)
+
+
+def asked_of(target: Target, classes: torch.Tensor | None, images: torch.Tensor) -> Target:
+    """The target for rows that belong to these images: what was settled for the unaltered image stays so."""
+    return for_rows(target, images) if classes is None else ClassTarget(tuple(classes[images].tolist()))
+
+
+def not_by_image(ways: Iterable[Path]) -> ModelError:
     """What to say of inputs with as many rows as there are images, where the images say something else without them."""
+    names = ", ".join(map(dotted, ways))
     return ModelError(
         "model must say the same of an image whatever stands beside it, but does not; name those of its inputs "
         f"({names}) that belong to no single image in explain.Inputs(..., shared=...)"
@@ -172,10 +187,7 @@ class Variants:
             return attention_gradients(self.model, self.inputs, self.target_of)
 
     def target_of(self, images: torch.Tensor) -> Target:
-        """The target for rows that belong to these images: what was settled for the unaltered image stays so."""
-        if self.classes is None:
-            return for_rows(self.target, images)
-        return ClassTarget(tuple(self.classes[images].tolist()))
+        return asked_of(self.target, self.classes, images)
 
     def _from_layer(self, owners: torch.Tensor, make: Make, read: Callable[..., torch.Tensor]) -> torch.Tensor:
         """Run up to the layer once for each image and piece, and from there on for all variants.
@@ -244,8 +256,7 @@ class Variants:
         return found
 
     def _must_agree(self, few: torch.Tensor, whole: torch.Tensor) -> None:
-        precise = torch.finfo(self.inputs.x.dtype).eps < 1e-4 and self.work.precision == "full"
-        if not torch.allclose(few, whole, rtol=1e-3 if precise else 0.1, atol=1e-5 if precise else 1e-2):
+        if not agree(few, whole, self.inputs.x, self.work, coarse=1e-2):
             raise RuntimeError("the network says something else where there are more rows behind the layer")
 
     def _laid_out(self, maps: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
@@ -271,7 +282,7 @@ class Variants:
     def _check(self, width: int) -> None:
         """Refuse scores for other classes than those of the images as they are: some input says what they are."""
         if self.width not in (None, width):
-            raise not_by_image(", ".join(".".join(map(str, way)) for way in self.inputs.others))
+            raise not_by_image(self.inputs.others)
 
     def _plainly(self, inputs: Inputs) -> Any:
         return inputs.call(self.model)

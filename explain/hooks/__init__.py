@@ -28,7 +28,7 @@ from explain.hooks.graph import accumulator, graph
 from explain.hooks.group import HookGroup
 from explain.hooks.inspection import Inspection, Row, inspect
 from explain.hooks.preserve import evaluating, untouched
-from explain.hooks.records import Capture, Overwriting, Record, Tap, capture, forbids_cut
+from explain.hooks.records import Capture, Overwriting, Record, Tap, capture, cut_where_allowed
 from explain.hooks.select import Where, select
 from explain.hooks.structure import first_tensor, rebuilt, replace_first
 from explain.hooks.timeline import Event, Timeline, timeline
@@ -51,10 +51,10 @@ __all__ = [
     "Where",
     "accumulator",
     "capture",
+    "cut_where_allowed",
     "distributed",
     "evaluating",
     "first_tensor",
-    "forbids_cut",
     "graph",
     "inspect",
     "packaging",

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -22,6 +22,8 @@ from explain.errors import LayerError
 from explain.hooks.group import HookGroup
 from explain.hooks.select import Where, select
 from explain.hooks.structure import first_tensor, replace_first
+
+T = TypeVar("T")
 
 
 class Tap(nn.Module):
@@ -207,6 +209,16 @@ class Overwriting:
         """Whether this output of a module is its input, overwritten; asked once, when it has returned."""
         given, version = self._given.pop(name, (None, 0))
         return given is output and output._version != version
+
+
+def cut_where_allowed(run: Callable[[bool], T]) -> T:
+    """Run a forward pass with ``cut=True``, and where autograd forbids that, once more without."""
+    try:
+        return run(True)
+    except RuntimeError as error:
+        if not forbids_cut(error):
+            raise
+    return run(False)
 
 
 def forbids_cut(error: RuntimeError) -> bool:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from types import NoneType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 from torch.autograd.graph import Node
 
-from explain.errors import LayerError
 from explain.hooks import HookGroup, Where, first_tensor, select, untouched, unwrapped
 from explain.inputs import Inputs, InputsLike, as_inputs
 from explain.layers.grid import Frame, Grid, Layout, Size, find_grid, layout_of
+
+Place: TypeAlias = "tuple[str, int]"
+"""A call: the module's name, and which of its calls it is, counted from 0."""
+Note: TypeAlias = Callable[[Place, nn.Module, Any, torch.Tensor], None]
+"""Told of a call: its place, the module, what it gave, and the tensor in that."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,6 @@ class Look:
     """Whether the output has a row of numbers for the image, as a classifier's has."""
     answers: frozenset[int] = frozenset()
     """The number of channels of outputs that are as large as the input: a map of classes, for example."""
-    width: int | None = None
-    """How many scores there are, if it gives any."""
     heads: int = 1
     """How many outputs have a row of numbers for the image."""
     chosen: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
@@ -116,11 +118,7 @@ def take_look(model: nn.Module, inputs: Inputs) -> Look:
     if traced:
         inputs = inputs.replaced(inputs.x.clone().requires_grad_())
     notes = _Notes(tuple(inputs.x.shape[2:]), inputs.x if traced else None)
-    with untouched(model, grad=traced), HookGroup(model) as group:
-        for name, _ in model.named_modules():
-            if name:
-                group.forward(name, partial(notes.take, name))
-        output = inputs.call(model)
+    output = _watched(model, inputs, notes.take, grad=traced)
     if traced:
         notes.calls = _with_changes(notes.calls, model, inputs.detached())
     numbers = {call.name: call.number for call in notes.calls}
@@ -130,8 +128,7 @@ def take_look(model: nn.Module, inputs: Inputs) -> Look:
     found = tensors_in(output)
     answers = frozenset(t.shape[1] for t in found if t.ndim > 3 and tuple(t.shape[2:]) == tuple(inputs.x.shape[2:]))
     rows = [t for t in found if t.ndim <= 2 and t.numel() and t.shape[:1] in ((), (1,))]
-    widths = {t.shape[1] for t in rows if t.ndim == 2}
-    return Look(calls, bool(rows), answers, widths.pop() if len(widths) == 1 else None, len(rows))
+    return Look(calls, bool(rows), answers, len(rows))
 
 
 def _with_changes(calls: list[Call], model: nn.Module, inputs: Inputs) -> list[Call]:
@@ -142,48 +139,50 @@ def _with_changes(calls: list[Call], model: nn.Module, inputs: Inputs) -> list[C
     return [replace(call, depends=call.depends or other) for call, other in zip(calls, changed, strict=True)]
 
 
-def _figures(model: nn.Module, inputs: Inputs) -> dict[tuple[str, int], tuple[float, float]]:
+def _figures(model: nn.Module, inputs: Inputs) -> dict[Place, tuple[float, float]]:
     """Two figures of what each call gives, which change when it does."""
-    found: dict[tuple[str, int], tuple[float, float]] = {}
-    numbers: Counter[str] = Counter()
+    found: dict[Place, tuple[float, float]] = {}
 
-    def note(name: str, module: nn.Module, args: Any, output: Any) -> None:
-        tensor = first_tensor(output)
-        if tensor is not None:
-            values = tensor.detach().double()
-            weights = torch.linspace(1, 2, values.numel(), dtype=torch.float64, device=values.device)
-            found[name, numbers[name]] = float(values.sum()), float((values.flatten() * weights).sum())
-            numbers[name] += 1
+    def note(place: Place, module: nn.Module, output: Any, tensor: torch.Tensor) -> None:
+        values = tensor.detach().double()
+        weights = torch.linspace(1, 2, values.numel(), dtype=torch.float64, device=values.device)
+        found[place] = float(values.sum()), float((values.flatten() * weights).sum())
 
-    with untouched(model), HookGroup(model) as group:
-        for name, _ in model.named_modules():
-            if name:
-                group.forward(name, partial(note, name))
-        inputs.call(model)
+    _watched(model, inputs, note)
     return found
 
 
 def _really_first(calls: tuple[Call, ...], model: nn.Module, inputs: Inputs) -> tuple[Call, ...]:
     """Tell tokens of one image from one token of each of an image's windows, by running the network on two images."""
-    shapes: dict[tuple[str, int], Size] = {}
-    numbers: Counter[str] = Counter()
+    shapes: dict[Place, Size] = {}
 
-    def note(name: str, module: nn.Module, args: Any, output: Any) -> None:
-        tensor = first_tensor(output)
-        if tensor is not None:
-            shapes[name, numbers[name]] = tuple(tensor.shape)
-            numbers[name] += 1
+    def note(place: Place, module: nn.Module, output: Any, tensor: torch.Tensor) -> None:
+        shapes[place] = tuple(tensor.shape)
 
-    with untouched(model), HookGroup(model) as group:
-        for name in {call.name for call in calls}:
-            group.forward(name, partial(note, name))
-        try:
-            inputs.rows(torch.zeros(2, dtype=torch.long)).detached().call(model)
-        except Exception:  # it takes one image at a time, which leaves this open
-            return calls
+    try:
+        _watched(model, inputs.rows(torch.zeros(2, dtype=torch.long)).detached(), note)
+    except Exception:  # it takes one image at a time, which leaves this open
+        return calls
     first = [call.grid is not None and call.grid.layout == "tokens first" for call in calls]
     real = [shapes.get((call.name, call.number), ())[1:2] == (2,) for call in calls]
     return tuple(replace(c, grid=None) if f and not r else c for c, f, r in zip(calls, first, real, strict=True))
+
+
+def _watched(model: nn.Module, inputs: Inputs, note: Note, *, grad: bool = False) -> Any:
+    """Run a network, and note every call of its modules that gives a tensor; return the output."""
+    numbers: Counter[str] = Counter()
+
+    def take(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        tensor = first_tensor(output)
+        if tensor is not None:
+            note((name, numbers[name]), module, output, tensor)
+            numbers[name] += 1
+
+    with untouched(model, grad=grad), HookGroup(model) as group:
+        for name, _ in model.named_modules():
+            if name:
+                group.forward(name, partial(take, name))
+        return inputs.call(model)
 
 
 class _Notes:
@@ -194,15 +193,11 @@ class _Notes:
         self._size, self._source = size, source
         self._previous: torch.Tensor | None = None
         self._seen: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
-        self._numbers: dict[str, int] = {}
         self._layouts: dict[Size, Layout] = {}
         self._reaching: dict[Node, bool] = {}
 
-    def take(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
-        tensor = first_tensor(output)
-        if tensor is None:
-            return
-        number = self._numbers[name] = self._numbers.get(name, -1) + 1
+    def take(self, place: Place, module: nn.Module, output: Any, tensor: torch.Tensor) -> None:
+        name, number = place
         returned = self._was_returned(tensor)
         passes_on = returned and tensor is self._previous
         again = returned and output is not tensor and not passes_on
@@ -280,7 +275,7 @@ def frame_of(model: nn.Module, inputs: Inputs) -> Frame:
     return Frame(tuple(inputs.x.shape[2:]), len(inputs), lambda: look().sizes, grid, layout, bool(inputs.others))
 
 
-def of_other_images(model: nn.Module, inputs: Inputs) -> set[tuple[str, int]]:
+def of_other_images(model: nn.Module, inputs: Inputs) -> set[Place]:
     """The calls, by name and number, that did not depend on what is explained but may on other images."""
     if not inputs.others:
         return set()
@@ -307,15 +302,14 @@ def find_layers(model: nn.Module, inputs: Inputs, where: Where) -> list[str]:
         LayerError: a name or pattern matches nothing, or a module is not part of the model.
     """
     items = [where] if isinstance(where, (str, nn.Module, type)) else where
-    if not isinstance(items, Iterable):
+    several = [*items] if isinstance(items, Iterable) else []
+    if not several:
         return list(select(model, items))  # which says what is wrong with it
     found: dict[str, None] = {}
-    for item in items:
+    for item in several:
         plain, number = split_call(item) if isinstance(item, str) else (item, None)
         for name in select(model, plain):
             found[name if number is None else f"{name}@{number}"] = None
-    if not found:
-        raise LayerError("layer must name at least one layer, got an empty list; leave it out for the last feature map")
     return [_dependent(model, inputs, name) for name in found] if inputs.others else list(found)
 
 

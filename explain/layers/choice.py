@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import nn
 
 from explain.errors import LayerError
-from explain.hooks import Capture, HookGroup, forbids_cut, untouched
+from explain.hooks import Capture, HookGroup, cut_where_allowed, untouched
 from explain.inputs import Inputs, InputsLike, as_inputs
 from explain.layers.calls import Call, Look, frame_of, remembered, split_call, tensors_in
 from explain.layers.grid import Size, has_aspect, to_spatial
 
+T = TypeVar("T")
 Score: TypeAlias = Callable[[Any], torch.Tensor]
 """From a model's output to one score per image."""
 
@@ -40,12 +42,7 @@ def default_layer(model: nn.Module, x: InputsLike, score: Score | None = None, *
         return _behind(model, inputs, look, score)
     if score is not None and (anew or look.heads > 1):
         return _choose(model, inputs, look, score)[0]
-    if "default" in look.chosen:
-        return str(look.chosen["default"])
-    found, certain = _choose(model, inputs.first(), look)
-    if certain:
-        look.chosen["default"] = found
-    return found
+    return _once(look, "default", lambda: _choose(model, inputs.first(), look))
 
 
 def stage_layers(
@@ -60,14 +57,21 @@ def stage_layers(
     inputs = as_inputs(x)
     look = remembered(model, inputs)
     if score is not None and (anew or look.heads > 1 or not look.gives_scores):
-        found, certain = _stages(model, inputs, look, count, score)[0], False
-    elif count in look.chosen:
-        found, certain = look.chosen[count], False
+        found = _stages(model, inputs, look, count, score)[0]
     else:
-        found, certain = _stages(model, inputs.first(), look, count)
+        found = _once(look, count, lambda: _stages(model, inputs.first(), look, count))
+    return [*found] or [default_layer(model, inputs, score, anew=anew)]
+
+
+def _once(look: Look, key: str | int, find: Callable[[], tuple[T, bool]]) -> T:
+    """Find something out, and remember it with the look where it is certain."""
+    if key in look.chosen:
+        known: T = look.chosen[key]
+        return known
+    found, certain = find()
     if certain:
-        look.chosen[count] = found
-    return list(found) or [default_layer(model, inputs, score, anew=anew)]
+        look.chosen[key] = found
+    return found
 
 
 def _stages(
@@ -202,16 +206,11 @@ def _places_reached(
 
     Without a score it is the model's best one. Layers that nothing leads back to are left out.
     """
-    try:
-        return _reached(model, inputs, layers[:LOOKED_AT], score, cut=True)
-    except RuntimeError as error:
-        if not forbids_cut(error):
-            raise
-        return _reached(model, inputs, layers[:LOOKED_AT], score, cut=False)
+    return cut_where_allowed(partial(_reached, model, inputs, layers[:LOOKED_AT], score))
 
 
 def _reached(
-    model: nn.Module, inputs: Inputs, layers: Sequence[str], score: Score | None, *, cut: bool
+    model: nn.Module, inputs: Inputs, layers: Sequence[str], score: Score | None, cut: bool
 ) -> dict[str, list[int]]:
     frame, found = frame_of(model, inputs), {}
     with untouched(model, grad=not cut), HookGroup(model) as group:

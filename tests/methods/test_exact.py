@@ -40,7 +40,7 @@ from explain.methods import (
 )  # fmt: skip
 from explain.methods.sampling import noise
 from explain.targets import as_target
-from tests.conftest import TinyNet, settled
+from tests.conftest import GuidedFunction, TinyNet, settled
 from tests.methods import plain, plain_attention, plain_factors, plain_masks, plain_paths, plain_scores
 
 
@@ -357,20 +357,6 @@ def test_the_gradient_is_what_finite_differences_say(net: TinyNet) -> None:
         shift[0][position] = step
         slope = (net(x + shift)[0, 1] - net(x - shift)[0, 1]).item() / (2 * step)
         assert found[0][position].item() == pytest.approx(slope, rel=1e-5, abs=1e-8)
-
-
-class GuidedFunction(torch.autograd.Function):
-    """A ReLU whose backward is the guided rule, to put in the place of every ReLU of a network."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x)
-        return x.clamp(min=0)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        (x,) = ctx.saved_tensors
-        return gradient.clamp(min=0) * (x > 0)
 
 
 @pytest.mark.parametrize(

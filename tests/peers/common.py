@@ -17,6 +17,7 @@ import torch.nn.functional as F
 import torchvision
 from torch import nn
 
+from tests.conftest import GuidedFunction
 from tests.methods import plain
 
 LAYER = 5  # of `network`: a ReLU with a convolution, a ReLU, the mean and the classes behind it
@@ -89,22 +90,11 @@ def agree(found: Any, expected: Any, tolerance: float = 1e-5) -> bool:
     return off(found, expected) <= tolerance
 
 
-class _GuidedReLU(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x)
-        return x.clamp(min=0)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient.clamp(min=0) * (ctx.saved_tensors[0] > 0)
-
-
 def guided_reference(model: nn.Module, x: torch.Tensor, target: int) -> torch.Tensor:
     """Guided back-propagation with every ReLU replaced where modules and functions end: in `F.relu` itself."""
     source = x.clone().requires_grad_()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(F, "relu", lambda x, inplace=False: _GuidedReLU.apply(x))
+        patch.setattr(F, "relu", lambda x, inplace=False: GuidedFunction.apply(x))
         return torch.autograd.grad(model(source)[:, target].sum(), source)[0]
 
 
