@@ -220,7 +220,7 @@ def attribute_targets(
             raise
     # What was chosen leads to another head than this target's, or the network does something else than it did.
     forget(model)
-    return explained({name: layers_of(method, anew=True) for name, method in chosen.items()})
+    return explained({name: layers_of(method, refresh=True) for name, method in chosen.items()})
 
 
 def _explained(
@@ -250,7 +250,7 @@ def _explained(
 
 
 def _layers(
-    model: nn.Module, inputs: Inputs, method: Method, *, named: list[str] | None, target: Target, anew: bool = False
+    model: nn.Module, inputs: Inputs, method: Method, *, named: list[str] | None, target: Target, refresh: bool = False
 ) -> list[str]:
     """The layers that a method looks at: those asked for, or its own choice."""
     if not uses_layer(method):
@@ -262,8 +262,8 @@ def _layers(
         return settle(target, output, len(inputs)).pick(output, len(inputs))[0]
 
     if isinstance(method, ManyLayers):
-        return stage_layers(model, inputs, score, anew=anew)
-    return [default_layer(model, inputs, score, anew=anew)]
+        return stage_layers(model, inputs, score, refresh=refresh)
+    return [default_layer(model, inputs, score, refresh=refresh)]
 
 
 def applicable_methods(

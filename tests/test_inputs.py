@@ -432,7 +432,7 @@ def test_a_mapping_among_the_inputs_keeps_its_kind(siamese: Siamese, pair: tuple
     assert batch["left"] is pair[0]
 
 
-def test_a_network_that_was_switched_over_is_looked_at_anew(x: torch.Tensor) -> None:
+def test_a_network_that_was_switched_over_is_looked_at_again(x: torch.Tensor) -> None:
     class Switch(nn.Module):
         def __init__(self) -> None:
             super().__init__()

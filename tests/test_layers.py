@@ -10,7 +10,7 @@ from torch import nn
 
 from explain.attribution import attribute
 from explain.errors import LayerError
-from explain.layers import Frame, Grid, default_layer, find_grid, list_layers, to_spatial
+from explain.layers import Grid, Grids, default_layer, find_grid, list_layers, to_spatial
 from explain.methods import FullGrad, GradCAM
 from tests.conftest import TinyNet, snapshot
 
@@ -107,9 +107,9 @@ def test_a_map_is_the_same_whatever_its_layout() -> None:
     last = maps.permute(0, 2, 3, 1)
     tokens = torch.cat([torch.zeros(2, 2, 16), last.reshape(2, 63, 16)], dim=1)
     for tensor in (maps, last, tokens):
-        assert torch.equal(to_spatial(tensor, Frame(size, 2), "layer"), maps)
+        assert torch.equal(to_spatial(tensor, Grids(size, 2), "layer"), maps)
     with pytest.raises(LayerError, match=r"'fc' must give a spatial map, got shape \(2, 10\)"):
-        to_spatial(torch.zeros(2, 10), Frame(size, 2), "fc")
+        to_spatial(torch.zeros(2, 10), Grids(size, 2), "fc")
 
 
 @pytest.mark.parametrize("channels", [2, 4, 5])

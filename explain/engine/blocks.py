@@ -11,7 +11,7 @@ from explain.errors import MethodError
 from explain.hooks import HookGroup, first_tensor, replace_first
 from explain.hooks.attention import attention, by_image
 from explain.inputs import Inputs
-from explain.layers import frame_of
+from explain.layers import grids_of
 from explain.targets import Target
 
 
@@ -53,9 +53,9 @@ def attention_gradients(model: nn.Module, inputs: Inputs, target: Any) -> list[t
             f"legrad must have at least two transformer blocks, got {len(blocks)} in {type(model).__name__}; use it "
             "for vision transformers (ViT, DeiT), and gradcam or layercam otherwise"
         )
-    frame = frame_of(model, inputs)
-    grids = [frame.grid((len(inputs), 0, 0), name) for name in blocks]  # known by name, whatever the shape
-    of_images = 1 if any(grid is not None and grid.of_images for grid in grids) else 0
+    grids = grids_of(model, inputs)
+    of_blocks = [grids.grid((len(inputs), 0, 0), name) for name in blocks]  # known by name, whatever the shape
+    of_images = 1 if any(grid is not None and grid.of_images for grid in of_blocks) else 0
     starts: list[torch.Tensor] = []
     means: list[torch.Tensor] = []
 

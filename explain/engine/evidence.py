@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 
-from explain.layers import Frame
+from explain.layers import Grids
 from explain.targets import Objective
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class AttentionMap:
     gradient: torch.Tensor | None = None
 
 
-def legible(tensor: torch.Tensor) -> torch.Tensor:
+def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
     """Evidence in at least single precision: sums and quotients of half precision go astray."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
@@ -126,9 +126,9 @@ class Evidence:
         return self.found[need]
 
     @property
-    def frame(self) -> Frame:
+    def grids(self) -> Grids:
         """What tensors of the network are laid out on."""
-        return self.variants.frame
+        return self.variants.grids
 
     @property
     def size(self) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from explain.engine.evidence import legible
+from explain.engine.evidence import at_least_float32
 from explain.errors import LayerError, TargetError
 from explain.hooks import HookGroup
 
@@ -60,7 +60,7 @@ class Heads:
 
     def _note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: torch.Tensor) -> None:
         (given,) = (*args, *kwargs.values())
-        self.calls.append((legible(given.detach()), module, legible(output.detach())))
+        self.calls.append((at_least_float32(given.detach()), module, at_least_float32(output.detach())))
 
 
 def class_weights(
@@ -84,7 +84,7 @@ def class_weights(
     for given, module, scores in reversed(heads.calls):
         gives_scores = scores.shape == logits.shape and torch.equal(scores, logits)
         if gives_scores and given.shape == means.shape and torch.allclose(given, means, rtol=1e-2, atol=1e-4):
-            found: torch.Tensor = legible(module.weight[classes].detach())  # type: ignore[index]
+            found: torch.Tensor = at_least_float32(module.weight[classes].detach())  # type: ignore[index]
             return found
     raise LayerError(
         f"layer {layer!r} must be followed by an average over its maps and one linear layer for cam, but it is not; "

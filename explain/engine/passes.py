@@ -34,7 +34,7 @@ from explain.engine.evidence import (
     LayerGradients,
     Need,
     Reruns,
-    legible,
+    at_least_float32,
 )
 from explain.engine.linear import Heads, bias_of, biased_modules, class_weights
 from explain.engine.rules import InSight, apply_rule
@@ -43,7 +43,7 @@ from explain.errors import LayerError, MethodError, ModelError, TargetError, Unu
 from explain.hooks import Capture, HookGroup, Record, cut_where_allowed, inspect, untouched
 from explain.hooks.attention import attention, by_image
 from explain.inputs import Inputs, InputsLike, as_inputs
-from explain.layers import frame_of, of_other_images, split_call, to_spatial
+from explain.layers import grids_of, of_other_images, split_call, to_spatial
 from explain.targets import Objective, Target, find_logits, settle
 
 
@@ -122,7 +122,7 @@ class _Pass:
         self.inputs = inputs.detached()
         self.x = self.inputs.x
         self.source = self.x.clone().requires_grad_() if self.whole else self.x
-        self.frame = frame_of(model, self.inputs)
+        self.grids = grids_of(model, self.inputs)
         self.footprint, self.heads = Footprint(), Heads()
         with HookGroup(model) as group, torch.set_grad_enabled(not self.cut), autocast(self.x, precision):
             differentiated = any(isinstance(need, (LayerGradients, LayerCurvature)) for need in needs)
@@ -147,7 +147,7 @@ class _Pass:
             return None  # not a classifier
         if torch.isnan(logits).any() or torch.isposinf(logits).any():
             raise self._not_finite(logits[torch.isnan(logits) | torch.isposinf(logits)])
-        return legible(logits)
+        return at_least_float32(logits)
 
     def _not_finite(self, wrong: torch.Tensor) -> ModelError:
         """Run the model once more, looking at every layer: where it went wrong is what there is to say."""
@@ -173,7 +173,7 @@ class _Pass:
                 "number, it is the last"
             )
         shape = tuple(record.activation.shape)
-        if len(self.x) not in shape[:1] and self.frame.grid(shape) is None:
+        if len(self.x) not in shape[:1] and self.grids.grid(shape) is None:
             raise LayerError(
                 f"layer {layer!r} must give a map for each of the {len(self.x)} images, got shape {shape}; choose a "
                 "layer that keeps the batch dimension first"
@@ -187,7 +187,7 @@ class _Pass:
             total = score.sum()
         if not torch.isfinite(score.detach()).all():
             raise self._not_finite(score.detach()[~torch.isfinite(score.detach())])
-        return _Choice(target.name, settled, legible(score.detach()), total, classes)
+        return _Choice(target.name, settled, at_least_float32(score.detach()), total, classes)
 
     def must_stand_alone(self, choice: _Choice) -> None:
         """Refuse an input that seems to have a row for each image, but belongs to all of them.
@@ -203,7 +203,7 @@ class _Pass:
             alone = asked.pick(self.inputs.first().call(self.model), 1)[0].detach()
         except Exception:  # whatever it is, the image alone does not go with what it was given
             alone = choice.score[:1] + float("nan")
-        if not agree(legible(alone), choice.score[:1], self.x, self.work):
+        if not agree(at_least_float32(alone), choice.score[:1], self.x, self.work):
             raise not_by_image(rows)
 
     def explain(self, choice: _Choice, *, last: bool) -> list[Evidence]:
@@ -217,11 +217,11 @@ class _Pass:
         found = choice.found if layer is None else {**choice.found, **choice.of_layer[layer]}
         record = None if layer is None else self.records[layer]
         variants = Variants(
-            self.model, self.inputs, self.frame, choice.target, choice.classes, layer, record, self._width,
+            self.model, self.inputs, self.grids, choice.target, choice.classes, layer, record, self._width,
             self.footprint, self.work, partial(_gather_one, self.model), alone,
         )  # fmt: skip
         return Evidence(
-            legible(self.x), choice.score, choice.classes, choice.name, layer, found, choice.rectifiers,
+            at_least_float32(self.x), choice.score, choice.classes, choice.name, layer, found, choice.rectifiers,
             variants, self.logits,
         )  # fmt: skip
 
@@ -320,7 +320,7 @@ class _Pass:
     def _of_images(self, term: torch.Tensor, record: Record) -> torch.Tensor:
         """A term laid out over the images, or where it is no map (it may be of windows), as rows of numbers."""
         count, shape = len(self.x), tuple(term.shape)
-        grid = self.frame.grid(shape, f"{record.layer}@{record.call}") if term.ndim > 2 else None
+        grid = self.grids.grid(shape, f"{record.layer}@{record.call}") if term.ndim > 2 else None
         if grid is not None:
             return grid.spread(term)
         turned = term.ndim == 3 and len(term) != count and term.shape[1] == count
@@ -349,10 +349,10 @@ class _Pass:
                 "look for .detach(), .data, no_grad() or rounding in the model or the target"
                 f"{_without_gradients(self.model)}"
             )
-        return legible(gradient)
+        return at_least_float32(gradient)
 
     def _spatial(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        return legible(to_spatial(tensor, self.frame, name))
+        return at_least_float32(to_spatial(tensor, self.grids, name))
 
 
 def _gather_one(

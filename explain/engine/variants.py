@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 from explain.engine.blocks import attention_gradients
-from explain.engine.evidence import legible
+from explain.engine.evidence import at_least_float32
 from explain.errors import ExplainError, MethodError, ModelError
 from explain.hooks import HookGroup, Overwriting, Record, first_tensor, replace_first, untouched
 from explain.inputs import Inputs, Path, dotted
-from explain.layers import Frame
+from explain.layers import Grids
 from explain.targets import ClassTarget, Target, find_logits, for_rows
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class Variants:
 
     model: nn.Module
     inputs: Inputs
-    frame: Frame
+    grids: Grids
     target: Target
     classes: torch.Tensor | None
     layer: str | None
@@ -157,7 +157,7 @@ class Variants:
         for rows in self._pieces(len(owners)):
             images = owners[rows]
             found.append(self._score(images, partial(self._in_fastest_layout, images, make(rows), self._plainly)))
-        return torch.cat(found) if found else legible(self.inputs.x.new_zeros(0))
+        return torch.cat(found) if found else at_least_float32(self.inputs.x.new_zeros(0))
 
     def attributions(
         self, method: Explains, owners: torch.Tensor, make: Make
@@ -219,7 +219,7 @@ class Variants:
                 order.append(rows)
             done += len(mine)
         if not found:
-            return legible(self.inputs.x.new_zeros(0))
+            return at_least_float32(self.inputs.x.new_zeros(0))
         values = torch.cat(found)
         return values[torch.argsort(torch.cat(order))]
 
@@ -264,7 +264,7 @@ class Variants:
         assert self.record is not None
         assert self.layer is not None
         raw = self.record.activation
-        grid = self.frame.grid(tuple(raw.shape), self.layer)
+        grid = self.grids.grid(tuple(raw.shape), self.layer)
         assert grid is not None  # the maps were laid out by it
         return grid.fold(maps.to(raw), raw.index_select(grid.of_images, images))
 
@@ -273,11 +273,11 @@ class Variants:
             output = run()
             if self.width is not None and self.inputs.others:
                 self._check(find_logits(output, len(images)).shape[1])
-            return legible(self.target_of(images).pick(output, len(images))[0].detach())
+            return at_least_float32(self.target_of(images).pick(output, len(images))[0].detach())
 
     def _logits(self, images: torch.Tensor, run: Callable[[], Any]) -> torch.Tensor:
         with self._running():
-            return legible(find_logits(run(), len(images)).detach())
+            return at_least_float32(find_logits(run(), len(images)).detach())
 
     def _check(self, width: int) -> None:
         """Refuse scores for other classes than those of the images as they are: some input says what they are."""

@@ -13,24 +13,24 @@ from explain.layers.calls import (
     Call,
     find_layers,
     forget,
-    frame_of,
+    grids_of,
     list_layers,
     of_other_images,
     split_call,
 )
 from explain.layers.choice import default_layer, stage_layers
-from explain.layers.grid import Frame, Grid, enlarge, find_grid, to_spatial
+from explain.layers.grid import Grid, Grids, enlarge, find_grid, to_spatial
 
 __all__ = [
     "Call",
-    "Frame",
     "Grid",
+    "Grids",
     "default_layer",
     "enlarge",
     "find_grid",
     "find_layers",
     "forget",
-    "frame_of",
+    "grids_of",
     "list_layers",
     "of_other_images",
     "split_call",

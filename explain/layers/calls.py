@@ -16,7 +16,7 @@ from torch.autograd.graph import Node
 
 from explain.hooks import HookGroup, Where, first_tensor, select, untouched, unwrapped
 from explain.inputs import Inputs, InputsLike, as_inputs
-from explain.layers.grid import Frame, Grid, Layout, Size, find_grid, layout_of
+from explain.layers.grid import Grid, Grids, Layout, Size, find_grid, layout_of
 
 Place: TypeAlias = "tuple[str, int]"
 """A call: the module's name, and which of its calls it is, counted from 0."""
@@ -67,7 +67,7 @@ class Look:
     def sizes(self) -> list[Size]:
         """The sizes of all maps, in their order."""
         grids = [call.grid for call in self.calls if call.grid and call.grid.layout in ("NCHW", "NHWC")]
-        return list(dict.fromkeys(grid.places for grid in grids))
+        return list(dict.fromkeys(grid.size for grid in grids))
 
     def grid_of(self, name: str, number: int | None) -> Grid | None:
         """The grid of what a layer gives in one call, or in its last."""
@@ -107,7 +107,7 @@ def remembered(model: nn.Module, inputs: Inputs) -> Look:
 
 
 def forget(model: nn.Module) -> None:
-    """Look at a network anew the next time: it may have been changed in ways that its modules do not show."""
+    """Look at a network again the next time: it may have been changed in ways that its modules do not show."""
     _looks.pop(model, None)
 
 
@@ -219,7 +219,7 @@ class _Notes:
         if own == "NCHW":
             return None  # channels, and places in one dimension
         strict = self._source is not None
-        return Frame(self._size, sizes=lambda: Look(tuple(self.calls), False).sizes, strict=strict).grid(shape)
+        return Grids(self._size, sizes=lambda: Look(tuple(self.calls), False).sizes, strict=strict).grid(shape)
 
     def _was_returned(self, tensor: torch.Tensor) -> bool:
         known, version = self._seen.get(id(tensor), (None, 0))
@@ -259,7 +259,7 @@ def tensors_in(output: Any) -> list[torch.Tensor]:
     return [value for value in values if isinstance(value, torch.Tensor)]
 
 
-def frame_of(model: nn.Module, inputs: Inputs) -> Frame:
+def grids_of(model: nn.Module, inputs: Inputs) -> Grids:
     """What the tensors of a network are laid out on for these inputs; how tokens lie is found by looking, once."""
     look = cache(partial(remembered, model, inputs))
 
@@ -272,7 +272,7 @@ def frame_of(model: nn.Module, inputs: Inputs) -> Frame:
         first = next(known for known, each in model.named_modules() if each is module)
         return look().grid_of(first, number)
 
-    return Frame(tuple(inputs.x.shape[2:]), len(inputs), lambda: look().sizes, grid, layout, bool(inputs.others))
+    return Grids(tuple(inputs.x.shape[2:]), len(inputs), lambda: look().sizes, grid, layout, bool(inputs.others))
 
 
 def of_other_images(model: nn.Module, inputs: Inputs) -> set[Place]:

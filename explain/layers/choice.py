@@ -13,7 +13,7 @@ from torch import nn
 from explain.errors import LayerError
 from explain.hooks import Capture, HookGroup, cut_where_allowed, untouched
 from explain.inputs import Inputs, InputsLike, as_inputs
-from explain.layers.calls import Call, Look, frame_of, remembered, split_call, tensors_in
+from explain.layers.calls import Call, Look, grids_of, remembered, split_call, tensors_in
 from explain.layers.grid import Size, has_aspect, to_spatial
 
 T = TypeVar("T")
@@ -26,12 +26,12 @@ _POOLING = re.compile("Pool(?!Former)|Upsample")
 _ATTENTION = re.compile("(?!.*(?:Block|Layer))(?:.*[Aa]tt(?:ention|n)|[A-Z]*SA$|XCA$)")
 
 
-def default_layer(model: nn.Module, x: InputsLike, score: Score | None = None, *, anew: bool = False) -> str:
+def default_layer(model: nn.Module, x: InputsLike, score: Score | None = None, *, refresh: bool = False) -> str:
     """Name the layer to explain: the last feature map before pooling, or the tokens before the last attention.
 
     It is found by running the model on one image, and remembered for as long as the model lives with the same modules
     and is given inputs of the same size. A network that gives boxes or maps instead of a row of scores has heads for
-    many answers: there, and elsewhere on request, it is looked for ``anew`` what ``score`` depends on.
+    many answers: there, and elsewhere on request, what ``score`` depends on is found each time.
 
     Raises:
         LayerError: no layer gives a spatial map.
@@ -40,13 +40,13 @@ def default_layer(model: nn.Module, x: InputsLike, score: Score | None = None, *
     look = remembered(model, inputs)
     if score is not None and not look.gives_scores:
         return _behind(model, inputs, look, score)
-    if score is not None and (anew or look.heads > 1):
+    if score is not None and (refresh or look.heads > 1):
         return _choose(model, inputs, look, score)[0]
     return _once(look, "default", lambda: _choose(model, inputs.first(), look))
 
 
 def stage_layers(
-    model: nn.Module, x: InputsLike, score: Score | None = None, *, count: int = 4, anew: bool = False
+    model: nn.Module, x: InputsLike, score: Score | None = None, *, count: int = 4, refresh: bool = False
 ) -> list[str]:
     """Name the last layer that counts at each of the ``count`` coarsest resolutions, the finest first.
 
@@ -56,11 +56,11 @@ def stage_layers(
     """
     inputs = as_inputs(x)
     look = remembered(model, inputs)
-    if score is not None and (anew or look.heads > 1 or not look.gives_scores):
+    if score is not None and (refresh or look.heads > 1 or not look.gives_scores):
         found = _stages(model, inputs, look, count, score)[0]
     else:
         found = _once(look, count, lambda: _stages(model, inputs.first(), look, count))
-    return [*found] or [default_layer(model, inputs, score, anew=anew)]
+    return [*found] or [default_layer(model, inputs, score, refresh=refresh)]
 
 
 def _once(look: Look, key: str | int, find: Callable[[], tuple[T, bool]]) -> T:
@@ -82,7 +82,7 @@ def _stages(
     for group in reversed(_groups(look)):
         grid = group[-1].grid
         if grid is not None and not _is_pooling(group):
-            by_size.setdefault(grid.places, []).append(_outermost(group))
+            by_size.setdefault(grid.size, []).append(_outermost(group))
     coarsest = sorted(by_size, key=lambda places: places[-2] * places[-1])[:count]
     candidates = [by_size[places][: LOOKED_AT // len(coarsest)] for places in coarsest]
     reached = _places_reached(model, inputs, [name for names in candidates for name in names], score)
@@ -176,7 +176,7 @@ def _no_map(calls: int) -> LayerError:
 def _places_of_maps(groups: list[list[Call]], size: Size) -> list[int]:
     """Where maps are: those that cover the input, not pooled, if there are any."""
     grids = [(i, grid) for i, group in enumerate(groups) if (grid := group[-1].grid) and _is_map(group)]
-    maps = [i for i, grid in grids if has_aspect(grid.places, size)] or [i for i, _ in grids]
+    maps = [i for i, grid in grids if has_aspect(grid.size, size)] or [i for i, _ in grids]
     return [i for i in maps if not _is_pooling(groups[i])] or maps
 
 
@@ -212,7 +212,7 @@ def _places_reached(
 def _reached(
     model: nn.Module, inputs: Inputs, layers: Sequence[str], score: Score | None, cut: bool
 ) -> dict[str, list[int]]:
-    frame, found = frame_of(model, inputs), {}
+    grids, found = grids_of(model, inputs), {}
     with untouched(model, grad=not cut), HookGroup(model) as group:
         capture = Capture(group, dict.fromkeys(split_call(layer)[0] for layer in layers), gradients=True, cut=cut)
         output = inputs.detached().call(model)
@@ -222,7 +222,7 @@ def _reached(
     for layer in layers:
         record = capture.of_call(*split_call(layer))
         if record is not None and record.gradient is not None:
-            places = (to_spatial(record.gradient, frame, layer) != 0).any(1).flatten(1)
+            places = (to_spatial(record.gradient, grids, layer) != 0).any(1).flatten(1)
             found[layer] = places.sum(1).tolist()
     return found
 

@@ -38,7 +38,7 @@ class Grid:
     frames: int | None = None
 
     @property
-    def places(self) -> Size:
+    def size(self) -> Size:
         """Height and width; of a video, frames before them."""
         return (self.height, self.width) if self.frames is None else (self.frames, self.height, self.width)
 
@@ -48,7 +48,7 @@ class Grid:
         return 1 if self.layout == "tokens first" else 0
 
     def __str__(self) -> str:
-        return " x ".join(map(str, self.places))
+        return " x ".join(map(str, self.size))
 
     def spread(self, tensor: torch.Tensor) -> torch.Tensor:
         """Lay a tensor out as ``(N, C, h, w)``, or ``(N, C, t, h, w)`` of a video."""
@@ -56,7 +56,7 @@ class Grid:
             return tensor
         if self.layout != "NHWC":
             tensor = tensor.movedim(self.of_images, 0)[:, self.skip :]
-            tensor = tensor.reshape(len(tensor), *self.places, -1)
+            tensor = tensor.reshape(len(tensor), *self.size, -1)
         return tensor.movedim(-1, 1)
 
     def fold(self, maps: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -76,7 +76,7 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Frame:
+class Grids:
     """What tensors of a network are laid out on: the input's size, and the number of images in a batch.
 
     Where shapes leave open how a map lies (tokens, and maps whose channels may be first as well as last), the network
@@ -133,7 +133,7 @@ def find_grid(shape: Size, size: Size, seen: Collection[Size] = (), layout: Layo
     Grid(layout='NHWC', height=7, width=7, skip=0, frames=None)
     >>> find_grid((1, 197, 768), (224, 224))
     Grid(layout='tokens', height=14, width=14, skip=1, frames=None)
-    >>> find_grid((1, 512, 2, 7, 7), (16, 112, 112)).places
+    >>> find_grid((1, 512, 2, 7, 7), (16, 112, 112)).size
     (2, 7, 7)
     """
     if len(shape) == 3:
@@ -186,13 +186,13 @@ def _token_grid(tokens: int, size: Size) -> Grid | None:
     return None
 
 
-def to_spatial(tensor: torch.Tensor, frame: Frame, layer: str) -> torch.Tensor:
+def to_spatial(tensor: torch.Tensor, grids: Grids, layer: str) -> torch.Tensor:
     """Lay a layer's output out as ``(N, C, h, w)``, or ``(N, C, t, h, w)`` where the input is a video.
 
     Raises:
         LayerError: the output has no spatial map.
     """
-    grid = frame.grid(tuple(tensor.shape), layer)
+    grid = grids.grid(tuple(tensor.shape), layer)
     if grid is None:
         raise LayerError(
             f"layer {layer!r} must give a spatial map, got shape {tuple(tensor.shape)}; choose a convolutional layer "

@@ -46,7 +46,7 @@ class AttentionRollout:
             mixed = 0.5 * each.weights.mean(1) + 0.5 * torch.eye(joint.shape[-1]).to(joint)
             joint = mixed / mixed.sum(-1, keepdim=True) @ joint
         read = joint[:, 0] if grid.skip else joint.mean(1)
-        return read[:, grid.skip :].reshape(-1, *grid.places)
+        return read[:, grid.skip :].reshape(-1, *grid.size)
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class LeGrad:
         grid = token_grid(self.name, gradients, evidence)
         used = gradients if self.blocks is None else gradients[-self.blocks :]
         of_keys = torch.stack([gradient.clamp(min=0).mean((1, 2)) for gradient in used]).mean(0)
-        return of_keys[:, grid.skip :].reshape(-1, *grid.places)
+        return of_keys[:, grid.skip :].reshape(-1, *grid.size)
 
 
 def token_grid(method: str, maps: list[torch.Tensor], evidence: Evidence) -> Grid:
@@ -104,7 +104,7 @@ def token_grid(method: str, maps: list[torch.Tensor], evidence: Evidence) -> Gri
     """
     shapes = {tuple(each.shape[-2:]) for each in maps}
     tokens = next(iter(shapes), (0, 0))
-    grid = evidence.frame.grid((len(evidence.inputs), tokens[1], 1)) if tokens[1] else None
+    grid = evidence.grids.grid((len(evidence.inputs), tokens[1], 1)) if tokens[1] else None
     if len(shapes) != 1 or tokens[0] != tokens[1] or grid is None or any(len(m) != len(evidence.inputs) for m in maps):
         found = "none" if not shapes else "of shapes " + ", ".join(str(shape) for shape in sorted(shapes)[:4])
         raise MethodError(

@@ -87,8 +87,8 @@ def over_all(per_image: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return per_image.reshape(-1, *[1] * (like.ndim - 1))
 
 
-def places(maps: torch.Tensor) -> tuple[int, ...]:
-    """The dimensions that places are in: height and width, and frames of a video."""
+def spatial_dims(maps: torch.Tensor) -> tuple[int, ...]:
+    """The dimensions of places: height and width, and frames of a video."""
     return tuple(range(2, maps.ndim))
 
 

@@ -13,7 +13,7 @@ import torch
 
 from explain.engine import Activations, ClassWeights, Evidence, LayerCurvature, LayerGradients, Need
 from explain.errors import MethodError
-from explain.methods.base import Fusion, Method, Style, at_least, one_of, places
+from explain.methods.base import Fusion, Method, Style, at_least, one_of, spatial_dims
 from explain.targets import Contrast, ResidualSoftmax
 
 BOTH: frozenset[Need] = frozenset({Activations(), LayerGradients()})
@@ -91,7 +91,7 @@ class GradCAM:
     needs: ClassVar[frozenset[Need]] = BOTH
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        return weighted(evidence.gradients.mean(places(evidence.gradients)), evidence, relu=self.relu)
+        return weighted(evidence.gradients.mean(spatial_dims(evidence.gradients)), evidence, relu=self.relu)
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,8 @@ class GradCAMPlusPlus:
     needs: ClassVar[frozenset[Need]] = BOTH
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        g, total = evidence.gradients, evidence.activations.sum(places(evidence.activations), keepdim=True)
-        weights = ratio(g.clamp(min=0), 2 + g * total).sum(places(g))
+        g, total = evidence.gradients, evidence.activations.sum(spatial_dims(evidence.activations), keepdim=True)
+        weights = ratio(g.clamp(min=0), 2 + g * total).sum(spatial_dims(g))
         return weighted(weights, evidence, relu=self.relu)
 
 
@@ -162,7 +162,7 @@ class XGradCAM:
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         a = evidence.activations
-        weights = ratio((a * evidence.gradients).sum(places(a)), a.sum(places(a)))
+        weights = ratio((a * evidence.gradients).sum(spatial_dims(a)), a.sum(spatial_dims(a)))
         return weighted(weights, evidence, relu=self.relu)
 
 
@@ -292,7 +292,7 @@ class ShapleyCAM:
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         objective = ResidualSoftmax() if self.residual_softmax else None
         slope = evidence[LayerGradients(objective)] - 0.5 * evidence[LayerCurvature(objective)]
-        return weighted(slope.mean(places(slope)), evidence, relu=True)
+        return weighted(slope.mean(spatial_dims(slope)), evidence, relu=True)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from explain.engine import Evidence, Need, Reruns
 from explain.errors import MethodError
 from explain.methods.backprop import Saliency
-from explain.methods.base import Style, at_least, one_of, over_all, places
+from explain.methods.base import Style, at_least, one_of, over_all, spatial_dims
 
 Rule = Literal["gausslegendre", "left", "right", "midpoint", "trapezoid"]
 
@@ -110,7 +110,7 @@ class IntegratedGradients:
                 )
             return self.baseline.detach().to(x).expand_as(x)
         if self.baseline == "mean":
-            return x.mean(places(x), keepdim=True).expand_as(x)
+            return x.mean(spatial_dims(x), keepdim=True).expand_as(x)
         if self.baseline == "blur":
             return _blurred(x)
         return torch.full_like(x, float(self.baseline))

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from explain.engine import Activations, Evidence, LayerGradients, Need, Reruns
 from explain.methods.backprop import Saliency
-from explain.methods.base import Method, Style, at_least, one_layer, one_of, over_all, places, uses_layer
+from explain.methods.base import Method, Style, at_least, one_layer, one_of, over_all, spatial_dims, uses_layer
 from explain.methods.cam import BOTH, ratio, weighted
 
 Statistic = Literal["mean", "square", "variance"]
@@ -199,8 +199,8 @@ class SmoothGradCAMPlusPlus:
                 total.index_add_(0, owners[rows], g**power)
         first, second, third = (total / self.samples for total in sums)
         a = evidence.activations
-        alpha = ratio(second, 2 * second + a.sum(places(a), keepdim=True) * third)
-        return weighted((alpha * first.clamp(min=0)).sum(places(a)), evidence, relu=True)
+        alpha = ratio(second, 2 * second + a.sum(spatial_dims(a), keepdim=True) * third)
+        return weighted((alpha * first.clamp(min=0)).sum(spatial_dims(a)), evidence, relu=True)
 
 
 @dataclass(frozen=True)

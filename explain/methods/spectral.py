@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 
 from explain.engine import Activations, Evidence, Need
-from explain.methods.base import Style, at_least, one_of, places
+from explain.methods.base import Style, at_least, one_of, spatial_dims
 from explain.methods.cam import BOTH
 
 
@@ -177,7 +177,8 @@ class FEM:
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         a = evidence.activations
-        mean = a.mean(places(a), keepdim=True)
-        rare = a > mean + self.k * a.std(places(a), keepdim=True, correction=0)
-        rare &= a.amax(places(a), keepdim=True) > a.amin(places(a), keepdim=True)  # its mean may be off by a rounding
+        mean = a.mean(spatial_dims(a), keepdim=True)
+        rare = a > mean + self.k * a.std(spatial_dims(a), keepdim=True, correction=0)
+        dims = spatial_dims(a)
+        rare &= a.amax(dims, keepdim=True) > a.amin(dims, keepdim=True)  # its mean may be off by a rounding
         return (mean * rare).sum(1)

@@ -1,6 +1,6 @@
 """Rendering against golden pictures, and its rules.
 
-``python tests/render/test_render.py`` draws the golden pictures anew; look at them before they are committed.
+``python tests/render/test_render.py`` draws the golden pictures again; look at them before they are committed.
 """
 
 from __future__ import annotations
