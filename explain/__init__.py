@@ -5,25 +5,27 @@
 
 The way through the house, each room importing only from rooms above it:
 
-    version       which version this is
-    errors        what goes wrong, in one line each
-    hooks/        every hook handle: lifetime, taps, capture, graph, a model left as found
-    inputs        what a model is called with, and which of it is explained
-    layers/       names, feature maps, the default layer
-    targets/      from a model's output to one score per image
-    engine/       the fewest passes that gather the `Evidence` for all methods
-    methods/      frozen dataclasses: options and mathematics
-    reasons       why a map says nothing
-    attribution   `attribute`: model and tensors in, `Attribution` out
-    concepts      what a layer's feature maps are made of
-    images        files, bytes, arrays and PIL images to RGB; where a model's input lies on a photo
-    render/       colour maps, overlays, captions, sheets, figures: arrays and PIL images only
-    output        files that appear complete or not at all
-    models/       bundled, torchvision's, the user's own, with preprocessing and labels
-    explanation   `Explanation`: a photo explained, as pictures, files and records
-    explainer     `Explainer`: a photo and a model in, an `Explanation` out
-    arguments     the options of the command line
-    cli           arguments in, lines and exit codes out
+    version         which version this is
+    errors          what goes wrong, in one line each
+    hooks/          every hook handle: lifetime, taps, capture, graph, a model left as found
+    training/       gradients clipped and watched during training
+    distribution/   gradients exchanged between processes, models packed into archives
+    inputs          what a model is called with, and which of it is explained
+    layers/         names, feature maps, the default layer
+    targets/        from a model's output to one score per image
+    engine/         the fewest passes that gather the `Evidence` for all methods
+    methods/        frozen dataclasses: options and mathematics
+    reasons         why a map says nothing
+    attribution     `attribute`: model and tensors in, `Attribution` out
+    concepts        what a layer's feature maps are made of
+    images          files, bytes, arrays and PIL images to RGB; where a model's input lies on a photo
+    render/         colour maps, overlays, captions, sheets, figures: arrays and PIL images only
+    output          files that appear complete or not at all
+    models/         bundled, torchvision's, the user's own, with preprocessing and labels
+    explanation     `Explanation`: a photo explained, as pictures, files and records
+    explainer       `Explainer`: a photo and a model in, an `Explanation` out
+    arguments       the options of the command line
+    cli             arguments in, lines and exit codes out
 
 Importing the package is light: torch loads with the first name that needs it; torchvision, matplotlib and OpenCV only
 with the features that use them.
@@ -57,6 +59,8 @@ _ROOMS = {
     *(
         "errors",
         "hooks",
+        "training",
+        "distribution",
         "inputs",
         "layers",
         "targets",

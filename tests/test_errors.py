@@ -553,14 +553,19 @@ def test_a_mistake_with_files_is_told_in_these_words(
 # What may be raised that is no ExplainError, and why
 JUSTIFIED = {
     ("explain", "__getattr__", "AttributeError"): "what Python asks of a module that looks its names up",
+    ("explain.hooks", "__getattr__", "AttributeError"): "what Python asks of a module that looks its names up",
     ("explain.arguments", "_count", "argparse.ArgumentTypeError"): "what argparse asks of a type",
     ("explain.arguments", "_opacity", "argparse.ArgumentTypeError"): "what argparse asks of a type",
     ("explain.engine.variants", "_must_agree", "RuntimeError"): "caught by _from_layer, which then runs all of it",
     ("explain.engine.variants", "_replaced", "RuntimeError"): "caught by _from_layer, which then runs all of it",
-    ("explain.hooks.distributed", "_average", "ValueError"): "told to all ranks as a HookError by _together",
-    ("explain.hooks.distributed", "_tensor", "TypeError"): "told to all ranks as a HookError by _together",
+    ("explain.distribution.communication", "_average", "ValueError"): "told to all ranks as a HookError by _together",
+    ("explain.distribution.communication", "_tensor", "TypeError"): "told to all ranks as a HookError by _together",
     ("explain.hooks.extractor", "keep", "_SeenEnough"): "ends a forward pass, and is caught around it",
-    ("explain.hooks.packaging", "check", "self._error"): "an OSError that torch swallowed, caught and told by _write",
+    (
+        "explain.distribution.packaging",
+        "check",
+        "self._error",
+    ): "an OSError that torch swallowed, caught and told by _write",
     ("explain.render.overlay", "place", "MemoryError"): "what running out of memory is called, also by OpenCV",
     ("explain.targets.given", "_index", "TypeError"): "caught by its caller, which says what was given",
 }

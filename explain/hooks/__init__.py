@@ -15,15 +15,20 @@ and the tools made of them:
     extractor      a model cut off behind the last layer of interest
     timeline       which hook fires when
     inspection     a model as a table
-    gradients      gradients clipped, and watched over training
-    distributed    gradients exchanged between processes
-    packaging      a model in one archive, with the code and labels to explain it
     attention      attention weights and their gradients, read from the graph
+
+Names of two rooms below are offered here too, and load with their first use:
+
+    GradientClipper, GradientFlow, Flow    of `explain.training`
+    distributed, packaging                 of `explain.distribution`
 """
 
-from explain.hooks import distributed, packaging
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from explain.hooks.extractor import FeatureExtractor
-from explain.hooks.gradients import Flow, GradientClipper, GradientFlow
 from explain.hooks.graph import accumulator, graph
 from explain.hooks.group import HookGroup
 from explain.hooks.inspection import Inspection, Row, inspect
@@ -33,6 +38,10 @@ from explain.hooks.select import Where, select
 from explain.hooks.structure import first_tensor, rebuilt, replace_first
 from explain.hooks.timeline import Event, Timeline, timeline
 from explain.hooks.unwrap import unwrapped
+
+if TYPE_CHECKING:
+    from explain.hooks import distributed, packaging
+    from explain.training import Flow, GradientClipper, GradientFlow
 
 __all__ = [
     "Capture",
@@ -65,3 +74,17 @@ __all__ = [
     "untouched",
     "unwrapped",
 ]
+
+_BELOW = {"Flow": "explain.training", "GradientClipper": "explain.training", "GradientFlow": "explain.training"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _BELOW:
+        return getattr(importlib.import_module(_BELOW[name]), name)
+    if name in ("distributed", "packaging"):
+        return importlib.import_module(f"explain.hooks.{name}")
+    raise AttributeError(f"module 'explain.hooks' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

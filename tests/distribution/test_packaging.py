@@ -14,9 +14,9 @@ import torch.fx
 from torch import nn
 
 import explain
+from explain.distribution import packaging
+from explain.distribution.packaging import export_package, import_package
 from explain.errors import ExplainError, HookError, ModelError, OutputError
-from explain.hooks import packaging
-from explain.hooks.packaging import export_package, import_package
 from explain.models.network import SmallResNet
 from tests.conftest import ROOT, settled, snapshot
 
@@ -360,6 +360,6 @@ def test_an_archive_says_what_it_misses_and_cannot_be_packaged_again(
         export_package(import_package(out / "a.pt").model, out / "b.pt")
     monkeypatch.setitem(sys.modules, "boxed_parts", None)  # type: ignore[arg-type]
     with pytest.raises(
-        ExplainError, match=r"needs code that is not to be had here \(module 'boxed_parts'\); install it"
+        ExplainError, match=r"needs code that is not installed here \(module 'boxed_parts'\); install it"
     ):
         import_package(out / "a.pt")

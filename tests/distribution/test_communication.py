@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from torch import nn
 
+from explain.distribution.communication import communicate
 from explain.errors import HookError
-from explain.hooks.distributed import communicate
 from tests.conftest import ROOT
 
 WORKER = """

@@ -1,0 +1,12 @@
+"""Models that leave their process; `explain.hooks` offers these modules as ``distributed`` and ``packaging``.
+
+    communication    gradients exchanged between processes
+    packaging        a model in one archive, with the code and labels to explain it
+
+Both work through hooks that their owner keeps for good: a wrapped model, or the writer of an archive. There is no
+handle to remove, which is why they need not be in the hooks room.
+"""
+
+from explain.distribution import communication, packaging
+
+__all__ = ["communication", "packaging"]
