@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from explain.training.parameters import OnParameters
+from explain.training.scaling import Scaler, checked, factor
+from explain.training.sparse import merged, values_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,7 +29,16 @@ class Flow:
 class GradientFlow(OnParameters):
     """Watches the gradient of every parameter over training steps; each backward pass is a step.
 
-    ``steps`` has a dictionary from parameter names to `Flow` for each. Use it in ``with``, or `remove` it.
+    ``steps`` has a dictionary from parameter names to `Flow` for each. Use it in ``with``, or `remove` it. What sparse
+    gradients leave out counts as zero.
+
+    Args:
+        model: its parameters that require gradients are watched.
+        scaler: the ``torch.amp.GradScaler`` that scales the loss, if one does: its scale is taken out.
+
+    Raises:
+        HookError: ``scaler`` is no scaler. During backward: a gradient has a layout that is neither dense nor sparse in
+            coordinates.
 
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
     >>> with GradientFlow(model) as flow:
@@ -37,9 +48,10 @@ class GradientFlow(OnParameters):
     (3, ['0.bias', '0.weight', '2.bias', '2.weight'])
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, scaler: Scaler | None = None) -> None:
         self.steps: list[dict[str, Flow]] = []
         self._now: dict[str, Flow] = {}
+        self._scaler = checked(scaler)
         super().__init__(model, self._note)
 
     def verdicts(
@@ -91,10 +103,7 @@ class GradientFlow(OnParameters):
         if not self._now or name in self._now:  # a pass that begins; the one before it may have failed half-way
             self._now = {}
             self._group.after_backward(self._end_step)
-        values = gradient.detach().double()
-        self._now[name] = Flow(
-            values.square().mean().sqrt().item(), values.abs().max().item(), (values == 0).double().mean().item()
-        )
+        self._now[name] = _flow(merged(name, gradient.detach()), factor(self._scaler))
 
     def _end_step(self) -> None:
         self.steps.append(self._now)
@@ -106,6 +115,14 @@ class GradientFlow(OnParameters):
         names = reversed(dict.fromkeys(name for step in steps for name in step))
         found = {name: [step[name].rms for step in steps if name in step] for name in names}
         return {name: sum(values) / len(values) for name, values in found.items()}
+
+
+def _flow(gradient: torch.Tensor, scale: float) -> Flow:
+    values, count = values_of(gradient).abs().double() / scale, gradient.numel()
+    if not values.numel():
+        return Flow(0.0, 0.0, 1.0)
+    mean_square = values.square().sum() / count
+    return Flow(mean_square.sqrt().item(), values.amax().item(), 1 - values.count_nonzero().item() / count)
 
 
 def _spread(names: list[str], most: int = 20) -> list[int]:

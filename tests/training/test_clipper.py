@@ -1,0 +1,197 @@
+"""Clipped gradients, compared with torch's own clipping of each gradient after the pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from explain.errors import HookError
+from explain.hooks import GradientClipper
+from tests.conftest import TinyNet, settled
+
+inf, nan = float("inf"), float("nan")
+
+
+def test_gradients_are_clipped_by_value_and_by_norm() -> None:
+    model, x = settled(TinyNet()).eval(), torch.randn(2, 3, 8, 8)
+    for limit in ({"value": 0.05}, {"norm": 0.5}):
+        model.zero_grad()
+        model(x).sum().backward()
+        plain = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        model.zero_grad()
+        with GradientClipper(model, **limit) as clipper:
+            model(x).sum().backward()
+        for name, p in model.named_parameters():
+            if p.grad is None:
+                continue
+            if "value" in limit:
+                expected = plain[name].clamp(-0.05, 0.05)
+            else:
+                expected = plain[name] * min(1.0, 0.5 / plain[name].norm().item())
+            torch.testing.assert_close(p.grad, expected)
+        assert set(clipper.clipped) == {
+            n for n, g in plain.items() if (g.abs().max() > 0.05 if "value" in limit else g.norm() > 0.5)
+        }
+    model.zero_grad()
+    model(x).sum().backward()
+    assert torch.equal(model.fc.weight.grad, plain["fc.weight"])
+
+
+@pytest.mark.parametrize("options", [{}, {"value": 1.0, "norm": 1.0}, {"value": 0.0}, {"norm": -1.0}])
+def test_a_clipper_needs_one_positive_limit(options: dict[str, float]) -> None:
+    with pytest.raises(HookError, match=r"exactly one of|must be positive"):
+        GradientClipper(TinyNet(), **options)
+
+
+@pytest.mark.parametrize("limit", ["0.5", True, nan])
+def test_a_limit_that_is_no_positive_number_is_refused(limit: Any) -> None:
+    with pytest.raises(HookError, match=r"^norm must be positive, got .*; give a number above zero$"):
+        GradientClipper(TinyNet(), norm=limit)
+
+
+def by_torch(gradient: torch.Tensor, limit: dict[str, float]) -> torch.Tensor:
+    """What torch's own functions make of one gradient."""
+    parameter = nn.Parameter(torch.zeros_like(gradient))
+    parameter.grad = gradient.clone()
+    if "norm" in limit:
+        torch.nn.utils.clip_grad_norm_([parameter], limit["norm"])
+    else:
+        torch.nn.utils.clip_grad_value_([parameter], limit["value"])
+    return parameter.grad
+
+
+class Weight(nn.Module):
+    """One parameter; its gradient is whatever it is multiplied by."""
+
+    def __init__(self, *shape: int, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(shape, dtype=dtype))
+
+    def forward(self, gradient: torch.Tensor) -> torch.Tensor:
+        return (self.weight * gradient).sum()
+
+
+LIMITS = [{"value": 0.5}, {"norm": 0.5}]
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_limits_hold_for_the_gradients_without_the_scalers_scale(limit: dict[str, float]) -> None:
+    found = []
+    for scaler in (None, torch.amp.GradScaler("cpu", init_scale=4096.0)):
+        model, x = settled(TinyNet()).eval(), torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+        solver = torch.optim.SGD(model.parameters(), lr=0.1)
+        with GradientClipper(model, **limit, scaler=scaler) as clipper:
+            loss = model(x).sum()
+            (loss if scaler is None else scaler.scale(loss)).backward()
+        if scaler is None:
+            solver.step()
+        else:
+            scaler.step(solver)
+            scaler.update()
+        found.append((clipper.clipped, torch.cat([p.detach().flatten() for p in model.parameters()])))
+    assert found[0][0] == found[1][0]
+    assert 0 < len(found[0][0]) <= 14
+    assert torch.equal(found[0][1], found[1][1])
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_a_scaler_still_sees_infinite_gradients_and_skips_the_step(limit: dict[str, float]) -> None:
+    model, scaler = Weight(3), torch.amp.GradScaler("cpu", init_scale=8.0)
+    solver = torch.optim.SGD(model.parameters(), lr=1.0)
+    with GradientClipper(model, **limit, scaler=scaler) as clipper:
+        scaler.scale(model(torch.tensor([1.0, inf, 2.0]))).backward()
+    scaler.step(solver)
+    scaler.update()
+    assert torch.equal(model.weight, torch.zeros(3))
+    assert scaler.get_scale() == 4.0
+    assert (clipper.clipped, clipper.nonfinite) == ({}, {"weight": 1})
+
+
+@pytest.mark.parametrize("scaler", [1024.0, torch.optim.SGD])
+def test_a_scaler_that_is_none_is_refused(scaler: Any) -> None:
+    with pytest.raises(HookError, match=r"^scaler must be a torch.amp.GradScaler, got (float|type); pass the one"):
+        GradientClipper(TinyNet(), norm=1.0, scaler=scaler)
+
+
+@pytest.mark.parametrize("limit", [*LIMITS, {"value": 100.0}, {"norm": 100.0}])
+def test_sparse_gradients_are_clipped_as_dense_ones_and_stay_sparse(limit: dict[str, float]) -> None:
+    words = torch.tensor([[1, 4, 1], [1, 2, 4]])  # 1 and 4 come more than once: their rows arrive in several parts
+    found = []
+    for sparse in (False, True):
+        table = settled(nn.Embedding(6, 3, sparse=sparse))
+        with GradientClipper(table, **limit) as clipper:
+            table(words).square().sum().backward()
+        found.append((table.weight.grad, clipper.clipped))
+    assert found[1][0].is_sparse
+    assert found[1][0]._nnz() <= 6
+    assert found[1][1] == found[0][1] == ({"weight": 1} if 0.5 in limit.values() else {})
+    torch.testing.assert_close(found[1][0].to_dense(), found[0][0])
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize(
+    "elements", [(1.0, inf), (-inf, inf, 2.0), (nan, 1.0), (nan, inf, 0.1), (0.0, 3.0), (0.0, 0.0)]
+)
+def test_gradients_that_are_not_finite_become_what_torch_makes_of_them(
+    limit: dict[str, float], elements: tuple[float, ...]
+) -> None:
+    gradient, model = torch.tensor(elements), Weight(len(elements))
+    with GradientClipper(model, **limit) as clipper:
+        model(gradient).backward()
+    torch.testing.assert_close(model.weight.grad, by_torch(gradient, limit), equal_nan=True, rtol=1e-5, atol=0)
+    assert clipper.nonfinite == ({} if gradient.isfinite().all() else {"weight": 1})
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_gradients_that_are_not_finite_are_refused_on_request(limit: dict[str, float]) -> None:
+    model = Weight(4)
+    with GradientClipper(model, **limit, error_if_nonfinite=True):
+        model(torch.ones(4)).backward()
+        message = r"^the gradient of 'weight' must be finite, got 2 of 4 elements that are infinite or NaN; lower"
+        with pytest.raises(HookError, match=message):
+            model(torch.tensor([inf, 1.0, nan, 0.0])).backward()
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype"), [(3e30, torch.float32), (1e-30, torch.float32), (6e4, torch.float16), (1e200, torch.float64)]
+)
+def test_norms_that_would_overflow_or_vanish_are_exact(size: float, dtype: torch.dtype) -> None:
+    model, gradient = Weight(3, dtype=dtype), torch.tensor([2.0, -2.0, 1.0], dtype=dtype) / 3 * size
+    with GradientClipper(model, norm=size / 100):
+        model(gradient).backward()
+    expected = (torch.tensor([2.0, -2.0, 1.0], dtype=torch.float64) / 300 * size).to(dtype)
+    torch.testing.assert_close(model.weight.grad, expected, rtol=2e-3 if dtype == torch.float16 else 1e-6, atol=0)
+
+
+def test_a_limit_above_what_a_type_can_hold_clips_nothing() -> None:
+    model = Weight(2, dtype=torch.float16)
+    with GradientClipper(model, value=1e6) as clipper:
+        model(torch.tensor([6e4, -1.0], dtype=torch.float16)).backward()
+    assert model.weight.grad.tolist() == [60000.0, -1.0]
+    assert clipper.clipped == {}
+
+
+def test_complex_gradients_are_clipped_by_norm_only() -> None:
+    model = Weight(2, dtype=torch.complex64)
+    with GradientClipper(model, norm=1.0):
+        model(torch.tensor([3.0, 4.0j])).real.backward()
+    torch.testing.assert_close(model.weight.grad, torch.tensor([0.6, -0.8j]))
+    with pytest.raises(
+        HookError, match=r"^value= must be used with real parameters, but 'weight' is complex; use norm="
+    ):
+        GradientClipper(model, value=1.0)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_other_layouts_of_gradients_are_refused() -> None:
+    weight = nn.Parameter(torch.eye(2).to_sparse_csr())
+    model = nn.Module()
+    model.weight = weight
+    with (
+        GradientClipper(model, norm=1.0),
+        pytest.raises(HookError, match=r"^the gradient of 'weight' must be dense or sparse_coo, got sparse_csr; leave"),
+    ):
+        weight.backward(torch.eye(2).to_sparse_csr())

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from explain.hooks import GradientFlow
+
+
+def test_gradient_flow_judges_layers() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    with GradientFlow(model) as flow:
+        for _ in range(5):
+            y = model[1](model[0](torch.ones(2, 4)) * 1e-9)
+            y = model[3](model[2](y))
+            (y * torch.tensor([1.0, 1, 1, 1])).sum().backward()
+    model(torch.ones(2, 4)).sum().backward()
+    assert len(flow.steps) == 5
+    verdicts = flow.verdicts()
+    assert verdicts["0.weight"] == "vanishing"
+    assert verdicts["3.bias"] == "ok"
+    assert flow.steps[0]["3.bias"].rms == pytest.approx(2.0)
+    figure = flow.plot()
+    figure.canvas.draw()
+    assert len(figure.axes) == 2
+
+
+def test_gradient_flow_goes_from_the_first_layer_to_the_last_and_survives_a_failed_pass() -> None:
+    model = nn.Sequential(*(layer for _ in range(9) for layer in (nn.Linear(4, 4), nn.Sigmoid())), nn.Linear(4, 1))
+    with GradientFlow(model) as flow:
+        model(torch.ones(2, 4)).sum().backward()
+        hidden = model[:10](torch.ones(2, 4))
+        hidden.register_hook(lambda gradient: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model[10:](hidden).sum().backward()
+        model(torch.ones(2, 4)).sum().backward()
+    assert len(flow.steps) == 2
+    verdicts = flow.verdicts()
+    assert next(iter(verdicts)).startswith("0.")
+    assert verdicts["0.weight"] == "vanishing"
+    assert verdicts["18.weight"] == verdicts["16.weight"] == "ok"
+    assert flow.verdicts(last=1)["18.weight"] == "ok"
+
+
+def test_gradient_flow_tells_sparse_and_scaled_gradients_as_they_are() -> None:
+    flows = []
+    for sparse, scaler in ((False, None), (True, None), (True, torch.amp.GradScaler("cpu", init_scale=1024.0))):
+        table = nn.Embedding(5, 2, sparse=sparse)
+        with GradientFlow(table, scaler=scaler) as flow:
+            loss = (table(torch.tensor([1, 1, 3])) * torch.tensor([2.0, 0.0])).sum()
+            (loss if scaler is None else scaler.scale(loss)).backward()
+        flows.append(flow.steps[0]["weight"])
+    assert flows[0].rms == pytest.approx(((4**2 + 2**2) / 10) ** 0.5)
+    assert (flows[0].largest, flows[0].zero) == (4.0, pytest.approx(0.8))
+    assert flows[1] == flows[0] == flows[2]
+
+
+def test_gradient_flow_of_no_elements_is_zero() -> None:
+    model = nn.Sequential(nn.Linear(2, 1), nn.Embedding(3, 2, sparse=True))
+    model.empty = nn.Parameter(torch.empty(0))
+    with GradientFlow(model) as flow:
+        nothing = model[1](torch.empty(0, dtype=torch.long)).sum() + model.empty.sum()
+        (model[0](torch.ones(1, 2)).sum() + nothing).backward()
+    assert [flow.steps[0][name].rms for name in ("empty", "1.weight")] == [0.0, 0.0]
+    assert flow.verdicts()["empty"] == "dead"
