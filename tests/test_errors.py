@@ -561,11 +561,7 @@ JUSTIFIED = {
     ("explain.distribution.communication", "_average", "ValueError"): "told to all ranks as a HookError by _together",
     ("explain.distribution.communication", "_tensor", "TypeError"): "told to all ranks as a HookError by _together",
     ("explain.hooks.extractor", "keep", "_SeenEnough"): "ends a forward pass, and is caught around it",
-    (
-        "explain.distribution.packaging",
-        "check",
-        "self._error",
-    ): "an OSError that torch swallowed, caught and told by _write",
+    ("explain.distribution.exporting", "check", "self._error"): "an OSError that export_package catches and tells",
     ("explain.render.overlay", "place", "MemoryError"): "what running out of memory is called, also by OpenCV",
     ("explain.targets.given", "_index", "TypeError"): "caught by its caller, which says what was given",
 }

@@ -35,7 +35,7 @@ OFFERED_BY_HOOKS = {
 }
 # Known circles of files, to be opened by the new design of the engine; none may be added.
 CIRCLES = {frozenset({"explain.engine.evidence", "explain.engine.variants"})}
-# Hooks without a handle, which a wrapped model or the writer of an archive keeps for good.
+# Hooks that live as long as their owner, a wrapped model or the writer of an archive: no handle is left to remove.
 KEPT_BY_THEIR_OWNER = {
     "distribution": {"register_comm_hook", "register_intern_hook", "register_extern_hook", "register_mock_hook"}
 }

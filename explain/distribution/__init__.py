@@ -2,9 +2,11 @@
 
     communication    gradients exchanged between processes
     packaging        a model in one archive, with the code and labels to explain it
+    exporting        how the archive is written
+    report           what went into it
 
-Both work through hooks that their owner keeps for good: a wrapped model, or the writer of an archive. There is no
-handle to remove, which is why they need not be in the hooks room.
+Both work through hooks that live as long as their owner, a wrapped model or the writer of an archive: no handle is
+left to remove, which is why they need not be in the hooks room.
 """
 
 from explain.distribution import communication, packaging

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.fx
 from torch import nn
+from torch.package.package_importer import PackageImporter
 
 import explain
 from explain.distribution import packaging
@@ -176,6 +177,57 @@ def test_the_users_patterns_come_first(boxed: nn.Module, out: Path) -> None:
     assert type(packaged.block) is type(boxed.block)
     with pytest.raises(NotImplementedError, match=r"boxed_late\.pooled"):
         packaged(torch.zeros(2, 3, 4, 4))
+
+
+def test_the_users_own_callbacks_are_told_of_every_module(boxed: nn.Module, out: Path) -> None:
+    told: dict[str, list[str]] = {"intern": [], "extern": [], "mock": []}
+    plain = export_package(boxed, out / "plain", **PATTERNS)
+
+    def notes(kind: str) -> Callable[[Any, str], None]:
+        return lambda exporter, name: told[kind].append(name)
+
+    def interned(exporter: Any, name: str) -> None:
+        notes("intern")(exporter, name)
+        exporter.save_text("licences", f"{name}.txt", "free")
+
+    report = export_package(
+        boxed, out / "a", on_intern=interned, on_extern=notes("extern"), on_mock=notes("mock"), **PATTERNS
+    )
+    assert report == plain
+    assert {kind: tuple(sorted(names)) for kind, names in told.items()} == {
+        "intern": report.interned,
+        "extern": report.externed,
+        "mock": report.mocked,
+    }
+    assert PackageImporter(str(out / "a")).load_text("licences", "boxed_late.txt") == "free"
+    assert import_package(out / "a").report == report
+
+
+def divides(exporter: Any, name: str) -> None:
+    raise ZeroDivisionError(f"at {name}")
+
+
+def adds_a_pickle(exporter: Any, name: str) -> None:
+    exporter.save_pickle("more", "1.pkl", 1)
+
+
+@pytest.mark.parametrize(
+    ("callback", "message"),
+    [
+        (divides, r"^hook 'divides' on the modules of the archive \({}\) raised ZeroDivisionError: at "),
+        (lambda name: None, r"on the modules of the archive \({}\) must take \(exporter, name\), but"),
+        (3, r"on the modules of the archive \({}\) must be callable, got 3"),
+        (adds_a_pickle, r"\({}\) must not add modules or pickles to the archive, but did so at '.*'; add resources"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["intern", "extern", "mock"])
+def test_a_callback_that_fails_is_named_and_leaves_nothing(
+    boxed: nn.Module, out: Path, kind: str, callback: Any, message: str
+) -> None:
+    with pytest.raises(HookError, match=message.format(kind)) as raised:
+        export_package(boxed, out / "a", **{f"on_{kind}": callback}, **PATTERNS)
+    assert "\n" not in str(raised.value)
+    assert list(out.iterdir()) == []
 
 
 def test_the_same_model_gives_the_same_bytes(boxed: nn.Module, out: Path) -> None:
