@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from typing import NoReturn
+
+from explain.errors import printable
 
 
 def command_line() -> argparse.ArgumentParser:
     """Return the parser of `explain`'s command line."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="explain",
         description="See why a vision model said what it said: writes overlays of the photos given.",
         epilog="example: explain cat.jpg --method gradcam --method guidedbackprop --target tabby",
@@ -49,6 +52,13 @@ def command_line() -> argparse.ArgumentParser:
     add("--list-layers", action="store_true", help="list the model's layers and stop")
     add("--list-models", action="store_true", help="list the models that have a name and stop")
     return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """One whose complaints repeat what was typed, or what a shell made of ``*``, without obeying it."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))
 
 
 def _count(text: str) -> int:

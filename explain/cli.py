@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 import logging
 import os
 import re
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from explain.arguments import command_line
-from explain.errors import ExplainError, ExplainWarning, ImageError, raised
+from explain.errors import ExplainError, ExplainWarning, FolderError, ImageError, OutputError, printable, raised
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -40,21 +39,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         code = _run(options, parser)
-        if sys.stdout is not None:
-            sys.stdout.flush()  # what cannot be printed shows here, and not when the interpreter ends
+        _say()  # what cannot be printed shows here, and not when the interpreter ends
         return code
+    except _UnheardError as error:
+        # Whoever read our output has gone, or it cannot be written; keep the interpreter from complaining at exit.
+        with suppress(io.UnsupportedOperation):  # a program may have put something else than a file there
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error.__cause__, BrokenPipeError):
+            _complain(f"output cannot be printed: {error}")
+        return FAILED
     except ExplainError as error:
         return _complain(str(error))
     except KeyboardInterrupt:
         _complain("interrupted")
         return INTERRUPTED
-    except OSError as error:
-        # Whoever read our output has gone, or it cannot be written; keep the interpreter from complaining at exit.
-        with suppress(io.UnsupportedOperation):  # a program may have put something else than a file there
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):
-            _complain(f"output cannot be printed: {error.strerror}")
-        return FAILED
 
 
 def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
@@ -76,11 +74,14 @@ def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     except ExplainError as error:
         parser.error(str(error))
     images, missing = find_images(options.images)
+    explainer, name = _explainer(options), "results"
     if options.concepts:
-        return _draw_concepts(_explainer(options), images, missing, options)
-    if options.inspect:
-        return _inspect_all(_explainer(options), images, missing, options)
-    return _explain_all(_explainer(options), images, missing, methods, options)
+        work = _drawing_concepts(explainer, options)
+    elif options.inspect:
+        work, name = _inspecting(explainer, options), "inspected"
+    else:
+        work = _explaining(explainer, methods, options)
+    return _for_all(images, missing, work, name, as_json=options.json)
 
 
 def _methods(names: list[str]) -> list[str] | str:
@@ -159,121 +160,103 @@ def find_images(given: Sequence[str]) -> tuple[list[Path], list[ExplainError]]:
     return list(dict.fromkeys(found)), missing
 
 
-def _explain_all(
-    explainer: Explainer,
-    images: list[Path],
-    missing: list[ExplainError],
-    methods: list[str] | str,
-    options: argparse.Namespace,
-) -> int:
+Work = Callable[[Path, str], tuple[dict[str, Any], list[str]]]  # of a photo and a stem: a part of the document, lines
+
+
+def _for_all(photos: list[Path], missing: list[ExplainError], work: Work, name: str, *, as_json: bool) -> int:
+    """Do the work on each photo and print what came of it.
+
+    What fails for one photo is told, and the others still get done; but where no file can be written, the rest stops.
+    """
+    failures = [str(error) for error in missing]
+    for failure in failures:
+        _complain(failure)
+    done: list[dict[str, Any]] = []
+    for number, (path, stem) in enumerate(zip(photos, _stems(photos), strict=True), start=1):
+        _progress(number - 1, len(photos), path)
+        try:
+            with _notes(path):
+                found, lines = work(path, stem)
+        except (ExplainError, MemoryError) as error:
+            left = len(photos) - number if isinstance(error, FolderError) else 0
+            failures.append(_blamed(path, error) + (f"; stopped, {left} more not looked at" if left else ""))
+            _progress(None, len(photos))
+            _complain(failures[-1])
+            if isinstance(error, FolderError):
+                break
+            continue
+        done.append(found)
+        _progress(None, 2)
+        if not as_json:
+            _say(path, *lines)
+    _progress(None, len(photos))
+    if as_json:
+        _say_json({name: done, "errors": failures})
+    return FAILED if failures else DONE
+
+
+def _stems(photos: list[Path]) -> list[str]:
     from explain.output import distinct, slug
 
-    failures = [str(error) for error in missing]
-    for failure in failures:
-        _complain(failure)
-    results: list[dict[str, Any]] = []
-    stems = distinct(slug(path.stem) for path in images)
-    for done, (path, stem) in enumerate(zip(images, stems, strict=True)):
-        _progress(done, len(images), path)
-        with _notes(path):
-            try:
-                with _blaming(options.model):
-                    targets = _targets(options.target)
-                    explanation = explainer(
-                        _photo(path), methods, targets, layer=options.layer, top_k=options.top_k, fuse=options.fuse,
-                        batch_size=options.batch_size, precision="bf16" if options.bf16 else "full",
-                        progress=_ticking(path),
-                    )  # fmt: skip
-                    _wipe()
-                    if methods == "all":
-                        _tell_left_out(path, explanation)
-                written = explanation.save(
-                    options.output, stem=stem, overwrite=options.force, alpha=options.alpha, colormap=options.colormap
-                )
-            except (ExplainError, MemoryError) as error:
-                failures.append(_blamed(path, error))
-            else:
-                _report(path, explanation, written, results, as_json=options.json)
-                continue
-        _progress(None, len(images))
-        _complain(failures[-1])
-    _progress(None, len(images))
-    if options.json:
-        document = {"results": results, "errors": failures}
-        print(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
-    return FAILED if failures else DONE
+    return distinct(slug(path.stem) for path in photos)
 
 
-def _draw_concepts(
-    explainer: Explainer, images: list[Path], missing: list[ExplainError], options: argparse.Namespace
-) -> int:
-    from explain.concepts import name_concepts
-    from explain.output import Files, distinct, slug
-
-    failures = [str(error) for error in missing]
-    drawn: list[dict[str, Any]] = []
-    stems = distinct(slug(path.stem) for path in images)
-    for path, stem in zip(images, stems, strict=True):
-        try:
-            with _notes(path), _blaming(options.model):
-                picture, found = explainer.concepts(_photo(path), options.concepts, layer=options.layer)
-            files = Files(options.output, overwrite=options.force)
-            files.add_picture(f"{stem}-concepts.png", picture)
-            (place,) = files.write()
-        except (ExplainError, MemoryError) as error:
-            failures.append(_blamed(path, error))
-            continue
-        names = name_concepts(found, explainer.categories)
-        drawn.append({"image": str(path), "files": [str(place)], "layer": found.layer, "concepts": names})
-        if not options.json:
-            print(_shown(path), *(f"  {name}" for name in names), f"  wrote {place}", sep="\n")
-    for failure in failures:
-        _complain(failure)
-    if options.json:
-        print(json.dumps({"results": drawn, "errors": failures}, indent=2, ensure_ascii=False, allow_nan=False))
-    return FAILED if failures else DONE
-
-
-def _inspect_all(
-    explainer: Explainer, images: list[Path], missing: list[ExplainError], options: argparse.Namespace
-) -> int:
-    failures = [str(error) for error in missing]
-    tables: list[dict[str, Any]] = []
-    for path in images:
-        try:
-            with _blaming(options.model):
-                found = explainer.inspect(_photo(path))
-        except (ExplainError, MemoryError) as error:
-            failures.append(_blamed(path, error))
-            continue
-        tables.append({"image": str(path), "layers": [asdict(row) for row in found.rows]})
-        if not options.json:
-            print(_shown(path), found, sep="\n")
-            if found.first_nonfinite is not None:
-                print(f"first NaN or infinity: {found.first_nonfinite.name}")
-    for failure in failures:
-        _complain(failure)
-    if options.json:
-        print(json.dumps({"inspected": tables, "errors": failures}, indent=2, allow_nan=False))
-    return FAILED if failures else DONE
-
-
-def _report(
-    path: Path, explanation: Explanation, written: list[Path], results: list[dict[str, Any]], *, as_json: bool
-) -> None:
-    if as_json:
-        records = [explanation.record(m, t) for t in range(len(explanation.results)) for m in explanation.methods]
-        results.append({"image": str(path), "files": [str(p) for p in written], "records": records})
-        return
+def _explaining(explainer: Explainer, methods: list[str] | str, options: argparse.Namespace) -> Work:
     from explain.explanation import percent
 
-    _progress(None, 2)
-    print(_shown(path))
-    width = max((len(label) for label, _ in explanation.predictions), default=0)
-    for label, probability in explanation.predictions:
-        print(f"  {label:<{width}}  {percent(probability):>7}")
-    for place in written:
-        print(f"  wrote {place}")
+    def explain(path: Path, stem: str) -> tuple[dict[str, Any], list[str]]:
+        with _blaming(options.model):
+            targets = _targets(options.target)
+            explanation = explainer(
+                _photo(path), methods, targets, layer=options.layer, top_k=options.top_k, fuse=options.fuse,
+                batch_size=options.batch_size, precision="bf16" if options.bf16 else "full", progress=_ticking(path),
+            )  # fmt: skip
+        _progress(None, 2)
+        if methods == "all":
+            _tell_left_out(path, explanation)
+        written = explanation.save(
+            options.output, stem=stem, overwrite=options.force, alpha=options.alpha, colormap=options.colormap
+        )
+        files = [str(place) for place in written]
+        records = [explanation.record(m, t) for t in range(len(explanation.results)) for m in explanation.methods]
+        predictions = [(printable(label), percent(probability)) for label, probability in explanation.predictions]
+        width = max((len(label) for label, _ in predictions), default=0)
+        lines = [f"  {label:<{width}}  {share:>7}" for label, share in predictions]
+        return {"image": str(path), "files": files, "records": records}, lines + _wrote(files)
+
+    return explain
+
+
+def _drawing_concepts(explainer: Explainer, options: argparse.Namespace) -> Work:
+    from explain.concepts import name_concepts
+    from explain.output import Files
+
+    def draw(path: Path, stem: str) -> tuple[dict[str, Any], list[str]]:
+        with _blaming(options.model):
+            picture, found = explainer.concepts(_photo(path), options.concepts, layer=options.layer)
+        files = Files(options.output, overwrite=options.force)
+        files.add_picture(f"{stem}-concepts.png", picture)
+        written = [str(place) for place in files.write()]
+        names = name_concepts(found, explainer.categories)
+        about = {"image": str(path), "files": written, "layer": found.layer, "concepts": names}
+        return about, [f"  {name}" for name in names] + _wrote(written)
+
+    return draw
+
+
+def _inspecting(explainer: Explainer, options: argparse.Namespace) -> Work:
+    def inspect(path: Path, stem: str) -> tuple[dict[str, Any], list[str]]:
+        with _blaming(options.model):
+            found = explainer.inspect(_photo(path))
+        first = found.first_nonfinite
+        lines = [*str(found).split("\n"), *([] if first is None else [f"first NaN or infinity: {first.name}"])]
+        return {"image": str(path), "layers": [asdict(row) for row in found.rows]}, lines
+
+    return inspect
+
+
+def _wrote(files: list[str]) -> list[str]:
+    return [f"  wrote {file}" for file in files]
 
 
 def _photo(path: Path) -> Image.Image:
@@ -292,14 +275,11 @@ def _photo(path: Path) -> Image.Image:
 def _blamed(path: Path, error: ExplainError | MemoryError) -> str:
     """Say which photo an error is about, where it does not say so itself, and what option helps."""
     if isinstance(error, MemoryError):
-        return f"{_shown(path)}: memory must hold the photo and what is drawn on it, but it ran out; resize the photo"
-    named = "" if repr(str(path)) in str(error) else f"{_shown(path)}: "
+        return (
+            f"{printable(path)}: memory must hold the photo and what is drawn on it, but it ran out; resize the photo"
+        )
+    named = "" if repr(str(path)) in str(error) else f"{printable(path)}: "
     return f"{named}{error}{' (--force overwrites)' if 'exists already' in str(error) else ''}"
-
-
-def _shown(name: object) -> str:
-    """Return a file's name such that it neither starts a new line nor steers the terminal."""
-    return re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", lambda found: repr(found[0])[1:-1], str(name))
 
 
 def _targets(given: list[str] | None) -> Any:
@@ -339,10 +319,6 @@ def _ticking(path: Path) -> Any:
     return tick
 
 
-def _wipe() -> None:
-    _progress(None, 2)
-
-
 def _progress(done: int | None, total: int, path: Path | None = None) -> None:
     """Draw a bar on a terminal while there is more than one thing to do; None wipes it."""
     if total < 2 or sys.stderr is None or not sys.stderr.isatty():
@@ -352,7 +328,7 @@ def _progress(done: int | None, total: int, path: Path | None = None) -> None:
         return
     filled = round(24 * done / total)
     bar = "█" * filled + "░" * (24 - filled)
-    name = "" if path is None else _shown(path.name)[:30]
+    name = "" if path is None else printable(path.name)[:30]
     print(f"\r\x1b[2K{bar} {done}/{total} {name}", end="", file=sys.stderr, flush=True)
 
 
@@ -361,17 +337,16 @@ def _list_methods() -> int:
 
     for method in map(get_method, list_methods()):
         only = f"; for {method.only_for}" if isinstance(method, Demanding) else ""
-        print(f"{method.name:<20} {method.about} ({method.paper}){only}")
-    print(f"{'smooth(METHOD)':<20} any method on average over noisy copies of the photo")
-    print(f"{'augmented(METHOD)':<20} any method on average over flips and scales of the photo")
+        _say(f"{method.name:<20} {method.about} ({method.paper}){only}")
+    _say(f"{'smooth(METHOD)':<20} any method on average over noisy copies of the photo")
+    _say(f"{'augmented(METHOD)':<20} any method on average over flips and scales of the photo")
     return DONE
 
 
 def _list_models() -> int:
     from explain.models import list_models
 
-    for name in list_models():
-        print(name)
+    _say(*list_models())
     return DONE
 
 
@@ -386,8 +361,30 @@ def _list_layers(explainer: Explainer) -> int:
     for call in calls:
         grid = f"{call.grid} map" if call.grid else ""
         default = " (default)" if call.label == chosen else ""
-        print(f"{call.label:<32} {call.kind:<20} {call.shape!s:<24} {grid}{default}".rstrip())
+        label = printable(call.label)
+        _say(f"{label:<32} {call.kind:<20} {call.shape!s:<24} {grid}{default}".rstrip())
     return DONE
+
+
+class _UnheardError(OutputError):
+    """Standard output takes no more."""
+
+
+def _say(*lines: object) -> None:
+    """Print lines that cannot steer the terminal; without any, only what was kept back."""
+    try:
+        for line in lines:
+            print(printable(line))
+        if not lines and sys.stdout is not None:  # it is None where standard output was closed
+            sys.stdout.flush()
+    except OSError as error:
+        raise _UnheardError(error.strerror) from error
+
+
+def _say_json(document: dict[str, Any]) -> None:
+    from explain.output import json_text
+
+    _say(*json_text(document, getattr(sys.stdout, "encoding", None) or "utf-8").split("\n"))
 
 
 def _complain(message: str) -> int:
@@ -397,7 +394,7 @@ def _complain(message: str) -> int:
 
 def _tell(line: str) -> None:
     if sys.stderr is not None:  # it is None where standard error was closed
-        print(_shown(line), file=sys.stderr)
+        print(printable(line), file=sys.stderr)
 
 
 if __name__ == "__main__":

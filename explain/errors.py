@@ -9,13 +9,37 @@ from __future__ import annotations
 import difflib
 import sys
 import threading
+import unicodedata
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
 
+def printable(text: object) -> str:
+    """Return a text on one line that cannot steer a terminal: control characters are shown as escapes.
+
+    These are what is no character to be seen: escape sequences, line breaks, and the marks that turn the direction of
+    writing. Joiners stay, since scripts and emoji are written with them.
+
+    >>> printable("tabby\\x1b[2J\\ncat")
+    'tabby\\\\x1b[2J\\\\ncat'
+    """
+    return "".join(_escaped(c) if unicodedata.category(c) in _STEERING and c not in _JOINERS else c for c in str(text))
+
+
+_STEERING = frozenset(["Cc", "Cf", "Cs", "Zl", "Zp"])
+_JOINERS = "\u200c\u200d\u00ad"  # and the soft hyphen
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
+
 class ExplainError(Exception):
     """Something could not be explained; the message names the argument, the requirement, the value and the remedy."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())  # names and labels in it come from anywhere
 
 
 class ImageError(ExplainError):
@@ -44,6 +68,10 @@ class ModelError(ExplainError):
 
 class OutputError(ExplainError):
     """A result could not be written."""
+
+
+class FolderError(OutputError):
+    """The folder for results cannot be written, so that no other result could be written there either."""
 
 
 class HookError(ExplainError):
@@ -98,7 +126,7 @@ def warn(message: str) -> None:
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).split(".")[0] == "explain":
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, ExplainWarning, stacklevel=level)
+    warnings.warn(printable(message), ExplainWarning, stacklevel=level)
 
 
 def raised(error: BaseException) -> str:

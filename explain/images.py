@@ -65,9 +65,12 @@ def load_image(image: ImageLike) -> Image.Image:
     if os.path.isdir(path):  # unlike Path.is_dir, this takes any name for an answer
         raise ImageError(f"image {str(path)!r} must be a file, got a folder; name the images in it")
     try:
-        with path.open("rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                content = file.read(MAX_BYTES)  # a pipe: it has no size, perhaps no end, and cannot be read twice
+        _check_kind(path, path.stat().st_mode)  # before it is opened: that may wait for ever, or wind a tape back
+        with open(path, "rb", opener=_at_once) as file:
+            mode = os.fstat(file.fileno()).st_mode
+            _check_kind(path, mode)
+            if not stat.S_ISREG(mode):
+                content = file.read(MAX_BYTES)  # our own pipe: it has no size, perhaps no end, and is not read twice
                 if len(content) == MAX_BYTES:
                     raise ImageError(f"image {str(path)!r} gives {MAX_BYTES} bytes or more; save it to a file first")
                 return _open(io.BytesIO(content), repr(str(path)), len(content))
@@ -76,6 +79,28 @@ def load_image(image: ImageLike) -> Image.Image:
         raise ImageError(f"image {str(path)!r} does not exist; check the path") from None
     except (OSError, ValueError) as error:
         raise ImageError(f"image {str(path)!r} cannot be read: {_reason(error)}") from None
+
+
+_KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+
+
+def _check_kind(path: Path, mode: int) -> None:
+    """Refuse what is no file, but for a pipe that this process was started with, as in ``explain <(command)``."""
+    if stat.S_ISREG(mode) or (stat.S_ISFIFO(mode) and _OURS.fullmatch(os.path.abspath(path))):
+        return
+    kind = _KINDS.get(stat.S_IFMT(mode), "something else")
+    raise ImageError(f"image {str(path)!r} must be a file, got {kind}; save what it gives to a file first")
+
+
+_OURS = re.compile(r"/dev/stdin|/dev/fd/\d+|/proc/self/fd/\d+")
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Open a file without waiting, should a pipe have taken its place meanwhile."""
+    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    if hasattr(os, "set_blocking"):
+        os.set_blocking(descriptor, True)
+    return descriptor
 
 
 def _open(file: Any, name: str, size: int) -> Image.Image:

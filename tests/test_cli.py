@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -15,6 +16,7 @@ from PIL import Image
 
 import explain
 from explain.cli import main
+from explain.errors import printable
 from tests.conftest import ROOT
 
 CAT = str(ROOT / "assets" / "chelsea.png")
@@ -390,6 +392,7 @@ def test_help_needs_no_torch(tmp_path: Path) -> None:
     code = """
 import sys
 from explain.cli import main
+from explain.errors import printable
 try:
     main(["--help"])
 except SystemExit:
@@ -485,3 +488,124 @@ def test_concepts_are_asked_for_alone(option: list[str], tmp_path: Path, capsys:
     assert left.value.code == 2
     assert "--concepts draws what a layer sees, for no class: leave --method, --target and" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+STEERING = "ab\\x1b[2J\\x9b31m\\u202e"  # as it would stand in a source file
+RAW = STEERING.encode().decode("unicode_escape")
+
+HOSTILE = f"""
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    categories = ["{STEERING}", "plain"]
+    def __init__(self):
+        super().__init__()
+        self.stages = nn.Sequential()
+        self.stages.add_module("{STEERING}", nn.Conv2d(3, 4, 3))
+        self.fc = nn.Linear(4, 2)
+    def forward(self, x):
+        return self.fc(self.stages(x).relu().mean((2, 3)))
+"""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--method", "gradcam", "--method", "saliency", "--top-k", "2"],
+        ["--list-layers"],
+        ["--concepts", "2"],
+        ["--inspect"],
+        ["--layer", "stages.\x1b[2J"],
+        ["--target", "\x1b[2J"],
+    ],
+    ids=["predictions", "layers", "concepts", "inspect", "unknown layer", "unknown label"],
+)
+@pytest.mark.parametrize("json_too", [False, True], ids=["lines", "JSON"])
+@pytest.mark.filterwarnings("ignore:.* is zero everywhere")
+def test_labels_and_layers_that_would_steer_the_terminal_are_shown_harmlessly(
+    options: list[str],
+    json_too: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "hostile_net.py").write_text(HOSTILE)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delitem(sys.modules, "hostile_net", raising=False)
+    arguments = [CAT, "--model", "hostile_net:Net", "--size", "16", *options, *(["--json"] if json_too else [])]
+    code, out, err = run(capsys, *arguments)
+    assert all(printable(line) == line for line in out + err), out + err
+    refused = options[0] in ("--layer", "--target")
+    assert code == refused
+    if json_too and options != ["--list-layers"]:
+        document = json.loads("\n".join(out))
+        assert bool(document["errors"]) == refused
+        assert refused or json.dumps(RAW)[1:-1] in json.dumps(document)
+    elif not refused:
+        assert any(STEERING in line for line in out), out
+    for record in Path("explained").glob("*.json"):
+        assert all(printable(line) == line for line in record.read_text("utf-8").splitlines())
+        assert json.dumps(RAW)[1:-1] in json.dumps(json.loads(record.read_text("utf-8"))["predictions"])
+
+
+def test_what_was_typed_is_complained_about_harmlessly(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, CAT, "--no\x1b[2Jsuch")
+    assert code == 2
+    assert err[-1] == r"explain: error: unrecognized arguments: --no\x1b[2Jsuch"
+
+
+def test_json_is_valid_on_terminals_that_know_few_characters(tmp_path: Path) -> None:
+    strange = os.fsdecode(b"caf\xe9 \xe7\x8c\xab.png")
+    Image.new("RGB", (20, 20), "green").save(tmp_path / "plain.png")
+    (tmp_path / "plain.png").rename(tmp_path / strange)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii:strict"}
+    command = [sys.executable, "-m", "explain.cli", strange, "--target", "0", "--method", "saliency", "--json"]
+    done = subprocess.run(command, capture_output=True, env=environment, cwd=tmp_path, check=False)
+    assert done.returncode == 0
+    document = json.loads(done.stdout.decode("ascii"))
+    assert document["results"][0]["image"] == strange
+    (record,) = document["results"][0]["records"]
+    assert record["image"]["path"] == strange
+    written = next((tmp_path / "explained").glob("*.json"))
+    assert json.loads(written.read_text("utf-8"))["image"]["path"] == strange
+
+
+@pytest.mark.parametrize("options", [["--method", "saliency"], ["--concepts", "2"]])
+def test_a_folder_that_cannot_be_written_stops_the_run_and_says_so(
+    options: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "abc":
+        Image.linear_gradient("L").resize((20, 20)).save(f"{name}.png")
+    Path("explained").mkdir()
+    opened = os.open
+
+    def read_only(path: object, flags: int, *others: int, **named: int) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return opened(path, flags, *others, **named)  # type: ignore[call-overload, no-any-return]
+
+    def unlink(path: object, **_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(os, "open", read_only)
+    monkeypatch.setattr(os, "unlink", unlink)
+    code, out, err = run(capsys, "missing.png", "a.png", "b.png", "c.png", *options)
+    assert (code, out) == (1, [])
+    missing, told = err
+    assert "missing.png' does not exist" in missing
+    assert told == (
+        "explain: a.png: output folder 'explained' cannot be written: Read-only file system; choose another; stopped, "
+        "2 more not looked at"
+    )
+    code, out, _ = run(capsys, "a.png", "b.png", *options, "--json")
+    document = json.loads("\n".join(out))
+    assert (document["results"], len(document["errors"])) == ([], 1)
+
+
+def test_a_named_pipe_is_refused_and_the_others_still_get_done(capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo("pipe.png")
+    Image.linear_gradient("L").resize((20, 20)).save("good.png")
+    code, out, err = run(capsys, "pipe.png", "good.png", "--method", "saliency")
+    assert (code, out[0]) == (1, "good.png")
+    assert err == ["explain: image 'pipe.png' must be a file, got a named pipe; save what it gives to a file first"]

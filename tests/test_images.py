@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import io
 import os
+import socket
 import threading
+import time
 import tracemalloc
 from pathlib import Path
 
@@ -186,16 +188,47 @@ def test_preprocessing_that_cannot_be_located_is_taken_to_show_the_whole_photo_a
     assert locate(strip, (1, 100)).top == pytest.approx(49.5, abs=3)
 
 
-def test_pipes_and_open_files_are_read(gradient: Image.Image, tmp_path: Path) -> None:
+def test_open_files_and_pipes_that_are_open_already_are_read(gradient: Image.Image, tmp_path: Path) -> None:
     gradient.save(tmp_path / "a.png")
     with (tmp_path / "a.png").open("rb") as file:
         assert load_image(file).size == (40, 30)
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    writer = threading.Thread(target=lambda: pipe.write_bytes((tmp_path / "a.png").read_bytes()))
-    writer.start()
-    assert load_image(pipe).size == (40, 30)
-    writer.join()
+    ours, theirs = os.pipe()
+    with os.fdopen(ours, "rb"), os.fdopen(theirs, "wb") as writer:
+        thread = threading.Thread(
+            target=lambda: (time.sleep(0.05), writer.write((tmp_path / "a.png").read_bytes()), writer.close())
+        )
+        thread.start()
+        assert load_image(f"/dev/fd/{ours}").size == (40, 30)
+        thread.join()
+
+
+def test_named_pipes_devices_and_sockets_are_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "link.png").symlink_to("pipe.png")
+    begun = time.monotonic()
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "s"))
+        for name, kind in [
+            (tmp_path / "pipe.png", "a named pipe"),
+            (tmp_path / "link.png", "a named pipe"),
+            (tmp_path / "s", "a socket"),
+            ("/dev/null", "a device"),
+            ("/dev/zero", "a device"),
+        ]:
+            with pytest.raises(ImageError, match=rf"must be a file, got {kind}; save what it gives to a file first"):
+                load_image(name)
+    assert time.monotonic() - begun < 5
+
+
+def test_a_pipe_in_the_place_of_a_file_that_was_looked_at_is_refused_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "file.png").write_bytes(b"")
+    looked = (tmp_path / "file.png").stat()
+    monkeypatch.setattr(Path, "stat", lambda path: looked)
+    with pytest.raises(ImageError, match="must be a file, got a named pipe"):
+        load_image(tmp_path / "pipe.png")
 
 
 def test_photos_of_immense_length_are_refused() -> None:
@@ -222,7 +255,7 @@ def test_formats_that_hold_no_photo_are_refused_and_start_no_program(
 def test_messages_name_bytes_and_devices_once() -> None:
     with pytest.raises(ImageError, match=r"^image of 15 bytes is not an image"):
         load_image(b"just some words")
-    with pytest.raises(ImageError, match=r"^image '/dev/null' is empty"):
+    with pytest.raises(ImageError, match=r"^image '/dev/null' must be a file, got a device"):
         load_image("/dev/null")
 
 
@@ -236,10 +269,13 @@ def test_a_short_file_that_claims_to_be_a_large_texture_is_refused_at_once(gradi
         load_image(bytes(content))
 
 
-def test_devices_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pipes_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("explain.images.MAX_BYTES", 5000)
-    with pytest.raises(ImageError, match=r"^image '/dev/zero' gives 5000 bytes or more; save it to a file first"):
-        load_image("/dev/zero")
+    ours, theirs = os.pipe()
+    with os.fdopen(ours, "rb"), os.fdopen(theirs, "wb", buffering=0) as writer:
+        writer.write(bytes(6000))
+        with pytest.raises(ImageError, match=r"^image '/dev/fd/\d+' gives 5000 bytes or more; save it to a file first"):
+            load_image(f"/dev/fd/{ours}")
 
 
 def test_large_deep_greys_are_scaled_by_one_range_and_in_little_memory() -> None:

@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
+import re
+import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from explain.errors import OutputError
-from explain.output import Files, distinct, slug
+from explain.errors import FolderError, OutputError, printable
+from explain.output import Files, distinct, json_text, locked, slug
 
 
 def filled(folder: Path, *, overwrite: bool = False) -> Files:
@@ -38,18 +43,31 @@ def test_nothing_is_overwritten_without_leave(tmp_path: Path) -> None:
     assert np.load(tmp_path / "a.npy").tolist() == [0, 1, 2]
 
 
-def test_a_failure_half_way_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = Path.open
+def failing(monkeypatch: pytest.MonkeyPatch, name: str, number: int, after: int = 0) -> None:
+    """Let a function of ``os`` fail on files, from a call on: rather than chmod, which does not stop root."""
+    function, calls = getattr(os, name), iter(range(1000))
 
-    def full_disk(path: Path, *args: object, **options: object) -> object:
-        if path.name.startswith(".a.json"):
-            raise OSError(28, "No space left on device")
-        return opened(path, *args, **options)  # type: ignore[arg-type]
+    def fails(path: Any, *args: Any, **options: Any) -> Any:
+        if next(calls) >= after:
+            raise OSError(number, os.strerror(number), str(path))
+        return function(path, *args, **options)
 
-    monkeypatch.setattr(Path, "open", full_disk)
-    with pytest.raises(OutputError, match="cannot be written: No space left on device"):
+    monkeypatch.setattr(os, name, fails)
+
+
+@pytest.mark.parametrize("after", [0, 2])
+def test_a_failure_half_way_leaves_nothing_behind(after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, "open", errno.ENOSPC, after)
+    with pytest.raises(FolderError, match="cannot be written: No space left on device"):
         filled(tmp_path).write()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_read_only_file_system_is_what_the_message_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, "open", errno.EROFS)
+    failing(monkeypatch, "unlink", errno.EROFS)  # there, even of what does not exist
+    with pytest.raises(FolderError, match="cannot be written: Read-only file system; choose another"):
+        filled(tmp_path).write()
 
 
 def test_an_output_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
@@ -59,13 +77,142 @@ def test_an_output_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_unwritable_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def forbidden(path: Path, *args: object, **options: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "open", forbidden)  # rather than chmod, which does not stop root
-    with pytest.raises(OutputError, match="cannot be written: Permission denied; choose another"):
+    failing(monkeypatch, "open", errno.EACCES)
+    with pytest.raises(FolderError, match="cannot be written: Permission denied; choose another"):
         filled(tmp_path).write()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_that_is_too_long_is_no_fault_of_the_folder(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    files.add_json("x" * 300, {})
+    with pytest.raises(OutputError, match="must have a shorter name for this file system") as caught:
+        files.write()
+    assert not isinstance(caught.value, FolderError)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_of_two_that_save_to_the_same_names_one_is_refused_and_the_others_files_are_whole(tmp_path: Path) -> None:
+    """The second comes while the first puts its files in place; both found the names free before."""
+    outcomes = together(tmp_path, overwrite=False, count=8)
+    assert sorted(outcomes.values()) == ["exists already"] * 7 + ["written"]
+    winner = next(i for i, outcome in outcomes.items() if outcome == "written")
+    assert contents(tmp_path) == {f"{name}.json": {"by": winner} for name in "abcdef"}
+
+
+def test_of_two_that_overwrite_the_same_names_the_files_are_of_one(tmp_path: Path) -> None:
+    for _ in range(5):
+        assert set(together(tmp_path, overwrite=True, count=6).values()) == {"written"}
+        found = contents(tmp_path)
+        assert len(found) == 6
+        assert len({content["by"] for content in found.values()}) == 1
+
+
+def together(folder: Path, *, overwrite: bool, count: int) -> dict[int, str]:
+    """Write six files from several threads at once, in different orders; say what became of each thread's."""
+    start, outcomes = threading.Barrier(count), {}
+
+    def save(number: int) -> None:
+        files = Files(folder, overwrite=overwrite)
+        for name in sorted("abcdef", reverse=bool(number % 2)):
+            files.add_json(f"{name}.json", {"by": number})
+        start.wait()
+        try:
+            files.write()
+            outcomes[number] = "written"
+        except OutputError as error:
+            outcomes[number] = "exists already" if "exists already" in str(error) else str(error)
+
+    threads = [threading.Thread(target=save, args=(i,)) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return outcomes
+
+
+def contents(folder: Path) -> dict[str, Any]:
+    return {path.name: json.loads(path.read_text("utf-8")) for path in folder.iterdir()}
+
+
+def test_what_another_program_puts_there_meanwhile_is_not_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It knows no lock, and is quicker than the second of our files."""
+    link = os.link
+
+    def late(part: Path, path: Path) -> None:
+        if path.name == "a.npy":
+            path.write_text("theirs")
+        link(part, path)
+
+    monkeypatch.setattr(os, "link", late)
+    with pytest.raises(OutputError, match=r"a\.npy' exists already"):
+        filled(tmp_path).write()
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("a.npy", "theirs")]
+
+
+def test_a_file_system_without_hard_links_is_written_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, "link", errno.EPERM)
+    assert json.loads(filled(tmp_path).write()[2].read_text("utf-8")) == {"label": "Käse"}
+    assert len(list(tmp_path.iterdir())) == 3
+    with pytest.raises(OutputError, match="exists already"):
+        filled(tmp_path).write()
+
+
+def test_a_folder_that_another_keeps_locked_is_waited_for_and_then_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("explain.output.PATIENCE", 0.05)
+    with locked(tmp_path), pytest.raises(FolderError, match=r"must not be locked, but another program has kept it so"):
+        filled(tmp_path).write()
+    assert list(tmp_path.iterdir()) == []
+    assert len(filled(tmp_path).write()) == 3
+
+
+def test_planted_links_are_never_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    folder = tmp_path / "out"
+    folder.mkdir()
+    monkeypatch.setattr("secrets.token_hex", lambda count: "guessed")
+    (folder / ".explain-guessed.part").symlink_to(victim)
+    with pytest.raises(FolderError, match="cannot be written: File exists"):
+        filled(folder).write()
+    monkeypatch.undo()
+    (folder / "a.json").symlink_to(victim)
+    filled(folder, overwrite=True).write()
+    assert not (folder / "a.json").is_symlink()
+    assert victim.read_text() == "precious"
+
+
+def test_names_of_parts_cannot_be_guessed_and_files_are_as_open_as_others(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_text("")
+    paths = filled(tmp_path).write()
+    assert {path.stat().st_mode for path in paths} == {(tmp_path / "plain").stat().st_mode}
+    seen: list[str] = []
+
+    class Watched(Files):
+        def _place(self, parts: list[Path], paths: list[Path]) -> None:
+            seen.extend(part.name for part in parts)
+            super()._place(parts, paths)
+
+    files = Watched(tmp_path / "new")
+    files.add_json("a.json", {})
+    files.add_json("b.json", {})
+    files.write()
+    assert len({re.fullmatch(r"\.explain-([0-9a-f]{16})\.part", name)[1] for name in seen}) == 2  # type: ignore[index]
+
+
+def test_documents_stay_json_on_any_terminal() -> None:
+    document = {"ab\x1b[2J\x9b\u2028\u202e": ["猫", "caf\udce9", "a\nb"]}
+    for encoding in ("utf-8", "ascii", "latin-1"):
+        text = json_text(document, encoding)
+        assert json.loads(text.encode(encoding)) == document
+        assert all(printable(line) == line for line in text.splitlines())
+    assert "猫" in json_text(document)
 
 
 def test_a_folder_in_the_place_of_a_file_stops_everything(tmp_path: Path) -> None:

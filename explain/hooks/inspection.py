@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from explain.errors import HookError
+from explain.errors import HookError, printable
 from explain.hooks.group import HookGroup
 from explain.hooks.preserve import untouched
 from explain.hooks.structure import as_sources, first_tensor
@@ -167,4 +167,4 @@ def _cells(row: Row) -> tuple[str, ...]:
     dead = "" if row.dead is None else f"{row.dead:.0%}"
     gradient = "" if row.gradient is None else f"{row.gradient:.3g}"
     note = "NaN or infinity" if not row.finite else "" if row.gradient_finite else "NaN or infinity in the gradient"
-    return label, row.type, output, f"{row.parameters:,}", f"{1e3 * row.seconds:.2f}", dead, gradient, note
+    return printable(label), row.type, output, f"{row.parameters:,}", f"{1e3 * row.seconds:.2f}", dead, gradient, note

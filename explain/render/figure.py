@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
+from explain.errors import printable
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -31,7 +33,12 @@ def figure(pictures: Sequence[Image.Image], titles: Sequence[str], heading: str 
         small = picture.copy()
         small.thumbnail((LARGEST, LARGEST))  # more than a figure can show, and little enough to hold
         axis.imshow(np.asarray(small), interpolation="none")
-        axis.set_title(title, fontsize=10, parse_math=False)
+        axis.set_title(_lines(title), fontsize=10, parse_math=False)
     if heading:
-        drawn.suptitle(heading, fontsize=12, fontweight="bold", parse_math=False)
+        drawn.suptitle(_lines(heading), fontsize=12, fontweight="bold", parse_math=False)
     return drawn
+
+
+def _lines(title: str) -> str:
+    """What can be drawn of a title, which may have several lines."""
+    return "\n".join(map(printable, title.split("\n")))

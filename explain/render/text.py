@@ -8,6 +8,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
+from explain.errors import printable
 from explain.render.overlay import swatch
 
 INK, FAINT, PAPER = (24, 24, 28), (110, 110, 118), (255, 255, 255)
@@ -27,7 +28,7 @@ def font(size: int, bold: bool = False) -> Font:
 
 def fit(text: str, width: float, size: int, bold: bool = False) -> str:
     """Shorten a text with an ellipsis until it is at most ``width`` pixels wide."""
-    text = " ".join(text.split())
+    text = printable(" ".join(text.split()))
     face = font(size, bold)
     if face.getlength(text) <= width:
         return text

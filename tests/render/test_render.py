@@ -160,3 +160,13 @@ if __name__ == "__main__":
     GOLDEN.mkdir(exist_ok=True)
     for name, draw in PICTURES.items():
         draw().save(GOLDEN / f"{name}.png")
+
+
+def test_labels_that_steer_terminals_are_drawn_as_they_are_written() -> None:
+    """A line break is an escape in a caption, and starts a new line of a title; nothing else is obeyed."""
+    blank = Image.new("RGB", (300, 100), "white")
+    steering, written = "tab\x1b[2J\x9b\u202e", r"tab\x1b[2J\x9b\u202e"
+    assert render.caption(blank, steering, steering).tobytes() == render.caption(blank, written, written).tobytes()
+    drawn = render.figure([photo()], [f"{steering}\nb"], steering)
+    assert drawn.axes[0].get_title() == f"{written}\nb"
+    drawn.canvas.draw()  # a glyph that is missing would be a warning
