@@ -1,7 +1,8 @@
 """Gradients exchanged between processes: one function for every DDP communication hook, and a record of what was sent.
 
-Encoded buckets are gathered from all ranks, and every rank decodes and averages them. What went wrong on one rank is
-told to all before the next collective call, so that each ends with the same message and none waits for ever.
+Encoded buckets are gathered from all ranks, and every rank decodes and averages them; or they are averaged by an
+all-reduce, and decoded once. What went wrong on one rank is told to all before the next collective call, so that each
+ends with the same message and none waits for ever.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from explain.errors import HookError, did_you_mean
+from explain.hooks.guard import call, site_of
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
@@ -32,7 +34,10 @@ T = TypeVar("T")
 class Codec:
     """How to send gradients: ``encode`` a flat bucket ``(n,)`` into a tensor of any type, and ``decode`` it again.
 
-    The encoded tensor must have the same shape and type on every rank.
+    The encoded tensor must have the same shape and type on every rank. By default, those of all ranks are gathered, and
+    each is decoded. With ``all_reduce``, they are averaged on their way, and their mean is decoded once: less is sent
+    and done, and the result is the same for codecs that are linear, as a smaller type or a projection is. Only
+    floating-point and complex tensors have a mean.
 
     >>> Codec(encode=lambda bucket: bucket.half(), decode=lambda sent: sent.float()).encode(torch.ones(2)).dtype
     torch.float16
@@ -40,9 +45,10 @@ class Codec:
 
     encode: Callable[[torch.Tensor], torch.Tensor]
     decode: Callable[[torch.Tensor], torch.Tensor]
+    all_reduce: bool = False
 
 
-How: TypeAlias = Ready | Codec
+How: TypeAlias = "Ready | Codec | Hook"
 
 
 @dataclass(frozen=True)
@@ -76,17 +82,25 @@ class Recorder:
         return f"{len(self.buckets)} buckets, {total / 1e6:.2f} MB of gradients, {seconds:.3f} s"
 
 
-def communicate(model: DistributedDataParallel, how: How = "allreduce", **options: Any) -> Recorder:
+def communicate(
+    model: DistributedDataParallel, how: How = "allreduce", *, state: Any = None, **options: Any
+) -> Recorder:
     """Choose how a DDP model exchanges its gradients, and record what it sends; call it once, before training.
 
     Args:
         model: a model wrapped in ``DistributedDataParallel``.
-        how: "allreduce" (plain), "fp16", "bf16" or "powersgd" (torch's own hooks), or a `Codec`.
+        how: "allreduce" (plain), "fp16", "bf16" or "powersgd" (torch's own hooks), a `Codec`, or a hook in PyTorch's
+            form, ``hook(state, bucket) -> Future``: it starts the exchange of ``bucket.buffer()`` and returns a future
+            of what takes its place.
+        state: what such a hook is given first; None has torch's own hooks use the default process group.
         options: for "powersgd", those of ``PowerSGDState``, such as ``matrix_approximation_rank``.
 
     Raises:
-        HookError: the model is not wrapped, the name is unknown, or a hook was already chosen. During backward: a codec
-            failed on some rank; every rank raises, with the rank and the reason.
+        HookError: the model is not wrapped, the name is unknown, ``how`` is something else, ``state`` or ``options``
+            come with what takes none, or a hook was already chosen. During backward: a codec failed on some rank; every
+            rank raises, with the rank and the reason. A hook in PyTorch's own form that raises, or returns no future,
+            is named on its own rank; the others wait for its messages until their process group's timeout, as ever.
+            What its future holds is checked where it arrives, and PyTorch tells of it in a ``RuntimeError``.
 
     PowerSGD: Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression", 2019.
 
@@ -96,10 +110,20 @@ def communicate(model: DistributedDataParallel, how: How = "allreduce", **option
     """
     if not isinstance(model, DistributedDataParallel):
         raise HookError(f"model must be wrapped in DistributedDataParallel, got {type(model).__name__}")
+    own = not isinstance(how, (str, Codec))
     if options and how != "powersgd":
-        raise HookError(f"options are for 'powersgd' only, got {sorted(options)}; leave them out for {how!r}")
+        raise HookError(f"options are for 'powersgd' only, got {sorted(options)}; leave them out for {_title(how)}")
+    if state is not None and not own:
+        raise HookError(
+            f"state is for hooks of the form (state, bucket) -> Future, got one for {_title(how)}; leave it out"
+        )
     recorder = Recorder()
-    state, hook = _coded(how, model, recorder) if isinstance(how, Codec) else _ready(how, options, model, recorder)
+    if isinstance(how, Codec):
+        hook = _coded(how, model, recorder)
+    elif isinstance(how, str):
+        state, hook = _ready(how, options, model, recorder)
+    else:
+        hook = _own(how, model, recorder)
     # DDP checks these annotations, and knows the types by no other names.
     hook.__annotations__ = {"bucket": getattr(dist, "GradBucket"), "return": torch.futures.Future[torch.Tensor]}  # noqa: B009
     try:
@@ -108,6 +132,10 @@ def communicate(model: DistributedDataParallel, how: How = "allreduce", **option
         reason = str(error).splitlines()[0]
         raise HookError(f"communicate() must be called once for a model, before training ({reason})") from None
     return recorder
+
+
+def _title(how: object) -> str:
+    return repr(how) if isinstance(how, str) else getattr(how, "__name__", type(how).__name__)
 
 
 def _ready(name: str, options: dict[str, Any], model: DistributedDataParallel, recorder: Recorder) -> tuple[Any, Hook]:
@@ -139,31 +167,75 @@ def _ready(name: str, options: dict[str, Any], model: DistributedDataParallel, r
     return state, hook
 
 
-def _coded(codec: Codec, model: DistributedDataParallel, recorder: Recorder) -> tuple[None, Hook]:
-    """A hook that gathers what the codec encoded, and averages what it decodes."""
+def _own(given: Hook, model: DistributedDataParallel, recorder: Recorder) -> Hook:
+    """A hook of the user's, recorded, and named when it fails."""
+    group = model.process_group
+    if not callable(given):
+        raise HookError(
+            f"how must be one of {', '.join(READY)}, a Codec or a hook (state, bucket) -> Future, got {given!r}; "
+            "choose one of these"
+        )
+    site = site_of(given, f"rank {group.rank()} of {group.size()}", "communication", ("state", "bucket"))
+
+    def hook(state: Any, bucket: GradBucket) -> Future:
+        done, count = _recording(recorder, bucket), bucket.buffer().numel()
+        future = call(site, given, state, bucket)
+        if not isinstance(future, torch._C.Future):
+            raise HookError(f"{site} must return a torch.futures.Future, got {type(future).__name__}")
+
+        def arrived(finished: Any) -> torch.Tensor:
+            found = done(finished.value())
+            if not isinstance(found, torch.Tensor) or found.numel() != count:
+                got = f"{found.numel()}" if isinstance(found, torch.Tensor) else type(found).__name__
+                raise HookError(f"{site} must give a future of a tensor of {count} values, like its bucket, got {got}")
+            return found
+
+        return cast("Future", future.then(arrived))
+
+    return hook
+
+
+def _coded(codec: Codec, model: DistributedDataParallel, recorder: Recorder) -> Hook:
+    """A hook that sends what the codec encoded, and averages before or after it is decoded."""
     group = model.process_group
 
     def hook(state: Any, bucket: GradBucket) -> Future:
         done, buffer = _recording(recorder, bucket), bucket.buffer()
         encoded = _together(group, "encode", lambda: _tensor(codec.encode(buffer.clone())))
         _same_everywhere(group, encoded)
-        gathered = [torch.empty_like(encoded) for _ in range(group.size())]
-        dist.all_gather(gathered, encoded, group=group)
-        average = _together(group, "decode", lambda: _average(gathered, codec, buffer))
+        exchanged = _mean(group, encoded) if codec.all_reduce else _all(group, encoded)
+        average = _together(group, "decode", lambda: _average(exchanged, codec, buffer))
         future: Future = torch.futures.Future()
         future.set_result(done(average, encoded.numel() * encoded.element_size()))
         return future
 
-    return None, hook
+    return hook
 
 
-def _average(gathered: list[torch.Tensor], codec: Codec, like: torch.Tensor) -> torch.Tensor:
+def _all(group: dist.ProcessGroup, encoded: torch.Tensor) -> list[torch.Tensor]:
+    gathered = [torch.empty_like(encoded) for _ in range(group.size())]
+    dist.all_gather(gathered, encoded, group=group)
+    return gathered
+
+
+def _mean(group: dist.ProcessGroup, encoded: torch.Tensor) -> list[torch.Tensor]:
+    if not (encoded.is_floating_point() or encoded.is_complex()):
+        kind = str(encoded.dtype).removeprefix("torch.")
+        raise HookError(
+            f"encode must give floating-point or complex tensors for all_reduce=True, got {kind}; leave it False"
+        )
+    share = encoded / group.size()  # before the sum, which a small type might not hold
+    dist.all_reduce(share, group=group)
+    return [share]
+
+
+def _average(exchanged: list[torch.Tensor], codec: Codec, like: torch.Tensor) -> torch.Tensor:
     total = torch.zeros_like(like)
-    for encoded in gathered:
+    for encoded in exchanged:
         decoded = _tensor(codec.decode(encoded))
         if decoded.numel() != like.numel():
             raise ValueError(f"the bucket has {like.numel()} values, but {decoded.numel()} came back")
-        total += decoded.reshape(-1).to(like.dtype) / len(gathered)
+        total += decoded.reshape(-1).to(like.dtype) / len(exchanged)
     return total
 
 

@@ -20,6 +20,7 @@ WORKER = """
 import json, sys, torch, torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from explain.hooks.distributed import Codec, communicate
 
 rank, world, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
@@ -33,7 +34,37 @@ def encode_fails_on_the_last_rank(bucket):
     return bucket
 
 
+def own_hook(state, bucket):
+    state["calls"] += 1
+    wide = bucket.buffer().double() / state["world"]
+    work = dist.all_reduce(wide, async_op=True)
+    return work.get_future().then(lambda done: done.value()[0].float())
+
+
+def future_of(value):
+    future = torch.futures.Future()
+    future.set_result(value)
+    return future
+
+
+class Boom:
+    def __call__(self, state, bucket):
+        raise ZeroDivisionError("divided by nothing")
+
+
 codecs = {
+    "own": own_hook,
+    "torch's": allreduce_hook,
+    "own fails": Boom(),
+    "own gives no future": lambda state, bucket: bucket.buffer(),
+    "own gives too little": lambda state, bucket: future_of(bucket.buffer()[1:]),
+    "own gives no tensor": lambda state, bucket: future_of("gradients"),
+    "own takes one": lambda bucket: None,
+    "reduced": Codec(lambda bucket: bucket, lambda sent: sent, all_reduce=True),
+    "half reduced": Codec(lambda bucket: bucket.half(), lambda sent: sent.float(), all_reduce=True),
+    "codes reduced": Codec(lambda bucket: bucket.char(), lambda sent: sent.float(), all_reduce=True),
+    "reduced fails": Codec(encode_fails_on_the_last_rank, lambda sent: sent, all_reduce=True),
+    "number": 3,
     "identity": Codec(lambda bucket: bucket, lambda sent: sent),
     "half": Codec(lambda bucket: bucket.half(), lambda sent: sent.float()),
     "encode fails": Codec(encode_fails_on_the_last_rank, lambda sent: sent),
@@ -48,7 +79,8 @@ def train(how):
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(4 * 36, 5))
     parallel = DistributedDataParallel(model, bucket_cap_mb=0.001)
     options = {"matrix_approximation_rank": 4, "start_powerSGD_iter": 2} if how == "powersgd" else {}
-    recorder = communicate(parallel, codecs.get(how, how), **options)
+    state = {"calls": 0, "world": world} if how in ("own", "state for a codec") else None
+    recorder = communicate(parallel, codecs.get(how, how), state=state, **options)
     solver = torch.optim.SGD(parallel.parameters(), lr=0.1)
     generator = torch.Generator().manual_seed(rank)
     for _ in range(4):
@@ -56,6 +88,7 @@ def train(how):
         solver.zero_grad()
         nn.functional.cross_entropy(parallel(x), y).backward()
         solver.step()
+    assert state is None or state["calls"] == len(recorder.buckets)
     return torch.cat([p.detach().flatten() for p in model.parameters()]), recorder
 
 
@@ -105,9 +138,22 @@ FAILURES = {
     "decode loses": "HookError: communication hook failed on rank 0 of 2: decode raised ValueError: the bucket has",
     "shapes differ": "HookError: encode must give the same shape and type on every rank, got (837,) torch.float32 on "
     "rank 0, (836,) torch.float32 on rank 1",
+    "codes reduced": "HookError: encode must give floating-point or complex tensors for all_reduce=True, got int8",
+    "reduced fails": "HookError: communication hook failed on rank 1 of 2: encode raised ZeroDivisionError: divided",
+    "own fails": "HookError: hook 'Boom' on rank {rank} of 2 (communication) raised ZeroDivisionError: divided",
+    "own gives no future": "(communication) must return a torch.futures.Future, got Tensor",
+    "own gives too little": "(communication) must give a future of a tensor of 837 values, like its bucket, got 836",
+    "own gives no tensor": "(communication) must give a future of a tensor of 837 values, like its bucket, got str",
+    "own takes one": "(communication) must take (state, bucket), but its signature is (bucket); change it",
+    "number": "HookError: how must be one of allreduce, fp16, bf16, powersgd, a Codec or a hook (state, bucket) -> "
+    "Future, got 3; choose one of these",
+    "state for a codec": "HookError: state is for hooks of the form (state, bucket) -> Future, got one for 'state for",
     "fp32": "HookError: how 'fp32' is unknown; known: allreduce, fp16, bf16, powersgd",
 }
-TOLERANCES = {"identity": 1e-6, "half": 1e-3, "fp16": 1e-3, "bf16": 1e-2, "powersgd": 0.3}
+TOLERANCES = {
+    **{"identity": 1e-6, "half": 1e-3, "reduced": 1e-6, "half reduced": 1e-3},
+    **{"fp16": 1e-3, "bf16": 1e-2, "powersgd": 0.3, "own": 1e-6, "torch's": 0},
+}
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +167,7 @@ def check(said: list[dict[str, Any]], how: str) -> None:
         assert line["error"] <= TOLERANCES[how]
         assert line["sane"]
         assert len(line["sizes"]) > 4  # more than one bucket in four steps
-        scale = {"identity": 1, "half": 2}.get(how)
+        scale = {"identity": 1, "half": 2, "reduced": 1, "half reduced": 2}.get(how)
         assert all(sent == (size // scale if scale else None) for size, sent in line["sizes"])
         assert line["text"].startswith(f"{len(line['sizes'])} buckets, 0.0")
 
@@ -135,8 +181,8 @@ def test_training_equals_the_uncompressed_run(how: str, two_ranks: Said) -> None
 @pytest.mark.parametrize("how", FAILURES)
 def test_an_error_on_one_rank_ends_all_of_them_with_its_message(how: str, two_ranks: Said) -> None:
     assert len(two_ranks[how]) == 2
-    for line in two_ranks[how]:
-        assert FAILURES[how] in line["problem"]
+    for rank, line in enumerate(two_ranks[how]):
+        assert FAILURES[how].replace("{rank}", str(rank)) in line["problem"]
 
 
 def test_four_ranks_agree_and_fail_together(tmp_path: Path) -> None:
