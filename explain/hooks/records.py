@@ -8,7 +8,7 @@ the start of the graph: the pass below it runs like plain inference, and backwar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -80,7 +80,8 @@ class Record:
 class Capture:
     """Records the calls of the named layers while ``group`` is alive; ``records`` has them in the order they happened.
 
-    With ``cut``, the first layer that runs while gradients are off begins the graph; to others, none comes back.
+    ``gradients`` says whether gradients are recorded too, or names the layers that they are recorded for. With ``cut``,
+    the first of these that runs while gradients are off begins the graph; to others, none comes back.
 
     >>> model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(inplace=True))
     >>> with torch.no_grad(), HookGroup(model) as group:
@@ -91,17 +92,20 @@ class Capture:
     torch.Size([1, 2, 2, 2])
     """
 
-    def __init__(self, group: HookGroup, layers: Iterable[str], *, gradients: bool, cut: bool = True) -> None:
+    def __init__(
+        self, group: HookGroup, layers: Iterable[str], *, gradients: bool | Collection[str], cut: bool = True
+    ) -> None:
         self.records: list[Record] = []
         self.misses = False
         """Whether gradients may be missing that come to a layer by an older name of what it overwrote."""
         self._cut = cut
         self.sources: list[torch.Tensor] = []
-        """The graph's side of each record: what to differentiate with respect to, to make the gradients arrive."""
-        self._gradients = gradients
+        """The graph's side of each record with gradients: differentiating with respect to them makes these arrive."""
+        names = list(layers)
+        self._differentiated = frozenset((names if gradients else ()) if isinstance(gradients, bool) else gradients)
         self._paused: list[bool] = []  # shared with hooks in the graph, which must not hold the capture itself
         self._overwriting = Overwriting()
-        for name in layers:
+        for name in names:
             self._overwriting.watch(group, name)
             group.forward(name, self._recorder(name))
 
@@ -121,6 +125,11 @@ class Capture:
         if number is None:
             return calls[-1] if calls else None
         return calls[number] if number < len(calls) else None
+
+    def source_of(self, record: Record) -> torch.Tensor:
+        """The graph's side of a record with gradients."""
+        with_gradients = [each for each in self.records if each.layer in self._differentiated]
+        return self.sources[with_gradients.index(record)]
 
     def backward(
         self, score: torch.Tensor, also: tuple[torch.Tensor, ...] = (), *, retain_graph: bool = False
@@ -157,7 +166,7 @@ class Capture:
                 )
             record = Record(name, call, tensor.detach().clone())
             self.records.append(record)
-            if not self._gradients:
+            if name not in self._differentiated:
                 return None
             if not tensor.is_floating_point():
                 raise LayerError(

@@ -145,6 +145,23 @@ def test_each_call_of_a_layer_has_its_own_record_and_gradient() -> None:
     ]
 
 
+def test_gradients_may_be_recorded_for_some_of_the_layers_which_begin_the_graph(net: TinyNet, x: torch.Tensor) -> None:
+    below: list[bool] = []
+    with torch.no_grad(), HookGroup(net) as group:
+        capture = Capture(group, ["conv1", "layer1", "layer2"], gradients=["layer2"])
+        group.forward("layer1", lambda module, args, output: below.append(output.requires_grad))
+        score = net(x)[:, 1].sum()
+    assert [record.layer for record in capture.records] == ["conv1", "layer1", "layer2"]
+    assert below == [False]
+    capture.backward(score, retain_graph=True)
+    assert [record.gradient is None for record in capture.records] == [True, True, False]
+    gradient = reference(net, x, ["layer2"], 1)["layer2"][1]
+    record = capture.records[-1]
+    torch.testing.assert_close(record.gradient, gradient)
+    direct = torch.autograd.grad(score, capture.source_of(record), retain_graph=True)[0]
+    torch.testing.assert_close(direct, gradient)
+
+
 def test_a_second_backward_gives_the_same_and_a_layer_out_of_reach_gives_none(net: TinyNet, x: torch.Tensor) -> None:
     with torch.no_grad(), HookGroup(net) as group:
         capture = Capture(group, select(net, ["layer1", "layer2"]), gradients=True)
