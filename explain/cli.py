@@ -103,7 +103,7 @@ def _explainer(options: argparse.Namespace) -> Explainer:
     from explain.explainer import Explainer
 
     labels = None if options.labels is None else _read_labels(options.labels)
-    with _blaming(options.model):
+    with _notes(), _blaming(options.model):
         return Explainer(
             options.model, categories=labels, weights=options.weights, size=options.size, device=options.device
         )
@@ -288,7 +288,7 @@ def _targets(given: list[str] | None) -> Any:
 
 
 @contextmanager
-def _notes(path: Path) -> Iterator[None]:
+def _notes(path: Path | None = None) -> Iterator[None]:
     """Print the package's own warnings as notes, and keep those of libraries to themselves."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("ignore")
@@ -297,7 +297,7 @@ def _notes(path: Path) -> Iterator[None]:
             yield
         finally:
             for warning in caught:
-                _tell(f"note: {path}: {warning.message}")
+                _tell(f"note: {'' if path is None else f'{path}: '}{warning.message}")
 
 
 def _tell_left_out(path: Path, explanation: Explanation) -> None:

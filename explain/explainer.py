@@ -16,12 +16,12 @@ from explain import render
 from explain.attribution import Attribution, attribute_targets
 from explain.concepts import Concepts, find_concepts, name_concepts
 from explain.engine import Precision, Progress, check_inputs
-from explain.errors import ImageError, ModelError, TargetError
+from explain.errors import ImageError, ModelError, TargetError, warn
 from explain.explanation import Explanation
 from explain.hooks import Inspection, Where, inspect, unwrapped
 from explain.images import ImageLike, Preprocess, load_image, locate
 from explain.methods import Fusion, MethodLike
-from explain.models import BUNDLED, Classifier, as_classifier, load
+from explain.models import BUNDLED, Classifier, as_classifier, as_preprocess, load
 from explain.targets import TargetLike
 
 
@@ -32,7 +32,9 @@ class Explainer:
         model: any ``nn.Module`` that classifies images, a name ("resnet50", "package.module:factory"), or None for the
             bundled model. A module is put on ``device`` if one is given, and otherwise left alone.
         categories: the labels of the classes, in order; those that come with the model by default.
-        preprocess: ``PIL.Image -> (C, H, W)`` float tensor; the model's own, or the usual one of ImageNet, by default.
+        preprocess: ``PIL.Image -> (C, H, W)`` float tensor, or an image processor of transformers. By default what
+            comes with the model (as an attribute, in timm's or Hugging Face's configuration, or with its name); where
+            nothing is known, a centre crop and ImageNet's values, with a warning.
         weights: a file with a state dict, for a model given by name.
         size: the side of the model's input in pixels, instead of its own.
         device: where to run, as for ``torch.device``.
@@ -57,7 +59,9 @@ class Explainer:
     ) -> None:
         found = _classifier(model, weights, size)
         self.model = found.model if device is None else _on_device(found.model, device)
-        self.preprocess: Preprocess = preprocess or found.preprocess
+        if preprocess is None and found.assumed is not None:
+            warn(found.assumed)
+        self.preprocess: Preprocess = found.preprocess if preprocess is None else as_preprocess(preprocess)
         self.categories = list(categories) if categories is not None else found.categories
         self.name = found.name
         self._classifier = Classifier(

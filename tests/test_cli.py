@@ -283,8 +283,10 @@ def test_an_empty_folder_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[s
 OWN = """
 import torch
 from torch import nn
+from explain.models import CenterCrop
 
 class Net(nn.Module):
+    preprocess = CenterCrop(64)
     def __init__(self, mode="works"):
         super().__init__()
         self.conv, self.fc, self.mode = nn.Conv2d(3, 4, 3), nn.Linear(4, 2), mode

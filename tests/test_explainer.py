@@ -14,9 +14,10 @@ from torch import nn
 
 import explain
 from explain.engine import Evidence, InputGradients
-from explain.errors import ImageError, MethodError, ModelError, OutputError, TargetError
+from explain.errors import ExplainWarning, ImageError, MethodError, ModelError, OutputError, TargetError
 from explain.explanation import percent
 from explain.methods import GradCAM, get_method
+from explain.models import CenterCrop
 from tests.conftest import ROOT, TinyNet, settled, snapshot
 
 CAT = ROOT / "assets" / "chelsea.png"
@@ -119,18 +120,19 @@ def test_figures_sheets_and_notebooks_show_everything(explainer: explain.Explain
 def test_any_module_can_be_explained_with_its_own_labels() -> None:
     net = settled(TinyNet()).train()
     before = snapshot(net)
-    explainer = explain.Explainer(net, categories=["a", "b", "c", "d", "e"], size=40)
+    explainer = explain.Explainer(net, categories=["a", "b", "c", "d", "e"], preprocess=CenterCrop(40))
     explanation = explainer(np.random.default_rng(0).random((30, 50, 3)), METHODS, target="c", layer="layer1")
     assert snapshot(net) == before
     assert explainer.model is net
     assert explainer.preprocess(Image.new("RGB", (9, 9))).shape == (3, 40, 40)
     assert explanation.targets == ["c"]
     assert explanation.source is None
-    assert explain.Explainer(net)(CAT).targets[0].startswith("class ")
+    assert explain.Explainer(net, preprocess=CenterCrop(40))(CAT).targets[0].startswith("class ")
 
 
 def test_a_torchvision_model_with_random_weights_works_out_of_the_box() -> None:
-    explanation = explain.Explainer(torchvision.models.resnet18())(CAT, METHODS)
+    with pytest.warns(ExplainWarning, match="assumed: a centre crop of 224 pixels, ImageNet's mean"):
+        explanation = explain.Explainer(torchvision.models.resnet18())(CAT, METHODS)
     assert explanation.attributions["gradcam"].layer == "layer4"
     assert explanation.overlay("guidedbackprop").size == (451, 300)
 
@@ -141,7 +143,7 @@ def test_a_model_that_is_no_classifier_is_explained_through_a_callable() -> None
     def brightness(output: torch.Tensor) -> torch.Tensor:
         return output.mean((1, 2, 3))
 
-    explanation = explain.Explainer(model)(CAT, "saliency", target=brightness)
+    explanation = explain.Explainer(model, preprocess=CenterCrop(40))(CAT, "saliency", target=brightness)
     assert explanation.targets == ["brightness"]
     assert explanation.predictions == []
     assert explanation.record()["target"] == "brightness"
@@ -151,7 +153,9 @@ def test_a_model_that_is_no_classifier_is_explained_through_a_callable() -> None
 
 def test_an_empty_list_of_predictions_is_not_an_error_in_figures() -> None:
     model = nn.Sequential(nn.Conv2d(3, 2, 3, padding=1), nn.ReLU())
-    explanation = explain.Explainer(model)(CAT, "gradcam", target=lambda output: output.mean((1, 2, 3)), layer="0")
+    explanation = explain.Explainer(model, preprocess=CenterCrop(40))(
+        CAT, "gradcam", target=lambda output: output.mean((1, 2, 3)), layer="0"
+    )
     assert explanation.figure().axes[0].get_title() == "photo"
 
 
@@ -195,7 +199,9 @@ def test_probabilities_are_printed_as_people_read_them(value: float, text: str) 
 
 
 def test_targets_whose_labels_look_alike_as_file_names_all_get_their_files(tmp_path: Path) -> None:
-    explainer = explain.Explainer(settled(TinyNet()), categories=["tabby cat", "tabby-cat", "猫", "犬", "?"], size=32)
+    explainer = explain.Explainer(
+        settled(TinyNet()), categories=["tabby cat", "tabby-cat", "猫", "犬", "?"], preprocess=CenterCrop(32)
+    )
     paths = explainer(CAT, "saliency", top_k=5).save(tmp_path)
     assert len(set(paths)) == 16
     assert all(path.is_file() for path in paths)
@@ -230,11 +236,11 @@ def test_a_method_object_needs_no_registration(tmp_path: Path) -> None:
 
 def test_labels_must_be_as_many_as_classes() -> None:
     with pytest.raises(ModelError, match="a label for each of the model's 5 classes, got 2"):
-        explain.Explainer(settled(TinyNet()), categories=["a", "b"], size=32)(CAT, "saliency")
+        explain.Explainer(settled(TinyNet()), categories=["a", "b"], preprocess=CenterCrop(32))(CAT, "saliency")
 
 
 def test_a_single_logit_has_no_probability() -> None:
-    explanation = explain.Explainer(settled(TinyNet(classes=1)), size=32)(CAT, "saliency")
+    explanation = explain.Explainer(settled(TinyNet(classes=1)), preprocess=CenterCrop(32))(CAT, "saliency")
     assert explanation.predictions == []
     assert explanation.record()["probability"] is None
 

@@ -15,6 +15,7 @@ from PIL import Image
 from torch import nn
 
 import explain
+from explain.models import CenterCrop
 from tests.conftest import ROOT, TinyNet, settled
 from tests.test_callers import count_tensors
 
@@ -131,7 +132,7 @@ def test_a_model_goes_with_its_explainer(photo: Image.Image) -> None:
     def run() -> list[weakref.ref[Any]]:
         layers = [nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)]
         model = settled(nn.Sequential(*layers)).train()
-        explainer = explain.Explainer(model)
+        explainer = explain.Explainer(model, preprocess=CenterCrop(32))
         explainer(photo, "gradcam")
         explain.attribute(model, explainer.preprocess(photo)[None], "cam")
         return [weakref.ref(thing) for thing in (model, model[0], model[0].weight, explainer)]

@@ -3,9 +3,13 @@
 classifier   a model and all that belongs to it
 network      the bundled network
 bundled      its weights
-zoo          torchvision and timm by name
+zoo          torchvision by name
+timm_zoo     timm by name, and what its configurations say
+huggingface  what models of transformers say about themselves
+given        a module that somebody gives: what it says, and what is assumed
 custom       package.module:factory
 weights      state dicts from files, safely
+safetensors  the format of that name
 """
 
 from __future__ import annotations
@@ -14,11 +18,22 @@ from pathlib import Path
 
 from explain.models.bundled import load_bundled
 from explain.models.classifier import CenterCrop, Classifier
-from explain.models.custom import as_classifier, load_custom, with_weights
+from explain.models.custom import load_custom, with_weights
+from explain.models.given import as_classifier, as_preprocess
 from explain.models.network import SmallResNet
-from explain.models.zoo import BUNDLED, TIMM, list_models, load_timm, load_torchvision
+from explain.models.timm_zoo import TIMM, load_timm
+from explain.models.zoo import BUNDLED, list_models, load_torchvision
 
-__all__ = ["BUNDLED", "CenterCrop", "Classifier", "SmallResNet", "as_classifier", "list_models", "load"]
+__all__ = [
+    "BUNDLED",
+    "CenterCrop",
+    "Classifier",
+    "SmallResNet",
+    "as_classifier",
+    "as_preprocess",
+    "list_models",
+    "load",
+]
 
 
 def load(name: str = BUNDLED, weights: str | Path | None = None, size: int | None = None) -> Classifier:

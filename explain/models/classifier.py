@@ -55,7 +55,8 @@ class Classifier:
     """A model, how a photo becomes its input, what its classes are called, and how sharp its probabilities are.
 
     ``temperature`` divides the logits before the softmax, so that the probabilities shown are calibrated; it never
-    changes their order. ``weights`` says which weights the model carries, where that is known.
+    changes their order. ``weights`` says which weights the model carries, where that is known. ``assumed`` says in one
+    line what had to be assumed about the preprocessing, if anything.
     """
 
     model: nn.Module
@@ -64,6 +65,7 @@ class Classifier:
     name: str = "model"
     temperature: float = 1.0
     weights: str | None = None
+    assumed: str | None = None
 
     def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
         """Return calibrated probabilities ``(N, K)`` from logits ``(N, K)``."""

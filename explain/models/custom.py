@@ -10,15 +10,16 @@ from pathlib import Path
 from torch import nn
 
 from explain.errors import ModelError, did_you_mean
-from explain.models.classifier import CenterCrop, Classifier
+from explain.models.classifier import Classifier
+from explain.models.given import as_classifier
 from explain.models.weights import describe_weights, fit_weights, read_weights
 
 
 def load_custom(name: str, weights: str | Path | None = None, size: int | None = None) -> Classifier:
     """Import ``module`` (the current folder counts), call ``factory()``, and load weights into what it returns.
 
-    The factory returns an ``nn.Module``, or a `Classifier` that brings preprocessing and labels along. A module may
-    have these as attributes ``preprocess`` and ``categories``; without, the usual ImageNet preprocessing is taken.
+    The factory returns an ``nn.Module``, or a `Classifier` that brings preprocessing and labels along. What a module
+    says about them itself is taken; see `explain.models.as_classifier`.
 
     Raises:
         ModelError: there is no such module or factory, or it does not give a model. What the factory itself raises
@@ -58,13 +59,3 @@ def with_weights(classifier: Classifier, path: str | Path) -> Classifier:
     """Load a state dict into a classifier's model, and say so in the classifier."""
     fit_weights(classifier.model, read_weights(path), path)
     return replace(classifier, weights=describe_weights(path))
-
-
-def as_classifier(model: nn.Module, *, name: str | None = None, size: int | None = None) -> Classifier:
-    """Wrap a bare module, with its own ``preprocess`` and ``categories`` where it has them."""
-    own = getattr(model, "preprocess", None)
-    if callable(own) and size is not None:
-        raise ModelError("size cannot be changed for a model that brings its own preprocessing; leave it out")
-    preprocess = own if callable(own) else CenterCrop(size or 224)
-    categories = getattr(model, "categories", None)
-    return Classifier(model, preprocess, categories, name or type(model).__name__)

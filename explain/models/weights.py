@@ -14,10 +14,12 @@ import torch
 from torch import nn
 
 from explain.errors import ModelError, did_you_mean, quiet
+from explain.models.safetensors import read_safetensors
 
 
 def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
-    """Read a state dict that was saved with ``torch.save``, alone or under "state_dict", "model" or "model_state_dict".
+    """Read a state dict that was saved with ``torch.save``, alone or under "state_dict", "model" or "model_state_dict",
+    or a file of safetensors, which is known by its name.
 
     Raises:
         ModelError: missing, damaged, or a file that holds more than tensors and would have to run code to load.
@@ -27,7 +29,9 @@ def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
         raise ModelError(f"weights {str(path)!r} must be a file, but there is none; check the path")
     try:
         with quiet():  # of old formats: what cannot be read is refused below
-            content: Any = torch.load(path, weights_only=True, map_location="cpu")
+            content: Any = _read(path)
+    except ModelError:
+        raise
     except pickle.UnpicklingError:
         raise ModelError(
             f"weights {str(path)!r} must hold tensors only, but it is no PyTorch file, or one that would run code; "
@@ -51,6 +55,12 @@ def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
             f"weights {str(path)!r} must hold a state dict of tensors; save model.state_dict() and use that"
         )
     return {str(name).removeprefix("module."): tensor for name, tensor in content.items()}
+
+
+def _read(path: Path) -> Any:
+    if path.suffix.lower() == ".safetensors":
+        return read_safetensors(path)
+    return torch.load(path, weights_only=True, map_location="cpu")
 
 
 def fit_weights(model: nn.Module, state: Mapping[str, torch.Tensor], path: str | Path) -> None:

@@ -1,4 +1,4 @@
-"""Classifiers of torchvision and timm by name, with their own published weights, transforms and labels."""
+"""Classifiers of torchvision by name, with their own published weights, transforms and labels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from explain.models.classifier import CenterCrop, Classifier
 from explain.models.weights import describe_weights, fit_weights, read_weights
 
 BUNDLED = "bundled"
-TIMM = "timm:"
 
 
 def torchvision_models() -> ModuleType:
@@ -27,14 +26,15 @@ def torchvision_models() -> ModuleType:
     """
     try:
         return importlib.import_module("torchvision.models")
-    except _UNUSABLE as error:
-        raise _no_torchvision(error) from None
+    except UNUSABLE as error:
+        raise no_torchvision(error) from None
 
 
-_UNUSABLE = (ImportError, RuntimeError, OSError, AttributeError)  # what a package raises that fits no other's release
+UNUSABLE = (ImportError, RuntimeError, OSError, AttributeError)  # what a package raises that fits no other's release
 
 
-def _no_torchvision(error: Exception) -> ModelError:
+def no_torchvision(error: Exception) -> ModelError:
+    """Return the error that says why torchvision cannot be used."""
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     return ModelError(
         f"torchvision cannot be used with torch {torch.__version__} ({reason}); install a matching pair with "
@@ -67,61 +67,13 @@ def load_torchvision(name: str, weights: str | Path | None = None, size: int | N
             _pretrained(models, name, published).eval(), preprocess, categories, name, 1.0, str(published)
         )
     state = _renamed(read_weights(weights))
-    classes = len([tensor for tensor in state.values() if tensor.ndim][-1])
     # These two rescale the input when they carry published weights; weights tuned from those expect the same.
     extra = {"init_weights": False, "transform_input": True} if name in ("googlenet", "inception_v3") else {}
+    classes = _count_classes(models, name, extra, state) or len(categories)
     model = models.get_model(name, weights=None, num_classes=classes, **extra)
     fit_weights(model, state, weights)
     same = categories if len(categories) == classes else None
     return Classifier(model.eval(), preprocess, same, name, 1.0, describe_weights(weights))
-
-
-def load_timm(name: str, weights: str | Path | None = None, size: int | None = None) -> Classifier:
-    """Load one of timm's classifiers, named like ``timm:convnext_tiny``, with its published weights or those in a file.
-
-    Raises:
-        ModelError: timm is not installed, the name is unknown, or the weights cannot be downloaded.
-    """
-    try:
-        timm = importlib.import_module("timm")
-    except _UNUSABLE as error:
-        if "torchvision" in str(error):  # which timm imports
-            raise _no_torchvision(error) from None
-        raise ModelError(
-            f"model {name!r} needs timm, which cannot be imported ({error}); run pip install 'explain[timm]'"
-        ) from None
-    plain = name.removeprefix(TIMM)
-    if not timm.is_model(plain):
-        raise ModelError(f"model {name!r} is unknown to timm; {did_you_mean(plain, timm.list_models())}")
-    state = None if weights is None else read_weights(weights)
-    options: dict[str, Any] = {}
-    published = timm.get_pretrained_cfg(plain)
-    if state is not None:
-        head = published.classifier[0] if isinstance(published.classifier, tuple) else published.classifier
-        options["num_classes"] = len(state.get(f"{head}.bias", state.get(f"{head}.weight", range(1000))))
-    if size is not None and published.fixed_input_size:
-        options["img_size"] = size
-    try:
-        model: nn.Module = timm.create_model(plain, pretrained=state is None, **options)
-    except (OSError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:100]
-        raise ModelError(
-            f"model {name!r} needs its published weights, and they could not be downloaded ({reason}); go online once, "
-            "give your own with --weights, or use the bundled model"
-        ) from None
-    if state is not None and weights is not None:
-        fit_weights(model, state, weights)
-    given = {} if size is None else {"input_size": (3, size, size)}
-    config = timm.data.resolve_data_config(given, model=model)
-    told = str(published.tag and f"{plain}.{published.tag}") if weights is None else describe_weights(weights)
-    return Classifier(model.eval(), timm.data.create_transform(**config), _labels(timm, model), name, 1.0, told)
-
-
-def _labels(timm: ModuleType, model: nn.Module) -> list[str] | None:
-    """The labels of ImageNet, where the model has as many classes."""
-    info = timm.data.ImageNetInfo()
-    names = [info.index_to_description(i) for i in range(info.num_classes())]
-    return names if getattr(model, "num_classes", None) == len(names) else None
 
 
 def _pretrained(models: ModuleType, name: str, published: Any) -> nn.Module:
@@ -136,6 +88,18 @@ def _pretrained(models: ModuleType, name: str, published: Any) -> nn.Module:
             "online once, copy the file there, give your own with --weights, or use the bundled model"
         ) from None
     return model
+
+
+def _count_classes(models: ModuleType, name: str, extra: dict[str, bool], state: dict[str, torch.Tensor]) -> int | None:
+    """Return how many classes a state dict has, read from the tensors that the number of classes changes; or None."""
+    marker = 9_973  # no torchvision model has a layer of this width by itself
+    try:
+        with torch.device("meta"):  # without memory or initial values
+            model = models.get_model(name, weights=None, num_classes=marker, **extra)
+    except NotImplementedError:  # some builders compute with tensors
+        model = models.get_model(name, weights=None, num_classes=marker, **extra)
+    heads = [key for key, tensor in model.state_dict().items() if tensor.ndim and len(tensor) == marker]
+    return next((len(state[key]) for key in reversed(heads) if key in state and state[key].ndim), None)
 
 
 def _renamed(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -62,7 +62,7 @@ with torch.no_grad():
         parameter.copy_(torch.linspace(0.1, 1, parameter.numel()).reshape(parameter.shape))
 x = torch.linspace(0, 1, 300).reshape(1, 3, 10, 10)
 found["values"] = explain.attribute(model, x, "gradcam", target=1).values.tolist()
-own = explain.Explainer(model)(photo, "saliency")
+own = explain.Explainer(model, preprocess=models.CenterCrop(24))(photo, "saliency")
 bundled = explain.Explainer()(photo, ["gradcam", "guidedbackprop"])
 found["predictions"] = bundled.predictions
 found["files"] = [path.name for path in bundled.save("out") + own.save("own")]

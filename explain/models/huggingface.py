@@ -1,0 +1,142 @@
+"""What a model of transformers brings along: its labels, and the image processor that goes with it."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import nn
+
+from explain.errors import ModelError, quiet
+
+KEPT = ("size", "crop_size", "crop_pct", "image_mean", "image_std", "resample")  # what decides how a photo is seen
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Processed:
+    """An image processor of transformers as a preprocessing: a photo in, ``(C, H, W)`` out."""
+
+    processor: Any
+
+    def __call__(self, image: Image.Image) -> torch.Tensor:
+        found: torch.Tensor = self.processor(images=image.convert("RGB"), return_tensors="pt")["pixel_values"][0]
+        return found
+
+    def __repr__(self) -> str:
+        values = {name: getattr(self.processor, name, None) for name in KEPT}
+        plain = {name: _sides(value) if name.endswith("size") else value for name, value in values.items()}
+        told = ", ".join(f"{name}={value!s}" for name, value in plain.items() if value)
+        return f"{type(self.processor).__name__}({told})"
+
+
+def _sides(value: Any) -> dict[str, int]:
+    """Return a size of an image processor as a plain dictionary of what is set in it."""
+    return {key: side for key, side in dict(value or {}).items() if side is not None}
+
+
+def is_processor(thing: object) -> bool:
+    """Whether something is an image processor of transformers, or a processor that has one."""
+    return callable(getattr(thing, "preprocess", None)) and hasattr(thing, "model_input_names")
+
+
+def as_processed(thing: Any) -> Processed | None:
+    """Return an image processor, or the one in a processor of several kinds, as a preprocessing; None for others."""
+    inner = getattr(thing, "image_processor", thing)
+    return Processed(inner) if is_processor(inner) else None
+
+
+def config_of(model: nn.Module) -> Any:
+    """Return the configuration of a model of transformers, or None."""
+    config = getattr(model, "config", None)
+    return config if isinstance(getattr(config, "model_type", None), str) else None
+
+
+def labels(config: Any) -> list[str] | None:
+    """Return the labels of a configuration in the order of the classes, if they say more than LABEL_0, LABEL_1, ..."""
+    given = getattr(config, "id2label", None)
+    if not isinstance(given, dict) or set(given) != set(range(len(given))):
+        return None
+    names = [str(given[i]) for i in range(len(given))]
+    return None if all(re.fullmatch(r"LABEL_\d+", name) for name in names) else names
+
+
+def preprocessing(model: nn.Module, config: Any, size: int | None) -> tuple[Processed | None, str | None]:
+    """Return the image processor of a model of transformers, and in words what of it is assumed.
+
+    It is the one that comes along with the model, or the one that lies where the model was loaded from, or, assumed,
+    the usual one of the model's family at the size that the configuration names. Nothing is downloaded.
+    """
+    for own in _brought(model, config):
+        return _resized(own, size), None
+    usual = _usual(config)
+    if usual is None:
+        return None, None
+    side = size or _image_size(config)
+    found = usual if side is None else _resized(usual, side)
+    return found, f"the usual image processor of its kind, {found}"
+
+
+def _brought(model: nn.Module, config: Any) -> Iterator[Processed]:
+    for name in ("image_processor", "processor"):
+        own = as_processed(getattr(model, name, None))
+        if own is not None:
+            yield own
+    source = getattr(config, "_name_or_path", None)
+    if source:
+        try:
+            with quiet():
+                auto = importlib.import_module("transformers").AutoImageProcessor
+                yield Processed(auto.from_pretrained(source, local_files_only=True, trust_remote_code=False))
+        except Exception:  # it is not here; a foreign file may be wrong in any way
+            return
+
+
+def _usual(config: Any) -> Processed | None:
+    """Return the image processor that transformers has for the model's family, with its own values."""
+    try:
+        with quiet():
+            auto = importlib.import_module("transformers.models.auto.image_processing_auto")
+            known = auto.IMAGE_PROCESSOR_MAPPING[type(config)]
+            if isinstance(known, dict):
+                known = tuple(known.get(kind) for kind in ("torchvision", "pil"))
+            kinds = known if isinstance(known, tuple) else (known,)
+            return Processed(next(kind for kind in kinds if kind is not None)())
+    except Exception:  # a family without one, or a release of transformers that keeps them elsewhere
+        return None
+
+
+def _image_size(config: Any) -> int | tuple[int, int] | None:
+    """Return the side, or the height and width, of the images that a configuration names."""
+    size = getattr(config, "image_size", None)
+    if isinstance(size, (list, tuple)) and len(size) == 2:
+        return (int(size[0]), int(size[1]))
+    return size if isinstance(size, int) else None
+
+
+def _resized(processed: Processed, size: int | tuple[int, int] | None) -> Processed:
+    """Return an image processor whose images have another size, cut from as large a share of the photo as before."""
+    if size is None:
+        return processed
+    height, width = (size, size) if isinstance(size, int) else size
+    if min(height, width) < 1:
+        raise ModelError(f"size must be at least 1 pixel, got {min(height, width)}")
+    own = processed.processor
+    given, crop = _sides(getattr(own, "size", None)), _sides(getattr(own, "crop_size", None))
+    cut = crop if getattr(own, "do_center_crop", False) else {}
+    if not {"shortest_edge", "height"} & set(given):
+        raise ModelError(
+            f"size cannot be changed for {type(own).__name__}, whose size is {given}; set it there, and pass it as "
+            "preprocess="
+        )
+    share = height / (cut.get("height") or given.get("height") or given["shortest_edge"])
+    values = {"height": height, "width": width, "shortest_edge": height, "longest_edge": max(height, width)}
+    own = type(own).from_dict(own.to_dict())  # a copy: the caller's own stays as it is
+    own.size = {key: max(1, round(v * share)) if cut else values.get(key, v) for key, v in given.items()}
+    if cut:
+        own.crop_size = {"height": height, "width": width}
+    return Processed(own)

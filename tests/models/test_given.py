@@ -1,0 +1,150 @@
+"""What a module says about its own preprocessing and labels is used, and what is assumed is said."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import explain
+from explain.errors import ExplainWarning, ModelError
+from explain.models import CenterCrop, as_classifier, as_preprocess
+from tests.conftest import TinyNet
+
+pytestmark = pytest.mark.filterwarnings("ignore:::timm", "ignore:::transformers")
+
+
+@pytest.fixture
+def photo() -> Image.Image:
+    return Image.fromarray(np.random.default_rng(0).integers(0, 255, (60, 90, 3)).astype(np.uint8))
+
+
+def plain(photo: Image.Image, size: tuple[int, int], mean: list[float], std: list[float], how: Any) -> torch.Tensor:
+    """Resize the whole photo to (width, height) and normalise it."""
+    pixels = torch.from_numpy(np.array(photo.resize(size, how))).permute(2, 0, 1) / 255
+    return (pixels - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
+
+
+CONFIG = {"mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6), "interpolation": "bicubic", "input_size": (3, 32, 32)}
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_model_of_timm_is_seen_as_its_configuration_says(photo: Image.Image, wrapped: bool) -> None:
+    timm = pytest.importorskip("timm", reason="timm is an extra")
+    config = {**CONFIG, "crop_pct": 1.0, "crop_mode": "squash"}
+    model = timm.create_model("test_resnet", num_classes=5, pretrained_cfg_overlay=config)
+    explainer = explain.Explainer(nn.DataParallel(model) if wrapped else model)
+    expected = plain(photo, (32, 32), [0.1, 0.2, 0.3], [0.4, 0.5, 0.6], Image.Resampling.BICUBIC)
+    torch.testing.assert_close(explainer.preprocess(photo), expected)
+    assert explainer.categories is None
+
+
+@pytest.mark.parametrize("mode", ["center", "squash", "border"])
+def test_crop_share_and_mode_of_timm_are_those_of_timm_itself(photo: Image.Image, mode: str) -> None:
+    timm = pytest.importorskip("timm", reason="timm is an extra")
+    model = timm.create_model(
+        "test_resnet", num_classes=5, pretrained_cfg_overlay={**CONFIG, "crop_pct": 0.8, "crop_mode": mode}
+    )
+    theirs = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+    assert torch.equal(explain.Explainer(model).preprocess(photo), theirs(photo))
+    assert explain.Explainer(model, size=48).preprocess(photo).shape == (3, 48, 48)
+    own = explain.Explainer(model, preprocess=CenterCrop(16))
+    assert own.preprocess(photo).shape == (3, 16, 16)
+
+
+def test_labels_of_timm_are_those_of_the_configuration_or_of_imagenet() -> None:
+    timm = pytest.importorskip("timm", reason="timm is an extra")
+    named = {"label_names": ["n1", "n2"], "label_descriptions": {"n1": "goose", "n2": "crane"}}
+    model = timm.create_model("test_resnet", num_classes=2, pretrained_cfg_overlay=named)
+    assert as_classifier(model).categories == ["goose", "crane"]
+    found = as_classifier(timm.create_model("test_resnet"))
+    assert found.categories is not None
+    assert (len(found.categories), found.categories[207]) == (1000, "golden retriever")
+    model.categories = ["a", "b"]
+    assert as_classifier(model).categories == ["a", "b"]
+
+
+def test_a_transformer_of_timm_built_for_another_size_is_given_that_size(photo: Image.Image) -> None:
+    timm = pytest.importorskip("timm", reason="timm is an extra")
+    model = timm.create_model("test_vit", img_size=48, num_classes=3)
+    assert explain.Explainer(model).as_input(photo).shape == (1, 3, 48, 48)
+
+
+def tiny_vit(**options: Any) -> Any:
+    transformers = pytest.importorskip("transformers", reason="transformers is an extra")
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    config = transformers.ViTConfig(**{"image_size": 32, "patch_size": 8, **sizes, **options})
+    return transformers.ViTForImageClassification(config)
+
+
+LABELS = {0: "goose", 1: "crane", 2: "gull"}
+
+
+def test_a_hugging_face_model_brings_labels_and_size_and_says_what_is_assumed(photo: Image.Image) -> None:
+    with pytest.warns(ExplainWarning, match=r"model 'ViTFor.*assumed: the usual image processor .*ViTImageProcessor"):
+        explainer = explain.Explainer(tiny_vit(id2label=LABELS))
+    assert explainer.categories == ["goose", "crane", "gull"]
+    expected = plain(photo, (32, 32), [0.5] * 3, [0.5] * 3, Image.Resampling.BILINEAR)
+    torch.testing.assert_close(explainer.preprocess(photo), expected, atol=0.02, rtol=0)
+    assert explainer(photo, "saliency", target="goose").targets == ["goose"]
+    with pytest.warns(ExplainWarning, match="'height': 16"):
+        assert explain.Explainer(tiny_vit(), size=16).preprocess(photo).shape == (3, 16, 16)
+    assert as_classifier(tiny_vit(id2label={0: "LABEL_0", 1: "LABEL_1"})).categories is None
+
+
+def test_an_image_processor_beside_the_weights_or_on_the_model_is_used(photo: Image.Image, tmp_path: Path) -> None:
+    model = tiny_vit(id2label=LABELS)
+    transformers = pytest.importorskip("transformers", reason="transformers is an extra")
+    processor = transformers.ViTImageProcessor(
+        size={"height": 32, "width": 32}, image_mean=[0.1, 0.2, 0.3], image_std=[0.4, 0.5, 0.6]
+    )
+    expected = plain(photo, (32, 32), [0.1, 0.2, 0.3], [0.4, 0.5, 0.6], Image.Resampling.BILINEAR)
+    model.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    loaded = transformers.ViTForImageClassification.from_pretrained(tmp_path)
+    given = [explain.Explainer(loaded), explain.Explainer(model, preprocess=processor)]
+    model.image_processor = processor
+    for explainer in [*given, explain.Explainer(model)]:
+        torch.testing.assert_close(explainer.preprocess(photo), expected, atol=0.02, rtol=0)
+        assert "ViTImageProcessor(size={'height': 32, 'width': 32}" in str(
+            explainer(photo, "saliency").record()["preprocess"]
+        )
+    assert explain.Explainer(model, size=16).preprocess(photo).shape == (3, 16, 16)
+    assert dict(processor.size)["height"] == 32  # the caller's own is left alone
+
+
+def test_another_size_is_cut_from_as_large_a_share_of_the_photo() -> None:
+    model = tiny_vit()
+    transformers = pytest.importorskip("transformers", reason="transformers is an extra")
+    model.image_processor = transformers.MobileNetV2ImageProcessor(  # a shorter side of 256, of which 224 are cut
+        size={"shortest_edge": 256}, crop_size={"height": 224, "width": 224}
+    )
+    found: Any = as_classifier(model, size=112).preprocess
+    assert dict(found.processor.size) == {"shortest_edge": 128}
+    assert dict(found.processor.crop_size) == {"height": 112, "width": 112}
+
+
+def test_what_is_assumed_is_said_once_and_only_where_it_matters() -> None:
+    net = TinyNet()
+    with pytest.warns(
+        ExplainWarning, match=r"not known for model 'TinyNet'; assumed: .* 40 pixels, ImageNet's"
+    ) as said:
+        explain.Explainer(net, size=40)
+    assert len(said) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        explain.Explainer(net, preprocess=CenterCrop(40))
+        explain.Explainer()
+        net.preprocess = CenterCrop(8)
+        assert explain.Explainer(net).preprocess == CenterCrop(8)
+
+
+def test_a_preprocessing_that_cannot_be_called_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"preprocess must be a function of a PIL image, got int; use a transform"):
+        as_preprocess(3)
