@@ -138,6 +138,19 @@ def raised(error: BaseException) -> str:
     return f"raised {type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"
 
 
+def shown(value: object, width: int = 60) -> str:
+    """Show a value that was given on one short line; of arrays and tensors, the kind and shape.
+
+    >>> shown("0.6"), shown([1] * 100, 12)
+    ("'0.6'", '[1, 1, 1, ...')
+    """
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple) and shape:
+        return f"{type(value).__name__} of shape {tuple(shape)}"
+    words = " ".join(repr(value).split())
+    return words if len(words) <= width else f"{words[: width - 3].rstrip()} ..."
+
+
 def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:
     """Return a clause that suggests the closest of ``known`` names for a misspelt one, or lists the first few.
 

@@ -1,13 +1,31 @@
 """Targets: from a model's output to the one number per image that is explained.
 
     base         what a target is; sums of targets; the tensor to read in an output
-    classes      one score for a whole image: a class, a yes or no, a likeness, any function
+    classes      one score for a whole image: a class, a yes or no, a likeness
+    functions    any function of the output, which may be told whose rows it is given
+    rows         rows taken out of an output; whether scores follow their rows
+    separate     a target of its own for each image; single numbers of an output with several dimensions
     given        what a caller may give for a target: an index, a label, a callable; this rather than that
     places       a class within a region, and a detected box
     objectives   other numbers to differentiate than the score of the target's class
 
 A target is a frozen value with a ``name`` and a ``pick`` that takes the model's output and gives the score ``(N,)`` and
 what was picked: the class indices ``(N,)``, or None for scores that are not a class. Targets add up: ``a - b`` is one.
+
+A single neuron is explained as an output of the network that ends at its layer. A tuple then says which neuron it is,
+here in channel 3 at row 2 and column 1; a function of the features can ask for anything else of them:
+
+>>> import explain, torch
+>>> from explain.hooks import FeatureExtractor
+>>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Conv2d(4, 8, 3), torch.nn.Flatten())
+>>> features = FeatureExtractor(model, "2", graph=True)
+>>> neuron = explain.attribute(features, torch.rand(1, 3, 9, 9), "saliency", target=(3, 2, 1))
+>>> window = neuron.values[..., 2:7, 1:6]  # the pixels that it sees
+>>> neuron.target, bool(window.any()), bool(window.count_nonzero() == neuron.values.count_nonzero())
+('(3, 2, 1)', True, True)
+>>> a_channel = lambda found: found["2"][:, 3].mean((1, 2))
+>>> explain.attribute(features, torch.rand(1, 3, 9, 9), "saliency", target=a_channel).score.shape
+torch.Size([1])
 """
 
 from explain.targets.base import (
@@ -22,10 +40,13 @@ from explain.targets.base import (
     for_rows,
     settle,
 )
-from explain.targets.classes import BinaryLogit, Category, ClassTarget, ScoreTarget, Similarity, TopClass
-from explain.targets.given import Difference, TargetLike, as_target, find_label
+from explain.targets.classes import BinaryLogit, Category, ClassTarget, Similarity, TopClass
+from explain.targets.functions import ScoreTarget
+from explain.targets.given import Difference, TargetLike, as_target, check_categories, find_label
 from explain.targets.objectives import Contrast, Objective, ResidualSoftmax
 from explain.targets.places import Detection, Segmentation
+from explain.targets.rows import must_follow_rows
+from explain.targets.separate import Element, Separate
 
 __all__ = [
     "BinaryLogit",
@@ -34,6 +55,7 @@ __all__ = [
     "Contrast",
     "Detection",
     "Difference",
+    "Element",
     "Labelled",
     "Objective",
     "PerImage",
@@ -41,6 +63,7 @@ __all__ = [
     "ResidualSoftmax",
     "ScoreTarget",
     "Segmentation",
+    "Separate",
     "Settles",
     "Similarity",
     "Sum",
@@ -48,9 +71,11 @@ __all__ = [
     "TargetLike",
     "TopClass",
     "as_target",
+    "check_categories",
     "find_label",
     "find_logits",
     "find_tensor",
     "for_rows",
+    "must_follow_rows",
     "settle",
 ]

@@ -53,6 +53,14 @@ class Labelled(Protocol):
     def labelled(self, categories: Labels) -> Target: ...
 
 
+@runtime_checkable
+class MayIgnoreRows(Protocol):
+    """A target that may hold code of the caller's, which may count on the rows of the unaltered images."""
+
+    @property
+    def may_ignore_rows(self) -> bool: ...
+
+
 def settle(target: Target, output: Any, count: int) -> Target:
     """Return a target whose choices have been made, on the output ``model(images)`` for the images as they are."""
     return target.settled(output, count) if isinstance(target, Settles) else target
@@ -66,6 +74,14 @@ def for_rows(target: Target, images: torch.Tensor) -> Target:
 def label(target: Target, categories: Labels) -> Target:
     """Return a target in which class indices have taken the place of labels."""
     return target.labelled(categories) if isinstance(target, Labelled) else target
+
+
+def may_ignore_rows(target: Target) -> bool:
+    """Whether a target has to prove that its scores follow their rows: a function of the output alone, or one of the
+    caller's own targets that has no ``rows``."""
+    if isinstance(target, MayIgnoreRows):
+        return target.may_ignore_rows
+    return not (type(target).__module__.startswith("explain.") or isinstance(target, PerImage))
 
 
 class Composable:
@@ -107,6 +123,10 @@ class Sum(Composable):
             factor = "" if abs(weight) == 1 else f"{abs(weight):g} × "
             words.append(f"{'−' if weight < 0 else '+'} {factor}{target.name}")
         return " ".join(words).removeprefix("+ ")
+
+    @property
+    def may_ignore_rows(self) -> bool:
+        return any(may_ignore_rows(target) for _, target in self.terms)
 
     def pick(self, output: Any, count: int) -> Picked:
         scores = [weight * target.pick(output, count)[0] for weight, target in self.terms]

@@ -1,8 +1,7 @@
-"""One score for a whole image: a class, a yes or no, a likeness, or any function of the output."""
+"""One score for a whole image: a class, a yes or no, a likeness."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,33 +85,6 @@ class TopClass(Composable):
                 f"ask for at most {scores.shape[1]}"
             )
         return ClassTarget(tuple(scores.topk(self.rank + 1, dim=1).indices[:, self.rank].tolist()))
-
-
-@dataclass(frozen=True)
-class ScoreTarget(Composable):
-    """Any function of the model's output that gives one score per image."""
-
-    function: Callable[[Any], torch.Tensor]
-
-    @property
-    def name(self) -> str:
-        return str(getattr(self.function, "__name__", type(self.function).__name__))
-
-    def pick(self, output: Any, count: int) -> Picked:
-        score = self.function(output)
-        if not isinstance(score, torch.Tensor):
-            raise TargetError(
-                f"target {self.name} must return a tensor of {count} scores, got {type(score).__name__}; pick a "
-                "class as in output[:, 0]"
-            )
-        if score.ndim == 0 and count == 1:
-            score = score[None]
-        if tuple(score.shape) != (count,):
-            raise TargetError(
-                f"target {self.name} must return one score per image, shape ({count},), got {tuple(score.shape)}; pick "
-                "a class as in output[:, 0], and sum over no images"
-            )
-        return score, None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,117 @@
+"""Scores by any function of the output, which may be told whose rows it is given."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from explain.errors import TargetError
+from explain.hooks import first_tensor
+from explain.targets.base import Composable, Picked
+
+
+@dataclass(frozen=True)
+class ScoreTarget(Composable):
+    """Any function of the model's output that gives one score per row.
+
+    Methods that alter images call it on pieces of altered rows. A function that wants something else of each image
+    takes a second argument, ``images`` ``(P,)``: for each row, which of the original images it belongs to, counted from
+    0. A second argument is one without a default, or one called ``images``.
+
+    Args:
+        function: ``output -> (P,)``, or ``output, images -> (P,)``.
+        images: whose rows the output has; None is a row for each image in turn.
+
+    Raises:
+        TargetError: no function, or one that takes neither one argument nor two.
+
+    >>> labels = torch.tensor([2, 0])
+    >>> target = ScoreTarget(lambda output, images: output[torch.arange(len(images)), labels[images]])
+    >>> output = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    >>> target.pick(output, 2)[0], target.rows(torch.tensor([1, 1])).pick(output, 2)[0]
+    (tensor([3., 4.]), tensor([1., 4.]))
+    """
+
+    function: Callable[..., torch.Tensor]
+    images: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise TargetError(
+                f"function must be callable, as output -> (N,), got {self.function!r}; use explain.targets.as_target"
+            )
+        _needed(self.function, self.name)
+
+    @property
+    def name(self) -> str:
+        return str(getattr(self.function, "__name__", type(self.function).__name__))
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether the function is told whose rows it is given."""
+        return _needed(self.function, self.name) is not None
+
+    @property
+    def may_ignore_rows(self) -> bool:
+        return not self.takes_images
+
+    def pick(self, output: Any, count: int) -> Picked:
+        score = self._score(output, count)
+        if not isinstance(score, torch.Tensor):
+            raise TargetError(
+                f"target {self.name} must return a tensor of {count} scores, got {type(score).__name__}; pick a "
+                "class as in output[:, 0]"
+            )
+        if score.ndim == 0 and count == 1:
+            score = score[None]
+        if tuple(score.shape) != (count,):
+            raise TargetError(
+                f"target {self.name} must return one score per image, shape ({count},), got {tuple(score.shape)}; pick "
+                "a class as in output[:, 0], and sum over no images"
+            )
+        return score, None
+
+    def rows(self, images: torch.Tensor) -> ScoreTarget:
+        """The target for altered copies of these rows."""
+        rows = images.tolist()
+        return replace(self, images=tuple(rows if self.images is None else (self.images[row] for row in rows)))
+
+    def _score(self, output: Any, count: int) -> Any:
+        needed = _needed(self.function, self.name)
+        if needed is None:
+            return self.function(output)
+        images = torch.tensor(range(count) if self.images is None else self.images, device=_device(output))
+        return self.function(output, images) if needed == "" else self.function(output, **{needed: images})
+
+
+def _needed(function: Callable[..., Any], name: str) -> str | None:
+    """How a function takes the images of the rows: by this keyword, at the second place (""), or not at all (None)."""
+    try:
+        found = inspect.signature(function.forward if isinstance(function, nn.Module) else function).parameters.values()
+    except (TypeError, ValueError):  # a function of another language may not say what it takes
+        return None
+    if any(each.name == "images" and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY) for each in found):
+        return "images"
+    placed = [each for each in found if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    taken = len(placed) + 2 * any(each.kind == each.VAR_POSITIONAL for each in found)
+    needed = [each for each in found if each.default is each.empty]
+    needed = [each for each in needed if each in placed or each.kind == each.KEYWORD_ONLY]
+    if not taken or len(needed) > 2 or any(each not in placed for each in needed):
+        raise TargetError(
+            f"target {name} must be a function of the output, or of the output and its rows' images, got "
+            f"{inspect.signature(function)}; bind other arguments with functools.partial"
+        )
+    return "" if len(needed) == 2 else None
+
+
+def _device(output: Any) -> torch.device | None:
+    """Where the output is; of a list with a mapping for each image, where the first one is."""
+    found = first_tensor(output)
+    if found is None and isinstance(output, (list, tuple)) and output:
+        found = first_tensor(output[0])
+    return None if found is None else found.device
