@@ -7,6 +7,7 @@ The way through the house, each room importing only from rooms above it:
 
     version         which version this is
     errors          what goes wrong, in one line each
+    nested          tensors in containers of every kind: found, replaced
     hooks/          every hook handle: lifetime, taps, capture, graph, a model left as found
     training/       gradients clipped and watched during training
     distribution/   gradients exchanged between processes, models packed into archives
@@ -58,6 +59,7 @@ _HOME = {
 _ROOMS = {
     *(
         "errors",
+        "nested",
         "hooks",
         "training",
         "distribution",

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
+from explain import nested
 from explain.errors import ExplainError, ImageError
-from explain.hooks import rebuilt
 
 InputsLike: TypeAlias = "torch.Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any] | Inputs"
 Path: TypeAlias = "tuple[int | str, ...]"
@@ -82,7 +81,7 @@ class Inputs:
     @cached_property
     def constants(self) -> tuple[Any, ...]:
         """What is no tensor among the arguments, such as switches."""
-        return tuple(_constants({**dict(enumerate(self.args)), **self.kwargs}))
+        return tuple(nested.constants(self._arguments))
 
     def goes_with_images(self, path: Path) -> bool:
         """Whether a tensor has a row for each image."""
@@ -139,14 +138,18 @@ class Inputs:
                 error.add_note(f"explain: {note}")
             raise
 
+    @property
+    def _arguments(self) -> dict[Any, Any]:
+        return {**dict(enumerate(self.args)), **self.kwargs}
+
     @cached_property
     def _tensors(self) -> dict[Path, torch.Tensor]:
-        return dict(_walk({**dict(enumerate(self.args)), **self.kwargs}, ()))
+        return dict(nested.paths(self._arguments))
 
     def _each(self, change: Callable[[Path, torch.Tensor], torch.Tensor]) -> Inputs:
-        args = tuple(_changed(value, (i,), change) for i, value in enumerate(self.args))
-        kwargs = {key: _changed(value, (key,), change) for key, value in self.kwargs.items()}
-        return replace(self, args=args, kwargs=kwargs, explained=self.path)
+        changed = nested.replace(self._arguments, change)
+        args = tuple(changed.pop(i) for i in range(len(self.args)))
+        return replace(self, args=args, kwargs=changed, explained=self.path)
 
     def _find(self) -> Path:
         wanted = self.explained
@@ -210,53 +213,3 @@ def _as_path(way: int | str | Path) -> Path:
 
 def _is_image(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() and tensor.ndim in (4, 5)
-
-
-def _walk(value: Any, path: Path) -> Iterator[tuple[Path, torch.Tensor]]:
-    if isinstance(value, torch.Tensor):
-        yield path, value
-    for key, inner in _items(value):
-        yield from _walk(inner, (*path, key))
-
-
-def _constants(value: Any) -> Iterator[Any]:
-    if not isinstance(value, (torch.Tensor, Mapping, tuple, list)) and not is_dataclass(value):
-        yield value
-    for key, inner in _items(value):
-        yield key
-        yield from _constants(inner)
-
-
-def _items(value: Any) -> Iterable[tuple[Any, Any]]:
-    if isinstance(value, Mapping):
-        return value.items()
-    if is_dataclass(value):
-        return [(each.name, getattr(value, each.name)) for each in fields(value)]
-    return enumerate(value) if isinstance(value, (tuple, list)) else ()
-
-
-def _changed(value: Any, path: Path, change: Callable[[Path, torch.Tensor], torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return change(path, value)
-    if isinstance(value, Mapping):
-        changed = {key: _changed(inner, (*path, key), change) for key, inner in value.items()}
-        return changed if isinstance(value, dict) else _of_its_kind(value, changed)
-    if is_dataclass(value):
-        made = copy.copy(value)
-        for key, inner in _items(value):
-            object.__setattr__(made, key, _changed(inner, (*path, key), change))
-        return made
-    if isinstance(value, (tuple, list)):
-        return rebuilt(value, [_changed(inner, (*path, i), change) for i, inner in enumerate(value)])
-    return value
-
-
-def _of_its_kind(mapping: Mapping[str, Any], content: dict[str, Any]) -> Mapping[str, Any]:
-    """Put new content into a copy of a mapping that may have attributes, such as those of Hugging Face."""
-    made: Any = copy.copy(mapping)
-    try:
-        for key, value in content.items():
-            made[key] = value
-    except TypeError:  # one that does not change
-        return content
-    return made  # type: ignore[no-any-return]

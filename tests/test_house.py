@@ -21,8 +21,8 @@ from tests.conftest import ROOT
 
 PACKAGE = ROOT / "explain"
 ROOMS = [
-    "version", "errors", "hooks", "training", "distribution", "inputs", "layers", "targets", "engine", "methods",
-    "reasons", "attribution", "concepts", "images", "render", "output", "models", "explanation", "explainer",
+    "version", "errors", "nested", "hooks", "training", "distribution", "inputs", "layers", "targets", "engine",
+    "methods", "reasons", "attribution", "concepts", "images", "render", "output", "models", "explanation", "explainer",
     "arguments", "cli", "__main__",
 ]  # fmt: skip
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
-from explain.hooks.structure import rebuilt
+from explain import nested
 
 FullHook = Callable[[nn.Module, Any, Any], Any]
 PreHook = Callable[[nn.Module, Any], Any]
@@ -98,17 +98,13 @@ class _Call:
 
     def leave(self, output: Any) -> Any:
         lone = isinstance(output, torch.Tensor)
-        values = [output] if lone else list(output.values()) if isinstance(output, dict) else output
-        if not isinstance(values, (tuple, list)):
-            values = []
+        values = [output] if lone else [value for _, value in nested.items(output)]
         passed, self._out = _through(self._at_outputs, values)
         self.outputs = len(values)
         self._settle(values, passed)
         if lone:
             return passed[0]
-        if isinstance(output, dict):
-            return type(output)(zip(output, passed, strict=True))
-        return rebuilt(output, passed) if values else None
+        return nested.with_items(output, passed) if values else None
 
     def _settle(self, values: Sequence[Any], passed: list[Any]) -> None:
         """Let the inputs that the module has overwritten go on from what it made of them; returned, they are it."""

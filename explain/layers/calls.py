@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from types import NoneType
@@ -14,7 +14,8 @@ import torch
 from torch import nn
 from torch.autograd.graph import Node
 
-from explain.hooks import HookGroup, Where, first_tensor, select, untouched, unwrapped
+from explain import nested
+from explain.hooks import HookGroup, Where, select, untouched, unwrapped
 from explain.inputs import Inputs, InputsLike, as_inputs
 from explain.layers.grid import Grid, Grids, Layout, Size, find_grid, layout_of
 
@@ -173,8 +174,8 @@ def _watched(model: nn.Module, inputs: Inputs, note: Note, *, grad: bool = False
     numbers: Counter[str] = Counter()
 
     def take(name: str, module: nn.Module, args: Any, output: Any) -> None:
-        tensor = first_tensor(output)
-        if tensor is not None:
+        path, tensor = nested.find(output) or ((), None)
+        if tensor is not None and len(path) < 2:  # what is deeper down is no output of the module's own
             note((name, numbers[name]), module, output, tensor)
             numbers[name] += 1
 
@@ -251,12 +252,9 @@ def _reaches(node: Node, source: torch.Tensor, known: dict[Node, bool]) -> bool:
 
 
 def tensors_in(output: Any) -> list[torch.Tensor]:
-    """The output, or the tensors right in it."""
-    if isinstance(output, torch.Tensor):
-        return [output]
-    found = output if isinstance(output, (tuple, list, Mapping)) else getattr(output, "__dict__", {})
-    values = found.values() if isinstance(found, Mapping) else found
-    return [value for value in values if isinstance(value, torch.Tensor)]
+    """The output, or the tensors right in it, which may be an object of any class."""
+    found = output if isinstance(output, torch.Tensor) or nested.items(output) else getattr(output, "__dict__", {})
+    return [tensor for path, tensor in nested.paths(found) if len(path) < 2]
 
 
 def grids_of(model: nn.Module, inputs: Inputs) -> Grids:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 
+from explain import nested
 from explain.errors import ModelError, TargetError
 
 Picked: TypeAlias = "tuple[torch.Tensor, torch.Tensor | None]"
@@ -184,15 +185,9 @@ def _tensors(output: Any, names: Sequence[str]) -> list[torch.Tensor]:
     """The tensors in an output: those that go by one of the names, then the others in their order."""
     if isinstance(output, torch.Tensor):
         return [output]
-    if isinstance(output, Mapping):
-        found = [*(output[name] for name in names if name in output), *output.values()]
-    else:
-        found = [getattr(output, name, None) for name in names]
-        if isinstance(output, (tuple, list)):
-            found += output
-        elif is_dataclass(output):
-            found += [getattr(output, field.name) for field in fields(output)]
-    return [value for value in found if isinstance(value, torch.Tensor)]
+    inside = dict(nested.items(output))
+    named = [inside[name] if name in inside else getattr(output, name, None) for name in names]
+    return [value for value in (*named, *inside.values()) if isinstance(value, torch.Tensor)]
 
 
 def described(output: Any) -> str:

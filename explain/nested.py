@@ -1,0 +1,142 @@
+"""What modules take and give: tensors, alone or in containers that may hold containers.
+
+A container is a tuple, a list, a named tuple, a mapping or a dataclass, of any class; so are those of Hugging Face.
+This is the only place that knows how to look into one, and how to make another of its kind.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from explain.errors import HookError
+
+Path: TypeAlias = "tuple[Any, ...]"
+"""The way to a tensor: positions, keys and names of fields, from the outermost container on."""
+
+
+def items(value: Any) -> list[tuple[Any, Any]]:
+    """Return what is right in a container, by position, key or name of a field; nothing of what is no container.
+
+    >>> items({"a": 1}), items((2, 3)), items(4)
+    ([('a', 1)], [(0, 2), (1, 3)], [])
+    """
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if isinstance(value, (tuple, list)):
+        return list(enumerate(value))
+    if _is_data(value):
+        return [(each.name, getattr(value, each.name)) for each in fields(value) if hasattr(value, each.name)]
+    return []
+
+
+def paths(value: Any) -> Iterator[tuple[Path, torch.Tensor]]:
+    """Yield every tensor with the way to it; ``()`` is the way to a value that is a tensor itself.
+
+    >>> [path for path, tensor in paths({"a": torch.ones(1), "b": (0, torch.ones(1))})]
+    [('a',), ('b', 1)]
+    """
+    return ((path, leaf) for path, leaf in _leaves(value, ()) if isinstance(leaf, torch.Tensor))
+
+
+def constants(value: Any) -> Iterator[Any]:
+    """Yield everything that is no tensor and no container: switches, sizes, names, and the keys of containers."""
+    if not (isinstance(value, (torch.Tensor, Mapping, tuple, list)) or _is_data(value)):
+        yield value
+    for key, inner in items(value):
+        yield key
+        yield from constants(inner)
+
+
+def find(value: Any) -> tuple[Path, torch.Tensor] | None:
+    """Return the first tensor with the way to it: of those in the fewest containers, the first; None without any.
+
+    >>> find([(torch.ones(2),), "text", torch.ones(3)])
+    ((2,), tensor([1., 1., 1.]))
+    """
+    return min(paths(value), key=lambda found: len(found[0]), default=None)
+
+
+def replace(value: Any, change: Callable[[Path, torch.Tensor], torch.Tensor]) -> Any:
+    """Return a value with ``change(path, tensor)`` in the place of each tensor; containers are copied, never edited.
+
+    Raises:
+        HookError: a container of a class of its own cannot be made with other contents.
+
+    >>> replace({"a": (torch.ones(1), "text")}, lambda path, tensor: tensor + 1)
+    {'a': (tensor([2.]), 'text')}
+    """
+    return _replaced(value, (), change)
+
+
+def with_items(like: Any, values: Iterable[Any]) -> Any:
+    """Return a container of the kind of ``like``, with these values in the places of its own.
+
+    Raises:
+        HookError: its class cannot be made with other contents.
+
+    >>> with_items({"a": 1, "b": 2}, [3, 4])
+    {'a': 3, 'b': 4}
+    """
+    try:
+        return _with_items(like, list(values))
+    except Exception as error:
+        raise HookError(
+            f"a container of tensors must be one that can be copied with others in it, got {type(like).__name__} "
+            f"({type(error).__name__}: {error}); use a tuple, list, dict or dataclass"
+        ) from error
+
+
+def _leaves(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+    inside = items(value)
+    if not inside:
+        yield path, value
+    for key, inner in inside:
+        yield from _leaves(inner, (*path, key))
+
+
+def _replaced(value: Any, path: Path, change: Callable[[Path, torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return change(path, value)
+    inside = items(value)
+    made = [_replaced(inner, (*path, key), change) for key, inner in inside]
+    kept = all(new is old for new, (_, old) in zip(made, inside, strict=True))
+    # What holds no tensor is handed on as it is, but for lists and dictionaries: who is given one may write into it.
+    return value if kept and type(value) not in (list, dict) else with_items(value, made)
+
+
+def _with_items(like: Any, values: list[Any]) -> Any:
+    if isinstance(like, Mapping):
+        return _mapping(like, dict(zip(like, values, strict=True)))
+    if isinstance(like, (tuple, list)):
+        return type(like)(*values) if hasattr(like, "_fields") else type(like)(values)
+    made = copy.copy(like)
+    for (name, _), value in zip(items(like), values, strict=True):
+        object.__setattr__(made, name, value)  # a frozen one too
+    return made
+
+
+def _mapping(like: Mapping[Any, Any], content: dict[Any, Any]) -> Any:
+    """Put new content into a copy, which keeps what else the mapping has: attributes, a default, an order."""
+    if type(like) is dict:
+        return content
+    before = {key: like[key] for key in content}
+    try:
+        made: Any = copy.copy(like)
+        for key, value in content.items():
+            made[key] = value
+    except TypeError:  # one that does not change
+        return content
+    if any(like[key] is not value for key, value in before.items()):  # the copy writes into the same memory
+        for key, value in before.items():
+            made[key] = value
+        return type(like)(content)  # type: ignore[call-arg]
+    return made
+
+
+def _is_data(value: Any) -> bool:
+    return is_dataclass(value) and not isinstance(value, type)
