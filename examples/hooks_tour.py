@@ -19,7 +19,7 @@ from contextlib import suppress
 import torch
 from torch import nn
 
-from explain import hooks
+from explain import attribute, hooks
 from explain.errors import HookError
 from explain.hooks import HookGroup
 
@@ -89,6 +89,26 @@ class Cube(nn.Module):
         return (2 * x).pow(3) * 5
 
 
+class Product(nn.Module):
+    """Multiplies two inputs."""
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return a * b
+
+
+class TwoRectifiers(nn.Module):
+    """A ReLU that is a module, and one that is a call of a function unless ``hidden`` is False."""
+
+    def __init__(self, hidden: bool = True) -> None:
+        super().__init__()
+        self.relu, self.last = nn.ReLU(), torch.relu if hidden else nn.ReLU()
+        self.weight = torch.tensor([[1.0, 3.0], [1.0, -1.0]])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        z = self.last(self.relu(x) @ self.weight)
+        return z[:, 0] - z[:, 1]
+
+
 # Tensors
 
 
@@ -117,6 +137,28 @@ def tensor() -> None:
             (w * z).backward()
         show(f"{label}: gradients of x, y, w", *gradients(x, y, w))
     show("z's gradient, seen by a hook without retain_grad", *seen)
+
+
+@section
+def retain_grad() -> None:
+    """t.retain_grad() keeps an intermediate gradient in t.grad; a hook sees it pass, and keeps nothing by itself.
+
+    A hook sees what came before its turn; t.grad is what left after the last hook. Over several passes t.grad adds up.
+    """
+    x, y, w = number(2.0), number(3.0), number(4.0)
+    z = x + y
+    z.retain_grad()
+    seen: list[torch.Tensor] = []
+    with HookGroup() as group:
+        group.tensor(z, lambda gradient: seen.append(gradient))
+        group.tensor(z, lambda gradient: 2 * gradient)
+        group.tensor(z, lambda gradient: seen.append(gradient))
+        o = w * z
+        o.backward(retain_graph=True)
+        show("z = x + y; o = w * z, w = 4: hooks before and after one that doubles", *seen)
+        show("z.grad, although retain_grad came first", z.grad)
+        o.backward()
+        show("z.grad after a second pass; what the hooks saw in it", z.grad, *seen[2:])
 
 
 @section
@@ -246,6 +288,43 @@ def module() -> None:
 
 
 @section
+def two_inputs() -> None:
+    """A hook before a module of two inputs receives both in one tuple, and returns both in one tuple.
+
+    One value alone takes the place of the whole tuple, and the module misses its second input.
+    """
+    a, b = number(3.0), number(4.0)
+    show("a, b; forward(a, b) = a * b", a, b)
+    model = Product()
+    with HookGroup(model) as group:
+        group.forward_pre("", lambda m, args: show("before: inputs", *args))
+        group.forward_pre("", lambda m, args: (2 * args[0], args[1] + 1))
+        group.forward(
+            "", lambda m, args, output: show("a hook made them (2 * a, b + 1): inputs, output", *args, output)
+        )
+        group.backward("", lambda m, gi, go: show("gradients of both inputs, as the module got them", *gi))
+        model(a, b).backward()
+    show("gradients of a and b", *gradients(a, b))
+    with HookGroup(model) as group:
+        group.forward_pre("", lambda m, args: 2 * args[0])
+        try:
+            model(a, b)
+        except TypeError as error:
+            show("a hook that returns 2 * a alone", str(error).partition(" ")[2])
+
+
+@section
+def shapes() -> None:
+    """A shape inspector: one forward hook on every layer; and hooks.inspect, which makes a table of what it finds."""
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 3))
+    x = torch.ones(1, 1, 6, 6)
+    with HookGroup(model) as group:
+        group.forward("*", lambda m, args, out: show(f"{type(m).__name__}: input, output", args[0].shape, out.shape))
+        model(x)
+    print(textwrap.indent(str(hooks.inspect(model, x)), "    "))
+
+
+@section
 def always() -> None:
     """A forward hook with always=True is called even if the module raised; its output is None then."""
     model = linear_network()
@@ -347,6 +426,26 @@ def convolution() -> None:
 
 
 @section
+def triple() -> None:
+    """A convolution's Node has three gradients: of its input, its weight and its bias. Its module's hook has the first.
+
+    The deprecated module hook showed all three; a hook on the Node is the way to them that remains.
+    """
+    model = nn.Conv2d(1, 1, 2)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+        model.bias.zero_()
+    x = torch.ones(1, 1, 3, 3, requires_grad=True)
+    with HookGroup(model) as group:
+        group.backward("", lambda m, gi, go: show("module: grad_input", *(gradient[0] for gradient in gi)))
+        model(x).sum().backward()
+    y = model(x)
+    with HookGroup() as group:
+        group.node(y.grad_fn, lambda gi, go: show("Node: gradients of input, weight, bias", gi[0][0], gi[1][0], gi[2]))
+        y.sum().backward()
+
+
+@section
 def every() -> None:
     """group.every_forward_pre, every_forward and every_backward call for whatever runs, of this model and no other."""
     model, other = linear_network(), linear_network()
@@ -385,6 +484,62 @@ def node() -> None:
         group.node(relu, lambda gi, go: (gi[0] + 1,))
         y.sum().backward()
     show("x's gradient, after a hook that added 1", x.grad)
+
+
+@section
+def guided() -> None:
+    """Guided back-propagation lets only positive gradients past a rectifier.
+
+    It is usually told as a full-backward hook on every nn.ReLU that returns the clamped grad_input. Such a hook misses
+    rectifiers that are calls of functions, as DenseNet's last one is; a hook on the Nodes meets them all.
+    """
+    x = torch.tensor([[1.0, 2.0]], requires_grad=True)
+    show("x; z = relu(relu(x) @ ((1, 3), (1, -1))); y = z[0] - z[1]", x)
+    show("gradient of y", torch.autograd.grad(TwoRectifiers()(x), x)[0])
+    for label, model in {
+        "the second relu is a function": TwoRectifiers(),
+        "both are modules": TwoRectifiers(hidden=False),
+    }.items():
+        show(f"{label}: hooks on modules, on Nodes", by_modules(model, x), by_nodes(model, x))
+
+    from torchvision.models.densenet import DenseNet
+
+    torch.manual_seed(0)
+    dense = DenseNet(growth_rate=4, block_config=(1, 1), num_init_features=4, bn_size=1, num_classes=2).eval()
+    x = torch.rand(1, 3, 32, 32, requires_grad=True)
+    rectifiers = [node for node in hooks.graph(dense(x)) if node.name() == "ReluBackward0"]
+    modules = [module for module in dense.modules() if isinstance(module, nn.ReLU)]
+    show("a small DenseNet: ReLU modules, ReLU Nodes", len(modules), len(rectifiers))
+    right = by_nodes(dense, x)
+    show("modules and Nodes agree", close(by_modules(dense, x), right))
+    show("modules and the first Node behind the output agree", close(by_modules(dense, x, missed=1), right))
+    ours = attribute(dense, x.detach(), "guidedbackprop", target=0).values
+    show("explain.attribute and Nodes agree", close(ours, right))
+
+
+def by_modules(model: nn.Module, x: torch.Tensor, missed: int = 0) -> torch.Tensor:
+    """Guided gradients by hooks on modules, and on so many of the Nodes nearest to the output."""
+    with HookGroup(model) as group:
+        group.backward(nn.ReLU, lambda m, grad_input, grad_output: (grad_input[0].clamp(min=0),))
+        score = model(x)[:1].flatten()[0]
+        rectifiers = [node for node in hooks.graph(score) if node.name() == "ReluBackward0"]
+        for node in rectifiers[:missed]:
+            group.node(node, lambda grad_inputs, grad_outputs: (grad_inputs[0].clamp(min=0),))
+        return torch.autograd.grad(score, x)[0]
+
+
+def by_nodes(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Guided gradients by hooks on all ReLU Nodes."""
+    score = model(x)[:1].flatten()[0]
+    with HookGroup() as group:
+        for node in hooks.graph(score):
+            if node.name() == "ReluBackward0":
+                group.node(node, lambda grad_inputs, grad_outputs: (grad_inputs[0].clamp(min=0),))
+        return torch.autograd.grad(score, x)[0]
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    return bool((found - expected).abs().max() <= 1e-5 * expected.abs().max())
 
 
 @section

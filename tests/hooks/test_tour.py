@@ -28,6 +28,11 @@ FIGURES = {
         "the hook only rebinds its argument: gradients of x, y, w 4, 4, 5",
         "z's gradient, seen by a hook without retain_grad 4",
     ],
+    "retain_grad": [
+        "before and after one that doubles 4, 8",
+        "z.grad, although retain_grad came first 8",
+        "after a second pass; what the hooks saw in it 16, 4, 8",
+    ],
     "order": [
         "d, c, a, b when c's hook stays 112, 10, 30, 20",
         "d, c, a, b when c's hook is removed before backward 112, 8, 24, 16",
@@ -42,6 +47,18 @@ FIGURES = {
     ],
     "tensors": ["all gradients 5, 7", "the first of them to arrive 7"],
     "module": ["(7, -13, 27, -29)", "after ReLU(inplace=True) (7, 0, 27, 0)", "(89)", "hooks left on the model 0"],
+    "two_inputs": [
+        "before: inputs 3, 4 a hook made them (2 * a, b + 1): inputs, output 6, 5, 30",
+        "gradients of both inputs, as the module got them 5, 6 gradients of a and b 10, 6",
+        "missing 1 required positional argument: 'b'",
+    ],
+    "shapes": [
+        "Conv2d: input, output (1, 1, 6, 6), (1, 2, 4, 4) MaxPool2d: input, output (1, 2, 4, 4), (1, 2, 2, 2) "
+        "Flatten: input, output (1, 2, 2, 2), (1, 8) Linear: input, output (1, 8), (1, 3)",
+        "model Sequential 1 x 3 47",
+        "0 Conv2d 1 x 2 x 4 x 4 20",
+        "3 Linear 1 x 3 27",
+    ],
     "always": ["input of shape, output (1, 5), None"],
     "backward": [
         "Linear: grad_output -> grad_input (1), (1, 2, 3, 4) "
@@ -57,9 +74,20 @@ FIGURES = {
         "This hook will be missing some grad_input",
     ],
     "convolution": ["feature maps ((9, 9), (9, 9)), ((18, 18), (18, 18))", "feature maps (9), (18)"],
+    "triple": [
+        "module: grad_input ((1, 3, 2), (4, 10, 6), (3, 7, 4))",
+        "input, weight, bias ((1, 3, 2), (4, 10, 6), (3, 7, 4)), ((4, 4), (4, 4)), (4)",
+    ],
     "every": ["fired for another model 0", "back through ReLU, back through Linear"],
     "graph": ["AddmmBackward0, TBackward0, AccumulateGrad, ReluBackward0"],
     "node": ["10 times that (10, 10)", "added 1 (22, 2)"],
+    "guided": [
+        "gradient of y (-2, 2)",
+        "the second relu is a function: hooks on modules, on Nodes (0, 2), (1, 1)",
+        "both are modules: hooks on modules, on Nodes (1, 1), (1, 1)",
+        "a small DenseNet: ReLU modules, ReLU Nodes 6, 7 modules and Nodes agree False "
+        "modules and the first Node behind the output agree True explain.attribute and Nodes agree True",
+    ],
     "accumulator": ["torch::autograd::AccumulateGrad, True", "before accumulation 7", "p.grad 7"],
     "after_backward": ["y, x, end of the pass"],
     "saved_tensors": ["8000, 4000"],
