@@ -52,6 +52,8 @@ def fuzz_files(count: int, seed: int, keep: Path) -> bool:
     print(f"memory: {summary.peak / 1e6:.0f} MB at most, {summary.growth / 1e6:.0f} MB more at the end than before")
     for failure in summary.failures:
         print(f"FAILED {failure}")
+    if summary.failures:
+        print(f"the files that failed were written to {keep}")
     return not summary.failures
 
 

@@ -21,6 +21,7 @@ from torch import nn
 from torchvision.ops import batched_nms
 
 import explain
+from explain.errors import ExplainError
 from explain.images import Box
 from explain.models import CenterCrop, Classifier, load_bundled
 from explain.render import sheet
@@ -163,13 +164,18 @@ def detection(bundled: Classifier, photo: Image.Image, method: str, layer: str, 
 
 
 def main(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
     bundled = load_bundled()
     photo = side_by_side(*(Image.open(ASSETS / name) for name in ("coffee.png", "chelsea.png")))
-    folder.mkdir(parents=True, exist_ok=True)
     drawn = segmentation(bundled, photo, ["espresso", "Egyptian cat"], "layercam", "trunk.layer2")
     drawn.save(folder / "segmentation.jpg", quality=88)
+    print(f"regions and what speaks for them written to {folder / 'segmentation.jpg'}")
     detection(bundled, photo, "layercam", "trunk.layer2").save(folder / "detection.jpg", quality=88)
+    print(f"boxes and what speaks for them written to {folder / 'detection.jpg'}")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else ASSETS / "gallery")
+    try:
+        main(Path(sys.argv[1]) if len(sys.argv) > 1 else ASSETS / "gallery")
+    except (ExplainError, OSError) as error:
+        sys.exit(f"targets.py: {error}")

@@ -12,16 +12,19 @@ each run. It is made before the clipper, so what it sees is not yet clipped. The
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import OrderedDict
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 from torch import nn
@@ -169,6 +172,8 @@ def report(run: Run, classes: int) -> None:
     for verdict in sorted(set(verdicts.values())):
         names = [name for name in verdicts if verdicts[name] == verdict]
         print(f"    {verdict}: {', '.join(names) if len(names) < len(verdicts) else 'all weights'}")
+    if not run.flow.steps:
+        return
     last = run.flow.steps[-1]
     print(f"    zero in the last step: {sum(flow.rms == 0 for flow in last.values())} of {len(last)} gradients")
     if run.clipped:
@@ -182,16 +187,16 @@ def draw(runs: dict[str, list[Run]]) -> Figure:
         part.suptitle(title, fontweight="bold")
         by_layer, by_step, loss = part.subplots(1, 3)
         for run, tone in zip(pair, TONES, strict=True):
-            by_layer.plot(LAYERS, [np.mean(run.sizes(layer)) for layer in LAYERS], "o-", color=tone, markersize=4)
+            if run.flow.steps:
+                by_layer.plot(LAYERS, [np.mean(run.sizes(layer)) for layer in LAYERS], "o-", color=tone, markersize=4)
             over_time(by_step, run, tone)
-            smooth = np.convolve(run.losses, np.ones(SPAN) / SPAN, "valid")
             label = f"{run.variant.title} ({run.accuracy:.0%} of held-out images right)"
-            loss.plot(range(SPAN, SPAN + len(smooth)), smooth, color=tone, label=label)
+            loss.plot(range(1, 1 + len(run.losses)), smoothed(run.losses), color=tone, label=label)
         by_layer.set(yscale="log", title="gradient of each layer, mean of all steps")
         by_layer.set_ylabel("root mean square", fontsize=9)
         by_layer.tick_params("x", rotation=60)
         by_step.set(yscale="log", title="gradient of the first layer, before clipping if any", xlabel="step")
-        loss.set(title=f"training loss, mean of {SPAN} steps", xlabel="step")
+        loss.set(title=f"training loss, mean of the last {SPAN} steps or fewer", xlabel="step")
         for axes in (by_layer, by_step, loss):
             axes.title.set_fontsize(10)
             axes.tick_params(labelsize=8)
@@ -201,24 +206,46 @@ def draw(runs: dict[str, list[Run]]) -> Figure:
     return figure
 
 
+def smoothed(losses: list[float]) -> list[float]:
+    """Return, for each step, the mean of the last `SPAN` losses, or of all where there have been fewer."""
+    return [float(np.mean(losses[max(0, end - SPAN) : end])) for end in range(1, 1 + len(losses))]
+
+
 def over_time(axes: Axes, run: Run, tone: str) -> None:
     sizes = np.array(run.sizes(LAYERS[0]))
-    axes.plot(np.where(sizes > 0, sizes, np.nan), color=tone, linewidth=0.8)
+    axes.plot(range(1, 1 + len(sizes)), np.where(sizes > 0, sizes, np.nan), color=tone, linewidth=0.8)
     alive = np.flatnonzero(sizes)
     if len(alive) and alive[-1] < len(sizes) - 1:
-        end = alive[-1], sizes[alive[-1]]
-        note = f"zero from\nstep {end[0] + 2} on"
+        end = alive[-1] + 1, sizes[alive[-1]]
+        note = f"zero from\nstep {end[0] + 1} on"
         axes.annotate(note, end, (10, -20), textcoords="offset points", color=tone, fontsize=8)
 
 
-def main() -> None:
+def counted(text: str, least: int = 1) -> int:
+    """Read a whole number of at least one, as argparse wants it."""
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, got {text!r}")
+    return int(text)
+
+
+def writable(text: str) -> Path:
+    """Read the place of the figure, and refuse it now rather than after all the training."""
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"must be in a folder that exists, got {text!r}; create the folder first")
+    if path.suffix.removeprefix(".").lower() not in (known := FigureCanvasAgg.get_supported_filetypes()):
+        raise argparse.ArgumentTypeError(f"must end in one of {', '.join(sorted(known))}, got {text!r}")
+    return path
+
+
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?", help="labelled images; without it, crops of the photos here")
-    parser.add_argument("--output", type=Path, default=Path("gradient_flow.png"), help="where to write the figure")
-    parser.add_argument("--classes", type=int, default=10, help="how many classes of the folder to learn")
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--output", type=writable, default="gradient_flow.png", help="where to write the figure")
+    parser.add_argument("--classes", type=partial(counted, least=2), default=10, help="how many classes to learn")
+    parser.add_argument("--steps", type=counted, default=300)
     parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     data, held_out = from_folder(options.folder, options.classes) if options.folder else from_photos()
     classes = int(data.labels.max()) + 1
     print(f"{len(data.labels)} images to learn from, {len(held_out.labels)} held out, {classes} classes")
@@ -230,8 +257,11 @@ def main() -> None:
             report(run, classes)
             runs.setdefault(title, []).append(run)
     draw(runs).savefig(options.output)
-    print(f"\n{options.output}")
+    print(f"\nfigure of the gradients and losses written to {options.output}")
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except OSError as error:  # a folder, an image or the figure
+        sys.exit(f"training.py: {error}")

@@ -1,0 +1,132 @@
+"""The scripts in examples/ do what they say, say where they wrote what, and fail in one line."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from tests.conftest import ROOT
+from tests.hooks.test_tour import example
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def test_no_example_has_the_name_of_a_module_that_others_import() -> None:
+    """The folder of a script comes first on the path: packaging.py beside training.py would break Matplotlib."""
+    names = {path.stem for path in EXAMPLES}
+    assert not names & (set(sys.stdlib_module_names) | {name.partition(".")[0] for name in sys.modules})
+
+
+@pytest.fixture
+def training(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The training example, with a network of three layers and small batches."""
+    module = example("training")
+    monkeypatch.setattr(module, "DEPTH", 2)
+    monkeypatch.setattr(module, "BATCH", 8)
+    monkeypatch.setattr(module, "LAYERS", ["conv1", "conv2", "fc"])
+    photos = module.from_photos
+    monkeypatch.setattr(module, "from_photos", lambda: photos(per_photo=20))
+    return module
+
+
+def test_a_short_training_draws_each_loss_at_its_step(
+    training: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = {}
+    draw = training.draw
+    monkeypatch.setattr(training, "draw", lambda runs: drawn.setdefault("figure", draw(drawn.setdefault("runs", runs))))
+    training.main(["--steps", "5", "--output", str(tmp_path / "a.png")])
+    assert capsys.readouterr().out.endswith(f"written to {tmp_path / 'a.png'}\n")
+    assert (tmp_path / "a.png").stat().st_size > 1000
+    runs = [run for pair in drawn["runs"].values() for run in pair]
+    panels = [axes for part in drawn["figure"].subfigs for axes in part.axes]
+    lines = [line for axes in panels if axes.get_title().startswith("training loss") for line in axes.lines]
+    assert len(lines) == len(runs) == 4
+    for run, line in zip(runs, lines, strict=True):
+        assert len(run.losses) == 5
+        steps, means = line.get_data()
+        assert list(steps) == [1, 2, 3, 4, 5]
+        np.testing.assert_allclose(means, np.cumsum(run.losses) / np.arange(1, 6))
+    for axes in panels:
+        if axes.get_title().startswith("gradient of the first layer"):
+            assert all(list(line.get_xdata()) == [1, 2, 3, 4, 5] for line in axes.lines)
+
+
+def test_a_long_training_draws_the_mean_of_the_last_steps(training: ModuleType) -> None:
+    losses = [float(i * i % 7) for i in range(50)]
+    found = training.smoothed(losses)
+    assert len(found) == 50
+    assert found[49] == pytest.approx(sum(losses[30:]) / 20)
+    assert found[19] == pytest.approx(sum(losses[:20]) / 20)
+    assert found[:2] == [0.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--steps", "0"], "--steps: must be a whole number of at least 1, got '0'"),
+        (["--classes", "1"], "--classes: must be a whole number of at least 2, got '1'"),
+        (["--output", "nowhere/a.png"], "--output: must be in a folder that exists, got 'nowhere/a.png'; create"),
+        (["--output", "a.xyz"], r"--output: must end in one of .*, png, .* got 'a.xyz'"),
+    ],
+)
+def test_training_refuses_at_once(
+    training: ModuleType, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        training.main(arguments)
+    assert re.search(message, capsys.readouterr().err.splitlines()[-1])
+
+
+def run(name: str, *arguments: str) -> None:
+    """Run a script as its user does, but in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [name, *arguments])
+        runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder; what is started in it finds the package."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", os.environ.get("GLOO_SOCKET_IFNAME", "lo"))
+    return tmp_path
+
+
+def test_two_processes_learn_the_same_in_every_way(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run("distributed.py", "--steps", "2")
+    out = capfd.readouterr().out
+    changes = dict(re.findall(r"^(\S.*?) {2,}.* (\S+)$", out, re.MULTILINE))
+    for name, most in {"allreduce": 0, "hook (state, bucket)": 1e-6, "codec: halves, all-reduced": 1e-3}.items():
+        assert float(changes[name]) <= most
+    assert "communication hook failed on rank 1 of 2: encode raised ValueError: this process" in out
+    assert list(folder.iterdir()) == []
+
+
+def test_a_packaged_model_is_explained_in_another_process(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run("packaged_model.py")
+    out = capfd.readouterr().out
+    assert "my_network goes in" in out
+    assert "my_statistics is mocked" in out
+    assert "Calibrated out of the archive: chelsea.png is " in out
+    assert {Path(folder, name) for name in re.findall(r"written to (\S+)", out)} == set(folder.iterdir())
+    with pytest.raises(SystemExit, match=r"^packaged_model.py: path 'packaged.pt' exists already; choose another"):
+        run("packaged_model.py")
+
+
+@pytest.mark.parametrize("name", ["gallery.py", "targets.py", "training.py", "packaged_model.py"])
+def test_an_example_fails_in_one_line(name: str, folder: Path) -> None:
+    (folder / "file").write_text("")
+    arguments = ["--open", "file/other"] if name == "packaged_model.py" else ["file/folder"]
+    with pytest.raises(SystemExit) as raised:
+        run(name, *arguments)
+    assert re.fullmatch(rf"{name}: .*'?{arguments[-1]}'?.*", str(raised.value))
