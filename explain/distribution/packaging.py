@@ -6,6 +6,7 @@ The report is written by the hooks of ``torch.package``, which tell what became 
 from __future__ import annotations
 
 import os
+import secrets
 import zipfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -93,12 +94,12 @@ def export_package(
     _check_model(model)
     labels = _labels(categories)
     callbacks = {"mock": on_mock, "extern": on_extern, "intern": on_intern}
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    part = target.with_name(f".explain-{secrets.token_hex(8)}.part")  # which nobody can guess
     try:
-        with part.open("wb") as file:
+        with part.open("xb") as file:  # and which nothing had before: no link is followed
             write(file, model, labels, {"mock": mock, "extern": extern, "intern": intern}, callbacks)
         report = _reread(part)
-        os.replace(part, target)
+        _place(part, target, overwrite)
     except OSError as error:
         reason = error.strerror or error
         raise OutputError(f"path {str(path)!r} cannot be written: {reason}; choose another place") from None
@@ -191,8 +192,26 @@ def _target(path: str | os.PathLike[str], overwrite: bool) -> Path:
     if os.path.isdir(target):
         raise OutputError(f"path must be a file, but {str(path)!r} is a folder; add the name of the file")
     if os.path.lexists(target) and not overwrite:
-        raise OutputError(f"path {str(path)!r} exists already; choose another, or pass overwrite=True")
+        raise _taken(target)
     return target
+
+
+def _taken(target: Path) -> OutputError:
+    return OutputError(f"path {str(target)!r} exists already; choose another, or pass overwrite=True")
+
+
+def _place(part: Path, target: Path, overwrite: bool) -> None:
+    """Give the whole file its name; without leave to overwrite, only if nobody has taken that name meanwhile."""
+    if not overwrite:
+        try:
+            os.link(part, target)  # a second name, since this never replaces another file
+            return
+        except FileExistsError:
+            raise _taken(target) from None
+        except OSError:  # a file system without second names
+            if os.path.lexists(target):
+                raise _taken(target) from None
+    os.replace(part, target)
 
 
 # What comes out

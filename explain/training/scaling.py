@@ -14,7 +14,7 @@ class Scaler(Protocol):
 
 
 def checked(scaler: Scaler | None) -> Scaler | None:
-    """Refuse what is not a scaler.
+    """Return the scaler, or None where it is switched off; refuse what is not a scaler.
 
     Raises:
         HookError: it has no ``get_scale``.
@@ -23,7 +23,7 @@ def checked(scaler: Scaler | None) -> Scaler | None:
         raise HookError(
             f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}; pass the one that scales the loss"
         )
-    return scaler
+    return scaler if getattr(scaler, "is_enabled", lambda: True)() else None
 
 
 def factor(scaler: Scaler | None) -> float:

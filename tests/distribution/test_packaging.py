@@ -379,6 +379,36 @@ def test_a_file_needs_a_free_place(out: Path) -> None:
     assert list(out.iterdir()) == [out / "a.pt"]
 
 
+def test_a_name_that_is_taken_during_the_export_stays_with_its_owner(out: Path) -> None:
+    def taken(exporter: Any, name: str) -> None:
+        (out / "a.pt").write_bytes(b"mine")
+
+    with pytest.raises(OutputError, match=r"'.*a\.pt' exists already; choose another"):
+        export_package(nn.ReLU(), out / "a.pt", on_extern=taken)
+    assert [path.read_bytes() for path in out.iterdir()] == [b"mine"]
+    assert export_package(nn.ReLU(), out / "a.pt", on_extern=taken, overwrite=True).interned == ()
+    assert import_package(out / "a.pt").model(torch.tensor(-1.0)) == 0
+
+
+def test_a_link_in_the_place_of_the_temporary_file_is_not_followed(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packaging.secrets, "token_hex", lambda size: "guessed")
+    (out / "victim").write_bytes(b"precious")
+    (out / ".explain-guessed.part").symlink_to(out / "victim")
+    with pytest.raises(OutputError, match=r"'.*a\.pt' cannot be written: File exists"):
+        export_package(nn.ReLU(), out / "a.pt")
+    assert (out / "victim").read_bytes() == b"precious"
+    assert not (out / "a.pt").exists()
+
+
+def test_a_file_system_without_second_names_will_do(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*paths: Path) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(packaging.os, "link", refuses)
+    export_package(nn.ReLU(), out / "a.pt")
+    assert list(out.iterdir()) == [out / "a.pt"]
+
+
 def damaged(data: bytes, path: Path) -> None:
     at = data.find(b"/.data/0.storage") + 100
     path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])

@@ -110,8 +110,15 @@ def test_a_scaler_still_sees_infinite_gradients_and_skips_the_step(limit: dict[s
     assert (clipper.clipped, clipper.nonfinite) == ({}, {"weight": 1})
 
 
+def test_a_scaler_that_is_switched_off_counts_for_nothing() -> None:
+    model = Weight(2)
+    with GradientClipper(model, value=0.5, scaler=torch.amp.GradScaler("cpu", enabled=False)):
+        model(torch.tensor([inf, 0.1])).backward()
+    assert model.weight.grad.tolist() == pytest.approx([0.5, 0.1])
+
+
 @pytest.mark.parametrize("scaler", [1024.0, torch.optim.SGD])
-def test_a_scaler_that_is_none_is_refused(scaler: Any) -> None:
+def test_something_else_than_a_scaler_is_refused(scaler: Any) -> None:
     with pytest.raises(HookError, match=r"^scaler must be a torch.amp.GradScaler, got (float|type); pass the one"):
         GradientClipper(TinyNet(), norm=1.0, scaler=scaler)
 
