@@ -560,6 +560,8 @@ JUSTIFIED = {
     ("explain.engine.variants", "_replaced", "RuntimeError"): "caught by _from_layer, which then runs all of it",
     ("explain.distribution.communication", "_average", "ValueError"): "told to all ranks as a HookError by _together",
     ("explain.distribution.communication", "_tensor", "TypeError"): "told to all ranks as a HookError by _together",
+    ("explain.methods.checks", "_finite", "TypeError"): "caught by its caller, which says what was given",
+    ("explain.methods.checks", "_whole", "TypeError"): "caught by its caller, which says what was given",
     ("explain.hooks.extractor", "keep", "_SeenEnough"): "ends a forward pass, and is caught around it",
     ("explain.distribution.exporting", "check", "self._error"): "an OSError that export_package catches and tells",
     ("explain.render.overlay", "place", "MemoryError"): "what running out of memory is called, also by OpenCV",

@@ -1,7 +1,9 @@
 """Methods: frozen dataclasses whose fields are the options and whose call is the mathematics.
 
     base           what a method is
+    checks         options of the right type, in their plain form
     cam            weighted sums of a layer's feature maps
+    composed       CAMs made of another
     spectral       principal components and statistics of the feature maps
     backprop       gradients in the pixels, plain or with another rule for rectifiers
     perturbation   scores of masked inputs, and of feature maps taken away
@@ -20,16 +22,15 @@ from explain.methods.base import Complete, Demanding, Fusion, ManyLayers, Method
 from explain.methods.cam import (
     CAM,
     ElementWiseCAM,
-    FinerCAM,
     GradCAM,
     GradCAMPlusPlus,
     HiResCAM,
     LayerCAM,
     RandomCAM,
-    RefineCAM,
     ShapleyCAM,
     XGradCAM,
 )
+from explain.methods.composed import FinerCAM, RefineCAM
 from explain.methods.path import IntegratedGradients
 from explain.methods.perturbation import ISCAM, SSCAM, AblationCAM, ScoreCAM
 from explain.methods.registry import MethodLike, get_method, list_methods, register, register_wrapper

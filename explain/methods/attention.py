@@ -10,7 +10,8 @@ import torch
 from explain.engine import Attention, AttentionMap, Evidence, Need, Reruns
 from explain.errors import MethodError
 from explain.layers import Grid
-from explain.methods.base import Style, at_least
+from explain.methods.base import Style
+from explain.methods.checks import check_options
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,7 @@ class LeGrad:
     needs: ClassVar[frozenset[Need]] = frozenset({Reruns()})
 
     def __post_init__(self) -> None:
-        if self.blocks is not None:
-            at_least(self.name, "blocks", self.blocks, 1, whole=True)
+        check_options(self, blocks=1)
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         gradients = evidence.variants.attention_gradients_by_block()

@@ -9,8 +9,9 @@ import torch
 
 from explain.engine import Evidence, InputGradients, Need
 from explain.layers import enlarge
-from explain.methods.base import Method, Style
+from explain.methods.base import Method, Style, map_of
 from explain.methods.cam import GradCAM
+from explain.methods.checks import check_options
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,9 @@ class Saliency:
     paper: ClassVar[str] = "Simonyan et al., 2013"
     style: ClassVar[Style] = "intensity"
     needs: ClassVar[frozenset[Need]] = frozenset({InputGradients()})
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         gradient: torch.Tensor = evidence[InputGradients()]
@@ -160,9 +164,12 @@ class GuidedGradCAM:
     paper: ClassVar[str] = "Selvaraju et al., ICCV 2017"
     style: ClassVar[Style] = "color"
 
+    def __post_init__(self) -> None:
+        check_options(self)
+
     @property
     def needs(self) -> frozenset[Need]:
         return GuidedBackprop().needs | self.cam.needs
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        return GuidedBackprop()(evidence) * enlarge(self.cam(evidence)[:, None], evidence.size)
+        return GuidedBackprop()(evidence) * enlarge(map_of(self.name, self.cam, evidence)[:, None], evidence.size)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 import torch
 
 from explain.engine import Evidence, Need
-from explain.errors import MethodError
+from explain.errors import MethodError, shown
 
 Style = Literal["heat", "intensity", "signed", "color"]
 """How an attribution is read: heat over the photo, brightness, positive against negative, or a colour picture."""
@@ -100,19 +100,36 @@ def at_least(method: str, option: str, value: float, least: float, *, whole: boo
     """
     kinds = (int,) if whole else (int, float)
     if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value < float("inf"):
-        raise MethodError(f"{option} of {method} must be a {'whole ' * whole}number from {least}, got {value!r}")
+        raise MethodError(f"{option} of {method} must be a {'whole ' * whole}number from {least}, got {shown(value)}")
 
 
-def one_layer(method: str, inner: object) -> None:
+def one_layer(method: str, inner: object, option: str = "method") -> None:
     """Refuse to wrap what is no method, and one that looks at several layers: it is asked about one at a time.
 
     Raises:
         MethodError: ``inner`` cannot be wrapped.
     """
     if isinstance(inner, type) or not isinstance(inner, Method):
-        raise MethodError(f"method of {method} must be a method object, got {inner!r}; use get_method(name)")
+        raise MethodError(f"{option} of {method} must be a method object or a name, got {shown(inner)}")
     if isinstance(inner, ManyLayers):
-        raise MethodError(f"method of {method} must look at one layer, got {inner.name}; wrap the method that it fuses")
+        raise MethodError(
+            f"{option} of {method} must look at one layer, got {inner.name}; wrap the method that it fuses"
+        )
+
+
+def map_of(method: str, cam: Method, evidence: Evidence) -> torch.Tensor:
+    """The map ``(N, h, w)`` of the CAM that a method is made of.
+
+    Raises:
+        MethodError: ``cam`` gives something for each pixel and channel instead.
+    """
+    values = cam(evidence)
+    if values.ndim != len(evidence.size) + 1:
+        raise MethodError(
+            f"cam of {method} must give a map (N, h, w), got {cam.name} with values of shape {tuple(values.shape)}; "
+            "take a class map such as gradcam"
+        )
+    return values
 
 
 def one_of(method: str, option: str, value: object, known: tuple[str, ...]) -> None:
@@ -121,5 +138,5 @@ def one_of(method: str, option: str, value: object, known: tuple[str, ...]) -> N
     Raises:
         MethodError: ``value`` is unknown.
     """
-    if value not in known:
-        raise MethodError(f"{option} of {method} must be one of {', '.join(known)}, got {value!r}")
+    if not isinstance(value, str) or value not in known:
+        raise MethodError(f"{option} of {method} must be one of {', '.join(known)}, got {shown(value)}")

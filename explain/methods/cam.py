@@ -6,15 +6,15 @@ gradient in that map, and sums over i, j run over positions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
 from explain.engine import Activations, ClassWeights, Evidence, LayerCurvature, LayerGradients, Need
-from explain.errors import MethodError
-from explain.methods.base import Fusion, Method, Style, at_least, one_of, spatial_dims
-from explain.targets import Contrast, ResidualSoftmax
+from explain.methods.base import Style, spatial_dims
+from explain.methods.checks import check_options
+from explain.targets import ResidualSoftmax
 
 BOTH: frozenset[Need] = frozenset({Activations(), LayerGradients()})
 
@@ -90,6 +90,9 @@ class GradCAM:
     style: ClassVar[Style] = "heat"
     needs: ClassVar[frozenset[Need]] = BOTH
 
+    def __post_init__(self) -> None:
+        check_options(self)
+
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         return weighted(evidence.gradients.mean(spatial_dims(evidence.gradients)), evidence, relu=self.relu)
 
@@ -124,6 +127,9 @@ class GradCAMPlusPlus:
     paper: ClassVar[str] = "Chattopadhay et al., WACV 2018"
     style: ClassVar[Style] = "heat"
     needs: ClassVar[frozenset[Need]] = BOTH
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         g, total = evidence.gradients, evidence.activations.sum(spatial_dims(evidence.activations), keepdim=True)
@@ -160,6 +166,9 @@ class XGradCAM:
     style: ClassVar[Style] = "heat"
     needs: ClassVar[frozenset[Need]] = BOTH
 
+    def __post_init__(self) -> None:
+        check_options(self)
+
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         a = evidence.activations
         weights = ratio((a * evidence.gradients).sum(spatial_dims(a)), a.sum(spatial_dims(a)))
@@ -195,6 +204,9 @@ class HiResCAM:
     paper: ClassVar[str] = "Draelos and Carin, 2020"
     style: ClassVar[Style] = "heat"
     needs: ClassVar[frozenset[Need]] = BOTH
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         cam = torch.einsum("nk...,nk...->n...", evidence.gradients, evidence.activations)
@@ -284,6 +296,9 @@ class ShapleyCAM:
     style: ClassVar[Style] = "heat"
     only_for: ClassVar[str] = "networks with second derivatives (no fused attention behind the layer)"
 
+    def __post_init__(self) -> None:
+        check_options(self)
+
     @property
     def needs(self) -> frozenset[Need]:
         objective = ResidualSoftmax() if self.residual_softmax else None
@@ -293,95 +308,6 @@ class ShapleyCAM:
         objective = ResidualSoftmax() if self.residual_softmax else None
         slope = evidence[LayerGradients(objective)] - 0.5 * evidence[LayerCurvature(objective)]
         return weighted(slope.mean(spatial_dims(slope)), evidence, relu=True)
-
-
-@dataclass(frozen=True)
-class FinerCAM:
-    r"""Any CAM of what sets the target apart from the classes that score most like it.
-
-    Args:
-        cam: the CAM to compute; a method that needs activations and gradients.
-        objective: ``mean`` explains :math:`y_c - \alpha\,\frac1T\sum_t y_{d_t}`; ``weighted`` averages
-            :math:`y_c - \alpha\,y_{d_t}` with the probabilities of the classes :math:`d_t`.
-        alpha: how much of the others is taken away.
-        references: the number T of classes compared with.
-
-    Returns:
-        What ``cam`` returns.
-
-    Zhang et al., "Finer-CAM: Spotting the Difference Reveals Finer Details for Visual Explanation", CVPR 2025.
-
-    >>> import explain, torch
-    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
-    >>> explain.attribute(model, torch.rand(1, 3, 8, 8), FinerCAM(), target=1, layer="0").values.shape
-    torch.Size([1, 6, 6])
-    """
-
-    cam: Method = field(default_factory=GradCAM)
-    objective: Literal["mean", "weighted"] = "mean"
-    alpha: float = 0.6
-    references: int = 3
-
-    name: ClassVar[str] = "finercam"
-    about: ClassVar[str] = "Grad-CAM of the target against similar classes"
-    paper: ClassVar[str] = "Zhang et al., CVPR 2025"
-    style: ClassVar[Style] = "heat"
-
-    def __post_init__(self) -> None:
-        one_of(self.name, "objective", self.objective, ("mean", "weighted"))
-        at_least(self.name, "references", self.references, 1, whole=True)
-        if LayerGradients() not in self.cam.needs:
-            raise MethodError(f"cam of {self.name} must be one of gradients, such as gradcam, got {self.cam.name}")
-
-    @property
-    def contrast(self) -> LayerGradients:
-        return LayerGradients(Contrast(self.objective, self.alpha, self.references))
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        return self.cam.needs - {LayerGradients()} | {self.contrast}
-
-    def __call__(self, evidence: Evidence) -> torch.Tensor:
-        found = {**evidence.found, LayerGradients(): evidence[self.contrast]}
-        return self.cam(replace(evidence, found=found))
-
-
-@dataclass(frozen=True)
-class RefineCAM:
-    """Multiply the maps of one layer of each resolution: fine where all of them agree.
-
-    Each map is divided by its maximum and enlarged to the finest (the authors subtract the minimum first). Where no
-    layers are named, the last of each of the four coarsest resolutions are taken.
-
-    Args:
-        cam: the CAM of each layer.
-
-    Returns:
-        ``(N, h, w)`` at the finest layer's resolution, between 0 and 1.
-
-    Domeniconi et al., "How to Evaluate and Refine your CAM", 2026 (arXiv:2605.14641).
-
-    >>> import explain, torch
-    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Conv2d(4, 4, 4, 2), torch.nn.Flatten(2))
-    >>> target = lambda output: output.sum((1, 2))
-    >>> explain.attribute(model, torch.rand(1, 3, 9, 9), RefineCAM(), target=target, layer=["0", "1"]).values.shape
-    torch.Size([1, 7, 7])
-    """
-
-    cam: Method = field(default_factory=GradCAMPlusPlus)
-
-    name: ClassVar[str] = "refinecam"
-    about: ClassVar[str] = "product of the maps of all stages"
-    paper: ClassVar[str] = "Domeniconi et al., 2026"
-    style: ClassVar[Style] = "heat"
-    fusion: ClassVar[Fusion] = "product"
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        return self.cam.needs
-
-    def __call__(self, evidence: Evidence) -> torch.Tensor:
-        return self.cam(evidence)
 
 
 @dataclass(frozen=True)
@@ -412,7 +338,10 @@ class RandomCAM:
     style: ClassVar[Style] = "heat"
     needs: ClassVar[frozenset[Need]] = frozenset({Activations()})
 
+    def __post_init__(self) -> None:
+        check_options(self)
+
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         images, channels = evidence.activations.shape[:2]
-        weights = torch.rand(channels, generator=torch.Generator().manual_seed(self.seed)) * 2 - 1
+        weights = torch.rand(channels, generator=torch.Generator().manual_seed(self.seed % 2**63)) * 2 - 1
         return weighted(weights.to(evidence.activations).expand(images, -1), evidence, relu=self.relu)

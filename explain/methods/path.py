@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from explain.engine import Evidence, Need, Reruns
 from explain.errors import MethodError
 from explain.methods.backprop import Saliency
-from explain.methods.base import Style, at_least, one_of, over_all, spatial_dims
+from explain.methods.base import Style, at_least, over_all, spatial_dims
+from explain.methods.checks import check_options
 
 Rule = Literal["gausslegendre", "left", "right", "midpoint", "trapezoid"]
 
@@ -71,7 +72,7 @@ class IntegratedGradients:
     needs: ClassVar[frozenset[Need]] = frozenset({Reruns()})
 
     def __post_init__(self) -> None:
-        one_of(self.name, "rule", self.rule, ("gausslegendre", "left", "right", "midpoint", "trapezoid"))
+        check_options(self, steps=1)
         at_least(self.name, "steps", self.steps, 2 if self.rule == "trapezoid" else 1, whole=True)
         if isinstance(self.baseline, str) and self.baseline not in ("mean", "blur"):
             raise MethodError(

@@ -10,8 +10,9 @@ import torch
 
 from explain.engine import Activations, Evidence, Need, Reruns
 from explain.layers import enlarge
-from explain.methods.base import Style, at_least, one_of, over_all
+from explain.methods.base import Style, over_all
 from explain.methods.cam import ratio, weighted
+from explain.methods.checks import check_options
 from explain.methods.sampling import noise
 
 
@@ -84,9 +85,7 @@ class SSCAM:
     needs: ClassVar[frozenset[Need]] = frozenset({Activations(), Reruns(of_layer=True)})
 
     def __post_init__(self) -> None:
-        one_of(self.name, "noise", self.noise, ("maps", "input"))
-        at_least(self.name, "samples", self.samples, 1, whole=True)
-        at_least(self.name, "sigma", self.sigma, 0)
+        check_options(self, samples=1, sigma=0)
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         a, x = evidence.activations, evidence.inputs
@@ -137,7 +136,7 @@ class ISCAM:
     needs: ClassVar[frozenset[Need]] = frozenset({Activations(), Reruns(of_layer=True)})
 
     def __post_init__(self) -> None:
-        at_least(self.name, "steps", self.steps, 1, whole=True)
+        check_options(self, steps=1)
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         a, x = evidence.activations, evidence.inputs
@@ -178,6 +177,9 @@ class AblationCAM:
     paper: ClassVar[str] = "Desai and Ramaswamy, WACV 2020"
     style: ClassVar[Style] = "heat"
     needs: ClassVar[frozenset[Need]] = frozenset({Activations(), Reruns(of_layer=True)})
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         a = evidence.activations

@@ -7,11 +7,14 @@ import re
 from collections.abc import Callable
 from typing import TypeAlias, TypeVar
 
-from explain.errors import MethodError, did_you_mean
+from explain.errors import MethodError, did_you_mean, shown
 from explain.methods.base import Method
 
 MethodLike: TypeAlias = "str | Method"
 M = TypeVar("M", bound=Method)
+
+DEEPEST = 5
+"""How many methods may be within each other, the innermost counted; their runs multiply."""
 
 _known: dict[str, Method] = {}
 _wrappers: dict[str, Callable[[Method], Method]] = {}
@@ -59,13 +62,18 @@ def get_method(method: MethodLike) -> Method:
     'smooth(gradcam)'
     """
     if isinstance(method, str):
+        if method.count("(") >= DEEPEST:
+            raise MethodError(
+                f"method must hold at most {DEEPEST - 1} methods within each other, got {shown(method)}; take more "
+                "samples of fewer"
+            )
         return _by_name(method.strip().lower())
     if isinstance(method, type):
         raise MethodError(
             f"method must be a name or an object, got the class {method.__name__}; use {method.__name__}()"
         )
     if not isinstance(method, Method):
-        raise MethodError(f"method must be a name or a method object, got {method!r}; see explain.list_methods()")
+        raise MethodError(f"method must be a name or a method object, got {shown(method)}; see explain.list_methods()")
     return method
 
 
@@ -75,5 +83,5 @@ def _by_name(name: str) -> Method:
         return _wrappers[wrapped[1]](_by_name(wrapped[2].strip()))
     if name not in _known:
         forms = [f"{wrapper}({wrapped[2]})" for wrapper in _wrappers] if wrapped else []
-        raise MethodError(f"method {name!r} is unknown; {did_you_mean(name, [*list_methods(), *forms])}")
+        raise MethodError(f"method {shown(name)} is unknown; {did_you_mean(name, [*list_methods(), *forms])}")
     return _known[name]

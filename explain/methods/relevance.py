@@ -11,6 +11,7 @@ from explain.engine import BiasTerms, Evidence, InputGradients, Need
 from explain.layers import enlarge
 from explain.methods.base import Style, over_all
 from explain.methods.cam import ratio
+from explain.methods.checks import check_options
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,9 @@ class FullGrad:
     paper: ClassVar[str] = "Srinivas and Fleuret, NeurIPS 2019"
     style: ClassVar[Style] = "heat"
     needs: ClassVar[frozenset[Need]] = frozenset({InputGradients(), BiasTerms()})
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         total = self._map(evidence.inputs * evidence[InputGradients()], evidence.size)

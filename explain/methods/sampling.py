@@ -10,8 +10,9 @@ import torch.nn.functional as F
 
 from explain.engine import Activations, Evidence, LayerGradients, Need, Reruns
 from explain.methods.backprop import Saliency
-from explain.methods.base import Method, Style, at_least, one_layer, one_of, over_all, spatial_dims, uses_layer
+from explain.methods.base import Method, Style, at_least, over_all, spatial_dims, uses_layer
 from explain.methods.cam import BOTH, ratio, weighted
+from explain.methods.checks import check_options
 
 Statistic = Literal["mean", "square", "variance"]
 _PREFIX = {"mean": "smooth", "square": "smoothsquare", "variance": "var"}
@@ -84,10 +85,7 @@ class Smooth:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        one_layer("smooth", self.method)
-        one_of("smooth", "statistic", self.statistic, ("mean", "square", "variance"))
-        at_least("smooth", "samples", self.samples, 1, whole=True)
-        at_least("smooth", "sigma", self.sigma, 0)
+        check_options(self, samples=1, sigma=0)
 
     @property
     def name(self) -> str:
@@ -188,8 +186,7 @@ class SmoothGradCAMPlusPlus:
     needs: ClassVar[frozenset[Need]] = frozenset({Activations(), Reruns(of_layer=True)})
 
     def __post_init__(self) -> None:
-        at_least(self.name, "samples", self.samples, 1, whole=True)
-        at_least(self.name, "sigma", self.sigma, 0)
+        check_options(self, samples=1, sigma=0)
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         owners, make = noisy(evidence, self.samples, self.sigma, self.seed)
@@ -235,13 +232,8 @@ class Augmented:
     paper: ClassVar[str] = "Gildenblat, 2021"
 
     def __post_init__(self) -> None:
-        one_layer("augmented", self.method)
-        object.__setattr__(
-            self, "scales", tuple(self.scales) if isinstance(self.scales, (list, tuple)) else (self.scales,)
-        )
+        check_options(self, scales=0.1)
         at_least("augmented", "number of scales", len(self.scales), 1)
-        for scale in self.scales:
-            at_least("augmented", "scale", scale, 0.1)
 
     @property
     def name(self) -> str:

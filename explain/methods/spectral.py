@@ -8,8 +8,9 @@ from typing import ClassVar, Literal
 import torch
 
 from explain.engine import Activations, Evidence, Need
-from explain.methods.base import Style, at_least, one_of, spatial_dims
+from explain.methods.base import Style, spatial_dims
 from explain.methods.cam import BOTH
+from explain.methods.checks import check_options
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class KPCACAM:
     needs: ClassVar[frozenset[Need]] = frozenset({Activations()})
 
     def __post_init__(self) -> None:
-        one_of(self.name, "kernel", self.kernel, ("sigmoid", "rbf", "poly", "cosine", "linear"))
+        check_options(self, gamma=0)
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         maps = evidence.activations
@@ -173,7 +174,7 @@ class FEM:
     needs: ClassVar[frozenset[Need]] = frozenset({Activations()})
 
     def __post_init__(self) -> None:
-        at_least(self.name, "k", self.k, 0)
+        check_options(self, k=0)
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         a = evidence.activations

@@ -1,20 +1,29 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from dataclasses import FrozenInstanceError, dataclass
+from dataclasses import FrozenInstanceError, dataclass, fields, replace
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import explain
 from explain.errors import MethodError
 from explain.methods import (
     KPCACAM,
+    AblationCAM,
     Augmented,
     FinerCAM,
     GradCAM,
+    GuidedGradCAM,
     IntegratedGradients,
     LeGrad,
     Method,
+    RandomCAM,
+    RefineCAM,
+    Saliency,
     Smooth,
     get_method,
     list_methods,
@@ -109,13 +118,13 @@ class Named(GradCAM):
         (lambda: LeGrad(blocks=0), "blocks of legrad must be a whole number from 1"),
         (lambda: IntegratedGradients(steps=2.5), "steps of integratedgradients must be a whole number from 1, got 2.5"),
         (lambda: Smooth(sigma=float("inf")), "sigma of smooth must be a number from 0, got inf"),
-        (lambda: Smooth(GradCAM), "method of smooth must be a method object, got <class"),
+        (lambda: Smooth(GradCAM), "method of smooth must be a method object or a name, got <class"),
         (lambda: get_method("smooth(refinecam)"), "method of smooth must look at one layer, got refinecam"),
         (
             lambda: FinerCAM(cam=get_method("eigencam")),
             "cam of finercam must be one of gradients, such as gradcam, got eig",
         ),
-        (lambda: register(Named("MyCAM")), "must be of lower-case letters, digits"),
+        (lambda: register(Named(name="MyCAM")), "must be of lower-case letters, digits"),
         (lambda: Augmented(GradCAM(), scales=()), "number of scales of augmented must be a number from 1"),
     ],
 )
@@ -129,3 +138,134 @@ def test_two_options_of_one_method_need_two_calls(net: object, x: object) -> Non
         explain.attribute_all(net, x, ["gradcam", GradCAM(relu=False)])  # type: ignore[arg-type]
     with pytest.raises(MethodError, match="got none"):
         explain.attribute_all(net, x, [])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("outer", [GuidedGradCAM, RefineCAM])
+@pytest.mark.parametrize("inner", ["saliency", "integratedgradients", "guidedgradcam", "smooth(inputxgradient)"])
+def test_what_is_made_of_maps_refuses_pixels(outer: Any, inner: str, net: Any, x: Any) -> None:
+    message = (
+        rf"cam of {outer.name} must give a map \(N, h, w\), got {re.escape(inner)} with values of shape \(3, 3, 12"
+    )
+    with pytest.raises(MethodError, match=message):
+        explain.attribute(net, x, outer(get_method(inner)), target=1, layer="layer2")
+    assert explain.attribute(net, x, outer("fullgrad"), target=1, layer="layer2").values.any()
+
+
+# --- options of the wrong type
+
+NOTHING_LIKE_IT: list[Any] = [object(), {}, b"1", 1j, torch.zeros(2, 2), np.zeros(3), float("nan"), GradCAM, ["", None]]
+WRONG: dict[type, list[Any]] = {
+    bool: ["yes", "True", 0, 1, 1.0, [True], torch.tensor(True), *NOTHING_LIKE_IT],
+    int: ["3", 1.5, 2.0, True, np.True_, float("inf"), [3], *NOTHING_LIKE_IT],
+    float: ["0.6", True, np.True_, float("inf"), -np.inf, 10**400, [0.5], *NOTHING_LIKE_IT],
+    str: ["nonsense", "", 3, True, ["mean"], *NOTHING_LIKE_IT],
+    Method: ["gradcan", "", 3, True, ["gradcam"], "refinecam", "smooth()", *NOTHING_LIKE_IT],
+    tuple: ["1", True, [True], ["1"], [0.05], [], (1, None), [[1]], -1, *NOTHING_LIKE_IT[:5], *NOTHING_LIKE_IT[6:]],
+    torch.Tensor: ["black", None, True, [0.0, 1.0], (1,), float("inf"), np.nan, torch.tensor([1.0, torch.inf]),
+                   torch.zeros(2, dtype=torch.complex64), np.array(["a"]), object(), {}, b"1", 1j, GradCAM],
+}  # fmt: skip
+# Options whose default does not tell their kind
+KINDS = {"blocks": int, "gamma": float, "baseline": torch.Tensor}
+METHODS = [*map(get_method, list_methods()), Augmented(GradCAM())]
+OPTIONS = [(method, option) for method in METHODS for option in options(method)]
+
+
+def kind_of(option: str, default: Any) -> type:
+    kinds = [bool, int, float, str, tuple, Method]
+    return KINDS.get(option) or next(kind for kind in kinds if isinstance(default, kind))
+
+
+@pytest.mark.parametrize(("method", "option"), OPTIONS, ids=lambda each: getattr(each, "name", each))
+def test_options_of_another_type_are_refused_in_one_line(method: Any, option: str) -> None:
+    default = getattr(method, option)
+    for wrong in [*WRONG[kind_of(option, default)], *([] if default is None else [None])]:
+        with pytest.raises(MethodError) as caught:
+            replace(method, **{option: wrong})
+        message = str(caught.value)
+        assert "\n" not in message
+        assert len(message) < 300
+        assert f"{option} of " in message or f"method {wrong!r} is unknown" in message or "scales of" in message, (
+            message
+        )
+    assert replace(method, **{option: default}) == method
+
+
+@pytest.mark.parametrize(("method", "option"), OPTIONS, ids=lambda each: getattr(each, "name", each))
+def test_options_may_be_numpys_or_come_from_a_record(method: Any, option: str) -> None:
+    default = getattr(method, option)
+    kind = kind_of(option, default)
+    given: Any = {
+        bool: lambda: np.bool_(default),
+        int: lambda: np.int64(default or 2),
+        float: lambda: np.float32(default or 0.5),
+        str: lambda: np.str_(default),
+        tuple: lambda: list(default),
+        torch.Tensor: lambda: np.float64(default),
+        Method: lambda: default.name,
+    }[kind]()
+    if default == Saliency(absolute=False):
+        given = "saliency"
+    made = getattr(replace(method, **{option: given}), option)
+    expected = {int: default or 2, float: default or 0.5}.get(kind, default)
+    assert made == (pytest.approx(expected) if kind is float else Saliency() if given == "saliency" else expected)
+    assert type(made) in (type(expected), float, Saliency)
+
+
+def test_arrays_become_tensors_and_single_scales_lists() -> None:
+    baseline = IntegratedGradients(baseline=np.ones((3, 2, 2), np.float32)).baseline
+    assert isinstance(baseline, torch.Tensor)
+    assert baseline.dtype is torch.float32
+    assert Augmented("gradcam", scales=np.array([1.0, 2.0])) == Augmented(GradCAM(), scales=[1.0, 2.0])  # type: ignore[arg-type]
+    assert Augmented(GradCAM(), scales=2).scales == (2,)  # type: ignore[arg-type]
+
+
+def test_every_method_with_options_checks_them() -> None:
+    for method in METHODS:
+        assert bool(fields(method)) == hasattr(type(method), "__post_init__"), method.name  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Somebodys(AblationCAM):
+    own: UnknownHere = None  # type: ignore[name-defined]  # noqa: F821
+
+
+def test_types_that_are_not_known_are_left_alone() -> None:
+    assert Somebodys(own=object()).relu is True
+    with pytest.raises(MethodError, match="relu of ablationcam must be True or False, got 'no'"):
+        Somebodys(relu="no")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: get_method("smooth(" * 500 + "gradcam" + ")" * 500),
+        lambda: get_method("augmented(smooth(" * 3 + "gradcam" + "))" * 3),
+        lambda: explain.attribute(torch.nn.Identity(), torch.zeros(1, 3, 2, 2), "smooth(" * 5 + "gradcam" + ")" * 5),
+        lambda: nested(GradCAM(), 500),
+        lambda: nested(FinerCAM(), 4),
+        lambda: GuidedGradCAM(nested(GradCAM(), 4)),
+    ],
+)
+def test_methods_deep_within_each_other_are_refused(make: Callable[[], Any]) -> None:
+    with pytest.raises(
+        MethodError, match=r"must hold at most 4 methods within each other, got .{0,80}; take more"
+    ) as e:
+        make()
+    assert "\n" not in str(e.value)
+
+
+def nested(method: Method, depth: int) -> Method:
+    for _ in range(depth):
+        method = Smooth(method)
+    return method
+
+
+def test_methods_may_be_within_each_other_up_to_a_depth() -> None:
+    assert get_method(nested(GradCAM(), 4).name) == nested(GradCAM(), 4)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, 2**80, np.int64(7)])
+def test_any_whole_number_is_a_seed(seed: int, net: Any, x: Any) -> None:
+    for method in (RandomCAM(seed=seed), Smooth(samples=2, seed=seed)):
+        values = explain.attribute(net, x, method, layer="layer2").values
+        assert torch.equal(values, explain.attribute(net, x, method, layer="layer2").values)
