@@ -22,7 +22,7 @@ from explain.hooks import Inspection, Where, inspect, unwrapped
 from explain.images import ImageLike, Preprocess, load_image, locate
 from explain.methods import Fusion, MethodLike
 from explain.models import BUNDLED, Classifier, as_classifier, as_preprocess, load
-from explain.targets import TargetLike
+from explain.targets import TargetLike, check_categories
 
 
 class Explainer:
@@ -62,7 +62,8 @@ class Explainer:
         if preprocess is None and found.assumed is not None:
             warn(found.assumed)
         self.preprocess: Preprocess = found.preprocess if preprocess is None else as_preprocess(preprocess)
-        self.categories = list(categories) if categories is not None else found.categories
+        given = check_categories(categories)
+        self.categories = found.categories if given is None else list(given)
         self.name = found.name
         self._classifier = Classifier(
             self.model, self.preprocess, self.categories, found.name, found.temperature, found.weights

@@ -439,6 +439,8 @@ def test_categories_that_are_no_list_of_texts_are_refused(categories: Any) -> No
     for target in (0, "tabby", None):
         with pytest.raises(ModelError, match="categories must be a list of the labels of all classes, got"):
             as_target(target, categories)
+    with pytest.raises(ModelError, match="categories must be a list of the labels of all classes, got"):
+        explain.Explainer(nn.Identity(), categories, preprocess=lambda photo: torch.zeros(3, 2, 2))
     assert as_target("tabby", np.array(LABELS)) == as_target("tabby", iter(LABELS)) == ClassTarget(0)
 
 
