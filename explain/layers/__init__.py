@@ -1,6 +1,9 @@
 """Layers: their names, the maps they give, and which one to explain when nobody says.
 
-    grid      where on the input the places of a tensor lie, whatever its layout
+    grid      where the map of a tensor lies, whatever its layout
+    readings  how a shape may be read as a map, and what it leaves open
+    spatial   the maps of a network's layers, laid out and enlarged
+    probe     which reading is right, by altering the input
     calls     the calls that the modules of a network make, and which layer a name stands for
     choice    the layer to explain by default
 
@@ -19,7 +22,9 @@ from explain.layers.calls import (
     split_call,
 )
 from explain.layers.choice import default_layer, stage_layers
-from explain.layers.grid import Grid, Grids, enlarge, find_grid, to_spatial
+from explain.layers.grid import Grid
+from explain.layers.readings import find_grid
+from explain.layers.spatial import Grids, enlarge, to_spatial
 
 __all__ = [
     "Call",

@@ -17,7 +17,10 @@ from torch.autograd.graph import Node
 from explain import nested
 from explain.hooks import HookGroup, Where, select, untouched, unwrapped
 from explain.inputs import Inputs, InputsLike, as_inputs
-from explain.layers.grid import Grid, Grids, Layout, Size, find_grid, layout_of
+from explain.layers.grid import MAPS, Grid, Layout, Size
+from explain.layers.probe import altered, corners, decide
+from explain.layers.readings import Reading, layout_of, read_map, read_tokens
+from explain.layers.spatial import Grids
 
 Place: TypeAlias = "tuple[str, int]"
 """A call: the module's name, and which of its calls it is, counted from 0."""
@@ -43,6 +46,13 @@ class Call:
     """Whether it is the module's last."""
     depends: bool = True
     """Whether the output depends on what is explained; always, where the model takes nothing else."""
+    doubt: str = ""
+    """How the output may be read, where it has no grid because neither shape nor network tell."""
+
+    @property
+    def place(self) -> Place:
+        """The module's name, and which of its calls this is."""
+        return self.name, self.number
 
     @property
     def label(self) -> str:
@@ -67,13 +77,18 @@ class Look:
     @property
     def sizes(self) -> list[Size]:
         """The sizes of all maps, in their order."""
-        grids = [call.grid for call in self.calls if call.grid and call.grid.layout in ("NCHW", "NHWC")]
-        return list(dict.fromkeys(grid.size for grid in grids))
+        return list(dict.fromkeys(size for _, size in _maps_of(self.calls)))
 
-    def grid_of(self, name: str, number: int | None) -> Grid | None:
-        """The grid of what a layer gives in one call, or in its last."""
+    def call_of(self, name: str, number: int | None) -> Call | None:
+        """The call of a layer with this number, or its last."""
         calls = [call for call in self.calls if call.name == name and number in (None, call.number)]
-        return calls[-1].grid if calls else None
+        return calls[-1] if calls else None
+
+
+def _maps_of(calls: Iterable[Call]) -> list[tuple[int, Size]]:
+    """The channels and sizes of all maps, in their order."""
+    maps = [(c.shape, c.grid) for c in calls if c.grid is not None and c.grid.layout in MAPS]
+    return list(dict.fromkeys((shape[MAPS[grid.layout]], grid.size) for shape, grid in maps))
 
 
 def list_layers(model: nn.Module, x: InputsLike) -> list[Call]:
@@ -126,6 +141,8 @@ def take_look(model: nn.Module, inputs: Inputs) -> Look:
     calls = tuple(replace(call, last=call.number == numbers[call.name]) for call in notes.calls)
     if any(call.grid is not None and call.grid.layout == "tokens first" for call in calls):
         calls = _really_first(calls, model, inputs)
+    if notes.open:
+        calls = _probed(calls, notes.open, model, inputs.detached())
     found = tensors_in(output)
     answers = frozenset(t.shape[1] for t in found if t.ndim > 3 and tuple(t.shape[2:]) == tuple(inputs.x.shape[2:]))
     rows = [t for t in found if t.ndim <= 2 and t.numel() and t.shape[:1] in ((), (1,))]
@@ -135,8 +152,7 @@ def take_look(model: nn.Module, inputs: Inputs) -> Look:
 def _with_changes(calls: list[Call], model: nn.Module, inputs: Inputs) -> list[Call]:
     """Note what changes with the explained input, though no gradient leads there: it may be computed without any."""
     before, after = (_figures(model, inputs.replaced(x)) for x in (inputs.x, 0.5 * inputs.x.flip(-1) + 0.1))
-    places = [(call.name, call.number) for call in calls]
-    changed = [before.get(place) != after.get(place) for place in places]
+    changed = [before.get(call.place) != after.get(call.place) for call in calls]
     return [replace(call, depends=call.depends or other) for call, other in zip(calls, changed, strict=True)]
 
 
@@ -169,6 +185,45 @@ def _really_first(calls: tuple[Call, ...], model: nn.Module, inputs: Inputs) -> 
     return tuple(replace(c, grid=None) if f and not r else c for c, f, r in zip(calls, first, real, strict=True))
 
 
+def _probed(
+    calls: tuple[Call, ...], open_: Mapping[Place, Reading], model: nn.Module, inputs: Inputs
+) -> tuple[Call, ...]:
+    """Decide how calls are to be read that shapes and classes leave open; who is not clear has no grid, but a doubt."""
+    changes = _changes(frozenset(open_), model, inputs)
+
+    def settled(call: Call) -> Call:
+        if call.place not in open_:
+            return call
+        reading = open_[call.place]
+        grids = reading.grids
+        grid = decide(grids, changes[call.place]) if call.place in changes else None
+        grid = reading.likeliest if grid is None and reading.believed else grid
+        return replace(call, grid=grid, doubt="" if grid else " or ".join(each.described for each in grids))
+
+    return tuple(map(settled, calls))
+
+
+def _changes(places: frozenset[Place], model: nn.Module, inputs: Inputs) -> dict[Place, list[torch.Tensor]]:
+    """How what calls give changes with each corner of the input; without those whose shape changes."""
+    tried = [inputs.x, *(altered(inputs.x, corner) for corner in corners(inputs.x.ndim - 2))]
+    found: dict[Place, list[torch.Tensor]] = {}
+    for number, x in enumerate(tried):
+
+        def note(place: Place, module: nn.Module, output: Any, tensor: torch.Tensor, number: int = number) -> None:
+            if place not in places:
+                return
+            if number == 0:
+                found[place] = [tensor.detach().clone()]
+            elif place in found and found[place][0].shape == tensor.shape:
+                found[place].append(tensor.detach().double() - found[place][0])
+
+        try:
+            _watched(model, inputs.replaced(x), note)
+        except Exception:  # a network that does not take altered inputs leaves everything open
+            return {}
+    return {place: changes for place, (_, *changes) in found.items() if len(changes) == len(tried) - 1}
+
+
 def _watched(model: nn.Module, inputs: Inputs, note: Note, *, grad: bool = False) -> Any:
     """Run a network, and note every call of its modules that gives a tensor; return the output."""
     numbers: Counter[str] = Counter()
@@ -186,15 +241,22 @@ def _watched(model: nn.Module, inputs: Inputs, note: Note, *, grad: bool = False
         return inputs.call(model)
 
 
+_BY_ELEMENT = (nn.modules.dropout._DropoutNd, nn.Identity, nn.ReLU, nn.GELU, nn.SiLU, nn.Hardswish, nn.Sigmoid, nn.Tanh)
+"""What keeps the layout of its input."""
+
+
 class _Notes:
     """Notes the calls of modules; of ``source``, if it is given, whether they depend on it."""
 
     def __init__(self, size: Size, source: torch.Tensor | None) -> None:
         self.calls: list[Call] = []
+        self.open: dict[Place, Reading] = {}
+        """The calls whose output may be read in several ways."""
         self._size, self._source = size, source
         self._previous: torch.Tensor | None = None
         self._seen: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._layouts: dict[Size, Layout] = {}
+        self._sequences: set[Size] = set()
         self._reaching: dict[Node, bool] = {}
 
     def take(self, place: Place, module: nn.Module, output: Any, tensor: torch.Tensor) -> None:
@@ -203,24 +265,48 @@ class _Notes:
         passes_on = returned and tensor is self._previous
         again = returned and output is not tensor and not passes_on
         shape = tuple(tensor.shape)
-        grid = self._grid(module, shape)
+        reading = self._read(module, shape)
+        grid = reading.likeliest
+        if reading.open:
+            self.open[place] = reading
+            grid = None  # until it is known
         kind = type(module).__name__
         depends = self._depends(tensor)
         self.calls.append(Call(name, kind, shape, grid, passes_on, again, number, depends=depends))
         self._previous = tensor
         self._seen[id(tensor)] = (weakref.ref(tensor), _version(tensor))
 
-    def _grid(self, module: nn.Module, shape: Size) -> Grid | None:
-        """The grid of a tensor; most modules keep the layout of the last one that has a layout of its own."""
+    def _read(self, module: nn.Module, shape: Size) -> Reading:
+        """How an output may be read; most modules keep the layout of the last one that has a layout of its own."""
         own = layout_of(module, shape, self._size)
-        if own is not None and len(shape) > 3:
+        if len(shape) > 3 and own is not None:
             self._layouts[shape] = own
         if len(shape) > 3:
-            return find_grid(shape, self._size, layout=self._layouts.get(shape)) if shape[0] == 1 else None
-        if own == "NCHW":
-            return None  # channels, and places in one dimension
+            return self._read_map(shape, own, by_element=isinstance(module, _BY_ELEMENT))
+        if len(shape) < 3 or own == "NCHW":  # channels, and positions in one dimension
+            return Reading()
+        maps = _maps_of(self.calls)
         strict = self._source is not None
-        return Grids(self._size, sizes=lambda: Look(tuple(self.calls), False).sizes, strict=strict).grid(shape)
+        if strict or shape[0] != 1:
+            grid = Grids(self._size, sizes=lambda: [size for _, size in maps], strict=strict).grid(shape)
+            return Reading((grid,) if grid else ())
+        before = (*shape[:2], module.in_features) if isinstance(module, nn.Linear) else shape
+        channels_last = own == "NHWC" or (before in self._sequences and shape[1] != shape[2])
+        reading = read_tokens(shape, self._size, maps, channels_last=channels_last)
+        if reading.grids and not reading.open:
+            self._sequences.add(shape)
+        return reading
+
+    def _read_map(self, shape: Size, own: Layout | None, *, by_element: bool) -> Reading:
+        if shape[0] != 1:
+            return Reading()
+        known = self._layouts.get(shape)
+        may_be_turned = len(set(shape[1:])) == 1 or (len(shape) == 5 and shape[1] == shape[2])  # and keep its shape
+        if own is not None or known is None or not may_be_turned:
+            return read_map(shape, self._size, own or known)
+        reading = read_map(shape, self._size, None)
+        first = [grid for grid in reading.grids if grid.layout == known]
+        return replace(reading, grids=tuple(dict.fromkeys([*first, *reading.grids])), believed=by_element)
 
     def _was_returned(self, tensor: torch.Tensor) -> bool:
         known, version = self._seen.get(id(tensor), (None, 0))
@@ -264,13 +350,22 @@ def grids_of(model: nn.Module, inputs: Inputs) -> Grids:
     def layout(layer: str, shape: Size) -> Layout | None:
         return layout_of(model.get_submodule(split_call(layer)[0]), shape, tuple(inputs.x.shape[2:]))
 
-    def grid(layer: str) -> Grid | None:
+    def call(layer: str) -> Call | None:
         name, number = split_call(layer)
         module = model.get_submodule(name)  # one that has several names was noted under its first
         first = next(known for known, each in model.named_modules() if each is module)
-        return look().grid_of(first, number)
+        return look().call_of(first, number)
 
-    return Grids(tuple(inputs.x.shape[2:]), len(inputs), lambda: look().sizes, grid, layout, bool(inputs.others))
+    def grid(layer: str) -> Grid | None:
+        known = call(layer)
+        return None if known is None else known.grid
+
+    def doubt(layer: str) -> str:
+        known = call(layer)
+        return "" if known is None else known.doubt
+
+    size, strict = tuple(inputs.x.shape[2:]), bool(inputs.others)
+    return Grids(size, len(inputs), lambda: look().sizes, grid, layout, strict, doubt)
 
 
 def of_other_images(model: nn.Module, inputs: Inputs) -> set[Place]:

@@ -14,7 +14,9 @@ from explain.errors import LayerError
 from explain.hooks import Capture, HookGroup, cut_where_allowed, untouched
 from explain.inputs import Inputs, InputsLike, as_inputs
 from explain.layers.calls import Call, Look, grids_of, remembered, split_call, tensors_in
-from explain.layers.grid import Size, has_aspect, to_spatial
+from explain.layers.grid import MAPS, Size
+from explain.layers.readings import has_aspect
+from explain.layers.spatial import to_spatial
 
 T = TypeVar("T")
 Score: TypeAlias = Callable[[Any], torch.Tensor]
@@ -83,9 +85,9 @@ def _stages(
         grid = group[-1].grid
         if grid is not None and not _is_pooling(group):
             by_size.setdefault(grid.size, []).append(_outermost(group))
-    coarsest = sorted(by_size, key=lambda places: places[-2] * places[-1])[:count]
-    candidates = [by_size[places][: LOOKED_AT // len(coarsest)] for places in coarsest]
-    reached = _places_reached(model, inputs, [name for names in candidates for name in names], score)
+    coarsest = sorted(by_size, key=lambda size: size[-2] * size[-1])[:count]
+    candidates = [by_size[size][: LOOKED_AT // len(coarsest)] for size in coarsest]
+    reached = _positions_reached(model, inputs, [name for names in candidates for name in names], score)
     counting = [names for names in candidates if any(any(reached.get(name, ())) for name in names)]
     left_out = [name for names in candidates if names not in counting for name in names]
     return [_first_reached(names, reached) for names in reversed(counting)], not any(n in reached for n in left_out)
@@ -127,40 +129,40 @@ def _choose(model: nn.Module, inputs: Inputs, look: Look, score: Score | None = 
     With it goes whether it would be the same for another image: a gradient that is zero everywhere says nothing.
     """
     groups, size = _groups(look), tuple(inputs.x.shape[2:])
-    maps, tokens = _places_of_maps(groups, size), _places_of_tokens(groups)
-    places = sorted([*maps[-1:], *_before_attention(groups, tokens)[-1:]], reverse=True)
-    if not places:
+    maps, tokens = _indices_of_maps(groups, size), _indices_of_tokens(groups)
+    latest = sorted([*maps[-1:], *_before_attention(groups, tokens)[-1:]], reverse=True)
+    if not latest:
         raise _no_map(len(look.calls))
     pooled = [i for i, group in enumerate(groups) if _is_map(group) and i not in maps]
-    order = [places[0], *_before_attention(groups, tokens)[-1:], *sorted(maps + tokens, reverse=True), *pooled[::-1]]
-    names = list(dict.fromkeys(_outermost(groups[place]) for place in order))
-    reached = _places_reached(model, inputs, names, score)
+    order = [latest[0], *_before_attention(groups, tokens)[-1:], *sorted(maps + tokens, reverse=True), *pooled[::-1]]
+    names = list(dict.fromkeys(_outermost(groups[i]) for i in order))
+    reached = _positions_reached(model, inputs, names, score)
     return _first_reached(names, reached), any(any(counts) for counts in reached.values())
 
 
 def _behind(model: nn.Module, inputs: Inputs, look: Look, score: Score) -> str:
     """The last map that says something about one of many answers.
 
-    The answers themselves do not: neither the map of classes that the network gives, nor a map that the score reads in
-    one place. Nor does a head that slides over the maps of several resolutions, of which each call is about one. They
-    are taken only where the score depends on nothing else.
+    The answers themselves do not: neither the map of classes that the network gives, nor a map of which the score
+    reads one position. Nor does a head that slides over the maps of several resolutions, of which each call is about
+    one. They are taken only where the score depends on nothing else.
     """
     groups, size = _groups(look), tuple(inputs.x.shape[2:])
     shapes: dict[str, set[Size]] = {}
     for call in look.calls:
         shapes.setdefault(call.name, set()).add(call.shape)
-    covering = _places_of_maps(groups, size)[::-1]
+    covering = _indices_of_maps(groups, size)[::-1]
     resized = [i for i in reversed(range(len(groups))) if _is_map(groups[i]) and not _is_pooling(groups[i])]
-    places = list(dict.fromkeys(covering + resized))
-    slides = {i for i in places if any(len(shapes[call.name]) > 1 for call in groups[i])}
-    answers = {i for i in places if groups[i][-1].shape[1] in look.answers}
-    names = [_outermost(groups[i]) for i in sorted(places, key=lambda i: i in slides | answers)]
+    indices = list(dict.fromkeys(covering + resized))
+    slides = {i for i in indices if any(len(shapes[call.name]) > 1 for call in groups[i])}
+    answers = {i for i in indices if groups[i][-1].shape[1] in look.answers}
+    names = [_outermost(groups[i]) for i in sorted(indices, key=lambda i: i in slides | answers)]
     if not names:
         raise _no_map(len(look.calls))
     images = dict.fromkeys(names, 0)
     for start in range(0, min(len(names), MOST), LOOKED_AT):
-        reached = _places_reached(model, inputs, names[start:], score)
-        images |= {name: sum(places > 1 for places in counts) for name, counts in reached.items()}
+        reached = _positions_reached(model, inputs, names[start:], score)
+        images |= {name: sum(count > 1 for count in counts) for name, counts in reached.items()}
         if len(inputs) in images.values():
             break
     return max(names, key=images.__getitem__)  # the first of equals
@@ -173,21 +175,22 @@ def _no_map(calls: int) -> LayerError:
     )
 
 
-def _places_of_maps(groups: list[list[Call]], size: Size) -> list[int]:
+def _indices_of_maps(groups: list[list[Call]], size: Size) -> list[int]:
     """Where maps are: those that cover the input, not pooled, if there are any."""
     grids = [(i, grid) for i, group in enumerate(groups) if (grid := group[-1].grid) and _is_map(group)]
     maps = [i for i, grid in grids if has_aspect(grid.size, size)] or [i for i, _ in grids]
     return [i for i in maps if not _is_pooling(groups[i])] or maps
 
 
-def _places_of_tokens(groups: list[list[Call]]) -> list[int]:
+def _indices_of_tokens(groups: list[list[Call]]) -> list[int]:
     """Where tokens are; what is pooled from them may have as many channels as there might be tokens."""
-    return [i for i, group in enumerate(groups) if group[-1].grid and not _is_map(group) and not _is_pooling(group)]
+    grids = [(i, group[-1].grid) for i, group in enumerate(groups) if not _is_pooling(group)]
+    return [i for i, grid in grids if grid is not None and grid.layout in ("tokens", "tokens first")]
 
 
 def _is_map(group: list[Call]) -> bool:
     grid = group[-1].grid
-    return grid is not None and grid.layout in ("NCHW", "NHWC")
+    return grid is not None and grid.layout in MAPS
 
 
 def _before_attention(groups: list[list[Call]], tokens: list[int]) -> list[int]:
@@ -199,10 +202,10 @@ def _before_attention(groups: list[list[Call]], tokens: list[int]) -> list[int]:
     return [i for i in tokens if i < attention[-1] and i not in attention] if attention else tokens
 
 
-def _places_reached(
+def _positions_reached(
     model: nn.Module, inputs: Inputs, layers: Sequence[str], score: Score | None = None
 ) -> dict[str, list[int]]:
-    """For each of some layers, in how many places of its map each image's score changes with it.
+    """For each of some layers, at how many positions of its map each image's score changes with it.
 
     Without a score it is the model's best one. Layers that nothing leads back to are left out.
     """
@@ -222,8 +225,8 @@ def _reached(
     for layer in layers:
         record = capture.of_call(*split_call(layer))
         if record is not None and record.gradient is not None:
-            places = (to_spatial(record.gradient, grids, layer) != 0).any(1).flatten(1)
-            found[layer] = places.sum(1).tolist()
+            positions = (to_spatial(record.gradient, grids, layer) != 0).any(1).flatten(1)
+            found[layer] = positions.sum(1).tolist()
     return found
 
 

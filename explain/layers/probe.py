@@ -1,0 +1,82 @@
+"""Which reading of a tensor is right: the network is run on inputs that are altered in one corner only.
+
+Where the corner moves along the height of the input, the answer of a map moves along its height and nowhere else. That
+holds although layers mix positions: what a position answers most to is still its own part of the input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+
+from explain.layers.grid import Grid
+
+Corner: TypeAlias = "tuple[bool, ...]"
+"""For each spatial dimension of the input, whether the altered half of it is the far one."""
+
+CLEAR = 0.1  # of a map's length: how far the answer has to move; where a reading is wrong, it moves by some 0.03
+
+
+def corners(dims: int) -> list[Corner]:
+    """The near corner, and for each dimension the corner that is far in this one alone.
+
+    >>> corners(2)
+    [(False, False), (True, False), (False, True)]
+    """
+    return [(False,) * dims, *(tuple(i == j for j in range(dims)) for i in range(dims))]
+
+
+def altered(x: torch.Tensor, corner: Corner) -> torch.Tensor:
+    """Return the input ``(N, C, H, W)`` with noise added in one corner, half as long as the input in each dimension."""
+    halves = [_half(length, far) for length, far in zip(x.shape[2:], corner, strict=True)]
+    part = (slice(None), slice(None), *halves)
+    generator = torch.Generator().manual_seed(len(corner))
+    spread = x.detach().double().std(correction=0)
+    noise = torch.randn(x[part].shape, generator=generator, dtype=torch.float64).to(x.device)
+    found = x.clone()
+    found[part] += (noise * torch.where(spread > 0, spread, 1)).to(x.dtype)
+    return found
+
+
+def _half(length: int, far: bool) -> slice:
+    half = max(1, length // 2)
+    return slice(length - half, length) if far else slice(half)
+
+
+def decide(grids: Sequence[Grid], changes: Sequence[torch.Tensor]) -> Grid | None:
+    """Return the grid along which the change moves with the altered corner, or None if it is not clear.
+
+    Args:
+        grids: the readings to decide between.
+        changes: the change of the tensor for each of the `corners`, in their order.
+    """
+    ranked = sorted(((_clarity(grid, changes), i) for i, grid in enumerate(grids)), key=lambda found: -found[0])
+    (best, i), others = ranked[0], [clarity for clarity, _ in ranked[1:]]
+    return grids[i] if best > CLEAR and all(best > 2 * other for other in others) else None
+
+
+def _clarity(grid: Grid, changes: Sequence[torch.Tensor]) -> float:
+    """How far the change moves along the dimension that the corner moves along, and not along others."""
+    near, *far = [_centre(grid.spread(change.double()).square().sum((0, 1))) for change in changes]
+    moved = [(centre - near).tolist() for centre in far]
+    own = [
+        shifts[i] - max((abs(shift) for j, shift in enumerate(shifts) if j != i), default=0.0)
+        for i, (shifts, length) in enumerate(zip(moved, grid.size, strict=True))
+        if length > 1
+    ]
+    return min(own, default=0.0)
+
+
+def _centre(change: torch.Tensor) -> torch.Tensor:
+    """The centre of a map, between 0 and 1 in each dimension."""
+    total = change.sum()
+    if not total > 0 or not torch.isfinite(total):
+        return torch.zeros(change.ndim, dtype=torch.float64)
+    sums = [change.sum([j for j in range(change.ndim) if j != i]) for i in range(change.ndim)]
+    return torch.stack([(each @ _positions(each) / total).cpu() for each in sums])
+
+
+def _positions(values: torch.Tensor) -> torch.Tensor:
+    return torch.linspace(0, 1, len(values), dtype=torch.float64, device=values.device)
