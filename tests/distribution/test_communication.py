@@ -83,7 +83,7 @@ def train(how):
     recorder = communicate(parallel, codecs.get(how, how), state=state, **options)
     solver = torch.optim.SGD(parallel.parameters(), lr=0.1)
     generator = torch.Generator().manual_seed(rank)
-    for _ in range(4):
+    for _ in range(3):
         x, y = torch.randn(8, 3, 8, 8, generator=generator), torch.randint(5, (8,), generator=generator)
         solver.zero_grad()
         nn.functional.cross_entropy(parallel(x), y).backward()
@@ -119,7 +119,7 @@ def run(world: int, folder: Path, *hows: str) -> Said:
         with (folder / f"{rank}.txt").open("w") as log:
             processes.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=folder))
     try:
-        codes = [process.wait(timeout=100) for process in processes]
+        codes = [process.wait(timeout=300) for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -166,7 +166,7 @@ def check(said: list[dict[str, Any]], how: str) -> None:
         assert "problem" not in line, line
         assert line["error"] <= TOLERANCES[how]
         assert line["sane"]
-        assert len(line["sizes"]) > 4  # more than one bucket in four steps
+        assert len(line["sizes"]) > 3  # more than one bucket in three steps
         scale = {"identity": 1, "half": 2, "reduced": 1, "half reduced": 2}.get(how)
         assert all(sent == (size // scale if scale else None) for size, sent in line["sizes"])
         assert line["text"].startswith(f"{len(line['sizes'])} buckets, 0.0")
