@@ -1,4 +1,4 @@
-"""Draw why these pixels are a cat, and why this box is a cup: targets that lie somewhere in a photo.
+"""Draw why these pixels are a cat, why this box is a cup, and what one neuron sees: targets that are no class.
 
 python examples/targets.py [folder]
 
@@ -22,6 +22,7 @@ from torchvision.ops import batched_nms
 
 import explain
 from explain.errors import ExplainError
+from explain.hooks import FeatureExtractor
 from explain.images import Box
 from explain.models import CenterCrop, Classifier, load_bundled
 from explain.render import sheet
@@ -163,6 +164,22 @@ def detection(bundled: Classifier, photo: Image.Image, method: str, layer: str, 
     return sheet(rows, titles=titles, tile=500)
 
 
+def neuron(bundled: Classifier, photo: Image.Image, layer: str) -> Image.Image:
+    """The neuron of a layer that answers most to a photo, and the pixels that it answers to.
+
+    A network that ends at the layer has the neuron among its outputs; the target is its place there.
+    """
+    features = FeatureExtractor(bundled.model, layer, graph=True)
+    explainer = explain.Explainer(features, preprocess=bundled.preprocess)
+    with torch.no_grad():
+        maps = features(explainer.as_input(photo))[layer][0]
+    channel, row, column = (int(i) for i in torch.unravel_index(maps.argmax(), maps.shape))
+    explanation = explainer(photo, ["saliency", "guidedbackprop"], [(channel, row, column)])
+    pictures = [photo, *map(explanation.overlay, explanation.methods)]
+    title = f"neuron {channel, row, column} of {layer}"
+    return sheet([pictures], titles=[[title, *explanation.methods]], tile=400)
+
+
 def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     bundled = load_bundled()
@@ -172,6 +189,8 @@ def main(folder: Path) -> None:
     print(f"regions and what speaks for them written to {folder / 'segmentation.jpg'}")
     detection(bundled, photo, "layercam", "trunk.layer2").save(folder / "detection.jpg", quality=88)
     print(f"boxes and what speaks for them written to {folder / 'detection.jpg'}")
+    neuron(bundled, Image.open(ASSETS / "chelsea.png"), "layer2").save(folder / "neuron.jpg", quality=88)
+    print(f"a neuron and what it sees written to {folder / 'neuron.jpg'}")
 
 
 if __name__ == "__main__":
