@@ -296,9 +296,23 @@ def test_scores_that_do_not_follow_their_rows_are_refused_with_the_remedy(kind: 
 @pytest.mark.parametrize("kind", FOLLOWING)
 def test_scores_that_follow_their_rows_are_taken(kind: str) -> None:
     output, target = FOLLOWING[kind]
-    before = [tensor.clone() for tensor in (LOGITS,)]
+    before = LOGITS.clone()
     must_follow_rows(as_target(target), output, 2)
-    assert torch.equal(LOGITS, before[0])
+    assert torch.equal(LOGITS, before)
+
+
+def test_a_proof_is_asked_for_once() -> None:
+    def score(output: torch.Tensor) -> torch.Tensor:
+        calls.append(len(output))
+        return output[:, 1]
+
+    calls: list[int] = []
+    for target in (as_target(score), as_target([score, 0]), 2 * as_target(score)):
+        calls.clear()
+        must_follow_rows(target, LOGITS, 2)
+        assert calls == [2, 2, 3, 1]
+        must_follow_rows(for_rows(target, torch.tensor([1, 0])), LOGITS, 2)
+        assert len(calls) == 4
 
 
 def test_a_single_image_has_rows_too() -> None:

@@ -58,7 +58,7 @@ class ScoreTarget(Composable):
 
     @property
     def may_ignore_rows(self) -> bool:
-        return not self.takes_images
+        return self.images is None and not self.takes_images  # of altered rows, it was asked before
 
     def pick(self, output: Any, count: int) -> Picked:
         score = self._score(output, count)

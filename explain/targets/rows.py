@@ -41,16 +41,20 @@ def must_follow_rows(target: Target, output: Any, count: int) -> None:
     """
     if not may_ignore_rows(target):
         return
+    first = None
     with torch.no_grad():
         scores = target.pick(output, count)[0]
-        wrong = [_wrong(target, output, count, scores, reading) for reading in _READINGS]
-    if all(wrong):
-        raise TargetError(
-            f"target {target.name} must give each row of the output its own score, whatever rows stand beside it (this "
-            f"method asks about altered images, in batches of other sizes), but {wrong[0]}; give it a second argument "
-            "for the images that the rows belong to, as in lambda output, images: output[range(len(images)), "
-            "labels[images]], or give N class indices"
-        )
+        for reading in _READINGS:
+            wrong = _wrong(target, output, count, scores, reading)
+            if wrong is None:
+                return
+            first = first or wrong
+    raise TargetError(
+        f"target {target.name} must give each row of the output its own score, whatever rows stand beside it (altered "
+        f"images are asked about in batches of other sizes), but {first}; give it a second argument for the images that "
+        "the rows belong to, as in lambda output, images: output[range(len(images)), labels[images]], or give N class "
+        "indices"
+    )
 
 
 def take(output: Any, count: int, rows: Sequence[int]) -> Any:

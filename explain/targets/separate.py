@@ -111,7 +111,7 @@ class Separate(Composable):
 
     @property
     def may_ignore_rows(self) -> bool:
-        return any(map(may_ignore_rows, self.targets))
+        return self.images is None and any(map(may_ignore_rows, self.targets))
 
     def pick(self, output: Any, count: int) -> Picked:
         images = self._images(count)
