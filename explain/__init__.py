@@ -23,8 +23,11 @@ The way through the house, each room importing only from rooms above it:
     render/         colour maps, overlays, captions, sheets, figures: arrays and PIL images only
     output          files that appear complete or not at all
     models/         bundled, torchvision's, the user's own, with preprocessing and labels
+    record          what was done, in plain values with a version
     explanation     `Explanation`: a photo explained, as pictures, files and records
-    explainer       `Explainer`: a photo and a model in, an `Explanation` out
+    photos          several photos in batches, in order; what fails is told for itself
+    explainer       `Explainer`: photos and a model in, an `Explanation` of each out
+    saved           what was saved, read back without a model, and done again
     arguments       the options of the command line
     cli             arguments in, lines and exit codes out
 
@@ -55,6 +58,7 @@ _HOME = {
     "find_concepts": "explain.concepts",
     "list_layers": "explain.layers",
     "list_methods": "explain.methods",
+    "load": "explain.saved",
 }
 _ROOMS = {
     *(
@@ -73,7 +77,8 @@ _ROOMS = {
         "concepts",
         "images",
     ),
-    *("render", "output", "models", "explanation", "explainer", "arguments", "cli", "version"),
+    *("render", "output", "models", "record", "explanation", "photos", "explainer", "saved"),
+    *("arguments", "cli", "version"),
 }
 
 __all__ = [
@@ -93,6 +98,7 @@ __all__ = [
     "find_concepts",
     "list_layers",
     "list_methods",
+    "load",
 ]
 
 
@@ -117,3 +123,4 @@ if TYPE_CHECKING:
     from explain.inputs import Inputs
     from explain.layers import list_layers
     from explain.methods import list_methods
+    from explain.saved import load

@@ -19,6 +19,7 @@ from explain.errors import (
     MethodError,
     ModelError,
     TargetError,
+    image_name,
     muted,
     warn,
 )
@@ -74,6 +75,21 @@ class Attribution:
 
     def __len__(self) -> int:
         return len(self.values)
+
+    def __getitem__(self, which: int | slice) -> Attribution:
+        """Return the attribution of one image, or of several in a row, as a batch that keeps nothing of the others."""
+        chosen = range(len(self))[which]
+        rows = [chosen] if isinstance(chosen, int) else list(chosen)
+
+        def part(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor[rows]  # a copy, since it is chosen by a list
+
+        per_image = ("values", "target", "score", "logits", "delta")
+        tensors = {name: getattr(self, name) for name in per_image}
+        taken: dict[str, Any] = {
+            name: part(value) for name, value in tensors.items() if isinstance(value, torch.Tensor)
+        }
+        return replace(self, maps={name: part(values) for name, values in self.maps.items()}, **taken)
 
     @cached_property
     def heatmap(self) -> torch.Tensor:
@@ -382,6 +398,6 @@ def fused(maps: Sequence[torch.Tensor], how: Fusion = "mean") -> torch.Tensor:
 def _warn_if_empty(attribution: Attribution, evidence: Sequence[Evidence]) -> None:
     reasons: dict[str, list[str]] = {}
     for image in (attribution.values.flatten(1) == 0).all(1).nonzero().flatten().tolist():
-        reasons.setdefault(why_empty(evidence, image), []).append(str(image))
+        reasons.setdefault(why_empty(evidence, image), []).append(image_name(image))
     for reason, images in reasons.items():
         warn(f"{attribution.method} is zero everywhere for image {', '.join(images)}: {reason}")

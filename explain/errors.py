@@ -11,8 +11,9 @@ import sys
 import threading
 import unicodedata
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 
 def printable(text: object) -> str:
@@ -74,6 +75,29 @@ class FolderError(OutputError):
     """The folder for results cannot be written, so that no other result could be written there either."""
 
 
+class RecordError(ExplainError):
+    """A record cannot be read, or lacks what would be needed to do what it tells again."""
+
+
+class PhotoError(ExplainError):
+    """One of several photos could not be explained; ``__cause__`` is what went wrong."""
+
+
+class PhotosError(ExplainError):
+    """Some of several photos could not be explained.
+
+    ``results`` has an `Explanation` for each photo that could, and None for the others, in the order of the photos;
+    ``errors`` has a `PhotoError` for each of the others, by its place.
+    """
+
+    def __init__(self, message: str, results: list[Any], errors: dict[int, PhotoError]) -> None:
+        super().__init__(message)
+        self.results, self.errors = results, errors
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (*self.args, self.results, self.errors)
+
+
 class HookError(ExplainError):
     """A hook was used in a way that cannot work."""
 
@@ -83,6 +107,31 @@ class ExplainWarning(UserWarning):
 
 
 _here = threading.local()
+
+
+@contextmanager
+def naming(images: Sequence[str]) -> Iterator[None]:
+    """Let messages in this thread call the images of a batch by these names, and not by their numbers."""
+    before, _here.images = getattr(_here, "images", ()), images
+    try:
+        yield
+    finally:
+        _here.images = before
+
+
+def image_name(number: int) -> str:
+    """How messages call an image of a batch.
+
+    >>> with naming(["cat.jpg", "dog.jpg"]):
+    ...     image_name(1)
+    'dog.jpg'
+    >>> image_name(1)
+    '1'
+    """
+    images: Sequence[str] = getattr(_here, "images", ())
+    return images[number] if number < len(images) else str(number)
+
+
 _lock = threading.Lock()
 _filters, _listeners = ExitStack(), 0
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
 import torch
@@ -16,13 +18,42 @@ from explain import render
 from explain.attribution import Attribution, attribute_targets
 from explain.concepts import Concepts, find_concepts, name_concepts
 from explain.engine import Precision, Progress, check_inputs
-from explain.errors import ImageError, ModelError, TargetError, warn
+from explain.errors import ImageError, ModelError, PhotoError, TargetError, naming, warn
 from explain.explanation import Explanation
 from explain.hooks import Inspection, Where, inspect, unwrapped
+from explain.hooks.preserve import untouched
+from explain.hooks.structure import first_tensor
 from explain.images import ImageLike, Preprocess, load_image, locate
-from explain.methods import Fusion, MethodLike
+from explain.methods import Fusion, Method, MethodLike, get_method, list_methods
 from explain.models import BUNDLED, Classifier, as_classifier, as_preprocess, load
-from explain.targets import TargetLike, check_categories
+from explain.photos import AT_ONCE, Photo, collected, in_batches
+from explain.record import Origin, Question, asked, class_name, described, encode_fields, has_tensor
+from explain.targets import TargetLike, as_target, check_categories
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments of a question; see `Explainer`."""
+
+    layer: Where | None
+    top_k: int | None
+    fuse: Fusion | None
+    batch_size: int | None
+    progress: Progress | None
+    precision: Precision
+
+
+@dataclass(frozen=True)
+class Request:
+    """A question for photos: what `attribute_targets` is called with, and what records tell of it.
+
+    ``alone`` says that each photo is asked for itself, since the target or a method may tell the rows of a batch apart.
+    """
+
+    methods: list[Method] | str
+    targets: list[TargetLike] | int
+    question: Question
+    options: Mapping[str, Any]
+    alone: bool
 
 
 class Explainer:
@@ -65,16 +96,45 @@ class Explainer:
         given = check_categories(categories)
         self.categories = found.categories if given is None else list(given)
         self.name = found.name
+        self.weights = found.weights
         self._classifier = Classifier(
             self.model, self.preprocess, self.categories, found.name, found.temperature, found.weights
+        )
+        named = isinstance(model, str | None)
+        self._origin = Origin(
+            name=found.name,
+            weights=found.weights,
+            preprocess=described(self.preprocess),
+            arguments={"model": model or found.name, "weights": weights and str(weights), "size": size}
+            if named
+            else {},
+            own=(*([] if named else ["model"]), *([] if preprocess is None else ["preprocess"])),
         )
 
     def __repr__(self) -> str:
         return f"Explainer({self.name!r}, {type(self.model).__name__})"
 
-    def __call__(
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # an open file is an iterator of lines, too
         self,
         image: ImageLike,
+        methods: MethodLike | Iterable[MethodLike] = "gradcam",
+        target: TargetLike | Sequence[TargetLike] = None,
+        **options: Unpack[Options],
+    ) -> Explanation: ...
+
+    @overload
+    def __call__(
+        self,
+        image: list[ImageLike] | tuple[ImageLike, ...] | Iterator[ImageLike],
+        methods: MethodLike | Iterable[MethodLike] = "gradcam",
+        target: TargetLike | Sequence[TargetLike] = None,
+        **options: Unpack[Options],
+    ) -> list[Explanation]: ...
+
+    def __call__(
+        self,
+        image: Any,
         methods: MethodLike | Iterable[MethodLike] = "gradcam",
         target: TargetLike | Sequence[TargetLike] = None,
         *,
@@ -84,37 +144,117 @@ class Explainer:
         batch_size: int | None = None,
         progress: Progress | None = None,
         precision: Precision = "full",
-    ) -> Explanation:
-        """Explain one photo.
+    ) -> Explanation | list[Explanation]:
+        """Explain one photo, or several.
 
         Args:
-            image: a path, the bytes of a file, a PIL image or an array; see `explain.images.load_image`.
+            image: a path, the bytes of a file, a PIL image or an array; see `explain.images.load_image`. A list, tuple
+                or iterator of these gives a list, in their order; see `each` for more than fit into memory.
             methods: a name or method object, several, or "all".
             target: a class index, label or callable, several of these, or None for the top prediction.
             top_k: explain the k best classes, instead of ``target``.
             layer, fuse, batch_size, progress, precision: see `explain.attribute`.
 
         Raises:
+            PhotosError: some of several photos could not be explained; it holds the explanations of all others.
             ExplainError: one line that says what does not fit.
         """
+        request = self._request(
+            methods, target, layer=layer, top_k=top_k, fuse=fuse, batch_size=batch_size, progress=progress,
+            precision=precision,
+        )  # fmt: skip
+        if isinstance(image, list | tuple | Iterator) and not isinstance(image, io.IOBase):
+            return collected(self._all(image, request))
+        return self._explained([self._photo(image)], request)[0]
+
+    def each(
+        self,
+        images: Iterable[ImageLike],
+        methods: MethodLike | Iterable[MethodLike] = "gradcam",
+        target: TargetLike | Sequence[TargetLike] = None,
+        **options: Unpack[Options],
+    ) -> Iterator[Explanation | PhotoError]:
+        """Explain photos one after the other, in batches, and keep none: for as many as there are.
+
+        Each gives an `Explanation`, or, where it could not be explained, a `PhotoError` that names it and says why; the
+        others go on. What is wrong for all of the first few photos, such as an unknown layer, is raised at once.
+        Arguments as for calling an `Explainer`.
+
+        >>> photos = [Image.new("RGB", (30, 20), "red"), b"no photo"]
+        >>> [str(found)[:41] for found in Explainer().each(photos, "saliency", 0) if isinstance(found, Exception)]
+        ['photo 1: image of 8 bytes is not an image']
+        """
+        return self._all(images, self._request(methods, target, **options))
+
+    def _request(
+        self,
+        methods: MethodLike | Iterable[MethodLike],
+        target: Any,
+        *,
+        top_k: int | None = None,
+        precision: Precision = "full",
+        **options: Any,
+    ) -> Request:
+        """Check what is asked for, and note it for the record."""
         if top_k is not None and target is not None:
             raise TargetError("target and top_k cannot both be given; leave one out")
-        targets = top_k if top_k is not None else _target_list(target)
-        photo = load_image(image)
-        x = self.as_input(photo)
-        found = attribute_targets(
-            self.model, x, methods, targets, layer=layer, fuse=fuse, categories=self.categories,
-            batch_size=batch_size, progress=progress, precision=precision,
-        )  # fmt: skip
-        self._check_categories(next(iter(found[0].values())))
-        return Explanation(
-            photo=photo,
-            source=_source(image),
-            classifier=self._classifier,
-            box=locate(self.preprocess, photo.size),
-            results=tuple(found),
-            input_size=(int(x.shape[-2]), int(x.shape[-1])),
+        chosen: list[Method] | str = "all" if isinstance(methods, str) and methods == "all" else _method_list(methods)
+        known = _method_list(list_methods()) if isinstance(chosen, str) else chosen
+        targets = [] if top_k is not None else _target_list(target)
+        question = Question(
+            {method.name: class_name(method) for method in known},
+            tuple(asked(as_target(each, self.categories)) for each in targets),
+            precision,
         )
+        alone = any(question.targets) or any(has_tensor(encode_fields(method)) for method in known)
+        wanted = targets if top_k is None else top_k
+        return Request(chosen, wanted, question, {"precision": precision, **options}, alone)
+
+    def _all(self, images: Iterable[ImageLike], request: Request) -> Iterator[Explanation | PhotoError]:
+        """Explain photos in batches, if it is the same as explaining each alone."""
+        limit = request.options.get("batch_size")
+        at_once = 1 if request.alone else min(AT_ONCE, limit) if isinstance(limit, int) and limit > 0 else AT_ONCE
+        apart: list[bool] = []
+
+        def work(photos: list[Photo]) -> list[Explanation]:
+            if len(photos) > 1 and not apart:
+                apart.append(rows_are_apart(self.model, photos[0].x))
+            batches = [photos] if apart[:1] == [True] else [[photo] for photo in photos]
+            return [explanation for batch in batches for explanation in self._explained(batch, request)]
+
+        return in_batches(images, self._photo, work, at_once)
+
+    def _photo(self, image: ImageLike, place: int = 0) -> Photo:
+        photo, source = load_image(image), _source(image)
+        return Photo(photo, source, self.as_input(photo), source or f"photo {place}")
+
+    def _explained(self, photos: list[Photo], request: Request) -> list[Explanation]:
+        """Explain photos whose inputs have one shape, in one batch."""
+        x = torch.cat([photo.x for photo in photos])
+        with naming([photo.name for photo in photos] if len(photos) > 1 else []):
+            found = attribute_targets(
+                self.model, x, request.methods, request.targets, categories=self.categories, **request.options
+            )
+        logits = next(iter(found[0].values())).logits
+        self._check_categories(logits)
+        # One logit alone has nothing to be compared with: a softmax would always say 100 %.
+        several = logits is not None and logits.shape[1] > 1
+        probabilities = self._classifier.probabilities(logits) if logits is not None and several else None
+        return [
+            Explanation(
+                photo=photo.image,
+                source=photo.source,
+                origin=self._origin,
+                box=locate(self.preprocess, photo.image.size),
+                results=tuple(found) if len(photos) == 1 else _of_image(found, i),
+                input_size=(int(x.shape[-2]), int(x.shape[-1])),
+                question=request.question,
+                categories=self.categories,
+                probabilities=None if probabilities is None else probabilities[i].clone(),
+                explainer=self,
+            )
+            for i, photo in enumerate(photos)
+        ]
 
     def concepts(self, image: ImageLike, count: int = 4, *, layer: Where | None = None) -> tuple[Image.Image, Concepts]:
         """Find the concepts that a layer sees in one photo; see `explain.find_concepts`.
@@ -138,10 +278,10 @@ class Explainer:
         check_inputs(self.model, x)
         return inspect(unwrapped(self.model), x)
 
-    def _check_categories(self, attribution: Attribution) -> None:
-        if self.categories is None or attribution.logits is None:
+    def _check_categories(self, logits: torch.Tensor | None) -> None:
+        if self.categories is None or logits is None:
             return
-        classes = attribution.logits.shape[1]
+        classes = logits.shape[1]
         if len(self.categories) != classes:
             raise ModelError(
                 f"categories must hold a label for each of the model's {classes} classes, got {len(self.categories)}; "
@@ -190,6 +330,27 @@ def _classifier(model: Any, weights: str | Path | None, size: int | None) -> Cla
     raise ModelError(f"model must be an nn.Module, a name or None for the bundled model, got {type(model).__name__}")
 
 
+def rows_are_apart(model: nn.Module, x: torch.Tensor) -> bool:
+    """Whether a model gives an image ``x`` ``(1, C, H, W)`` the same output next to another one as alone.
+
+    It does not where it normalises over the batch, draws random numbers, or takes one image only.
+    """
+    try:
+        with untouched(model), torch.no_grad():
+            alone, both = (first_tensor(model(rows)) for rows in (x.clone(), torch.cat([x, -x.flip(-1)])))
+    except Exception:  # anything that it cannot do with two
+        return False
+    if alone is None or both is None or alone.ndim == 0 or len(alone) != 1 or alone.shape[1:] != both.shape[1:]:
+        return False
+    error, scale = (alone[0] - both[0]).abs().max(), alone.abs().max()
+    coarse = torch.finfo(alone.dtype).eps ** 0.5 if alone.is_floating_point() else 0.0
+    return bool(error <= 10 * coarse * scale)
+
+
+def _of_image(found: Sequence[Mapping[str, Attribution]], image: int) -> tuple[Mapping[str, Attribution], ...]:
+    return tuple({name: attribution[image] for name, attribution in result.items()} for result in found)
+
+
 def _on_device(model: nn.Module, device: str | torch.device) -> nn.Module:
     try:
         return model.to(torch.device(device))
@@ -197,6 +358,12 @@ def _on_device(model: nn.Module, device: str | torch.device) -> nn.Module:
         reason = str(error).splitlines()[0].split(". ")[0]
         reason = reason if len(reason) < 100 else "torch knows no such device"  # it lists all that there might be
         raise ModelError(f"device {str(device)!r} cannot be used ({reason}); use 'cpu', or 'cuda' with a GPU") from None
+
+
+def _method_list(methods: MethodLike | Iterable[MethodLike]) -> list[Method]:
+    if isinstance(methods, str) or not isinstance(methods, Iterable):
+        return [get_method(methods)]
+    return [get_method(method) for method in methods]
 
 
 def _target_list(target: Any) -> list[TargetLike]:

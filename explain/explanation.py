@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, is_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +19,9 @@ from explain import render
 from explain.attribution import Attribution
 from explain.errors import MethodError, TargetError, did_you_mean
 from explain.images import Box
-from explain.models import Classifier
+from explain.models import class_label
 from explain.output import Files, distinct, png_bytes, slug
+from explain.record import FORMAT, Origin, Question, digest, encode
 from explain.targets import find_label
 from explain.version import __version__
 
@@ -36,15 +36,26 @@ class Explanation:
     """What a model sees in one photo, and why; in a notebook it shows itself.
 
     ``results`` has a dictionary of attributions by method for each target. ``box`` is the part of the photo that the
-    model saw.
+    model saw, and ``probabilities`` ``(K,)`` are those of the classes, where the model gives any. ``explainer`` is what
+    made this, for more questions about the same photo. All the rest stands without it: a copy and a pickle hold the
+    data, on the CPU, and never the model; there, ``explainer`` is None.
     """
 
     photo: Image.Image = field(repr=False)
     source: str | None
-    classifier: Classifier = field(repr=False)
+    origin: Origin
     box: Box
-    results: tuple[Mapping[str, Attribution], ...]
+    results: tuple[Mapping[str, Attribution], ...] = field(repr=False)
     input_size: tuple[int, int]
+    question: Question = field(repr=False)
+    categories: Sequence[str] | None = field(default=None, repr=False)
+    probabilities: torch.Tensor | None = field(default=None, repr=False)
+    explainer: Any = field(default=None, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        results = tuple({name: _apart(each) for name, each in result.items()} for result in self.results)
+        probabilities = None if self.probabilities is None else _alone(self.probabilities)
+        return {**vars(self), "results": results, "probabilities": probabilities, "explainer": None}
 
     @property
     def attributions(self) -> Mapping[str, Attribution]:
@@ -63,11 +74,14 @@ class Explanation:
     @property
     def predictions(self) -> list[tuple[str, float]]:
         """The best labels with their probabilities, best first; empty for a model that gives no class scores."""
-        probabilities = self._probabilities
+        probabilities = self.probabilities
         if probabilities is None:
             return []
         best = probabilities.topk(min(max(SHOWN_PREDICTIONS, len(self.results)), len(probabilities)))
-        return [(self.classifier.label(i), p) for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
+        return [
+            (class_label(self.categories, i), p)
+            for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        ]
 
     def overlay(
         self,
@@ -173,34 +187,43 @@ class Explanation:
                 named = f"{stems[index]}-{name.replace('(', '-').replace(')', '')}"
                 picture = self.overlay(name, index, caption=True, alpha=alpha, colormap=colormap)
                 files.add_picture(f"{named}.png", picture)
-                files.add_array(f"{named}.npy", attribution.values[0].float().cpu().numpy())
+                files.add_array(f"{named}.npy", _array(attribution.values[0]))
                 files.add_json(f"{named}.json", self.record(name, index))
         if several or len(self.methods) > 1:
             files.add_picture(f"{photo}-sheet.png", self.sheet(alpha=alpha, colormap=colormap))
         return files.write()
 
     def record(self, method: str | None = None, target: int | str = 0) -> dict[str, Any]:
-        """Return what was done, in plain values: enough to do it again."""
+        """Return what was done, in plain values: enough for `explain.load` to have it and to do it again.
+
+        ``format`` is the version of the record; `explain.record` says how options are written.
+        """
         index = self._target(target)
         attribution = self._attribution(method, index)
         chosen = attribution.target
         return {
-            "image": {"path": self.source, "size": list(self.photo.size), "sha256": _digest(self.photo)},
-            "model": self.classifier.name,
-            "weights": self.classifier.weights,
-            "preprocess": _described(self.classifier.preprocess),
+            "format": FORMAT,
+            "image": {"path": self.source, "size": list(self.photo.size), "sha256": digest(self.photo.tobytes())},
+            "model": self.origin.name,
+            "weights": self.origin.weights,
+            "preprocess": self.origin.preprocess,
+            "explainer": self.origin.to_dict(),
             "input_size": list(self.input_size),
             "seen": asdict(self.box),
             "method": attribution.method,
-            "options": {name: _plain(value) for name, value in attribution.options.items()},
+            "class": self.question.classes.get(attribution.method),
+            "options": {name: encode(value) for name, value in attribution.options.items()},
             "fuse": attribution.fuse,
+            "precision": self.question.precision,
             "layer": list(attribution.layer) if isinstance(attribution.layer, tuple) else attribution.layer,
             "target": chosen if isinstance(chosen, str) else int(chosen[0]),
+            "asked": self.question.target(index),
             "label": self._label(index),
             "score": float(attribution.score[0]),
             "probability": self._probability(index),
             "predictions": [[label, probability] for label, probability in self.predictions],
             "delta": None if attribution.delta is None else float(attribution.delta[0]),
+            "values": _summary(attribution),
             "versions": _versions(),
         }
 
@@ -228,21 +251,15 @@ class Explanation:
             raise MethodError(f"method {name!r} was not asked for here; {did_you_mean(name, result)}")
         return result[name]
 
-    @property
-    def _probabilities(self) -> torch.Tensor | None:
-        logits = next(iter(self.results[0].values())).logits
-        # One logit alone has nothing to be compared with: a softmax would always say 100 %.
-        return None if logits is None or logits.shape[1] == 1 else self.classifier.probabilities(logits)[0]
-
     def _class(self, target: int) -> torch.Tensor | str:
         return next(iter(self.results[target].values())).target
 
     def _label(self, target: int) -> str:
         chosen = self._class(target)
-        return chosen if isinstance(chosen, str) else self.classifier.label(int(chosen[0]))
+        return chosen if isinstance(chosen, str) else class_label(self.categories, int(chosen[0]))
 
     def _probability(self, target: int) -> float | None:
-        chosen, probabilities = self._class(target), self._probabilities
+        chosen, probabilities = self._class(target), self.probabilities
         return None if probabilities is None or isinstance(chosen, str) else float(probabilities[int(chosen[0])])
 
     def _titled(self, target: int) -> str:
@@ -250,7 +267,7 @@ class Explanation:
         return self._label(target) if probability is None else f"{self._label(target)}, {percent(probability)}"
 
     def _words(self, attribution: Attribution, target: int) -> tuple[str, str]:
-        parts = [attribution.method, _where(attribution), self.classifier.name.split(" ")[0]]
+        parts = [attribution.method, _where(attribution), self.origin.name.split(" ")[0]]
         return self._titled(target), " · ".join(part for part in parts if part)
 
     def _short(self, attribution: Attribution, target: int) -> str:
@@ -284,26 +301,25 @@ def _where(attribution: Attribution) -> str:
     return "" if layer is None else layer if isinstance(layer, str) else " + ".join(layer)
 
 
-def _described(function: Any) -> str:
-    """Return a function's name, or how a callable object shows itself, on one line."""
-    return str(getattr(function, "__qualname__", None) or " ".join(repr(function).split()))
+def _summary(attribution: Attribution) -> dict[str, Any]:
+    """What tells that an array is the one that goes with a record, and how it is to be read."""
+    values = _array(attribution.values[0])
+    about = {"size": list(attribution.size), "style": attribution.style, "input": attribution.input}
+    return {"shape": list(values.shape), "sha256": digest(values.tobytes()), **about}
 
 
-def _digest(photo: Image.Image) -> str:
-    return hashlib.sha256(photo.tobytes()).hexdigest()
+def _apart(attribution: Attribution) -> Attribution:
+    """The same with tensors on the CPU that share their memory with no others, which a pickle would take along."""
+    tensors = {name: value for name, value in vars(attribution).items() if name in _FIELDS}
+    apart: dict[str, Any] = {name: _alone(value) for name, value in tensors.items() if isinstance(value, torch.Tensor)}
+    return replace(attribution, maps={name: _alone(values) for name, values in attribution.maps.items()}, **apart)
 
 
-def _plain(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        return {
-            "method": getattr(value, "name", type(value).__name__),
-            **{k: _plain(v) for k, v in vars(value).items()},
-        }
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    if isinstance(value, torch.Tensor):
-        return {"shape": list(value.shape), "sha256": hashlib.sha256(value.cpu().numpy().tobytes()).hexdigest()}
-    return value if isinstance(value, (bool, int, float, str, type(None))) else repr(value)
+_FIELDS = frozenset(each.name for each in fields(Attribution))
+
+
+def _alone(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().cpu().clone()
 
 
 def _versions() -> dict[str, str]:

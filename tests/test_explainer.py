@@ -95,7 +95,7 @@ def test_a_record_is_enough_to_do_it_again(explainer: explain.Explainer, tmp_pat
     assert record["weights"] is None
     assert record["versions"]["torch"] == torch.__version__
     nested = json.loads((tmp_path / "chelsea-guidedgradcam.json").read_text())
-    assert nested["options"] == {"cam": {"method": "gradcam", "relu": True}}
+    assert nested["options"] == {"cam": {"class": "GradCAM", "options": {"relu": True}}}
 
 
 def test_saving_refuses_to_overwrite(explainer: explain.Explainer, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from explain.models.bundled import load_bundled
-from explain.models.classifier import CenterCrop, Classifier
+from explain.models.classifier import CenterCrop, Classifier, class_label
 from explain.models.custom import load_custom, with_weights
 from explain.models.given import as_classifier, as_preprocess
 from explain.models.network import SmallResNet
@@ -26,11 +26,13 @@ from explain.models.zoo import BUNDLED, list_models, load_torchvision
 
 __all__ = [
     "BUNDLED",
+    "TIMM",
     "CenterCrop",
     "Classifier",
     "SmallResNet",
     "as_classifier",
     "as_preprocess",
+    "class_label",
     "list_models",
     "load",
 ]

@@ -73,5 +73,13 @@ class Classifier:
 
     def label(self, index: int) -> str:
         """Return the label of a class, or a plain name where it has none."""
-        known = self.categories is not None and index < len(self.categories)
-        return self.categories[index] if known and self.categories is not None else f"class {index}"
+        return class_label(self.categories, index)
+
+
+def class_label(categories: Sequence[str] | None, index: int) -> str:
+    """Return the label of a class, or a plain name where it has none.
+
+    >>> class_label(["cat", "dog"], 1), class_label(None, 1)
+    ('dog', 'class 1')
+    """
+    return categories[index] if categories is not None and index < len(categories) else f"class {index}"

@@ -1,0 +1,149 @@
+"""Several photos: read as they are needed, worked on in batches, given back in order; what fails is told for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import torch
+from PIL import Image
+
+from explain.errors import ExplainError, ImageError, PhotoError, PhotosError, raised
+from explain.images import ImageLike
+
+AT_ONCE = 8  # photos in a batch: on a CPU, larger ones are no faster, and their activations have to fit
+AREA = 64_000_000  # pixels of photos that are held at once, if they are more than one
+NAMED = 3  # failures that one message tells
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, eq=False)
+class Photo:
+    """A photo, upright and in RGB, where it comes from, and what the model is given for it: ``(1, C, H, W)``."""
+
+    image: Image.Image = field(repr=False)
+    source: str | None
+    x: torch.Tensor = field(repr=False)
+    name: str = ""
+    """How messages call it."""
+
+
+@dataclass
+class _Batches(Generic[Result]):
+    """What to do with photos, and whether anything has come of it yet."""
+
+    prepare: Callable[[ImageLike, int], Photo]
+    work: Callable[[list[Photo]], list[Result]]
+    at_once: int
+    succeeded: bool = False
+
+    def each(self, images: Iterable[ImageLike]) -> Iterator[Result | PhotoError]:
+        for first, window in self._windows(images):
+            found = self._results(window)
+            del window
+            self._check(found)
+            for place in range(len(found)):
+                result = found.pop(place)
+                yield _blamed(result, first + place) if isinstance(result, Exception) else result
+
+    def _windows(self, images: Iterable[ImageLike]) -> Iterator[tuple[int, list[Photo | Exception]]]:
+        """As many photos as are held at once, with the place of the first."""
+        window: list[Photo | Exception] = []
+        first = area = 0
+        for place, image in enumerate(images):
+            photo = self._prepared(image, place)
+            size = photo.image.width * photo.image.height if isinstance(photo, Photo) else 0
+            if window and (len(window) >= self.at_once or area + size > AREA):
+                yield first, window
+                window, first, area = [], place, 0
+            window.append(photo)
+            area += size
+        if window:
+            yield first, window
+
+    def _prepared(self, image: ImageLike, place: int) -> Photo | Exception:
+        try:
+            return self.prepare(image, place)
+        except Exception as error:
+            return error
+
+    def _results(self, window: list[Photo | Exception]) -> dict[int, Result | Exception]:
+        """What came of each photo: those whose inputs have one shape go together."""
+        found: dict[int, Result | Exception] = {}
+        groups: dict[object, list[tuple[int, Photo]]] = {}
+        for place, photo in enumerate(window):
+            if isinstance(photo, Exception):
+                found[place] = photo
+            else:
+                groups.setdefault((photo.x.shape, photo.x.dtype), []).append((place, photo))
+        for group in groups.values():
+            places, photos = zip(*group, strict=True)
+            found.update(zip(places, self._together(list(photos)), strict=True))
+        return found
+
+    def _together(self, photos: list[Photo]) -> Sequence[Result | Exception]:
+        """The results of a batch; if it fails, of each photo alone, so that one cannot spoil the others."""
+        try:
+            return self.work(photos)
+        except Exception as error:
+            if len(photos) == 1:
+                return [error]
+        return [result for photo in photos for result in self._together([photo])]
+
+    def _check(self, found: dict[int, Result | Exception]) -> None:
+        """Raise what is no fault of a photo, as long as nothing would be lost by it."""
+        failed = [result for result in found.values() if isinstance(result, Exception)]
+        self.succeeded |= len(failed) < len(found)
+        general = [error for error in failed if not isinstance(error, (ImageError, MemoryError))]
+        if general and not self.succeeded:
+            raise general[0]
+
+
+def in_batches(
+    images: Iterable[ImageLike],
+    prepare: Callable[[ImageLike, int], Photo],
+    work: Callable[[list[Photo]], list[Result]],
+    at_once: int = AT_ONCE,
+) -> Iterator[Result | PhotoError]:
+    """Do the work on photos in batches of one shape; give a result or an error for each, in order.
+
+    Args:
+        images: read one after the other, and no more of them than are worked on.
+        prepare: makes a `Photo` of an image and its place.
+        work: gives a result for each photo of a batch.
+        at_once: the largest batch.
+
+    Raises:
+        Exception: what ``work`` raises for each of the first photos, since it will not be their fault.
+    """
+    return _Batches(prepare, work, at_once).each(images)
+
+
+def collected(found: Iterable[Result | PhotoError]) -> list[Result]:
+    """Return the results of all photos.
+
+    Raises:
+        PhotosError: some failed; it holds the results of the others.
+
+    >>> collected(iter(["a", "b"]))
+    ['a', 'b']
+    """
+    results = list(found)
+    errors = {place: result for place, result in enumerate(results) if isinstance(result, PhotoError)}
+    if errors:
+        told = "; ".join(map(str, list(errors.values())[:NAMED])) + ("; ..." if len(errors) > NAMED else "")
+        raise PhotosError(
+            f"{len(errors)} of {len(results)} photos could not be explained ({told}); its results has the others",
+            [None if place in errors else result for place, result in enumerate(results)],
+            errors,
+        )
+    return [result for result in results if not isinstance(result, PhotoError)]
+
+
+def _blamed(error: Exception, place: int) -> PhotoError:
+    told = str(error) if isinstance(error, ExplainError) else raised(error)
+    made = PhotoError(f"photo {place}: {told}")
+    made.__cause__ = error
+    return made

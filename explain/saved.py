@@ -1,0 +1,286 @@
+"""What was saved, read back without a model: the values and the record; and computed again where nothing is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from explain.attribution import Attribution
+from explain.errors import ImageError, MethodError, RecordError
+from explain.explainer import Explainer
+from explain.explanation import Explanation
+from explain.images import ImageLike, load_image
+from explain.methods import MethodLike, Style, get_method
+from explain.models import TIMM
+from explain.record import decode, described, digest, method_of, unknown, upgraded
+from explain.targets import TargetLike
+
+MOST = 50_000_000  # bytes of a record; those that hold a baseline have a few millions
+
+
+@dataclass(frozen=True, eq=False)
+class Saved:
+    """An attribution that was saved: ``record``, as `Explanation.record` returned it, and the values.
+
+    ``values`` is the raw attribution of the one image, float32: ``(h, w)`` at the layer's resolution, or ``(C, H, W)``.
+    ``attribution`` is the same as a batch of one, with its ``heatmap``. A record of an older version is brought up to
+    date.
+    """
+
+    path: Path
+    record: Mapping[str, Any] = field(repr=False)
+    values: torch.Tensor = field(repr=False)
+
+    @property
+    def method(self) -> str:
+        return str(self.record["method"])
+
+    @property
+    def label(self) -> str:
+        """What was explained, as people call it."""
+        return str(self.record.get("label", self.record["target"]))
+
+    @cached_property
+    def attribution(self) -> Attribution:
+        """The values with what the record tells of them, as a batch of one."""
+        record = self.record
+        target, layer, delta = record["target"], record["layer"], record.get("delta")
+        about = record.get("values", {})
+        return Attribution(
+            method=self.method,
+            values=self.values[None],
+            target=target if isinstance(target, str) else torch.tensor([target]),
+            score=torch.tensor([record["score"]]),
+            layer=tuple(layer) if isinstance(layer, list) else layer,
+            size=tuple(about.get("size", record["input_size"])),
+            style=about.get("style") or self._style(),
+            options={name: _if_known(value) for name, value in record["options"].items()},
+            delta=None if delta is None else torch.tensor([delta]),
+            fuse=record.get("fuse"),
+            input=about.get("input"),
+        )
+
+    @property
+    def heatmap(self) -> torch.Tensor:
+        """``(H, W)`` float32 in [0, 1] at the resolution of the model's input."""
+        return self.attribution.heatmap[0]
+
+    def repeat(
+        self,
+        explainer: Explainer | None = None,
+        *,
+        image: ImageLike | None = None,
+        method: MethodLike | None = None,
+        target: TargetLike = None,
+    ) -> Explanation:
+        """Compute what was saved again, from the same photo.
+
+        Args:
+            explainer: the one to use; by default, the record's model is loaded by its name.
+            image: the photo, where it was not read from a file or the file has moved.
+            method: where it was the caller's own.
+            target: where it was a function or object of the caller's own.
+
+        Raises:
+            RecordError: something is missing, or is not what it was; the message says all of it.
+        """
+        missing = {
+            "explainer": "" if explainer is not None else self._why_no_model(),
+            "image": "" if image is not None or self.record["image"].get("path") else "the photo had no file",
+            "method": "" if method is not None else self._why_no_method(),
+            "target": "" if target is not None else self._why_no_target(),
+        }
+        reasons = [reason for reason in missing.values() if reason]
+        if reasons:
+            names = ", ".join(f"{name}=..." for name, reason in missing.items() if reason)
+            raise RecordError(f"{self._name} cannot be repeated alone: {'; '.join(reasons)}; use repeat({names})")
+        photo = self._photo(image)
+        explainer = self._explainer() if explainer is None else explainer
+        self._check(explainer, photo)
+        record = self.record
+        asked = record.get("asked")
+        given = target if target is not None else record["target"] if asked is None else decode(asked)
+        return explainer(
+            photo,
+            [method_of(record) if method is None else method],
+            [given],
+            layer=record["layer"],
+            fuse=record.get("fuse"),
+            precision=record.get("precision", "full"),
+        )
+
+    @property
+    def _name(self) -> str:
+        return f"record {str(self.path)!r}"
+
+    def _style(self) -> Style:
+        """How a method is shown of which an older record tells the name alone."""
+        try:
+            return get_method(self.method).style
+        except MethodError:
+            return "heat"
+
+    def _why_no_model(self) -> str:
+        about = self.record["explainer"]
+        reasons = [self._own_part(part) for part in about["own"]]
+        model = decode(about["arguments"]).get("model") or ""
+        if ":" in model and not model.startswith(TIMM):
+            reasons.append(f"the model ({model}) is code of the caller's own, which no record may run")
+        return " and ".join(reasons)
+
+    def _own_part(self, part: str) -> str:
+        if part == "model":
+            return f"the model ({self.record['model']}) was only in memory"
+        return f"the {part} ({self.record.get(part)}) was the caller's own"
+
+    def _why_no_method(self) -> str:
+        parts = unknown(self.record["options"])
+        if parts:
+            return f"the method ({self.method}) was made with {', '.join(parts)}, which no record holds"
+        try:
+            method_of(self.record)
+        except RecordError as error:
+            return f"the method ({self.method}) cannot be made ({error})"
+        return ""
+
+    def _why_no_target(self) -> str:
+        parts = unknown(self.record.get("asked"))
+        return f"the target ({', '.join(parts)}) was a function or object of the caller's own" if parts else ""
+
+    def _photo(self, image: ImageLike | None) -> Image.Image:
+        about = self.record["image"]
+        try:
+            photo = load_image(about["path"] if image is None else image)
+        except ImageError as error:
+            raise RecordError(f"{self._name} cannot be repeated: {error}; use repeat(image=...)") from None
+        if digest(photo.tobytes()) != about.get("sha256"):
+            raise RecordError(
+                f"image for {self._name} must have the pixels that were explained, but has others; use "
+                "repeat(image=...)"
+            )
+        photo.filename = about.get("path") or ""  # type: ignore[attr-defined]  # as Pillow does for those that it opens
+        return photo
+
+    def _explainer(self) -> Explainer:
+        """Load the model by its name, with its weights as they were."""
+        arguments = decode(self.record["explainer"]["arguments"])
+        made = Explainer(**arguments)
+        size = self.record["input_size"]
+        if "size" not in arguments and described(made.preprocess) != self.record.get("preprocess"):
+            made = Explainer(**arguments, size=size[0])  # an older record did not say
+        if described(made.preprocess) != self.record.get("preprocess"):
+            raise RecordError(
+                f"{self._name} must be repeated with the preprocessing {self.record.get('preprocess')}, but that of "
+                f"{arguments['model']} is {described(made.preprocess)}; use repeat(explainer=...)"
+            )
+        return made
+
+    def _check(self, explainer: Explainer, photo: Image.Image) -> None:
+        """Refuse an explainer with other weights, or another size of input."""
+        weights, before = explainer.weights, self.record.get("weights")
+        if None not in (weights, before) and _content(str(weights)) != _content(str(before)):
+            raise RecordError(f"explainer for {self._name} must have the weights {before}, got {weights}; load those")
+        size, expected = list(explainer.as_input(photo).shape[-2:]), list(self.record["input_size"])
+        if size != expected:
+            raise RecordError(
+                f"explainer for {self._name} must take inputs of {_by(expected)}, got {_by(size)}; give it the same "
+                "preprocessing"
+            )
+
+
+def load(file: str | os.PathLike[str]) -> Saved:
+    """Read what `Explanation.save` wrote for one method and target, without loading a model.
+
+    Args:
+        file: the record (``.json``) or the values (``.npy``); the other lies beside it under the same name. Nothing in
+            them is run.
+
+    Raises:
+        RecordError: one of the two is missing or damaged, they do not belong together, or they were written by a later
+            version of this package.
+
+    >>> import explain, tempfile
+    >>> from PIL import Image
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     explain.explain(Image.new("RGB", (30, 20), "red"), "saliency", target=0).save(folder, stem="red")[1].name
+    ...     saved = load(f"{folder}/red-saliency.npy")
+    'red-saliency.npy'
+    >>> saved.method, saved.record["target"], saved.values.ndim
+    ('saliency', 0, 3)
+    """
+    path = Path(file)
+    if path.suffix not in (".json", ".npy"):
+        raise RecordError(f"file must be a record (.json) or its values (.npy), got {str(path)!r}; name one of these")
+    path = path.with_suffix(".json")
+    name = f"record {str(path)!r}"
+    record = upgraded(_read_record(path, name), name)
+    values = _read_values(path.with_suffix(".npy"))
+    _check_kinds(record, name)
+    about = record.get("values")
+    if about is not None and (list(values.shape) != about["shape"] or digest(values.tobytes()) != about["sha256"]):
+        raise RecordError(f"{name} must lie beside the values that it tells of, but they differ; save both again")
+    return Saved(path, record, torch.from_numpy(values))
+
+
+def _read_record(path: Path, name: str) -> Any:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MOST + 1)
+    except OSError as error:
+        raise RecordError(f"{name} cannot be read: {error.strerror}; check the path") from None
+    if len(content) > MOST:
+        raise RecordError(f"{name} must have at most {MOST} bytes; give a record that was saved")
+    try:
+        return json.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError):
+        raise RecordError(f"{name} must hold JSON, but does not, or is damaged; give a record that was saved") from None
+
+
+def _read_values(path: Path) -> np.ndarray[Any, Any]:
+    try:
+        values: np.ndarray[Any, Any] = np.load(path, allow_pickle=False)
+        if not isinstance(values, np.ndarray) or values.dtype != np.float32:
+            raise ValueError("it holds something else")
+    except OSError as error:
+        raise RecordError(f"values {str(path)!r} cannot be read: {error.strerror or error}; put them there") from None
+    except (EOFError, ValueError) as error:
+        raise RecordError(
+            f"values {str(path)!r} must be an array of float32 ({' '.join(str(error).split())[:80]}); save them again"
+        ) from None
+    return values
+
+
+def _check_kinds(record: Mapping[str, Any], name: str) -> None:
+    """Refuse fields that hold something else than a record does."""
+    kinds: dict[str, Any] = {"image": dict, "method": str, "options": dict, "target": (int, str), "explainer": dict}
+    kinds |= {"score": (int, float), "input_size": list, "layer": (str, list, type(None))}
+    for key, kind in kinds.items():
+        if not isinstance(record.get(key), kind):
+            got = f"{record.get(key)!r:.60}"
+            raise RecordError(f"{name} must have another value for {key!r}, got {got}; give a record that was saved")
+
+
+def _if_known(value: Any) -> Any:
+    """An option as it was, or, where it was the caller's own or is known no more, what the record says of it."""
+    try:
+        return decode(value)
+    except RecordError:
+        return value
+
+
+def _content(weights: str) -> str:
+    """What tells weights apart: a file's digest, wherever it lies."""
+    return weights.rpartition(" (sha256 ")[2]
+
+
+def _by(size: Any) -> str:
+    return " x ".join(map(str, size))
