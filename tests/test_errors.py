@@ -564,6 +564,9 @@ JUSTIFIED = {
     ("explain.methods.checks", "_whole", "TypeError"): "caught by its caller, which says what was given",
     ("explain.hooks.extractor", "keep", "_SeenEnough"): "ends a forward pass, and is caught around it",
     ("explain.distribution.exporting", "check", "self._error"): "an OSError that export_package catches and tells",
+    ("explain.photos", "_check", "general[0]"): "what the work on photos raised, which came from there",
+    ("explain.record", "_decode_tensor", "ValueError"): "caught in the same function, and told as a RecordError",
+    ("explain.saved", "_read_values", "ValueError"): "caught in the same function, and told as a RecordError",
     ("explain.render.overlay", "place", "MemoryError"): "what running out of memory is called, also by OpenCV",
     ("explain.targets.given", "_index", "TypeError"): "caught by its caller, which says what was given",
 }

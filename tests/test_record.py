@@ -31,6 +31,7 @@ from explain.methods import (
     LayerCAM,
     Smooth,
 )
+from explain.models import CenterCrop
 from explain.record import FORMAT, decode, encode, unknown
 from explain.targets import Category, Difference, Segmentation, Similarity
 from tests.conftest import ROOT, TinyNet, settled
@@ -324,7 +325,7 @@ def test_records_of_the_first_version_are_read_and_repeated(size: int | None, ph
 
 
 def test_of_the_first_version_models_in_memory_functions_and_tensors_are_missing(tmp_path: Path, photo: Path) -> None:
-    first = explain.Explainer(settled(TinyNet()), size=32)(photo, IntegratedGradients(steps=2), 1)
+    first = explain.Explainer(settled(TinyNet()), preprocess=CenterCrop(32))(photo, IntegratedGradients(steps=2), 1)
     path = first.save(tmp_path / "out")[2]
     record = json.loads(path.read_text("utf-8"))
     for key in ("format", "explainer", "asked", "precision", "class", "values"):
@@ -360,7 +361,7 @@ def test_an_explanation_is_pickled_and_copied_without_its_model(bundled: explain
 
 
 def test_a_pickle_is_read_where_there_is_no_such_model(photo: Path, tmp_path: Path) -> None:
-    first = explain.Explainer(settled(TinyNet()), size=32)(photo, "gradcam", 1)
+    first = explain.Explainer(settled(TinyNet()), preprocess=CenterCrop(32))(photo, "gradcam", 1)
     (tmp_path / "pickle").write_bytes(pickle.dumps(first))
     code = (
         "import pickle, sys; e = pickle.load(open('pickle', 'rb')); e.save('out'); "
