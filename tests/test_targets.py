@@ -307,7 +307,7 @@ def test_a_proof_is_asked_for_once() -> None:
         return output[:, 1]
 
     calls: list[int] = []
-    for target in (as_target(score), as_target([score, 0]), 2 * as_target(score)):
+    for target in (as_target(score), as_target([0, score]), 2 * as_target(score)):
         calls.clear()
         must_follow_rows(target, LOGITS, 2)
         assert calls == [2, 2, 3, 1]
