@@ -52,8 +52,8 @@ def must_follow_rows(target: Target, output: Any, count: int) -> None:
     raise TargetError(
         f"target {target.name} must give each row of the output its own score, whatever rows stand beside it (altered "
         f"images are asked about in batches of other sizes), but {first}; give it a second argument for the images "
-        "that the rows belong to, as in lambda output, images: output[range(len(images)), labels[images]], or give N class "
-        "indices"
+        "that the rows belong to, as in lambda output, images: output[range(len(images)), labels[images]], or give N "
+        "class indices"
     )
 
 
