@@ -135,6 +135,35 @@ def contents(folder: Path) -> dict[str, Any]:
     return {path.name: json.loads(path.read_text("utf-8")) for path in folder.iterdir()}
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this system")
+@pytest.mark.filterwarnings("ignore:This process .*is multi-threaded:DeprecationWarning")  # what it forks, writes files
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_processes_that_save_to_the_same_names_do_not_mix_either(overwrite: bool, tmp_path: Path) -> None:
+    ours, theirs = os.pipe()
+    children = []
+    for number in range(4):
+        child = os.fork()
+        if not child:
+            os.close(theirs)
+            os.read(ours, 1)  # returns when the parent lets all of them go
+            files = Files(tmp_path, overwrite=overwrite)
+            for name in "abcdef":
+                files.add_json(f"{name}.json", {"by": number})
+            try:
+                files.write()
+            except OutputError:
+                os._exit(1)
+            os._exit(0)
+        children.append(child)
+    os.close(theirs)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    os.close(ours)
+    assert sorted(codes) == ([0] * 4 if overwrite else [0, 1, 1, 1])
+    found = contents(tmp_path)
+    assert len(found) == 6
+    assert len({content["by"] for content in found.values()}) == 1
+
+
 def test_what_another_program_puts_there_meanwhile_is_not_overwritten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
