@@ -202,8 +202,8 @@ ON_TENSORS: dict[str, Mistake] = {
     "a layer after pooling": (
         lambda x: explain.attribute(net(), x, layer="avgpool"),
         LayerError,
-        "layer 'avgpool' must give a spatial map, got shape (2, 8, 1, 1); choose a convolutional layer (--list-layers "
-        "or explain.list_layers shows which have a map)",
+        "layer 'avgpool' must give a map of several positions, got shape (2, 8, 1, 1), one position for the whole "
+        "input, which cannot tell one part of it from another; choose an earlier layer, or use a larger input",
     ),
     "a model without maps": (
         lambda x: explain.attribute(nn.Sequential(nn.Flatten(), nn.Linear(360, 5)), x),

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from explain.errors import TargetError
-from explain.hooks import first_tensor
+from explain.nested import find
 from explain.targets.base import Composable, Picked
 
 
@@ -85,7 +85,9 @@ class ScoreTarget(Composable):
         needed = _needed(self.function, self.name)
         if needed is None:
             return self.function(output)
-        images = torch.tensor(range(count) if self.images is None else self.images, device=_device(output))
+        first = find(output)
+        device = None if first is None else first[1].device
+        images = torch.tensor(range(count) if self.images is None else self.images, device=device)
         return self.function(output, images) if needed == "" else self.function(output, **{needed: images})
 
 
@@ -107,11 +109,3 @@ def _needed(function: Callable[..., Any], name: str) -> str | None:
             f"{inspect.signature(function)}; bind other arguments with functools.partial"
         )
     return "" if len(needed) == 2 else None
-
-
-def _device(output: Any) -> torch.device | None:
-    """Where the output is; of a list with a mapping for each image, where the first one is."""
-    found = first_tensor(output)
-    if found is None and isinstance(output, (list, tuple)) and output:
-        found = first_tensor(output[0])
-    return None if found is None else found.device

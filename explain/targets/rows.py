@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from explain.errors import TargetError, raised
-from explain.hooks import rebuilt
+from explain.nested import items, with_items
 from explain.targets.base import Target, for_rows, may_ignore_rows
 
 
@@ -121,16 +121,12 @@ def _take(value: Any, count: int, rows: Sequence[int], reading: _Reading) -> Any
     if isinstance(value, torch.Tensor):
         dim = _dimension(value, count, reading)
         return value if dim is None else value.index_select(dim, torch.tensor(rows, device=value.device))
-    if isinstance(value, (list, tuple)):
-        if reading.lists and len(value) == count and not any(isinstance(item, torch.Tensor) for item in value):
-            return rebuilt(value, [value[row] for row in rows]) if type(value) in (list, tuple) else value
-        return rebuilt(value, [_take(item, count, rows, reading) for item in value])
-    if isinstance(value, Mapping):
-        changed = {key: _take(item, count, rows, reading) for key, item in value.items()}
-        made = copy.copy(value) if hasattr(value, "__setitem__") else changed
-        for key, item in changed.items():
-            made[key] = item
-        return made
+    inside = [item for _, item in items(value)]
+    if inside:
+        each_an_image = reading.lists and len(inside) == count and type(value) in (list, tuple)
+        if each_an_image and not any(isinstance(item, torch.Tensor) for item in inside):
+            return type(value)(inside[row] for row in rows)
+        return with_items(value, [_take(item, count, rows, reading) for item in inside])
     if hasattr(value, "__dict__") and not isinstance(value, (type, nn.Module)) and not callable(value):
         made = copy.copy(value)
         for name, item in vars(value).items():
