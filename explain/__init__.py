@@ -6,6 +6,7 @@
 The way through the house, each room importing only from rooms above it:
 
     version         which version this is
+    interrupts      beginnings and ends that no signal can split
     errors          what goes wrong, in one line each
     nested          tensors in containers of every kind: found, replaced
     hooks/          every hook handle: lifetime, taps, capture, graph, a model left as found

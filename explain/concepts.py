@@ -11,7 +11,7 @@ from torch import nn
 
 from explain.engine import Activations, Need, Reruns, Work, check_inputs, gather
 from explain.errors import LayerError, MethodError, warn
-from explain.hooks import Where, unwrapped
+from explain.hooks import Where, calculating, unwrapped
 from explain.inputs import InputsLike
 from explain.layers import default_layer, enlarge, find_layers
 from explain.targets import TopClass
@@ -91,7 +91,7 @@ def find_concepts(
         raise LayerError(f"layer must name one layer for concepts, got {len(names)}; choose one of {', '.join(names)}")
     needs: list[Need] = [Activations(), Reruns(of_layer=True)]
     evidence = gather(model, inputs, needs, [TopClass()], names, Work(batch_size))[0][0]
-    with torch.inference_mode(False), torch.no_grad():  # what it makes must be good for in-place steps of the model
+    with calculating(inputs.x.device.type):
         maps = _present(evidence.activations, names[0])
         n, channels, *places = maps.shape
         rows = maps.movedim(1, -1).reshape(-1, channels).double()

@@ -11,9 +11,11 @@ import sys
 import threading
 import unicodedata
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
+
+from explain.interrupts import Unsplit
 
 
 def printable(text: object) -> str:
@@ -136,36 +138,48 @@ _lock = threading.Lock()
 _filters, _listeners = ExitStack(), 0
 
 
-@contextmanager
-def muted() -> Iterator[None]:
+class _Muted(Unsplit[None]):
+    def begin(self) -> None:
+        self._before = getattr(_here, "muted", False)
+        _here.muted = True
+
+    def end(self, error: BaseException | None) -> None:
+        _here.muted = self._before
+
+
+def muted() -> AbstractContextManager[None]:
     """Keep the package's own warnings in this thread to itself."""
-    before, _here.muted = getattr(_here, "muted", False), True
-    try:
-        yield
-    finally:
-        _here.muted = before
+    return _Muted()
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
+class _Quiet(Unsplit[None]):
+    _listens = False
+
+    def begin(self) -> None:
+        global _listeners
+        with _lock:
+            if not _listeners:
+                _filters.enter_context(warnings.catch_warnings())
+                warnings.simplefilter("ignore")
+            _listeners += 1
+            self._listens = True
+
+    def end(self, error: BaseException | None) -> None:
+        global _listeners
+        with _lock:
+            _listeners -= self._listens
+            self._listens = False
+            if not _listeners:
+                _filters.close()
+
+
+def quiet() -> AbstractContextManager[None]:
     """Ignore the warnings of libraries.
 
     Filters belong to the process, so that of several threads the first one puts them there and the last one takes them
     away. (``warnings.catch_warnings`` alone would bring back what another thread had put there.)
     """
-    global _listeners
-    with _lock:
-        if not _listeners:
-            _filters.enter_context(warnings.catch_warnings())
-            warnings.simplefilter("ignore")
-        _listeners += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _listeners -= 1
-            if not _listeners:
-                _filters.close()
+    return _Quiet()
 
 
 def warn(message: str) -> None:

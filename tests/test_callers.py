@@ -8,6 +8,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 
@@ -22,7 +23,9 @@ from torch.utils.checkpoint import checkpoint
 
 import explain
 from explain.errors import ExplainError, ExplainWarning, LayerError, ModelError
+from explain.hooks import HookGroup
 from explain.methods import GradCAM, get_method
+from tests import interruptions
 from tests.conftest import TinyNet, settled, snapshot
 
 METHODS = [name for name in explain.list_methods() if name not in ("legrad", "rollout")]
@@ -290,3 +293,159 @@ def test_threads_that_look_at_a_network_together_see_the_same(x: torch.Tensor) -
         for thread in threads:
             thread.join()
         assert found == ["dropout"] * 8
+
+
+@contextmanager
+def explained_elsewhere(model: nn.Module, x: torch.Tensor, errors: list[str]) -> Iterator[None]:
+    """Have another thread explain a model, and hold it in the middle of that while the block lasts."""
+    inside, go_on = threading.Event(), threading.Event()
+
+    def wait(output: torch.Tensor) -> torch.Tensor:
+        inside.set()
+        assert go_on.wait(30)
+        return output[:, 1]
+
+    def work() -> None:
+        try:
+            explain.attribute(model, x, "saliency", target=wait)
+        except ExplainError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        assert inside.wait(30)
+        yield
+    finally:
+        go_on.set()
+        thread.join()
+
+
+def test_eval_and_train_that_another_thread_calls_meanwhile_hold_afterwards(net: TinyNet, x: torch.Tensor) -> None:
+    hooks, errors = snapshot(net)["hooks"], []
+    net.train()
+    with explained_elsewhere(net, x, errors), explained_elsewhere(net, x, errors):
+        assert not net.training
+        net.eval()
+        net.layer2.eval()
+    assert not any(module.training for module in net.modules())
+    assert errors == []
+    with explained_elsewhere(net, x, errors):
+        net.layer1.train()
+        net.dropout.train()
+        net.dropout.eval()
+    assert {name for name, module in net.named_modules() if module.training} == {
+        "layer1",
+        "layer1.0",
+        "layer1.1",
+        "layer1.2",
+    }
+    net.eval()
+    with explained_elsewhere(net, x, errors):
+        net.train()
+        assert all(module.training for module in net.modules())
+    assert all(module.training for module in net.modules())
+    refused = (
+        "model must stay in evaluation mode while it is explained, but another thread called its train(); explain a "
+        "copy of it: explain.hooks.copied(model)"
+    )
+    assert errors == [refused] * 2
+    assert snapshot(net)["hooks"] == hooks
+    assert not any("train" in vars(module) for module in net.modules())
+
+
+def test_a_train_of_ones_own_is_called_and_heard(x: torch.Tensor) -> None:
+    class Frozen(TinyNet):
+        def train(self, mode: bool = True) -> Frozen:
+            super().train(mode)
+            self.bn1.eval()
+            return self
+
+    net, errors = settled(Frozen()).double().eval(), []
+    net.layer2.train = lambda mode=True: net.layer2  # as in networks that must never be trained
+    own = net.layer2.train
+    with explained_elsewhere(net, x, errors):
+        assert net.train() is net
+    assert (net.training, net.bn1.training, net.layer2.training, net.dropout.training) == (True, False, False, True)
+    assert net.layer2.train is own
+    assert len(errors) == 1
+
+
+def test_what_a_network_does_to_its_modes_in_its_own_forward_is_undone(x: torch.Tensor) -> None:
+    class Toggling(TinyNet):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.train(not self.training).train(not self.training)
+            self.dropout.train(False)
+            return super().forward(x)
+
+    net = settled(Toggling()).double().train()
+    net.bn1.eval()
+    before = snapshot(net)
+    explain.attribute(net, x, "saliency", target=1)
+    assert snapshot(net) == before
+
+
+def test_a_copy_has_modes_hooks_and_weights_of_its_own_and_the_same_values(net: TinyNet, x: torch.Tensor) -> None:
+    net.train()
+    net.layer1.register_forward_hook(lambda module, args, output: 2 * output)  # part of what the network computes
+    torch.nn.utils.parametrizations.weight_norm(net.layer1[0])
+    net.unused.shared = net.fc.weight
+    wanted, before, state = explain.attribute(net, x, target=1).values, snapshot(net), interruptions.state(net)
+    with HookGroup(net) as group, explained_elsewhere(net, x, []):
+        group.forward("conv1", lambda module, args, output: output * 0)
+        own, sharing = explain.hooks.copied(net), explain.hooks.copied(net, share=True)
+    assert (snapshot(net), interruptions.state(net)) == (before, state)
+    for copy_, same in ((own, False), (sharing, True)):
+        assert snapshot(copy_) == before
+        assert interruptions.state(copy_) == state
+        assert torch.equal(explain.attribute(copy_, x, target=1).values, wanted)
+        tensors, of_net = (list(model.state_dict(keep_vars=True).values()) for model in (copy_, net))
+        assert [a is b for a, b in zip(tensors, of_net, strict=True)] == [same] * len(of_net)
+        assert copy_.unused.shared is copy_.fc.weight
+        copy_.eval()
+    assert snapshot(net) == before
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+def test_a_copy_of_a_network_with_computed_weights_computes_its_own(x: torch.Tensor) -> None:
+    net = nn.Sequential(nn.utils.weight_norm(nn.Conv2d(3, 4, 3)), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    net.double()(x)
+    for share in (False, True):
+        wanted = explain.attribute(net, x, target=1, layer="1").values
+        copy_ = explain.hooks.copied(net, share=share)
+        assert torch.equal(explain.attribute(copy_, x, target=1, layer="1").values, wanted)
+
+
+def test_a_thread_trains_as_if_alone_while_another_explains_copies(x: torch.Tensor) -> None:
+    """Batch normalisation and dropout of a network in training must not notice; what is explained is one state."""
+
+    def train(model: nn.Module, handed: list[nn.Module]) -> list[float]:
+        optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.02), []
+        for step in range(40):
+            if step % 8 == 0:
+                handed.append(explain.hooks.copied(model))
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    def trained(explaining: bool) -> tuple[list[float], dict[str, object], int]:
+        model, handed, found = settled(TinyNet()).double().train(), [], []
+        model.dropout.p = 0.0  # random numbers belong to the process
+        thread = threading.Thread(target=lambda: found.append(train(model, handed)))
+        thread.start()
+        count = 0
+        while explaining and (thread.is_alive() or count < 3):
+            if handed:
+                latest = handed[-1]
+                first, again = (explain.attribute(latest, x, "guidedbackprop", target=1).values for _ in range(2))
+                assert torch.equal(first, again)
+                count += 1
+        thread.join()
+        return found[0], {key: tensor.tolist() for key, tensor in model.state_dict().items()}, count
+
+    alone, watched = trained(False), trained(True)
+    assert watched[2] >= 3
+    assert alone[:2] == watched[:2]

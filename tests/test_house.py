@@ -21,10 +21,9 @@ from tests.conftest import ROOT
 
 PACKAGE = ROOT / "explain"
 ROOMS = [
-    "version", "errors", "nested", "hooks", "training", "distribution", "inputs", "layers", "targets", "engine",
-    "methods", "reasons", "attribution", "concepts", "images", "render", "output", "models", "record", "explanation",
-    "photos", "explainer", "saved",
-    "arguments", "cli", "__main__",
+    "version", "interrupts", "errors", "nested", "hooks", "training", "distribution", "inputs", "layers", "targets",
+    "engine", "methods", "reasons", "attribution", "concepts", "images", "render", "output", "models", "record",
+    "explanation", "photos", "explainer", "saved", "arguments", "cli", "__main__",
 ]  # fmt: skip
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,9 +20,10 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import explain
+from explain import hooks
 from explain.errors import ExplainError, LayerError, ModelError
-from explain.hooks import HookGroup
-from tests.conftest import ROOT, TinyNet, hook_count, settled, snapshot
+from explain.hooks import HookGroup, modes, preserve
+from tests.conftest import ROOT, TinyNet, hook_count, snapshot
 
 METHODS = ["gradcam", "guidedbackprop", "scorecam", "ablationcam", "smoothgrad"]
 LONG = 30  # seconds after which a process that ought to take one is said to hang
@@ -170,38 +173,34 @@ def test_a_child_forked_amid_another_threads_explanation_begins_with_a_clean_mod
     assert snapshot(net) == before
 
 
-class Slow(TinyNet):
-    """Holds whoever asks for its modules in that place, once: inside the lock that modes are changed under."""
+def test_a_child_inherits_no_lock_that_another_thread_holds(net: TinyNet, x: torch.Tensor) -> None:
+    net.train()
+    wanted, held = bits(explained(net, x[:1])), threading.Event()
 
-    def wait_in_modules(self) -> tuple[threading.Event, threading.Event]:
-        self.inside, self.go_on = threading.Event(), threading.Event()
-        return self.inside, self.go_on
+    def hold() -> None:
+        with modes._lock, preserve._lock:
+            held.set()
+            time.sleep(0.2)  # a fork waits for the locks, which are held for moments only
 
-    def modules(self) -> Iterator[nn.Module]:
-        waits = vars(self).get("inside")
-        if waits is not None and threading.current_thread() is not threading.main_thread() and not waits.is_set():
-            waits.set()
-            self.go_on.wait(LONG)
-        return super().modules()
-
-
-def test_a_child_inherits_no_lock_that_another_thread_holds(x: torch.Tensor) -> None:
-    net = settled(Slow()).double().train()
-    wanted = bits(explained(net, x[:1]))
-    inside, go_on = net.wait_in_modules()
-    with_lock = threading.Thread(target=lambda: run_evaluating(net))
-    with_lock.start()
-    assert inside.wait(LONG)
-    threading.Timer(0.2, go_on.set).start()  # a fork waits for the lock, which is held for moments only
-
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(LONG)
     assert in_child(lambda: (bits(explained(net, x[:1])), all(m.training for m in net.modules()))) == (wanted, True)
-    with_lock.join(LONG)
-    assert all(module.training for module in net.modules())
+    thread.join(LONG)
 
 
-def run_evaluating(net: nn.Module) -> None:
-    with explain.hooks.evaluating(net):
-        pass
+def test_a_childs_signals_are_its_own(net: TinyNet) -> None:
+    before = signal.getsignal(signal.SIGINT)
+
+    def work() -> bool:
+        own = signal.getsignal(signal.SIGINT) is before
+        with pytest.raises(KeyboardInterrupt), hooks.untouched(net):
+            signal.raise_signal(signal.SIGINT)
+        return own and signal.getsignal(signal.SIGINT) is before
+
+    with hooks.untouched(net):
+        assert signal.getsignal(signal.SIGINT) is not before
+        assert in_child(work)
 
 
 def test_a_child_forked_inside_an_explanation_may_explain_and_its_parent_goes_on(net: TinyNet, x: torch.Tensor) -> None:

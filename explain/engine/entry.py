@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import torch
 from torch import nn
@@ -13,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from explain.errors import ExplainError, ImageError, ModelError
 from explain.inputs import Inputs, InputsLike, as_inputs, dotted
+from explain.interrupts import Unsplit
 
 
 def check_inputs(model: nn.Module, given: InputsLike) -> Inputs:
@@ -59,18 +59,24 @@ def check_inputs(model: nn.Module, given: InputsLike) -> Inputs:
 _running = threading.local()
 
 
-@contextmanager
-def alone() -> Iterator[None]:
+class _Alone(Unsplit[None]):
+    _begun = False
+
+    def begin(self) -> None:
+        if getattr(_running, "now", False):
+            raise ExplainError(
+                "an explanation was started from inside another one (in a hook or a target); run them in turn"
+            )
+        _running.now = self._begun = True
+
+    def end(self, error: BaseException | None) -> None:
+        if self._begun:
+            _running.now = self._begun = False
+
+
+def alone() -> AbstractContextManager[None]:
     """One explanation at a time in a thread: one begun inside another's hook would see the other's hooks."""
-    if getattr(_running, "now", False):
-        raise ExplainError(
-            "an explanation was started from inside another one (in a hook or a target); run them in turn"
-        )
-    _running.now = True
-    try:
-        yield
-    finally:
-        _running.now = False
+    return _Alone()
 
 
 def _begin_child() -> None:

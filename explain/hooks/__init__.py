@@ -8,7 +8,10 @@
     group          handles and their lifetime; every kind of hook
     graph          the autograd Nodes behind a tensor
     records        activations and gradients of layers, call by call; the tap
+    modes          a model in evaluation mode, and its own modes back
+    ambient        the settings of torch, noted and given back
     preserve       a model and its caller left as they were found
+    copies         a model without the modes and hooks of another
 
 and the tools made of them:
 
@@ -28,11 +31,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from explain.hooks.copies import copied
 from explain.hooks.extractor import FeatureExtractor
 from explain.hooks.graph import accumulator, graph
 from explain.hooks.group import HookGroup
 from explain.hooks.inspection import Inspection, Row, inspect
-from explain.hooks.preserve import evaluating, untouched
+from explain.hooks.modes import evaluating
+from explain.hooks.preserve import calculating, recording, untouched
 from explain.hooks.records import Capture, Overwriting, Record, Tap, capture, cut_where_allowed
 from explain.hooks.select import Where, select
 from explain.hooks.structure import first_tensor, rebuilt, replace_first
@@ -59,7 +64,9 @@ __all__ = [
     "Timeline",
     "Where",
     "accumulator",
+    "calculating",
     "capture",
+    "copied",
     "cut_where_allowed",
     "distributed",
     "evaluating",
@@ -68,6 +75,7 @@ __all__ = [
     "inspect",
     "packaging",
     "rebuilt",
+    "recording",
     "replace_first",
     "select",
     "timeline",

@@ -10,6 +10,7 @@ from torch import nn
 
 from explain.errors import LayerError
 from explain.hooks.group import HookGroup
+from explain.hooks.preserve import recording
 from explain.hooks.select import Where, select
 from explain.hooks.structure import rebuilt
 
@@ -46,7 +47,7 @@ class FeatureExtractor(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         features: dict[str, Any] = {}
-        with torch.set_grad_enabled(self.graph), HookGroup(self.model) as group:
+        with recording(self.graph), HookGroup(self.model) as group:
             for name in self.layers:
                 group.forward(name, self._keeper(name, features))
             with suppress(_SeenEnough):

@@ -8,6 +8,7 @@ import torch
 from torch.autograd.graph import Node
 
 from explain.errors import HookError
+from explain.hooks.preserve import recording
 
 
 def graph(output: torch.Tensor) -> Iterator[Node]:
@@ -41,7 +42,7 @@ def accumulator(leaf: torch.Tensor) -> Node:
     """
     if not (leaf.is_leaf and leaf.requires_grad):
         raise HookError("leaf must be a leaf that requires a gradient, such as a parameter, for it to be accumulated")
-    with torch.enable_grad():
+    with recording(True):
         parent = leaf.expand_as(leaf).grad_fn
     assert parent is not None
     node: Node = parent.next_functions[0][0]  # type: ignore[assignment]

@@ -7,19 +7,20 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
 from torch.autograd.graph import Node, register_multi_grad_hook, saved_tensors_hooks
 from torch.nn.modules import module as global_hooks
+from torch.utils.hooks import RemovableHandle
 
 from explain.errors import HookError
 from explain.hooks.full_backward import FullBackward
 from explain.hooks.guard import Site, call, one_gradient, several_gradients, site_of
 from explain.hooks.preserve import is_under_way
 from explain.hooks.select import Where, select
+from explain.interrupts import Unsplit, unsplit
 
 Hook = Callable[..., Any]
 
@@ -30,7 +31,7 @@ class Handle(Protocol):
     def remove(self) -> None: ...
 
 
-class HookGroup:
+class HookGroup(Unsplit["HookGroup"]):
     """Registers hooks, and removes all of them when the block ends, whatever ended it.
 
     Hooks fire in the order in which they were registered. Those on modules also fire for calls that other threads make
@@ -57,20 +58,20 @@ class HookGroup:
         self._full: dict[nn.Module, FullBackward] = {}
         self._thread = threading.get_ident()
         self._alive = True
+        _groups.add(self)
 
-    def __enter__(self) -> HookGroup:
+    def begin(self) -> HookGroup:
         if is_under_way():
             _of_explanations.add(self)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def end(self, error: BaseException | None) -> None:
         self.remove()
 
     def __len__(self) -> int:
         return len(self._handles)
 
+    @unsplit
     def remove(self) -> None:
         """Remove every hook of the group, the latest first; calling it again does nothing."""
         self._alive = False
@@ -81,6 +82,7 @@ class HookGroup:
 
     # Modules
 
+    @unsplit
     def forward_pre(self, where: Where, fn: Hook, *, with_kwargs: bool = False) -> None:
         """Call ``fn(module, args)`` before each selected module; what it returns replaces its inputs.
 
@@ -90,6 +92,7 @@ class HookGroup:
         for module, site in self._sites(where, fn, "forward-pre", takes):
             self._handles.append(module.register_forward_pre_hook(self._guarded(site, fn), with_kwargs=with_kwargs))
 
+    @unsplit
     def forward(self, where: Where, fn: Hook, *, with_kwargs: bool = False, always: bool = False) -> None:
         """Call ``fn(module, args, output)`` after each selected module; what it returns replaces ``output``.
 
@@ -101,11 +104,13 @@ class HookGroup:
             hook = self._guarded(site, fn)
             self._handles.append(module.register_forward_hook(hook, with_kwargs=with_kwargs, always_call=always))
 
+    @unsplit
     def backward_pre(self, where: Where, fn: Hook) -> None:
         """Call ``fn(module, grad_output)`` before the backward of each selected module; it may return a new one."""
         for module, site in self._sites(where, fn, "backward-pre", ("module", "grad_output")):
             self._full_of(module).pre_hooks.append(_guarded_pre(site, fn))
 
+    @unsplit
     def backward(self, where: Where, fn: Hook) -> None:
         """Call ``fn(module, grad_input, grad_output)`` when a selected module's gradients are known.
 
@@ -116,18 +121,21 @@ class HookGroup:
         for module, site in self._sites(where, fn, "backward", ("module", "grad_input", "grad_output")):
             self._full_of(module).hooks.append(_guarded_full(site, fn))
 
+    @unsplit
     def every_forward_pre(self, fn: Hook) -> None:
         """Call ``fn(module, args)`` before every module of the model that runs."""
         site = site_of(fn, "every module", "forward-pre", ("module", "args"))
         hook = self._of_this_model(self._guarded(site, fn))
         self._handles.append(global_hooks.register_module_forward_pre_hook(hook))
 
+    @unsplit
     def every_forward(self, fn: Hook) -> None:
         """Call ``fn(module, args, output)`` after every module of the model that runs."""
         site = site_of(fn, "every module", "forward", ("module", "args", "output"))
         hook = self._of_this_model(self._guarded(site, fn))
         self._handles.append(global_hooks.register_module_forward_hook(hook))
 
+    @unsplit
     def every_backward(self, fn: Hook) -> None:
         """Call ``fn(module, grad_input, grad_output)`` for every module that ran, as backward passes it."""
         site = site_of(fn, "every module", "backward", ("module", "grad_input", "grad_output"))
@@ -139,11 +147,13 @@ class HookGroup:
 
     # Tensors and the graph
 
+    @unsplit
     def tensor(self, tensor: torch.Tensor, fn: Hook) -> None:
         """Call ``fn(gradient)`` when the gradient of ``tensor`` has been computed; what it returns replaces it."""
         site = self._tensor_site(tensor, fn, "gradient")
         self._handles.append(tensor.register_hook(_guarded_one(site, fn)))  # type: ignore[no-untyped-call]
 
+    @unsplit
     def leaf(self, leaf: torch.Tensor, fn: Hook, *, after: bool = False) -> None:
         """Call ``fn(gradient)`` before a leaf accumulates it; with ``after``, ``fn(leaf)`` when it has."""
         if not leaf.is_leaf:
@@ -158,6 +168,7 @@ class HookGroup:
 
         self._handles.append(leaf.register_post_accumulate_grad_hook(accumulated))  # type: ignore[no-untyped-call]
 
+    @unsplit
     def tensors(self, tensors: Sequence[torch.Tensor], fn: Hook, *, mode: Literal["all", "any"] = "all") -> None:
         """Call ``fn(gradients)`` once all gradients are ready, or ``fn(gradient)`` once the first of them is."""
         site = site_of(fn, f"{len(tensors)} tensors", f"{mode} gradients", ("gradients",))
@@ -169,6 +180,7 @@ class HookGroup:
 
         self._handles.append(register_multi_grad_hook(tuple(tensors), ready, mode=mode))
 
+    @unsplit
     def node(self, node: Node, fn: Hook) -> None:
         """Call ``fn(grad_inputs, grad_outputs)`` after a Node has run; what it returns replaces ``grad_inputs``."""
         site = site_of(fn, f"Node {node.name()}", "after", ("grad_inputs", "grad_outputs"))
@@ -179,6 +191,7 @@ class HookGroup:
 
         self._handles.append(node.register_hook(after))
 
+    @unsplit
     def node_pre(self, node: Node, fn: Hook) -> None:
         """Call ``fn(grad_outputs)`` before a Node runs; what it returns replaces ``grad_outputs``."""
         site = site_of(fn, f"Node {node.name()}", "before", ("grad_outputs",))
@@ -202,6 +215,7 @@ class HookGroup:
         except RuntimeError:
             raise HookError("after_backward() must be called while a backward pass runs; call it from a hook") from None
 
+    @unsplit
     def saved_tensors(self, pack: Hook, unpack: Hook) -> None:
         """Call ``pack(tensor)`` when autograd saves a tensor, and ``unpack(packed)`` when it needs the tensor back.
 
@@ -263,7 +277,14 @@ class HookGroup:
         return site_of(fn, f"a tensor of shape {tuple(tensor.shape)}", direction, tuple(takes))
 
 
+_groups: weakref.WeakSet[HookGroup] = weakref.WeakSet()
 _of_explanations: weakref.WeakSet[HookGroup] = weakref.WeakSet()
+
+
+def registered() -> set[int]:
+    """The numbers under which PyTorch keeps the hooks of all groups."""
+    handles = [handle for group in list(_groups) for handle in list(group._handles)]
+    return {handle.id for handle in handles if isinstance(handle, RemovableHandle)}
 
 
 def _begin_child() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from explain.errors import ExplainError, HookError, raised
+from explain.interrupts import came_by_signal
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ def call(site: Site, fn: Callable[..., Any], *arguments: Any, gradients: Sequenc
     except ExplainError:
         raise
     except Exception as error:
+        if came_by_signal(error):
+            raise
         raise HookError(f"{site} {raised(error)}") from error
     if [tensor._version for tensor in tensors] != versions:
         raise HookError(

@@ -1,5 +1,7 @@
 """A model and its caller, left exactly as they were found; and so is a process that is forked meanwhile.
 
+What there was is noted before it is changed, and given back from the note, whatever line is interrupted.
+
 What is under way in a process does not go on in a child forked from it: the threads that would end it stay behind. So
 a child begins with its models' modes as they were found, and without hooks of explanations that others are in.
 """
@@ -8,64 +10,38 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 
 import torch
 from torch import nn
 
 from explain.errors import ModelError
+from explain.hooks import modes
+from explain.hooks.ambient import Ambient
+from explain.interrupts import Unsplit
 
 _lock = threading.RLock()
-_users: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
 _generators: dict[torch.device, tuple[int, torch.Tensor]] = {}
 _here = threading.local()
 _used_threads = False
 
 
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put every submodule in evaluation mode, and give each its own mode back at the end.
+class _PreservingRng(Unsplit[None]):
+    def __init__(self, devices: list[torch.device]) -> None:
+        self._devices = [torch.device("cpu"), *sorted({d for d in devices if d.type == "cuda"}, key=str)]
+        self._held: list[torch.device] = []
 
-    The flags are set one by one rather than with ``model.eval()``: a network that overrides ``train`` to keep some
-    part frozen would otherwise not come back as it was. Threads may share modules: a mode comes back when the last of
-    those that needed it changed has ended.
-    """
-    with _lock:
-        shared = bool(_users)
-        trained = [module for module in model.modules() if module.training or (shared and module in _users)]
-        for module in trained:
-            module.training = False
-            _users[module] = _users.get(module, 0) + 1
-    try:
-        yield
-    finally:
+    def begin(self) -> None:
         with _lock:
-            for module in trained:
-                _users[module] = _users.get(module, 1) - 1  # a forked child has forgotten it
-                if not _users[module]:
-                    del _users[module]
-                    module.training = True
+            for device in self._devices:
+                count, state = _generators[device] if device in _generators else (0, _rng_state(device))
+                _generators[device] = count + 1, state
+                self._held.append(device)
 
-
-@contextmanager
-def preserving_rng(devices: list[torch.device]) -> Iterator[None]:
-    """Give the random generators of the CPU and of ``devices`` their state back at the end.
-
-    The generators belong to the process: numbers that another thread draws meanwhile are drawn again afterwards. Of
-    several threads in here, the first one finds the state, and the last one gives it back.
-    """
-    used = [torch.device("cpu"), *sorted({d for d in devices if d.type == "cuda"}, key=str)]
-    with _lock:
-        for device in used:
-            count, state = _generators[device] if device in _generators else (0, _rng_state(device))
-            _generators[device] = count + 1, state
-    try:
-        yield
-    finally:
+    def end(self, error: BaseException | None) -> None:
         with _lock:
-            for device in used:
+            while self._held:
+                device = self._held.pop()
                 if device not in _generators:  # a forked child has forgotten it
                     continue
                 count, state = _generators.pop(device)
@@ -73,6 +49,15 @@ def preserving_rng(devices: list[torch.device]) -> Iterator[None]:
                     _generators[device] = count - 1, state
                 else:
                     _set_rng_state(state, device)
+
+
+def preserving_rng(devices: list[torch.device]) -> AbstractContextManager[None]:
+    """Give the random generators of the CPU and of ``devices`` their state back at the end.
+
+    The generators belong to the process: numbers that another thread draws meanwhile are drawn again afterwards. Of
+    several threads in here, the first one finds the state, and the last one gives it back.
+    """
+    return _PreservingRng(devices)
 
 
 def _rng_state(device: torch.device) -> torch.Tensor:
@@ -86,43 +71,93 @@ def _set_rng_state(state: torch.Tensor, device: torch.device) -> None:
         torch.cuda.set_rng_state(state, device)
 
 
-@contextmanager
-def untouched(model: nn.Module, *, grad: bool = False) -> Iterator[None]:
+class _Untouched(Unsplit[None]):
+    def __init__(self, model: nn.Module, grad: bool) -> None:
+        self._model, self._grad = model, grad
+        self._stack, self._modes = ExitStack(), modes.Evaluating(model)
+
+    def begin(self) -> None:
+        global _used_threads
+        _used_threads = _used_threads or torch.get_num_threads() > 1
+        self._stack.callback(setattr, _here, "busy", is_under_way())
+        _here.busy = True
+        self._stack.push(Ambient().give_back)
+        self._stack.enter_context(torch.inference_mode(False))
+        self._stack.enter_context(torch.set_grad_enabled(self._grad))
+        self._stack.enter_context(preserving_rng([p.device for p in self._model.parameters()]))
+        self._stack.enter_context(self._modes)
+
+    def end(self, error: BaseException | None) -> None:
+        self._stack.__exit__(type(error) if error else None, error, None)
+        if isinstance(error, RuntimeError) and "fork-based multiprocessing" in str(error):
+            raise ModelError(
+                "gradients must be computed in a process that torch can start threads in, but this one was forked "
+                "after its parent had computed some; start it with 'spawn' (multiprocessing_context='spawn' for a "
+                "DataLoader), or name the layer and use a method without gradients such as scorecam"
+            ) from None
+        if error is None and self._modes.disturbed:
+            raise ModelError(
+                "model must stay in evaluation mode while it is explained, but another thread called its train(); "
+                "explain a copy of it: explain.hooks.copied(model)"
+            )
+
+
+def untouched(model: nn.Module, *, grad: bool = False) -> AbstractContextManager[None]:
     """Run a model for inspection: in evaluation mode, gradients as given, outside inference mode; then restore all.
 
     Parameters, buffers, ``.grad`` and ``requires_grad`` are not restored because nothing here ever writes to them.
 
     Raises:
-        ModelError: torch refuses to compute gradients in this process, which was forked from one that had done so on
-            a machine with a GPU.
+        ModelError: another thread put the model in training mode meanwhile; or torch refuses to compute gradients in
+            this process, which was forked from one that had done so.
     """
-    global _used_threads
-    _used_threads = _used_threads or torch.get_num_threads() > 1
-    with ExitStack() as stack:
-        stack.enter_context(_under_way())
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.set_grad_enabled(grad))
-        stack.enter_context(preserving_rng([p.device for p in model.parameters()]))
-        stack.enter_context(evaluating(model))
-        yield
+    return _Untouched(model, grad)
 
 
-@contextmanager
-def _under_way() -> Iterator[None]:
-    before = is_under_way()
-    _here.busy = True
-    try:
-        yield
-    except RuntimeError as error:
-        if "fork-based multiprocessing" not in str(error):
-            raise
-        raise ModelError(
-            "gradients must be computed in a process that torch can start threads in, but this one was forked after "
-            "its parent had computed some; start it with 'spawn' (multiprocessing_context='spawn' for a DataLoader), "
-            "or name the layer and use a method without gradients such as scorecam"
-        ) from None
-    finally:
-        _here.busy = before
+class _Calculating(Unsplit[None]):
+    def __init__(self, device: str) -> None:
+        self._device, self._stack = device, ExitStack()
+
+    def begin(self) -> None:
+        self._stack.push(Ambient().give_back)
+        self._stack.enter_context(torch.inference_mode(False))
+        self._stack.enter_context(torch.no_grad())
+        self._stack.enter_context(torch.autocast(self._device, enabled=False))
+
+    def end(self, error: BaseException | None) -> None:
+        self._stack.__exit__(type(error) if error else None, error, None)
+
+
+def calculating(device: str) -> AbstractContextManager[None]:
+    """Compute without a graph, and in the precision of the tensors at hand, whatever mode the caller is in.
+
+    What is made so is good for in-place steps of a model, outside inference mode.
+
+    >>> with calculating("cpu"):
+    ...     torch.is_grad_enabled()
+    False
+    """
+    return _Calculating(device)
+
+
+class _Recording(Unsplit[None]):
+    def __init__(self, grad: bool) -> None:
+        self._grad, self._before = grad, torch.is_grad_enabled()
+
+    def begin(self) -> None:
+        self._before = torch.is_grad_enabled()
+        torch.set_grad_enabled(self._grad)
+
+    def end(self, error: BaseException | None) -> None:
+        torch.set_grad_enabled(self._before)
+
+
+def recording(grad: bool) -> AbstractContextManager[None]:
+    """Switch gradients on or off; afterwards they are as they were, whatever is done inside or interrupted.
+
+    ``torch.set_grad_enabled`` is another such context, but an interrupt as it ends leaves gradients switched.
+    """
+    return _Recording(grad)
 
 
 def is_under_way() -> bool:
@@ -136,9 +171,6 @@ def _begin_child() -> None:
     Threads of OpenMP do not survive a fork, and code that then counts on them waits for ever; so, if there may have
     been some, the child computes with one thread, as the workers of a DataLoader do.
     """
-    for module in list(_users):
-        module.training = True
-    _users.clear()
     _generators.clear()
     _here.busy = False
     _lock.release()

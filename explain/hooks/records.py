@@ -9,7 +9,7 @@ the start of the graph: the pass below it runs like plain inference, and backwar
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from explain.errors import LayerError
 from explain.hooks.group import HookGroup
 from explain.hooks.select import Where, select
 from explain.hooks.structure import first_tensor, replace_first
+from explain.interrupts import Unsplit
 
 T = TypeVar("T")
 
@@ -250,8 +251,22 @@ def _put_into(tensor: torch.Tensor, values: torch.Tensor) -> bool:
     return True
 
 
-@contextmanager
-def capture(model: nn.Module, layers: Where, *, gradients: bool = True) -> Iterator[Capture]:
+class _Capturing(Unsplit[Capture]):
+    def __init__(self, model: nn.Module, layers: Where, gradients: bool) -> None:
+        self._model, self._layers, self._gradients = model, layers, gradients
+        self._group, self._mode = HookGroup(model), torch.is_grad_enabled()
+
+    def begin(self) -> Capture:
+        self._mode = torch.is_grad_enabled()
+        self._group.begin()
+        return Capture(self._group, select(self._model, self._layers), gradients=self._gradients)
+
+    def end(self, error: BaseException | None) -> None:
+        self._group.end(error)
+        torch.set_grad_enabled(self._mode)
+
+
+def capture(model: nn.Module, layers: Where, *, gradients: bool = True) -> AbstractContextManager[Capture]:
     """Record what the layers give inside the block, and the gradients that come back to them, inside it or later.
 
     Args:
@@ -268,9 +283,4 @@ def capture(model: nn.Module, layers: Where, *, gradients: bool = True) -> Itera
     >>> seen.activations["1"].shape, seen.gradients["1"].shape
     (torch.Size([1, 3]), torch.Size([1, 3]))
     """
-    mode = torch.is_grad_enabled()
-    with HookGroup(model) as group:
-        try:
-            yield Capture(group, select(model, layers), gradients=gradients)
-        finally:
-            torch.set_grad_enabled(mode)
+    return _Capturing(model, layers, gradients)

@@ -17,6 +17,7 @@ from torch.autograd.graph import Node
 from explain import nested
 from explain.hooks import HookGroup, Where, select, untouched, unwrapped
 from explain.inputs import Inputs, InputsLike, as_inputs
+from explain.interrupts import came_by_signal
 from explain.layers.grid import MAPS, Grid, Layout, Size
 from explain.layers.probe import altered, corners, decide
 from explain.layers.readings import Reading, layout_of, read_map, read_tokens
@@ -178,7 +179,9 @@ def _really_first(calls: tuple[Call, ...], model: nn.Module, inputs: Inputs) -> 
 
     try:
         _watched(model, inputs.rows(torch.zeros(2, dtype=torch.long)).detached(), note)
-    except Exception:  # it takes one image at a time, which leaves this open
+    except Exception as error:  # it takes one image at a time, which leaves this open
+        if came_by_signal(error):
+            raise
         return calls
     first = [call.grid is not None and call.grid.layout == "tokens first" for call in calls]
     real = [shapes.get((call.name, call.number), ())[1:2] == (2,) for call in calls]
@@ -219,7 +222,9 @@ def _changes(places: frozenset[Place], model: nn.Module, inputs: Inputs) -> dict
 
         try:
             _watched(model, inputs.replaced(x), note)
-        except Exception:  # a network that does not take altered inputs leaves everything open
+        except Exception as error:  # a network that does not take altered inputs leaves everything open
+            if came_by_signal(error):
+                raise
             return {}
     return {place: changes for place, (_, *changes) in found.items() if len(changes) == len(tried) - 1}
 

@@ -1,0 +1,268 @@
+"""Calls that are interrupted by real signals at random times, and a comparison of all that must be as before."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.modules import module as torch_modules
+
+import explain
+from explain import errors, hooks
+from explain.engine import entry
+from explain.hooks import modes, preserve
+
+METHODS = ["gradcam", "saliency", "guidedbackprop", "integratedgradients", "scorecam", "smooth(gradcam)"]
+DICTS = ["_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"]
+
+
+class Small(nn.Module):
+    """Batch normalisation, in-place rectifiers and functional dropout, some of it frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.relu = nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(inplace=True)
+        self.last, self.fc = nn.Conv2d(6, 8, 3), nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.dropout(self.relu(self.norm(self.conv(x))), 0.5, self.training)
+        return self.fc(F.relu_(self.last(x)).mean((2, 3)))
+
+
+def small() -> nn.Module:
+    model = Small().train()
+    model.norm.eval()
+    model.conv.requires_grad_(False)
+    return model
+
+
+def deep(length: int = 300) -> nn.Module:
+    """A chain of many small modules, half of them frozen in evaluation mode."""
+    layers: list[nn.Module] = [nn.Conv2d(3, 4, 1)]
+    for i in range(length):
+        layers.append(nn.Dropout(0.1) if i % 3 else nn.ReLU())
+        layers[-1].train(i % 2 == 0)
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))
+
+
+@dataclass
+class Call:
+    """Something that is called, on one network, over and over."""
+
+    name: str
+    model: nn.Module
+    run: Callable[[], torch.Tensor]
+    expected: torch.Tensor
+    seconds: float
+    own: bool
+    """Whether the user runs the network, in training mode: random numbers and running statistics then change."""
+
+
+def calls_of(name: str, model: nn.Module, x: torch.Tensor, methods: list[str] = METHODS) -> list[Call]:
+    """Everything that is done with a network: explanations, and hooks of the user's own."""
+
+    def attribute(method: str) -> torch.Tensor:
+        return explain.attribute(model, x, method, target=1, batch_size=16).values
+
+    def capture() -> torch.Tensor:
+        with hooks.capture(model, "*") as seen:
+            model(x).sum()
+        return torch.tensor(float(len(seen.records)))
+
+    def group() -> torch.Tensor:
+        count = []
+        with hooks.HookGroup(model) as group:
+            group.forward("*", lambda module, args, output: count.append(1))
+            group.backward("*", lambda module, grad_input, grad_output: None)
+            model(x)
+        return torch.tensor(float(len(count)))
+
+    def extract() -> torch.Tensor:
+        return next(iter(hooks.FeatureExtractor(model, next(iter(dict(model.named_children()))))(x).values()))
+
+    def inspect() -> torch.Tensor:
+        return torch.tensor(float(len(hooks.inspect(model, x).rows)))
+
+    runs: dict[str, Callable[[], torch.Tensor]] = {m: lambda m=m: attribute(m) for m in methods}
+    own = {"capture": capture, "HookGroup": group, "FeatureExtractor": extract}
+    return [
+        *(_timed(f"{each} of {name}", model, run) for each, run in {**runs, "inspect": inspect}.items()),
+        *(_timed(f"{each} of {name}", model, run, own=True) for each, run in own.items()),
+    ]
+
+
+def calls_of_explainer() -> list[Call]:
+    explainer = explain.Explainer(model=small(), size=24)
+    photo = torch.randint(0, 255, (24, 24, 3), dtype=torch.uint8).numpy()
+    return [
+        _timed(
+            "Explainer", explainer.model, lambda: explainer(photo, ["gradcam", "saliency"]).results[0]["gradcam"].values
+        )
+    ]
+
+
+def _timed(name: str, model: nn.Module, run: Callable[[], torch.Tensor], *, own: bool = False) -> Call:
+    buffers = {key: tensor.clone() for key, tensor in model.named_buffers()}
+    run()
+    start = time.perf_counter()
+    expected = run()
+    seconds = time.perf_counter() - start
+    give_back(model, buffers)
+    return Call(name, model, run, expected, seconds, own)
+
+
+def give_back(model: nn.Module, buffers: dict[str, torch.Tensor]) -> None:
+    """The user's own passes in training mode change the running statistics, as they always do."""
+    with torch.no_grad():
+        for key, tensor in model.named_buffers():
+            tensor.copy_(buffers[key])
+
+
+def state(model: nn.Module) -> dict[str, Any]:
+    """All that must be the same after a call as before it."""
+
+    def digest(tensor: torch.Tensor | None) -> str | None:
+        return None if tensor is None else hashlib.sha1(tensor.detach().numpy().tobytes()).hexdigest()
+
+    return {
+        "modes": [module.training for module in model.modules()],
+        "own methods": [sorted(vars(module).keys() & {"train", "forward"}) for module in model.modules()],
+        "hooks": [[len(getattr(module, name)) for name in DICTS] for module in model.modules()],
+        "hooks of every module": [len(getattr(torch_modules, f"_global{name}")) for name in DICTS],
+        "parameters": [(digest(p), digest(p.grad), p.requires_grad) for p in model.parameters()],
+        "running statistics": [digest(buffer) for buffer in model.buffers()],
+        "random numbers": digest(torch.get_rng_state()),
+        "gradients": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
+        "mixed precision": (torch.is_autocast_enabled("cpu"), torch.is_autocast_cache_enabled()),
+        "function modes": torch._C._len_torch_function_stack(),
+        "warning filters": list(warnings.filters),
+        "handlers": (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGALRM)),
+        "counters": (
+            len(modes._uses), getattr(modes._here, "depth", 0), len(preserve._generators), preserve.is_under_way(),
+            errors._listeners, getattr(errors._here, "muted", False), getattr(entry._running, "now", False),
+        ),
+    }  # fmt: skip
+
+
+class TimeLimit(Exception):
+    """What handlers of a user's own raise here."""
+
+
+KINDS: dict[str, tuple[int, type[BaseException]]] = {
+    "SIGINT": (signal.SIGINT, KeyboardInterrupt),
+    "SIGINT, own handler": (signal.SIGINT, TimeLimit),
+    "SIGALRM": (signal.SIGALRM, TimeLimit),
+}
+
+
+@dataclass
+class Tally:
+    """How many signals were sent, how many of them ended a call, and what went wrong."""
+
+    sent: int = 0
+    in_time: int = 0
+    lost: list[str] = field(default_factory=list)
+    """Signals that no handler was called for, and interrupts (KeyboardInterrupt) that did not end the call."""
+    twice: list[str] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
+
+
+class _Sender:
+    """A thread that sends one real signal to the main thread after some time, unless that is called off before."""
+
+    def __init__(self, number: int, after: float) -> None:
+        self.sent = 0
+        self._number, self._after = number, after
+        self._called_off = threading.Event()
+        self._thread = threading.Thread(target=self._work)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def call_off(self) -> None:
+        """End it; a signal that has been sent has arrived afterwards."""
+        self._called_off.set()
+        self._thread.join()
+        time.sleep(0)
+
+    def _work(self) -> None:
+        if not self._called_off.wait(self._after):
+            self.sent = 1
+            os.kill(os.getpid(), self._number)
+
+
+def interrupt(call: Call, kind: str, after: float, tally: Tally) -> None:
+    """Make a call, interrupt it by one signal after some time, and note what is not as it was before."""
+    number, raised = KINDS[kind]
+    came: list[bool] = []
+    inside = False
+
+    def handler(number: int, frame: Any) -> None:
+        came.append(inside)
+        if inside:
+            raise raised
+
+    buffers = {key: tensor.clone() for key, tensor in call.model.named_buffers()}
+    theirs, sender, ended = signal.signal(number, handler), _Sender(number, after), False
+    before = state(call.model)
+    try:
+        inside = True
+        sender.start()
+        call.run()
+        inside = False
+    except BaseException as error:
+        inside = False
+        ended = _led_to(error, raised)
+        if not ended:
+            raise
+    sender.call_off()
+    now = state(call.model)
+    signal.signal(number, theirs)
+    give_back(call.model, buffers)
+    changing = {"running statistics", "random numbers"} if call.own else set()
+    wrong = [name for name in before.keys() - changing if before[name] != now[name]]
+    what = f"{call.name}, {kind}"
+    tally.sent += sender.sent
+    tally.in_time += ended
+    if wrong:
+        tally.damaged.append(f"{what}: {', '.join(wrong)}")
+    if len(came) < sender.sent or (any(came) and not ended and raised is KeyboardInterrupt):
+        tally.lost.append(what)
+    if len(came) > sender.sent:
+        tally.twice.append(what)
+
+
+def _led_to(error: BaseException | None, raised: type[BaseException]) -> bool:
+    """Whether an error is one of a kind, or what a library made of one."""
+    return error is not None and (isinstance(error, raised) or _led_to(error.__cause__ or error.__context__, raised))
+
+
+def changed(call: Call) -> bool:
+    """Whether a call no longer gives what it gave at first."""
+    buffers = {key: tensor.clone() for key, tensor in call.model.named_buffers()}
+    same = torch.allclose(call.run(), call.expected, rtol=1e-5, atol=1e-8)
+    give_back(call.model, buffers)
+    return not same
+
+
+def interrupt_often(calls: Sequence[Call], count: int, seed: int, show: Callable[[Tally], None] | None = None) -> Tally:
+    """Send so many signals, each at a random time to one of the calls, and then make every call once more."""
+    draw, tally = random.Random(seed), Tally()
+    while tally.sent < count:
+        call, kind = draw.choice(calls), draw.choice(list(KINDS))
+        interrupt(call, kind, draw.uniform(0, call.seconds), tally)
+        if show is not None:
+            show(tally)
+    tally.damaged += [f"{call.name}: other values than at first" for call in calls if changed(call)]
+    return tally
