@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -103,7 +104,8 @@ def calls_of(name: str, model: nn.Module, x: torch.Tensor, methods: list[str] = 
 
 
 def calls_of_explainer() -> list[Call]:
-    explainer = explain.Explainer(model=small(), size=24)
+    as_tensor = lambda photo: torch.from_numpy(np.array(photo)).movedim(2, 0) / 255  # noqa: E731
+    explainer = explain.Explainer(small(), preprocess=as_tensor)
     photo = torch.randint(0, 255, (24, 24, 3), dtype=torch.uint8).numpy()
     return [
         _timed(
