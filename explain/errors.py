@@ -111,14 +111,23 @@ class ExplainWarning(UserWarning):
 _here = threading.local()
 
 
-@contextmanager
-def naming(images: Sequence[str]) -> Iterator[None]:
+class _Setting(Unsplit[None]):
+    """Something that messages in this thread go by while a block lasts."""
+
+    def __init__(self, name: str, value: Any) -> None:
+        self._name, self._value, self._before = name, value, getattr(_here, name, None)
+
+    def begin(self) -> None:
+        self._before = getattr(_here, self._name, None)
+        setattr(_here, self._name, self._value)
+
+    def end(self, error: BaseException | None) -> None:
+        setattr(_here, self._name, self._before)
+
+
+def naming(images: Sequence[str]) -> AbstractContextManager[None]:
     """Let messages in this thread call the images of a batch by these names, and not by their numbers."""
-    before, _here.images = getattr(_here, "images", ()), images
-    try:
-        yield
-    finally:
-        _here.images = before
+    return _Setting("images", images)
 
 
 def image_name(number: int) -> str:
@@ -130,7 +139,7 @@ def image_name(number: int) -> str:
     >>> image_name(1)
     '1'
     """
-    images: Sequence[str] = getattr(_here, "images", ())
+    images: Sequence[str] = getattr(_here, "images", None) or ()
     return images[number] if number < len(images) else str(number)
 
 
@@ -138,18 +147,9 @@ _lock = threading.Lock()
 _filters, _listeners = ExitStack(), 0
 
 
-class _Muted(Unsplit[None]):
-    def begin(self) -> None:
-        self._before = getattr(_here, "muted", False)
-        _here.muted = True
-
-    def end(self, error: BaseException | None) -> None:
-        _here.muted = self._before
-
-
 def muted() -> AbstractContextManager[None]:
     """Keep the package's own warnings in this thread to itself."""
-    return _Muted()
+    return _Setting("muted", True)
 
 
 class _Quiet(Unsplit[None]):

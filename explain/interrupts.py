@@ -18,6 +18,7 @@ import os
 import signal
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import wraps
 from types import CodeType, FrameType, FunctionType, TracebackType
@@ -52,7 +53,7 @@ def came_by_signal(error: BaseException) -> bool:
     return hasattr(error, "_came_by_signal")
 
 
-class Unsplit(Generic[T]):
+class Unsplit(ABC, Generic[T]):
     """A context whose beginning and end are never split by a signal.
 
     Subclasses write ``begin``, whose result the ``with`` statement binds, and ``end``, which is given the error that
@@ -76,11 +77,11 @@ class Unsplit(Generic[T]):
 
     _in_front: tuple[tuple[int, _InFront], ...] = ()
 
-    def begin(self) -> T:
-        raise NotImplementedError
+    @abstractmethod
+    def begin(self) -> T: ...
 
-    def end(self, error: BaseException | None) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def end(self, error: BaseException | None) -> None: ...
 
     def __enter__(self) -> T:
         self._in_front = _step_in_front()

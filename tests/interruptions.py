@@ -152,7 +152,7 @@ def state(model: nn.Module) -> dict[str, Any]:
         "handlers": (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGALRM)),
         "counters": (
             len(modes._uses), getattr(modes._here, "depth", 0), len(preserve._generators), preserve.is_under_way(),
-            errors._listeners, getattr(errors._here, "muted", False), getattr(entry._running, "now", False),
+            errors._listeners, bool(getattr(errors._here, "muted", False)), getattr(entry._running, "now", False),
         ),
     }  # fmt: skip
 
