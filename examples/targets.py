@@ -24,7 +24,7 @@ import explain
 from explain.errors import ExplainError
 from explain.hooks import FeatureExtractor
 from explain.images import Box
-from explain.models import CenterCrop, Classifier, load_bundled
+from explain.models import CenterCrop, Classifier, load
 from explain.render import sheet
 from explain.targets import Detection, Segmentation, find_label
 
@@ -182,7 +182,7 @@ def neuron(bundled: Classifier, photo: Image.Image, layer: str) -> Image.Image:
 
 def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    bundled = load_bundled()
+    bundled = load("tiny")
     photo = side_by_side(*(Image.open(ASSETS / name) for name in ("coffee.png", "chelsea.png")))
     drawn = segmentation(bundled, photo, ["espresso", "Egyptian cat"], "layercam", "trunk.layer2")
     drawn.save(folder / "segmentation.jpg", quality=88)

@@ -34,7 +34,11 @@ def command_line() -> argparse.ArgumentParser:
     add("--top-k", type=_count, metavar="K", help="explain the K best classes")
     add("--layer", action="append", metavar="NAME", help="layer to look at; repeatable (default: the last feature map)")
     add("--fuse", choices=["mean", "max", "product"], help="how the maps of several layers become one (default: mean)")
-    add("--model", default="bundled", metavar="NAME", help="bundled, a torchvision name, or package.module:factory")
+    add(
+        "--model",
+        metavar="NAME",
+        help="efficientnet-lite0 (default), tiny, a torchvision name, or package.module:factory",
+    )
     add("--weights", metavar="FILE", help="state dict to load into the model")
     add("--labels", metavar="FILE", help="the labels of the classes, one a line")
     add("--size", type=_count, metavar="PIXELS", help="side of the model's input")

@@ -110,14 +110,14 @@ def _explainer(options: argparse.Namespace) -> Explainer:
 
 
 @contextmanager
-def _blaming(model: str) -> Iterator[None]:
+def _blaming(model: str | None) -> Iterator[None]:
     """Say in one line what a factory or module of the user's own raises; it may be anything."""
     try:
         yield
     except (ExplainError, MemoryError):
         raise
     except Exception as error:
-        raise ExplainError(f"model {model!r} {raised(error)}") from error
+        raise ExplainError(f"{'the default model' if model is None else f'model {model!r}'} {raised(error)}") from error
 
 
 def _read_labels(path: str) -> list[str]:

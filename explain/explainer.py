@@ -25,7 +25,7 @@ from explain.hooks.preserve import untouched
 from explain.hooks.structure import first_tensor
 from explain.images import ImageLike, Preprocess, load_image, locate
 from explain.methods import Fusion, Method, MethodLike, get_method, list_methods
-from explain.models import BUNDLED, Classifier, as_classifier, as_preprocess, load
+from explain.models import Classifier, as_classifier, as_preprocess, load
 from explain.photos import AT_ONCE, Photo, collected, in_batches
 from explain.record import Origin, Question, asked, class_name, described, encode_fields, has_tensor
 from explain.targets import TargetLike, as_target, check_categories
@@ -61,7 +61,7 @@ class Explainer:
 
     Args:
         model: any ``nn.Module`` that classifies images, a name ("resnet50", "package.module:factory"), or None for the
-            bundled model. A module is put on ``device`` if one is given, and otherwise left alone.
+            default model. A module is put on ``device`` if one is given, and otherwise left alone.
         categories: the labels of the classes, in order; those that come with the model by default.
         preprocess: ``PIL.Image -> (C, H, W)`` float tensor, or an image processor of transformers. By default what
             comes with the model (as an attribute, in timm's or Hugging Face's configuration, or with its name); where
@@ -74,7 +74,7 @@ class Explainer:
         ExplainError: the model, its weights or the device are not to be had.
 
     >>> explainer = Explainer()
-    >>> explainer.categories[66], explainer.preprocess(Image.new("RGB", (30, 20))).ndim
+    >>> explainer.categories[281], explainer.preprocess(Image.new("RGB", (30, 20))).ndim
     ('tabby cat', 3)
     """
 
@@ -292,7 +292,7 @@ class Explainer:
         """Turn a photo into what the model is given: ``(1, C, H, W)``, on its device and in its precision.
 
         >>> Explainer().as_input(Image.new("RGB", (30, 20))).shape
-        torch.Size([1, 3, 80, 80])
+        torch.Size([1, 3, 224, 224])
         """
         x = self.preprocess(load_image(image))
         if not isinstance(x, torch.Tensor) or x.ndim != 3:
@@ -306,7 +306,7 @@ class Explainer:
 
 
 def explain(image: ImageLike, methods: MethodLike | Iterable[MethodLike] = "gradcam", **options: Any) -> Explanation:
-    """Explain a photo with the bundled model; options as for calling an `Explainer`.
+    """Explain a photo with the default model; options as for calling an `Explainer`.
 
     >>> from PIL import Image
     >>> explanation = explain(Image.new("RGB", (32, 24), "orange"))
@@ -318,7 +318,7 @@ def explain(image: ImageLike, methods: MethodLike | Iterable[MethodLike] = "grad
 
 def _classifier(model: Any, weights: str | Path | None, size: int | None) -> Classifier:
     if model is None or isinstance(model, str):
-        return load(model or BUNDLED, weights=weights, size=size)
+        return load(model, weights=weights, size=size)
     if weights is not None:
         raise ModelError("weights can be given for a model by name only; load them into your module yourself")
     if isinstance(model, Classifier):
@@ -327,7 +327,7 @@ def _classifier(model: Any, weights: str | Path | None, size: int | None) -> Cla
         return model
     if isinstance(model, nn.Module):
         return as_classifier(model, size=size)
-    raise ModelError(f"model must be an nn.Module, a name or None for the bundled model, got {type(model).__name__}")
+    raise ModelError(f"model must be an nn.Module, a name or None for the default model, got {type(model).__name__}")
 
 
 def rows_are_apart(model: nn.Module, x: torch.Tensor) -> bool:

@@ -29,6 +29,8 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[str], list[str]]:
+    if "--model" not in arguments:
+        arguments = (*arguments, "--model", "tiny")  # which is quicker than the default
     try:
         code = main(arguments)
     except SystemExit as stop:
@@ -135,7 +137,7 @@ def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Selvaraju" in out[names.index("gradcam")]
     assert out[names.index("legrad")].endswith("for vision transformers")
     code, out, _ = run(capsys, "--list-models")
-    assert out[0] == "bundled"
+    assert out[:2] == ["efficientnet-lite0", "tiny"]
     assert "resnet50" in out
     code, out, _ = run(capsys, "--list-layers")
     assert [line.split()[0] for line in out if line.endswith("(default)")] == ["layer3"]
@@ -181,7 +183,7 @@ def test_wrong_usage_is_code_2_and_writes_nothing(
         (["--model", "no.such:thing"], "no module named 'no'"),
         (["--weights", "none.pt"], "there is none"),
         (["--device", "toaster"], "device 'toaster' cannot be used"),
-        (["--size", "8"], "at least 16 pixels for the bundled model, got 8"),
+        (["--size", "8"], "at least 16 pixels for the model 'tiny', got 8"),
         (["--labels", "none.txt"], "labels 'none.txt' cannot be read"),
         (["--output", CAT], "cannot be written"),
     ],

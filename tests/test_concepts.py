@@ -100,7 +100,7 @@ def test_the_picture_has_a_color_and_a_line_for_each_concept() -> None:
 
 
 def test_an_explainer_shows_concepts_of_a_photo() -> None:
-    picture, found = explain.Explainer().concepts(ROOT / "assets" / "chelsea.png", 3)
+    picture, found = explain.Explainer("tiny").concepts(ROOT / "assets" / "chelsea.png", 3)
     assert len(found) == 3
     assert picture.width == 451
     assert json.dumps(found.layer) == '"layer3"'

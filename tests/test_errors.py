@@ -418,8 +418,8 @@ def check(make: Callable[[], Any], kind: type[ExplainError], message: str) -> No
     assert "\n" not in message
 
 
-def photo(path: str = CAT, **options: Any) -> explain.Explanation:
-    return explain.explain(path, **options)
+def photo(path: Any = CAT, **options: Any) -> explain.Explanation:
+    return explain.Explainer("tiny")(path, **options)
 
 
 ON_FILES: dict[str, tuple[Callable[[], Any], type[ExplainError], str]] = {
@@ -439,12 +439,12 @@ ON_FILES: dict[str, tuple[Callable[[], Any], type[ExplainError], str]] = {
         "image 'text.jpg' is not an image that Pillow can read; convert it to PNG or JPEG",
     ),
     "channels first": (
-        lambda: explain.explain(np.zeros((3, 20, 20), np.uint8)),
+        lambda: photo(np.zeros((3, 20, 20), np.uint8)),
         ImageError,
         "image must be an array (H, W), (H, W, 3) or (H, W, 4), got shape (3, 20, 20); use array.transpose(1, 2, 0)",
     ),
     "floats up to 255": (
-        lambda: explain.explain(np.full((20, 20, 3), 255.0)),
+        lambda: photo(np.full((20, 20, 3), 255.0)),
         ImageError,
         "image must have floats in [0, 1], got values outside or not finite; use uint8 for 0-255",
     ),
@@ -459,33 +459,33 @@ ON_FILES: dict[str, tuple[Callable[[], Any], type[ExplainError], str]] = {
         "target and top_k cannot both be given; leave one out",
     ),
     "too few labels": (
-        lambda: explain.Explainer(categories=["cat"])(CAT),
+        lambda: explain.Explainer("tiny", categories=["cat"])(CAT),
         ModelError,
         "categories must hold a label for each of the model's 200 classes, got 1; give them all, in the order of the "
         "classes",
     ),
     "a preprocessing that adds the batch": (
-        lambda: explain.Explainer(preprocess=lambda image: torch.zeros(1, 3, 64, 64))(CAT),
+        lambda: explain.Explainer("tiny", preprocess=lambda image: torch.zeros(1, 3, 64, 64))(CAT),
         ImageError,
         "preprocess must return a tensor (C, H, W), got shape (1, 3, 64, 64); leave the batch dimension out",
     ),
     "a preprocessing that gives an array": (
-        lambda: explain.Explainer(preprocess=lambda image: np.zeros((3, 64, 64)))(CAT),  # type: ignore[arg-type, return-value]
+        lambda: explain.Explainer("tiny", preprocess=lambda image: np.zeros((3, 64, 64)))(CAT),  # type: ignore[arg-type, return-value]
         ImageError,
         "preprocess must return a tensor (C, H, W), got ndarray; use torch.from_numpy or the like",
     ),
     "missing weights": (
-        lambda: explain.Explainer(weights="none.pt"),
+        lambda: explain.Explainer("tiny", weights="none.pt"),
         ModelError,
         "weights 'none.pt' must be a file, but there is none; check the path",
     ),
     "a text for weights": (
-        lambda: explain.Explainer(weights="text.jpg"),
+        lambda: explain.Explainer("tiny", weights="text.jpg"),
         ModelError,
         "weights 'text.jpg' cannot be read (it is not a file of PyTorch); save them again with torch.save",
     ),
     "weights of another network": (
-        lambda: explain.Explainer(weights="other.pt"),
+        lambda: explain.Explainer("tiny", weights="other.pt"),
         ModelError,
         "weights 'other.pt' must fit the model, but ... tensors are missing, 1 unknown and 0 of another shape "
         "(conv1.weight is missing); take those of this very network",
@@ -507,7 +507,7 @@ ON_FILES: dict[str, tuple[Callable[[], Any], type[ExplainError], str]] = {
         "model 'nowhere:Net': no module named 'nowhere'; run from its folder, or install it",
     ),
     "an unknown device": (
-        lambda: explain.Explainer(device="gpu"),
+        lambda: explain.Explainer("tiny", device="gpu"),
         ModelError,
         "device 'gpu' cannot be used (torch knows no such device); use 'cpu', or 'cuda' with a GPU",
     ),

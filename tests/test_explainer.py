@@ -26,7 +26,7 @@ METHODS = ["gradcam", "ablationcam", "fullgrad", "guidedbackprop", "inputxgradie
 
 @pytest.fixture(scope="module")
 def explainer() -> explain.Explainer:
-    return explain.Explainer()
+    return explain.Explainer("tiny")
 
 
 def test_one_call_explains_a_photo(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_photos_that_are_turned_get_overlays_that_are_upright(tmp_path: Path) ->
     exif[0x0112] = 6
     with Image.open(CAT) as image:
         image.convert("RGB").rotate(90, expand=True).save(tmp_path / "turned.jpg", exif=exif, quality=95)
-    explanation = explain.explain(tmp_path / "turned.jpg")
+    explanation = explain.Explainer("tiny")(tmp_path / "turned.jpg")
     assert explanation.overlay().size == (451, 300)
     assert "cat" in explanation.predictions[0][0]
 
@@ -227,7 +227,7 @@ class Constant:
 
 
 def test_a_method_object_needs_no_registration(tmp_path: Path) -> None:
-    explanation = explain.explain(CAT, [Constant(0.25), "saliency"])  # type: ignore[list-item]
+    explanation = explain.Explainer("tiny")(CAT, [Constant(0.25), "saliency"])  # type: ignore[list-item]
     assert explanation.attributions["constant"].values.max() == 0.25
     assert len(explanation.save(tmp_path)) == 7
     assert explanation.sheet().width > 0
@@ -246,7 +246,7 @@ def test_a_single_logit_has_no_probability() -> None:
 
 
 def test_a_very_long_photo_is_drawn_within_reason() -> None:
-    explanation = explain.explain(Image.new("RGB", (10, 8000), "teal"), target=0)
+    explanation = explain.Explainer("tiny")(Image.new("RGB", (10, 8000), "teal"), target=0)
     assert max(explanation.figure().get_size_inches()) < 20
     inside = np.asarray(explanation.overlay())[4000, 2:8]
     assert (inside != 255).any()

@@ -209,7 +209,7 @@ def test_so_does_one_while_the_layer_is_looked_for_or_listed(layer: str, x: torc
 def test_an_interruption_while_saving_leaves_no_half_written_file(
     step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    explanation = explain.Explainer(size=32)(str(ROOT / "assets" / "coffee.png"), ["gradcam", "saliency"])
+    explanation = explain.Explainer("tiny", size=32)(str(ROOT / "assets" / "coffee.png"), ["gradcam", "saliency"])
     whole = {path.name: path.read_bytes() for path in explanation.save(tmp_path / "whole")}
     steps = {"drawing": (explain.Explanation, "sheet"), "writing": (os, "fdopen"), "putting in place": (os, "link")}
     place, name = steps[step]

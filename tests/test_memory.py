@@ -30,7 +30,7 @@ def photo() -> Image.Image:
 
 @pytest.fixture(scope="module")
 def explainer() -> explain.Explainer:
-    return explain.Explainer(size=32)
+    return explain.Explainer("tiny", size=32)
 
 
 def resident() -> int:

@@ -431,7 +431,7 @@ def test_labels_are_found_wherever_they_are_named() -> None:
 
 
 def test_a_difference_of_labels_on_a_photo() -> None:
-    explanation = explain.explain(
+    explanation = explain.Explainer("tiny")(
         Image.new("RGB", (40, 30), "orange"), "inputxgradient", target=Difference("tabby", "espresso")
     )
     assert explanation.targets == ["tabby cat − espresso"]

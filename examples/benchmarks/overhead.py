@@ -1,6 +1,6 @@
 """What an explanation costs, as a multiple of a bare forward pass of the same model on the same input.
 
-    python examples/benchmarks/overhead.py [--rounds 9] [--json file] [--models resnet50 bundled]
+    python examples/benchmarks/overhead.py [--rounds 9] [--json file] [--models resnet50 tiny]
 
 The baseline is ``model(x)`` in inference mode. Weights are random, which changes no time. Each figure is the median of
 the ratios to the baseline run next to it; memory is the peak of what torch allocates, by that of the bare pass.
@@ -23,13 +23,13 @@ from explain.models import load
 METHODS = ("gradcam", "saliency", "guidedbackprop")
 CASES = [
     ("resnet18", 1), ("resnet18", 16), ("resnet50", 1), ("resnet50", 16), ("mobilenet_v3_small", 1),
-    ("mobilenet_v3_small", 16), ("bundled", 1), ("bundled", 16),
+    ("mobilenet_v3_small", 16), ("tiny", 1), ("tiny", 16),
 ]  # fmt: skip
 
 
 def build(name: str) -> tuple[nn.Module, int]:
-    if name == "bundled":
-        return load().model, 80
+    if name == "tiny":
+        return load("tiny").model, 80
     return torchvision.models.get_model(name, weights=None).eval(), 224
 
 

@@ -1,4 +1,4 @@
-"""Measure the bundled model: accuracy, calibration, time to load, and which input serves photos best.
+"""Measure the small model "tiny": accuracy, calibration, time to load, and which input serves photos best.
 
     python examples/bundled/evaluate.py path/to/tiny-imagenet-200 [--views]
 
@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="the unpacked data set")
     parser.add_argument("--views", action="store_true", help="also compare input sizes and crops (some minutes)")
     options = parser.parse_args()
-    classifier = load()
+    classifier = load("tiny")
     files = validation_files(options.folder)
     paths, labels = [path for path, _ in files], torch.tensor([label for _, label in files])
     logits = logits_of(classifier, paths)

@@ -1,4 +1,4 @@
-"""The model that is in the box: 200 everyday classes, no download."""
+"""The small model "tiny": 200 everyday classes, 3 MB, part of this package."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from explain.errors import ModelError
 from explain.models.classifier import CenterCrop, Classifier
 from explain.models.network import SmallResNet
 
+NAME = "tiny"
 FILE = Path(__file__).with_name("bundled.pt")
 
 
@@ -28,7 +29,7 @@ def load_bundled(size: int | None = None) -> Classifier:
     state = {name: t.float() if t.is_floating_point() else t for name, t in content["state_dict"].items()}
     model.load_state_dict(state, assign=True)
     if size is not None and size < 16:
-        raise ModelError(f"size must be at least 16 pixels for the bundled model, got {size}")
+        raise ModelError(f"size must be at least 16 pixels for the model 'tiny', got {size}")
     view = content["preprocess"]
     preprocess = CenterCrop(size or view["side"], view["crop"], tuple(view["mean"]), tuple(view["std"]))
-    return Classifier(model.eval(), preprocess, content["categories"], "bundled", content["temperature"])
+    return Classifier(model.eval(), preprocess, content["categories"], NAME, content["temperature"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 from explain.errors import ModelError
 from explain.images import Box, Preprocess
 
+Interpolation: TypeAlias = Literal["bilinear", "bicubic"]
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -20,7 +22,8 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 class CenterCrop:
     """Cut out the central square of a photo, scale it to ``side`` pixels and normalise each channel.
 
-    ``crop`` is the square's share of the photo's shorter side. Cutting and scaling are one antialiased operation.
+    ``crop`` is the square's share of the photo's shorter side. Cutting and scaling are one antialiased operation, with
+    "bilinear" or "bicubic" ``interpolation``.
 
     >>> CenterCrop(side=8)(Image.new("RGB", (40, 30))).shape
     torch.Size([3, 8, 8])
@@ -30,6 +33,7 @@ class CenterCrop:
     crop: float = 0.875
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
+    interpolation: Interpolation = "bilinear"
 
     def __post_init__(self) -> None:
         if self.side < 1:
@@ -44,7 +48,9 @@ class CenterCrop:
     def __call__(self, image: Image.Image) -> torch.Tensor:
         box = self.box(image.size)
         edges = (box.left, box.top, box.right, box.bottom)
-        small = image.convert("RGB").resize((self.side, self.side), Image.Resampling.BILINEAR, box=edges)
+        small = image.convert("RGB").resize(
+            (self.side, self.side), Image.Resampling[self.interpolation.upper()], box=edges
+        )
         pixels = torch.from_numpy(np.array(small)).permute(2, 0, 1).float() / 255
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
         return (pixels - mean) / std

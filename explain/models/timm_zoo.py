@@ -50,7 +50,7 @@ def load_timm(name: str, weights: str | Path | None = None, size: int | None = N
         reason = " ".join(str(error).split())[:100]
         raise ModelError(
             f"model {name!r} needs its published weights, and they could not be downloaded ({reason}); go online once, "
-            "give your own with --weights, or use the bundled model"
+            "give your own with --weights, or use the model 'tiny'"
         ) from None
     if state is not None and weights is not None:
         fit_weights(model, state, weights)

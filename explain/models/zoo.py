@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 from explain.errors import ModelError, did_you_mean
+from explain.models import bundled, imagenet
 from explain.models.classifier import CenterCrop, Classifier
 from explain.models.weights import describe_weights, fit_weights, read_weights
 
-BUNDLED = "bundled"
+DEFAULT, TINY = imagenet.NAME, bundled.NAME
 
 
 def torchvision_models() -> ModuleType:
@@ -38,14 +39,14 @@ def no_torchvision(error: Exception) -> ModelError:
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     return ModelError(
         f"torchvision cannot be used with torch {torch.__version__} ({reason}); install a matching pair with "
-        "'pip install --upgrade torch torchvision'. The bundled model and your own models work without it"
+        "'pip install --upgrade torch torchvision'. The models that come along and your own models work without it"
     )
 
 
 def list_models() -> list[str]:
-    """Return the names that `load` takes: the bundled model first, then torchvision's classifiers."""
+    """Return the names that `load` takes: the models that come along, the default first, then torchvision's."""
     models = torchvision_models()
-    return [BUNDLED, *models.list_models(module=models)]
+    return [DEFAULT, TINY, *models.list_models(module=models)]
 
 
 def load_torchvision(name: str, weights: str | Path | None = None, size: int | None = None) -> Classifier:
@@ -85,7 +86,7 @@ def _pretrained(models: ModuleType, name: str, published: Any) -> nn.Module:
         reason = " ".join(str(getattr(error, "reason", error)).split())[:100]
         raise ModelError(
             f"model {name!r} needs its weights at {str(cached)!r}, and they could not be downloaded ({reason}); go "
-            "online once, copy the file there, give your own with --weights, or use the bundled model"
+            "online once, copy the file there, give your own with --weights, or use the model 'tiny'"
         ) from None
     return model
 

@@ -5,6 +5,7 @@
     functions    any function of the output, which may be told whose rows it is given
     rows         rows taken out of an output; whether scores follow their rows
     separate     a target of its own for each image; single numbers of an output with several dimensions
+    labels       labels of classes, their synonyms, and the class that goes by what somebody types
     given        what a caller may give for a target: an index, a label, a callable; this rather than that
     places       a class within a region, and a detected box
     objectives   other numbers to differentiate than the score of the target's class
@@ -42,7 +43,8 @@ from explain.targets.base import (
 )
 from explain.targets.classes import BinaryLogit, Category, ClassTarget, Similarity, TopClass
 from explain.targets.functions import ScoreTarget
-from explain.targets.given import Difference, TargetLike, as_target, check_categories, find_label
+from explain.targets.given import Difference, TargetLike, as_target, check_categories
+from explain.targets.labels import Categories, find_label
 from explain.targets.objectives import Contrast, Objective, ResidualSoftmax
 from explain.targets.places import Detection, Segmentation
 from explain.targets.rows import must_follow_rows
@@ -50,6 +52,7 @@ from explain.targets.separate import Element, Separate
 
 __all__ = [
     "BinaryLogit",
+    "Categories",
     "Category",
     "ClassTarget",
     "Contrast",

@@ -9,10 +9,11 @@ from typing import Any, TypeAlias
 
 import torch
 
-from explain.errors import ModelError, TargetError, did_you_mean, shown
+from explain.errors import ModelError, TargetError, shown
 from explain.targets.base import Composable, Labels, Picked, Sum, Target, label
 from explain.targets.classes import Category, ClassTarget, TopClass
 from explain.targets.functions import ScoreTarget
+from explain.targets.labels import Categories, find_label
 from explain.targets.separate import Element, Separate, Tuple
 
 One: TypeAlias = "int | str | tuple[int, ...] | Callable[..., torch.Tensor] | Target | None"
@@ -152,8 +153,8 @@ def check_categories(categories: object) -> Labels:
     >>> check_categories(("cat", "dog"))
     ['cat', 'dog']
     """
-    if categories is None:
-        return None
+    if categories is None or isinstance(categories, Categories):
+        return categories
     several = isinstance(categories, Iterable) and not isinstance(categories, (str, bytes, Mapping, Set))
     labels = list(categories) if several else []  # type: ignore[call-overload]
     wrong = [label for label in labels if not isinstance(label, str)]
@@ -171,34 +172,3 @@ def find_category(given: int | str, categories: Labels) -> int:
         return given
     index = find_label(given, categories)
     return Category(index, given if categories is None else categories[index])
-
-
-def find_label(label: str, categories: Sequence[str] | None) -> int:
-    """Return the class that a label names: the label itself whatever its case, or a whole word that only one label has.
-
-    Raises:
-        TargetError: no label, or more than one, fits; the message suggests.
-    """
-    if categories is None:
-        raise TargetError(
-            f"target {label!r} is a label, but the labels are not known; pass categories= or give the class index"
-        )
-    wanted = _words(label)
-    folded = [_words(category) for category in categories]
-    exact = [i for i, words in enumerate(folded) if words == wanted]
-    within = [i for i, words in enumerate(folded) if f" {wanted} " in f" {words} "] if wanted else []
-    found = exact or within
-    if len(found) == 1:
-        return found[0]
-    if exact:
-        raise TargetError(
-            f"target {label!r} is the label of classes {', '.join(map(str, exact))}; give the class index"
-        )
-    if within:
-        several = ", ".join(repr(categories[i]) for i in within[:6])
-        raise TargetError(f"target {label!r} fits {len(within)} labels: {several}; name one of them")
-    raise TargetError(f"target {label!r} is not a label of this model; {did_you_mean(label, categories)}")
-
-
-def _words(label: str) -> str:
-    return " ".join(label.casefold().replace("_", " ").replace(",", " ").split())

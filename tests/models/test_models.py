@@ -22,11 +22,11 @@ from explain.models.bundled import FILE
 from explain.models.weights import read_weights
 
 
-def test_the_bundled_model_is_small_safe_and_complete() -> None:
+def test_the_small_model_is_small_safe_and_complete() -> None:
     assert FILE.stat().st_size <= 8_000_000
     content = torch.load(FILE, weights_only=True)
     assert all(t.dtype == torch.float16 for t in content["state_dict"].values() if t.is_floating_point())
-    found = load()
+    found = load("tiny")
     assert not found.model.training
     assert all(p.dtype == torch.float32 for p in found.model.parameters())
     assert {name for name, _ in found.model.named_children()} == {
@@ -50,8 +50,8 @@ def test_no_code_is_pickled_in_the_bundled_file() -> None:
     assert {pair for pair in names if pair[0] != b"torch"} <= allowed
 
 
-def test_the_labels_are_readable_and_distinct() -> None:
-    labels = load().categories
+def test_the_labels_of_the_small_model_are_readable_and_distinct() -> None:
+    labels = load("tiny").categories
     assert labels is not None
     assert len(labels) == len({label.casefold() for label in labels}) == 200
     assert all(label.strip() == label and 2 <= len(label) < 30 and "," not in label for label in labels)
@@ -59,7 +59,7 @@ def test_the_labels_are_readable_and_distinct() -> None:
 
 def test_the_last_feature_map_is_an_eighth_of_the_input() -> None:
     maps: list[torch.Size] = []
-    model = load().model
+    model = load("tiny").model
     model.layer3.register_forward_hook(lambda module, args, output: maps.append(output.shape))
     for side in (64, 80, 37):
         assert model(torch.zeros(1, 3, side, side)).shape == (1, 200)
@@ -67,7 +67,7 @@ def test_the_last_feature_map_is_an_eighth_of_the_input() -> None:
 
 
 def test_the_temperature_changes_confidence_and_never_the_order() -> None:
-    found = load()
+    found = load("tiny")
     logits = torch.randn(50, 200) * 3
     probabilities = found.probabilities(logits)
     assert torch.equal(probabilities.argsort(1), logits.argsort(1))
@@ -78,8 +78,8 @@ def test_the_temperature_changes_confidence_and_never_the_order() -> None:
     ("photo", "expected"),
     [("chelsea.png", "cat"), ("coffee.png", "espresso"), ("grace_hopper.jpg", "military uniform")],
 )
-def test_the_bundled_model_knows_what_is_on_the_photos(photo: str, expected: str) -> None:
-    found = load()
+def test_the_small_model_knows_what_is_on_the_photos(photo: str, expected: str) -> None:
+    found = load("tiny")
     with Image.open(Path(__file__).parents[2] / "assets" / photo) as image, torch.inference_mode():
         logits = found.model(found.preprocess(image.convert("RGB"))[None])[0]
     best = [found.label(i) for i in logits.topk(5).indices.tolist()]
@@ -155,7 +155,7 @@ def test_weights_that_cannot_be_downloaded_are_one_clear_line(tmp_path: Path, mo
 
 
 def test_unknown_names_suggest() -> None:
-    assert models.list_models()[0] == "bundled"
+    assert models.list_models()[:2] == ["efficientnet-lite0", "tiny"]
     with pytest.raises(ModelError, match=r"model 'resnet5' is unknown .*; did you mean 'resnet50'"):
         load("resnet5")
 
@@ -167,7 +167,7 @@ def test_a_torchvision_that_does_not_fit_torch_is_one_clear_line(monkeypatch: py
     monkeypatch.setattr("importlib.import_module", broken)
     with pytest.raises(ModelError, match=r"torchvision::nms does not exist\); install a matching pair"):
         load("resnet18")
-    assert load().name == "bundled"
+    assert load().name == "efficientnet-lite0"
 
 
 @pytest.fixture

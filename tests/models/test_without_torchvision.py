@@ -93,7 +93,7 @@ def test_what_needs_torchvision_says_so_in_a_line_and_the_rest_works(reason: str
     found = run_roads(tmp_path, KINDS[reason])
     line = (
         f"torchvision cannot be used with torch {torch.__version__} ({reason}); install a matching pair with "
-        "'pip install --upgrade torch torchvision'. The bundled model and your own models work without it"
+        "'pip install --upgrade torch torchvision'. The models that come along and your own models work without it"
     )
     assert set(found["needing"].values()) == {line}, found["needing"]
     assert found["commands needing"] == [[1, "", f"explain: {line}\n"]] * 2

@@ -1,0 +1,111 @@
+"""Labels of classes, and the class that goes by what somebody types."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from functools import cache
+
+from explain.errors import TargetError, did_you_mean
+
+
+class Categories(tuple[str, ...]):
+    """The labels of the classes in order; ``synonyms`` has the other words for each class, by which it is found too.
+
+    >>> birds = Categories(["crane (bird)", "rooster"], [["crane"], ["cock", "cockerel"]])
+    >>> birds[1], birds.synonyms[1]
+    ('rooster', ('cock', 'cockerel'))
+    """
+
+    synonyms: tuple[tuple[str, ...], ...]
+
+    def __new__(cls, labels: Iterable[str], synonyms: Iterable[Iterable[str]] = ()) -> Categories:
+        found = super().__new__(cls, labels)
+        found.synonyms = tuple(tuple(words) for words in synonyms)
+        return found
+
+
+def find_label(label: str, categories: Sequence[str] | None) -> int:
+    """Return the class that a label names.
+
+    The first of these that fits: the label itself, whatever its case; another word for the class, where the labels are
+    `Categories` with synonyms; a part of a label or of a synonym, in whole words. Each is tried as it is, and then
+    without regard to singular and plural.
+
+    Raises:
+        TargetError: no label, or more than one, fits; the message suggests.
+
+    >>> find_label("Retrievers", ["tabby cat", "golden retriever"])
+    1
+    """
+    if categories is None:
+        raise TargetError(
+            f"target {label!r} is a label, but the labels are not known; pass categories= or give the class index"
+        )
+    wanted, folded = _words(label), [_words(category) for category in categories]
+    exact = [i for i, category in enumerate(categories) if _folded(category) == _folded(label)]
+    if len(exact) > 1:
+        raise TargetError(
+            f"target {label!r} is the label of classes {', '.join(map(str, exact))}; give the class index"
+        )
+    own = [[words] for words in folded]
+    others = [
+        [_words(word) for word in words]
+        for words in (categories.synonyms if isinstance(categories, Categories) else ())
+    ]
+    found = exact
+    for fits, plain in ((_whole, True), (_whole, False), (_within, True), (_within, False)):
+        for names in (own, others):
+            found = found or [i for i, known in enumerate(names) if any(fits(wanted, words, plain) for words in known)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        several = ", ".join(repr(categories[i]) for i in found[:6])
+        raise TargetError(f"target {label!r} fits {len(found)} labels: {several}; name one of them")
+    raise TargetError(f"target {label!r} is not a label of this model; {_suggestion(label, categories, others)}")
+
+
+def _folded(label: str) -> str:
+    return " ".join(label.casefold().replace("_", " ").replace(",", " ").split())
+
+
+def _words(label: str) -> tuple[str, ...]:
+    return tuple(re.sub(r"[-_,()]", " ", label.casefold()).split())
+
+
+def _whole(wanted: tuple[str, ...], words: tuple[str, ...], plain: bool) -> bool:
+    """Whether words are the same; unless they are compared as they are, singular and plural make no difference."""
+    if plain or not len(wanted) == len(words) > 0:
+        return len(wanted) > 0 and wanted == words
+    return all(_forms(a) & _forms(b) for a, b in zip(wanted, words, strict=True))
+
+
+def _within(wanted: tuple[str, ...], words: tuple[str, ...], plain: bool) -> bool:
+    """Whether words are a part of others, in a row."""
+    count = len(wanted)
+    return any(_whole(wanted, words[i : i + count], plain) for i in range(len(words) - count + 1))
+
+
+@cache
+def _forms(word: str) -> frozenset[str]:
+    """Return a word with what its singular might be, by the usual endings of English."""
+    endings = {"s": "", "es": "", "ies": "y", "ves": "f"}
+    cut = {word[: -len(end)] + to for end, to in endings.items() if word.endswith(end) and len(word) > len(end) + 1}
+    return frozenset({word, PLURALS.get(word, word), *cut})
+
+
+def _suggestion(label: str, categories: Sequence[str], others: Sequence[Sequence[tuple[str, ...]]]) -> str:
+    """Suggest labels that begin or go on like what was typed, those with a similar synonym, or similar ones."""
+    part = " ".join(_words(label))
+    inside = [name for name in categories if len(part) > 2 and f" {part}" in f" {' '.join(_words(name))}"]
+    if inside:
+        return f"did you mean {' or '.join(repr(name) for name in inside[:3])}?"
+    known = {" ".join(words): categories[i] for i, names in enumerate(others) for words in names}
+    spelt = difflib.get_close_matches(part, [*known, *(name.casefold() for name in categories)], n=1, cutoff=0.8)
+    if spelt and spelt[0] in known:
+        return f"did you mean {known[spelt[0]]!r}?"
+    return did_you_mean(label, categories)
+
+
+PLURALS = {"mice": "mouse", "geese": "goose", "wolves": "wolf", "knives": "knife", "oxen": "ox", "men": "man"}
