@@ -22,7 +22,7 @@ CONCEPTS = {"chelsea.png": 4, "coffee.png": 3}
 
 def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    explainer, methods = explain.Explainer(), METHODS
+    explainer, methods = explain.Explainer("tiny"), METHODS
     rows, titles = [], []
     for path in sorted(p for p in ASSETS.iterdir() if p.suffix in EXTENSIONS):
         explanation = explainer(path, methods)

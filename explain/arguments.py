@@ -37,7 +37,7 @@ def command_line() -> argparse.ArgumentParser:
     add(
         "--model",
         metavar="NAME",
-        help="efficientnet-lite0 (default), tiny, a torchvision name, or package.module:factory",
+        help="tiny, a torchvision name, or package.module:factory (default: efficientnet-lite0)",
     )
     add("--weights", metavar="FILE", help="state dict to load into the model")
     add("--labels", metavar="FILE", help="the labels of the classes, one a line")

@@ -1,0 +1,52 @@
+"""Measure the default model on photos of ImageNet: accuracy, how sure it is of itself, time to load, and the crops.
+
+    python examples/efficientnet_lite0/evaluate.py FOLDER [--crops]
+
+The photos' names begin with the index of their class (0-999) and an underscore. Everything goes through the package's
+own reading and preprocessing of images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from pathlib import Path
+
+import torch
+
+from explain.images import EXTENSIONS, load_image
+from explain.models import DEFAULT, Classifier, load
+
+
+@torch.inference_mode()
+def logits_of(classifier: Classifier, paths: list[Path]) -> torch.Tensor:
+    """Return the logits ``(N, K)`` of photos, which may have inputs of different sizes."""
+    return torch.cat([classifier.model(classifier.preprocess(load_image(path))[None]) for path in paths])
+
+
+def measured(logits: torch.Tensor, labels: torch.Tensor) -> str:
+    """Return top-1 and top-5 accuracy and the mean confidence, in words."""
+    right = logits.topk(5, dim=1).indices == labels[:, None]
+    first, five = right[:, 0].float().mean().item(), right.any(1).float().mean().item()
+    error = math.sqrt(first * (1 - first) / len(labels))
+    sure = logits.softmax(1).amax(1).mean().item()
+    return f"top-1 {first:.1%} (± {error:.1%}), top-5 {five:.1%}, mean confidence {sure:.1%}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="the photos, named INDEX_....jpg")
+    options = parser.parse_args()
+    paths = sorted(path for path in options.folder.iterdir() if path.suffix.lower() in EXTENSIONS)
+    if not paths:
+        parser.error(f"{options.folder} holds no images")
+    labels = torch.tensor([int(path.name.split("_")[0]) for path in paths])
+    started = time.perf_counter()
+    classifier = load(DEFAULT)
+    print(f"loaded in {time.perf_counter() - started:.2f} s; {len(paths)} photos")
+    print(f"center  {measured(logits_of(classifier, paths), labels)}")
+
+
+if __name__ == "__main__":
+    main()
