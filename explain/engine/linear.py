@@ -48,19 +48,60 @@ def bias_of(module: nn.Module, gradient: torch.Tensor) -> torch.Tensor:
     return gradient * bias.reshape(1, -1, *[1] * (gradient.ndim - 2))
 
 
+@dataclass(frozen=True)
+class _Means:
+    """The means of maps over their positions ``(N, C)``, and the standard deviations.
+
+    A maximum is at least one deviation from the mean, by the root of the number of positions; so what agrees with the
+    mean much more closely than that is one.
+    """
+
+    values: torch.Tensor
+    spread: torch.Tensor
+
+    def agree(self, found: torch.Tensor, rounding: float) -> bool:
+        """Whether the same means were found, but for rounding."""
+        slack = 1e-4 * self.spread + 4 * rounding * (self.values.abs() + self.spread)
+        return found.shape == self.values.shape and bool(((found - self.values).abs() <= slack).all())
+
+
+def _means(maps: torch.Tensor, channels: int = 1) -> _Means:
+    rows = at_least_float32(maps.detach()).movedim(channels, 1)
+    variances, values = torch.var_mean(rows.reshape(*rows.shape[:2], -1), 2, correction=0)
+    return _Means(values, variances.sqrt())
+
+
 @dataclass
 class Heads:
-    """The linear layers of a network, as they were called: inputs, modules and outputs."""
+    """The layers of a network that may be its head: linear ones and convolutions of one position, as they were called.
 
-    calls: list[tuple[torch.Tensor, nn.Module, torch.Tensor]] = field(default_factory=list)
+    Such a layer may come before the average as well as behind it: the mean of what it gives is what it gives of the
+    mean. So the means of what it was given and what it gave are all that is kept.
+    """
+
+    calls: list[tuple[torch.Tensor, nn.Module, _Means]] = field(default_factory=list)
+    rounding: float = 0.0
+    """That of the coarsest type that the network computes in."""
 
     def watch(self, group: HookGroup, model: nn.Module) -> None:
-        if any(isinstance(module, nn.Linear) for module in model.modules()):
-            group.forward(nn.Linear, self._note, with_kwargs=True)
+        for kind in _CONVOLUTIONS:
+            if any(isinstance(module, kind) for module in model.modules()):
+                group.forward(kind, self._note, with_kwargs=True)
 
     def _note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: torch.Tensor) -> None:
+        self.rounding = max(self.rounding, torch.finfo(output.dtype).eps)
         (given,) = (*args, *kwargs.values())
-        self.calls.append((at_least_float32(given.detach()), module, at_least_float32(output.detach())))
+        if given.ndim > 1 and _mixes_channels_alone(module):
+            channels = -1 if isinstance(module, nn.Linear) else 1
+            self.calls.append((_means(given, channels).values, module, _means(output, channels)))
+
+
+def _mixes_channels_alone(module: nn.Module) -> bool:
+    if not isinstance(module, nn.modules.conv._ConvNd):
+        return isinstance(module, nn.Linear)
+    alone = module.groups == 1 and not module.transposed and module.padding not in ("same",)
+    moves = [*module.stride, *(1 + abs(each) for each in module.padding if isinstance(each, int))]
+    return alone and set(module.kernel_size) == {1} and set(moves) == {1}
 
 
 def class_weights(
@@ -78,14 +119,13 @@ def class_weights(
     """
     if classes is None or logits is None:
         raise TargetError("target must be a class for cam, which reads the class's weights; use gradcam otherwise")
-    means = activations.mean(tuple(range(2, activations.ndim)))
-    if means.shape == logits.shape and torch.allclose(means, logits, rtol=1e-2, atol=1e-4):
-        return nn.functional.one_hot(classes, logits.shape[1]).to(means)  # the maps are those of the classes already
+    means = _means(activations)
+    if means.agree(logits, heads.rounding):
+        return nn.functional.one_hot(classes, logits.shape[1]).to(activations)  # the maps are those of the classes
     for given, module, scores in reversed(heads.calls):
-        gives_scores = scores.shape == logits.shape and torch.equal(scores, logits)
-        if gives_scores and given.shape == means.shape and torch.allclose(given, means, rtol=1e-2, atol=1e-4):
+        if scores.agree(logits, heads.rounding) and means.agree(given, heads.rounding):
             found: torch.Tensor = at_least_float32(module.weight[classes].detach())  # type: ignore[index]
-            return found
+            return found.flatten(1)
     raise LayerError(
         f"layer {layer!r} must be followed by an average over its maps and one linear layer for cam, but it is not; "
         "use gradcam or hirescam, which need no such head, or name the layer that is pooled"

@@ -337,7 +337,8 @@ def _accept(ready: Ready, name: str, message: str, figures: Figures) -> None:
 LEFT_OPEN = "what is a channel is left open by shapes, and no module says it"
 REFUSALS = {
     "no attention in the network": "(legrad|rollout) must have",
-    "the layer gives no map": "must give a spatial map",
+    "the layer gives no map": "must give a (spatial map|map of several positions)",
+    "nothing tells how the layer's map lies": "must give a map whose layout is clear",
     "no layer gives a map": "layer must be given for this model",
     "the score does not depend on the layer": "layer .* must influence the score",
     "the score does not depend on the input": "must depend on the input through differentiable",
@@ -353,6 +354,8 @@ def _justified(ready: Ready, name: str, kind: str) -> bool:
     classes = ready.classes
     if kind == "the layer gives no map":
         return place is not None and not is_map(ready.program, place)
+    if kind == "nothing tells how the layer's map lies":
+        return place is not None and ready.step_at(place).op not in ("conv", "pool", "norm")
     if kind == "the score does not depend on the input":
         return any(_gradients(ready, i, c)[0] is None for i, c in enumerate(classes))
     if kind == "the score does not depend on the layer" and place is not None:
