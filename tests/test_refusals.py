@@ -1,0 +1,130 @@
+"""What cannot be explained is refused in one line that says why; what only looks so is explained."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import explain
+from explain.errors import ImageError, LayerError, ModelError
+from explain.layers import default_layer
+from explain.methods import GradCAM
+from tests.conftest import settled
+
+X = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+SIGNED = GradCAM(relu=False)
+
+
+def one_line(error: pytest.ExceptionInfo[BaseException]) -> str:
+    text = str(error.value)
+    assert "\n" not in text
+    return text
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("method", ["eigencam", "eigengradcam", "kpcacam", "fem"])
+def test_activations_that_are_not_finite_are_traced_to_their_layer(method: str, bad: float) -> None:
+    class Mended(nn.Module):
+        """Its score is finite, since what is not is replaced behind the layer."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.fc = nn.Conv2d(3, 4, 3), nn.Linear(4, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(self.conv(x).nan_to_num(0, 0, 0).mean((2, 3)))
+
+    model = settled(Mended()).double().eval()
+    with torch.no_grad():
+        model.conv.bias[0] = bad
+    with pytest.raises(ModelError) as error:
+        explain.attribute(model, X, method, target=1, layer="conv")
+    assert f"{method} found NaN or infinity at layer conv" in one_line(error)
+
+
+@pytest.mark.parametrize("method", ["gradcam", "saliency", "scorecam", "integratedgradients", "cam"])
+def test_meta_tensors_are_refused(method: str) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).to("meta")
+    with pytest.raises(ImageError) as error:
+        explain.attribute(model, torch.empty(1, 3, 8, 8, device="meta"), method, target=1)
+    assert "x must hold values, got a tensor on the meta device" in one_line(error)
+    with pytest.raises(LayerError) as refused:
+        default_layer(model, torch.empty(1, 3, 8, 8, device="meta"))
+    assert "got a tensor on the meta device" in one_line(refused)
+    assert [call.grid is None for call in explain.list_layers(model, torch.empty(1, 3, 8, 8, device="meta"))] == [
+        False, True, True,
+    ]  # fmt: skip
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, *, reentrant: bool) -> None:
+        super().__init__()
+        self.conv1, self.conv2, self.fc = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Linear(4, 5)
+        self.reentrant = reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        maps = checkpoint(self.body, self.conv1(x), use_reentrant=self.reentrant)
+        return self.fc(maps.relu().mean((2, 3)))
+
+    def body(self, maps: torch.Tensor) -> torch.Tensor:
+        return self.conv2(maps.relu())
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True:UserWarning")
+@pytest.mark.parametrize("method", [SIGNED, "saliency", "guidedbackprop", "fullgrad", "integratedgradients"])
+def test_reentrant_checkpoints_are_refused_and_others_explained(method: object) -> None:
+    reentrant, other = (settled(Checkpointed(reentrant=flag)).double().eval() for flag in (True, False))
+    with pytest.raises(ModelError) as error:
+        explain.attribute(reentrant, X, method, target=1, layer="conv1")
+    assert "model must not use re-entrant checkpoints where gradients are asked for" in one_line(error)
+    assert explain.attribute(other, X, method, target=1, layer="conv1").heatmap.shape == (2, 16, 16)
+
+
+def test_a_map_of_one_position_is_refused_with_the_reason() -> None:
+    model = settled(nn.Sequential(nn.Conv2d(3, 4, 16), nn.ReLU(), nn.Flatten(), nn.Linear(4, 5))).double().eval()
+    for method in explain.list_methods("*cam*"):
+        with pytest.raises(LayerError) as error:
+            explain.attribute(model, X, method, target=1, layer="1")
+        assert "got shape (2, 4, 1, 1), one position for the whole input, which cannot tell one part of it from" in (
+            one_line(error)
+        )
+    with pytest.raises(LayerError, match="none of its layers gives a spatial map"):
+        explain.attribute(model, X, "gradcam", target=1)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.attn = nn.LayerNorm(8), nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, tokens: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
+        x = self.norm(tokens)
+        return tokens + self.attn(x, x, x, need_weights=False)[0] * (1.0 if scale is None else scale)
+
+
+class Transformer(nn.Module):
+    def __init__(self, call: str) -> None:
+        super().__init__()
+        self.patches, self.fc, self.call = nn.Conv2d(3, 8, 4, 4), nn.Linear(8, 5), call
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens, scale = self.patches(x).flatten(2).mT, torch.full((1, 1, 8), 0.5).to(x)
+        for block in self.blocks:
+            if self.call == "by position":
+                tokens = block(tokens, scale)
+            elif self.call == "by keyword":
+                tokens = block(tokens=tokens, scale=scale)
+            else:
+                tokens = block(scale=scale, tokens=tokens)
+        return self.fc(tokens.mean(1))
+
+
+@pytest.mark.parametrize("call", ["by keyword", "by keyword, others first"])
+def test_legrad_takes_blocks_that_are_called_by_keyword(call: str) -> None:
+    usual, other = (settled(Transformer(each)).double().eval() for each in ("by position", call))
+    expected = explain.attribute(usual, X, "legrad", target=1).values
+    assert expected.abs().max() > 0
+    torch.testing.assert_close(explain.attribute(other, X, "legrad", target=1).values, expected)
