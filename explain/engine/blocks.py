@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -59,9 +61,10 @@ def attention_gradients(model: nn.Module, inputs: Inputs, target: Any) -> list[t
     starts: list[torch.Tensor] = []
     means: list[torch.Tensor] = []
 
-    def begin(module: nn.Module, args: tuple[Any, ...]) -> Any:
-        starts.append(_tokens(args[0]).detach().requires_grad_())
-        return (starts[-1], *args[1:])
+    def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        key = None if args else _first_keyword(module, kwargs)
+        starts.append(_tokens(args[0] if key is None else kwargs.get(key)).detach().requires_grad_())
+        return ((starts[-1], *args[1:]), kwargs) if key is None else ((), {**kwargs, key: starts[-1]})
 
     def end(module: nn.Module, args: Any, output: Any) -> Any:
         tokens = _tokens(first_tensor(output))
@@ -70,7 +73,7 @@ def attention_gradients(model: nn.Module, inputs: Inputs, target: Any) -> list[t
 
     with HookGroup(model) as group, torch.enable_grad():
         for name in blocks:
-            group.forward_pre(name, begin)
+            group.forward_pre(name, begin, with_kwargs=True)
             group.forward(name, end)
         output = inputs.call(model)
         wanted: Target = target(torch.arange(len(inputs), device=inputs.x.device).repeat(len(blocks)))
@@ -82,6 +85,12 @@ def attention_gradients(model: nn.Module, inputs: Inputs, target: Any) -> list[t
     if len(found) != len(blocks) or any(gradient is None for gradient in found):
         raise MethodError(f"legrad must see the attention of each of the {len(blocks)} blocks, got {len(found)}")
     return [by_image(gradient, len(inputs)) for gradient in found if gradient is not None]
+
+
+def _first_keyword(module: nn.Module, kwargs: Mapping[str, Any]) -> str:
+    """The keyword of the argument that a module would take first; the order of a call says nothing."""
+    known = [name for name in inspect.signature(module.forward).parameters if name in kwargs]
+    return next(iter([*known, *kwargs]), "")
 
 
 def _tokens(tensor: Any) -> torch.Tensor:

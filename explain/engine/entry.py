@@ -51,6 +51,8 @@ def check_inputs(model: nn.Module, given: InputsLike) -> Inputs:
             "model must have weights made outside torch.inference_mode() for gradients to exist, got some made inside "
             "it; build or load it outside"
         )
+    if x.is_meta:
+        raise ImageError(f"{name} must hold values, got one on the meta device; load the model and the input first")
     if not torch.isfinite(x).all():
         raise ImageError(f"{name} must hold finite values, got NaN or infinity; check the preprocessing")
     return inputs

@@ -95,6 +95,12 @@ class _Untouched(Unsplit[None]):
                 "after its parent had computed some; start it with 'spawn' (multiprocessing_context='spawn' for a "
                 "DataLoader), or name the layer and use a method without gradients such as scorecam"
             ) from None
+        if isinstance(error, RuntimeError) and "use_reentrant=True" in str(error):
+            raise ModelError(
+                "model must not use re-entrant checkpoints where gradients are asked for, which torch allows for "
+                ".backward() alone, but it does; turn checkpoints off, which save memory in training only, or use "
+                "checkpoint(..., use_reentrant=False)"
+            ) from None
         if error is None and self._modes.disturbed:
             raise ModelError(
                 "model must stay in evaluation mode while it is explained, but another thread called its train(); "

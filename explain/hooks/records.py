@@ -98,7 +98,8 @@ class Capture:
     ) -> None:
         self.records: list[Record] = []
         self.misses = False
-        """Whether gradients may be missing that come to a layer by an older name of what it overwrote."""
+        """Whether gradients may be missing: those that come to a layer by an older name of what it overwrote, and those
+        of what the model did after it turned gradients off again that the graph had begun with."""
         self._cut = cut
         self.sources: list[torch.Tensor] = []
         """The graph's side of each record with gradients: differentiating with respect to them makes these arrive."""
@@ -106,6 +107,8 @@ class Capture:
         self._differentiated = frozenset((names if gradients else ()) if isinstance(gradients, bool) else gradients)
         self._paused: list[bool] = []  # shared with hooks in the graph, which must not hold the capture itself
         self._overwriting = Overwriting()
+        if self._differentiated and cut and not torch.is_grad_enabled():
+            group.forward("", self._end_pass)
         for name in names:
             self._overwriting.watch(group, name)
             group.forward(name, self._recorder(name))
@@ -156,6 +159,11 @@ class Capture:
             yield
         finally:
             self._paused.pop()
+
+    def _end_pass(self, module: nn.Module, args: Any, output: Any) -> None:
+        """See whether the graph that a layer has begun goes on to the end: a model that switches gradients itself gives
+        the mode back that it found, which was off."""
+        self.misses |= bool(self.sources) and not torch.is_grad_enabled()
 
     def _recorder(self, name: str) -> Any:
         def record_call(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:

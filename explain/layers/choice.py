@@ -39,6 +39,8 @@ def default_layer(model: nn.Module, x: InputsLike, score: Score | None = None, *
         LayerError: no layer gives a spatial map.
     """
     inputs = as_inputs(x)
+    if inputs.x.is_meta:
+        raise LayerError("x must hold values for a layer to be found, got one on the meta device; load it first")
     look = remembered(model, inputs)
     if score is not None and not look.gives_scores:
         return _behind(model, inputs, look, score)
@@ -209,12 +211,15 @@ def _positions_reached(
 
     Without a score it is the model's best one. Layers that nothing leads back to are left out.
     """
-    return cut_where_allowed(partial(_reached, model, inputs, layers[:LOOKED_AT], score))
+    reached = partial(_reached, model, inputs, layers[:LOOKED_AT], score)
+    found, whole = cut_where_allowed(reached)
+    return found if whole else reached(False)[0]
 
 
 def _reached(
     model: nn.Module, inputs: Inputs, layers: Sequence[str], score: Score | None, cut: bool
-) -> dict[str, list[int]]:
+) -> tuple[dict[str, list[int]], bool]:
+    """The positions that each layer's gradient reaches, and whether the pass saw all of it."""
     grids, found = grids_of(model, inputs), {}
     with untouched(model, grad=not cut), HookGroup(model) as group:
         capture = Capture(group, dict.fromkeys(split_call(layer)[0] for layer in layers), gradients=True, cut=cut)
@@ -227,7 +232,7 @@ def _reached(
         if record is not None and record.gradient is not None:
             positions = (to_spatial(record.gradient, grids, layer) != 0).any(1).flatten(1)
             found[layer] = positions.sum(1).tolist()
-    return found
+    return found, not capture.misses
 
 
 def _best_score(output: Any) -> torch.Tensor | None:

@@ -72,14 +72,25 @@ def first_component(maps: torch.Tensor) -> torch.Tensor:
     """Project maps ``(N, C, h, w)`` onto their first right-singular direction over places: ``(N, h, w)``."""
     rows = maps.flatten(2).transpose(1, 2).double()  # (N, places, C)
     if rows.shape[1] <= rows.shape[2]:
-        values, vectors = torch.linalg.eigh(rows @ rows.transpose(1, 2))
+        values, vectors = eigenvectors(rows @ rows.transpose(1, 2))
         projected = vectors[..., -1] * values[:, -1:].clamp(min=0).sqrt()
     else:
-        _, vectors = torch.linalg.eigh(rows.transpose(1, 2) @ rows)
+        _, vectors = eigenvectors(rows.transpose(1, 2) @ rows)
         projected = (rows @ vectors[..., -1:])[..., 0]
     agrees = (projected * rows.sum(2)).sum(1, keepdim=True)
     projected = torch.where(agrees < 0, -projected, projected)
     return projected.reshape(len(maps), *maps.shape[2:]).to(maps.dtype)
+
+
+def eigenvectors(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Eigenvalues and eigenvectors of symmetric matrices ``(N, D, D)``; NaN for one that is not finite.
+
+    LAPACK would say of it that it does not converge; as NaN, it is traced to the layer that it comes from.
+    """
+    finite = torch.isfinite(matrices).all(2).all(1)
+    values, vectors = torch.linalg.eigh(torch.where(finite[:, None, None], matrices, 0))
+    nan = float("nan")
+    return values.masked_fill(~finite[:, None], nan), vectors.masked_fill(~finite[:, None, None], nan)
 
 
 @dataclass(frozen=True)
@@ -124,7 +135,7 @@ class KPCACAM:
         kernel = self._kernel(rows - rows.mean(1, keepdim=True))
         mean = kernel.mean(1, keepdim=True)
         centred = kernel - mean - mean.transpose(1, 2) + kernel.mean((1, 2), keepdim=True)
-        values, vectors = torch.linalg.eigh(centred)
+        values, vectors = eigenvectors(centred)
         component = vectors[..., -1] * values[:, -1:].clamp(min=0).sqrt()
         largest = component.gather(1, component.abs().argmax(1, keepdim=True))
         component = torch.where(largest < 0, -component, component)
