@@ -8,18 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from explain.hooks.group import registered
 from explain.hooks.modes import own_mode
-
-HOOKS = (
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-)
 
 
 def copied(model: nn.Module, *, share: bool = False) -> nn.Module:
@@ -59,15 +48,10 @@ def _copied(model: nn.Module, share: bool) -> nn.Module:
         elif not tensor.is_leaf:  # computed by a hook from parameters; deepcopy refuses it
             memo[id(tensor)] = tensor.detach().clone()
     made = copy.deepcopy(model, memo)
-    ours = registered()
     for module in modules:
         twin = memo.get(id(module))
         if isinstance(twin, nn.Module) and twin is not module:
             own_mode(module, twin)
-            for name in HOOKS:
-                hooks = getattr(twin, name)
-                for number in ours & set(hooks):
-                    del hooks[number]
     return made
 
 

@@ -2,13 +2,20 @@
 
 PyTorch's own passes a module's inputs and outputs through an identity function that makes views of them, and an
 in-place operation on such a view is an error: a hooked ``ReLU(inplace=True)``, or one behind a hooked convolution,
-breaks the forward pass. Here the two ends are gates that hand on aliases: the same memory and version counter, which
-autograd does not take for views, so that nothing is copied and anything may overwrite them. When a module has
-overwritten its input, the input is made to go on from there, as it would have without hooks.
+breaks the forward pass. Here the two ends are gates that autograd does not take for views, so that nothing is copied
+and anything may overwrite what they hand on.
+
+The gate of the inputs hands on aliases: the same memory and version counter. When a module has overwritten its input,
+the input is made to go on from there, as it would have without hooks. The gate of the outputs hands on the very tensors
+that the module made, with a new history. So the gradient also comes through it for those who got the tensor by another
+way: an attribute, a list. Only a view, a leaf, a tensor made before the call, and one that is returned twice are handed
+on as aliases; of these, other ways are not seen.
 """
 
 from __future__ import annotations
 
+import operator
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +24,7 @@ from torch import nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from explain import nested
+from explain.errors import HookError
 
 FullHook = Callable[[nn.Module, Any, Any], Any]
 PreHook = Callable[[nn.Module, Any], Any]
@@ -24,17 +32,28 @@ Gradients = tuple[torch.Tensor | None, ...]
 
 
 class _Gate(torch.autograd.Function):
-    """Hands on aliases (of leaves, copies); in backward, hands ``act`` the gradients, and on what it returns."""
+    """Hands on the tensors of which it is the ``owner``, and aliases of others (of leaves, copies).
+
+    In backward, it hands ``act`` the gradients, and on what that returns.
+    """
 
     @staticmethod
-    def forward(ctx: Any, act: Callable[[Gradients], Gradients], *tensors: torch.Tensor) -> Gradients:
+    def forward(
+        ctx: Any, act: Callable[[Gradients], Gradients], owner: Sequence[bool], *tensors: torch.Tensor
+    ) -> Gradients:
         ctx.act = act
         ctx.set_materialize_grads(False)
-        return tuple(tensor.clone() if tensor.is_leaf else tensor.detach() for tensor in tensors)
+        ctx.mark_dirty(*[tensor for tensor, owned in zip(tensors, owner, strict=True) if owned])
+        return tuple(
+            [
+                tensor if owned else tensor.clone() if tensor.is_leaf else tensor.detach()
+                for tensor, owned in zip(tensors, owner, strict=True)
+            ]
+        )
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
-        return (None, *ctx.act(gradients))
+        return (None, None, *ctx.act(gradients))
 
 
 class _Overwritten(torch.autograd.Function):
@@ -54,22 +73,27 @@ class FullBackward:
     """Full-backward hooks and pre-hooks of modules that call `enter` before their forward and `leave` after it.
 
     Each call has a record of its own: a module that runs three times in one forward pass meets its hook three times in
-    backward, each time with the gradients of that call.
+    backward, each time with the gradients of that call. ``calls`` counts them.
     """
 
     def __init__(self) -> None:
         self.hooks: list[FullHook] = []
         self.pre_hooks: list[PreHook] = []
-        self._open: list[_Call] = []
+        self.calls = 0
+        self._open: dict[int, list[_Call]] = {}  # by thread
 
-    def enter(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def enter(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        self.calls += 1
         call = _Call(self, module)
-        self._open.append(call)
-        return call.enter(args)
+        self._open.setdefault(threading.get_ident(), []).append(call)
+        return call.enter(args, kwargs)
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        while self._open:
-            call = self._open.pop()
+        calls = self._open.get(threading.get_ident(), [])
+        while calls:
+            call = calls.pop()
             if call.module is module:  # those above it never returned: their forward raised
                 return call.leave(output)
         return None
@@ -86,37 +110,41 @@ class _Call:
 
     def __init__(self, owner: FullBackward, module: nn.Module) -> None:
         self.owner, self.module = owner, module
-        self.inputs = 0
-        self._where: list[int] = []
         self.grad_output: Gradients | None = None
+        self._began = torch._C._autograd._get_sequence_nr()
 
-    def enter(self, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        self.inputs = len(args)
-        passed, self._where = _through(self._at_inputs, args)
-        self._lent = [(args[i], passed[i], passed[i].grad_fn) for i in self._where if not args[i].is_leaf]
-        return tuple(passed) if self._where else None
+    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        names = [name for name, value in kwargs.items() if isinstance(value, torch.Tensor)] if kwargs else []
+        values = [*args, *(kwargs[name] for name in names)] if names else args
+        self.inputs = len(values)
+        passed, self._where = _through(self._at_inputs, values)
+        self._lent = [(values[i], passed[i], passed[i].grad_fn) for i in self._where if not values[i].is_leaf]
+        if not self._where:
+            return None
+        if not names:
+            return tuple(passed), kwargs
+        return tuple(passed[: len(args)]), {**kwargs, **dict(zip(names, passed[len(args) :], strict=True))}
 
     def leave(self, output: Any) -> Any:
-        lone = isinstance(output, torch.Tensor)
-        values = [output] if lone else [value for _, value in nested.items(output)]
-        passed, self._out = _through(self._at_outputs, values)
-        self.outputs = len(values)
-        self._settle(values, passed)
-        if lone:
-            return passed[0]
-        return nested.with_items(output, passed) if values else None
-
-    def _settle(self, values: Sequence[Any], passed: list[Any]) -> None:
-        """Let the inputs that the module has overwritten go on from what it made of them; returned, they are it."""
-        for tensor, alias, node in self._lent:
-            if alias.grad_fn is node:
-                continue
-            place = next((i for i, value in enumerate(values) if value is alias), None)
-            with _unsafe_preserve_version_counter(tensor):  # its values are not touched once more
-                _Overwritten.apply(tensor, alias if place is None else passed[place])
-            if place is not None:
-                passed[place] = tensor
+        values = [output] if isinstance(output, torch.Tensor) else [value for _, value in nested.items(output)]
+        overwritten = [(tensor, alias) for tensor, alias, node in self._lent if alias.grad_fn is not node]
         self._lent = []
+        passed, self._out = _through(self._at_outputs, values, self._own)
+        self.outputs = len(values)
+        for tensor, alias in overwritten:
+            _go_on(tensor, alias, values, passed)
+        if isinstance(output, torch.Tensor):
+            return None if passed[0] is output else passed[0]
+        return None if all(map(operator.is_, passed, values)) else nested.with_items(output, passed)
+
+    def _own(self, values: Sequence[torch.Tensor]) -> list[bool]:
+        """Tell which outputs may be handed on themselves, with a new history."""
+        found: list[bool] = []
+        for i, value in enumerate(values):
+            node: Any = value.grad_fn
+            made_here = node is not None and node._sequence_nr() >= self._began and not value._is_view()
+            found.append(made_here and (i == 0 or not any(value is other for other in values[:i])))
+        return found
 
     def _at_outputs(self, gradients: Gradients) -> Gradients:
         given = _spread(gradients, self._out, self.outputs)
@@ -141,15 +169,38 @@ class _Call:
         return tuple(given[i] for i in self._where)
 
 
-def _through(act: Callable[[Gradients], Gradients], values: Sequence[Any]) -> tuple[list[Any], list[int]]:
+def _through(
+    act: Callable[[Gradients], Gradients],
+    values: Sequence[Any],
+    own: Callable[[Sequence[torch.Tensor]], list[bool]] | None = None,
+) -> tuple[list[Any], list[int]]:
     """Pass the tensors among ``values`` that are part of a graph through one gate; return all, and where those were."""
     passed = list(values)
     where = [i for i, v in enumerate(values) if isinstance(v, torch.Tensor) and v.requires_grad]
     if not where or not torch.is_grad_enabled():
         return passed, []
-    for i, tensor in zip(where, _Gate.apply(act, *(values[i] for i in where)), strict=True):
+    if torch._C._are_functorch_transforms_active():
+        raise HookError(
+            "backward hooks on modules must be used with backward() or torch.autograd.grad, but a transform of "
+            "torch.func is running; hook the module's forward, or leave the transform out"
+        )
+    tensors = [values[i] for i in where]
+    owner = (False,) * len(where) if own is None else own(tensors)
+    keepers = [_unsafe_preserve_version_counter(t) for t, owned in zip(tensors, owner, strict=True) if owned]
+    for i, tensor in zip(where, _Gate.apply(act, owner, *tensors), strict=True):
         passed[i] = tensor
+    for keeper in keepers:  # what is handed on itself has not been touched
+        keeper.__exit__()
     return passed, where
+
+
+def _go_on(tensor: torch.Tensor, alias: torch.Tensor, values: Sequence[Any], passed: list[Any]) -> None:
+    """Let an input that the module has overwritten go on from what it made of it; returned, the input is it."""
+    place = next((i for i, value in enumerate(values) if value is alias), None)
+    with _unsafe_preserve_version_counter(tensor):  # its values are not touched once more
+        _Overwritten.apply(tensor, alias if place is None else passed[place])
+    if place is not None:
+        passed[place] = tensor
 
 
 def _spread(gradients: Gradients, where: list[int], count: int) -> Gradients:

@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import torch
+from torch import nn
 
 from explain.errors import ExplainError, HookError, raised
+from explain.hooks.edits import Edits
 from explain.interrupts import came_by_signal
 
 
-@dataclass(frozen=True)
 class Site:
-    """Where a hook sits: its own name, the layer, tensor or Node that it is on, and the direction of its pass."""
+    """Where a hook sits: its own name, the layer, tensor or Node that it is on, and the direction of its pass.
 
-    hook: str
-    where: str
-    direction: str
+    ``fired`` says whether it has been called yet. A hook of this package is ``trusted``: what it does to gradients is
+    not watched, and nobody is told if it never fires.
+    """
+
+    __slots__ = ("direction", "fired", "hook", "trusted", "where")
+
+    def __init__(self, hook: str, where: str, direction: str, *, trusted: bool = False) -> None:
+        self.hook, self.where, self.direction = hook, where, direction
+        self.trusted, self.fired = trusted, False
 
     def __str__(self) -> str:
         return f"hook {self.hook!r} on {self.where} ({self.direction})"
+
+
+class Nothing:
+    """What counts as None when a hook returns it: a hook may end by registering another, and so return its handle."""
+
+    __slots__ = ()
 
 
 def site_of(fn: Callable[..., Any], where: str, direction: str, takes: Sequence[str]) -> Site:
@@ -31,9 +45,11 @@ def site_of(fn: Callable[..., Any], where: str, direction: str, takes: Sequence[
     Raises:
         HookError: it is not callable, or takes another number of arguments.
     """
-    site = Site(str(getattr(fn, "__name__", type(fn).__name__)), where, direction)
+    site = Site(str(getattr(fn, "__name__", type(fn).__name__)), where, direction, trusted=_is_ours(fn))
     if not callable(fn):
         raise HookError(f"{site} must be callable, got {fn!r}; pass the function itself")
+    if _plainly_takes(fn, len(takes)):
+        return site
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):  # some built-ins have none to look at
@@ -45,28 +61,47 @@ def site_of(fn: Callable[..., Any], where: str, direction: str, takes: Sequence[
     return site
 
 
+def _is_ours(fn: Any) -> bool:
+    """Whether a hook is part of this package."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return str(getattr(fn, "__module__", "")).startswith("explain.")
+
+
+def _plainly_takes(fn: Any, count: int) -> bool:
+    """Whether ``fn`` is a plain function of exactly so many arguments; looking at its signature takes 10 µs."""
+    if type(fn) is not FunctionType or fn.__dict__:
+        return False
+    code = fn.__code__
+    return code.co_argcount == count and not code.co_kwonlyargcount
+
+
 def call(site: Site, fn: Callable[..., Any], *arguments: Any, gradients: Sequence[Any] = ()) -> Any:
     """Call a hook; name it when it raises, and refuse what it did if it edited one of ``gradients`` in place.
 
     Raises:
         HookError: see above. Errors of this package come through as they are.
     """
-    tensors = [gradient for gradient in gradients if isinstance(gradient, torch.Tensor)]
-    versions = [tensor._version for tensor in tensors]
+    site.fired = True
     try:
-        result = fn(*arguments)
+        if site.trusted or not gradients:
+            result, edited = fn(*arguments), False
+        else:
+            with Edits(gradients) as edits:
+                result = fn(*arguments)
+            edited = edits.any()
     except ExplainError:
         raise
     except Exception as error:
         if came_by_signal(error):
             raise
         raise HookError(f"{site} {raised(error)}") from error
-    if [tensor._version for tensor in tensors] != versions:
+    if edited:
         raise HookError(
             f"{site} edited its gradient in place; gradients may be shared (in e = c + d both branches get the same "
             "tensor), so the edit would reach further than meant: return a new tensor instead"
         )
-    return result
+    return None if isinstance(result, Nothing) else result
 
 
 def one_gradient(site: Site, given: torch.Tensor, returned: Any) -> torch.Tensor | None:
@@ -97,3 +132,27 @@ def several_gradients(site: Site, given: Sequence[torch.Tensor | None], returned
         if old is not None and new is not None:
             one_gradient(site, old, new)
     return tuple(returned)
+
+
+def guarded_one(site: Site, fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Watch a hook on the gradient of one tensor."""
+    return lambda gradient: one_gradient(site, gradient, call(site, fn, gradient, gradients=(gradient,)))
+
+
+def guarded_pre(site: Site, fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Watch a hook that is called before the backward of a module."""
+
+    def pre(module: nn.Module, grad_output: Any) -> Any:
+        return several_gradients(site, grad_output, call(site, fn, module, grad_output, gradients=grad_output))
+
+    return pre
+
+
+def guarded_full(site: Site, fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Watch a hook that is called after the backward of a module."""
+
+    def full(module: nn.Module, grad_input: Any, grad_output: Any) -> Any:
+        found = call(site, fn, module, grad_input, grad_output, gradients=(*grad_input, *grad_output))
+        return several_gradients(site, grad_input, found)
+
+    return full

@@ -1,0 +1,168 @@
+"""Handles of hooks, and the list of them that a group keeps."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from explain.errors import HookError
+from explain.hooks.full_backward import FullBackward
+from explain.hooks.guard import Nothing, Site, site_of
+from explain.hooks.registered import OnModule
+from explain.hooks.select import Where, select
+from explain.hooks.silence import Expected
+from explain.interrupts import unsplit
+
+Hook = Callable[..., Any]
+
+
+class Removable(Protocol):
+    """What PyTorch returns for a registered hook."""
+
+    def remove(self) -> None: ...
+
+
+class Handle(Nothing):
+    """One hook of a group, on one or more places.
+
+    >>> from explain.hooks import HookGroup
+    >>> with HookGroup(nn.Sequential(nn.ReLU(), nn.ReLU())) as group:
+    ...     handle = group.forward(nn.ReLU, lambda module, args, output: None)
+    ...     print(handle)
+    ...     handle.remove()
+    ...     print(handle)
+    hook '<lambda>' on layer '0' and 1 more (forward)
+    hook '<lambda>' on layer '0' and 1 more (forward), removed
+    """
+
+    __slots__ = ("_owner", "expected", "sites", "undo")
+
+    def __init__(self, sites: Sequence[Site], owner: dict[int, Handle], expected: Expected | None) -> None:
+        self.sites = sites
+        self.expected = expected
+        self.undo: list[Removable] = []
+        self._owner = owner
+        owner[id(self)] = self
+
+    @property
+    def fired(self) -> bool:
+        """Whether the hook has been called yet, on any of its places."""
+        return any(site.fired for site in self.sites)
+
+    @property
+    def removed(self) -> bool:
+        """Whether the hook is gone, by itself or together with its group."""
+        return id(self) not in self._owner
+
+    @unsplit
+    def remove(self) -> None:
+        """Remove this hook from all its places; calling it again does nothing."""
+        self.take_away()
+
+    def take_away(self) -> None:
+        """Remove it as part of something that no signal splits."""
+        while self.undo:
+            self.undo[-1].remove()
+            self.undo.pop()
+        self._owner.pop(id(self), None)
+
+    def kinds(self) -> set[tuple[str, Any]]:
+        """What it has in common with hooks of the same function, or on the same place."""
+        own = set() if self.expected is None else {(self.sites[0].direction, self.expected.code)}
+        return {(site.direction, site.where) for site in self.sites} | own
+
+    def __repr__(self) -> str:
+        first, others = self.sites[0], len(self.sites) - 1
+        more = f" and {others} more" if others else ""
+        ends = [word for word in ("fired", "removed") if getattr(self, word)]
+        return ", ".join([f"hook {first.hook!r} on {first.where}{more} ({first.direction})", *ends])
+
+
+class Hooks:
+    """The handles of a group's hooks, and whose calls they act for; the kinds of hooks are in its subclasses."""
+
+    def __init__(self, model: nn.Module | None = None, *, all_threads: bool = False) -> None:
+        self._model = model
+        self._handles: dict[int, Handle] = {}
+        self._thread = None if all_threads else threading.get_ident()
+        self._closed = False
+
+    def __len__(self) -> int:
+        """The number of places that hooks of the group are on."""
+        return sum(len(handle.sites) for handle in self._handles.values())
+
+    def __repr__(self) -> str:
+        name = f"HookGroup({'' if self._model is None else type(self._model).__name__})"
+        if self._closed:
+            return f"{name}, closed"
+        return "\n  ".join([f"{name}, {len(self)} hooks", *map(repr, self._handles.values())])
+
+    def _open(self, sites: Sequence[Site], expected: Expected | None) -> Handle:
+        if self._closed:
+            raise HookError(f"group must be open to take {sites[0]}, but it is closed; make a new HookGroup")
+        return Handle(sites, self._handles, expected)
+
+    @unsplit
+    def _add(
+        self, sites: Sequence[Site], registers: Iterable[Callable[[], Removable]], expected: Expected | None = None
+    ) -> Handle:
+        """Register a hook by calling ``registers``, one for each of its places."""
+        handle = self._open(sites, expected)
+        for register in registers:
+            handle.undo.append(register())
+        return handle
+
+    @unsplit
+    def _add_on(
+        self,
+        sites: Sequence[Site],
+        registers: Iterable[Callable[..., RemovableHandle]],
+        fn: Hook,
+        expected: Expected | None = None,
+        **options: Any,
+    ) -> Handle:
+        """Register a hook that acts for calls of this group's thread, with the method of each module that does it."""
+        handle = self._open(sites, expected)
+        for site, register in zip(sites, registers, strict=True):
+            hook = OnModule(site, fn, self._thread)
+            hook.handle = register(hook, **options)
+            handle.undo.append(hook.handle)
+        return handle
+
+    def _expect(self, site: Site, fn: Hook, gates: Sequence[FullBackward] = ()) -> Expected | None:
+        """Note what there is now, to tell later whether a hook should have fired; None for those of this package."""
+        return None if site.trusted else Expected(fn, self._model, gates)
+
+    def _on_modules(
+        self, where: Where, fn: Hook, direction: str, takes: Sequence[str]
+    ) -> tuple[list[nn.Module], list[Site]]:
+        """Return the selected modules, and the site of a hook on each; whether it fits is looked at once."""
+        if self._model is None:
+            raise HookError(
+                "HookGroup() without a model can hook only tensors and Nodes, optimizers, and every module; pass the "
+                "model to hook layers"
+            )
+        modules = select(self._model, where)
+        first = site_of(fn, f"layer {next(iter(modules))!r}", direction, takes)
+        rest = [Site(first.hook, f"layer {name!r}", direction, trusted=first.trusted) for name in list(modules)[1:]]
+        return list(modules.values()), [first, *rest]
+
+
+def silent(handles: Iterable[Handle]) -> str | None:
+    """Name the hooks that should have fired by now, on one line; None if there are none.
+
+    Of several that are the same function, or on the same place, one is enough to have fired: that some layers were not
+    used is no news then.
+    """
+    found = list(handles)
+    heard = {kind for handle in found if handle.fired for kind in handle.kinds()}
+    quiet = [(h, h.expected) for h in found if h.expected is not None and not h.fired and not h.kinds() & heard]
+    if not quiet or not (heard or any(expected.in_vain() for _, expected in quiet)):
+        return None
+    first, expected = quiet[0]
+    more = f"; nor did {len(quiet) - 1} more" if len(quiet) > 1 else ""
+    return f"{first} never fired: {expected.reason(first.sites[0].direction)}{more}"

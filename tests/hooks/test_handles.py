@@ -1,0 +1,388 @@
+"""Groups and the handles of single hooks: closing, listing, copies, and hooks that never fired."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import re
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from explain.errors import ExplainWarning, HookError
+from explain.hooks import HookGroup, accumulator
+from tests.conftest import hook_count
+
+
+def nothing(*given: object) -> None:
+    pass
+
+
+def chain() -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU(), nn.Linear(2, 1, bias=False))
+    model[0].weight.data, model[2].weight.data = torch.tensor([[1.0, 2], [3, 4]]), torch.tensor([[5.0, 6]])
+    return model
+
+
+def hooks_on(model: nn.Module) -> int:
+    return sum(hook_count(module) for module in model.modules())
+
+
+def test_a_handle_removes_its_own_hook_alone() -> None:
+    model, seen = chain(), []
+    with HookGroup(model) as group:
+        first = group.forward(nn.Linear, lambda module, args, output: seen.append("first"))
+        group.forward("0", lambda module, args, output: seen.append("second"))
+        assert len(group) == 3
+        first.remove()
+        first.remove()
+        assert (first.removed, len(group), hooks_on(model)) == (True, 1, 1)
+        model(torch.ones(1, 2))
+    assert seen == ["second"]
+
+
+def test_the_gates_of_backward_hooks_stay_until_the_last_of_them_is_removed() -> None:
+    model, seen = chain(), []
+    x = torch.ones(1, 2, requires_grad=True)
+    with HookGroup(model) as group:
+        one = group.backward("1", lambda module, gi, go: seen.append("one"))
+        two = group.backward_pre("1", lambda module, go: seen.append("two"))
+        model(x).backward()
+        one.remove()
+        model(x).backward()
+        two.remove()
+        assert hooks_on(model) == 0
+        one = group.backward("1", lambda module, gi, go: seen.append("three"))
+        model(x).backward()
+    assert seen == ["two", "one", "two", "three"]
+
+
+def test_handles_of_hooks_in_the_graph() -> None:
+    x = torch.ones(1, requires_grad=True)
+    y = x * 2
+    seen: list[str] = []
+    with HookGroup() as group:
+        handles = [
+            group.tensor(y, lambda gradient: seen.append("tensor")),
+            group.leaf(x, lambda leaf: seen.append("leaf"), after=True),
+            group.tensors([x], lambda gradients: seen.append("tensors")),
+            group.node(y.grad_fn, lambda inputs, outputs: seen.append("node")),
+            group.node_pre(y.grad_fn, lambda outputs: seen.append("node-pre")),
+        ]
+        y.backward(retain_graph=True)
+        assert sorted(seen) == ["leaf", "node", "node-pre", "tensor", "tensors"]
+        for handle in handles:
+            handle.remove()
+        y.backward()
+        assert (len(seen), len(group)) == (5, 0)
+
+
+def test_a_closed_group_refuses_hooks_of_every_kind() -> None:
+    model, x = chain(), torch.ones(1, requires_grad=True)
+    y = x * 2
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    group = HookGroup(model)
+    group.remove()
+    for register in [
+        lambda: group.forward("0", nothing),
+        lambda: group.forward_pre("0", nothing),
+        lambda: group.backward("0", nothing),
+        lambda: group.backward_pre("0", nothing),
+        lambda: group.every_forward(nothing),
+        lambda: group.every_forward_pre(nothing, with_kwargs=True),
+        lambda: group.every_backward(nothing),
+        lambda: group.tensor(y, nothing),
+        lambda: group.node(y.grad_fn, nothing),
+        lambda: group.saved_tensors(nothing, nothing),
+        lambda: group.state_dict("0", nothing),
+        lambda: group.step(optimizer, nothing),
+    ]:
+        with pytest.raises(HookError, match=r"^group must be open to take hook 'nothing' on .*; make a new HookGroup$"):
+            register()
+    assert hooks_on(model) == 0
+    assert repr(group) == "HookGroup(Sequential), closed"
+
+
+def test_the_repr_lists_the_hooks() -> None:
+    model = chain()
+    with HookGroup(model) as group:
+        group.forward(nn.Linear, nothing)
+        group.backward("1", lambda module, grad_input, grad_output: None)
+        model(torch.ones(1, 2, requires_grad=True)).backward()
+        assert repr(group).splitlines() == [
+            "HookGroup(Sequential), 3 hooks",
+            "  hook 'nothing' on layer '0' and 1 more (forward), fired",
+            "  hook '<lambda>' on layer '1' (backward), fired",
+        ]
+    assert repr(HookGroup()) == "HookGroup(), 0 hooks"
+
+
+def test_a_hook_that_registers_another_may_return_its_handle() -> None:
+    model, x = chain(), torch.ones(1, 2, requires_grad=True)
+    seen: list[list[float]] = []
+    with HookGroup(model) as group:
+        group.forward("0", lambda module, args, output: group.tensor(output, lambda g: seen.append(g[0].tolist())))
+        group.tensor(x * 1, nothing).remove()
+        group.leaf(x, lambda gradient: group.after_backward(lambda: seen.append([0.0])))
+        model(x).backward()
+    assert seen == [[5.0, 6.0], [0.0]]
+    assert x.grad is not None
+    assert x.grad.tolist() == [[23.0, 34.0]]
+
+
+def test_what_was_to_come_after_backward_does_not_when_the_group_has_gone() -> None:
+    x = torch.ones(1, requires_grad=True)
+    order: list[str] = []
+    group, other = HookGroup(), HookGroup()
+
+    def closes(gradient: torch.Tensor) -> None:
+        group.after_backward(lambda: order.append("closed"))
+        other.after_backward(lambda: order.append("removed")).remove()
+        other.after_backward(lambda: order.append("kept"))
+        group.remove()
+
+    with other:
+        other.tensor(x, closes)
+        (x * 2).backward()
+        assert (order, len(other)) == (["kept"], 1)
+
+
+def test_the_group_keeps_the_node_that_accumulates() -> None:
+    p = torch.tensor(3.0, requires_grad=True)
+    seen: list[float] = []
+    with HookGroup() as group:
+        handle = group.node(accumulator(p), lambda inputs, outputs: seen.append(outputs[0].item()))
+        (p * p).backward()
+        handle.remove()
+        (p * p).backward()
+        group.node_pre(accumulator(p), lambda outputs: seen.append(-outputs[0].item()))
+        (p * p).backward()
+    (p * p).backward()
+    assert seen == [6.0, -6.0]
+
+
+# Copies
+
+
+def test_a_copy_of_a_hooked_model_has_none_of_its_hooks() -> None:
+    model, seen = chain(), []
+    x = torch.ones(1, 2, requires_grad=True)
+    own = model[0].register_forward_hook(lambda module, args, output: seen.append("the user's"))
+    with HookGroup(model) as group:
+        group.forward(nn.Module, lambda module, args, output: output * 0)
+        group.forward_pre("0", lambda module, args, kwargs: None, with_kwargs=True)
+        group.backward("1", lambda module, gi, go: (gi[0] * 0,))
+        group.state_dict("0", lambda *_: seen.append("state"))
+        group.load_state_dict_pre("0", lambda *_: seen.append("load"))
+        other = copy.deepcopy(model)
+        assert hooks_on(other) == 1
+        assert not other[0]._state_dict_hooks
+        assert not other[0]._load_state_dict_pre_hooks
+        other(x).backward()
+        other.load_state_dict(other.state_dict())
+        twice = copy.deepcopy(other)
+        model(x).backward()
+        model.state_dict()
+    assert seen == ["the user's", "the user's", "state"]
+    assert x.grad is not None
+    assert x.grad.tolist() == [[23.0, 34.0]]  # of the copy alone
+    assert hooks_on(twice) == 1
+    own.remove()
+
+
+def test_a_hooked_model_can_be_pickled_and_read_without_this_package(tmp_path: Path) -> None:
+    model = chain()
+    with HookGroup(model) as group:
+        group.forward("0", lambda module, args, output: output * 0)
+        group.forward_pre("0", lambda module, args, kwargs: None, with_kwargs=True)
+        group.backward("1", lambda module, gi, go: (gi[0] * 0,))
+        group.leaf(model[0].weight, lambda gradient: gradient * 0)
+        written = pickle.dumps(model)
+        torch.save(model, tmp_path / "model.pt")
+        group.forward("", nothing)
+        model(torch.ones(1, 2, requires_grad=True)).backward()
+    other = pickle.loads(written)
+    assert b"explain" not in written
+    assert other(torch.ones(1, 2)).item() == 57
+    read = (
+        "import sys, torch; m = torch.load(sys.argv[1], weights_only=False); x = torch.ones(1, 2, requires_grad=True)"
+    )
+    tell = "m(x).backward(); print(m(x).item(), x.grad.tolist(), 'explain' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{read}; {tell}", str(tmp_path / "model.pt")],
+        capture_output=True, text=True, check=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.stdout == "57.0 [[23.0, 34.0]] False\n"
+
+
+def test_parameters_with_hooks_are_pickled_without_a_warning() -> None:
+    p = nn.Parameter(torch.ones(1))
+    with HookGroup() as group:
+        group.leaf(p, lambda gradient: gradient * 2)
+        torch.save([p], io.BytesIO())
+        assert copy.deepcopy(p)._backward_hooks is None
+        (p * 1).backward()
+    assert p.grad is not None
+    assert p.grad.item() == 2
+
+
+# Saved tensors
+
+
+def packing(group: HookGroup, name: str, log: list[str]) -> None:
+    group.saved_tensors(lambda t: (log.append(name), t)[1].detach(), lambda t: t)
+
+
+def saves(log: list[str]) -> list[str]:
+    """Which hooks a saved tensor meets now."""
+    log.clear()
+    x = torch.ones(1, requires_grad=True)
+    x.exp().backward()
+    assert x.grad is not None
+    assert x.grad.item() == pytest.approx(torch.e)
+    return list(log)
+
+
+def test_groups_with_saved_tensors_may_close_in_any_order() -> None:
+    log: list[str] = []
+    below, first, second = (lambda t: (log.append("below"), t.detach())[1]), HookGroup(), HookGroup()
+    with torch.autograd.graph.saved_tensors_hooks(below, lambda t: t):
+        packing(first, "first", log)
+        packing(second, "second", log)
+        assert saves(log) == ["second"]
+        first.remove()
+        assert saves(log) == ["second"]
+        second.remove()
+        assert saves(log) == ["below"]
+    assert saves(log) == []
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+
+
+def test_a_group_with_saved_tensors_may_close_in_another_thread() -> None:
+    log: list[str] = []
+    group = HookGroup()
+    packing(group, "mine", log)
+    x = torch.ones(1, requires_grad=True)
+    before = x.exp()
+    thread = threading.Thread(target=group.remove)
+    thread.start()
+    thread.join()
+    assert saves(log) == []
+    before.backward()  # what was packed is unpacked by the same hooks
+    assert x.grad is not None
+    assert x.grad.item() == pytest.approx(torch.e)
+    y = (x * 1).exp()
+    kept = y * y
+    y.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        kept.backward()
+    packing(after := HookGroup(), "after", log)
+    assert saves(log) == ["after"]
+    after.remove()
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+
+
+# Edits
+
+
+EDITS = {
+    "data": lambda g: g.data.mul_(2),
+    "data of a view": lambda g: g[:1].data.mul_(2),
+    "numpy": lambda g: g.numpy().__imul__(2),
+    "detach": lambda g: g.detach().mul_(2),
+    "asarray": lambda g: __import__("numpy").asarray(g).__imul__(2),
+    "dlpack": lambda g: torch.from_dlpack(g).mul_(2),
+    "set data": lambda g: setattr(g, "data", g * 2),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_edits_of_a_gradient_behind_autograds_back_are_caught(edit: str) -> None:
+    x = torch.ones(2, requires_grad=True)
+    y = x * 3
+
+    def edits(gradient: torch.Tensor) -> None:
+        EDITS[edit](gradient)
+
+    with HookGroup() as group, pytest.raises(HookError, match=r"'edits' .* edited its gradient in place"):
+        group.tensor(y, edits)
+        y.backward(torch.ones(2))
+
+
+def test_reading_a_gradient_through_numpy_is_no_edit() -> None:
+    x = torch.tensor([1.0, 0.0], requires_grad=True)
+    seen: list[float] = []
+    with HookGroup() as group:
+        group.tensor(y := x * 3, lambda g: seen.append(float(g.numpy()[0] + g.data[0])))
+        (y / y.detach()).sum().backward()  # the second gradient is infinite
+        group.tensor(z := x * 0, lambda g: seen.append(g.data.isnan().sum().item()))
+        (z / z.detach() * 0).sum().backward()
+    assert seen == [pytest.approx(2 / 3), 2]
+
+
+# Hooks that never fired
+
+
+def told(model: nn.Module, register: Callable[[HookGroup], object], work: Callable[[], object]) -> list[str]:
+    """What a group warns of, in which hooks are registered and something is done."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        with HookGroup(model) as group:
+            register(group)
+            work()
+    assert {Path(warning.filename) for warning in found} <= {Path(__file__)}
+    assert {warning.category for warning in found} <= {ExplainWarning}
+    return [str(warning.message) for warning in found]
+
+
+def test_a_backward_hook_that_came_after_the_forward_pass_is_told_about() -> None:
+    model, x = chain(), torch.ones(1, 2, requires_grad=True)
+    for work in (lambda score: score.backward(), lambda score: torch.autograd.grad(score.sum(), x)):
+        score = model(x)
+        assert told(model, lambda group: group.backward("1", nothing), lambda work=work, score=score: work(score)) == [
+            "hook 'nothing' on layer '1' (backward) never fired: its layer did not run after it was registered; "
+            "register it before the forward pass"
+        ]
+
+
+@pytest.mark.parametrize(
+    ("register", "message"),
+    [
+        (lambda g, y: g.forward("1", nothing), r"hook 'nothing' on layer '1' \(forward\) never fired: the layer did"),
+        (lambda g, y: g.backward("0", nothing), r"on layer '0' \(backward\) never fired: no gradient came to it; keep"),
+        (lambda g, y: g.tensor(y, nothing), r"on a tensor of shape \(2,\) \(gradient\) never fired: no gradient came"),
+        (lambda g, y: g.node(y.grad_fn, nothing), r"on Node MulBackward0 \(after\) never fired: no gradient came"),
+    ],
+)
+def test_a_hook_that_never_fired_is_told_about(
+    register: Callable[[HookGroup, torch.Tensor], object], message: str
+) -> None:
+    model, y = chain(), torch.ones(2, requires_grad=True) * 2
+    (found,) = told(model, lambda group: register(group, y), lambda: model[0](torch.ones(1, 2)))
+    assert re.search(message, found)
+
+
+def test_hooks_that_could_not_have_fired_are_nothing_to_tell_about() -> None:
+    model = chain()
+
+    def two(group: HookGroup) -> None:
+        group.forward("1", nothing)
+        group.backward("0", nothing)
+
+    def on_each(group: HookGroup) -> None:
+        for name in ("0", "1"):
+            group.forward(name, lambda module, args, output: None)
+
+    assert told(model, two, lambda: None) == []  # nothing ran
+    assert told(model, on_each, lambda: model[0](torch.ones(1, 2))) == []  # the same function fired on another layer
+    assert told(model, lambda group: two(group) or group.remove(), lambda: model[0](torch.ones(1, 2))) == []
+    with pytest.raises(KeyError):  # the block did not end as it should, and that is what is told
+        told(model, two, lambda: {}[model[0](torch.ones(1, 2))])
