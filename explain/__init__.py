@@ -18,6 +18,8 @@ The way through the house, each room importing only from rooms above it:
     engine/         the fewest passes that gather the `Evidence` for all methods
     methods/        frozen dataclasses: options and mathematics
     reasons         why a map says nothing
+    result          `Attribution`: what a method says about a batch of images
+    request         what is to be explained, and how; how it is answered
     attribution     `attribute`: model and tensors in, `Attribution` out
     concepts        what a layer's feature maps are made of
     images          files, bytes, arrays and PIL images to RGB; where a model's input lies on a photo
@@ -60,6 +62,7 @@ _HOME = {
     "list_layers": "explain.layers",
     "list_methods": "explain.methods",
     "load": "explain.saved",
+    "plan": "explain.attribution",
 }
 _ROOMS = {
     *(
@@ -74,6 +77,8 @@ _ROOMS = {
         "engine",
         "methods",
         "reasons",
+        "result",
+        "request",
         "attribution",
         "concepts",
         "images",
@@ -100,6 +105,7 @@ __all__ = [
     "list_layers",
     "list_methods",
     "load",
+    "plan",
 ]
 
 
@@ -116,7 +122,7 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from explain.attribution import Attribution, applicable_methods, attribute, attribute_all, attribute_targets
+    from explain.attribution import Attribution, applicable_methods, attribute, attribute_all, attribute_targets, plan
     from explain.concepts import Concepts, find_concepts
     from explain.errors import ExplainError, ExplainWarning
     from explain.explainer import Explainer, explain

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-from explain.engine import Activations, Need, Reruns, Work, check_inputs, gather
+from explain.engine import Activations, Evidence, Need, Reruns, Rows, Work, check_inputs, gather, plan_of
 from explain.errors import LayerError, MethodError, warn
 from explain.hooks import Where, calculating, unwrapped
 from explain.inputs import InputsLike
@@ -89,8 +90,9 @@ def find_concepts(
     names = [default_layer(model, inputs)] if layer is None else find_layers(model, inputs, layer)
     if len(names) != 1:
         raise LayerError(f"layer must name one layer for concepts, got {len(names)}; choose one of {', '.join(names)}")
-    needs: list[Need] = [Activations(), Reruns(of_layer=True)]
-    evidence = gather(model, inputs, needs, [TopClass()], names, Work(batch_size))[0][0]
+    leave = Reruns(of_layer=True)
+    (evidence_of,) = gather(model, inputs, plan_of([Activations(), leave], names), [TopClass()], Work(batch_size))
+    evidence = evidence_of(names[0])
     with calculating(inputs.x.device.type):
         maps = _present(evidence.activations, names[0])
         n, channels, *places = maps.shape
@@ -105,10 +107,26 @@ def find_concepts(
         where, what = where[:, order], what[order]
         error = float((rows - where @ what).norm() / rows.norm())
         shown = what.to(maps).reshape(count, channels, *[1] * len(places)).expand(-1, -1, *places)
-        owners = torch.zeros(count, dtype=torch.long, device=maps.device)
-        logits = evidence.variants.logits_from_layer(owners, lambda index: shown[index])
+        logits = evidence[leave].scores(_Shown(shown), logits=True)
         placed = where.reshape(n, *places, count).movedim(-1, 1).to(maps)
         return Concepts(placed, what.to(maps), logits, names[0], evidence.size, error)
+
+
+@dataclass(frozen=True, eq=False)
+class _Shown:
+    """Feature maps in the place of those of the first image."""
+
+    maps: torch.Tensor
+
+    of_layer: ClassVar[bool] = True
+    needs: ClassVar[frozenset[Need[Any]]] = frozenset({Activations()})
+
+    def count(self, channels: int) -> int:
+        return len(self.maps)
+
+    def rows(self, evidence: Evidence) -> Rows:
+        owners = torch.zeros(len(self.maps), dtype=torch.long, device=self.maps.device)
+        return Rows(owners, lambda rows: self.maps[rows])
 
 
 def _present(maps: torch.Tensor, layer: str) -> torch.Tensor:

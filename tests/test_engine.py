@@ -17,7 +17,19 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import explain
-from explain.engine import Activations, InputGradients, LayerGradients, Reruns, gather
+from explain.engine import (
+    Activations,
+    Attributions,
+    BlockAttention,
+    Guided,
+    InputGradients,
+    LayerGradients,
+    Reruns,
+    RuleCoverage,
+    Scores,
+    gather,
+    plan_of,
+)
 from explain.errors import ExplainError, ExplainWarning, ImageError, LayerError, MethodError, ModelError, TargetError
 from explain.methods import AblationCAM, GradCAM, ShapleyCAM, get_method, uses_layer
 from explain.targets import ClassTarget, ScoreTarget, TopClass
@@ -26,7 +38,11 @@ from tests.conftest import TinyNet, settled, snapshot
 TRANSFORMER = ["legrad", "rollout"]
 METHODS = [name for name in explain.list_methods() if name not in TRANSFORMER]
 ANYWHERE = [name for name in METHODS if name != "cam"]  # at any layer
-RERUNNING = {name for name in METHODS if any(isinstance(need, Reruns) for need in get_method(name).needs)}
+RERUNNING = {
+    name
+    for name in METHODS
+    if any(isinstance(need, (Reruns, Scores, Attributions, BlockAttention)) for need in get_method(name).needs)
+}
 ONE_PASS = [name for name in ANYWHERE if name not in RERUNNING]
 
 
@@ -39,12 +55,16 @@ def test_one_forward_pass_serves_all_methods_layers_and_targets(net: TinyNet, x:
 
 
 def test_evidence_has_what_was_needed_and_is_detached(net: TinyNet, x: torch.Tensor) -> None:
-    needs = [Activations(), LayerGradients(), InputGradients(), InputGradients("guided")]
-    (evidence,) = gather(net, x, needs, [ClassTarget(2)], ["layer2"])[0]
+    guided = Guided()
+    needs = [Activations(), LayerGradients(), InputGradients(), InputGradients(guided), RuleCoverage(guided)]
+    (evidence_of,) = gather(net, x, plan_of(needs, ["layer2"]), [ClassTarget(2)])
+    evidence = evidence_of("layer2")
     assert evidence.activations.shape == evidence.gradients.shape == (3, 8, 6, 5)
-    assert evidence[InputGradients()].shape == evidence[InputGradients("guided")].shape == x.shape
-    assert evidence.rectifiers == {"guided": 4}  # conv1's, layer1's, and the two functional ones
-    assert not any(tensor.requires_grad for tensor in [*evidence.found.values(), evidence.score])
+    assert evidence[InputGradients()].shape == evidence[InputGradients(guided)].shape == x.shape
+    assert evidence[RuleCoverage(guided)].covered == {"relu": 4}  # conv1's, layer1's, and the two functional ones
+    tensors = [found for found in evidence.found.values() if isinstance(found, torch.Tensor)]
+    assert len(tensors) == 4
+    assert not any(tensor.requires_grad for tensor in [*tensors, evidence.score])
     assert evidence.classes is not None
     assert evidence.classes.tolist() == [2, 2, 2]
 
@@ -519,11 +539,11 @@ def test_ablations_fan_out_at_the_layer_where_the_network_lets_them(net: TinyNet
     explain.attribute(net, x)
     sizes = counting(net)
     explain.attribute(net, x, "ablationcam", target=1)
-    assert sizes == [3, 1, 1, 1, 1]  # the images, and each once more for all of its ablations
+    assert sizes == [3, 1, 1, 1]  # the images, and each once more for all of its ablations
     model = settled(Bypass()).double()
     sizes = counting(model)
     found = explain.attribute(model, x, "ablationcam", target=1, layer="body").values
-    assert sizes == [3, 4, 4, 4]  # the try did not come to an end
+    assert sizes == [3, 5, 5, 5]  # the try did not come to an end; each has one map as it is
     for i in range(3):
         alone = explain.attribute(model, x[i : i + 1], "ablationcam", target=1, layer="body").values
         torch.testing.assert_close(found[i : i + 1], alone, rtol=1e-10, atol=1e-13)

@@ -22,8 +22,8 @@ from tests.conftest import ROOT
 PACKAGE = ROOT / "explain"
 ROOMS = [
     "version", "interrupts", "errors", "nested", "hooks", "training", "distribution", "inputs", "layers", "targets",
-    "engine", "methods", "reasons", "attribution", "concepts", "images", "render", "output", "models", "record",
-    "explanation", "photos", "explainer", "saved", "arguments", "cli", "__main__",
+    "engine", "methods", "reasons", "result", "request", "attribution", "concepts", "images", "render", "output",
+    "models", "record", "explanation", "photos", "explainer", "saved", "arguments", "cli", "__main__",
 ]  # fmt: skip
 
 
@@ -33,8 +33,7 @@ OFFERED_BY_HOOKS = {
     "hooks/distributed.py": {"distribution"},
     "hooks/packaging.py": {"distribution"},
 }
-# Known circles of files, to be opened by the new design of the engine; none may be added.
-CIRCLES = {frozenset({"explain.engine.evidence", "explain.engine.variants"})}
+CIRCLES: set[frozenset[str]] = set()  # of files; none may be added
 # Hooks that live as long as their owner, a wrapped model or the writer of an archive: no handle is left to remove.
 KEPT_BY_THEIR_OWNER = {
     "distribution": {"register_comm_hook", "register_intern_hook", "register_extern_hook", "register_mock_hook"}

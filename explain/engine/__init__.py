@@ -1,50 +1,88 @@
 """The engine: the fewest passes that gather what the methods asked for need.
 
     entry       what is refused before anything runs
-    evidence    what a method may ask for, and what it gets
-    rules       what a backward pass may do to a gradient at a rectifier
+    operations  what happens in a forward pass, as it happens
+    rules       what a backward pass does at an operation, as values
+    asks        what a method may ask for, as values
+    evidence    what a method gets to see
+    altered     altered rows, as values
+    plan        which passes gather what was asked for; prints itself
+    work        precision, batch sizes, progress
     linear      what biases add, and a head's weights for a class
     blocks      transformer blocks, each read out on its own
-    variants    the same question asked of altered inputs or feature maps
-    passes      one forward pass, and the backward passes over it
+    forward     one forward pass: what was recorded, and what the targets picked
+    collect     one collector for each kind of evidence
+    replay      what lies before a layer, run once
+    asked       what altered rows are made of and how they are run
+    pieces      rows in pieces of the best size, and who reads the results
+    behind      altered feature maps: what lies behind a layer, run many times
+    reruns      altered rows, run once for all that is asked of them
+    passes      a plan, run
 
 A method declares its needs and is otherwise a function of `Evidence`. A new kind of evidence is one frozen class in
-`evidence` and the lines of `passes` that gather it.
+`asks` and one collector in `collect`.
 """
 
-from explain.engine.entry import check_inputs
-from explain.engine.evidence import (
+from explain.engine.altered import Alteration, Attributions, Blank, Collected, Fold, Reruns, Rows, Scores, Unaltered
+from explain.engine.asks import (
     Activations,
+    Ask,
     Attention,
     AttentionMap,
+    Backward,
     BiasTerms,
+    BlockAttention,
     ClassWeights,
-    Evidence,
     InputGradients,
     LayerCurvature,
     LayerGradients,
     Need,
-    Reruns,
+    RuleCoverage,
+    asks_of,
 )
+from explain.engine.entry import check_inputs
+from explain.engine.evidence import Evidence, Question
 from explain.engine.passes import gather
-from explain.engine.variants import Precision, Progress, Variants, Work
+from explain.engine.plan import Plan, Stream, plan_of
+from explain.engine.rules import Coverage, Deconvnet, Guided, Rule
+from explain.engine.work import Precision, Progress, Work
 
 __all__ = [
     "Activations",
+    "Alteration",
+    "Ask",
     "Attention",
     "AttentionMap",
+    "Attributions",
+    "Backward",
     "BiasTerms",
+    "Blank",
+    "BlockAttention",
     "ClassWeights",
+    "Collected",
+    "Coverage",
+    "Deconvnet",
     "Evidence",
+    "Fold",
+    "Guided",
     "InputGradients",
     "LayerCurvature",
     "LayerGradients",
     "Need",
+    "Plan",
     "Precision",
     "Progress",
+    "Question",
     "Reruns",
-    "Variants",
+    "Rows",
+    "Rule",
+    "RuleCoverage",
+    "Scores",
+    "Stream",
+    "Unaltered",
     "Work",
+    "asks_of",
     "check_inputs",
     "gather",
+    "plan_of",
 ]

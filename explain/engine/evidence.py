@@ -1,99 +1,17 @@
-"""What a method may ask for, and what it gets: needs, and the `Evidence` that answers them."""
+"""`Evidence`: the question that was asked, and what was found. It is all that a method gets to see."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 
+from explain.engine.asks import Activations, LayerGradients, Need
 from explain.layers import Grids
-from explain.targets import Objective
 
-if TYPE_CHECKING:
-    from explain.engine.variants import Variants
-
-
-class Need(Protocol):
-    """Some evidence that a method needs: a frozen value; ``of_layer`` says whether it is about a layer."""
-
-    @property
-    def of_layer(self) -> bool: ...
-
-    def __hash__(self) -> int: ...
-
-
-@dataclass(frozen=True)
-class Activations:
-    """The feature maps of the layer, ``(N, C, h, w)``."""
-
-    of_layer: ClassVar[bool] = True
-
-
-@dataclass(frozen=True)
-class LayerGradients:
-    """The gradient of the score, or of another objective, in the layer's feature maps: ``(N, C, h, w)``."""
-
-    objective: Objective | None = None
-
-    of_layer: ClassVar[bool] = True
-
-
-@dataclass(frozen=True)
-class LayerCurvature:
-    """The Hessian of the score, or of another objective, in the feature maps, times these maps: ``(N, C, h, w)``."""
-
-    objective: Objective | None = None
-
-    of_layer: ClassVar[bool] = True
-
-
-@dataclass(frozen=True)
-class ClassWeights:
-    """The weights of the target's class in a head that averages the feature maps and is linear: ``(N, C)``."""
-
-    of_layer: ClassVar[bool] = True
-
-
-@dataclass(frozen=True)
-class InputGradients:
-    """The gradient of the score in the input, ``(N, C, H, W)``, under a rule for rectifiers."""
-
-    rule: str = "plain"
-
-    of_layer: ClassVar[bool] = False
-
-
-@dataclass(frozen=True)
-class BiasTerms:
-    """What every bias of the network adds to the score: a tuple of ``(N, C, h, w)``, or ``(N, K)`` without a map."""
-
-    of_layer: ClassVar[bool] = False
-
-
-@dataclass(frozen=True)
-class Attention:
-    """Every attention of the network, in order: a tuple of `AttentionMap`, with gradients of the score on request."""
-
-    gradients: bool = False
-
-    of_layer: ClassVar[bool] = False
-
-
-@dataclass(frozen=True)
-class Reruns:
-    """Leave to run the model again on altered inputs, or, with ``of_layer``, with altered feature maps."""
-
-    of_layer: bool = False
-
-
-@dataclass(frozen=True)
-class AttentionMap:
-    """One attention: its weights ``(N, heads, queries, keys)``, and the gradient of the score in them, if asked for."""
-
-    weights: torch.Tensor
-    gradient: torch.Tensor | None = None
+T = TypeVar("T")
 
 
 def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
@@ -102,33 +20,75 @@ def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """All that a method gets to see: what was asked, what the model said, and the tensors that the method needs.
+class Origin:
+    """Where altered rows come from: ``count`` images of the caller, whose tensors ``carry`` brings to the rows."""
 
-    Tensors are detached, and every one is per image: ``score`` ``(N,)``, ``classes`` ``(N,)`` or None, ``inputs``
-    ``(N, C, H, W)``. A video has frames between channels and height, and so have its feature maps.
-    ``variants`` runs the model again, for a method that needs `Reruns`.
+    count: int
+    carry: Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What was asked of the model, and its answer.
+
+    ``inputs`` ``(N, C, H, W)`` is what is explained (of a video ``(N, C, T, H, W)``), ``score`` ``(N,)`` what the
+    target picked, ``classes`` ``(N,)`` the class that it belongs to or None, ``target`` its name, ``logits`` ``(N, K)``
+    the class scores where the output has them, and ``grids`` how the tensors of the network are laid out.
     """
 
     inputs: torch.Tensor
     score: torch.Tensor
     classes: torch.Tensor | None
     target: str
-    layer: str | None
-    found: Mapping[Need, Any]
-    rectifiers: Mapping[str, int]
-    """For each rule, how many rectifiers it acted on."""
-    variants: Variants
+    grids: Grids
     logits: torch.Tensor | None = None
-    """The class scores ``(N, K)``, where the model's output has them."""
+    origin: Origin | None = field(default=None, repr=False)
+    """For altered rows, the images that they were made of."""
 
-    def __getitem__(self, need: Need) -> Any:
-        return self.found[need]
+
+@dataclass(frozen=True)
+class Evidence:
+    """A question, and for one layer or none, what the needs of a method were answered with.
+
+    Tensors are detached, and every one is per image.
+
+    >>> from explain.layers import Grids
+    >>> asked = Question(torch.zeros(1, 3, 4, 4), torch.ones(1), None, "a score", Grids((4, 4)))
+    >>> Evidence(asked, "conv", {Activations(): torch.ones(1, 2, 4, 4)}).activations.shape
+    torch.Size([1, 2, 4, 4])
+    """
+
+    question: Question
+    layer: str | None
+    found: Mapping[Need[Any], Any]
+
+    def __getitem__(self, need: Need[T]) -> T:
+        found: T = self.found[need]
+        return found
+
+    @property
+    def inputs(self) -> torch.Tensor:
+        return self.question.inputs
+
+    @property
+    def score(self) -> torch.Tensor:
+        return self.question.score
+
+    @property
+    def classes(self) -> torch.Tensor | None:
+        return self.question.classes
+
+    @property
+    def target(self) -> str:
+        return self.question.target
+
+    @property
+    def logits(self) -> torch.Tensor | None:
+        return self.question.logits
 
     @property
     def grids(self) -> Grids:
-        """What tensors of the network are laid out on."""
-        return self.variants.grids
+        return self.question.grids
 
     @property
     def size(self) -> tuple[int, ...]:
@@ -137,10 +97,21 @@ class Evidence:
 
     @property
     def activations(self) -> torch.Tensor:
-        found: torch.Tensor = self.found[Activations()]
-        return found
+        return self[Activations()]
 
     @property
     def gradients(self) -> torch.Tensor:
-        found: torch.Tensor = self.found[LayerGradients()]
-        return found
+        return self[LayerGradients()]
+
+    @property
+    def images(self) -> int:
+        """The number of the caller's images, of which altered rows are made."""
+        return len(self.inputs) if self.question.origin is None else self.question.origin.count
+
+    def of_images(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Bring a tensor with a row for each of the caller's images, or one for all, to the rows of this evidence.
+
+        Altered rows get the row of the image that they were made of, moved as the photo was moved.
+        """
+        of_all = tensor.expand(self.images, *tensor.shape[1:])
+        return of_all if self.question.origin is None else self.question.origin.carry(of_all)

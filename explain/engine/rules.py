@@ -1,90 +1,89 @@
-"""Rules for rectifiers: what a backward pass may do to a gradient where the network has a ReLU or a relative of it."""
+"""Rules: what a backward pass does to the gradient at an operation, in the place of what autograd would.
+
+A rule is a frozen value that says which operations it covers and what takes the place of their gradients. It is put on
+the Nodes of the graph, so it acts on modules, functions and in-place methods alike, and no module is touched.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections import Counter
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import ClassVar, Protocol
 
 import torch
-import torch.nn.functional as F
-from torch.overrides import TorchFunctionMode
 
-from explain.hooks import HookGroup, graph
+from explain.engine.operations import Operation, Operations
+from explain.hooks import HookGroup
 
 Gradients = tuple[torch.Tensor | None, ...]
 
 
-def _guided(grad_inputs: Gradients, grad_outputs: Gradients) -> Gradients:
+class Rule(Hashable, Protocol):
+    """What takes the place of the gradients of some operations."""
+
+    @property
+    def name(self) -> str: ...
+
+    def covers(self, operation: Operation) -> bool: ...
+
+    def backward(self, operation: Operation, grad_inputs: Gradients, grad_outputs: Gradients) -> Gradients:
+        """From the gradients that left an operation and those that came to it, to what is sent on."""
+        ...
+
+
+@dataclass(frozen=True)
+class Guided:
     """Springenberg et al., 2014: what comes back through a rectifier keeps only its positive part."""
-    first = grad_inputs[0]
-    return (None if first is None else first.clamp(min=0), *grad_inputs[1:])
+
+    name: ClassVar[str] = "guided"
+
+    def covers(self, operation: Operation) -> bool:
+        return operation.rectifies
+
+    def backward(self, operation: Operation, grad_inputs: Gradients, grad_outputs: Gradients) -> Gradients:
+        kept = (g if g is None or i not in operation.inputs else g.clamp(min=0) for i, g in enumerate(grad_inputs))
+        return tuple(kept)
 
 
-def _deconvnet(grad_inputs: Gradients, grad_outputs: Gradients) -> Gradients:
+@dataclass(frozen=True)
+class Deconvnet:
     """Zeiler and Fergus, 2014: the positive part of what arrives goes on, whatever the rectifier let through before."""
-    arrived = grad_outputs[0]
-    return (None if arrived is None or grad_inputs[0] is None else arrived.clamp(min=0), *grad_inputs[1:])
+
+    name: ClassVar[str] = "deconvnet"
+
+    def covers(self, operation: Operation) -> bool:
+        return operation.rectifies
+
+    def backward(self, operation: Operation, grad_inputs: Gradients, grad_outputs: Gradients) -> Gradients:
+        arrived, sent = grad_outputs[0], list(grad_inputs)
+        waiting = None if arrived is None else arrived.clamp(min=0)
+        for i in operation.inputs:
+            gradient = grad_inputs[i] if i < len(sent) else None
+            if gradient is not None:  # two inputs that both are what is rectified get it once
+                sent[i], waiting = (torch.zeros_like(gradient), None) if waiting is None else (waiting, None)
+        return tuple(sent)
 
 
-RULES: dict[str, Callable[[Gradients, Gradients], Gradients]] = {"guided": _guided, "deconvnet": _deconvnet}
+@dataclass(frozen=True)
+class Coverage:
+    """How many operations of each kind a rule acted on, and how many it could not look into."""
 
-# The Nodes that rectifiers leave in the graph, whether a module, a function or an in-place method put them there. Their
-# names end in "Backward" and a number: 0, or 1 for some of the in-place variants.
-RECTIFIERS = frozenset(
-    f"{name}Backward"
-    for name in [
-        "Relu",
-        "Threshold",
-        "Hardtanh",
-        "LeakyRelu",
-        "Prelu",
-        "PreluKernel",
-        "RreluWithNoise",
-        "Elu",
-        "Celu",
-        "Silu",
-        "Gelu",
-        "Hardswish",
-        "Mish",
-        "Softplus",
-    ]
-)
+    covered: Mapping[str, int] = field(default_factory=dict)
+    missed: Mapping[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{count} x {kind}" for kind, count in self.covered.items()) or "none"
 
 
-def apply_rule(rule: str, group: HookGroup, score: torch.Tensor) -> int:
-    """Make the next backward pass from ``score`` follow a rule; return the number of rectifiers found."""
-    nodes = [node for node in graph(score) if node.name().rstrip("0123456789") in RECTIFIERS]
-    for node in nodes:
-        group.node(node, RULES[rule])
-    return len(nodes)
-
-
-class InSight(TorchFunctionMode):
-    """Lets a rectifier that overwrites a view leave its Node in the graph.
-
-    Autograd hides what happens to a view inside a Node of its base, where no hook reaches it. Here the rectifier makes
-    a new tensor, which is then copied into the view: the network sees the same, and the graph shows it.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        first = next(iter(args), None)
-        rectify = _out_of_place(func, args, kwargs)
-        if rectify is None or not isinstance(first, torch.Tensor) or not first._is_view():
-            return func(*args, **kwargs)
-        # A clone, since what a rectifier keeps of its input must not be overwritten by its output.
-        return first.copy_(rectify(first.clone()))
-
-
-def _out_of_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., torch.Tensor] | None:
-    """What an in-place rectifier, called with these arguments, computes; None if it is none."""
-    names: tuple[str, ...] = getattr(getattr(func, "__code__", None), "co_varnames", ())
-    given = {**dict(zip(names, args, strict=False)), **kwargs} if args and "inplace" in names else {}
-    if given.get("inplace"):
-        return lambda x: func(**{**given, names[0]: x, "inplace": False})
-    name = getattr(func, "__name__", "")
-    known = {"selu", "rrelu", *(node.removesuffix("Backward").lower() for node in RECTIFIERS)}
-    if not args or not name.endswith("_") or name.replace("_", "") not in known:
-        return None
-    plain = getattr(torch, name[:-1], None) or getattr(F, name[:-1])
-    return lambda x: plain(x, *args[1:], **kwargs)
+def apply_rule(rule: Rule, group: HookGroup, score: torch.Tensor, operations: Operations) -> Coverage:
+    """Make the next backward pass from ``score`` follow a rule, for as long as ``group`` lasts."""
+    covered, missed = Counter[str](), Counter[str]()
+    for operation in operations.behind(score):
+        if rule.covers(operation):
+            covered[operation.kind] += 1
+            group.node(operation.node, partial(rule.backward, operation))
+        else:
+            missed[operation.kind] += 1
+    return Coverage(dict(covered), dict(missed))

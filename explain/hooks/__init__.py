@@ -12,6 +12,7 @@
     ambient        the settings of torch, noted and given back
     preserve       a model and its caller left as they were found
     copies         a model without the modes and hooks of another
+    present        whether anybody has hooks on a model
 
 and the tools made of them:
 
@@ -38,6 +39,7 @@ from explain.hooks.group import HookGroup
 from explain.hooks.inspection import Inspection, Row, inspect
 from explain.hooks.modes import evaluating
 from explain.hooks.preserve import calculating, recording, untouched
+from explain.hooks.present import has_hooks
 from explain.hooks.records import Capture, Overwriting, Record, Tap, capture, cut_where_allowed
 from explain.hooks.select import Where, select
 from explain.hooks.structure import first_tensor, rebuilt, replace_first
@@ -72,6 +74,7 @@ __all__ = [
     "evaluating",
     "first_tensor",
     "graph",
+    "has_hooks",
     "inspect",
     "packaging",
     "rebuilt",

@@ -14,6 +14,7 @@ tokens left out.
 
 from explain.layers.calls import (
     Call,
+    channels_of,
     find_layers,
     forget,
     grids_of,
@@ -30,6 +31,7 @@ __all__ = [
     "Call",
     "Grid",
     "Grids",
+    "channels_of",
     "default_layer",
     "enlarge",
     "find_grid",

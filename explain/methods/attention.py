@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
-from explain.engine import Attention, AttentionMap, Evidence, Need, Reruns
+from explain.engine import Attention, BlockAttention, Evidence, Need
 from explain.errors import MethodError
 from explain.layers import Grid
 from explain.methods.base import Style
@@ -37,10 +37,10 @@ class AttentionRollout:
     paper: ClassVar[str] = "Abnar and Zuidema, ACL 2020"
     style: ClassVar[Style] = "heat"
     only_for: ClassVar[str] = "vision transformers"
-    needs: ClassVar[frozenset[Need]] = frozenset({Attention()})
+    needs: ClassVar[frozenset[Need[Any]]] = frozenset({Attention()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        maps: tuple[AttentionMap, ...] = evidence[Attention()]
+        maps = evidence[Attention()]
         grid = token_grid(self.name, [each.weights for each in maps], evidence)
         joint = torch.eye(maps[0].weights.shape[-1]).to(maps[0].weights)
         for each in maps:
@@ -83,13 +83,13 @@ class LeGrad:
     paper: ClassVar[str] = "Bousselham et al., ICCV 2025"
     style: ClassVar[Style] = "heat"
     only_for: ClassVar[str] = "vision transformers"
-    needs: ClassVar[frozenset[Need]] = frozenset({Reruns()})
+    needs: ClassVar[frozenset[Need[Any]]] = frozenset({BlockAttention()})
 
     def __post_init__(self) -> None:
         check_options(self, blocks=1)
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        gradients = evidence.variants.attention_gradients_by_block()
+        gradients = evidence[BlockAttention()]
         grid = token_grid(self.name, gradients, evidence)
         used = gradients if self.blocks is None else gradients[-self.blocks :]
         of_keys = torch.stack([gradient.clamp(min=0).mean((1, 2)) for gradient in used]).mean(0)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
-from explain.engine import Evidence, InputGradients, Need
+from explain.engine import Deconvnet as DeconvnetRule
+from explain.engine import Evidence, Guided, InputGradients, Need, RuleCoverage
 from explain.layers import enlarge
 from explain.methods.base import Method, Style, map_of
 from explain.methods.cam import GradCAM
@@ -38,13 +39,13 @@ class Saliency:
     about: ClassVar[str] = "magnitude of the gradient in each pixel"
     paper: ClassVar[str] = "Simonyan et al., 2013"
     style: ClassVar[Style] = "intensity"
-    needs: ClassVar[frozenset[Need]] = frozenset({InputGradients()})
+    needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients()})
 
     def __post_init__(self) -> None:
         check_options(self)
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        gradient: torch.Tensor = evidence[InputGradients()]
+        gradient = evidence[InputGradients()]
         return gradient.abs() if self.absolute else gradient
 
 
@@ -70,10 +71,10 @@ class InputXGradient:
     about: ClassVar[str] = "input times gradient, signed"
     paper: ClassVar[str] = "Shrikumar et al., 2016"
     style: ClassVar[Style] = "signed"
-    needs: ClassVar[frozenset[Need]] = frozenset({InputGradients()})
+    needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        gradient: torch.Tensor = evidence[InputGradients()]
+        gradient = evidence[InputGradients()]
         return evidence.inputs * gradient
 
 
@@ -101,11 +102,10 @@ class GuidedBackprop:
     about: ClassVar[str] = "gradient that passes rectifiers only where positive"
     paper: ClassVar[str] = "Springenberg et al., 2014"
     style: ClassVar[Style] = "color"
-    needs: ClassVar[frozenset[Need]] = frozenset({InputGradients("guided")})
+    needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients(Guided()), RuleCoverage(Guided())})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        found: torch.Tensor = evidence[InputGradients("guided")]
-        return found
+        return evidence[InputGradients(Guided())]
 
 
 @dataclass(frozen=True)
@@ -131,11 +131,10 @@ class Deconvnet:
     about: ClassVar[str] = "positive part of what arrives at each rectifier, sent on"
     paper: ClassVar[str] = "Zeiler and Fergus, ECCV 2014"
     style: ClassVar[Style] = "color"
-    needs: ClassVar[frozenset[Need]] = frozenset({InputGradients("deconvnet")})
+    needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients(DeconvnetRule()), RuleCoverage(DeconvnetRule())})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        found: torch.Tensor = evidence[InputGradients("deconvnet")]
-        return found
+        return evidence[InputGradients(DeconvnetRule())]
 
 
 @dataclass(frozen=True)
@@ -168,7 +167,7 @@ class GuidedGradCAM:
         check_options(self)
 
     @property
-    def needs(self) -> frozenset[Need]:
+    def needs(self) -> frozenset[Need[Any]]:
         return GuidedBackprop().needs | self.cam.needs
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:

@@ -7,7 +7,7 @@ gradient in that map, and sums over i, j run over positions.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -16,7 +16,7 @@ from explain.methods.base import Style, spatial_dims
 from explain.methods.checks import check_options
 from explain.targets import ResidualSoftmax
 
-BOTH: frozenset[Need] = frozenset({Activations(), LayerGradients()})
+BOTH: frozenset[Need[Any]] = frozenset({Activations(), LayerGradients()})
 
 
 def weighted(weights: torch.Tensor, evidence: Evidence, *, relu: bool) -> torch.Tensor:
@@ -55,7 +55,7 @@ class CAM:
     paper: ClassVar[str] = "Zhou et al., CVPR 2016"
     style: ClassVar[Style] = "heat"
     only_for: ClassVar[str] = "networks that average their last maps into one linear layer"
-    needs: ClassVar[frozenset[Need]] = frozenset({Activations(), ClassWeights()})
+    needs: ClassVar[frozenset[Need[Any]]] = frozenset({Activations(), ClassWeights()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         return weighted(evidence[ClassWeights()], evidence, relu=False)
@@ -88,7 +88,7 @@ class GradCAM:
     about: ClassVar[str] = "feature maps weighted by their mean gradient"
     paper: ClassVar[str] = "Selvaraju et al., ICCV 2017"
     style: ClassVar[Style] = "heat"
-    needs: ClassVar[frozenset[Need]] = BOTH
+    needs: ClassVar[frozenset[Need[Any]]] = BOTH
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -126,7 +126,7 @@ class GradCAMPlusPlus:
     about: ClassVar[str] = "feature maps weighted by their positive gradients, pixel by pixel"
     paper: ClassVar[str] = "Chattopadhay et al., WACV 2018"
     style: ClassVar[Style] = "heat"
-    needs: ClassVar[frozenset[Need]] = BOTH
+    needs: ClassVar[frozenset[Need[Any]]] = BOTH
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -164,7 +164,7 @@ class XGradCAM:
     about: ClassVar[str] = "feature maps weighted by their gradient where they are active"
     paper: ClassVar[str] = "Fu et al., BMVC 2020"
     style: ClassVar[Style] = "heat"
-    needs: ClassVar[frozenset[Need]] = BOTH
+    needs: ClassVar[frozenset[Need[Any]]] = BOTH
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -203,7 +203,7 @@ class HiResCAM:
     about: ClassVar[str] = "feature maps times gradients, place by place"
     paper: ClassVar[str] = "Draelos and Carin, 2020"
     style: ClassVar[Style] = "heat"
-    needs: ClassVar[frozenset[Need]] = BOTH
+    needs: ClassVar[frozenset[Need[Any]]] = BOTH
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -232,7 +232,7 @@ class ElementWiseCAM:
     about: ClassVar[str] = "positive products of feature maps and gradients"
     paper: ClassVar[str] = "Gildenblat, 2021"
     style: ClassVar[Style] = "heat"
-    needs: ClassVar[frozenset[Need]] = BOTH
+    needs: ClassVar[frozenset[Need[Any]]] = BOTH
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         return (evidence.gradients * evidence.activations).clamp(min=0).sum(1)
@@ -261,7 +261,7 @@ class LayerCAM:
     about: ClassVar[str] = "feature maps times positive gradients, place by place"
     paper: ClassVar[str] = "Jiang et al., IEEE TIP 2021"
     style: ClassVar[Style] = "heat"
-    needs: ClassVar[frozenset[Need]] = BOTH
+    needs: ClassVar[frozenset[Need[Any]]] = BOTH
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         return (evidence.gradients.clamp(min=0) * evidence.activations).sum(1).clamp(min=0)
@@ -300,7 +300,7 @@ class ShapleyCAM:
         check_options(self)
 
     @property
-    def needs(self) -> frozenset[Need]:
+    def needs(self) -> frozenset[Need[Any]]:
         objective = ResidualSoftmax() if self.residual_softmax else None
         return frozenset({Activations(), LayerGradients(objective), LayerCurvature(objective)})
 
@@ -336,7 +336,7 @@ class RandomCAM:
     about: ClassVar[str] = "feature maps with random weights: the null hypothesis"
     paper: ClassVar[str] = "Gildenblat, 2021"
     style: ClassVar[Style] = "heat"
-    needs: ClassVar[frozenset[Need]] = frozenset({Activations()})
+    needs: ClassVar[frozenset[Need[Any]]] = frozenset({Activations()})
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -57,7 +57,7 @@ class FinerCAM:
         return LayerGradients(Contrast(self.objective, self.alpha, self.references))
 
     @property
-    def needs(self) -> frozenset[Need]:
+    def needs(self) -> frozenset[Need[Any]]:
         return self.cam.needs - {LayerGradients()} | {self.contrast}
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
@@ -99,7 +99,7 @@ class RefineCAM:
         check_options(self)
 
     @property
-    def needs(self) -> frozenset[Need]:
+    def needs(self) -> frozenset[Need[Any]]:
         return self.cam.needs
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from explain.engine import Evidence, Need, Reruns
+from explain.engine import Attributions, Collected, Evidence, Need, Rows, Scores
 from explain.errors import MethodError
 from explain.methods.backprop import Saliency
 from explain.methods.base import Style, at_least, over_all, spatial_dims
@@ -37,6 +37,102 @@ def quadrature(rule: Rule, steps: int) -> tuple[np.ndarray[Any, Any], np.ndarray
 
 
 @dataclass(frozen=True)
+class PathStart:
+    """The photo's baseline: a number for all values, ``mean``, ``blur``, or a tensor that holds it."""
+
+    baseline: float | str | torch.Tensor = 0.0
+
+    of_layer: ClassVar[bool] = False
+    needs: ClassVar[frozenset[Need[Any]]] = frozenset()
+
+    def __str__(self) -> str:
+        return "the baseline"
+
+    def count(self, channels: int) -> int:
+        return 1
+
+    def rows(self, evidence: Evidence) -> Rows:
+        start = self.of(evidence)
+        return Rows(torch.arange(len(start), device=start.device), lambda rows: start[rows])
+
+    def of(self, evidence: Evidence) -> torch.Tensor:
+        """The baseline of each image: ``(N, C, H, W)``."""
+        x = evidence.inputs
+        if isinstance(self.baseline, torch.Tensor):
+            own = self.baseline.detach().to(x)
+            own = own[None] if own.ndim == x.ndim - 1 else own
+            if own.shape[1:] != x.shape[1:] or len(own) not in (1, evidence.images):
+                raise MethodError(
+                    f"baseline of integratedgradients must have the shape {tuple(x.shape[1:])} of an image, got "
+                    f"{tuple(self.baseline.shape)}; give it one that the model would take"
+                )
+            return evidence.of_images(own)
+        if self.baseline == "mean":
+            return x.mean(spatial_dims(x), keepdim=True).expand_as(x)
+        if self.baseline == "blur":
+            return _blurred(x)
+        return torch.full_like(x, float(self.baseline))
+
+
+@dataclass(frozen=True)
+class StraightPath:
+    """Points on the straight line from a baseline to the photo, as a quadrature needs them."""
+
+    steps: int
+    start: PathStart
+    rule: Rule
+
+    of_layer: ClassVar[bool] = False
+    needs: ClassVar[frozenset[Need[Any]]] = frozenset()
+
+    def __str__(self) -> str:
+        return "points on the way from the baseline to the photo"
+
+    def count(self, channels: int) -> int:
+        return self.steps
+
+    def rows(self, evidence: Evidence) -> Rows:
+        x, start = evidence.inputs, self.start.of(evidence)
+        points = torch.from_numpy(quadrature(self.rule, self.steps)[0]).to(x)
+        owners = torch.arange(len(x), device=x.device).repeat_interleave(self.steps)
+
+        def make(rows: torch.Tensor) -> torch.Tensor:
+            image, step = owners[rows], rows % self.steps
+            return torch.lerp(start[image], x[image], over_all(points[step], x))
+
+        return Rows(owners, make)
+
+
+@dataclass(frozen=True)
+class Quadrature:
+    """Adds up what was found along a path, with the weights of a quadrature."""
+
+    steps: int
+    rule: Rule
+
+    def begin(self, evidence: Evidence) -> Collected:
+        return _Integral(self, len(evidence.inputs))
+
+
+class _Integral:
+    def __init__(self, of: Quadrature, images: int) -> None:
+        self._weights = torch.from_numpy(quadrature(of.rule, of.steps)[1])
+        self._images, self._total = images, torch.zeros(0)
+
+    def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
+        if not len(self._total):
+            self._total = values.new_zeros(self._images, *values.shape[1:])
+        weights = self._weights.to(values)[numbers % len(self._weights)]
+        self._total.index_add_(0, images, values * over_all(weights, values))
+
+    def enough(self) -> bool:
+        return False
+
+    def result(self) -> torch.Tensor:
+        return self._total
+
+
+@dataclass(frozen=True)
 class IntegratedGradients:
     r"""Add up gradients along the straight line from a baseline to the photo, and multiply with their difference.
 
@@ -48,6 +144,8 @@ class IntegratedGradients:
         baseline: a value for every input, ``mean`` (each image's mean colour), ``blur`` (the image, blurred), or a
             tensor ``(C, H, W)``; 0 is what preprocessing makes of the training data's mean colour.
         rule: ``gausslegendre``, ``left``, ``right``, ``midpoint`` or ``trapezoid``.
+        multiply_by_inputs: multiply the mean gradient along the path with :math:`x - b`, as published; False gives the
+            mean gradient itself, in units of the score per unit of the input.
 
     Returns:
         ``(N, C, H, W)``, in units of the score; positive speaks for the target, negative against it.
@@ -64,12 +162,12 @@ class IntegratedGradients:
     steps: int = 50
     baseline: float | str | torch.Tensor = 0.0
     rule: Rule = "gausslegendre"
+    multiply_by_inputs: bool = True
 
     name: ClassVar[str] = "integratedgradients"
     about: ClassVar[str] = "gradients added up from a baseline to the photo"
     paper: ClassVar[str] = "Sundararajan et al., ICML 2017"
     style: ClassVar[Style] = "signed"
-    needs: ClassVar[frozenset[Need]] = frozenset({Reruns()})
 
     def __post_init__(self) -> None:
         check_options(self, steps=1)
@@ -80,41 +178,28 @@ class IntegratedGradients:
                 f"{self.baseline!r}; 0 is usual"
             )
 
+    @property
+    def gradients(self) -> Attributions:
+        """The gradients along the path, added up."""
+        path = StraightPath(self.steps, PathStart(self.baseline), self.rule)
+        return Attributions(path, Saliency(absolute=False), Quadrature(self.steps, self.rule))
+
+    @property
+    def needs(self) -> frozenset[Need[Any]]:
+        return frozenset({self.gradients, Scores(PathStart(self.baseline))})
+
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        x, start = evidence.inputs, self.start(evidence.inputs)
-        points, weights = (torch.from_numpy(values).to(x) for values in quadrature(self.rule, self.steps))
-        owners = torch.arange(len(x), device=x.device).repeat_interleave(self.steps)
-
-        def make(rows: torch.Tensor) -> torch.Tensor:
-            image, step = owners[rows], rows % self.steps
-            return torch.lerp(start[image], x[image], over_all(points[step], x))
-
-        total = torch.zeros_like(x)
-        for rows, gradients in evidence.variants.attributions(Saliency(absolute=False), owners, make):
-            total.index_add_(0, owners[rows], gradients * over_all(weights[rows % self.steps], x))
-        return (x - start) * total
+        total: torch.Tensor = evidence[self.gradients]
+        return self._way(evidence) * total if self.multiply_by_inputs else total
 
     def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor:
         """By how much the values miss the difference of the scores at the photo and at the baseline."""
-        start = self.start(evidence.inputs)
-        everyone = torch.arange(len(start), device=start.device)
-        below = evidence.variants.scores(everyone, lambda rows: start[rows])
-        return values.flatten(1).sum(1) - (evidence.score - below)
+        contributions = values if self.multiply_by_inputs else self._way(evidence) * values
+        below = evidence[Scores(PathStart(self.baseline))]
+        return contributions.flatten(1).sum(1) - (evidence.score - below)
 
-    def start(self, x: torch.Tensor) -> torch.Tensor:
-        """The baseline of each image of ``x``."""
-        if isinstance(self.baseline, torch.Tensor):
-            if self.baseline.shape not in (x.shape, x.shape[1:]):
-                raise MethodError(
-                    f"baseline of {self.name} must have the shape {tuple(x.shape[1:])} of an image, got "
-                    f"{tuple(self.baseline.shape)}; give it one that the model would take"
-                )
-            return self.baseline.detach().to(x).expand_as(x)
-        if self.baseline == "mean":
-            return x.mean(spatial_dims(x), keepdim=True).expand_as(x)
-        if self.baseline == "blur":
-            return _blurred(x)
-        return torch.full_like(x, float(self.baseline))
+    def _way(self, evidence: Evidence) -> torch.Tensor:
+        return evidence.inputs - PathStart(self.baseline).of(evidence)
 
 
 def _blurred(x: torch.Tensor) -> torch.Tensor:

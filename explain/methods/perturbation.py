@@ -4,16 +4,116 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
-from explain.engine import Activations, Evidence, Need, Reruns
+from explain.engine import Activations, Blank, Evidence, Need, Rows, Scores, Unaltered
 from explain.layers import enlarge
 from explain.methods.base import Style, over_all
 from explain.methods.cam import ratio, weighted
 from explain.methods.checks import check_options
 from explain.methods.sampling import noise
+
+
+@dataclass(frozen=True)
+class SeenThroughMaps:
+    """The photo behind each feature map: the map, enlarged and brought to [0, 1], masks it.
+
+    With ``noise``, each mask or masked photo has ``samples`` noisy copies; with ``fading``, there are as many steps in
+    which the mask fades in. Maps that are constant mask everything and have no rows.
+    """
+
+    samples: int = 1
+    noise: Literal["none", "maps", "input"] = "none"
+    sigma: float = 0.0
+    seed: int = 0
+    fading: bool = False
+
+    of_layer: ClassVar[bool] = False
+    needs: ClassVar[frozenset[Need[Any]]] = frozenset({Activations()})
+
+    def __str__(self) -> str:
+        return "the photo seen through each map" + (f", {self.samples} times" if self.samples > 1 else "")
+
+    def count(self, channels: int) -> int:
+        return channels * self.samples
+
+    def seen(self, evidence: Evidence) -> torch.Tensor:
+        """Which maps ``(N, C)`` have rows."""
+        a = evidence.activations
+        return torch.ones(a.shape[:2], dtype=torch.bool, device=a.device) if self.noise == "input" else _varies(a)
+
+    def rows(self, evidence: Evidence) -> Rows:
+        alive = self.seen(evidence).nonzero(as_tuple=True)
+        image, channel = (index.repeat_interleave(self.samples) for index in alive)
+        sample = torch.arange(self.samples, device=image.device).repeat(len(image) // self.samples)
+        masked = self._masked(evidence)
+        return Rows(image, lambda rows: masked(image[rows], channel[rows], sample[rows]))
+
+    def _masked(self, evidence: Evidence) -> Callable[..., torch.Tensor]:
+        a, x, size = evidence.activations, evidence.inputs, evidence.size
+
+        def plain(image: torch.Tensor, channel: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
+            return x[image] * masks(a[image, channel], size)
+
+        def fading_in(image: torch.Tensor, channel: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
+            return plain(image, channel, sample) * over_all((sample + 1).to(x.dtype) / self.samples, x)
+
+        def noisy_maps(image: torch.Tensor, channel: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
+            maps = a[image, channel]
+            return x[image] * masks(maps + _span(maps) * self._noises(a[0, 0])[sample], size)
+
+        def noisy_input(image: torch.Tensor, channel: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
+            return plain(image, channel, sample) + _span(x[image]) * self._noises(x[0])[sample]
+
+        if self.fading:
+            return fading_in
+        return {"none": plain, "maps": noisy_maps, "input": noisy_input}[self.noise]
+
+    def _noises(self, like: torch.Tensor) -> torch.Tensor:
+        return self.sigma * torch.stack([noise(self.seed, i, like) for i in range(self.samples)])
+
+
+@dataclass(frozen=True)
+class WithoutOneMap:
+    """A layer's feature maps with one of them set to zero; those that are zero already have no rows."""
+
+    of_layer: ClassVar[bool] = True
+    needs: ClassVar[frozenset[Need[Any]]] = frozenset({Activations()})
+
+    def __str__(self) -> str:
+        return "the layer's maps without one of them"
+
+    def count(self, channels: int) -> int:
+        return channels
+
+    def rows(self, evidence: Evidence) -> Rows:
+        a = evidence.activations
+        image, channel = _alive(a).nonzero(as_tuple=True)
+
+        def ablated(rows: torch.Tensor) -> torch.Tensor:
+            maps = a[image[rows]]
+            maps[torch.arange(len(rows), device=rows.device), channel[rows]] = 0
+            return maps
+
+        return Rows(image, ablated)
+
+
+def score_needs(masked: SeenThroughMaps) -> frozenset[Need[Any]]:
+    """What a method asks for that weighs feature maps by the scores of masked photos."""
+    return frozenset({Activations(), Scores(masked), Scores(Blank())})
+
+
+def score_weighted(evidence: Evidence, masked: SeenThroughMaps) -> torch.Tensor:
+    """Sum the feature maps with the softmax of their scores, and keep the positive part.
+
+    A score is the mean over the samples of a map; maps that mask everything have that of a blank photo.
+    """
+    found, seen = evidence[Scores(masked)], masked.seen(evidence)
+    scores = evidence[Scores(Blank())][:, None].repeat(1, seen.shape[1])
+    scores[seen] = found.reshape(-1, masked.samples).mean(1)
+    return weighted(scores.softmax(1), evidence, relu=True)
 
 
 @dataclass(frozen=True)
@@ -40,15 +140,10 @@ class ScoreCAM:
     about: ClassVar[str] = "feature maps weighted by the score of the photo seen through them"
     paper: ClassVar[str] = "Wang et al., CVPR Workshops 2020"
     style: ClassVar[Style] = "heat"
-    needs: ClassVar[frozenset[Need]] = frozenset({Activations(), Reruns(of_layer=True)})
+    needs: ClassVar[frozenset[Need[Any]]] = score_needs(SeenThroughMaps())
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        a, x = evidence.activations, evidence.inputs
-
-        def masked(image: torch.Tensor, channel: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
-            return x[image] * masks(a[image, channel], evidence.size)
-
-        return _score_weighted(evidence, 1, masked, _varies(a))
+        return score_weighted(evidence, SeenThroughMaps())
 
 
 @dataclass(frozen=True)
@@ -82,29 +177,20 @@ class SSCAM:
     about: ClassVar[str] = "Score-CAM averaged over noise"
     paper: ClassVar[str] = "Wang et al., 2020"
     style: ClassVar[Style] = "heat"
-    needs: ClassVar[frozenset[Need]] = frozenset({Activations(), Reruns(of_layer=True)})
 
     def __post_init__(self) -> None:
         check_options(self, samples=1, sigma=0)
 
+    @property
+    def masked(self) -> SeenThroughMaps:
+        return SeenThroughMaps(self.samples, self.noise, self.sigma, self.seed)
+
+    @property
+    def needs(self) -> frozenset[Need[Any]]:
+        return score_needs(self.masked)
+
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        a, x = evidence.activations, evidence.inputs
-        of_maps, of_input = self._noises(a[0, 0]), self._noises(x[0])
-
-        def noisy_maps(image: torch.Tensor, channel: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
-            maps = a[image, channel]
-            return x[image] * masks(maps + _span(maps) * of_maps[sample], evidence.size)
-
-        def noisy_input(image: torch.Tensor, channel: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
-            seen = x[image]
-            return seen * masks(a[image, channel], evidence.size) + _span(seen) * of_input[sample]
-
-        make = noisy_maps if self.noise == "maps" else noisy_input
-        alive = _varies(a) if self.noise == "maps" else torch.ones(a.shape[:2], dtype=torch.bool, device=a.device)
-        return _score_weighted(evidence, self.samples, make, alive)
-
-    def _noises(self, like: torch.Tensor) -> torch.Tensor:
-        return self.sigma * torch.stack([noise(self.seed, i, like) for i in range(self.samples)])
+        return score_weighted(evidence, self.masked)
 
 
 @dataclass(frozen=True)
@@ -133,19 +219,20 @@ class ISCAM:
     about: ClassVar[str] = "Score-CAM averaged while the mask fades in"
     paper: ClassVar[str] = "Naidu et al., 2020"
     style: ClassVar[Style] = "heat"
-    needs: ClassVar[frozenset[Need]] = frozenset({Activations(), Reruns(of_layer=True)})
 
     def __post_init__(self) -> None:
         check_options(self, steps=1)
 
+    @property
+    def masked(self) -> SeenThroughMaps:
+        return SeenThroughMaps(self.steps, fading=True)
+
+    @property
+    def needs(self) -> frozenset[Need[Any]]:
+        return score_needs(self.masked)
+
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        a, x = evidence.activations, evidence.inputs
-
-        def fading_in(image: torch.Tensor, channel: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
-            share = over_all((sample + 1).to(x.dtype) / self.steps, x)
-            return x[image] * masks(a[image, channel], evidence.size) * share
-
-        return _score_weighted(evidence, self.steps, fading_in, _varies(a))
+        return score_weighted(evidence, self.masked)
 
 
 @dataclass(frozen=True)
@@ -176,28 +263,18 @@ class AblationCAM:
     about: ClassVar[str] = "feature maps weighted by what the score loses without them"
     paper: ClassVar[str] = "Desai and Ramaswamy, WACV 2020"
     style: ClassVar[Style] = "heat"
-    needs: ClassVar[frozenset[Need]] = frozenset({Activations(), Reruns(of_layer=True)})
+    needs: ClassVar[frozenset[Need[Any]]] = frozenset(
+        {Activations(), Scores(WithoutOneMap()), Scores(Unaltered(of_layer=True))}
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         a = evidence.activations
-        alive = (a != 0).flatten(2).any(2)
-        image, channel = alive.nonzero(as_tuple=True)
-
-        def ablated(rows: torch.Tensor) -> torch.Tensor:
-            maps = a[image[rows]]
-            maps[torch.arange(len(rows), device=rows.device), channel[rows]] = 0
-            return maps
-
-        score = evidence.score[:, None]
-        if evidence.variants.work.precision != "full":  # differences are taken between scores of one precision
-            score = evidence.variants.scores_from_layer(torch.arange(len(a), device=a.device), lambda rows: a[rows])[
-                :, None
-            ]
+        score = evidence[Scores(Unaltered(of_layer=True))][:, None]  # differences are taken in one precision
         without = score.repeat(1, a.shape[1]).to(a.dtype)
-        without[alive] = evidence.variants.scores_from_layer(image, ablated)
+        without[_alive(a)] = evidence[Scores(WithoutOneMap())].to(a.dtype)
         return weighted(ratio(score - without, score.expand_as(without)), evidence, relu=self.relu)
 
 
@@ -220,23 +297,6 @@ def _varies(maps: torch.Tensor) -> torch.Tensor:
     return most > least
 
 
-Masked = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-def _score_weighted(evidence: Evidence, samples: int, make: Masked, alive: torch.Tensor) -> torch.Tensor:
-    """Sum the feature maps with the softmax of their scores; ``make`` builds inputs by image, channel and sample."""
-    return weighted(_scores(evidence, samples, make, alive).softmax(1), evidence, relu=True)
-
-
-def _scores(evidence: Evidence, samples: int, make: Masked, alive: torch.Tensor) -> torch.Tensor:
-    """The mean score ``(N, C)`` over the samples of each channel; those that are not alive mask everything."""
-    image, channel = (index.repeat_interleave(samples) for index in alive.nonzero(as_tuple=True))
-    sample = torch.arange(samples, device=image.device).repeat(len(image) // samples)
-    found = evidence.variants.scores(image, lambda rows: make(image[rows], channel[rows], sample[rows]))
-    scores = found.new_zeros(alive.shape)
-    if not alive.all():
-        everyone = torch.arange(len(alive), device=image.device)
-        blank = evidence.variants.scores(everyone, lambda rows: torch.zeros_like(evidence.inputs[rows]))
-        scores += blank[:, None]
-    scores[alive] = found.reshape(-1, samples).mean(1)
-    return scores
+def _alive(maps: torch.Tensor) -> torch.Tensor:
+    """Which feature maps ``(N, C)`` are not zero everywhere."""
+    return (maps != 0).flatten(2).any(2)

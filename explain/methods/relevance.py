@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -45,7 +45,7 @@ class FullGrad:
     about: ClassVar[str] = "what the input and every bias add to the score"
     paper: ClassVar[str] = "Srinivas and Fleuret, NeurIPS 2019"
     style: ClassVar[Style] = "heat"
-    needs: ClassVar[frozenset[Need]] = frozenset({InputGradients(), BiasTerms()})
+    needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients(), BiasTerms()})
 
     def __post_init__(self) -> None:
         check_options(self)

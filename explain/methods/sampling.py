@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 
-from explain.engine import Activations, Evidence, LayerGradients, Need, Reruns
+from explain.engine import Activations, Attributions, Collected, Evidence, Need, Rows
 from explain.methods.backprop import Saliency
-from explain.methods.base import Method, Style, at_least, over_all, spatial_dims, uses_layer
+from explain.methods.base import Method, Style, at_least, over_all, spatial_dims
 from explain.methods.cam import BOTH, ratio, weighted
 from explain.methods.checks import check_options
 
@@ -23,30 +23,50 @@ _PAPERS = {"mean": "Smilkov et al., 2017", "square": "Hooker et al., NeurIPS 201
 def noise(seed: int, index: int, like: torch.Tensor) -> torch.Tensor:
     """The ``index``-th standard normal sample in the shape of ``like``, the same on every device and in every batch."""
     generator = torch.Generator().manual_seed((seed * 1_000_003 + index) % 2**63)
-    return torch.randn(like.shape, generator=generator).to(like)
-
-
-def noisy(evidence: Evidence, samples: int, sigma: float, seed: int) -> tuple[torch.Tensor, Noisy]:
-    """The owners of ``samples`` noisy copies of each image, and what makes them; sigma is relative to each range."""
-    x = evidence.inputs
-    count = len(x)
-    least, most = x.flatten(1).aminmax(dim=1)
-    spread = sigma * over_all(most - least, x)
-    return torch.arange(count, device=x.device).repeat(samples), Noisy(x, spread, seed)
+    return torch.randn(like.shape, generator=generator, dtype=torch.float32).to(like)
 
 
 @dataclass(frozen=True)
-class Noisy:
-    """Makes noisy copies of images by row number: all images with the first noise, then all with the second."""
+class NoisyCopies:
+    """Copies of the photo with noise; ``sigma`` is its standard deviation relative to the range of the photo's values.
 
-    images: torch.Tensor
-    spread: torch.Tensor
+    All images come with the first noise, then all with the second, and so on.
+    """
+
+    samples: int
+    sigma: float
     seed: int
 
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        image, sample = rows % len(self.images), rows // len(self.images)
-        drawn = {index: noise(self.seed, index, self.images[0]) for index in set(sample.tolist())}
-        return self.images[image] + self.spread[image] * torch.stack([drawn[index] for index in sample.tolist()])
+    of_layer: ClassVar[bool] = False
+    needs: ClassVar[frozenset[Need[Any]]] = frozenset()
+
+    def __str__(self) -> str:
+        return "noisy copies of the photo"
+
+    def count(self, channels: int) -> int:
+        return self.samples
+
+    def rows(self, evidence: Evidence) -> Rows:
+        x = evidence.inputs
+        least, most = x.flatten(1).aminmax(dim=1)
+        spread = self.sigma * over_all(most - least, x)
+
+        def make(rows: torch.Tensor) -> torch.Tensor:
+            image, sample = rows % len(x), rows // len(x)
+            drawn = {index: noise(self.seed, index, x[0]) for index in set(sample.tolist())}
+            return x[image] + spread[image] * torch.stack([drawn[index] for index in sample.tolist()])
+
+        return Rows(torch.arange(len(x), device=x.device).repeat(self.samples), make)
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """The mean, the mean square or the variance of what was found for the altered copies of each image."""
+
+    of: Statistic
+
+    def begin(self, evidence: Evidence) -> Collected:
+        return Moments(self.of)
 
 
 @dataclass(frozen=True)
@@ -109,45 +129,78 @@ class Smooth:
         return self.method.style if self.statistic == "mean" else unsigned
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Reruns(of_layer=uses_layer(self.method))})
+    def found(self) -> Attributions:
+        """What the method says of the noisy copies, taken together."""
+        return Attributions(NoisyCopies(self.samples, self.sigma, self.seed), self.method, Statistics(self.statistic))
+
+    @property
+    def needs(self) -> frozenset[Need[Any]]:
+        return frozenset({self.found})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        owners, make = noisy(evidence, self.samples, self.sigma, self.seed)
-        moments = Moments()
-        for rows, values in evidence.variants.attributions(self.method, owners, make):
-            for image, value in zip(owners[rows].tolist(), values, strict=True):
-                moments.add(image, value**2 if self.statistic == "square" else value)
-        return moments.variance() if self.statistic == "variance" else moments.mean()
+        found: torch.Tensor = evidence[self.found]
+        return found
 
 
 class Moments:
-    """Mean and variance of tensors for each of several images, one at a time (Welford, 1962)."""
+    """A statistic of tensors for each of several images, one tensor at a time (Welford, 1962)."""
 
-    def __init__(self) -> None:
+    def __init__(self, statistic: Statistic = "mean") -> None:
+        self._statistic = statistic
         self._of: dict[int, tuple[int, torch.Tensor, torch.Tensor]] = {}
 
-    def add(self, image: int, value: torch.Tensor) -> None:
-        count, mean, squares = self._of.get(image, (0, torch.zeros_like(value), torch.zeros_like(value)))
-        off = value - mean
-        mean = mean + off / (count + 1)
-        self._of[image] = count + 1, mean, squares + off * (value - mean)
+    def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
+        for image, value in zip(images.tolist(), values**2 if self._statistic == "square" else values, strict=True):
+            count, mean, squares = self._of.get(image, (0, torch.zeros_like(value), torch.zeros_like(value)))
+            off = value - mean
+            mean = mean + off / (count + 1)
+            self._of[image] = count + 1, mean, squares + off * (value - mean)
 
-    def mean(self) -> torch.Tensor:
-        return torch.stack([self._of[image][1] for image in sorted(self._of)])
+    def enough(self) -> bool:
+        return False
 
-    def variance(self) -> torch.Tensor:
-        return torch.stack([squares / count for _, (count, _, squares) in sorted(self._of.items())])
+    def result(self) -> torch.Tensor:
+        found = [self._of[image] for image in sorted(self._of)]
+        return torch.stack([s / count if self._statistic == "variance" else mean for count, mean, s in found])
 
 
 @dataclass(frozen=True)
 class _LayerGradient:
     """The plain gradient in the feature maps, for methods that average it."""
 
-    needs: ClassVar[frozenset[Need]] = BOTH
+    needs: ClassVar[frozenset[Need[Any]]] = BOTH
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        return evidence[LayerGradients()]  # type: ignore[no-any-return]
+        return evidence.gradients
+
+
+@dataclass(frozen=True)
+class Powers:
+    """The means of the first ``highest`` powers of what was found for the altered copies of each image."""
+
+    highest: int
+
+    def begin(self, evidence: Evidence) -> Collected:
+        return _Powers(self.highest, len(evidence.inputs))
+
+
+class _Powers:
+    def __init__(self, highest: int, images: int) -> None:
+        self._counts, self._sums = torch.zeros(images), [torch.zeros(0)] * highest
+
+    def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
+        if not len(self._sums[0]):
+            self._counts = self._counts.to(values)
+            self._sums = [values.new_zeros(len(self._counts), *values.shape[1:]) for _ in self._sums]
+        self._counts.index_add_(0, images, torch.ones_like(images, dtype=values.dtype))
+        for power, total in enumerate(self._sums, start=1):
+            total.index_add_(0, images, values**power)
+
+    def enough(self) -> bool:
+        return False
+
+    def result(self) -> list[torch.Tensor]:
+        return [total / over_all(self._counts, total) for total in self._sums]
 
 
 @dataclass(frozen=True)
@@ -183,21 +236,89 @@ class SmoothGradCAMPlusPlus:
     about: ClassVar[str] = "Grad-CAM++ with derivatives averaged over noisy copies"
     paper: ClassVar[str] = "Omeiza et al., 2019"
     style: ClassVar[Style] = "heat"
-    needs: ClassVar[frozenset[Need]] = frozenset({Activations(), Reruns(of_layer=True)})
 
     def __post_init__(self) -> None:
         check_options(self, samples=1, sigma=0)
 
+    @property
+    def derivatives(self) -> Attributions:
+        """The mean powers of the gradient over the noisy copies."""
+        return Attributions(NoisyCopies(self.samples, self.sigma, self.seed), _LayerGradient(), Powers(3))
+
+    @property
+    def needs(self) -> frozenset[Need[Any]]:
+        return frozenset({Activations(), self.derivatives})
+
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        owners, make = noisy(evidence, self.samples, self.sigma, self.seed)
-        sums = [torch.zeros_like(evidence.activations) for _ in range(3)]
-        for rows, g in evidence.variants.attributions(_LayerGradient(), owners, make):
-            for power, total in enumerate(sums, start=1):
-                total.index_add_(0, owners[rows], g**power)
-        first, second, third = (total / self.samples for total in sums)
+        first, second, third = evidence[self.derivatives]
         a = evidence.activations
         alpha = ratio(second, 2 * second + a.sum(spatial_dims(a), keepdim=True) * third)
         return weighted((alpha * first.clamp(min=0)).sum(spatial_dims(a)), evidence, relu=True)
+
+
+@dataclass(frozen=True)
+class Views:
+    """The photo shown at several scales, each also mirrored if ``flip``."""
+
+    flip: bool
+    scales: tuple[float, ...]
+
+    of_layer: ClassVar[bool] = False
+    needs: ClassVar[frozenset[Need[Any]]] = frozenset()
+
+    @property
+    def kinds(self) -> list[tuple[float, bool]]:
+        return [(scale, flip) for scale in self.scales for flip in ((False, True) if self.flip else (False,))]
+
+    def __str__(self) -> str:
+        return "the photo mirrored and at other scales"
+
+    def count(self, channels: int) -> int:
+        return len(self.kinds)
+
+    def rows(self, evidence: Evidence) -> Rows:
+        x = evidence.inputs
+
+        def carry(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+            kinds = [self.kinds[row // len(x)] for row in rows.tolist()]
+            return torch.cat(
+                [_shown(t[None], *kind, padding="reflection") for t, kind in zip(tensor, kinds, strict=True)]
+            )
+
+        owners = torch.arange(len(x), device=x.device).repeat(len(self.kinds))
+        return Rows(owners, lambda rows: carry(x[owners[rows]], rows), carry)
+
+
+@dataclass(frozen=True)
+class MappedBack:
+    """The mean of what was found for views of each image, each mapped back to where the photo is."""
+
+    views: Views
+
+    def begin(self, evidence: Evidence) -> Collected:
+        return _MappedBack(self.views, evidence.inputs)
+
+
+class _MappedBack:
+    def __init__(self, views: Views, x: torch.Tensor) -> None:
+        self._kinds, self._images, self._ndim = views.kinds, len(x), x.ndim
+        self._total, self._weight = torch.zeros(0), torch.zeros(0)
+
+    def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
+        if not len(self._total):
+            self._total = values.new_zeros(self._images, *values.shape[1:])
+            self._weight = torch.zeros_like(self._total)
+        for image, number, value in zip(images.tolist(), numbers.tolist(), values, strict=True):
+            scale, flip = self._kinds[number // self._images]
+            flat = value[None] if value.ndim == self._ndim - 1 else value[None, None]
+            for sums, seen in ((self._total, flat), (self._weight, torch.ones_like(flat))):
+                sums[image] += _shown(seen, 1 / scale, flip, padding="zeros")[0].reshape(value.shape)
+
+    def enough(self) -> bool:
+        return False
+
+    def result(self) -> torch.Tensor:
+        return self._total / self._weight.clamp(min=torch.finfo(self._weight.dtype).tiny)
 
 
 @dataclass(frozen=True)
@@ -248,30 +369,18 @@ class Augmented:
         return self.method.style
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Reruns(of_layer=uses_layer(self.method))})
+    def found(self) -> Attributions:
+        """What the method says of all views, mapped back."""
+        views = Views(self.flip, self.scales)
+        return Attributions(views, self.method, MappedBack(views))
+
+    @property
+    def needs(self) -> frozenset[Need[Any]]:
+        return frozenset({self.found})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        x = evidence.inputs
-        kinds = [(scale, flip) for scale in self.scales for flip in ((False, True) if self.flip else (False,))]
-        owners = torch.arange(len(x), device=x.device).repeat(len(kinds))
-
-        def make(rows: torch.Tensor) -> torch.Tensor:
-            shown = zip((rows % len(x)).tolist(), (rows // len(x)).tolist(), strict=True)
-            return torch.cat([_shown(x[i : i + 1], *kinds[kind], padding="reflection") for i, kind in shown])
-
-        total, weight = torch.zeros(0), torch.zeros(0)
-        for rows, values in evidence.variants.attributions(self.method, owners, make):
-            if not len(total):
-                total, weight = values.new_zeros(len(x), *values.shape[1:]), values.new_zeros(len(x), *values.shape[1:])
-            for row, value in zip(rows.tolist(), values, strict=True):
-                scale, flip = kinds[row // len(x)]
-                back = value[None] if value.ndim == x.ndim - 1 else value[None, None]
-                total[row % len(x)] += _shown(back, 1 / scale, flip, padding="zeros")[0].reshape(value.shape)
-                weight[row % len(x)] += _shown(torch.ones_like(back), 1 / scale, flip, padding="zeros")[0].reshape(
-                    value.shape
-                )
-        return total / weight.clamp(min=torch.finfo(weight.dtype).tiny)
+        found: torch.Tensor = evidence[self.found]
+        return found
 
 
 def _shown(x: torch.Tensor, scale: float, flip: bool, *, padding: str) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -35,7 +35,7 @@ class EigenCAM:
     about: ClassVar[str] = "first principal component of the feature maps"
     paper: ClassVar[str] = "Muhammad and Yeasin, IJCNN 2020"
     style: ClassVar[Style] = "heat"
-    needs: ClassVar[frozenset[Need]] = frozenset({Activations()})
+    needs: ClassVar[frozenset[Need[Any]]] = frozenset({Activations()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         return first_component(evidence.activations)
@@ -62,7 +62,7 @@ class EigenGradCAM:
     about: ClassVar[str] = "first principal component of feature maps times gradients"
     paper: ClassVar[str] = "Gildenblat, 2021"
     style: ClassVar[Style] = "heat"
-    needs: ClassVar[frozenset[Need]] = BOTH
+    needs: ClassVar[frozenset[Need[Any]]] = BOTH
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         return first_component(evidence.activations * evidence.gradients)
@@ -124,7 +124,7 @@ class KPCACAM:
     about: ClassVar[str] = "first component of the feature maps by kernel PCA"
     paper: ClassVar[str] = "Karmani et al., 2024"
     style: ClassVar[Style] = "heat"
-    needs: ClassVar[frozenset[Need]] = frozenset({Activations()})
+    needs: ClassVar[frozenset[Need[Any]]] = frozenset({Activations()})
 
     def __post_init__(self) -> None:
         check_options(self, gamma=0)
@@ -182,7 +182,7 @@ class FEM:
     about: ClassVar[str] = "where feature maps are rarely this strong"
     paper: ClassVar[str] = "Fuad et al., IPTA 2020"
     style: ClassVar[Style] = "heat"
-    needs: ClassVar[frozenset[Need]] = frozenset({Activations()})
+    needs: ClassVar[frozenset[Need[Any]]] = frozenset({Activations()})
 
     def __post_init__(self) -> None:
         check_options(self, k=0)

@@ -13,7 +13,7 @@ from torch import nn
 
 import explain
 from explain.attribution import fused
-from explain.engine import Attention, gather
+from explain.engine import Attention, gather, plan_of
 from explain.errors import MethodError
 from explain.methods import (
     FEM,
@@ -326,7 +326,7 @@ class TestTransformers:
     ) -> None:
         """Torch computes the attention of this network in one kernel, whose weights nobody sees."""
         slow, x = plain_attention.ViT(vit.state_dict(), heads=2, patch=4), photo(15, (1, 3, 12, 12))
-        evidence = gather(vit, x, [Attention(gradients=True)], [as_target(2)], [])[0][0]
+        evidence = gather(vit, x, plan_of([Attention(gradients=True)], []), [as_target(2)])[0](None)
         maps = evidence[Attention(gradients=True)]
         assert [tuple(each.weights.shape) for each in maps] == [(1, 2, 10, 10)] * 3
         for each, expected in zip(maps, slow.last_gradients(x[0], 2), strict=True):

@@ -1,0 +1,167 @@
+"""Altered rows, as values: what is altered, what is asked of each row, and how the answers are added up.
+
+Equal values are run once for all methods and targets of a call, so that what methods share costs nothing twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import torch
+
+from explain.engine.asks import Activations, Need
+from explain.engine.evidence import Evidence
+
+Make = Callable[[torch.Tensor], torch.Tensor]
+"""From row numbers ``(b,)`` to ``b`` altered inputs or feature maps."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Altered rows: ``owners`` ``(P,)`` says whose each row is, and ``make`` builds those that it is asked for.
+
+    ``carry`` does to a tensor with a row for each image what was done to the photo's geometry: ``(tensor, rows)`` to
+    one row for each altered row. None means that nothing was moved.
+    """
+
+    owners: torch.Tensor
+    make: Make
+    carry: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+
+
+class Alteration(Hashable, Protocol):
+    """A plan of altered rows, as a frozen value: equal ones are run once for all methods of a call.
+
+    With ``of_layer`` it alters feature maps ``(b, C, h, w)`` of a layer, otherwise inputs ``(b, C, H, W)``. It may look
+    at the evidence that it ``needs``, and at nothing that depends on the target.
+    """
+
+    @property
+    def of_layer(self) -> bool: ...
+
+    @property
+    def needs(self) -> frozenset[Need[Any]]: ...
+
+    def count(self, channels: int) -> int:
+        """How many rows each image has at most, where the layer has so many channels."""
+        ...
+
+    def rows(self, evidence: Evidence) -> Rows: ...
+
+
+class Collected(Protocol):
+    """What adds up the results of altered rows as they come."""
+
+    def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
+        """Take what was found for rows ``numbers`` ``(b,)``, which belong to ``images`` ``(b,)``: ``(b, ...)``."""
+        ...
+
+    def enough(self) -> bool:
+        """Whether no more rows are wanted."""
+        ...
+
+    def result(self) -> Any: ...
+
+
+class Fold(Hashable, Protocol):
+    """A way to add up results of altered rows in constant memory, as a frozen value."""
+
+    def begin(self, evidence: Evidence) -> Collected: ...
+
+
+class Explains(Protocol):
+    """A method, as far as the engine uses it."""
+
+    @property
+    def needs(self) -> frozenset[Need[Any]]: ...
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True)
+class Scores(Need[torch.Tensor]):
+    """The score ``(P,)`` of each altered row; for other numbers than the score's, the class scores ``(P, K)``."""
+
+    of: Alteration
+    logits: bool = False
+
+    @property
+    def of_layer(self) -> bool:
+        return self.of.of_layer or any(need.of_layer for need in self.of.needs)
+
+    @property
+    def also(self) -> frozenset[Need[Any]]:
+        return self.of.needs
+
+
+@dataclass(frozen=True)
+class Attributions(Need[Any]):
+    """What a method says of each altered row, added up by a fold."""
+
+    of: Alteration
+    method: Explains
+    fold: Fold
+
+    @property
+    def of_layer(self) -> bool:
+        return any(need.of_layer for need in (*self.method.needs, *self.of.needs))
+
+    @property
+    def also(self) -> frozenset[Need[Any]]:
+        return self.of.needs
+
+
+@dataclass(frozen=True)
+class Unaltered:
+    """The photo, or a layer's feature maps, as they are: what other rows are compared with."""
+
+    of_layer: bool = False
+
+    @property
+    def needs(self) -> frozenset[Need[Any]]:
+        return frozenset({Activations()}) if self.of_layer else frozenset()
+
+    def __str__(self) -> str:
+        return "the layer's own maps" if self.of_layer else "the photo itself"
+
+    def count(self, channels: int) -> int:
+        return 1
+
+    def rows(self, evidence: Evidence) -> Rows:
+        own = evidence.activations if self.of_layer else evidence.inputs
+        return Rows(torch.arange(len(own), device=own.device), lambda rows: own[rows])
+
+
+@dataclass(frozen=True)
+class Blank:
+    """A photo of zeros, which is what preprocessing makes of the training data's mean colour."""
+
+    of_layer: ClassVar[bool] = False
+    needs: ClassVar[frozenset[Need[Any]]] = frozenset()
+
+    def __str__(self) -> str:
+        return "a blank photo"
+
+    def count(self, channels: int) -> int:
+        return 1
+
+    def rows(self, evidence: Evidence) -> Rows:
+        x = evidence.inputs
+        return Rows(torch.arange(len(x), device=x.device), lambda rows: torch.zeros_like(x[rows]))
+
+
+class Runs(Protocol):
+    """Runs altered rows that a method thinks of only when it sees the evidence."""
+
+    def scores(self, of: Alteration, *, logits: bool = False) -> torch.Tensor:
+        """The score ``(P,)`` of each altered row, or its class scores ``(P, K)``."""
+        ...
+
+
+@dataclass(frozen=True)
+class Reruns(Need[Runs]):
+    """Leave to run altered rows that depend on what was found; ``of_layer`` says that a layer's maps are altered."""
+
+    of_layer: bool = False

@@ -1,0 +1,94 @@
+"""What altered rows are made of and how they are run, and what is refused of networks that cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol, TypeVar
+
+import torch
+from torch import nn
+
+from explain.engine.evidence import Evidence, Origin
+from explain.engine.forward import Choice, Forward
+from explain.engine.plan import Plan
+from explain.engine.work import Footprint, Work, autocast
+from explain.errors import ModelError
+from explain.hooks import untouched
+from explain.inputs import Inputs, Path, dotted
+from explain.targets import Target
+
+T = TypeVar("T")
+
+
+class Gather(Protocol):
+    """The engine's `gather`, as far as altered rows need it."""
+
+    def __call__(
+        self, inputs: Inputs, plan: Plan, targets: Sequence[Target], work: Work, origin: Origin
+    ) -> Sequence[Callable[[str | None], Evidence]]: ...
+
+
+def refuse_shared(ways: Iterable[Path]) -> NoReturn:
+    """Refuse inputs with as many rows as there are images, where the images say something else without them."""
+    names = ", ".join(map(dotted, ways))
+    raise ModelError(
+        "model must say the same of an image whatever stands beside it, but does not; name those of its inputs "
+        f"({names}) that belong to no single image in explain.Inputs(..., shared=...)"
+    )
+
+
+class DependentRowsError(Exception):
+    """A row has another score among others than alone."""
+
+
+@dataclass(eq=False)
+class Asked:
+    """What altered rows are made of, and how they are run."""
+
+    forward: Forward
+    choices: Sequence[Choice]
+    evidence: Callable[[Choice, str | None], Evidence]
+    footprint: Footprint
+    work: Work
+    gather: Gather
+    running: Callable[[], Any]
+    channels_last: bool = True
+    """Whether the network takes inputs in this layout, which convolutions on a CPU are faster in."""
+    one_at_a_time: bool = False
+
+    @property
+    def model(self) -> nn.Module:
+        return self.forward.model
+
+    @property
+    def inputs(self) -> Inputs:
+        return self.forward.inputs
+
+
+def check_width(asked: Asked, logits: torch.Tensor | None) -> None:
+    """Refuse scores for other classes than those of the images as they are: some input says what they are."""
+    known = asked.forward.logits
+    if asked.inputs.others and known is not None and logits is not None and logits.shape[1] != known.shape[1]:
+        refuse_shared(asked.inputs.others)
+
+
+def in_fastest_layout(asked: Asked, images: torch.Tensor, altered: torch.Tensor, run: Callable[[Inputs], T]) -> T:
+    """Run altered rows that belong to these images, channels last where the network takes them so."""
+    several = len(altered) > 1  # one alone is faster by little, and see `Inputs.copied`
+    if asked.channels_last and several and altered.device.type == "cpu" and altered.ndim == 4:
+        try:
+            return run(asked.inputs.rows(images, altered.contiguous(memory_format=torch.channels_last)))
+        except RuntimeError as error:
+            if "view" not in str(error):  # what .view() says of a layout that it cannot take
+                raise
+            asked.channels_last = False
+    return run(asked.inputs.rows(images, altered))
+
+
+@contextmanager
+def running_altered(asked: Asked) -> Iterator[None]:
+    """Run the model outside of `gather`, as it does: alone in its thread, left as found, in the precision asked for."""
+    with asked.running(), untouched(asked.model), autocast(asked.inputs.x, asked.work.precision):
+        yield

@@ -1,0 +1,183 @@
+"""What a method may ask for: needs, each a frozen value that says what it costs; and asks, a need at a layer.
+
+A need says of itself whether it is about a layer, whether the graph must reach back to the input, and which backward
+pass answers it. From that alone the plan is made; `collect` has a collector for each kind of need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from explain.engine.rules import Coverage, Rule
+from explain.targets import Objective
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Backward:
+    """One backward pass over a forward pass: of the score or another objective, under a rule or none.
+
+    ``second`` marks the pass through a gradient that is needed for curvature.
+    """
+
+    objective: Objective | None = None
+    rule: Rule | None = None
+    second: bool = False
+
+
+@dataclass(frozen=True)
+class Need(Generic[T]):
+    """One kind of evidence; ``T`` is the type of the answer, ``evidence[need]``."""
+
+    @property
+    def of_layer(self) -> bool:
+        """Whether it is about a layer."""
+        return False
+
+    @property
+    def whole(self) -> bool:
+        """Whether the graph must reach from the score back to the input."""
+        return False
+
+    @property
+    def at_layer(self) -> bool:
+        """Whether the graph must reach back to the layer."""
+        return False
+
+    @property
+    def backward(self) -> Backward | None:
+        """The backward pass that answers it, if one is needed."""
+        return None
+
+    @property
+    def also(self) -> frozenset[Need[Any]]:
+        """What must be gathered before it."""
+        return frozenset()
+
+
+@dataclass(frozen=True)
+class Activations(Need[torch.Tensor]):
+    """The feature maps of the layer, ``(N, C, h, w)``."""
+
+    of_layer = True
+
+
+@dataclass(frozen=True)
+class LayerGradients(Need[torch.Tensor]):
+    """The gradient of the score, or of another objective, in the layer's feature maps: ``(N, C, h, w)``."""
+
+    objective: Objective | None = None
+
+    of_layer = True
+    at_layer = True
+
+    @property
+    def backward(self) -> Backward:
+        return Backward(self.objective)
+
+
+@dataclass(frozen=True)
+class LayerCurvature(Need[torch.Tensor]):
+    """The Hessian of the score, or of another objective, in the feature maps, times these maps: ``(N, C, h, w)``."""
+
+    objective: Objective | None = None
+
+    of_layer = True
+    at_layer = True
+
+    @property
+    def backward(self) -> Backward:
+        return Backward(self.objective, second=True)
+
+
+@dataclass(frozen=True)
+class ClassWeights(Need[torch.Tensor]):
+    """The weights of the target's class in a head that averages the feature maps and is linear: ``(N, C)``."""
+
+    of_layer = True
+
+    @property
+    def also(self) -> frozenset[Need[Any]]:
+        return frozenset({Activations()})
+
+
+@dataclass(frozen=True)
+class InputGradients(Need[torch.Tensor]):
+    """The gradient of the score in the input, ``(N, C, H, W)``, plain or under a rule for operations."""
+
+    rule: Rule | None = None
+
+    whole = True
+
+    @property
+    def backward(self) -> Backward:
+        return Backward(rule=self.rule)
+
+
+@dataclass(frozen=True)
+class RuleCoverage(Need[Coverage]):
+    """Which operations between the input and the score a rule acted on, and which it should have but could not."""
+
+    rule: Rule
+
+    whole = True
+
+    @property
+    def backward(self) -> Backward:
+        return Backward(rule=self.rule)
+
+
+@dataclass(frozen=True)
+class BiasTerms(Need[tuple[torch.Tensor, ...]]):
+    """What every bias of the network adds to the score: a tuple of ``(N, C, h, w)``, or ``(N, K)`` without a map."""
+
+    whole = True
+    backward = Backward()
+
+
+@dataclass(frozen=True)
+class AttentionMap:
+    """One attention: its weights ``(N, heads, queries, keys)``, and the gradient of the score in them, if asked for."""
+
+    weights: torch.Tensor
+    gradient: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Attention(Need[tuple[AttentionMap, ...]]):
+    """Every attention of the network, in order, with gradients of the score on request."""
+
+    gradients: bool = False
+
+    whole = True
+
+    @property
+    def backward(self) -> Backward | None:
+        return Backward() if self.gradients else None
+
+
+@dataclass(frozen=True)
+class BlockAttention(Need[list[torch.Tensor]]):
+    """For each transformer block, the gradient in its attention of the score that the head reads off its output."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A need, and the layer that it is about; None for needs that are about none."""
+
+    need: Need[Any]
+    layer: str | None = None
+
+
+def asks_of(needs: Iterable[Need[Any]], layers: Iterable[str]) -> frozenset[Ask]:
+    """What a method with these needs asks for at these layers."""
+    named = tuple(layers)
+    found: set[Ask] = set()
+    for need in needs:
+        found |= {Ask(need, layer) for layer in named} if need.of_layer else {Ask(need)}
+    return frozenset(found)

@@ -1,0 +1,238 @@
+"""One collector for each kind of evidence: what to watch, what to differentiate, and what to answer.
+
+`COLLECTORS` says which collector answers which need. A collector is made for one forward pass, and told before it which
+asks it is to answer; afterwards it answers them for each target, with the gradients that it asked for.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from explain.engine.asks import (
+    Activations,
+    Ask,
+    Attention,
+    AttentionMap,
+    BiasTerms,
+    BlockAttention,
+    ClassWeights,
+    InputGradients,
+    LayerCurvature,
+    LayerGradients,
+    Need,
+    RuleCoverage,
+)
+from explain.engine.blocks import attention_gradients
+from explain.engine.evidence import at_least_float32
+from explain.engine.forward import Choice, Forward
+from explain.engine.linear import Heads, bias_of, biased_modules, class_weights
+from explain.errors import MethodError, TargetError, UnusedLayerError
+from explain.hooks import Capture, HookGroup, Record
+from explain.hooks.attention import AttentionRecord, attention, by_image
+from explain.layers import of_other_images
+
+Gradients = Sequence[torch.Tensor | None]
+
+
+class Collector(ABC):
+    """Answers asks of one kind; what most kinds do is nothing, which is what stands here."""
+
+    def __init__(self, asks: Sequence[Ask]) -> None:
+        self.asks = asks
+
+    def watch(self, group: HookGroup, model: nn.Module, *, cut: bool) -> None:  # noqa: B027 (not all need hooks)
+        """Put up hooks before the forward pass."""
+
+    def sources(self, forward: Forward, ask: Ask) -> list[torch.Tensor]:
+        """What the backward pass of an ask differentiates with respect to."""
+        return []
+
+    @contextmanager
+    def during(self, forward: Forward, choice: Choice) -> Iterator[None]:
+        """Watch a backward pass."""
+        yield
+
+    @abstractmethod
+    def answer(self, forward: Forward, choice: Choice, ask: Ask, gradients: Gradients) -> Any:
+        """Answer an ask with the gradients of its sources."""
+
+
+class _Activations(Collector):
+    def answer(self, forward: Forward, choice: Choice, ask: Ask, gradients: Gradients) -> torch.Tensor:
+        return forward.spatial(forward.record(_layer(ask)).activation, _layer(ask))
+
+
+class _LayerGradients(Collector):
+    def sources(self, forward: Forward, ask: Ask) -> list[torch.Tensor]:
+        return [forward.source_of(_layer(ask))]
+
+    def answer(self, forward: Forward, choice: Choice, ask: Ask, gradients: Gradients) -> torch.Tensor:
+        return _of_layer(gradients[0], forward, choice, ask)
+
+
+class _LayerCurvature(Collector):
+    """The Hessian times the activations, by a second backward through the first: its matrix is never built."""
+
+    def answer(self, forward: Forward, choice: Choice, ask: Ask, gradients: Gradients) -> torch.Tensor:
+        total = forward.total(choice, ask.need.objective)  # type: ignore[attr-defined]
+        source, record = forward.source_of(_layer(ask)), forward.record(_layer(ask))
+        with forward.layers.paused():
+            return _of_layer(_hessian_product(total, source, record.activation), forward, choice, ask)
+
+
+class _ClassWeights(Collector):
+    def __init__(self, asks: Sequence[Ask]) -> None:
+        super().__init__(asks)
+        self._heads = Heads()
+
+    def watch(self, group: HookGroup, model: nn.Module, *, cut: bool) -> None:
+        self._heads.watch(group, model)
+
+    def answer(self, forward: Forward, choice: Choice, ask: Ask, gradients: Gradients) -> torch.Tensor:
+        maps = choice.found[Ask(Activations(), ask.layer)]
+        return class_weights(self._heads, maps, forward.logits, choice.classes, _layer(ask))
+
+
+class _InputGradients(Collector):
+    def sources(self, forward: Forward, ask: Ask) -> list[torch.Tensor]:
+        return [forward.source]
+
+    def answer(self, forward: Forward, choice: Choice, ask: Ask, gradients: Gradients) -> torch.Tensor:
+        if gradients[0] is None:
+            raise TargetError(
+                f"target {choice.name} must depend on the input through differentiable operations, but it does not; "
+                "look for .detach(), .data, no_grad() or rounding in the model or the target"
+                f"{_without_gradients(forward.model)}"
+            )
+        return at_least_float32(gradients[0].detach())
+
+
+class _RuleCoverage(Collector):
+    def answer(self, forward: Forward, choice: Choice, ask: Ask, gradients: Gradients) -> Any:
+        return choice.coverage[ask.need.rule]  # type: ignore[attr-defined]
+
+
+class _BiasTerms(Collector):
+    _biases: Capture
+
+    def watch(self, group: HookGroup, model: nn.Module, *, cut: bool) -> None:
+        self._biases = Capture(group, biased_modules(model), gradients=True, cut=cut)
+
+    def sources(self, forward: Forward, ask: Ask) -> list[torch.Tensor]:
+        return self._biases.sources
+
+    @contextmanager
+    def during(self, forward: Forward, choice: Choice) -> Iterator[None]:
+        with self._biases.paused():  # the gradients of the sources are all that is needed
+            yield
+
+    def answer(self, forward: Forward, choice: Choice, ask: Ask, gradients: Gradients) -> tuple[torch.Tensor, ...]:
+        pairs = zip(self._biases.records, gradients, strict=True)
+        modules, elsewhere = dict(forward.model.named_modules()), of_other_images(forward.model, forward.inputs)
+        terms = [(r, _of_images(bias_of(modules[r.layer], g), r, forward)) for r, g in pairs if g is not None]
+        # What other images than the explained one bring adds to the score too, but lies nowhere on this one.
+        return tuple(term.flatten(1) if (r.layer, r.call) in elsewhere else term for r, term in terms)
+
+
+class _Attention(Collector):
+    """Keeps the weights of every attention, and the gradients that a backward pass brings them."""
+
+    _records: list[AttentionRecord]
+
+    def sources(self, forward: Forward, ask: Ask) -> list[torch.Tensor]:
+        return [forward.source]  # for the backward pass to go through all of the network
+
+    @contextmanager
+    def during(self, forward: Forward, choice: Choice) -> Iterator[None]:
+        with HookGroup() as group:
+            self._records = attention(choice.total, group)
+            yield
+
+    def answer(self, forward: Forward, choice: Choice, ask: Ask, gradients: Gradients) -> tuple[AttentionMap, ...]:
+        count = forward.count
+        found = [(by_image(r.weights, count), r.gradient) for r in self._records]
+        return tuple(AttentionMap(w, None if g is None else by_image(g, count)) for w, g in found)
+
+
+class _BlockAttention(Collector):
+    def answer(self, forward: Forward, choice: Choice, ask: Ask, gradients: Gradients) -> list[torch.Tensor]:
+        return attention_gradients(forward.model, forward.inputs, choice.of_rows)
+
+
+COLLECTORS: dict[type[Need[Any]], type[Collector]] = {
+    Activations: _Activations,
+    LayerGradients: _LayerGradients,
+    LayerCurvature: _LayerCurvature,
+    ClassWeights: _ClassWeights,
+    InputGradients: _InputGradients,
+    RuleCoverage: _RuleCoverage,
+    BiasTerms: _BiasTerms,
+    Attention: _Attention,
+    BlockAttention: _BlockAttention,
+}
+
+
+def _layer(ask: Ask) -> str:
+    assert ask.layer is not None
+    return ask.layer
+
+
+def _of_layer(gradient: torch.Tensor | None, forward: Forward, choice: Choice, ask: Ask) -> torch.Tensor:
+    if gradient is None:
+        hidden = "" if choice.total.requires_grad else " in sight of gradients"
+        raise UnusedLayerError(
+            f"layer {ask.layer!r} must influence the score of target {choice.name}, but the score does not use "
+            f"it{hidden}; choose a layer or target that depend on each other, without no_grad(), detach() or "
+            f"checkpoints between{_without_gradients(forward.model)}"
+        )
+    return forward.spatial(gradient, _layer(ask))
+
+
+def _of_images(term: torch.Tensor, record: Record, forward: Forward) -> torch.Tensor:
+    """A bias term laid out over the images, or where it is no map (it may be of windows), as rows of numbers."""
+    count, shape = forward.count, tuple(term.shape)
+    grid = forward.grids.grid(shape, f"{record.layer}@{record.call}") if term.ndim > 2 else None
+    if grid is not None:
+        return grid.spread(term)
+    turned = term.ndim == 3 and len(term) != count and term.shape[1] == count
+    if not turned and len(term) != count > 1 and forward.inputs.others:
+        raise MethodError(
+            f"fullgrad must see layer {record.layer!r} give a row for each of the {count} images where there are "
+            f"other inputs, got {len(term)} rows; explain one image at a time"
+        )
+    return (term.transpose(0, 1) if turned else term).reshape(count, -1)
+
+
+def _hessian_product(total: torch.Tensor, source: torch.Tensor, direction: torch.Tensor) -> torch.Tensor | None:
+    if not total.requires_grad:
+        return None
+    gradient = torch.autograd.grad(total, source, create_graph=True, allow_unused=True)[0]
+    if gradient is None:
+        return None
+    if not gradient.requires_grad:
+        return torch.zeros_like(gradient)  # the score is linear in the layer
+    try:
+        product = torch.autograd.grad(gradient, source, direction, retain_graph=True, allow_unused=True)[0]
+    except RuntimeError as error:
+        if "derivative for" not in str(error):
+            raise
+        raise MethodError(
+            f"shapleycam must have second derivatives behind the layer, but {str(error).split()[2]} has none; use "
+            "gradcam, or put the call under torch.nn.attention.sdpa_kernel(SDPBackend.MATH)"
+        ) from None
+    return torch.zeros_like(gradient) if product is None else product.detach()
+
+
+def _without_gradients(model: nn.Module) -> str:
+    """What to add where a gradient is missing and the model has layers that never have one."""
+    quantised = any("quantized" in type(module).__module__ for module in model.modules())
+    remedy = (
+        "quantised layers have no gradients: use scorecam, ablationcam or eigencam, or the model before quantisation"
+    )
+    return f" ({remedy})" if quantised else ""

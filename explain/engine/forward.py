@@ -1,0 +1,143 @@
+"""One forward pass: what was run, what was recorded on the way, and what the targets picked of its output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from explain.engine.asks import Ask
+from explain.engine.evidence import at_least_float32
+from explain.engine.operations import Operations
+from explain.engine.rules import Coverage, Rule
+from explain.errors import LayerError, ModelError, TargetError
+from explain.hooks import Capture, Record, inspect, recording
+from explain.inputs import Inputs
+from explain.layers import Grids, split_call, to_spatial
+from explain.targets import ClassTarget, Objective, Target, find_logits, for_rows, settle
+
+
+@dataclass(eq=False)
+class Choice:
+    """A target of a pass, settled; the scores that it picked and their classes; and what was found for it so far."""
+
+    name: str
+    target: Target
+    score: torch.Tensor
+    total: torch.Tensor
+    classes: torch.Tensor | None
+    coverage: dict[Rule, Coverage] = field(default_factory=dict)
+    found: dict[Ask, Any] = field(default_factory=dict)
+
+    def of_rows(self, images: torch.Tensor) -> Target:
+        """The target for rows that belong to these images: what was settled for the unaltered image stays so."""
+        return (
+            for_rows(self.target, images) if self.classes is None else ClassTarget(tuple(self.classes[images].tolist()))
+        )
+
+
+@dataclass(eq=False)
+class Forward:
+    """A forward pass that has been run.
+
+    ``source`` is what the gradient in the input is taken of, where the graph reaches back to it. ``layers`` records the
+    layers that gradients are taken of, ``watched`` those of which only the output is wanted.
+    """
+
+    model: nn.Module
+    inputs: Inputs
+    source: torch.Tensor
+    grids: Grids
+    layers: Capture
+    watched: Capture
+    output: Any
+    graph_is_on: bool
+    operations: Operations
+
+    def __post_init__(self) -> None:
+        self.logits = self._logits()
+
+    @property
+    def count(self) -> int:
+        return len(self.inputs)
+
+    def _logits(self) -> torch.Tensor | None:
+        try:
+            logits = find_logits(self.output, self.count).detach()
+        except ModelError:
+            return None  # not a classifier
+        wrong = torch.isnan(logits) | torch.isposinf(logits)
+        if wrong.any():
+            raise self._not_finite(logits[wrong])
+        return at_least_float32(logits)
+
+    def _not_finite(self, wrong: torch.Tensor) -> ModelError:
+        """Run the model once more, looking at every layer: where it went wrong is what there is to say."""
+        copies = self.inputs.copied()
+        first = inspect(self.model, *copies.args, kwargs=copies.kwargs, gradients=False).first_nonfinite
+        where = "" if first is None else f", first in layer {first.name!r} ({first.type})" if first.name else ""
+        return ModelError(
+            f"model must give finite scores, got {wrong[0].item()}{where}; check its weights and the input's values"
+        )
+
+    def choose(self, target: Target) -> Choice:
+        """Settle a target on the output, and pick its scores."""
+        with recording(self.graph_is_on):
+            settled = settle(target, self.output, self.count)
+            score, classes = settled.pick(self.output, self.count)
+            total = score.sum()
+        if not torch.isfinite(score.detach()).all():
+            raise self._not_finite(score.detach()[~torch.isfinite(score.detach())])
+        return Choice(target.name, settled, at_least_float32(score.detach()), total, classes)
+
+    def total(self, choice: Choice, objective: Objective | None) -> torch.Tensor:
+        """What is differentiated: the sum of the scores, or of another objective."""
+        if objective is None:
+            return choice.total
+        if choice.classes is None:
+            raise TargetError(
+                f"target must be a class for a method that compares classes, got {choice.name}; give a class "
+                "index or label"
+            )
+        with recording(self.graph_is_on):
+            return objective(find_logits(self.output, self.count), choice.classes).sum()
+
+    def record(self, layer: str) -> Record:
+        """Return the call that a layer's name stands for.
+
+        Raises:
+            LayerError: it was not called, or gives nothing for each of the images.
+        """
+        name, number = split_call(layer)
+        captures = (self.layers, self.watched)
+        last = next((r for capture in captures if (r := capture.of_call(name)) is not None), None)
+        if last is None:
+            called = sorted({record.layer for capture in captures for record in capture.records})
+            raise LayerError(
+                f"layer {layer!r} was not called in the forward pass{f' ({called} were)' if called else ''}; "
+                "choose one that the model uses for this input (--list-layers shows them)"
+            )
+        record = next((r for capture in captures if (r := capture.of_call(name, number)) is not None), None)
+        if record is None:
+            raise LayerError(
+                f"layer {layer!r} must name one of the calls of {name}, 0 to {last.call}, got {number}; without a "
+                "number, it is the last"
+            )
+        shape = tuple(record.activation.shape)
+        if self.count not in shape[:1] and self.grids.grid(shape) is None:
+            raise LayerError(
+                f"layer {layer!r} must give a map for each of the {self.count} images, got shape {shape}; choose a "
+                "layer that keeps the batch dimension first"
+            )
+        return record
+
+    def source_of(self, layer: str) -> torch.Tensor:
+        """What to differentiate with respect to, for the gradient in a layer's output."""
+        record = self.record(layer)
+        return self.layers.sources[self.layers.records.index(record)]
+
+    def spatial(self, tensor: torch.Tensor, layer: str) -> torch.Tensor:
+        """Lay out what a layer gives, or the gradient in it, as ``(N, C, h, w)``."""
+        return at_least_float32(to_spatial(tensor.detach(), self.grids, layer))

@@ -1,0 +1,125 @@
+"""Altered rows in pieces of the best size, and what reads the results of each piece."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from explain.engine.altered import Attributions, Collected, Scores
+from explain.engine.asked import Asked
+from explain.engine.asks import Ask
+from explain.engine.evidence import Evidence, at_least_float32
+from explain.engine.forward import Choice
+from explain.engine.plan import Stream
+from explain.engine.work import Pace, Work, is_out_of_memory
+from explain.targets import find_logits
+
+
+class Told:
+    """Tells how many rows are done, of all streams together."""
+
+    def __init__(self, work: Work, total: int) -> None:
+        self._tell, self._total, self._done = work.progress, total, 0
+
+    def add(self, rows: int) -> None:
+        self._done = min(self._total, self._done + rows)
+        if self._tell is not None:
+            self._tell(self._done, self._total)
+
+
+class _Kept:
+    """Keeps one number, or one row of numbers, for each altered row, in the order of their numbers."""
+
+    def __init__(self, like: torch.Tensor) -> None:
+        self._empty, self._values, self._numbers = like.new_zeros(0), list[torch.Tensor](), list[torch.Tensor]()
+
+    def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
+        self._values.append(values)
+        self._numbers.append(numbers)
+
+    def enough(self) -> bool:
+        return False
+
+    def result(self) -> torch.Tensor:
+        if not self._values:
+            return self._empty
+        return torch.cat(self._values)[torch.argsort(torch.cat(self._numbers))]
+
+
+class Readers:
+    """What one target's readers of a stream have added up so far."""
+
+    def __init__(self, stream: Stream, asked: Asked, choice: Choice) -> None:
+        self.choice = choice
+        self._of: dict[Ask, Collected] = {}
+        for ask in stream.readers:
+            if isinstance(ask.need, Attributions):
+                self._of[ask] = ask.need.fold.begin(asked.evidence(choice, ask.layer))
+            else:
+                self._of[ask] = _Kept(choice.score)
+
+    def add(
+        self,
+        images: torch.Tensor,
+        numbers: torch.Tensor,
+        evidence_of: Callable[[str | None], Evidence],
+    ) -> None:
+        for ask, collected in self._of.items():
+            collected.add(images, numbers, _read(ask, evidence_of(ask.layer))[: len(numbers)])
+
+    def add_scores(self, images: torch.Tensor, numbers: torch.Tensor, score: torch.Tensor, output: Any) -> None:
+        for ask, collected in self._of.items():
+            wanted = (
+                find_logits(output, len(score)).detach() if isinstance(ask.need, Scores) and ask.need.logits else score
+            )
+            collected.add(images, numbers, at_least_float32(wanted)[: len(numbers)])
+
+    def enough(self) -> bool:
+        return all(collected.enough() for collected in self._of.values())
+
+    def results(self) -> dict[Ask, Any]:
+        return {ask: collected.result() for ask, collected in self._of.items()}
+
+
+def _read(ask: Ask, evidence: Evidence) -> torch.Tensor:
+    """What a reader takes from the evidence on altered rows."""
+    if isinstance(ask.need, Attributions):
+        return ask.need.method(evidence)
+    assert isinstance(ask.need, Scores)
+    if not ask.need.logits:
+        return evidence.score
+    assert evidence.logits is not None
+    return evidence.logits
+
+
+def in_pieces(
+    numbers: torch.Tensor,
+    run: Callable[[torch.Tensor, bool], None],
+    readers: Sequence[Readers],
+    asked: Asked,
+    progress: Told,
+    pace: Pace,
+    *,
+    check: bool = True,
+) -> None:
+    """Run rows in pieces of the best size; one that does not fit into memory is halved and run again."""
+    given = 1 if asked.one_at_a_time else asked.work.batch_size
+    start = 0
+    while start < len(numbers) and not all(reader.enough() for reader in readers):
+        piece = numbers[start : start + (given or pace.size)]
+        first = check and start == 0 and len(piece) > 1
+        began = time.perf_counter()
+        try:
+            run(piece, first)
+        except Exception as error:
+            if not is_out_of_memory(error) or len(piece) == 1:
+                raise
+            given = None if given is None else max(1, given // 2)
+            pace.halve()
+            continue
+        start += len(piece)
+        pace.note(len(piece), time.perf_counter() - began, len(numbers) - start)
+        progress.add(len(piece))

@@ -1,0 +1,146 @@
+"""How long work is done: in which precision, how many rows at once, and who is told of its progress."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import nn
+
+from explain.errors import MethodError
+from explain.hooks import HookGroup, first_tensor
+
+Precision: TypeAlias = Literal["full", "bf16"]
+Progress = Callable[[int, int], Any]
+
+MEMORY = 512 * 2**20
+"""Bytes that a batch of altered rows may take on a CPU; on other devices, half of what is free."""
+TRIED = (16, 8, 4, 32)  # batch sizes that are tried on a CPU, where larger ones are often slower
+TRIED_ELSEWHERE = (64, 128, 256, 32)
+WORTH_IT = 1.0  # seconds of work from which on the fastest batch size is looked for
+
+
+@dataclass(frozen=True)
+class Work:
+    """How long work is done: ``batch_size`` rows at a time (None: what fits into memory and was fastest in a short
+    trial), telling ``progress(done, total)`` after each piece, in bfloat16 where ``precision`` says so."""
+
+    batch_size: int | None = None
+    progress: Progress | None = None
+    precision: Precision = "full"
+
+    def __post_init__(self) -> None:
+        size = self.batch_size
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+            raise MethodError(f"batch_size must be a whole number from 1, got {size!r}")
+        if self.precision not in ("full", "bf16"):
+            raise MethodError(f"precision must be 'full' or 'bf16', got {self.precision!r}")
+
+
+@contextmanager
+def autocast(inputs: torch.Tensor, precision: Precision) -> Iterator[None]:
+    """Compute in bfloat16, or as the model and the caller would."""
+    if precision == "full":
+        yield
+        return
+    with torch.autocast(inputs.device.type, torch.bfloat16):
+        yield
+
+
+def mixed_precision_now(device: torch.device) -> torch.autocast:
+    """The caller's mixed precision, to be entered again where `calculating` has switched it off."""
+    enabled = torch.is_autocast_enabled(device.type)
+    return torch.autocast(device.type, torch.get_autocast_dtype(device.type), enabled=enabled)
+
+
+def agree(one: torch.Tensor, other: torch.Tensor, inputs: torch.Tensor, work: Work, coarse: float = 1e-5) -> bool:
+    """Whether scores are the same but for what batches of other sizes round otherwise.
+
+    ``coarse`` is what counts as nothing in half precision.
+    """
+    precise = torch.finfo(inputs.dtype).eps < 1e-4 and work.precision == "full"
+    return torch.allclose(one, other, rtol=1e-3 if precise else 0.1, atol=1e-5 if precise else coarse)
+
+
+@dataclass
+class Footprint:
+    """The bytes that the modules of a network gave for each image, in the order in which they returned."""
+
+    outputs: list[tuple[str, int]] = field(default_factory=list)
+
+    def watch(self, group: HookGroup, model: nn.Module, count: int) -> None:
+        for name, module in model.named_modules():
+            if name and not any(module.children()):
+                group.forward(name, self._measure(name, count))
+
+    def _measure(self, name: str, count: int) -> Callable[..., None]:
+        def measure(module: nn.Module, args: Any, output: Any) -> None:
+            tensor = first_tensor(output)
+            if tensor is not None:
+                self.outputs.append((name, tensor.numel() * tensor.element_size() // count))
+
+        return measure
+
+    def most(self, device: torch.device, *, graph: bool, after: str | None = None) -> int:
+        """How many rows fit into memory: with a graph all outputs stay, without only the largest few."""
+        names = [name for name, _ in self.outputs]
+        inside = [i for i, name in enumerate(names) if after and f"{name}.".startswith(f"{after}.")]
+        sizes = [size for _, size in self.outputs[max(inside, default=0) :]] or [MEMORY]
+        needed = sum(sizes) if graph else 4 * max(sizes)
+        return max(1, _free(device) // max(1, needed))
+
+
+def _free(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0]) // 2
+    return MEMORY
+
+
+_fastest: weakref.WeakKeyDictionary[nn.Module, dict[Any, int]] = weakref.WeakKeyDictionary()
+
+
+class Pace:
+    """Says how many rows to run next, and finds out which number is fastest while the work is done.
+
+    Each size is tried twice, and the second time is what counts: the first one prepares kernels and memory. What was
+    found is remembered for the network and this ``kind`` of work. Short work is done without trials.
+    """
+
+    def __init__(self, model: nn.Module, kind: object, most: int, device: torch.device) -> None:
+        tried = TRIED if device.type == "cpu" else TRIED_ELSEWHERE
+        self._sizes = [min(size, most) for size in tried]
+        self._known = _fastest.setdefault(model, {})
+        self._kind = kind
+        self._seconds: dict[int, list[float]] = {}
+        self.size = self._known.get(kind, self._sizes[0])
+
+    def note(self, rows: int, seconds: float, left: int) -> None:
+        """Take how long a piece took, and choose the next size."""
+        if self._kind in self._known:
+            return
+        if rows == self.size:
+            self._seconds.setdefault(rows, []).append(seconds / rows)
+        trial = next((size for size in self._sizes if len(self._seconds.get(size, ())) < 2), None)
+        if trial is not None and (len(self._seconds) > 1 or left * seconds / rows > WORTH_IT):
+            self.size = trial if trial <= left else self.size
+        elif trial is None:
+            self.size = min(self._seconds, key=lambda size: self._seconds[size][-1])
+            self._known[self._kind] = self.size
+
+    def halve(self) -> None:
+        """Run fewer rows from now on: so many did not fit into memory."""
+        self.size = max(1, self.size // 2)
+        self._sizes = [min(size, self.size) for size in self._sizes]
+        self._known[self._kind] = self.size
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, on whatever device."""
+    words = str(error)
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
+        isinstance(error, RuntimeError) and ("not enough memory" in words or "out of memory" in words)
+    )

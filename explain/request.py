@@ -1,0 +1,284 @@
+"""A request: a model, its inputs, methods and targets, and how to explain; and how it is answered."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import torch
+from torch import nn
+
+from explain.engine import (
+    Coverage,
+    Evidence,
+    Plan,
+    Precision,
+    Progress,
+    RuleCoverage,
+    Work,
+    asks_of,
+    check_inputs,
+    gather,
+)
+from explain.errors import (
+    ExplainError,
+    LayerError,
+    MethodError,
+    ModelError,
+    TargetError,
+    image_name,
+    muted,
+    warn,
+)
+from explain.hooks import Where, calculating, unwrapped
+from explain.inputs import Inputs, InputsLike
+from explain.layers import channels_of, default_layer, find_layers, forget, stage_layers
+from explain.methods import (
+    Complete,
+    Demanding,
+    Fusion,
+    ManyLayers,
+    Method,
+    MethodLike,
+    get_method,
+    list_methods,
+    options,
+    uses_layer,
+)
+from explain.methods.base import one_of
+from explain.reasons import why_empty
+from explain.result import Attribution, fused
+from explain.targets import Target, TargetLike, TopClass, as_target, settle
+
+
+class Options(TypedDict, total=False):
+    """How to explain, as all functions of this module take it; see `attribute`."""
+
+    layer: Where | None
+    fuse: Fusion | None
+    categories: Sequence[str] | None
+    batch_size: int | None
+    progress: Progress | None
+    precision: Precision
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to explain, checked."""
+
+    layer: Where | None = None
+    fuse: Fusion | None = None
+    categories: Sequence[str] | None = None
+    batch_size: int | None = None
+    progress: Progress | None = None
+    precision: Precision = "full"
+
+    def __post_init__(self) -> None:
+        if self.fuse is not None:
+            one_of("attribute", "fuse", self.fuse, ("mean", "max", "product"))
+
+    @property
+    def work(self) -> Work:
+        return Work(self.batch_size, self.progress, self.precision)
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """What is to be explained: a model and its inputs, methods by name, targets, and how."""
+
+    model: nn.Module
+    inputs: Inputs
+    methods: Mapping[str, Method]
+    targets: list[Target]
+    settings: Settings
+    layers: list[str] | None
+    """The layers that were named; None leaves the choice to each method."""
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        x: InputsLike,
+        methods: MethodLike | Iterable[MethodLike],
+        targets: Sequence[TargetLike] | int,
+        settings: Settings,
+    ) -> Request:
+        model = unwrapped(model)
+        inputs = check_inputs(model, x)
+        named = settings.layer  # a wrong name is told even where no method looks at layers
+        layers = None if named is None else find_layers(model, inputs, named)
+        wanted = _targets(targets, settings.categories)
+        if methods == "all":
+            methods = applicable_methods(model, inputs, layer=layers, target=wanted[0])
+        return cls(model, inputs, _by_name(methods), wanted, settings, layers)
+
+    def answered(self) -> list[dict[str, Attribution]]:
+        try:
+            return self._answered(self.layers_by_method())
+        except LayerError:
+            if self.layers is not None:
+                raise
+        # What was chosen leads to another head than this target's, or the network does something else than it did.
+        forget(self.model)
+        return self._answered(self.layers_by_method(refresh=True))
+
+    def plan(self, layers: Mapping[str, list[str]] | None = None) -> Plan:
+        """Which passes answer it; ``layers`` are those that each method looks at."""
+        looked_at = self.layers_by_method() if layers is None else layers
+        wanted = {name: asks_of(method.needs, looked_at[name]) for name, method in self.methods.items()}
+        channels = channels_of(self.model, self.inputs, {layer for names in looked_at.values() for layer in names})
+        return Plan(wanted, len(self.targets), len(self.inputs), channels)
+
+    def layers_by_method(self, *, refresh: bool = False) -> dict[str, list[str]]:
+        """The layers that each method looks at: those asked for, or its own choice."""
+        return {name: self._layers_of(method, refresh) for name, method in self.methods.items()}
+
+    def _layers_of(self, method: Method, refresh: bool) -> list[str]:
+        if not uses_layer(method):
+            return []
+        if self.layers:
+            return self.layers
+        find = stage_layers if isinstance(method, ManyLayers) else default_layer
+        found = find(self.model, self.inputs, self._score, refresh=refresh)
+        return [found] if isinstance(found, str) else found
+
+    def _score(self, output: Any) -> torch.Tensor:
+        count = len(self.inputs)
+        return settle(self.targets[0], output, count).pick(output, count)[0]
+
+    def _answered(self, layers: Mapping[str, list[str]]) -> list[dict[str, Attribution]]:
+        """Gather the evidence, and run the methods on it, each on that of the layers that it looks at."""
+        found = []
+        work, how = self.settings.work, self.settings.fuse
+        wanted = {name: asks_of(method.needs, layers[name]) for name, method in self.methods.items()}
+        for evidence_of in gather(self.model, self.inputs, Plan(wanted), self.targets, work):
+            used = {name: [*map(evidence_of, names)] or [evidence_of(None)] for name, names in layers.items()}
+            with calculating(self.inputs.x.device.type):
+                answers = {n: _apply(m, used[n], how, self.inputs.name) for n, m in self.methods.items()}
+            for name, attribution in answers.items():
+                _warn_if_empty(attribution, used[name])
+            found.append(answers)
+        return found
+
+
+def applicable_methods(
+    model: nn.Module, x: InputsLike, *, layer: Where | None = None, target: TargetLike = None
+) -> list[str]:
+    """Name the methods that this network and target can be explained with: all but those that ask for another kind.
+
+    Those that ask for a kind of network, or for a class as target, are tried on ``x`` ``(N, C, H, W)``.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 5))
+    >>> sorted(set(list_methods()) - set(applicable_methods(model, torch.rand(1, 3, 4, 4))))
+    ['cam', 'legrad', 'rollout']
+    """
+    model = unwrapped(model)
+    inputs = check_inputs(model, x)
+    try:
+        has_maps = bool(layer) or bool(default_layer(model, inputs))
+    except LayerError:
+        has_maps = False
+    candidates = [method for method in map(get_method, list_methods()) if has_maps or not uses_layer(method)]
+    return [method.name for method in candidates if _applies(method, model, inputs, layer, target)]
+
+
+def _applies(method: Method, model: nn.Module, x: Inputs, layer: Where | None, target: TargetLike) -> bool:
+    compares = any(getattr(need, "objective", None) is not None for need in method.needs)
+    if not compares and not isinstance(method, Demanding):
+        return True
+    try:
+        with muted():
+            Request.of(model, x, method, [target], Settings(layer=layer)).answered()
+    except ExplainError:
+        return False
+    return True
+
+
+def _by_name(methods: MethodLike | Iterable[MethodLike]) -> dict[str, Method]:
+    if isinstance(methods, str) or not isinstance(methods, Iterable):
+        methods = [methods]
+    chosen: dict[str, Method] = {}
+    for given in methods:
+        method = get_method(given)
+        if repr(chosen.setdefault(method.name, method)) != repr(method):  # a tensor among the options has no one ==
+            raise MethodError(
+                f"methods must have different names, got two of {method.name!r}; ask for them in two calls"
+            )
+    if not chosen:
+        raise MethodError("methods must name at least one method, got none; see explain.list_methods()")
+    return chosen
+
+
+def _targets(targets: Sequence[TargetLike] | int, categories: Sequence[str] | None) -> list[Any]:
+    if isinstance(targets, (str, torch.Tensor, Target)) or callable(targets):
+        targets = [targets]
+    if not isinstance(targets, Sequence):
+        targets = operator.index(targets)
+        if targets < 1:
+            raise TargetError(f"top_k must be at least 1, got {targets}; leave it out for the top class")
+        return [TopClass(rank) for rank in range(targets)]
+    if len(targets) == 0:
+        raise TargetError("targets must hold at least one target, got none; give None for the top class")
+    return [as_target(target, categories) for target in targets]
+
+
+def _apply(method: Method, evidence: Sequence[Evidence], how: Fusion | None, explained: str | None) -> Attribution:
+    """Run a method on the evidence of each layer; fuse where there are several."""
+    first = evidence[0]
+    coverage = next((first[need] for need in method.needs if isinstance(need, RuleCoverage)), None)
+    if coverage is not None:
+        _warn_of_gaps(method, coverage)
+    maps = {str(item.layer): method(item) for item in evidence}
+    for name, values in maps.items():
+        if not torch.isfinite(values).all():
+            where = f" at layer {name}" if uses_layer(method) else ""
+            raise ModelError(
+                f"model must have finite activations and gradients, but {method.name} found NaN or infinity{where}; "
+                "look for a square root, logarithm or division at zero, or for an overflow in half precision"
+            )
+    names = tuple(maps)
+    values = next(iter(maps.values()))
+    if len(maps) > 1 or isinstance(method, ManyLayers):
+        how = how or (method.fusion if isinstance(method, ManyLayers) else "mean")
+        values = fused(list(maps.values()), how)
+    return Attribution(
+        method=method.name,
+        values=values,
+        target=first.target if first.classes is None else first.classes,
+        score=first.score,
+        layer=None if not uses_layer(method) else names[0] if len(names) == 1 else names,
+        size=first.size,
+        style=method.style,
+        options=options(method),
+        maps=maps if len(maps) > 1 else {},
+        logits=first.logits,
+        delta=method.delta(first, values) if isinstance(method, Complete) and len(maps) == 1 else None,
+        fuse=how if len(maps) > 1 else None,
+        input=explained,
+        coverage=coverage,
+    )
+
+
+def _warn_of_gaps(method: Method, coverage: Coverage) -> None:
+    """Say where a rule found nothing to act on, or could not look."""
+    if not coverage.covered:
+        warn(
+            f"{method.name} found no rectifier (ReLU or a relative) between the input and the score, so it equals "
+            "the plain gradient; use saliency, or a network with rectifiers"
+        )
+    if coverage.missed:
+        missed = ", ".join(f"{count} x {kind}" for kind, count in coverage.missed.items())
+        warn(
+            f"{method.name} cannot look into functions that were written as one operation ({missed}); where they "
+            "rectify, the plain gradient passes: write them with torch's own functions to have them covered"
+        )
+
+
+def _warn_if_empty(attribution: Attribution, evidence: Sequence[Evidence]) -> None:
+    reasons: dict[str, list[str]] = {}
+    for image in (attribution.values.flatten(1) == 0).all(1).nonzero().flatten().tolist():
+        reasons.setdefault(why_empty(evidence, image), []).append(image_name(image))
+    for reason, images in reasons.items():
+        warn(f"{attribution.method} is zero everywhere for image {', '.join(images)}: {reason}")

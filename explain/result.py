@@ -1,0 +1,106 @@
+"""`Attribution`: what a method says about a batch of images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import torch
+
+from explain.engine import Coverage
+from explain.layers import enlarge
+from explain.methods import Fusion, Style
+from explain.methods.base import over_all
+
+
+@dataclass(frozen=True, eq=False)
+class Attribution:
+    """What a method says about a batch of N images.
+
+    ``values`` is the raw attribution, detached: ``(N, h, w)`` at the layer's resolution for CAM methods,
+    ``(N, C, H, W)`` for pixel methods. ``heatmap`` is its display form. ``score`` ``(N,)`` is what was explained and
+    ``target`` the class of each image, or the name of a callable. ``layer`` is the layer's name, a tuple of names where
+    several were fused (``maps`` then has each one's values), or None. ``logits`` ``(N, K)`` are the model's class
+    scores, if it gave any. ``delta`` ``(N,)`` is by how much values that ought to add up to the score miss it, for
+    methods that make this promise; ``fuse`` is how several layers' maps became one. ``input`` names the argument that
+    was explained, where the model takes several. ``coverage`` says which operations a rule acted on, for methods that
+    have one.
+
+    Of a video ``(N, C, T, H, W)``, all of these have a dimension for frames before height and width.
+    """
+
+    method: str
+    values: torch.Tensor
+    target: torch.Tensor | str
+    score: torch.Tensor
+    layer: str | tuple[str, ...] | None
+    size: tuple[int, ...]
+    style: Style = "heat"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    maps: Mapping[str, torch.Tensor] = field(default_factory=dict, repr=False)
+    logits: torch.Tensor | None = field(default=None, repr=False)
+    delta: torch.Tensor | None = None
+    fuse: Fusion | None = None
+    input: str | None = None
+    coverage: Coverage | None = field(default=None, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, which: int | slice) -> Attribution:
+        """Return the attribution of one image, or of several in a row, as a batch that keeps nothing of the others."""
+        chosen = range(len(self))[which]
+        rows = [chosen] if isinstance(chosen, int) else list(chosen)
+
+        def part(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor[rows]  # a copy, since it is chosen by a list
+
+        per_image = ("values", "target", "score", "logits", "delta")
+        tensors = {name: getattr(self, name) for name in per_image}
+        taken: dict[str, Any] = {
+            name: part(value) for name, value in tensors.items() if isinstance(value, torch.Tensor)
+        }
+        return replace(self, maps={name: part(values) for name, values in self.maps.items()}, **taken)
+
+    @cached_property
+    def heatmap(self) -> torch.Tensor:
+        """``(N, H, W)`` float32 in [0, 1] at input resolution: magnitude divided by its maximum, never shifted.
+
+        Signed CAM maps show their positive part. Pixel methods show the largest magnitude over the channels, or, where
+        the values are contributions that may cancel (``style="signed"``), the magnitude of their sum.
+        """
+        if self._in_pixels:
+            return _by_maximum(self.signed.abs() if self.style == "signed" else self.values.float().abs().amax(1))
+        return _by_maximum(enlarge(self.values.float().clamp(min=0)[:, None], self.size)[:, 0])
+
+    @cached_property
+    def signed(self) -> torch.Tensor:
+        """``(N, H, W)`` float32 in [-1, 1] at input resolution: summed over channels, by its largest magnitude."""
+        values = self.values.float()
+        return _by_maximum(values.sum(1) if self._in_pixels else enlarge(values[:, None], self.size)[:, 0])
+
+    @property
+    def _in_pixels(self) -> bool:
+        return self.values.ndim == len(self.size) + 2
+
+
+def _by_maximum(maps: torch.Tensor) -> torch.Tensor:
+    """Divide each map by its largest magnitude; an all-zero map stays zero."""
+    peak = maps.abs().flatten(1).amax(1)
+    return maps / over_all(torch.where(peak > 0, peak, 1), maps)
+
+
+def fused(maps: Sequence[torch.Tensor], how: Fusion = "mean") -> torch.Tensor:
+    """Make one map of those of several layers, each divided by its largest magnitude, at the finest one's resolution.
+
+    A product takes the positive parts: two layers that speak against the target do not speak for it together.
+
+    >>> fused([torch.ones(1, 2, 2), torch.zeros(1, 4, 4)])[0, 0]
+    tensor([0.5000, 0.5000, 0.5000, 0.5000])
+    """
+    size = max((tuple(m.shape[1:]) for m in maps), key=prod)
+    stacked = torch.stack([enlarge(_by_maximum(each)[:, None], size)[:, 0] for each in maps])
+    return stacked.mean(0) if how == "mean" else stacked.amax(0) if how == "max" else stacked.clamp(min=0).prod(0)
