@@ -209,7 +209,7 @@ def test_targets_and_baselines_of_the_callers_own_see_one_photo_at_a_time(explai
         assert_same(found, explainer(photo, "saliency", own))
     explainer.model.seen.clear()
     explainer(photos, IntegratedGradients(steps=2, baseline=torch.zeros(3, 20, 24).double()), 1)
-    assert max(explainer.model.seen) == 2  # two steps of one photo
+    assert max(explainer.model.seen) == 3  # two steps of one photo, and the photo as it is
 
 
 def test_warnings_in_a_batch_name_the_photo(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ VALUES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("value", VALUES, ids=lambda value: repr(value)[:40].encode("unicode_escape").decode())
+@pytest.mark.parametrize("value", VALUES, ids=[f"{i}-{type(value).__name__}" for i, value in enumerate(VALUES)])
 def test_options_come_back_from_json_as_they_were(value: Any) -> None:
     written = json.loads(json.dumps(encode(value), allow_nan=False))
     assert unknown(written) == []

@@ -59,7 +59,8 @@ def gather(
             passes = _Passes(model, inputs, plan, work, precision, False)
         choices = [passes.forward.choose(target) for target in targets]  # all of them fit before the first backward
         if plan.reruns:
-            for choice in choices:
+            pieces = len(inputs) > 1 or work.batch_size != 1  # of other numbers of rows than there are images
+            for choice in choices if pieces else ():
                 must_follow_rows(choice.target, passes.forward.output, len(inputs))
             _must_stand_alone(passes.forward, choices[0], work)
         for choice in choices:

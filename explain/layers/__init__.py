@@ -14,7 +14,6 @@ tokens left out.
 
 from explain.layers.calls import (
     Call,
-    channels_of,
     find_layers,
     forget,
     grids_of,
@@ -22,6 +21,7 @@ from explain.layers.calls import (
     of_other_images,
     split_call,
 )
+from explain.layers.channels import channels_of
 from explain.layers.choice import default_layer, stage_layers
 from explain.layers.grid import Grid
 from explain.layers.readings import find_grid

@@ -373,19 +373,6 @@ def grids_of(model: nn.Module, inputs: Inputs) -> Grids:
     return Grids(size, len(inputs), lambda: look().sizes, grid, layout, strict, doubt)
 
 
-def channels_of(model: nn.Module, inputs: Inputs, layers: Iterable[str]) -> dict[str, int]:
-    """How many channels the maps of some layers have, as far as a look at the network shows."""
-    calls = remembered(model, inputs).calls
-    found = {}
-    for layer in layers:
-        name, number = split_call(layer)
-        mine = [call for call in calls if call.name == name and number in (None, call.number) and call.grid]
-        if mine and mine[-1].grid is not None:
-            first = mine[-1].grid.layout == "NCHW"
-            found[layer] = mine[-1].shape[1 if first else -1]
-    return found
-
-
 def of_other_images(model: nn.Module, inputs: Inputs) -> set[Place]:
     """The calls, by name and number, that did not depend on what is explained but may on other images."""
     if not inputs.others:
