@@ -19,7 +19,7 @@ from explain.engine.plan import Stream
 from explain.engine.replay import Replay, Tape
 from explain.engine.work import Pace, agree, is_out_of_memory
 from explain.errors import ExplainError
-from explain.hooks import calculating, HookGroup, Overwriting, Record, first_tensor, has_hooks, replace_first
+from explain.hooks import HookGroup, Overwriting, Record, calculating, first_tensor, has_hooks, replace_first
 from explain.inputs import Inputs
 from explain.targets import find_logits
 

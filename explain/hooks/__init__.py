@@ -38,8 +38,8 @@ from explain.hooks.graph import accumulator, graph
 from explain.hooks.group import HookGroup
 from explain.hooks.inspection import Inspection, Row, inspect
 from explain.hooks.modes import evaluating
-from explain.hooks.preserve import calculating, recording, untouched
 from explain.hooks.present import has_hooks
+from explain.hooks.preserve import calculating, recording, untouched
 from explain.hooks.records import Capture, Overwriting, Record, Tap, capture, cut_where_allowed
 from explain.hooks.select import Where, select
 from explain.hooks.structure import first_tensor, rebuilt, replace_first
