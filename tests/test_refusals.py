@@ -94,6 +94,44 @@ def test_a_map_of_one_position_is_refused_with_the_reason() -> None:
         explain.attribute(model, X, "gradcam", target=1)
 
 
+def test_a_network_for_a_fixed_number_of_images_is_looked_at_with_as_many() -> None:
+    class Fixed(nn.Module):
+        """As torch.export leaves it."""
+
+        def __init__(self, net: nn.Module) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            assert len(x) == 2, "Guard failed: x.size()[0] == 2"
+            return self.net(x)
+
+    for net in (convolutions(), Transformer("by position")):
+        usual = settled(net).double().eval()
+        fixed, expected = Fixed(usual), explain.attribute(usual, X, SIGNED, target=1)
+        found = explain.attribute(fixed, X, SIGNED, target=1)
+        assert found.layer == f"net.{expected.layer}"
+        torch.testing.assert_close(found.values, expected.values)
+        with pytest.raises(AssertionError, match="Guard failed"):  # the model's own refusal, unchanged
+            explain.attribute(fixed, X[:1], SIGNED, target=1)
+
+
+def convolutions() -> nn.Module:
+    """Its second module gives a map that is probed: its channels may be first or last."""
+    layers = (nn.Conv2d(3, 8, 2, 2), nn.Softplus(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
+    return nn.Sequential(*layers)
+
+
+def test_an_exported_network_is_explained_at_its_batch_size() -> None:
+    usual = settled(convolutions()).double().eval()
+    exported = torch.export.unflatten(torch.export.export(usual, (X,)))
+    for method in ("gradcam", "eigencam"):
+        found = explain.attribute(exported, X, method, target=1).values
+        torch.testing.assert_close(found, explain.attribute(usual, X, method, target=1).values)
+    with pytest.raises(LayerError, match="none of its layers gives a spatial map"):  # the flat form has no modules
+        explain.attribute(torch.export.export(usual, (X,)).module(), X, "gradcam", target=1)
+
+
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()

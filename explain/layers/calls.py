@@ -15,6 +15,7 @@ from torch import nn
 from torch.autograd.graph import Node
 
 from explain import nested
+from explain.errors import ExplainError
 from explain.hooks import HookGroup, Where, select, untouched, unwrapped
 from explain.inputs import Inputs, InputsLike, as_inputs
 from explain.interrupts import came_by_signal
@@ -63,7 +64,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Look:
-    """What one forward pass on one image showed."""
+    """What one forward pass on one image showed, or on the whole batch where the network takes no single image."""
 
     calls: tuple[Call, ...]
     gives_scores: bool
@@ -72,6 +73,8 @@ class Look:
     """The number of channels of outputs that are as large as the input: a map of classes, for example."""
     heads: int = 1
     """How many outputs have a row of numbers for the image."""
+    alone: bool = True
+    """Whether the network takes a single image."""
     chosen: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
     """What has been chosen on account of it."""
 
@@ -129,12 +132,27 @@ def forget(model: nn.Module) -> None:
 
 
 def take_look(model: nn.Module, inputs: Inputs) -> Look:
-    """Run a network on one image and note every call."""
-    inputs = inputs.first().detached()
+    """Run a network on one image and note every call; one that was exported for a fixed number of images, on all."""
+    try:
+        return _take_look(model, inputs.first())
+    except ExplainError:
+        raise
+    except Exception as error:
+        if len(inputs) == 1:
+            raise
+        failed = error
+    try:
+        return replace(_take_look(model, inputs), alone=False)
+    except Exception:
+        raise failed from None
+
+
+def _take_look(model: nn.Module, inputs: Inputs) -> Look:
+    inputs = inputs.detached()
     traced = bool(inputs.others)
     if traced:
         inputs = inputs.replaced(inputs.x.clone().requires_grad_())
-    notes = _Notes(tuple(inputs.x.shape[2:]), inputs.x if traced else None)
+    notes = _Notes(tuple(inputs.x.shape[2:]), inputs.x if traced else None, len(inputs))
     output = _watched(model, inputs, notes.take, grad=traced)
     if traced:
         notes.calls = _with_changes(notes.calls, model, inputs.detached())
@@ -146,7 +164,7 @@ def take_look(model: nn.Module, inputs: Inputs) -> Look:
         calls = _probed(calls, notes.open, model, inputs.detached())
     found = tensors_in(output)
     answers = frozenset(t.shape[1] for t in found if t.ndim > 3 and tuple(t.shape[2:]) == tuple(inputs.x.shape[2:]))
-    rows = [t for t in found if t.ndim <= 2 and t.numel() and t.shape[:1] in ((), (1,))]
+    rows = [t for t in found if t.ndim <= 2 and t.numel() and t.shape[:1] in ((), (len(inputs),))]
     return Look(calls, bool(rows), answers, len(rows))
 
 
@@ -246,6 +264,13 @@ def _watched(model: nn.Module, inputs: Inputs, note: Note, *, grad: bool = False
         return inputs.call(model)
 
 
+def _of_one(shape: Size, count: int) -> Size:
+    """The shape that one image would have of what was seen of several."""
+    if shape[:1] == (count,):
+        return (1, *shape[1:])
+    return (shape[0], 1, shape[2]) if len(shape) == 3 and shape[1] == count else shape
+
+
 _BY_ELEMENT = (nn.modules.dropout._DropoutNd, nn.Identity, nn.ReLU, nn.GELU, nn.SiLU, nn.Hardswish, nn.Sigmoid, nn.Tanh)
 """What keeps the layout of its input."""
 
@@ -253,11 +278,11 @@ _BY_ELEMENT = (nn.modules.dropout._DropoutNd, nn.Identity, nn.ReLU, nn.GELU, nn.
 class _Notes:
     """Notes the calls of modules; of ``source``, if it is given, whether they depend on it."""
 
-    def __init__(self, size: Size, source: torch.Tensor | None) -> None:
+    def __init__(self, size: Size, source: torch.Tensor | None, count: int = 1) -> None:
         self.calls: list[Call] = []
         self.open: dict[Place, Reading] = {}
         """The calls whose output may be read in several ways."""
-        self._size, self._source = size, source
+        self._size, self._source, self._count = size, source, count
         self._previous: torch.Tensor | None = None
         self._seen: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._layouts: dict[Size, Layout] = {}
@@ -269,7 +294,7 @@ class _Notes:
         returned = self._was_returned(tensor)
         passes_on = returned and tensor is self._previous
         again = returned and output is not tensor and not passes_on
-        shape = tuple(tensor.shape)
+        shape = _of_one(tuple(tensor.shape), self._count)
         reading = self._read(module, shape)
         grid = reading.likeliest
         if reading.open:

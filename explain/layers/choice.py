@@ -46,7 +46,7 @@ def default_layer(model: nn.Module, x: InputsLike, score: Score | None = None, *
         return _behind(model, inputs, look, score)
     if score is not None and (refresh or look.heads > 1):
         return _choose(model, inputs, look, score)[0]
-    return _once(look, "default", lambda: _choose(model, inputs.first(), look))
+    return _once(look, "default", lambda: _choose(model, inputs.first() if look.alone else inputs, look))
 
 
 def stage_layers(
@@ -63,7 +63,7 @@ def stage_layers(
     if score is not None and (refresh or look.heads > 1 or not look.gives_scores):
         found = _stages(model, inputs, look, count, score)[0]
     else:
-        found = _once(look, count, lambda: _stages(model, inputs.first(), look, count))
+        found = _once(look, count, lambda: _stages(model, inputs.first() if look.alone else inputs, look, count))
     return [*found] or [default_layer(model, inputs, score, refresh=refresh)]
 
 
