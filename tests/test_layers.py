@@ -10,7 +10,9 @@ from torch import nn
 
 from explain.attribution import attribute
 from explain.errors import LayerError
-from explain.layers import Grid, Grids, default_layer, find_grid, list_layers, to_spatial
+from explain.hooks import HookGroup
+from explain.inputs import as_inputs
+from explain.layers import Grid, Grids, Ran, default_layer, find_grid, list_layers, look_follows, to_spatial
 from explain.methods import FullGrad, GradCAM
 from tests.conftest import TinyNet, snapshot
 
@@ -52,6 +54,54 @@ def test_the_default_layer_is_remembered_only_while_the_model_is_the_same(net: T
     net.avgpool = nn.AdaptiveAvgPool2d(1)
     assert default_layer(net, x) == "dropout"
     assert len(calls) == 4
+
+
+class Exits(nn.Module):
+    """Bright inputs, and all while ``shallow`` is set, leave behind the first convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.shallow = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), False
+        self.early, self.late = nn.Linear(4, 5), nn.Linear(4, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        maps = self.one(x).tanh()
+        if self.shallow or x.mean() > 0.5:
+            return self.early(maps.mean((2, 3)))
+        return self.late(self.two(maps).mean((2, 3)))
+
+
+def followed(model: nn.Module, x: torch.Tensor) -> tuple[bool, str]:
+    """Whether a look followed the way of an input, and the layer that is chosen then."""
+    with torch.no_grad(), HookGroup(model) as group:
+        ran = Ran(group, model)
+        model(x)
+    return look_follows(model, as_inputs(x), ran.names), default_layer(model, x)
+
+
+@pytest.mark.parametrize("first", ["bright", "dark"])
+def test_the_default_layer_does_not_depend_on_which_input_came_first(first: str) -> None:
+    model, noise = Exits().eval(), torch.randn(2, 3, 8, 8)
+    given = {"bright": (noise + 2, "one"), "dark": (noise - 2, "two")}
+    assert default_layer(model, given[first][0]) == given[first][1]
+    for name in ["bright", "dark", "dark", "bright"]:
+        follows, layer = followed(model, given[name][0])
+        assert layer == given[name][1]
+        assert follows == (name == first)
+        first = name
+    model.shallow = True
+    assert followed(model, given["dark"][0]) == (True, "one")
+    assert followed(model, given["dark"][0]) == (True, "one")
+    model.shallow = False
+    assert followed(model, given["dark"][0]) == (False, "two")
+
+
+def test_a_batch_that_goes_another_way_than_its_first_image_is_looked_at_whole() -> None:
+    model = Exits().eval()
+    x = torch.stack([torch.full((3, 8, 8), 0.9), torch.full((3, 8, 8), -2.0)])
+    assert default_layer(model, x) == "one"  # the first image alone leaves early, both together do not
+    assert followed(model, x) == (False, "two")
+    assert followed(model, x) == (True, "two")
 
 
 def test_remembering_does_not_keep_a_model_alive(x: torch.Tensor) -> None:

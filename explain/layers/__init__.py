@@ -4,6 +4,7 @@
     readings  how a shape may be read as a map, and what it leaves open
     spatial   the maps of a network's layers, laid out and enlarged
     probe     which reading is right, by altering the input
+    notes     what the modules of a network give in one pass
     calls     the calls that the modules of a network make, and which layer a name stands for
     choice    the layer to explain by default
 
@@ -13,17 +14,18 @@ tokens left out.
 """
 
 from explain.layers.calls import (
-    Call,
     find_layers,
     forget,
     grids_of,
     list_layers,
+    look_follows,
     of_other_images,
     split_call,
 )
 from explain.layers.channels import channels_of
 from explain.layers.choice import default_layer, stage_layers
 from explain.layers.grid import Grid
+from explain.layers.notes import Call, Ran
 from explain.layers.readings import find_grid
 from explain.layers.spatial import Grids, enlarge, to_spatial
 
@@ -31,6 +33,7 @@ __all__ = [
     "Call",
     "Grid",
     "Grids",
+    "Ran",
     "channels_of",
     "default_layer",
     "enlarge",
@@ -39,6 +42,7 @@ __all__ = [
     "forget",
     "grids_of",
     "list_layers",
+    "look_follows",
     "of_other_images",
     "split_call",
     "stage_layers",

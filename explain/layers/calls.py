@@ -3,63 +3,25 @@
 from __future__ import annotations
 
 import weakref
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from types import NoneType
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.graph import Node
 
 from explain import nested
 from explain.errors import ExplainError
-from explain.hooks import HookGroup, Where, select, untouched, unwrapped
+from explain.hooks import Where, select, unwrapped
 from explain.inputs import Inputs, InputsLike, as_inputs
 from explain.interrupts import came_by_signal
-from explain.layers.grid import MAPS, Grid, Layout, Size
+from explain.layers.grid import Grid, Layout, Size
+from explain.layers.notes import Call, CallKey, Notes, maps_of, watched
 from explain.layers.probe import altered, corners, decide
-from explain.layers.readings import Reading, layout_of, read_map, read_tokens
+from explain.layers.readings import Reading, layout_of
 from explain.layers.spatial import Grids
-
-Place: TypeAlias = "tuple[str, int]"
-"""A call: the module's name, and which of its calls it is, counted from 0."""
-Note: TypeAlias = Callable[[Place, nn.Module, Any, torch.Tensor], None]
-"""Told of a call: its place, the module, what it gave, and the tensor in that."""
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call of a module during a forward pass: dotted name, class, output shape, and spatial grid if it has one."""
-
-    name: str
-    kind: str
-    shape: Size
-    grid: Grid | None
-    passes_on: bool
-    """Whether the output is the very tensor that the previous call returned, unaltered (containers, identities)."""
-    again: bool = False
-    """Whether it comes beside others, and had been returned before the previous call: then it may not be used again."""
-    number: int = 0
-    """Which call of this module it is, counted from 0."""
-    last: bool = True
-    """Whether it is the module's last."""
-    depends: bool = True
-    """Whether the output depends on what is explained; always, where the model takes nothing else."""
-    doubt: str = ""
-    """How the output may be read, where it has no grid because neither shape nor network tell."""
-
-    @property
-    def place(self) -> Place:
-        """The module's name, and which of its calls this is."""
-        return self.name, self.number
-
-    @property
-    def label(self) -> str:
-        """What to name this call by: the module's name stands for its last."""
-        return self.name if self.last else f"{self.name}@{self.number}"
 
 
 @dataclass(frozen=True)
@@ -73,6 +35,8 @@ class Look:
     """The number of channels of outputs that are as large as the input: a map of classes, for example."""
     heads: int = 1
     """How many outputs have a row of numbers for the image."""
+    ran: tuple[str, ...] = ()
+    """The modules without parts that ran."""
     alone: bool = True
     """Whether the network takes a single image."""
     chosen: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
@@ -81,18 +45,12 @@ class Look:
     @property
     def sizes(self) -> list[Size]:
         """The sizes of all maps, in their order."""
-        return list(dict.fromkeys(size for _, size in _maps_of(self.calls)))
+        return list(dict.fromkeys(size for _, size in maps_of(self.calls)))
 
     def call_of(self, name: str, number: int | None) -> Call | None:
         """The call of a layer with this number, or its last."""
         calls = [call for call in self.calls if call.name == name and number in (None, call.number)]
         return calls[-1] if calls else None
-
-
-def _maps_of(calls: Iterable[Call]) -> list[tuple[int, Size]]:
-    """The channels and sizes of all maps, in their order."""
-    maps = [(c.shape, c.grid) for c in calls if c.grid is not None and c.grid.layout in MAPS]
-    return list(dict.fromkeys((shape[MAPS[grid.layout]], grid.size) for shape, grid in maps))
 
 
 def list_layers(model: nn.Module, x: InputsLike) -> list[Call]:
@@ -113,14 +71,18 @@ _tokens: weakref.WeakKeyDictionary[nn.Module, object] = weakref.WeakKeyDictionar
 """What stands for a module in a key: unlike its id, nothing else will ever have it."""
 
 
-def remembered(model: nn.Module, inputs: Inputs) -> Look:
-    """Look at a network once, for as long as it has the same modules and is given inputs of the same sizes."""
+def remembered(model: nn.Module, inputs: Inputs, *, whole: bool = False) -> Look:
+    """Look at a network once, for as long as it has the same modules and is given inputs of the same sizes.
+
+    It is looked at with the first image, or, if it has to be looked at, with the ``whole`` batch.
+    """
+    take = partial(take_look, model, inputs, whole=whole)
     if not all(isinstance(value, (int, float, str, NoneType)) for value in inputs.constants):
-        return take_look(model, inputs)  # who knows what it says
+        return take()  # who knows what it says
     modules = tuple(_tokens.setdefault(module, object()) for module in model.modules())
     key = (inputs.path, inputs.sizes, inputs.constants, modules)
     known = _looks.setdefault(model, {})
-    look = known.get(key) or known.setdefault(key, take_look(model, inputs))  # of two threads, the first one's
+    look = known.get(key) or known.setdefault(key, take())  # of two threads, the first one's
     for old in list(known)[:-KEPT]:
         known.pop(old, None)
     return look
@@ -131,14 +93,30 @@ def forget(model: nn.Module) -> None:
     _looks.pop(model, None)
 
 
-def take_look(model: nn.Module, inputs: Inputs) -> Look:
+def look_follows(model: nn.Module, inputs: Inputs, ran: Sequence[str]) -> bool:
+    """Whether the look at a network went the way that these inputs went, by the modules that `Ran` saw.
+
+    Where it did not (an early exit, a flag of the model), the network is looked at again: what is then chosen depends
+    on these inputs, and not on those that came first. If the first image alone goes another way than all of them do,
+    all are looked at.
+    """
+    if remembered(model, inputs).ran == tuple(ran):
+        return True
+    forget(model)
+    if len(inputs) > 1 and remembered(model, inputs).ran != tuple(ran):
+        forget(model)
+        remembered(model, inputs, whole=True)
+    return False
+
+
+def take_look(model: nn.Module, inputs: Inputs, *, whole: bool = False) -> Look:
     """Run a network on one image and note every call; one that was exported for a fixed number of images, on all."""
     try:
-        return _take_look(model, inputs.first())
+        return replace(_take_look(model, inputs), alone=False) if whole else _take_look(model, inputs.first())
     except ExplainError:
         raise
     except Exception as error:
-        if len(inputs) == 1:
+        if whole or len(inputs) == 1:
             raise
         failed = error
     try:
@@ -152,8 +130,9 @@ def _take_look(model: nn.Module, inputs: Inputs) -> Look:
     traced = bool(inputs.others)
     if traced:
         inputs = inputs.replaced(inputs.x.clone().requires_grad_())
-    notes = _Notes(tuple(inputs.x.shape[2:]), inputs.x if traced else None, len(inputs))
-    output = _watched(model, inputs, notes.take, grad=traced)
+    ran: list[str] = []
+    notes = Notes(tuple(inputs.x.shape[2:]), inputs.x if traced else None, len(inputs))
+    output = watched(model, inputs, notes.take, grad=traced, ran=ran)
     if traced:
         notes.calls = _with_changes(notes.calls, model, inputs.detached())
     numbers = {call.name: call.number for call in notes.calls}
@@ -165,38 +144,38 @@ def _take_look(model: nn.Module, inputs: Inputs) -> Look:
     found = tensors_in(output)
     answers = frozenset(t.shape[1] for t in found if t.ndim > 3 and tuple(t.shape[2:]) == tuple(inputs.x.shape[2:]))
     rows = [t for t in found if t.ndim <= 2 and t.numel() and t.shape[:1] in ((), (len(inputs),))]
-    return Look(calls, bool(rows), answers, len(rows))
+    return Look(calls, bool(rows), answers, len(rows), tuple(ran))
 
 
 def _with_changes(calls: list[Call], model: nn.Module, inputs: Inputs) -> list[Call]:
     """Note what changes with the explained input, though no gradient leads there: it may be computed without any."""
     before, after = (_figures(model, inputs.replaced(x)) for x in (inputs.x, 0.5 * inputs.x.flip(-1) + 0.1))
-    changed = [before.get(call.place) != after.get(call.place) for call in calls]
+    changed = [before.get(call.key) != after.get(call.key) for call in calls]
     return [replace(call, depends=call.depends or other) for call, other in zip(calls, changed, strict=True)]
 
 
-def _figures(model: nn.Module, inputs: Inputs) -> dict[Place, tuple[float, float]]:
+def _figures(model: nn.Module, inputs: Inputs) -> dict[CallKey, tuple[float, float]]:
     """Two figures of what each call gives, which change when it does."""
-    found: dict[Place, tuple[float, float]] = {}
+    found: dict[CallKey, tuple[float, float]] = {}
 
-    def note(place: Place, module: nn.Module, output: Any, tensor: torch.Tensor) -> None:
+    def note(key: CallKey, module: nn.Module, output: Any, tensor: torch.Tensor) -> None:
         values = tensor.detach().double()
         weights = torch.linspace(1, 2, values.numel(), dtype=torch.float64, device=values.device)
-        found[place] = float(values.sum()), float((values.flatten() * weights).sum())
+        found[key] = float(values.sum()), float((values.flatten() * weights).sum())
 
-    _watched(model, inputs, note)
+    watched(model, inputs, note)
     return found
 
 
 def _really_first(calls: tuple[Call, ...], model: nn.Module, inputs: Inputs) -> tuple[Call, ...]:
     """Tell tokens of one image from one token of each of an image's windows, by running the network on two images."""
-    shapes: dict[Place, Size] = {}
+    shapes: dict[CallKey, Size] = {}
 
-    def note(place: Place, module: nn.Module, output: Any, tensor: torch.Tensor) -> None:
-        shapes[place] = tuple(tensor.shape)
+    def note(key: CallKey, module: nn.Module, output: Any, tensor: torch.Tensor) -> None:
+        shapes[key] = tuple(tensor.shape)
 
     try:
-        _watched(model, inputs.rows(torch.zeros(2, dtype=torch.long)).detached(), note)
+        watched(model, inputs.rows(torch.zeros(2, dtype=torch.long)).detached(), note)
     except Exception as error:  # it takes one image at a time, which leaves this open
         if came_by_signal(error):
             raise
@@ -207,164 +186,44 @@ def _really_first(calls: tuple[Call, ...], model: nn.Module, inputs: Inputs) -> 
 
 
 def _probed(
-    calls: tuple[Call, ...], open_: Mapping[Place, Reading], model: nn.Module, inputs: Inputs
+    calls: tuple[Call, ...], readings: Mapping[CallKey, Reading], model: nn.Module, inputs: Inputs
 ) -> tuple[Call, ...]:
     """Decide how calls are to be read that shapes and classes leave open; who is not clear has no grid, but a doubt."""
-    changes = _changes(frozenset(open_), model, inputs)
+    changes = _changes(frozenset(readings), model, inputs)
 
     def settled(call: Call) -> Call:
-        if call.place not in open_:
+        if call.key not in readings:
             return call
-        reading = open_[call.place]
+        reading = readings[call.key]
         grids = reading.grids
-        grid = decide(grids, changes[call.place]) if call.place in changes else None
+        grid = decide(grids, changes[call.key]) if call.key in changes else None
         grid = reading.likeliest if grid is None and reading.believed else grid
         return replace(call, grid=grid, doubt="" if grid else " or ".join(each.described for each in grids))
 
     return tuple(map(settled, calls))
 
 
-def _changes(places: frozenset[Place], model: nn.Module, inputs: Inputs) -> dict[Place, list[torch.Tensor]]:
+def _changes(keys: frozenset[CallKey], model: nn.Module, inputs: Inputs) -> dict[CallKey, list[torch.Tensor]]:
     """How what calls give changes with each corner of the input; without those whose shape changes."""
     tried = [inputs.x, *(altered(inputs.x, corner) for corner in corners(inputs.x.ndim - 2))]
-    found: dict[Place, list[torch.Tensor]] = {}
+    found: dict[CallKey, list[torch.Tensor]] = {}
     for number, x in enumerate(tried):
 
-        def note(place: Place, module: nn.Module, output: Any, tensor: torch.Tensor, number: int = number) -> None:
-            if place not in places:
+        def note(key: CallKey, module: nn.Module, output: Any, tensor: torch.Tensor, number: int = number) -> None:
+            if key not in keys:
                 return
             if number == 0:
-                found[place] = [tensor.detach().clone()]
-            elif place in found and found[place][0].shape == tensor.shape:
-                found[place].append(tensor.detach().double() - found[place][0])
+                found[key] = [tensor.detach().clone()]
+            elif key in found and found[key][0].shape == tensor.shape:
+                found[key].append(tensor.detach().double() - found[key][0])
 
         try:
-            _watched(model, inputs.replaced(x), note)
+            watched(model, inputs.replaced(x), note)
         except Exception as error:  # a network that does not take altered inputs leaves everything open
             if came_by_signal(error):
                 raise
             return {}
-    return {place: changes for place, (_, *changes) in found.items() if len(changes) == len(tried) - 1}
-
-
-def _watched(model: nn.Module, inputs: Inputs, note: Note, *, grad: bool = False) -> Any:
-    """Run a network, and note every call of its modules that gives a tensor; return the output."""
-    numbers: Counter[str] = Counter()
-
-    def take(name: str, module: nn.Module, args: Any, output: Any) -> None:
-        path, tensor = nested.find(output) or ((), None)
-        if tensor is not None and len(path) < 2:  # what is deeper down is no output of the module's own
-            note((name, numbers[name]), module, output, tensor)
-            numbers[name] += 1
-
-    with untouched(model, grad=grad), HookGroup(model) as group:
-        for name, _ in model.named_modules():
-            if name:
-                group.forward(name, partial(take, name))
-        return inputs.call(model)
-
-
-def _of_one(shape: Size, count: int) -> Size:
-    """The shape that one image would have of what was seen of several."""
-    if shape[:1] == (count,):
-        return (1, *shape[1:])
-    return (shape[0], 1, shape[2]) if len(shape) == 3 and shape[1] == count else shape
-
-
-_BY_ELEMENT = (nn.modules.dropout._DropoutNd, nn.Identity, nn.ReLU, nn.GELU, nn.SiLU, nn.Hardswish, nn.Sigmoid, nn.Tanh)
-"""What keeps the layout of its input."""
-
-
-class _Notes:
-    """Notes the calls of modules; of ``source``, if it is given, whether they depend on it."""
-
-    def __init__(self, size: Size, source: torch.Tensor | None, count: int = 1) -> None:
-        self.calls: list[Call] = []
-        self.open: dict[Place, Reading] = {}
-        """The calls whose output may be read in several ways."""
-        self._size, self._source, self._count = size, source, count
-        self._previous: torch.Tensor | None = None
-        self._seen: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
-        self._layouts: dict[Size, Layout] = {}
-        self._sequences: set[Size] = set()
-        self._reaching: dict[Node, bool] = {}
-
-    def take(self, place: Place, module: nn.Module, output: Any, tensor: torch.Tensor) -> None:
-        name, number = place
-        returned = self._was_returned(tensor)
-        passes_on = returned and tensor is self._previous
-        again = returned and output is not tensor and not passes_on
-        shape = _of_one(tuple(tensor.shape), self._count)
-        reading = self._read(module, shape)
-        grid = reading.likeliest
-        if reading.open:
-            self.open[place] = reading
-            grid = None  # until it is known
-        kind = type(module).__name__
-        depends = self._depends(tensor)
-        self.calls.append(Call(name, kind, shape, grid, passes_on, again, number, depends=depends))
-        self._previous = tensor
-        self._seen[id(tensor)] = (weakref.ref(tensor), _version(tensor))
-
-    def _read(self, module: nn.Module, shape: Size) -> Reading:
-        """How an output may be read; most modules keep the layout of the last one that has a layout of its own."""
-        own = layout_of(module, shape, self._size)
-        if len(shape) > 3 and own is not None:
-            self._layouts[shape] = own
-        if len(shape) > 3:
-            return self._read_map(shape, own, by_element=isinstance(module, _BY_ELEMENT))
-        if len(shape) < 3 or own == "NCHW":  # channels, and positions in one dimension
-            return Reading()
-        maps = _maps_of(self.calls)
-        strict = self._source is not None
-        if strict or shape[0] != 1:
-            grid = Grids(self._size, sizes=lambda: [size for _, size in maps], strict=strict).grid(shape)
-            return Reading((grid,) if grid else ())
-        before = (*shape[:2], module.in_features) if isinstance(module, nn.Linear) else shape
-        channels_last = own == "NHWC" or (before in self._sequences and shape[1] != shape[2])
-        reading = read_tokens(shape, self._size, maps, channels_last=channels_last)
-        if reading.grids and not reading.open:
-            self._sequences.add(shape)
-        return reading
-
-    def _read_map(self, shape: Size, own: Layout | None, *, by_element: bool) -> Reading:
-        if shape[0] != 1:
-            return Reading()
-        known = self._layouts.get(shape)
-        may_be_turned = len(set(shape[1:])) == 1 or (len(shape) == 5 and shape[1] == shape[2])  # and keep its shape
-        if own is not None or known is None or not may_be_turned:
-            return read_map(shape, self._size, own or known)
-        reading = read_map(shape, self._size, None)
-        first = [grid for grid in reading.grids if grid.layout == known]
-        return replace(reading, grids=tuple(dict.fromkeys([*first, *reading.grids])), believed=by_element)
-
-    def _was_returned(self, tensor: torch.Tensor) -> bool:
-        known, version = self._seen.get(id(tensor), (None, 0))
-        return known is not None and known() is tensor and version == _version(tensor)
-
-    def _depends(self, tensor: torch.Tensor) -> bool:
-        if self._source is None:
-            return True
-        return tensor.grad_fn is not None and _reaches(tensor.grad_fn, self._source, self._reaching)
-
-
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
-
-
-def _reaches(node: Node, source: torch.Tensor, known: dict[Node, bool]) -> bool:
-    """Whether a leaf is among what a Node was computed from; without recursion, since networks are deep."""
-    waiting = [node]
-    while waiting:
-        here = waiting[-1]
-        before = [n for n, _ in here.next_functions if n is not None]
-        unknown = [n for n in before if n not in known]
-        if here in known or not unknown:
-            known[here] = getattr(here, "variable", None) is source or any(known[n] for n in before)
-            waiting.pop()
-        else:
-            waiting += unknown
-    return known[node]
+    return {key: changes for key, (_, *changes) in found.items() if len(changes) == len(tried) - 1}
 
 
 def tensors_in(output: Any) -> list[torch.Tensor]:
@@ -398,7 +257,7 @@ def grids_of(model: nn.Module, inputs: Inputs) -> Grids:
     return Grids(size, len(inputs), lambda: look().sizes, grid, layout, strict, doubt)
 
 
-def of_other_images(model: nn.Module, inputs: Inputs) -> set[Place]:
+def of_other_images(model: nn.Module, inputs: Inputs) -> set[CallKey]:
     """The calls, by name and number, that did not depend on what is explained but may on other images."""
     if not inputs.others:
         return set()

@@ -13,8 +13,9 @@ from torch import nn
 from explain.errors import LayerError
 from explain.hooks import Capture, HookGroup, cut_where_allowed, untouched
 from explain.inputs import Inputs, InputsLike, as_inputs
-from explain.layers.calls import Call, Look, grids_of, remembered, split_call, tensors_in
+from explain.layers.calls import Look, grids_of, remembered, split_call, tensors_in
 from explain.layers.grid import MAPS, Size
+from explain.layers.notes import Call
 from explain.layers.readings import has_aspect
 from explain.layers.spatial import to_spatial
 
