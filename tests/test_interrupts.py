@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 import explain
 from explain import hooks
@@ -201,6 +202,87 @@ def test_a_time_limit_comes_through_hooks_and_probes_as_it_is(net: TinyNet, x: t
     with pytest.raises(TimeLimit), hooks.HookGroup(net) as group:
         group.forward("fc", lambda module, args, output: signal.raise_signal(signal.SIGALRM))
         net(x)
+
+
+class Tokens(nn.Module):
+    """Feature maps as tokens, first in a batch of their own, and as places, last in order: the layout takes probing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.tokens, self.places, self.fc = (
+            nn.Conv2d(3, 6, 3),
+            nn.Linear(6, 6),
+            nn.Linear(6, 8),
+            nn.Linear(8, 5),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.conv(x)
+        tokens = self.tokens(x.flatten(2).permute(2, 0, 1))
+        return self.fc(self.places(tokens.permute(1, 0, 2).reshape(*x.shape[:1], *x.shape[2:], 6)).mean((1, 2)))
+
+
+def test_a_time_limit_in_any_pass_over_the_network_ends_the_explanation() -> None:
+    """Also in those that only find out what the network takes, and go on when it raises."""
+    for number in range(1, 40):
+        net, calls = settled(Tokens()), []
+
+        def count(*_: Any, number: int = number, calls: list[int] = calls) -> None:
+            calls.append(number)
+            if len(calls) == number:
+                signal.raise_signal(signal.SIGALRM)
+
+        net.conv.register_forward_hook(count)
+        try:
+            explain.attribute(net, torch.rand(2, 3, 8, 8), "scorecam", target=1, layer=["tokens", "places"])
+        except TimeLimit:
+            continue
+        assert len(calls) < number
+        break
+    assert 5 < number < 39
+
+
+class Passing(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["untouched", "calculating"])
+def test_settings_of_torch_come_back_from_contexts_that_were_never_left(name: str) -> None:
+    net = settled(TinyNet()).train()
+    with torch.autocast("cpu", torch.bfloat16), Passing():
+        before = interruptions.state(net), torch.get_autocast_dtype("cpu")
+        with pytest.raises(KeyboardInterrupt), BLOCKS[name](net):
+            Passing().__enter__()
+            torch.autocast("cpu", torch.float16, enabled=False, cache_enabled=False).__enter__()
+            torch.set_grad_enabled(not torch.is_grad_enabled())
+            raise KeyboardInterrupt
+        assert (interruptions.state(net), torch.get_autocast_dtype("cpu")) == before
+    assert torch.autocast_increment_nesting() == 1
+    assert torch.autocast_decrement_nesting() == 0
+
+
+def test_hooks_on_parameters_go_with_an_interrupt_at_either_end() -> None:
+    net, sent = settled(TinyNet()), sending()
+    with pytest.raises(KeyboardInterrupt), hooks.GradientClipper(net, value=1e-9):
+        sent["now"]
+
+    other = settled(TinyNet())
+    every = list(other.named_parameters())
+
+    def interrupted() -> Iterator[tuple[str, nn.Parameter]]:
+        yield from every[:5]
+        signal.raise_signal(signal.SIGINT)
+
+    other.named_parameters = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        hooks.GradientClipper(other, value=1e-9)
+    del other.named_parameters
+    for model in (net, other):
+        model(torch.ones(2, 3, 8, 8)).sum().backward()
+        assert model.fc.bias.grad is not None
+        assert float(model.conv1.weight.grad.abs().max()) > 1e-3
+        assert float(model.fc.bias.grad.min()) == 2
 
 
 def test_an_interrupt_while_two_models_are_held_gives_both_back() -> None:

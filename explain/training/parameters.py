@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import nn
 
 from explain.hooks.group import HookGroup
+from explain.interrupts import Unsplit
 
 
-class OnParameters:
+class OnParameters(Unsplit[Any]):
     """A hook on the gradient of every parameter, in place until the block ends."""
 
     def __init__(self, model: nn.Module, hook: Callable[[str, torch.Tensor], torch.Tensor | None]) -> None:
         self._group = HookGroup(model)
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad:
-                self._group.leaf(parameter, lambda gradient, name=name: hook(name, gradient))
+        try:
+            for name, parameter in model.named_parameters():
+                if parameter.requires_grad:
+                    self._group.leaf(parameter, lambda gradient, name=name: hook(name, gradient))
+        except BaseException:  # an interrupt, for one: nobody else has this group to remove it
+            self._group.remove()
+            raise
 
-    def __enter__(self) -> Self:
+    def begin(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def end(self, error: BaseException | None) -> None:
         self.remove()
 
     def remove(self) -> None:
