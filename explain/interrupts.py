@@ -13,11 +13,13 @@ Ours is a handler for the main thread only, as Python's are. Other threads recei
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # `signal` itself spends 2 µs a call on making enums
+import _weakrefset
 import contextlib
 import os
 import signal
 import sys
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import wraps
@@ -29,6 +31,7 @@ T = TypeVar("T")
 
 _NAMES = ["INT", "TERM", "HUP", "ALRM", "VTALRM", "PROF", "USR1", "USR2", "QUIT", "BREAK", "CHLD", "IO", "WINCH"]
 _SIGNALS = tuple(int(getattr(signal, f"SIG{name}")) for name in _NAMES if hasattr(signal, f"SIG{name}"))
+_WEAK = (weakref.__file__, _weakrefset.__file__)
 _waiting: list[tuple[int, Callable[[int, FrameType | None], Any]]] = []
 
 
@@ -39,7 +42,7 @@ class _InFront:
         self.theirs = theirs
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if _is_amid(frame) or _is_in_a_context_of_ours(frame):
+        if _is_amid(frame) or _is_in_a_context_of_ours(frame) or _is_where_errors_are_lost(frame):
             _waiting.append((number, self.theirs))
         else:
             _handle(number, self.theirs, frame)
@@ -156,6 +159,18 @@ def _is_in_a_context_of_ours(frame: FrameType | None) -> bool:
     while frame is not None and frame.f_code.co_filename == contextlib.__file__:
         frame = frame.f_back
     return frame is not None and str(frame.f_globals.get("__name__", "")).split(".")[0] == "explain"
+
+
+def _is_where_errors_are_lost(frame: FrameType | None) -> bool:
+    """Whether a frame is inside what a weak collection does when a member dies, where Python only prints errors.
+
+    A signal there would be lost. It waits for the next beginning or end of a block.
+    """
+    while frame is not None:
+        if frame.f_code.co_filename in _WEAK and frame.f_code.co_name in ("_remove", "remove"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _step_in_front() -> tuple[tuple[int, _InFront], ...]:

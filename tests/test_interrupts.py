@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 import warnings
+import weakref
 from _thread import interrupt_main
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -348,6 +349,24 @@ def test_contexts_that_the_package_makes_with_contextlib_are_whole_too(context: 
         names["work"](names[context], net, sent)
     assert interruptions.state(net) == before  # while the traceback still holds what was not left
     assert caught.tb is not None
+
+
+def test_a_signal_is_not_lost_where_a_member_of_a_weak_collection_dies() -> None:
+    """Python would print what a handler raises there, and go on."""
+
+    class Member:
+        pass
+
+    members, keys = weakref.WeakSet[Member](), weakref.WeakKeyDictionary[Member, int]()
+    for note in (members.add, lambda member: keys.update({member: 1})):
+        member, sent, reached = Member(), sending(), False
+        note(member)
+        with pytest.raises(KeyboardInterrupt), hooks.recording(False):
+            sent["now"]
+            del member  # no function begins before the one that forgets it
+            reached = True
+        assert reached
+    assert (len(members), len(keys)) == (0, 0)
 
 
 def test_quiet_blocks_of_threads_and_interrupts_leave_the_filters() -> None:

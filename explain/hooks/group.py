@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import weakref
 
 from explain.errors import warn
 from explain.hooks.handles import silent
@@ -75,9 +74,10 @@ class HookGroup(Unsplit["HookGroup"], OnModules, OnEvery, OnGraph, OnState):
         self._closed = True
         while self._handles:
             next(reversed(self._handles.values())).take_away()
+        _of_explanations.discard(self)
 
 
-_of_explanations: weakref.WeakSet[HookGroup] = weakref.WeakSet()
+_of_explanations: set[HookGroup] = set()
 
 
 def _begin_child() -> None:
