@@ -42,6 +42,7 @@ def command_line() -> argparse.ArgumentParser:
     add("--weights", metavar="FILE", help="state dict to load into the model")
     add("--labels", metavar="FILE", help="the labels of the classes, one a line")
     add("--size", type=_count, metavar="PIXELS", help="side of the model's input")
+    add("--crop", choices=["center", "whole", "five"], default="center", help="the part of a photo that the model sees")
     add("--device", default=None, metavar="NAME", help="cpu, cuda, cuda:1, mps, ...")
     add("--batch-size", type=_count, metavar="N", help="inputs at once in methods that run the model many times")
     add("--bf16", action="store_true", help="run these in bfloat16")

@@ -105,7 +105,12 @@ def _explainer(options: argparse.Namespace) -> Explainer:
     labels = None if options.labels is None else _read_labels(options.labels)
     with _notes(), _blaming(options.model):
         return Explainer(
-            options.model, categories=labels, weights=options.weights, size=options.size, device=options.device
+            options.model,
+            categories=labels,
+            weights=options.weights,
+            size=options.size,
+            crop=options.crop,
+            device=options.device,
         )
 
 

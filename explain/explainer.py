@@ -23,10 +23,11 @@ from explain.explanation import Explanation
 from explain.hooks import Inspection, Where, inspect, unwrapped
 from explain.hooks.preserve import untouched
 from explain.hooks.structure import first_tensor
-from explain.images import ImageLike, Preprocess, load_image, locate
+from explain.images import Box, ImageLike, Preprocess, load_image, locate
 from explain.methods import Fusion, Method, MethodLike, get_method, list_methods
-from explain.models import Classifier, as_classifier, as_preprocess, load
+from explain.models import Classifier, Crop, FiveCrops, as_classifier, as_preprocess, cropped, load, on_device
 from explain.photos import AT_ONCE, Photo, collected, in_batches
+from explain.pieces import best_of_mean, joined
 from explain.record import Origin, Question, asked, class_name, described, encode_fields, has_tensor
 from explain.targets import TargetLike, as_target, check_categories
 
@@ -68,6 +69,8 @@ class Explainer:
             nothing is known, a centre crop and ImageNet's values, with a warning.
         weights: a file with a state dict, for a model given by name.
         size: the side of the model's input in pixels, instead of its own.
+        crop: the part of a photo that the model sees: "center", the "whole" photo (as long as it is where the network
+            takes any size, else padded to a square), or "five": four corners and the centre, whose scores are averaged.
         device: where to run, as for ``torch.device``.
 
     Raises:
@@ -86,15 +89,17 @@ class Explainer:
         *,
         weights: str | Path | None = None,
         size: int | None = None,
+        crop: Crop = "center",
         device: str | torch.device | None = None,
     ) -> None:
         found = _classifier(model, weights, size)
-        self.model = found.model if device is None else _on_device(found.model, device)
+        self.model = found.model if device is None else on_device(found.model, device)
         if preprocess is None and found.assumed is not None:
             warn(found.assumed)
-        self.preprocess: Preprocess = found.preprocess if preprocess is None else as_preprocess(preprocess)
+        chosen: Preprocess = found.preprocess if preprocess is None else as_preprocess(preprocess)
+        self.preprocess = cropped(chosen, crop, self.model)
         given = check_categories(categories)
-        self.categories = found.categories if given is None else list(given)
+        self.categories = found.categories if given is None else given
         self.name = found.name
         self.weights = found.weights
         self._classifier = Classifier(
@@ -105,7 +110,7 @@ class Explainer:
             name=found.name,
             weights=found.weights,
             preprocess=described(self.preprocess),
-            arguments={"model": model or found.name, "weights": weights and str(weights), "size": size}
+            arguments={"model": model or found.name, "weights": weights and str(weights), "size": size, "crop": crop}
             if named
             else {},
             own=(*([] if named else ["model"]), *([] if preprocess is None else ["preprocess"])),
@@ -206,7 +211,11 @@ class Explainer:
             tuple(asked(as_target(each, self.categories)) for each in targets),
             precision,
         )
-        alone = any(question.targets) or any(has_tensor(encode_fields(method)) for method in known)
+        alone = (
+            isinstance(self.preprocess, FiveCrops)
+            or any(question.targets)
+            or any(has_tensor(encode_fields(method)) for method in known)
+        )
         wanted = targets if top_k is None else top_k
         return Request(chosen, wanted, question, {"precision": precision, **options}, alone)
 
@@ -230,6 +239,8 @@ class Explainer:
 
     def _explained(self, photos: list[Photo], request: Request) -> list[Explanation]:
         """Explain photos whose inputs have one shape, in one batch."""
+        if isinstance(self.preprocess, FiveCrops):
+            return [self._in_pieces(photo, self.preprocess, request) for photo in photos]
         x = torch.cat([photo.x for photo in photos])
         with naming([photo.name for photo in photos] if len(photos) > 1 else []):
             found = attribute_targets(
@@ -241,20 +252,53 @@ class Explainer:
         several = logits is not None and logits.shape[1] > 1
         probabilities = self._classifier.probabilities(logits) if logits is not None and several else None
         return [
-            Explanation(
-                photo=photo.image,
-                source=photo.source,
-                origin=self._origin,
-                box=locate(self.preprocess, photo.image.size),
-                results=tuple(found) if len(photos) == 1 else _of_image(found, i),
-                input_size=(int(x.shape[-2]), int(x.shape[-1])),
-                question=request.question,
-                categories=self.categories,
-                probabilities=None if probabilities is None else probabilities[i].clone(),
-                explainer=self,
+            self._explanation(
+                photo, x, tuple(found) if len(photos) == 1 else _of_image(found, i), request,
+                None if probabilities is None else probabilities[i].clone(), locate(self.preprocess, photo.image.size),
             )
             for i, photo in enumerate(photos)
-        ]
+        ]  # fmt: skip
+
+    def _in_pieces(self, photo: Photo, crops: FiveCrops, request: Request) -> Explanation:
+        """Explain five crops of one photo as one: for their mean score, with one map of the whole photo."""
+        x = self._placed(crops.parts(photo.image))
+        targets = request.targets
+        if isinstance(targets, int) or None in targets:
+            best: list[TargetLike] = [*best_of_mean(self.model, x, targets if isinstance(targets, int) else 1)]
+            targets = best if isinstance(targets, int) else [best[0] if each is None else each for each in targets]
+        found = attribute_targets(
+            self.model, x, request.methods, targets, categories=self.categories, **request.options
+        )
+        size, boxes = photo.image.size, crops.boxes(photo.image.size)
+        whole = [{name: joined(each, boxes, size) for name, each in result.items()} for result in found]
+        logits = next(iter(whole[0].values())).logits
+        self._check_categories(logits)
+        several = logits is not None and logits.shape[1] > 1
+        probabilities = self._classifier.probabilities(logits)[0] if logits is not None and several else None
+        seen = Box(0.0, 0.0, float(size[0]), float(size[1]))
+        return self._explanation(photo, x, tuple(whole), request, probabilities, seen)
+
+    def _explanation(
+        self,
+        photo: Photo,
+        x: torch.Tensor,
+        results: tuple[Mapping[str, Attribution], ...],
+        request: Request,
+        probabilities: torch.Tensor | None,
+        box: Box,
+    ) -> Explanation:
+        return Explanation(
+            photo=photo.image,
+            source=photo.source,
+            origin=self._origin,
+            box=box,
+            results=results,
+            input_size=(int(x.shape[-2]), int(x.shape[-1])),
+            question=request.question,
+            categories=self.categories,
+            probabilities=probabilities,
+            explainer=self,
+        )
 
     def concepts(self, image: ImageLike, count: int = 4, *, layer: Where | None = None) -> tuple[Image.Image, Concepts]:
         """Find the concepts that a layer sees in one photo; see `explain.find_concepts`.
@@ -301,8 +345,12 @@ class Explainer:
                 "leave the batch dimension out" if isinstance(x, torch.Tensor) else "use torch.from_numpy or the like"
             )
             raise ImageError(f"preprocess must return a tensor (C, H, W), got {got}; {remedy}")
+        return self._placed(x[None])
+
+    def _placed(self, x: torch.Tensor) -> torch.Tensor:
+        """Return inputs on the model's device and in its precision."""
         parameter = next((p for p in self.model.parameters() if p.is_floating_point()), None)
-        return x[None] if parameter is None else x[None].to(parameter.device, parameter.dtype)
+        return x if parameter is None else x.to(parameter.device, parameter.dtype)
 
 
 def explain(image: ImageLike, methods: MethodLike | Iterable[MethodLike] = "gradcam", **options: Any) -> Explanation:
@@ -349,15 +397,6 @@ def rows_are_apart(model: nn.Module, x: torch.Tensor) -> bool:
 
 def _of_image(found: Sequence[Mapping[str, Attribution]], image: int) -> tuple[Mapping[str, Attribution], ...]:
     return tuple({name: attribution[image] for name, attribution in result.items()} for result in found)
-
-
-def _on_device(model: nn.Module, device: str | torch.device) -> nn.Module:
-    try:
-        return model.to(torch.device(device))
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0].split(". ")[0]
-        reason = reason if len(reason) < 100 else "torch knows no such device"  # it lists all that there might be
-        raise ModelError(f"device {str(device)!r} cannot be used ({reason}); use 'cpu', or 'cuda' with a GPU") from None
 
 
 def _method_list(methods: MethodLike | Iterable[MethodLike]) -> list[Method]:

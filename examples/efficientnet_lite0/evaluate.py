@@ -11,18 +11,24 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from explain.images import EXTENSIONS, load_image
-from explain.models import DEFAULT, Classifier, load
+from explain.models import DEFAULT, Classifier, FiveCrops, WholePhoto, cropped, load
 
 
 @torch.inference_mode()
 def logits_of(classifier: Classifier, paths: list[Path]) -> torch.Tensor:
     """Return the logits ``(N, K)`` of photos, which may have inputs of different sizes."""
-    return torch.cat([classifier.model(classifier.preprocess(load_image(path))[None]) for path in paths])
+    found, see = [], classifier.preprocess
+    for path in paths:
+        photo = load_image(path)
+        x = see.parts(photo) if isinstance(see, FiveCrops) else see(photo)[None]
+        found.append(classifier.model(x).mean(0, keepdim=True))
+    return torch.cat(found)
 
 
 def measured(logits: torch.Tensor, labels: torch.Tensor) -> str:
@@ -37,6 +43,7 @@ def measured(logits: torch.Tensor, labels: torch.Tensor) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="the photos, named INDEX_....jpg")
+    parser.add_argument("--crops", action="store_true", help="also the other parts of the photos (some minutes)")
     options = parser.parse_args()
     paths = sorted(path for path in options.folder.iterdir() if path.suffix.lower() in EXTENSIONS)
     if not paths:
@@ -45,7 +52,11 @@ def main() -> None:
     started = time.perf_counter()
     classifier = load(DEFAULT)
     print(f"loaded in {time.perf_counter() - started:.2f} s; {len(paths)} photos")
-    print(f"center  {measured(logits_of(classifier, paths), labels)}")
+    whole, five = (cropped(classifier.preprocess, crop, classifier.model) for crop in ("whole", "five"))
+    assert isinstance(whole, WholePhoto)
+    views = {"center": classifier.preprocess, "whole": whole, "padded": replace(whole, pad=True), "five": five}
+    for name, view in views.items() if options.crops else [("center", classifier.preprocess)]:
+        print(f"{name:<7} {measured(logits_of(replace(classifier, preprocess=view), paths), labels)}", flush=True)
 
 
 if __name__ == "__main__":

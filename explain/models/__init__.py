@@ -1,6 +1,7 @@
 """Models by name, with the preprocessing and labels that go with them.
 
 classifier   a model and all that belongs to it
+crops        which part of a photo a model sees
 imagenet     EfficientNet-Lite0 for ImageNet, the default, with weights from a package of data
 efficientnet its network
 labels       the labels of its classes
@@ -21,7 +22,8 @@ from pathlib import Path
 
 from explain.errors import warn
 from explain.models.bundled import load_bundled
-from explain.models.classifier import CenterCrop, Classifier, class_label
+from explain.models.classifier import CenterCrop, Classifier, class_label, on_device
+from explain.models.crops import Crop, FiveCrops, WholePhoto, cropped
 from explain.models.custom import load_custom, with_weights
 from explain.models.given import as_classifier, as_preprocess
 from explain.models.imagenet import PACKAGE, load_imagenet, weights_file
@@ -37,12 +39,17 @@ __all__ = [
     "TINY",
     "CenterCrop",
     "Classifier",
+    "Crop",
+    "FiveCrops",
     "SmallResNet",
+    "WholePhoto",
     "as_classifier",
     "as_preprocess",
     "class_label",
+    "cropped",
     "list_models",
     "load",
+    "on_device",
 ]
 
 

@@ -46,14 +46,22 @@ class CenterCrop:
         return Box(x - half, y - half, x + half, y + half)
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
-        box = self.box(image.size)
+        return self.cut(image, self.box(image.size))
+
+    def cut(self, image: Image.Image, box: Box) -> torch.Tensor:
+        """Cut a square out of a photo, scale and normalise it: ``(3, side, side)``."""
         edges = (box.left, box.top, box.right, box.bottom)
         small = image.convert("RGB").resize(
             (self.side, self.side), Image.Resampling[self.interpolation.upper()], box=edges
         )
-        pixels = torch.from_numpy(np.array(small)).permute(2, 0, 1).float() / 255
-        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
-        return (pixels - mean) / std
+        return normalised(small, self.mean, self.std)
+
+
+def normalised(image: Image.Image, mean: tuple[float, ...], std: tuple[float, ...]) -> torch.Tensor:
+    """Return the pixels of an RGB picture, each channel less its mean and divided by its standard deviation."""
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255
+    means, deviations = (torch.tensor(values).view(-1, 1, 1) for values in (mean, std))
+    return (pixels - means) / deviations
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,3 +97,17 @@ def class_label(categories: Sequence[str] | None, index: int) -> str:
     ('dog', 'class 1')
     """
     return categories[index] if categories is not None and index < len(categories) else f"class {index}"
+
+
+def on_device(model: nn.Module, device: str | torch.device) -> nn.Module:
+    """Move a model to a device.
+
+    Raises:
+        ModelError: there is no such device, or it cannot be used.
+    """
+    try:
+        return model.to(torch.device(device))
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0].split(". ")[0]
+        reason = reason if len(reason) < 100 else "torch knows no such device"  # it lists all that there might be
+        raise ModelError(f"device {str(device)!r} cannot be used ({reason}); use 'cpu', or 'cuda' with a GPU") from None
