@@ -116,13 +116,13 @@ def take_look(model: nn.Module, inputs: Inputs, *, whole: bool = False) -> Look:
     except ExplainError:
         raise
     except Exception as error:
-        if whole or len(inputs) == 1:
+        if whole or len(inputs) == 1 or came_by_signal(error):
             raise
         failed = error
     try:
         return replace(_take_look(model, inputs), alone=False)
-    except Exception:
-        raise failed from None
+    except Exception as error:
+        raise error if came_by_signal(error) else failed from None
 
 
 def _take_look(model: nn.Module, inputs: Inputs) -> Look:
