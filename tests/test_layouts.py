@@ -11,7 +11,8 @@ from torch import nn
 
 import explain
 from explain.errors import LayerError
-from explain.layers import Grid, default_layer, list_layers
+from explain.inputs import as_inputs
+from explain.layers import Grid, channels_of, default_layer, list_layers
 from explain.methods import GradCAM
 
 SIGNED = GradCAM(relu=False)
@@ -86,6 +87,7 @@ def test_a_map_is_found_in_whatever_layout_a_module_gives_it(case: tuple[Any, ..
     found = explain.attribute(model, x, SIGNED, target=1, layer="own")
     assert found.values.shape == (2, *of_map)
     torch.testing.assert_close(found.values, plain_gradcam(model, x, 1, back))
+    assert channels_of(model, as_inputs(x), ["own"]) == {"own": channels}
     replaced = explain.attribute(model, x, "ablationcam", target=1, layer="own")  # maps are put back as they lay
     assert replaced.values.shape == (2, *of_map)
 

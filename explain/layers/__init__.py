@@ -6,6 +6,7 @@
     probe     which reading is right, by altering the input
     notes     what the modules of a network give in one pass
     calls     the calls that the modules of a network make, and which layer a name stands for
+    channels  how many channels the maps of layers have
     choice    the layer to explain by default
 
 A feature map reaches a method as ``(N, C, h, w)``, of a video as ``(N, C, t, h, w)``, whatever the network calls it:

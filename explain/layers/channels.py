@@ -18,6 +18,5 @@ def channels_of(model: nn.Module, inputs: Inputs, layers: Iterable[str]) -> dict
         name, number = split_call(layer)
         mine = [call for call in calls if call.name == name and number in (None, call.number) and call.grid]
         if mine and mine[-1].grid is not None:
-            first = mine[-1].grid.layout == "NCHW"
-            found[layer] = mine[-1].shape[1 if first else -1]
+            found[layer] = mine[-1].shape[mine[-1].grid.of_channels]
     return found

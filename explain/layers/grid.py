@@ -45,6 +45,15 @@ class Grid:
         """The dimension that the images are in."""
         return 1 if self.layout == "tokens first" else 0
 
+    @property
+    def of_channels(self) -> int:
+        """The dimension that the channels are in.
+
+        >>> Grid("NHWC", 7, 7).of_channels, Grid("tokens last", 7, 7).of_channels
+        (-1, 1)
+        """
+        return MAPS.get(self.layout, 1 if self.layout == "tokens last" else -1)
+
     def __str__(self) -> str:
         return " x ".join(map(str, self.size))
 

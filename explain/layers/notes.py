@@ -61,7 +61,7 @@ class Call:
 def maps_of(calls: Iterable[Call]) -> list[tuple[int, Size]]:
     """The channels and sizes of all maps, in their order."""
     maps = [(c.shape, c.grid) for c in calls if c.grid is not None and c.grid.layout in MAPS]
-    return list(dict.fromkeys((shape[MAPS[grid.layout]], grid.size) for shape, grid in maps))
+    return list(dict.fromkeys((shape[grid.of_channels], grid.size) for shape, grid in maps))
 
 
 def watched(model: nn.Module, inputs: Inputs, note: Note, *, grad: bool = False, ran: list[str] | None = None) -> Any:
