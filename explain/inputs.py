@@ -19,7 +19,7 @@ Path: TypeAlias = "tuple[int | str, ...]"
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """The arguments of a model's forward, one tensor of which is explained; the others stay as they are.
+    """The arguments of a model's forward, one or several tensors of which are explained; the others stay as they are.
 
     Of the others, a tensor with as many rows as there are images goes with them: row i belongs to image i, unless it is
     said to be shared.
@@ -29,7 +29,8 @@ class Inputs:
             it, or anything else, which is handed on as it is.
         kwargs: keyword arguments.
         explained: which is explained: the position or the keyword of an argument, or a path into containers such as
-            ``(0, "image")``. None takes the first floating-point tensor ``(N, C, H, W)`` or ``(N, C, T, H, W)``.
+            ``(0, "image")``. None takes the first floating-point tensor ``(N, C, H, W)`` or ``(N, C, T, H, W)``. A
+            list of these explains several inputs together; the first of them is the image that maps are laid over.
         shared: the arguments, named in the same ways, that belong to no single image, such as the texts that all images
             are compared with.
 
@@ -43,29 +44,40 @@ class Inputs:
 
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    explained: int | str | Path | None = None
+    explained: int | str | Path | list[int | str | Path] | None = None
     shared: Collection[int | str | Path] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "args", tuple(self.args))
         object.__setattr__(self, "kwargs", dict(self.kwargs or {}))
-        object.__setattr__(self, "path", self._find())
+        several = self.explained if isinstance(self.explained, list) else [self.explained]
+        object.__setattr__(self, "paths", tuple(dict.fromkeys(map(self._find, several))))
+        if not self.paths:
+            raise ImageError("explained must name at least one input tensor, got []; leave it out for the image")
 
-    path: Path = field(init=False, repr=False)
-    """Where the explained tensor is: the position or keyword of its argument, and the way from there."""
+    paths: tuple[Path, ...] = field(init=False, repr=False)
+    """Where the explained tensors are: the position or keyword of an argument, and the way from there."""
+
+    @property
+    def path(self) -> Path:
+        """Where the first explained tensor is."""
+        return self.paths[0]
 
     def __len__(self) -> int:
         return len(self.x)
 
     def __repr__(self) -> str:
         tensors = (f"{dotted(path)} {tuple(tensor.shape)}" for path, tensor in self._tensors.items())
-        return f"Inputs({', '.join(tensors)}, explained={self.path!r})"
+        return f"Inputs({', '.join(tensors)}, explained={self.paths if len(self.paths) > 1 else self.path!r})"
 
     @cached_property
     def x(self) -> torch.Tensor:
-        """The tensor that is explained, ``(N, C, H, W)`` or ``(N, C, T, H, W)``."""
-        found: torch.Tensor = self._tensors[self.path]
-        return found
+        """The tensor that is explained, ``(N, C, H, W)`` or ``(N, C, T, H, W)``; of several, the first."""
+        return self.tensor(self.path)
+
+    def tensor(self, path: Path) -> torch.Tensor:
+        """The tensor at a place in the arguments."""
+        return self._tensors[path]
 
     @property
     def name(self) -> str | None:
@@ -75,7 +87,7 @@ class Inputs:
 
     @cached_property
     def others(self) -> dict[Path, torch.Tensor]:
-        """The other tensors, by their way."""
+        """All tensors but the first that is explained, by their way."""
         return {path: tensor for path, tensor in self._tensors.items() if path != self.path}
 
     @cached_property
@@ -96,12 +108,13 @@ class Inputs:
         tensors = self._tensors.items()
         return tuple((path, t.shape[1:] if self.goes_with_images(path) else t.shape) for path, t in tensors)
 
-    def rows(self, images: torch.Tensor, x: torch.Tensor | None = None) -> Inputs:
-        """Return the inputs for rows that belong to these images ``(P,)``, or are altered copies ``x`` of them."""
+    def rows(self, images: torch.Tensor, altered: Mapping[Path, torch.Tensor] | None = None) -> Inputs:
+        """Return the inputs for rows that belong to these images ``(P,)``; ``altered`` holds altered copies of some."""
+        known = altered or {}
 
         def row(path: Path, t: torch.Tensor) -> torch.Tensor:
-            if x is not None and path == self.path:
-                return x
+            if path in known:
+                return known[path]
             return t[images.to(t.device)] if self.goes_with_images(path) else t
 
         return self._each(row)
@@ -110,9 +123,10 @@ class Inputs:
         """Return the inputs for the first image alone."""
         return self.rows(torch.zeros(1, dtype=torch.long)) if len(self) > 1 else self
 
-    def replaced(self, x: torch.Tensor) -> Inputs:
-        """Return the inputs with another tensor in the place of the explained one."""
-        return self._each(lambda path, t: x if path == self.path else t)
+    def replaced(self, new: torch.Tensor | Mapping[Path, torch.Tensor]) -> Inputs:
+        """Return the inputs with other tensors in the place of explained ones; one alone takes that of the first."""
+        others = {self.path: new} if isinstance(new, torch.Tensor) else new
+        return self._each(lambda path, t: others.get(path, t))
 
     def detached(self) -> Inputs:
         """Return the inputs without the caller's graph."""
@@ -149,10 +163,9 @@ class Inputs:
     def _each(self, change: Callable[[Path, torch.Tensor], torch.Tensor]) -> Inputs:
         changed = nested.replace(self._arguments, change)
         args = tuple(changed.pop(i) for i in range(len(self.args)))
-        return replace(self, args=args, kwargs=changed, explained=self.path)
+        return replace(self, args=args, kwargs=changed, explained=list(self.paths))
 
-    def _find(self) -> Path:
-        wanted = self.explained
+    def _find(self, wanted: int | str | Path | None) -> Path:
         start = () if wanted is None else _as_path(wanted)
         found = [path for path in self._tensors if path[: len(start)] == start]
         floating = [path for path in found if self._tensors[path].is_floating_point()]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
 import torch
 from torch import nn
 
 from explain.engine import (
+    Ask,
     Coverage,
     Evidence,
     Plan,
@@ -33,7 +34,7 @@ from explain.errors import (
     warn,
 )
 from explain.hooks import Where, calculating, unwrapped
-from explain.inputs import Inputs, InputsLike
+from explain.inputs import Inputs, InputsLike, Path, dotted
 from explain.layers import channels_of, default_layer, find_layers, forget, stage_layers
 from explain.methods import (
     Complete,
@@ -42,6 +43,7 @@ from explain.methods import (
     ManyLayers,
     Method,
     MethodLike,
+    Promising,
     get_method,
     list_methods,
     options,
@@ -127,7 +129,7 @@ class Request:
     def plan(self, layers: Mapping[str, list[str]] | None = None) -> Plan:
         """Which passes answer it; ``layers`` are those that each method looks at."""
         looked_at = self.layers_by_method() if layers is None else layers
-        wanted = {name: asks_of(method.needs, looked_at[name]) for name, method in self.methods.items()}
+        wanted = self._asks(looked_at)
         channels = channels_of(self.model, self.inputs, {layer for names in looked_at.values() for layer in names})
         return Plan(wanted, len(self.targets), len(self.inputs), channels)
 
@@ -151,16 +153,40 @@ class Request:
     def _answered(self, layers: Mapping[str, list[str]]) -> list[dict[str, Attribution]]:
         """Gather the evidence, and run the methods on it, each on that of the layers that it looks at."""
         found = []
-        work, how = self.settings.work, self.settings.fuse
-        wanted = {name: asks_of(method.needs, layers[name]) for name, method in self.methods.items()}
-        for evidence_of in gather(self.model, self.inputs, Plan(wanted), self.targets, work):
-            used = {name: [*map(evidence_of, names)] or [evidence_of(None)] for name, names in layers.items()}
-            with calculating(self.inputs.x.device.type):
-                answers = {n: _apply(m, used[n], how, self.inputs.name) for n, m in self.methods.items()}
-            for name, attribution in answers.items():
-                _warn_if_empty(attribution, used[name])
+        for evidence_of in gather(self.model, self.inputs, Plan(self._asks(layers)), self.targets, self.settings.work):
+            answers = {}
+            for name, method in self.methods.items():
+                looked_at: Sequence[str | None] = layers[name] or [None]
+                used = [[evidence_of(layer, path) for layer in looked_at] for path in self._paths]
+                with calculating(self.inputs.x.device.type):
+                    answers[name] = self._applied(method, used)
+                _warn_if_empty(answers[name], used[0])
             found.append(answers)
         return found
+
+    def _asks(self, layers: Mapping[str, list[str]]) -> dict[str, frozenset[Ask]]:
+        """What each method asks for, at the layers that it looks at."""
+        return {name: asks_of(method.needs, layers[name], self._paths) for name, method in self.methods.items()}
+
+    @property
+    def _paths(self) -> Sequence[Path | None]:
+        """The explained inputs; one alone goes without a name."""
+        return self.inputs.paths if len(self.inputs.paths) > 1 else (None,)
+
+    def _applied(self, method: Method, evidence: Sequence[Sequence[Evidence]]) -> Attribution:
+        """Run a method on the evidence of each explained input."""
+        how = self.settings.fuse
+        if len(evidence) == 1 or not any(need.of_input for need in method.needs):  # maps of a layer are of no input
+            return _apply(method, evidence[0], how, self.inputs.name)
+        names = [dotted(path) for path in self.inputs.paths]
+        parts = {name: _apply(method, each, how, name) for name, each in zip(names, evidence, strict=True)}
+        deltas = [part.delta for part in parts.values() if part.delta is not None]
+        if len(deltas) == len(parts) and isinstance(method, Promising):
+            # Each has been held against the whole promise, which all of them keep together.
+            delta = torch.stack(deltas).sum(0) + (len(parts) - 1) * method.promised(evidence[0][0])
+            parts = {name: replace(part, delta=delta) for name, part in parts.items()}
+        first = next(iter(parts.values()))
+        return replace(first, parts=parts)
 
 
 def applicable_methods(

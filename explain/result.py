@@ -26,8 +26,9 @@ class Attribution:
     several were fused (``maps`` then has each one's values), or None. ``logits`` ``(N, K)`` are the model's class
     scores, if it gave any. ``delta`` ``(N,)`` is by how much values that ought to add up to the score miss it, for
     methods that make this promise; ``fuse`` is how several layers' maps became one. ``input`` names the argument that
-    was explained, where the model takes several. ``coverage`` says which operations a rule acted on, for methods that
-    have one.
+    was explained, where the model takes several; where several were explained together, this is the first, and
+    ``parts`` has the attribution of each by its name. ``coverage`` says which operations a rule acted on, for methods
+    that have one.
 
     Of a video ``(N, C, T, H, W)``, all of these have a dimension for frames before height and width.
     """
@@ -46,6 +47,7 @@ class Attribution:
     fuse: Fusion | None = None
     input: str | None = None
     coverage: Coverage | None = field(default=None, repr=False)
+    parts: Mapping[str, Attribution] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -63,7 +65,8 @@ class Attribution:
         taken: dict[str, Any] = {
             name: part(value) for name, value in tensors.items() if isinstance(value, torch.Tensor)
         }
-        return replace(self, maps={name: part(values) for name, values in self.maps.items()}, **taken)
+        maps = {name: part(values) for name, values in self.maps.items()}
+        return replace(self, maps=maps, parts={name: each[which] for name, each in self.parts.items()}, **taken)
 
     @cached_property
     def heatmap(self) -> torch.Tensor:

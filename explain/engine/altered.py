@@ -109,6 +109,10 @@ class Attributions(Need[Any]):
         return any(need.of_layer for need in (*self.method.needs, *self.of.needs))
 
     @property
+    def of_input(self) -> bool:
+        return any(need.of_input for need in self.method.needs)
+
+    @property
     def also(self) -> frozenset[Need[Any]]:
         return self.of.needs
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, TypeVar
@@ -22,12 +22,18 @@ from explain.targets import Target
 T = TypeVar("T")
 
 
+class EvidenceOf(Protocol):
+    """From a layer or none, and of several explained inputs one, to what was found for a target."""
+
+    def __call__(self, layer: str | None, path: Path | None = None) -> Evidence: ...
+
+
 class Gather(Protocol):
     """The engine's `gather`, as far as altered rows need it."""
 
     def __call__(
         self, inputs: Inputs, plan: Plan, targets: Sequence[Target], work: Work, origin: Origin
-    ) -> Sequence[Callable[[str | None], Evidence]]: ...
+    ) -> Sequence[EvidenceOf]: ...
 
 
 def refuse_shared(ways: Iterable[Path]) -> NoReturn:
@@ -49,7 +55,8 @@ class Asked:
 
     forward: Forward
     choices: Sequence[Choice]
-    evidence: Callable[[Choice, str | None], Evidence]
+    evidence: Callable[..., Evidence]
+    """From a choice, a layer or none, and a path or none."""
     footprint: Footprint
     work: Work
     gather: Gather
@@ -74,17 +81,25 @@ def check_width(asked: Asked, logits: torch.Tensor | None) -> None:
         refuse_shared(asked.inputs.others)
 
 
-def in_fastest_layout(asked: Asked, images: torch.Tensor, altered: torch.Tensor, run: Callable[[Inputs], T]) -> T:
+def in_fastest_layout(
+    asked: Asked, images: torch.Tensor, altered: Mapping[Path, torch.Tensor], run: Callable[[Inputs], T]
+) -> T:
     """Run altered rows that belong to these images, channels last where the network takes them so."""
-    several = len(altered) > 1  # one alone is faster by little, and see `Inputs.copied`
-    if asked.channels_last and several and altered.device.type == "cpu" and altered.ndim == 4:
+    first = altered[asked.inputs.path]
+    several = len(first) > 1  # one alone is faster by little, and see `Inputs.copied`
+    if asked.channels_last and several and first.device.type == "cpu" and first.ndim == 4:
+        turned = {path: _channels_last(tensor) for path, tensor in altered.items()}
         try:
-            return run(asked.inputs.rows(images, altered.contiguous(memory_format=torch.channels_last)))
+            return run(asked.inputs.rows(images, turned))
         except RuntimeError as error:
             if "view" not in str(error):  # what .view() says of a layout that it cannot take
                 raise
             asked.channels_last = False
     return run(asked.inputs.rows(images, altered))
+
+
+def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from explain.engine.rules import Coverage, Rule
+from explain.inputs import Path
 from explain.targets import Objective
 
 T = TypeVar("T")
@@ -37,6 +38,11 @@ class Need(Generic[T]):
     @property
     def of_layer(self) -> bool:
         """Whether it is about a layer."""
+        return False
+
+    @property
+    def of_input(self) -> bool:
+        """Whether it is about an explained input; of several, each one has its own."""
         return False
 
     @property
@@ -112,6 +118,7 @@ class InputGradients(Need[torch.Tensor]):
 
     rule: Rule | None = None
 
+    of_input = True
     whole = True
 
     @property
@@ -168,16 +175,28 @@ class BlockAttention(Need[list[torch.Tensor]]):
 
 @dataclass(frozen=True)
 class Ask:
-    """A need, and the layer that it is about; None for needs that are about none."""
+    """A need, the layer that it is about, and the explained input; None for needs that are about none.
+
+    Where only one input is explained, it goes by None too.
+    """
 
     need: Need[Any]
     layer: str | None = None
+    input: Path | None = None
+
+    def before(self, need: Need[Any]) -> Ask:
+        """The ask for a need that this one rests on, about the same layer and input."""
+        return Ask(need, self.layer if need.of_layer else None, self.input if need.of_input else None)
 
 
-def asks_of(needs: Iterable[Need[Any]], layers: Iterable[str]) -> frozenset[Ask]:
-    """What a method with these needs asks for at these layers."""
-    named = tuple(layers)
-    found: set[Ask] = set()
-    for need in needs:
-        found |= {Ask(need, layer) for layer in named} if need.of_layer else {Ask(need)}
-    return frozenset(found)
+def asks_of(
+    needs: Iterable[Need[Any]], layers: Iterable[str], inputs: Iterable[Path | None] = (None,)
+) -> frozenset[Ask]:
+    """What a method with these needs asks for at these layers, of these inputs."""
+    where, which = tuple(layers), tuple(inputs)
+    return frozenset(
+        Ask(need, layer, path)
+        for need in needs
+        for layer in (where if need.of_layer else (None,))
+        for path in (which if need.of_input else (None,))
+    )

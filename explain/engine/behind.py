@@ -154,7 +154,7 @@ class _CutOff:
             if replay is not None:
                 output = run(asked.inputs.rows(before))
             else:
-                output = in_fastest_layout(asked, before, asked.inputs.x[before], run)
+                output = in_fastest_layout(asked, before, {asked.inputs.path: asked.inputs.x[before]}, run)
         if tape is not None and not tape.is_intact():
             self._tape = self._taped()
         return output

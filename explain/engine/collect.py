@@ -95,13 +95,13 @@ class _ClassWeights(Collector):
         self._heads.watch(group, model)
 
     def answer(self, forward: Forward, choice: Choice, ask: Ask, gradients: Gradients) -> torch.Tensor:
-        maps = choice.found[Ask(Activations(), ask.layer)]
+        maps = choice.found[ask.before(Activations())]
         return class_weights(self._heads, maps, forward.logits, choice.classes, _layer(ask))
 
 
 class _InputGradients(Collector):
     def sources(self, forward: Forward, ask: Ask) -> list[torch.Tensor]:
-        return [forward.source]
+        return [forward.source(ask.input)]
 
     def answer(self, forward: Forward, choice: Choice, ask: Ask, gradients: Gradients) -> torch.Tensor:
         if gradients[0] is None:
@@ -146,7 +146,7 @@ class _Attention(Collector):
     _records: list[AttentionRecord]
 
     def sources(self, forward: Forward, ask: Ask) -> list[torch.Tensor]:
-        return [forward.source]  # for the backward pass to go through all of the network
+        return [forward.source(None)]  # for the backward pass to go through all of the network
 
     @contextmanager
     def during(self, forward: Forward, choice: Choice) -> Iterator[None]:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from explain.errors import ExplainError, ImageError, ModelError
-from explain.inputs import Inputs, InputsLike, as_inputs, dotted
+from explain.inputs import Inputs, InputsLike, Path, as_inputs, dotted
 from explain.interrupts import Unsplit
 
 
@@ -55,7 +55,25 @@ def check_inputs(model: nn.Module, given: InputsLike) -> Inputs:
         raise ImageError(f"{name} must hold values, got one on the meta device; load the model and the input first")
     if not torch.isfinite(x).all():
         raise ImageError(f"{name} must hold finite values, got NaN or infinity; check the preprocessing")
+    for path in inputs.paths[1:]:
+        _check_beside(inputs, path)
     return inputs
+
+
+def _check_beside(inputs: Inputs, path: Path) -> None:
+    """Refuse an input that cannot be explained together with the image."""
+    tensor, name = inputs.tensor(path), f"input {dotted(path)}"
+    if not tensor.is_floating_point():
+        raise ImageError(
+            f"{name} must be floating point to be explained, got {tensor.dtype}; leave it out of explained"
+        )
+    if not inputs.goes_with_images(path):
+        raise ImageError(
+            f"{name} must have a row for each of the {len(inputs)} images to be explained with them, got shape "
+            f"{tuple(tensor.shape)}; leave it out of explained"
+        )
+    if not torch.isfinite(tensor).all():
+        raise ImageError(f"{name} must hold finite values, got NaN or infinity; check the preprocessing")
 
 
 _running = threading.local()

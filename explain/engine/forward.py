@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +15,7 @@ from explain.engine.operations import Operations
 from explain.engine.rules import Coverage, Rule
 from explain.errors import LayerError, ModelError, TargetError
 from explain.hooks import Capture, Record, inspect, recording
-from explain.inputs import Inputs
+from explain.inputs import Inputs, Path
 from explain.layers import Grids, split_call, to_spatial
 from explain.targets import ClassTarget, Objective, Target, find_logits, for_rows, settle
 
@@ -42,13 +43,13 @@ class Choice:
 class Forward:
     """A forward pass that has been run.
 
-    ``source`` is what the gradient in the input is taken of, where the graph reaches back to it. ``layers`` records the
-    layers that gradients are taken of, ``watched`` those of which only the output is wanted.
+    ``sources`` are what gradients in the explained inputs are taken of, where the graph reaches back to them.
+    ``layers`` records the layers that gradients are taken of, ``watched`` those of which only the output is wanted.
     """
 
     model: nn.Module
     inputs: Inputs
-    source: torch.Tensor
+    sources: Mapping[Path, torch.Tensor]
     grids: Grids
     layers: Capture
     watched: Capture
@@ -62,6 +63,10 @@ class Forward:
     @property
     def count(self) -> int:
         return len(self.inputs)
+
+    def source(self, path: Path | None) -> torch.Tensor:
+        """What the gradient in an explained input is taken of."""
+        return self.sources[path or self.inputs.path]
 
     def _logits(self) -> torch.Tensor | None:
         try:

@@ -6,7 +6,7 @@ for the tensors that need them, so no parameter's ``.grad`` or ``requires_grad``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from explain.engine.altered import Reruns
-from explain.engine.asked import Asked, refuse_shared
+from explain.engine.asked import Asked, EvidenceOf, refuse_shared
 from explain.engine.asks import Ask, Backward, Need
 from explain.engine.collect import COLLECTORS, Collector
 from explain.engine.entry import alone
@@ -27,11 +27,9 @@ from explain.engine.reruns import Runner, run_streams
 from explain.engine.rules import apply_rule
 from explain.engine.work import Footprint, Precision, Work, agree, autocast, mixed_precision_now
 from explain.hooks import Capture, HookGroup, cut_where_allowed, recording, untouched
-from explain.inputs import Inputs, InputsLike, as_inputs
+from explain.inputs import Inputs, InputsLike, Path, as_inputs
 from explain.layers import grids_of, split_call
 from explain.targets import Target, must_follow_rows
-
-EvidenceOf = Callable[[str | None], Evidence]
 
 
 def gather(
@@ -44,7 +42,7 @@ def gather(
     precision: Precision = "full",
     origin: Origin | None = None,
 ) -> list[EvidenceOf]:
-    """Run a plan on ``inputs``; for each target, return a function from a layer's name, or None, to its evidence.
+    """Run a plan on ``inputs``; for each target, return a function from a layer or none, and an input, to evidence.
 
     ``precision`` is that of these passes; that of altered rows is in ``work``.
 
@@ -77,19 +75,18 @@ def gather(
     return [partial(evidence, choice) for choice in choices]
 
 
-def _evidence(forward: Forward, origin: Origin | None, choice: Choice, layer: str | None) -> Evidence:
-    """What was found for a target that is about a layer, or about none."""
-    question = Question(
-        at_least_float32(forward.inputs.x),
-        choice.score,
-        choice.classes,
-        choice.name,
+def _evidence(
+    forward: Forward, origin: Origin | None, choice: Choice, layer: str | None, path: Path | None = None
+) -> Evidence:
+    """What was found for a target that is about a layer or none, and of several explained inputs about one."""
+    x, grids, logits = (
+        at_least_float32(forward.inputs.tensor(path or forward.inputs.path)),
         forward.grids,
         forward.logits,
-        origin,
     )
-    found: Mapping[Need[Any], Any] = {a.need: value for a, value in choice.found.items() if a.layer in (None, layer)}
-    return Evidence(question, layer, found)
+    question = Question(x, choice.score, choice.classes, choice.name, grids, logits, origin)
+    mine = {a.need: v for a, v in choice.found.items() if a.layer in (None, layer) and a.input in (None, path)}
+    return Evidence(question, layer, mine)
 
 
 class _Passes:
@@ -106,7 +103,9 @@ class _Passes:
         for ask in plan.answered_at_once:
             by_kind.setdefault(type(ask.need), []).append(ask)
         self._collectors: dict[type[Need[Any]], Collector] = {kind: COLLECTORS[kind](a) for kind, a in by_kind.items()}
-        source = inputs.x.clone().requires_grad_() if plan.whole else inputs.x
+        sources = {path: inputs.tensor(path) for path in inputs.paths}
+        if plan.whole:
+            sources = {path: tensor.clone().requires_grad_() for path, tensor in sources.items()}
         with ExitStack() as stack:
             group = stack.enter_context(HookGroup(model))
             stack.enter_context(recording(not self.cut))
@@ -122,10 +121,10 @@ class _Passes:
             operations = Operations()
             if any(backward.rule is not None for backward in plan.backwards):
                 operations = stack.enter_context(Recorder(group, model)).operations
-            output = inputs.replaced(source).call(model)
+            output = inputs.replaced(sources).call(model)
             graph_is_on = torch.is_grad_enabled()
         self.forward = Forward(
-            model, inputs, source, grids_of(model, inputs), layers, watched, output, graph_is_on, operations
+            model, inputs, sources, grids_of(model, inputs), layers, watched, output, graph_is_on, operations
         )
         for layer in (*plan.layers, *plan.watched):
             self.forward.record(layer)  # each is there, before any backward pass

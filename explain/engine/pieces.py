@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from explain.engine.altered import Attributions, Collected, Scores
-from explain.engine.asked import Asked
+from explain.engine.asked import Asked, EvidenceOf
 from explain.engine.asks import Ask
 from explain.engine.evidence import Evidence, at_least_float32
 from explain.engine.forward import Choice
@@ -57,7 +57,7 @@ class Readers:
         self._of: dict[Ask, Collected] = {}
         for ask in stream.readers:
             if isinstance(ask.need, Attributions):
-                self._of[ask] = ask.need.fold.begin(asked.evidence(choice, ask.layer))
+                self._of[ask] = ask.need.fold.begin(asked.evidence(choice, ask.layer, ask.input))
             else:
                 self._of[ask] = _Kept(choice.score)
 
@@ -65,10 +65,10 @@ class Readers:
         self,
         images: torch.Tensor,
         numbers: torch.Tensor,
-        evidence_of: Callable[[str | None], Evidence],
+        evidence_of: EvidenceOf,
     ) -> None:
         for ask, collected in self._of.items():
-            collected.add(images, numbers, _read(ask, evidence_of(ask.layer))[: len(numbers)])
+            collected.add(images, numbers, _read(ask, evidence_of(ask.layer, ask.input))[: len(numbers)])
 
     def add_scores(self, images: torch.Tensor, numbers: torch.Tensor, score: torch.Tensor, output: Any) -> None:
         for ask, collected in self._of.items():

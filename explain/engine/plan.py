@@ -31,7 +31,8 @@ class Stream:
         found: frozenset[Ask] = frozenset()
         for reader in self.readers:
             if isinstance(reader.need, Attributions):
-                found |= asks_of(reader.need.method.needs, () if reader.layer is None else (reader.layer,))
+                layers = () if reader.layer is None else (reader.layer,)
+                found |= asks_of(reader.need.method.needs, layers, (reader.input,))
         return found
 
 
@@ -63,7 +64,7 @@ class Plan:
         waiting = frozenset().union(*self.wanted.values())
         for ask in sorted(waiting, key=lambda ask: (type(ask.need).__name__, ask.layer or "")):
             for before in ask.need.also:
-                ordered[Ask(before, ask.layer if before.of_layer else None)] = None
+                ordered[ask.before(before)] = None
             ordered[ask] = None
         return tuple(ordered)
 

@@ -7,7 +7,7 @@ Where it is not, the network lets rows depend on each other, and every row is ru
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -24,6 +24,7 @@ from explain.engine.plan import Plan, Stream
 from explain.engine.work import Pace, agree
 from explain.errors import ModelError
 from explain.hooks import calculating
+from explain.inputs import Path
 
 
 def run_streams(plan: Plan, asked: Asked) -> None:
@@ -36,10 +37,10 @@ def run_streams(plan: Plan, asked: Asked) -> None:
         else:
             waiting.append(stream)
     with calculating(asked.inputs.x.device.type):
-        streams = [(stream, stream.of.rows(asked.evidence(asked.choices[0], stream.layer))) for stream in waiting]
-    progress = Told(asked.work, sum(len(rows.owners) for _, rows in streams))
+        streams = [(stream, _rows(stream, asked)) for stream in waiting]
+    progress = Told(asked.work, sum(len(rows[asked.inputs.path].owners) for _, rows in streams))
     for stream, rows in streams:
-        run = behind_layer if stream.of.of_layer else _at_input
+        run = _behind_layer if stream.of.of_layer else _at_input
         readers = [Readers(stream, asked, choice) for choice in asked.choices]
         try:
             run(stream, rows, readers, asked, progress)
@@ -50,6 +51,19 @@ def run_streams(plan: Plan, asked: Asked) -> None:
             run(stream, rows, readers, asked, progress)
         for choice, each in zip(asked.choices, readers, strict=True):
             choice.found.update(each.results())
+
+
+def _rows(stream: Stream, asked: Asked) -> dict[Path, Rows]:
+    """The altered rows of each explained input; they are altered together, row by row."""
+    paths: Sequence[Path | None] = asked.inputs.paths if len(asked.inputs.paths) > 1 else (None,)
+    made = [stream.of.rows(asked.evidence(asked.choices[0], stream.layer, path)) for path in paths]
+    return dict(zip(asked.inputs.paths, made, strict=True))
+
+
+def _behind_layer(
+    stream: Stream, rows: Mapping[Path, Rows], readers: Sequence[Readers], asked: Asked, progress: Told
+) -> None:
+    behind_layer(stream, rows[asked.inputs.path], readers, asked, progress)
 
 
 def _must_score_alone(asked: Asked) -> None:
@@ -99,20 +113,25 @@ class Runner:
         return found
 
 
-def _at_input(stream: Stream, rows: Rows, readers: Sequence[Readers], asked: Asked, progress: Told) -> None:
+def _at_input(
+    stream: Stream, rows: Mapping[Path, Rows], readers: Sequence[Readers], asked: Asked, progress: Told
+) -> None:
     """Run altered inputs, each piece with all that is asked of it."""
-    inner, inputs, owners = Plan({"": stream.inner}), asked.inputs, rows.owners
+    inner, inputs, first = Plan({"": stream.inner}), asked.inputs, rows[asked.inputs.path]
+    owners = first.owners
     graph = inner.whole or bool(inner.layers)
     most = asked.footprint.most(inputs.x.device, graph=graph)
     work, given = replace(asked.work, progress=None), asked.evidence(asked.choices[0], None)
 
     def run(numbers: torch.Tensor, check: bool) -> None:
         with calculating(inputs.x.device.type):
-            images, altered = owners[numbers], rows.make(numbers).to(inputs.x)
+            images = owners[numbers]
+            altered = {path: each.make(numbers).to(inputs.tensor(path)) for path, each in rows.items()}
         if check:
-            images, altered = torch.cat([images, owners[:1]]), torch.cat([altered, inputs.x[owners[:1]]])
+            images = torch.cat([images, owners[:1]])
+            altered = {path: torch.cat([t, inputs.tensor(path)[owners[:1]]]) for path, t in altered.items()}
         targets = [reader.choice.of_rows(images) for reader in readers]
-        origin = Origin(given.images, partial(_carried, given, rows, images, numbers))
+        origin = Origin(given.images, partial(_carried, given, first, images, numbers))
         ask = partial(asked.gather, plan=inner, targets=targets, work=work, origin=origin)
         found = in_fastest_layout(asked, images, altered, ask)
         for reader, evidence_of in zip(readers, found, strict=True):

@@ -18,7 +18,7 @@ To add one, write a class that satisfies `Method`, and `register` it; nothing el
 
 from explain.methods.attention import AttentionRollout, LeGrad
 from explain.methods.backprop import Deconvnet, GuidedBackprop, GuidedGradCAM, InputXGradient, Saliency
-from explain.methods.base import Complete, Demanding, Fusion, ManyLayers, Method, Style, options, uses_layer
+from explain.methods.base import Complete, Demanding, Fusion, ManyLayers, Method, Promising, Style, options, uses_layer
 from explain.methods.cam import (
     CAM,
     ElementWiseCAM,
@@ -82,6 +82,7 @@ __all__ = [
     "ManyLayers",
     "Method",
     "MethodLike",
+    "Promising",
     "RandomCAM",
     "RefineCAM",
     "Saliency",

@@ -54,6 +54,15 @@ class Complete(Protocol):
 
 
 @runtime_checkable
+class Promising(Complete, Protocol):
+    """A method that says what its values ought to add up to, so that several inputs can be added up together."""
+
+    def promised(self, evidence: Evidence) -> torch.Tensor:
+        """What the contributions of the explained inputs ought to add up to: ``(N,)``."""
+        ...
+
+
+@runtime_checkable
 class ManyLayers(Protocol):
     """A method that looks at one layer of each resolution where none is named, and fuses their maps in its own way."""
 

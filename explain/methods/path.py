@@ -195,8 +195,11 @@ class IntegratedGradients:
     def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor:
         """By how much the values miss the difference of the scores at the photo and at the baseline."""
         contributions = values if self.multiply_by_inputs else self._way(evidence) * values
-        below = evidence[Scores(PathStart(self.baseline))]
-        return contributions.flatten(1).sum(1) - (evidence.score - below)
+        return contributions.flatten(1).sum(1) - self.promised(evidence)
+
+    def promised(self, evidence: Evidence) -> torch.Tensor:
+        """The difference of the scores at the photo and at the baseline."""
+        return evidence.score - evidence[Scores(PathStart(self.baseline))]
 
     def _way(self, evidence: Evidence) -> torch.Tensor:
         return evidence.inputs - PathStart(self.baseline).of(evidence)

@@ -67,6 +67,8 @@ class SeenThroughMaps:
         def noisy_input(image: torch.Tensor, channel: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
             return plain(image, channel, sample) + _span(x[image]) * self._noises(x[0])[sample]
 
+        if not size:  # an input beside the photo that is no picture
+            return lambda image, channel, sample: x[image]
         if self.fading:
             return fading_in
         return {"none": plain, "maps": noisy_maps, "input": noisy_input}[self.noise]

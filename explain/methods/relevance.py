@@ -51,6 +51,8 @@ class FullGrad:
         check_options(self)
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
+        if not evidence.size:  # an input beside the photo that is no picture
+            return (evidence.inputs * evidence[InputGradients()]).abs()
         total = self._map(evidence.inputs * evidence[InputGradients()], evidence.size)
         for term in evidence[BiasTerms()]:
             if term.ndim > 2:
@@ -59,11 +61,14 @@ class FullGrad:
 
     def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor:
         """By how much the contributions miss the score."""
-        found = (evidence.inputs * evidence[InputGradients()]).flatten(1).sum(1)
+        return (evidence.inputs * evidence[InputGradients()]).flatten(1).sum(1) - self.promised(evidence)
+
+    def promised(self, evidence: Evidence) -> torch.Tensor:
+        """The score without what the biases add to it."""
+        found = evidence.score
         for term in evidence[BiasTerms()]:
-            found = found + term.flatten(1).sum(1)
-        missed: torch.Tensor = found - evidence.score
-        return missed
+            found = found - term.flatten(1).sum(1)
+        return found
 
     def _map(self, contributions: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
         found = contributions.abs()

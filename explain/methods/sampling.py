@@ -388,6 +388,8 @@ def _shown(x: torch.Tensor, scale: float, flip: bool, *, padding: str) -> torch.
 
     Of a video, every frame is shown so.
     """
+    if x.ndim < 4:  # an input beside the photo that is no picture
+        return x
     if scale != 1:
         axes = [1 / scale, 1 / scale, *[1.0] * (x.ndim - 4)]  # width, height, time
         theta = F.pad(torch.tensor(axes, dtype=torch.float64).diag(), (0, 1))[None]

@@ -1,0 +1,133 @@
+"""Several inputs explained together: jointly along one path, each with its values."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import explain
+from explain.errors import ImageError
+from explain.methods import FullGrad, InputXGradient, IntegratedGradients, Smooth
+from tests.conftest import settled
+
+N = 3
+
+
+class Two(nn.Module):
+    """Two images of different sizes and a vector, which meet in products: each one's part depends on the rest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Conv2d(3, 4, 3), nn.Conv2d(1, 4, 3)
+        self.vector, self.head = nn.Linear(5, 4), nn.Linear(4, 3)
+
+    def forward(self, left: torch.Tensor, right: torch.Tensor, *, facts: torch.Tensor) -> torch.Tensor:
+        a, b = (torch.relu(m).mean((2, 3)) for m in (self.left(left), self.right(right)))
+        return self.head(a * b + self.vector(facts) * a)
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    return settled(Two(), seed=4).double().eval()
+
+
+@pytest.fixture
+def given() -> explain.Inputs:
+    g = torch.Generator().manual_seed(1)
+    left, right, facts = (torch.rand(N, *s, generator=g).double() for s in ((3, 8, 6), (1, 7, 7), (5,)))
+    return explain.Inputs((left, right), {"facts": facts}, explained=[0, 1, "facts"])
+
+
+def gradients(model: nn.Module, *inputs: torch.Tensor, target: int) -> tuple[torch.Tensor, ...]:
+    sources = [tensor.clone().requires_grad_() for tensor in inputs]
+    return torch.autograd.grad(model(sources[0], sources[1], facts=sources[2])[:, target].sum(), sources)
+
+
+def tensors(given: explain.Inputs) -> list[torch.Tensor]:
+    return [*given.args, given.kwargs["facts"]]
+
+
+def test_the_gradient_of_each_input_is_plain_autograds(model: nn.Module, given: explain.Inputs) -> None:
+    found = explain.attribute(model, given, "inputxgradient", target=1)
+    assert list(found.parts) == ["0", "1", "facts"]
+    assert torch.equal(found.values, found.parts["0"].values)
+    expected = gradients(model, *tensors(given), target=1)
+    for part, x, gradient in zip(found.parts.values(), tensors(given), expected, strict=True):
+        torch.testing.assert_close(part.values, x * gradient, rtol=1e-12, atol=1e-14)
+        assert part.size == tuple(x.shape[2:])
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 4])
+def test_integrated_gradients_go_along_one_path_for_all_inputs(
+    model: nn.Module, given: explain.Inputs, batch_size: int | None
+) -> None:
+    method = IntegratedGradients(steps=6, rule="midpoint")
+    found = explain.attribute(model, given, method, target=2, batch_size=batch_size)
+    points = [(i + 0.5) / 6 for i in range(6)]
+    sums = [torch.zeros_like(x) for x in tensors(given)]
+    for t in points:
+        for total, gradient in zip(sums, gradients(model, *(t * x for x in tensors(given)), target=2), strict=True):
+            total += gradient / 6
+    for part, x, total in zip(found.parts.values(), tensors(given), sums, strict=True):
+        torch.testing.assert_close(part.values, x * total, rtol=1e-10, atol=1e-13)
+
+
+def test_the_parts_together_add_up_to_the_difference_of_the_scores(model: nn.Module, given: explain.Inputs) -> None:
+    found = explain.attribute(model, given, IntegratedGradients(steps=400), target=0)
+    blank = model(*(torch.zeros_like(t) for t in given.args), facts=torch.zeros_like(given.kwargs["facts"]))[:, 0]
+    total = sum(part.values.flatten(1).sum(1) for part in found.parts.values())
+    assert found.delta is not None
+    torch.testing.assert_close(total - (found.score - blank.detach()), found.delta, rtol=1e-9, atol=1e-12)
+    assert found.delta.abs().max() < 1e-3 * found.score.abs().max()  # shrinks with the steps, as it has to
+
+
+def test_fullgrad_counts_each_bias_once(model: nn.Module, given: explain.Inputs) -> None:
+    class Added(Two):
+        def forward(self, left: torch.Tensor, right: torch.Tensor, *, facts: torch.Tensor) -> torch.Tensor:
+            a, b = (torch.relu(m).mean((2, 3)) for m in (self.left(left), self.right(right)))
+            return self.head(a + b + self.vector(facts))
+
+    added = settled(Added(), seed=4).double().eval()
+    found = explain.attribute(added, given, FullGrad(), target=1)
+    assert found.delta is not None
+    assert found.delta.abs().max() < 1e-12  # with ReLUs and sums alone, input and biases add up to the score
+
+
+def test_noise_is_put_on_all_inputs_together(model: nn.Module, given: explain.Inputs) -> None:
+    method = Smooth(InputXGradient(), samples=3, sigma=0.1)
+    whole = explain.attribute(model, given, method, target=1)
+    pieces = explain.attribute(model, given, method, target=1, batch_size=2)
+    for name, part in whole.parts.items():
+        torch.testing.assert_close(pieces.parts[name].values, part.values, rtol=1e-11, atol=1e-13)
+    only = explain.Inputs(given.args, dict(given.kwargs), explained=0)
+    assert not torch.allclose(explain.attribute(model, only, method, target=1).values, whole.values, rtol=1e-3)
+
+
+def test_maps_of_a_layer_are_those_of_the_first_input_alone(model: nn.Module, given: explain.Inputs) -> None:
+    together = explain.attribute_all(model, given, ["hirescam", "saliency", "scorecam"], target=1, layer="left")
+    alone = explain.attribute(model, explain.Inputs(given.args, dict(given.kwargs)), "hirescam", target=1, layer="left")
+    torch.testing.assert_close(together["hirescam"].values, alone.values, rtol=1e-12, atol=1e-14)
+    assert together["hirescam"].heatmap.shape == (N, 8, 6)
+
+
+def test_one_image_of_several_keeps_its_parts(model: nn.Module, given: explain.Inputs) -> None:
+    found = explain.attribute(model, given, "saliency", target=1)[1]
+    assert [tuple(part.values.shape) for part in found.parts.values()] == [(1, 3, 8, 6), (1, 1, 7, 7), (1, 5)]
+
+
+@pytest.mark.parametrize(
+    ("explained", "message"),
+    [
+        ([0, "weights"], r"input weights must have a row for each of the 3 images .* got shape \(2,\)"),
+        ([0, "labels"], "input labels must be floating point to be explained, got torch.int64"),
+        ([0, "nothing"], r"explained must name one of the input tensors"),
+        ([], "at least one input tensor"),
+    ],
+)
+def test_inputs_that_cannot_be_explained_together_are_refused(
+    explained: list[int | str], message: str, model: nn.Module, given: explain.Inputs
+) -> None:
+    others = {**given.kwargs, "weights": torch.ones(2), "labels": torch.arange(N)}
+    with pytest.raises(ImageError, match=message):
+        explain.attribute(model, explain.Inputs(given.args, others, explained=explained), "saliency", target=0)
