@@ -7,7 +7,11 @@
     full_backward  full-backward hooks that survive in-place operations
     group          handles and their lifetime; every kind of hook
     graph          the autograd Nodes behind a tensor
-    records        activations and gradients of layers, call by call; the tap
+    places         what names of layers, their calls and their inputs stand for
+    histories      what autograd knows of where a tensor came from, given to tensors that exist
+    beginning      where the graph begins in a pass that autograd does not record
+    records        what is recorded of a call; the tap
+    capturing      activations and gradients of layers, call by call
     modes          a model in evaluation mode, and its own modes back
     ambient        the settings of torch, noted and given back
     preserve       a model and its caller left as they were found
@@ -32,15 +36,17 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from explain.hooks.capturing import Capture, capture
 from explain.hooks.copies import copied
 from explain.hooks.extractor import FeatureExtractor
 from explain.hooks.graph import accumulator, graph
 from explain.hooks.group import HookGroup
 from explain.hooks.inspection import Inspection, Row, inspect
 from explain.hooks.modes import evaluating
+from explain.hooks.places import Place, name_of, place_of, select_places
 from explain.hooks.present import has_hooks
 from explain.hooks.preserve import calculating, recording, untouched
-from explain.hooks.records import Capture, Overwriting, Record, Tap, capture, cut_where_allowed
+from explain.hooks.records import Overwriting, Record, Seen, Source, Tap, cut_where_allowed
 from explain.hooks.select import Where, select
 from explain.hooks.structure import first_tensor, rebuilt, replace_first
 from explain.hooks.timeline import Event, Timeline, timeline
@@ -60,8 +66,11 @@ __all__ = [
     "HookGroup",
     "Inspection",
     "Overwriting",
+    "Place",
     "Record",
     "Row",
+    "Seen",
+    "Source",
     "Tap",
     "Timeline",
     "Where",
@@ -76,11 +85,14 @@ __all__ = [
     "graph",
     "has_hooks",
     "inspect",
+    "name_of",
     "packaging",
+    "place_of",
     "rebuilt",
     "recording",
     "replace_first",
     "select",
+    "select_places",
     "timeline",
     "untouched",
     "unwrapped",

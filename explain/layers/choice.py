@@ -227,7 +227,7 @@ def _reached(
         output = inputs.detached().call(model)
         found_scores = _best_score(output) if score is None else score(output).sum()
         if found_scores is not None:
-            capture.backward(found_scores)
+            capture.backward(found_scores, roughly=True)
     for layer in layers:
         record = capture.of_call(*split_call(layer))
         if record is not None and record.gradient is not None:

@@ -1,0 +1,123 @@
+"""Where the graph begins in a pass that autograd does not record: at the input of what computes the layer's output.
+
+Beginning it at the output would be too late: what the layer makes of its output itself (a pooled second output, a
+tensor that it keeps as an attribute) would have no history. So the last module that runs in a layer is given aliases of
+its inputs that start a graph; in a container that is no `nn.Sequential`, nobody knows which that is, and it is the
+container. Backward never gets there: it ends at the layer's output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn.modules import module as global_hooks
+
+from explain import nested
+from explain.hooks.group import HookGroup
+from explain.hooks.histories import alias, go_on_from, is_alias
+
+_PASSING_ON = (nn.Identity, nn.modules.dropout._DropoutNd)
+
+
+class Beginning:
+    """Begins a graph at layers when they run, unless autograd records them already.
+
+    With ``cut``, that may be while gradients are off, which are on from then; it happens once.
+    """
+
+    def __init__(self, *, cut: bool) -> None:
+        self.cut = cut
+        self.was_cut = False
+        self._missing: list[str] = []
+        self._older: list[tuple[str, torch.Tensor, int]] = []
+        self.starts: list[GradientEdge] = []
+        """Where backward goes on to, beyond the layers, so that the user's backward hooks on these fire."""
+
+    @property
+    def missing(self) -> list[str]:
+        """The layers of which something was overwritten that goes by an older name than the one with a history."""
+        overwritten = [layer for layer, tensor, version in self._older if tensor._version != version]
+        return self._missing + overwritten
+
+    def watch(self, group: HookGroup, layer: str, module: nn.Module, is_wanted: Callable[[], bool]) -> None:
+        """Let the graph begin at a call of a layer, which is a module, when ``is_wanted`` says so."""
+        last = _last_in(module)
+        calls: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
+
+        def begin(module: nn.Module, args: Any, kwargs: Any) -> Any:
+            calls.append([])
+            if not is_wanted() or not self.begin(module, args, kwargs):
+                return None
+            changed, lent = lend((args, kwargs))
+            calls[-1] += lent
+            if _has_backward_hooks(module):
+                self.starts += [get_gradient_edge(other) for _, other in lent]
+            return changed
+
+        def end(module: nn.Module, args: Any, output: Any) -> Any:
+            return self.settled(layer, calls.pop() if calls else [], output)
+
+        group.forward_pre(last, begin, with_kwargs=True)
+        group.forward(last, end)
+
+    def begin(self, module: nn.Module, *inputs: Any) -> bool:
+        """Turn gradients on where they are off and may be; whether a graph is to begin here."""
+        if torch.is_grad_enabled():
+            given = (tensor for _, tensor in nested.paths(inputs))
+            return not any(tensor.requires_grad for tensor in (*given, *module.parameters()))
+        if not self.cut:
+            return False  # the network itself has turned gradients off here
+        self.cut, self.was_cut = False, True  # a graph begins but once
+        torch.set_grad_enabled(True)  # the caller's mode comes back when `untouched` ends
+        return True
+
+    def settled(self, layer: str, lent: list[tuple[torch.Tensor, torch.Tensor]], output: Any) -> Any:
+        """Let what was overwritten through its alias go on from that, by its own name; return the output with it."""
+        names = {}
+        for tensor, other in lent:
+            if any(each._base is other for _, each in nested.paths(output)):  # through which it may yet be overwritten
+                self._older.append((layer, tensor, tensor._version))
+            if is_alias(other):
+                continue  # nothing has overwritten it
+            if go_on_from(tensor, other):
+                names[id(other)] = tensor
+            else:
+                self._missing.append(layer)
+        return nested.replace(output, lambda path, t: names.get(id(t), t)) if names else None
+
+
+def lend(inputs: Any) -> tuple[Any, list[tuple[torch.Tensor, torch.Tensor]]]:
+    """Return inputs with aliases in the places of floating-point tensors, and which stands for which."""
+    made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def lent(path: nested.Path, tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_floating_point() or tensor.is_inference():
+            return tensor
+        if id(tensor) not in made:
+            made[id(tensor)] = tensor, alias(tensor)
+        return made[id(tensor)][1]
+
+    return nested.replace(inputs, lent), list(made.values())
+
+
+def _last_in(module: nn.Module) -> nn.Module:
+    """The module that computes what this one gives, as far as that is certain."""
+    while getattr(type(module), "forward", None) is nn.Sequential.forward and "forward" not in vars(module):
+        children = [child for child in module._modules.values() if child is not None and not _passes_on(child)]
+        if not children:
+            return module
+        module = children[-1]
+    return module
+
+
+def _has_backward_hooks(module: nn.Module) -> bool:
+    everywhere = global_hooks._global_backward_hooks or global_hooks._global_backward_pre_hooks
+    return bool(everywhere) or any(m._backward_hooks or m._backward_pre_hooks for m in module.modules())
+
+
+def _passes_on(module: nn.Module) -> bool:
+    return isinstance(module, _PASSING_ON) and not module.training

@@ -1,0 +1,406 @@
+"""`Capture`: what layers gave, or were given, in one forward pass, and the gradients that came back to them.
+
+A plain hook that keeps a tensor is wrong in three ways, which this one is not. The recorded activation is a copy, taken
+before a following in-place operation can overwrite it. The gradient is that of every use of the tensor that the layer
+gave, by whatever way it left (a second output, a list, an attribute, an older name), whatever overwrites it later. And
+where autograd records nothing, the graph begins at the layer: the pass below it runs like plain inference.
+
+One tensor is a special case: a layer that hands on what it was given, unaltered, as dropout does in evaluation. The
+gradient is that of what leaves the layer; ways around it are not the layer's. So it is with a layer's input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+from torch.autograd.graph import get_gradient_edge
+
+from explain import nested
+from explain.errors import LayerError
+from explain.hooks.beginning import Beginning, lend
+from explain.hooks.group import HookGroup
+from explain.hooks.histories import is_alias, mark
+from explain.hooks.places import Place, place_of, select_places
+from explain.hooks.records import Record, Seen, Source
+from explain.hooks.select import Where
+from explain.interrupts import Unsplit
+
+Given: TypeAlias = "dict[int, tuple[torch.Tensor, int]]"
+"""The tensors that a module was given, by id, with their versions."""
+
+
+class Capture:
+    """Records the calls of the named layers while ``group`` is alive; ``records`` has them in the order they happened.
+
+    ``gradients`` says whether gradients are recorded too, or names the layers that they are recorded for. With ``cut``,
+    the first of these that runs while gradients are off begins the graph; to others, none comes back. With ``every``,
+    all tensors of the layers' outputs are recorded, instead of the first.
+
+    >>> model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(inplace=True))
+    >>> with torch.no_grad(), HookGroup(model) as group:
+    ...     capture = Capture(group, ["0"], gradients=True)
+    ...     score = model(torch.ones(1, 1, 4, 4)).sum()
+    >>> _ = capture.backward(score)
+    >>> capture.records[0].gradient.shape
+    torch.Size([1, 2, 2, 2])
+    """
+
+    def __init__(
+        self,
+        group: HookGroup,
+        layers: Iterable[str],
+        *,
+        gradients: bool | Collection[str],
+        cut: bool = True,
+        every: bool = False,
+    ) -> None:
+        self.records: list[Record] = []
+        self._model = group._needed_model()
+        self._names = list(layers)
+        wanted = (self._names if gradients else ()) if isinstance(gradients, bool) else gradients
+        self._wanted = _by_layer(place_of(name, self._model) for name in wanted)
+        self._every = every
+        self._cut = cut
+        self._may_be_cut = cut and not torch.is_grad_enabled()
+        self._beginning = Beginning(cut=self._may_be_cut)
+        self._missing: list[str] = []
+        self._sources: dict[Record, list[Source]] = {}
+        self._out_of_sight: set[Record] = set()
+        self._paused: list[bool] = []  # shared with hooks in the graph, which must not hold the capture itself
+        group.forward_pre("", self._begin_pass, with_kwargs=True)
+        group.forward("", self._end_pass)
+        for place in {place.layer: place for place in (place_of(n, self._model) for n in self._names)}.values():
+            (self._watch_input if place.of_input else self._watch_output)(group, place)
+
+    @property
+    def sources(self) -> list[Source]:
+        """The graph's side of each record with gradients: differentiating with respect to them makes these arrive."""
+        return [sources[0] for sources in self._sources.values()]
+
+    def source_of(self, record: Record) -> Source:
+        """The graph's side of a record's first tensor, for all that comes after the layer."""
+        return self._sources[record][0]
+
+    @property
+    def misses(self) -> bool:
+        """Whether parts of gradients may be missing, since something the layer made has no history in this pass."""
+        return bool(self._missing or self._beginning.missing)
+
+    @property
+    def activations(self) -> dict[str, torch.Tensor]:
+        """What each layer that ran gave, by name; in its last call, where the name has no call."""
+        return {name: record.activation for name, record in self._found()}
+
+    @property
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """The gradient of each output that the last backward pass reached, by layer.
+
+        Raises:
+            LayerError: parts of them may be missing.
+        """
+        self._must_be_whole()
+        return {name: record.gradient for name, record in self._found() if record.gradient is not None}
+
+    def of(self, name: str) -> Record | None:
+        """Return the record that a name such as ``conv``, ``conv@0`` or ``conv:input`` stands for."""
+        place = place_of(name, self._model)
+        return self.of_call(place.layer, place.call)
+
+    def of_call(self, layer: str, number: int | None = None) -> Record | None:
+        """Return the record of a layer's call, counted from 0; of its last, if no number is given."""
+        calls = [record for record in self.records if record.layer == layer]
+        if number is None:
+            return calls[-1] if calls else None
+        return calls[number] if number < len(calls) else None
+
+    def backward(
+        self,
+        score: torch.Tensor,
+        also: tuple[Source, ...] = (),
+        *,
+        retain_graph: bool = False,
+        roughly: bool = False,
+    ) -> tuple[torch.Tensor | None, ...]:
+        """Run backward from a scalar to the captured layers, filling their records; return the gradients of ``also``.
+
+        Nothing is accumulated anywhere: no parameter's ``.grad`` is read or written. A record that the score does not
+        depend on keeps ``gradient=None``.
+
+        Raises:
+            LayerError: parts of the gradients may be missing, and they are not asked for ``roughly``.
+        """
+        if not roughly:
+            self._must_be_whole()
+        for record in self.records:
+            for seen in (record, *record.tensors.values()):
+                seen.gradient = None
+        wanted = [*also, *(source for sources in self._sources.values() for source in sources), *self._beginning.starts]
+        if not wanted or not score.requires_grad:
+            return (None,) * len(also)
+        found = torch.autograd.grad(score, wanted, retain_graph=retain_graph, allow_unused=True)
+        return found[: len(also)]
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let gradients pass without recording them: the graph may be walked for other reasons as well."""
+        self._paused.append(True)
+        try:
+            yield
+        finally:
+            self._paused.pop()
+
+    def _found(self) -> Iterator[tuple[str, Record]]:
+        return ((name, record) for name in self._names if (record := self.of(name)) is not None)
+
+    def _must_be_whole(self) -> None:
+        if self.misses:
+            names = ", ".join(map(repr, dict.fromkeys(self._missing + self._beginning.missing)))
+            raise LayerError(
+                f"layer {names} must have the graph of all that it gives for its gradient to be whole, but some of it "
+                "has none here; run with gradients on and an input that requires one, or choose another layer"
+            )
+
+    def _begin_pass(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """See whether gradients are off: where they are so later only, the network itself has turned them off."""
+        self._beginning.cut = self._may_be_cut = self._cut and not torch.is_grad_enabled()
+        if self._cut or not self._wanted or not torch.is_grad_enabled():
+            return None
+        given = (tensor for _, tensor in nested.paths((args, kwargs)))
+        # Weights that require no gradient would leave what is below the layer without a history.
+        return None if any(tensor.requires_grad for tensor in given) else lend((args, kwargs))[0]
+
+    def _end_pass(self, module: nn.Module, args: Any, output: Any) -> None:
+        """See whether a graph that began while gradients were off goes on to the end of the pass.
+
+        A model that switches gradients itself gives back the mode that it found, which was off.
+        """
+        if self._may_be_cut and self._sources and not torch.is_grad_enabled():
+            self._missing += [record.layer for record in self._sources]
+
+    def _is_wanted(self, layer: str) -> bool:
+        calls: Collection[int | None] = self._wanted.get(layer, ())
+        return None in calls or sum(record.layer == layer for record in self.records) in calls
+
+    def _watch_output(self, group: HookGroup, place: Place) -> None:
+        running: list[Given] = []
+
+        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
+            given = (tensor for _, tensor in nested.paths((args, kwargs)) if not tensor.is_inference())
+            running.append({id(tensor): (tensor, tensor._version) for tensor in given})
+
+        def leave(module: nn.Module, args: Any, output: Any) -> Any:
+            return self._leave(place.layer, running.pop() if running else {}, output)
+
+        group.forward_pre(place.module, enter, with_kwargs=True)
+        if place.layer in self._wanted:
+            module = self._model.get_submodule(place.module)
+            self._beginning.watch(group, place.layer, module, lambda: bool(running) and self._is_wanted(place.layer))
+        group.forward(place.module, leave)
+
+    def _watch_input(self, group: HookGroup, place: Place) -> None:
+        running: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
+
+        def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
+            running.append([])
+            found = nested.find((args, kwargs))
+            if found is None:
+                raise LayerError(f"layer {place.layer!r} must be given a tensor, got none; choose another layer")
+            wanted, record = self._is_wanted(place.layer), self._recorded(place.layer, found[1])
+            if record is None or not wanted:
+                return None
+            self._must_be_floating(record, found[1])
+            self._beginning.begin(module, args, kwargs)
+            if not torch.is_grad_enabled():
+                return self._is_out_of_sight(record)
+            (changed,), running[-1] = lend((found[1],))
+            self._sources[record] = self._follow(record, changed)
+            return nested.replace((args, kwargs), lambda path, tensor: changed if tensor is found[1] else tensor)
+
+        def end(module: nn.Module, args: Any, output: Any) -> Any:
+            return self._beginning.settled(place.layer, running.pop() if running else [], output)
+
+        group.forward_pre(place.module, enter, with_kwargs=True)
+        group.forward(place.module, end)
+
+    def _leave(self, layer: str, given: Given, output: Any) -> Any:
+        found = nested.find(output)
+        if found is None:
+            raise LayerError(f"layer {layer!r} must return a tensor, got {type(output).__name__}; choose another layer")
+        wanted, first = self._is_wanted(layer), found[1]
+        record = self._recorded(layer, first)
+        if record is None:
+            return None
+        seen = self._all_seen(record, first, output)
+        if not wanted:
+            return None
+        self._must_be_floating(record, first)
+        if not torch.is_grad_enabled():
+            if not self._beginning.begin(nn.Identity()):
+                return self._is_out_of_sight(record)
+            self._missing.append(layer)  # it has not begun before: what the layer made of its output has no history
+        return self._attach_all(record, seen, given, output)
+
+    def _recorded(self, layer: str, tensor: torch.Tensor) -> Record | None:
+        """Make a record of a call; None if backward repeats one (a checkpoint) whose gradient is recorded already."""
+        if torch._C._current_graph_task_id() != -1:
+            alike = [r for r in self.records if r.layer == layer and torch.equal(r.activation, tensor.detach())]
+            if alike:
+                return next((record for record in alike if record in self._out_of_sight), None)
+        record = Record(tensor.detach().clone(), layer=layer, call=sum(r.layer == layer for r in self.records))
+        self.records.append(record)
+        return record
+
+    def _all_seen(self, record: Record, first: torch.Tensor, output: Any) -> list[tuple[Seen, torch.Tensor]]:
+        """What is to be recorded of an output: its first tensor, or all of them, each once."""
+        seen: dict[int, tuple[Seen, torch.Tensor]] = {id(first): (record, first)}
+        if self._every:
+            for path, tensor in nested.paths(output):
+                if id(tensor) not in seen:
+                    seen[id(tensor)] = Seen(tensor.detach().clone()), tensor
+                record.tensors[path[0] if len(path) == 1 else path] = seen[id(tensor)][0]
+        return list(seen.values())
+
+    def _attach_all(self, record: Record, seen: list[tuple[Seen, torch.Tensor]], given: Given, output: Any) -> Any:
+        first = seen[0][1]
+        if not first.requires_grad:
+            others = (t for _, t in nested.paths(output) if t is not first and not _is_handed_on(t, given))
+            if self._beginning.was_cut or any(t.is_floating_point() and not t.requires_grad for t in others):
+                self._missing.append(record.layer)
+        sources: list[Source] = []
+        new: dict[int, torch.Tensor] = {}
+        for each, tensor in seen:
+            if tensor.is_floating_point():
+                found, other = self._attach(record.layer, each, tensor, given)
+                sources += found
+                new |= {} if other is None else {id(tensor): other}
+        self._sources[record] = sources
+        self._out_of_sight.discard(record)
+        return nested.replace(output, lambda path, t: new.get(id(t), t)) if new else None
+
+    def _attach(
+        self, layer: str, seen: Seen, tensor: torch.Tensor, given: Given
+    ) -> tuple[list[Source], torch.Tensor | None]:
+        """Let the gradient of a tensor arrive; return its sources, and what is to take its place, if anything is."""
+        if _is_handed_on(tensor, given):
+            copy = _copy_with_history(tensor)
+            return self._follow(seen, copy), copy
+        if tensor.requires_grad:
+            return self._follow(seen, tensor), None
+        leaf = mark(tensor)
+        if leaf is None:
+            self._missing.append(layer)  # only what takes its place has a history
+            copy = _copy_with_history(tensor)
+            return self._follow(seen, copy), copy
+        return [self._collect(seen, leaf)], None
+
+    def _follow(self, seen: Seen, tensor: torch.Tensor) -> list[Source]:
+        """Collect the gradient of every use of a tensor of the graph.
+
+        All uses meet at its Node, but for those of a view that is overwritten later, which go on from its base. A mark
+        put into that base's history has these, and the view's Node has what the layer made of the view before.
+        """
+        source, base = self._collect(seen, tensor), tensor._base
+        if base is None or not base.requires_grad:
+            return [source]
+        behind = get_gradient_edge(base)
+        leaf = mark(tensor)
+        # With the base, the view's Node runs too, so that the hook on it is called. Asked for by itself, it would be in
+        # the way of the mark: autograd takes the two for one Node.
+        return [source] if leaf is None else [self._collect(seen, leaf), behind]
+
+    def _collect(self, seen: Seen, tensor: torch.Tensor) -> Source:
+        paused = self._paused
+
+        def collect(gradient: torch.Tensor | None) -> None:
+            if gradient is not None and not paused:  # what has no derivative brings None
+                seen.take_gradient(gradient)
+
+        tensor.register_hook(collect)  # type: ignore[no-untyped-call]
+        return tensor if tensor.is_leaf else get_gradient_edge(tensor)
+
+    def _is_out_of_sight(self, record: Record) -> None:
+        """The network itself has turned gradients off: none comes back, unless backward runs this once more."""
+        self._sources[record] = [record.activation.detach().requires_grad_()]
+        self._out_of_sight.add(record)
+
+    def _must_be_floating(self, record: Record, tensor: torch.Tensor) -> None:
+        if not tensor.is_floating_point():
+            raise LayerError(
+                f"layer {record.layer!r} must return floating-point values, got {tensor.dtype}; choose another"
+            )
+        if tensor.is_inference():
+            raise LayerError(
+                f"layer {record.layer!r} must run outside torch.inference_mode() for its gradient to exist, got a "
+                "tensor made inside it; use torch.no_grad() instead"
+            )
+
+
+def _is_handed_on(tensor: torch.Tensor, given: Given) -> bool:
+    """Whether a module has returned what it was given, unaltered, or a tensor that is nobody's output."""
+    known = given.get(id(tensor))
+    if known is not None:
+        return known[1] == tensor._version
+    return is_alias(tensor) or (tensor.is_leaf and tensor.requires_grad)
+
+
+def _copy_with_history(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy, laid out as the tensor is, that is in the graph; a leaf begins it where the tensor is not."""
+    start = tensor if tensor.requires_grad else tensor.detach().requires_grad_()
+    return torch.empty_like(start).copy_(start)
+
+
+def _by_layer(places: Iterable[Place]) -> dict[str, set[int | None]]:
+    """For each layer, the calls that are meant; None is all of them."""
+    found: dict[str, set[int | None]] = {}
+    for place in places:
+        found.setdefault(place.layer, set()).add(place.call)
+    return found
+
+
+class _Capturing(Unsplit[Capture]):
+    def __init__(self, model: nn.Module, layers: Where, gradients: bool) -> None:
+        self._model, self._layers, self._gradients = model, layers, gradients
+        self._group, self._mode = HookGroup(model), torch.is_grad_enabled()
+
+    def begin(self) -> Capture:
+        self._mode = torch.is_grad_enabled()
+        self._group.begin()
+        places = select_places(self._model, self._layers)
+        return Capture(self._group, places, gradients=self._gradients, every=True)
+
+    def end(self, error: BaseException | None) -> None:
+        self._group.end(error)
+        torch.set_grad_enabled(self._mode)
+
+
+def capture(model: nn.Module, layers: Where, *, gradients: bool = True) -> AbstractContextManager[Capture]:
+    """Record what the layers give inside the block, and the gradients that come back to them, inside it or later.
+
+    Args:
+        model: any module.
+        layers: names, patterns, modules or classes; see `select`. A name such as ``conv@0`` is one call of a layer that
+            runs several times (without it, the last), and ``conv:input`` the first tensor that it is given.
+        gradients: also record gradients. Where nothing is being recorded by autograd, the graph begins at the layer.
+
+    Raises:
+        LayerError: a layer is not in the model, or gives no tensor; or, when gradients are read, parts of them may be
+            missing.
+
+    The record of a call has the other tensors of a tuple, mapping or dataclass too, by position, key or field.
+
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(inplace=True), nn.Linear(3, 1))
+    >>> with capture(model, nn.ReLU) as seen:
+    ...     model(torch.ones(1, 2)).sum().backward()
+    >>> seen.activations["1"].shape, seen.gradients["1"].shape
+    (torch.Size([1, 3]), torch.Size([1, 3]))
+    >>> lstm = nn.LSTM(2, 3)
+    >>> with capture(nn.ModuleDict({"lstm": lstm}), "lstm") as seen:
+    ...     lstm(torch.ones(4, 2))[1][0].sum().backward()
+    >>> seen.of("lstm").tensors[1, 0].gradient
+    tensor([[1., 1., 1.]])
+    """
+    return _Capturing(model, layers, gradients)

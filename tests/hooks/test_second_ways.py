@@ -1,0 +1,417 @@
+"""Outputs that leave a layer by more ways than one: the gradient is that of all of them, by plain autograd."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+import explain
+from explain.errors import LayerError, UnusedLayerError
+from explain.hooks import Capture, HookGroup, capture, cut_where_allowed
+from explain.methods import GradCAM
+from tests.conftest import snapshot
+
+Score = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass
+class Both:
+    maps: torch.Tensor
+    peak: torch.Tensor
+
+
+class Layer(nn.Module):
+    """A convolution whose output leaves in the way that ``way`` says."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.conv, self.way = nn.Conv2d(3, 4, 3, padding=1), way
+        self.kept: Any = None
+        self.skips: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor, out: torch.Tensor | None = None) -> Any:
+        y = self.conv(x)
+        match self.way:
+            case "tuple":
+                return y, y.mean((2, 3))
+            case "twice":
+                return y, y
+            case "list":
+                self.skips[:] = [y]
+            case "attribute":
+                self.kept = y
+            case "derived":
+                self.kept = (y * 2).sin()
+            case "mapping":
+                found: defaultdict[str, torch.Tensor] = defaultdict(list)  # type: ignore[arg-type]
+                found.update(maps=y, peak=y.mean((2, 3)))
+                return found
+            case "dataclass":
+                return Both(y, y.mean((2, 3)))
+            case "hugging face":
+                return BaseModelOutputWithPooling(last_hidden_state=y, pooler_output=y.mean((2, 3)))
+            case "second argument":
+                assert out is not None
+                out += y
+                return out
+            case "view":
+                self.kept = y
+                v = y.permute(0, 1, 3, 2)
+                return v, v.mean((2, 3))
+            case "overwritten inside":
+                self.kept = y
+                return y.relu_(), y.mean((2, 3))
+        return y
+
+
+WAYS = ["tuple", "twice", "list", "attribute", "derived", "mapping", "dataclass", "hugging face", "second argument",
+        "view", "overwritten inside"]  # fmt: skip
+STAYS = ["twice", "list", "attribute", "second argument", "overwritten inside"]
+"""What autograd itself does not let anybody overwrite afterwards."""
+
+
+class Net(nn.Module):
+    """Reads what its layer gave by two ways, overwriting the first on its way where ``in_place`` says so."""
+
+    def __init__(self, way: str, *, in_place: bool = False, only_second: bool = False) -> None:
+        super().__init__()
+        self.stem, self.body = nn.Conv2d(3, 3, 3, padding=1), Layer(way)
+        self.fc, self.other = nn.Linear(4, 5), nn.Linear(4, 5)
+        self.in_place, self.only_second = in_place, only_second
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        way, held = self.body.way, None
+        if way == "second argument":
+            held = torch.zeros(len(x), 4, *x.shape[2:], dtype=x.dtype)
+            given = self.body(x, held)
+        else:
+            given = self.body(x)
+        maps, second = self.ways(given, held)
+        if self.in_place and way not in STAYS:
+            maps.mul_(1.5)
+        scores = self.other(second)
+        return scores if self.only_second else scores + self.fc((maps**2).mean((2, 3)))
+
+    def ways(self, given: Any, held: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        match self.body.way:
+            case "tuple" | "view" | "overwritten inside":
+                return given
+            case "twice":
+                return given[0], given[1].amax((2, 3))
+            case "list":
+                return given, self.body.skips[0].amax((2, 3))
+            case "attribute":
+                return given, self.body.kept.amax((2, 3))
+            case "derived":
+                return given, self.body.kept.amax((2, 3))
+            case "mapping":
+                return given["maps"], given["peak"]
+            case "dataclass":
+                return given.maps, given.peak
+            case "hugging face":
+                return given.last_hidden_state, given.pooler_output
+            case "second argument":
+                assert held is not None
+                return given, held.amax((2, 3))
+        raise AssertionError(self.body.way)
+
+
+def plainly(model: Net, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the layer gives, and the gradient of the first score in it: nothing in place, no hooks."""
+    way = model.body.way
+    y = model.body.conv(model.stem(x)).detach()
+    y = y.relu() if way == "overwritten inside" else y.permute(0, 1, 3, 2) if way == "view" else y
+    y = y.contiguous().requires_grad_()
+    derived: dict[str, Score] = {
+        "derived": lambda y: (y * 2).sin().amax((2, 3)),
+        **dict.fromkeys(["twice", "list", "attribute", "second argument"], lambda y: y.amax((2, 3))),
+    }
+    second = derived.get(way, lambda y: y.mean((2, 3)))(y)
+    factor = 1.5 if model.in_place and way not in STAYS else 1
+    scores = model.other(second)
+    if not model.only_second:
+        scores = scores + model.fc(((factor * y) ** 2).mean((2, 3)))
+    return y.detach(), torch.autograd.grad(scores[:, 0].sum(), y)[0]
+
+
+def networks(way: str, **options: Any) -> tuple[Net, torch.Tensor]:
+    torch.manual_seed(0)
+    return Net(way, **options).double().eval(), torch.randn(2, 3, 5, 5, dtype=torch.float64)
+
+
+def close(found: torch.Tensor | None, expected: torch.Tensor) -> None:
+    assert found is not None
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("options", [{}, {"in_place": True}, {"only_second": True}], ids=str)
+@pytest.mark.parametrize("frozen", [False, True], ids=["trainable", "frozen"])
+@pytest.mark.parametrize("grad", [False, True], ids=["cut", "whole"])
+@pytest.mark.parametrize("way", WAYS)
+def test_the_gradient_is_that_of_every_way(way: str, grad: bool, frozen: bool, options: dict[str, bool]) -> None:
+    model, x = networks(way, **options)
+    activation, expected = plainly(model, x)
+    model.requires_grad_(not frozen)
+
+    def run(cut: bool) -> Capture:
+        with torch.set_grad_enabled(not cut), HookGroup(model) as group:
+            captured = Capture(group, ["body"], gradients=True, cut=cut)
+            captured.backward(model(x.clone())[:, 0].sum())
+        return captured
+
+    record = (run(False) if grad else cut_where_allowed(run)).records[0]
+    assert torch.equal(record.activation, activation)
+    close(record.gradient, expected)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_cut_pass_records_no_graph_below_the_layer(way: str) -> None:
+    model, x = networks(way)
+    below: list[bool] = []
+    with torch.no_grad(), HookGroup(model) as group:
+        captured = Capture(group, ["body"], gradients=True)
+        group.forward("stem", lambda module, args, output: below.append(output.requires_grad))
+        model(x)
+    assert below == [False]
+    assert not captured.misses
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["inside the block", "later"])
+@pytest.mark.parametrize("way", WAYS)
+def test_capture_has_all_of_it_whoever_runs_backward(way: str, inside: bool) -> None:
+    model, x = networks(way, in_place=True)
+    expected = plainly(model, x)[1]
+    for source in (x.clone(), x.clone().requires_grad_()):
+        with capture(model, "body") as seen:
+            score = model(source)[:, 0].sum()
+            if inside:
+                score.backward()
+        if not inside:
+            score.backward()
+        close(seen.gradients["body"], expected)
+
+
+@pytest.mark.parametrize("only_second", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_explanations_use_every_way_and_leave_nothing_behind(way: str, only_second: bool) -> None:
+    model, x = networks(way, only_second=only_second)
+    activation, gradient = plainly(model, x)
+    expected = (gradient.mean((2, 3), keepdim=True) * activation).sum(1)
+    model(x)  # what the layer keeps is replaced at every call
+    model.body.kept, before = None, snapshot(model)
+    for methods in ([GradCAM(relu=False)], [GradCAM(relu=False), "saliency"]):
+        found = explain.attribute_all(model, x, methods, target=0, layer="body")
+        torch.testing.assert_close(found["gradcam"].values, expected, rtol=1e-10, atol=1e-12)
+    assert snapshot(model) == before
+
+
+def test_the_default_layer_is_exact_too() -> None:
+    model, x = networks("tuple")
+    activation, gradient = plainly(model, x)
+    found = explain.attribute(model, x, GradCAM(relu=False), target=0)
+    assert found.layer == "body"
+    torch.testing.assert_close(found.values, (gradient.mean((2, 3), keepdim=True) * activation).sum(1))
+
+
+def test_all_tensors_of_an_output_are_recorded_with_gradients_by_position_or_key() -> None:
+    for way, keys in (("tuple", [0, 1]), ("mapping", ["maps", "peak"]), ("dataclass", ["maps", "peak"]),
+                      ("hugging face", ["last_hidden_state", "pooler_output"])):  # fmt: skip
+        model, x = networks(way)
+        with capture(model, "body") as seen:
+            model(x)[:, 0].sum().backward()
+        record = seen.of("body")
+        assert record is not None
+        assert list(record.tensors) == keys
+        assert record.tensors[keys[0]] is record
+        second = record.tensors[keys[1]]
+        _, pooled = model.ways(model.body(model.stem(x)), None)
+        assert torch.equal(second.activation, pooled.detach())
+        close(second.gradient, model.other.weight[0].detach().expand(2, 4))
+        close(record.gradient, plainly(model, x)[1])
+
+
+def test_a_layer_that_hands_on_what_it_was_given_has_the_gradient_of_what_leaves_it() -> None:
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.drop, self.fc = nn.Conv2d(3, 4, 1), nn.Dropout(), nn.Linear(4, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.conv(x)
+            return self.fc((x + self.drop(x) ** 2).mean((2, 3)))
+
+    torch.manual_seed(0)
+    model, x = Around().double().eval(), torch.randn(2, 3, 4, 4, dtype=torch.float64)
+    y = model.conv(x).detach().requires_grad_()
+    expected = torch.autograd.grad(model.fc((y**2).mean((2, 3)))[:, 0].sum(), y)[0]
+    whole = torch.autograd.grad(model.fc((y + y**2).mean((2, 3)))[:, 0].sum(), y)[0]
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad), capture(model, ["drop", "conv", "drop:input"]) as seen:
+            seen.backward(model(x)[:, 0].sum())
+        close(seen.gradients["drop"], expected)
+        close(seen.gradients["drop:input"], expected)
+        close(seen.gradients["conv"], whole)
+
+
+def test_a_view_that_is_overwritten_behind_the_layer_keeps_its_gradient_also_for_its_base() -> None:
+    class Turns(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.turn, self.fc = nn.Conv2d(3, 4, 1), nn.Flatten(2), nn.Linear(4, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            maps = self.conv(x)
+            tokens = self.turn(maps)
+            tokens.mul_(2).add_(0.1)
+            return self.fc((maps**2).mean((2, 3)) + tokens.mean(2))
+
+    torch.manual_seed(0)
+    model, x = Turns().double().eval(), torch.randn(2, 3, 4, 4, dtype=torch.float64)
+    y = model.conv(x).flatten(2).detach().requires_grad_()
+    later = y * 2 + 0.1
+    expected = torch.autograd.grad(model.fc((later**2).mean(2) + later.mean(2))[:, 0].sum(), y)[0]
+
+    def run(cut: bool) -> Capture:
+        with torch.set_grad_enabled(not cut), HookGroup(model) as group:
+            captured = Capture(group, ["turn"], gradients=True, cut=cut)
+            score = model(x)[:, 0].sum()
+        if captured.misses:
+            assert cut  # its base has no history of its own there
+            return run(False)
+        captured.backward(score, retain_graph=True)
+        direct = torch.autograd.grad(score, captured.source_of(captured.records[0]))[0]
+        close(direct, expected)
+        return captured
+
+    for cut in (True, False):
+        close(run(cut).records[0].gradient, expected)
+    for source in (x, x.clone().requires_grad_()):
+        with capture(model, "turn") as seen:
+            model(source)[:, 0].sum().backward()
+        close(seen.gradients["turn"], expected)
+    model.requires_grad_(False)
+    close(run(False).records[0].gradient, expected)
+    with capture(model, "turn") as seen:
+        score = model(x)[:, 0].sum()
+    with pytest.raises(LayerError, match=r"layer 'turn' must have the graph of all .* an input that requires"):
+        seen.backward(score)
+
+
+def test_calls_and_inputs_of_a_layer_go_by_names_of_their_own() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.fc = nn.Conv2d(3, 3, 3, padding=1), nn.Linear(3, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(self.conv(self.conv(x).relu()).mean((2, 3)))
+
+    torch.manual_seed(0)
+    model, x = Twice().double().eval(), torch.randn(2, 3, 5, 5, dtype=torch.float64)
+    first = model.conv(x).detach().requires_grad_()
+    between = first.relu()
+    second = model.conv(between)
+    score = model.fc(second.mean((2, 3)))[:, 0].sum()
+    gradients = torch.autograd.grad(score, [first, between, second])
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad), capture(model, ["conv", "conv@0", "conv:input", "conv:input@0"]) as seen:
+            seen.backward(model(x)[:, 0].sum())
+        close(seen.activations["conv"], second.detach())
+        close(seen.activations["conv@0"], first.detach())
+        close(seen.activations["conv:input"], between.detach())
+        close(seen.activations["conv:input@0"], x)
+        close(seen.gradients["conv"], gradients[2])
+        close(seen.gradients["conv@0"], gradients[0])
+        close(seen.gradients["conv:input"], gradients[1])
+
+
+def test_the_graph_begins_at_the_call_that_is_asked_for() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU(), nn.Conv2d(3, 3, 1))
+    model.append(model[0])
+    recorded: list[bool] = []
+    with torch.no_grad(), HookGroup(model) as group:
+        captured = Capture(group, ["0@1"], gradients=["0@1"])
+        group.forward("2", lambda module, args, output: recorded.append(output.requires_grad))
+        score = model(torch.rand(1, 3, 4, 4)).sum()
+    captured.backward(score)
+    assert recorded == [False]
+    assert [record.gradient is None for record in captured.records] == [True, False]
+    close(captured.records[1].gradient, torch.ones(1, 3, 4, 4))
+
+
+def test_a_modules_own_name_goes_before_the_suffixes() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleDict({"conv": nn.Conv2d(3, 4, 1), "conv@0": nn.Conv2d(4, 5, 1),
+                                        "conv:input": nn.Conv2d(5, 6, 1)})  # fmt: skip
+            self.fc = nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for part in self.parts.values():
+                x = part(x)
+            return self.fc(x.mean((2, 3)))
+
+    model, x = Named().eval(), torch.rand(1, 3, 4, 4)
+    names = ["parts.conv", "parts.conv@0", "parts.conv:input", "parts.conv@0@0", "parts.conv@0:input"]
+    with capture(model, names) as seen:
+        model(x)[:, 0].sum().backward()
+    assert [seen.activations[name].shape[1] for name in names] == [4, 5, 6, 5, 4]
+    assert [seen.gradients[name].shape[1] for name in names] == [4, 5, 6, 5, 4]
+    assert list(explain.hooks.FeatureExtractor(model, names[1])(x)) == [names[1]]
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_are_recorded_once_while_backward_repeats_them(reentrant: bool) -> None:
+    model, x = networks("attribute")
+    _, expected = plainly(model, x)
+    source = x.clone().requires_grad_()
+    with capture(model, "body") as seen:
+        scores = model.stem(source)
+        maps = checkpoint(model.body, scores, use_reentrant=reentrant)
+        second = maps.amax((2, 3))
+        (model.other(second) + model.fc((maps**2).mean((2, 3))))[:, 0].sum().backward()
+    assert len(seen.records) == 1
+    close(seen.gradients["body"], expected)
+
+
+def test_gradients_of_which_parts_may_be_missing_are_refused() -> None:
+    class Hidden(nn.Module):
+        """Gives two tensors, computed out of autograd's sight."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 1)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            with torch.no_grad():
+                y = self.conv(x)
+                return y, y.amax((2, 3))
+
+    model = nn.Sequential(Hidden())
+    with capture(model, "0") as seen:
+        first, second = model(torch.rand(1, 3, 4, 4))
+    with pytest.raises(LayerError, match=r"layer '0' must have the graph of all that it gives .* choose another layer"):
+        seen.backward(first.sum() + second.sum())
+    with pytest.raises(LayerError, match="'0' must have the graph"):
+        seen.gradients  # noqa: B018
+    assert seen.activations["0"].shape == (1, 4, 4, 4)
+    plain = nn.Sequential(nn.ReLU())
+    with torch.inference_mode(), capture(plain, "0"), pytest.raises(LayerError, match=r"outside torch\.inference_mode"):
+        plain(torch.rand(1, 3))
+
+
+def test_a_layer_that_the_score_does_not_use_by_any_way_is_still_reported() -> None:
+    model, x = networks("attribute")
+    model.forward = lambda x: model.fc(model.body(x).detach().mean((2, 3)))  # type: ignore[method-assign]
+    with pytest.raises(UnusedLayerError, match="layer 'body' must influence the score"):
+        explain.attribute(model, x, target=0, layer="body")
