@@ -20,7 +20,7 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
 from explain import nested
-from explain.errors import LayerError
+from explain.errors import HookError, LayerError
 from explain.hooks.beginning import Beginning, lend
 from explain.hooks.group import HookGroup
 from explain.hooks.histories import is_alias, mark
@@ -59,7 +59,9 @@ class Capture:
         every: bool = False,
     ) -> None:
         self.records: list[Record] = []
-        self._model = group._needed_model()
+        if group._model is None:
+            raise HookError("group of a capture must have a model, got HookGroup(); pass it the model")
+        self._model = group._model
         self._names = list(layers)
         wanted = (self._names if gradients else ()) if isinstance(gradients, bool) else gradients
         self._wanted = _by_layer(place_of(name, self._model) for name in wanted)
