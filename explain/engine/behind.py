@@ -108,12 +108,13 @@ class _CutOff:
                 tape.stop()
                 raise _Reached(overwrites)
 
+        alone = asked.inputs.rows(self._image)  # made before the tape runs, as before a replay
         with running_altered(asked), HookGroup(asked.model) as group:
             overwriting.watch(group, record.layer)
             group.forward(record.layer, reached)
             try:
                 with tape:
-                    asked.inputs.rows(self._image).call(asked.model)
+                    alone.call(asked.model)
             except _Reached as end:
                 return None if end.overwrites else tape
         return None
