@@ -3,9 +3,17 @@
     unwrap         the module inside what is wrapped around it
     select         which modules a caller means
     structure      tensors in what modules take and return
+    edits          whether a hook has edited a gradient in place
     guard          what surrounds every hook: arity, shapes, in-place edits, errors with names
     full_backward  full-backward hooks that survive in-place operations
-    group          handles and their lifetime; every kind of hook
+    registered     hooks as PyTorch is given them: whose calls they act for; absent from copies
+    gates          full-backward hooks on one module or on every one
+    saved          hooks on saved tensors, in any order
+    silence        hooks that never fired
+    handles        handles of hooks, and the list that a group keeps
+    on_modules, on_every_module, on_graph, on_state
+                   the kinds of hooks
+    group          every kind of hook, for as long as a block lasts
     graph          the autograd Nodes behind a tensor
     places         what names of layers, their calls and their inputs stand for
     histories      what autograd knows of where a tensor came from, given to tensors that exist
@@ -41,6 +49,7 @@ from explain.hooks.copies import copied
 from explain.hooks.extractor import FeatureExtractor
 from explain.hooks.graph import accumulator, graph
 from explain.hooks.group import HookGroup
+from explain.hooks.handles import Handle
 from explain.hooks.inspection import Inspection, Row, inspect
 from explain.hooks.modes import evaluating
 from explain.hooks.places import Place, name_of, place_of, select_places
@@ -63,6 +72,7 @@ __all__ = [
     "Flow",
     "GradientClipper",
     "GradientFlow",
+    "Handle",
     "HookGroup",
     "Inspection",
     "Overwriting",

@@ -32,24 +32,31 @@ Gradients = tuple[torch.Tensor | None, ...]
 
 
 class _Gate(torch.autograd.Function):
-    """Hands on the tensors of which it is the ``owner``, and aliases of others (of leaves, copies).
-
-    In backward, it hands ``act`` the gradients, and on what that returns.
-    """
+    """Hands on aliases (of leaves, copies); in backward, hands ``act`` the gradients, and on what it returns."""
 
     @staticmethod
-    def forward(
-        ctx: Any, act: Callable[[Gradients], Gradients], owner: Sequence[bool], *tensors: torch.Tensor
+    def forward(ctx: Any, act: Callable[[Gradients], Gradients], *tensors: torch.Tensor) -> Gradients:
+        ctx.act = act
+        ctx.set_materialize_grads(False)
+        return tuple([tensor.clone() if tensor.is_leaf else tensor.detach() for tensor in tensors])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
+        return (None, *ctx.act(gradients))
+
+
+class _OwnGate(_Gate):
+    """Hands on the first ``count`` tensors themselves, with a new history, and aliases of the others."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, act: Callable[[Gradients], Gradients], count: int, *tensors: torch.Tensor
     ) -> Gradients:
         ctx.act = act
         ctx.set_materialize_grads(False)
-        ctx.mark_dirty(*[tensor for tensor, owned in zip(tensors, owner, strict=True) if owned])
-        return tuple(
-            [
-                tensor if owned else tensor.clone() if tensor.is_leaf else tensor.detach()
-                for tensor, owned in zip(tensors, owner, strict=True)
-            ]
-        )
+        ctx.mark_dirty(*tensors[:count])
+        aliases = [tensor.clone() if tensor.is_leaf else tensor.detach() for tensor in tensors[count:]]
+        return (*tensors[:count], *aliases)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
@@ -87,7 +94,11 @@ class FullBackward:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         self.calls += 1
         call = _Call(self, module)
-        self._open.setdefault(threading.get_ident(), []).append(call)
+        thread = threading.get_ident()
+        if thread in self._open:
+            self._open[thread].append(call)
+        else:
+            self._open[thread] = [call]
         return call.enter(args, kwargs)
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
@@ -126,25 +137,25 @@ class _Call:
         return tuple(passed[: len(args)]), {**kwargs, **dict(zip(names, passed[len(args) :], strict=True))}
 
     def leave(self, output: Any) -> Any:
-        values = [output] if isinstance(output, torch.Tensor) else [value for _, value in nested.items(output)]
-        overwritten = [(tensor, alias) for tensor, alias, node in self._lent if alias.grad_fn is not node]
-        self._lent = []
-        passed, self._out = _through(self._at_outputs, values, self._own)
+        lone = isinstance(output, torch.Tensor)
+        paths, values = ([()], [output]) if lone else _laid_out(output)
+        lent, self._lent = self._lent, []
+        overwritten = [(tensor, alias) for tensor, alias, node in lent if alias.grad_fn is not node]
+        passed, self._out = _through(self._at_outputs, values, self._is_own)
         self.outputs = len(values)
         for tensor, alias in overwritten:
             _go_on(tensor, alias, values, passed)
-        if isinstance(output, torch.Tensor):
+        if lone:
             return None if passed[0] is output else passed[0]
-        return None if all(map(operator.is_, passed, values)) else nested.with_items(output, passed)
+        if all(map(operator.is_, passed, values)):
+            return None
+        made = dict(zip(paths, passed, strict=True))
+        return nested.replace(output, lambda path, tensor: made[path])
 
-    def _own(self, values: Sequence[torch.Tensor]) -> list[bool]:
-        """Tell which outputs may be handed on themselves, with a new history."""
-        found: list[bool] = []
-        for i, value in enumerate(values):
-            node: Any = value.grad_fn
-            made_here = node is not None and node._sequence_nr() >= self._began and not value._is_view()
-            found.append(made_here and (i == 0 or not any(value is other for other in values[:i])))
-        return found
+    def _is_own(self, output: torch.Tensor) -> bool:
+        """Whether an output may be handed on itself: the call made it, and it is no view."""
+        node: Any = output.grad_fn
+        return node is not None and node._sequence_nr() >= self._began and not output._is_view()
 
     def _at_outputs(self, gradients: Gradients) -> Gradients:
         given = _spread(gradients, self._out, self.outputs)
@@ -170,11 +181,12 @@ class _Call:
 
 
 def _through(
-    act: Callable[[Gradients], Gradients],
-    values: Sequence[Any],
-    own: Callable[[Sequence[torch.Tensor]], list[bool]] | None = None,
+    act: Callable[[Gradients], Gradients], values: Sequence[Any], is_own: Callable[[torch.Tensor], bool] | None = None
 ) -> tuple[list[Any], list[int]]:
-    """Pass the tensors among ``values`` that are part of a graph through one gate; return all, and where those were."""
+    """Pass the tensors among ``values`` that are part of a graph through one gate; return all, and where those were.
+
+    Those that are its own come first, each of them once.
+    """
     passed = list(values)
     where = [i for i, v in enumerate(values) if isinstance(v, torch.Tensor) and v.requires_grad]
     if not where or not torch.is_grad_enabled():
@@ -184,14 +196,37 @@ def _through(
             "backward hooks on modules must be used with backward() or torch.autograd.grad, but a transform of "
             "torch.func is running; hook the module's forward, or leave the transform out"
         )
-    tensors = [values[i] for i in where]
-    owner = (False,) * len(where) if own is None else own(tensors)
-    keepers = [_unsafe_preserve_version_counter(t) for t, owned in zip(tensors, owner, strict=True) if owned]
-    for i, tensor in zip(where, _Gate.apply(act, owner, *tensors), strict=True):
-        passed[i] = tensor
-    for keeper in keepers:  # what is handed on itself has not been touched
+    if is_own is not None and len(where) == 1 and is_own(values[where[0]]):
+        _set_going(act, [values[where[0]]], [])
+        return passed, where
+    own = {} if is_own is None else {id(values[i]): i for i in reversed(where) if is_own(values[i])}
+    first = sorted(own.values())
+    others = [i for i in where if i not in first]
+    aliases = _set_going(act, [values[i] for i in first], [values[i] for i in others])
+    for i, alias in zip(others, aliases, strict=True):
+        passed[i] = alias
+    return passed, [*first, *others]
+
+
+def _set_going(
+    act: Callable[[Gradients], Gradients], own: list[torch.Tensor], others: list[torch.Tensor]
+) -> Sequence[torch.Tensor]:
+    """Give tensors a gate for their history; return aliases of others that come through the same gate."""
+    if not own:
+        return _Gate.apply(act, *others)  # type: ignore[no-any-return]
+    keepers = [_unsafe_preserve_version_counter(tensor) for tensor in own]
+    aliases = _OwnGate.apply(act, len(own), *own, *others)[len(own) :]
+    for keeper in keepers:  # their values have not been touched
         keeper.__exit__()
-    return passed, where
+    return aliases  # type: ignore[no-any-return]
+
+
+def _laid_out(output: Any) -> tuple[list[nested.Path], list[Any]]:
+    """Return what is in a container and the ways to it: what is right in it, then the tensors in containers inside."""
+    found = [((key,), value) for key, value in nested.items(output)]
+    if any(not isinstance(value, torch.Tensor) for _, value in found):
+        found += [(path, tensor) for path, tensor in nested.paths(output) if len(path) > 1]
+    return [path for path, _ in found], [value for _, value in found]
 
 
 def _go_on(tensor: torch.Tensor, alias: torch.Tensor, values: Sequence[Any], passed: list[Any]) -> None:

@@ -60,8 +60,9 @@ class OnModules(Hooks):
 
         Both are tuples with a gradient or None for each argument and each output; what is returned replaces
         ``grad_input``. Behind the positional arguments come those keyword arguments that are tensors, in the order of
-        the call. Inputs that require no gradient are None. In-place operations inside the module or behind it do no
-        harm. ``prepend`` puts the hook before the group's other hooks of this kind on the module.
+        the call; behind the outputs, the tensors in containers inside the output. Inputs that require no gradient are
+        None. In-place operations inside the module or behind it do no harm. ``prepend`` puts the hook before the
+        group's other hooks of this kind on the module.
 
         An output that the module also hands out by another way, in a list or an attribute, has all its gradients in
         ``grad_output``. Where the output is a view of another tensor, only those come that arrive by what was returned.

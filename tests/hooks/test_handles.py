@@ -296,6 +296,7 @@ def test_a_group_with_saved_tensors_may_close_in_another_thread() -> None:
 EDITS = {
     "data": lambda g: g.data.mul_(2),
     "data of a view": lambda g: g[:1].data.mul_(2),
+    "not a number": lambda g: g.data.fill_(float("nan")),
     "numpy": lambda g: g.numpy().__imul__(2),
     "detach": lambda g: g.detach().mul_(2),
     "asarray": lambda g: __import__("numpy").asarray(g).__imul__(2),

@@ -1,0 +1,351 @@
+"""Full-backward hooks beside plain derivatives: keyword tensors, outputs that leave by several ways, containers."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from explain.errors import HookError
+from explain.hooks import HookGroup
+
+Seen = list[tuple[tuple[Any, ...], tuple[Any, ...]]]
+
+
+def numbers(gradients: tuple[torch.Tensor | None, ...]) -> tuple[Any, ...]:
+    return tuple(None if gradient is None else gradient.tolist() for gradient in gradients)
+
+
+def watched(model: nn.Module, layer: str, run: Callable[[], torch.Tensor]) -> Seen:
+    """What a hook on a layer is given, as ``(grad_input, grad_output)``; the pre-hook must be given the same output."""
+    seen: Seen = []
+    before: list[Any] = []
+    with HookGroup(model) as group:
+        group.backward_pre(layer, lambda module, go: before.append(numbers(go)))
+        group.backward(layer, lambda module, gi, go: seen.append((numbers(gi), numbers(go))))
+        run().backward()
+    assert before == [go for _, go in seen]
+    return seen
+
+
+class Scaled(nn.Module):
+    def forward(self, x: torch.Tensor, power: int = 1, *, scale: torch.Tensor, shift: Any = 0.0) -> torch.Tensor:
+        return x**power * scale + shift
+
+
+def test_gradients_of_keyword_tensors_follow_those_of_positions() -> None:
+    model, x = Scaled(), torch.tensor(2.0, requires_grad=True)
+    scale, shift = torch.tensor(3.0, requires_grad=True), torch.tensor(0.0, requires_grad=True)
+    fixed = torch.tensor(3.0)
+    assert watched(model, "", lambda: model(x, scale=scale) * 5) == [((15.0, 10.0), (5.0,))]
+    assert watched(model, "", lambda: model(x, 2, scale=scale) * 5) == [((60.0, None, 20.0), (5.0,))]
+    assert watched(model, "", lambda: model(shift=shift, x=x, scale=scale)) == [((1.0, 3.0, 2.0), (1.0,))]
+    assert watched(model, "", lambda: model(x=x, scale=fixed)) == [((3.0, None), (1.0,))]
+
+
+def test_a_hook_changes_the_gradient_of_a_keyword_tensor() -> None:
+    model, x = Scaled(), torch.tensor(2.0, requires_grad=True)
+    scale = torch.tensor(3.0, requires_grad=True)
+    with HookGroup(model) as group:
+        group.backward("", lambda module, gi, go: (gi[0], gi[1] * 7))
+        model(x, scale=scale).backward()
+    assert (x.grad, scale.grad) == (torch.tensor(3.0), torch.tensor(14.0))
+
+
+def test_an_input_that_is_given_by_keyword_may_be_overwritten() -> None:
+    class Overwrites(nn.Module):
+        def forward(self, *, x: torch.Tensor) -> None:
+            x.mul_(3)
+
+    model, x = Overwrites(), torch.tensor(2.0, requires_grad=True)
+
+    def run() -> torch.Tensor:
+        h = x * 1
+        model(x=h)
+        return h * 5
+
+    with HookGroup(model) as group:
+        handle = group.backward("", lambda module, gi, go: None)
+        run().backward()
+        handle.remove()
+    assert x.grad is not None
+    assert x.grad.item() == 15
+
+
+# Outputs that leave a module by another way
+
+
+class Leaves(nn.Module):
+    """A layer whose output, 3 x, is handed on by several ways."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.skips: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = x * 3
+        if self.way == "attribute":
+            self.kept = y
+        if self.way == "list":
+            self.skips.append(y)
+        if self.way == "twice":
+            return y, y
+        if self.way == "derived":
+            return y, y.amax()
+        if self.way == "view":
+            y = y[:]
+            self.kept = y
+        if self.way == "input":
+            self.kept = x
+        return y
+
+
+class Network(nn.Module):
+    def __init__(self, way: str, *, only: bool = False, inplace: bool = False) -> None:
+        super().__init__()
+        self.layer = nn.Sequential(Leaves(way))
+        self.way, self.only, self.inplace = way, only, inplace
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.layer(x * 1)
+        leaves: Any = self.layer[0]
+        y = found[0] if isinstance(found, tuple) else found
+        other = {"list": lambda: leaves.skips.pop(), "twice": lambda: found[1], "derived": lambda: found[1]}.get(
+            self.way, lambda: leaves.kept
+        )()
+        first = 0 if self.only else (y.relu_() if self.inplace else y).sum() * 2
+        return first + (other * other).sum()
+
+
+@pytest.mark.parametrize("layer", ["layer", "layer.0"])
+@pytest.mark.parametrize("way", ["attribute", "list"])
+@pytest.mark.parametrize("only", [False, True])
+def test_an_output_that_is_kept_elsewhere_has_all_its_gradients(way: str, layer: str, only: bool) -> None:
+    model, x = Network(way, only=only), torch.tensor([1.0, 2.0], requires_grad=True)
+    first = 0 if only else 2
+    expected = [first + 2 * 3 * 1.0, first + 2 * 3 * 2.0]
+    assert watched(model, layer, lambda: model(x)) == [(([3 * expected[0], 3 * expected[1]],), (expected,))]
+    assert x.grad is not None
+    assert x.grad.tolist() == [3 * expected[0], 3 * expected[1]]
+
+
+def test_an_output_that_is_kept_and_overwritten_has_all_its_gradients() -> None:
+    model, x = Network("attribute", inplace=True), torch.tensor([-1.0, 2.0], requires_grad=True)
+    model(x).backward()
+    assert x.grad is not None
+    expected = x.grad.tolist()
+    assert expected == [0.0, 3 * (2 + 2 * 3 * 2.0)]
+    assert watched(model, "layer", lambda: model(x)) == [((expected,), ([0.0, 14.0],))]
+
+
+def test_what_a_hook_makes_of_a_kept_output_reaches_all_ways() -> None:
+    model, x = Network("attribute"), torch.tensor([1.0], requires_grad=True)
+    with HookGroup(model) as group:
+        group.backward_pre("layer", lambda module, go: (go[0] * 10,))
+        group.backward("layer.0", lambda module, gi, go: (gi[0] * 10,))
+        model(x).backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [3 * 8 * 100]
+
+
+def test_outputs_of_several_places_have_a_gradient_each() -> None:
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    twice, derived = Network("twice"), Network("derived")
+    assert watched(twice, "layer", lambda: twice(x)) == [(([24.0, 42.0],), ([2.0, 2.0], [6.0, 12.0]))]
+    assert watched(derived, "layer", lambda: derived(x)) == [(([6.0, 42.0],), ([2.0, 2.0], 12.0))]
+    derived.only = twice.only = True
+    assert watched(twice, "layer", lambda: twice(x)) == [(([18.0, 36.0],), (None, [6.0, 12.0]))]
+
+
+def test_of_a_view_only_what_was_returned_is_seen() -> None:
+    """An alias of a view has to be handed on; the view that was kept is none of the hook's, as in PyTorch."""
+    model, x = Network("view"), torch.tensor([1.0, 2.0], requires_grad=True)
+    assert watched(model, "layer.0", lambda: model(x)) == [(([24.0, 42.0],), ([2.0, 2.0],))]
+
+
+def test_an_input_that_is_kept_is_the_modules_own() -> None:
+    """What happens to it elsewhere belongs to the gradient of the input, and not to that of the output."""
+    model, x = Network("input"), torch.tensor([1.0, 2.0], requires_grad=True)
+    assert watched(model, "layer.0", lambda: model(x)) == [(([6.0 + 2, 6.0 + 4],), ([2.0, 2.0],))]
+
+
+def test_a_tensor_that_was_there_before_the_call_keeps_its_history() -> None:
+    class Gives(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.tensor(2.0))
+
+        def forward(self) -> torch.Tensor:
+            return self.cached
+
+    model = Gives()
+
+    def run() -> torch.Tensor:
+        model.cached = model.weight * 3
+        node = model.cached.grad_fn
+        score = model() * 5 + model() * 7
+        assert model.cached.grad_fn is node
+        return score
+
+    assert sorted(watched(model, "", run)) == [((), (5.0,)), ((), (7.0,))]
+    assert model.weight.grad is not None
+    assert model.weight.grad.item() == 36
+    with HookGroup(model) as group:
+        group.backward_pre("", lambda module, go: (go[0] * 2,))
+        run().backward()
+    assert model.weight.grad.item() == 36 + 72
+
+
+def test_versions_and_storage_are_untouched() -> None:
+    x = torch.tensor([1.0], requires_grad=True) * 1
+    model = nn.Sequential(nn.Sigmoid(), nn.Tanh())
+    seen: list[tuple[int, bool]] = []
+    with HookGroup(model) as group:
+        group.backward(nn.Module, lambda module, gi, go: None)
+        group.forward("0", lambda module, args, output: seen.append((output._version, output is args[0])))
+        model(x).backward()
+    assert seen == [(0, False)]
+
+
+# Containers
+
+
+class Pair(NamedTuple):
+    first: torch.Tensor
+    second: torch.Tensor
+
+
+@dataclass
+class Found:
+    first: torch.Tensor
+    second: torch.Tensor
+    note: str = "no tensor"
+
+
+class Keyed(OrderedDict[str, Any]):
+    pass
+
+
+CONTAINERS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "tuple": lambda a, b: (a, b),
+    "list": lambda a, b: [a, b],
+    "named tuple": Pair,
+    "dict": lambda a, b: {"first": a, "second": b},
+    "default dict": lambda a, b: defaultdict(list, {"first": a, "second": b}),
+    "subclass": lambda a, b: Keyed(first=a, second=b),
+    "dataclass": Found,
+}
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_every_tensor_of_a_container_has_its_gradient(kind: str, repeated: bool) -> None:
+    made: list[Any] = []
+
+    class Gives(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            first = x * 2
+            made.append(CONTAINERS[kind](first, first if repeated else x * 3))
+            return made[-1]
+
+    model, x = Gives(), torch.tensor(1.0, requires_grad=True)
+
+    def run() -> torch.Tensor:
+        found = model(x)
+        assert type(found) is type(made[-1])
+        first, second = (
+            (found["first"], found["second"])
+            if isinstance(found, dict)
+            else (found.first, found.second)
+            if isinstance(found, Found)
+            else found
+        )
+        return first * 5 + second * 7
+
+    ((grad_input, grad_output),) = watched(model, "", run)
+    assert grad_input == (5 * 2.0 + 7 * (2.0 if repeated else 3.0),)
+    assert grad_output[:2] == (5.0, 7.0)
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_tensors_in_containers_inside_follow_those_outside(view: bool) -> None:
+    class Recurrent(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return x * 2, (x[:] if view else x * 3, {"cell": x * 4}), "note"
+
+    model, x = Recurrent(), torch.tensor([1.0], requires_grad=True)
+
+    def run() -> torch.Tensor:
+        out, (hidden, found), note = model(x)
+        assert note == "note"
+        return (out * 5 + hidden * 7 + found["cell"] * 11).sum()
+
+    expected = 2 * 5 + (1 if view else 3) * 7 + 4 * 11.0
+    assert watched(model, "", run) == [(([expected],), ([5.0], None, None, [7.0], [11.0]))]
+
+
+def test_the_states_of_a_recurrent_network() -> None:
+    model, x = nn.LSTM(2, 3).double(), torch.randn(4, 1, 2, dtype=torch.float64, requires_grad=True)
+    output, (hidden, cell) = model(x)
+    expected = torch.autograd.grad(output.sum() + 2 * hidden.sum() + 3 * cell.sum(), x)[0]
+
+    def run() -> torch.Tensor:
+        output, (hidden, cell) = model(x)
+        return output.sum() + 2 * hidden.sum() + 3 * cell.sum()
+
+    ((grad_input, (of_output, nothing, of_hidden, of_cell)),) = watched(model, "", run)
+    assert grad_input == (expected.tolist(),)
+    assert (of_output[0], nothing, of_hidden, of_cell) == ([[1.0] * 3], None, [[[2.0] * 3]], [[[3.0] * 3]])
+
+
+# Where gradients are taken in other ways
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_full_backward_hooks_inside_a_checkpoint(reentrant: bool) -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(Leaves("none"), nn.ReLU(inplace=True))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return checkpoint(self.inner, x, use_reentrant=reentrant) * 5  # type: ignore[no-any-return]
+
+    model, x = Checkpointed(), torch.tensor(2.0, requires_grad=True)
+    assert watched(model, "inner.0", lambda: model(x)) == [((15.0,), (5.0,))]
+    assert x.grad is not None
+    assert x.grad.item() == 15
+
+
+def test_second_derivatives_pass_through_full_backward_hooks() -> None:
+    class Cubes(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x**3
+
+    model, x = Cubes(), torch.tensor(2.0, requires_grad=True)
+    with HookGroup(model) as group:
+        group.backward("", lambda module, gi, go: (gi[0] * 2,))
+        (first,) = torch.autograd.grad(model(x), x, create_graph=True)
+        (second,) = torch.autograd.grad(first, x)
+    assert (first.item(), second.item()) == (2 * 12.0, 2 * 12.0)
+
+
+def test_transforms_of_torch_func_are_refused() -> None:
+    model = nn.Tanh()
+    with HookGroup(model) as group, pytest.raises(HookError, match=r"must be used with backward.* torch\.func is runn"):
+        group.backward("", lambda module, gi, go: None)
+        torch.func.grad(lambda x: model(x).sum())(torch.ones(2))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:FutureWarning")
+def test_a_scripted_part_has_its_full_backward_hooks() -> None:
+    part = torch.jit.trace(nn.Sigmoid(), torch.zeros(1))
+    model, x = nn.Sequential(part), torch.tensor([0.0], requires_grad=True)
+    assert watched(model, "0", lambda: model(x).sum() * 4) == [(([1.0],), ([4.0],))]
