@@ -35,7 +35,7 @@ from explain.errors import (
 )
 from explain.hooks import Where, calculating, unwrapped
 from explain.inputs import Inputs, InputsLike, Path, dotted
-from explain.layers import channels_of, default_layer, find_layers, forget, stage_layers
+from explain.layers import channels_of, default_layer, find_layers, forget, look_follows, stage_layers
 from explain.methods import (
     Complete,
     Demanding,
@@ -86,6 +86,10 @@ class Settings:
         return Work(self.batch_size, self.progress, self.precision)
 
 
+class _OtherWayError(Exception):
+    """The inputs take another way through the network than those that its layers were chosen by."""
+
+
 @dataclass(frozen=True, eq=False)
 class Request:
     """What is to be explained: a model and its inputs, methods by name, targets, and how."""
@@ -119,6 +123,8 @@ class Request:
     def answered(self) -> list[dict[str, Attribution]]:
         try:
             return self._answered(self.layers_by_method())
+        except _OtherWayError:
+            return self._answered(self.layers_by_method(), follow=False)
         except LayerError:
             if self.layers is not None:
                 raise
@@ -150,10 +156,17 @@ class Request:
         count = len(self.inputs)
         return settle(self.targets[0], output, count).pick(output, count)[0]
 
-    def _answered(self, layers: Mapping[str, list[str]]) -> list[dict[str, Attribution]]:
-        """Gather the evidence, and run the methods on it, each on that of the layers that it looks at."""
+    def _answered(self, layers: Mapping[str, list[str]], *, follow: bool = True) -> list[dict[str, Attribution]]:
+        """Gather the evidence, and run the methods on it, each on that of the layers that it looks at.
+
+        With ``follow``, layers that nobody named are given up where these inputs take another way through the network
+        than those that they were chosen by.
+        """
         found = []
-        for evidence_of in gather(self.model, self.inputs, Plan(self._asks(layers)), self.targets, self.settings.work):
+        chosen = self.layers is None and any(layers.values())
+        told = self._must_follow if follow and chosen else None
+        plan, work = Plan(self._asks(layers)), self.settings.work
+        for evidence_of in gather(self.model, self.inputs, plan, self.targets, work, told=told):
             answers = {}
             for name, method in self.methods.items():
                 looked_at: Sequence[str | None] = layers[name] or [None]
@@ -163,6 +176,10 @@ class Request:
                 _warn_if_empty(answers[name], used[0])
             found.append(answers)
         return found
+
+    def _must_follow(self, ran: Sequence[str]) -> None:
+        if not look_follows(self.model, self.inputs, ran):
+            raise _OtherWayError
 
     def _asks(self, layers: Mapping[str, list[str]]) -> dict[str, frozenset[Ask]]:
         """What each method asks for, at the layers that it looks at."""

@@ -96,6 +96,12 @@ def test_the_default_layer_does_not_depend_on_which_input_came_first(first: str)
     assert followed(model, given["dark"][0]) == (False, "two")
 
 
+def test_an_explanation_takes_the_layer_of_the_way_that_its_image_goes() -> None:
+    model, noise = Exits().eval(), torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(3))
+    for shift, layer in [(2, "one"), (-2, "two"), (-2, "two"), (2, "one")]:
+        assert attribute(model, noise + shift, "hirescam", target=0).layer == layer
+
+
 def test_a_batch_that_goes_another_way_than_its_first_image_is_looked_at_whole() -> None:
     model = Exits().eval()
     x = torch.stack([torch.full((3, 8, 8), 0.9), torch.full((3, 8, 8), -2.0)])

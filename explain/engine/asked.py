@@ -64,6 +64,8 @@ class Asked:
     channels_last: bool = True
     """Whether the network takes inputs in this layout, which convolutions on a CPU are faster in."""
     one_at_a_time: bool = False
+    fixed: bool = False
+    """Whether the network takes as many rows as there are images, and no other number."""
 
     @property
     def model(self) -> nn.Module:

@@ -6,7 +6,7 @@ for the tensors that need them, so no parameter's ``.grad`` or ``requires_grad``
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from explain import nested
 from explain.engine.altered import Reruns
 from explain.engine.asked import Asked, EvidenceOf, refuse_shared
 from explain.engine.asks import Ask, Backward, Need
@@ -28,7 +29,7 @@ from explain.engine.rules import apply_rule
 from explain.engine.work import Footprint, Precision, Work, agree, autocast, mixed_precision_now
 from explain.hooks import Capture, HookGroup, cut_where_allowed, recording, untouched
 from explain.inputs import Inputs, InputsLike, Path, as_inputs
-from explain.layers import grids_of, split_call
+from explain.layers import Ran, grids_of, split_call
 from explain.targets import Target, must_follow_rows
 
 
@@ -41,10 +42,12 @@ def gather(
     *,
     precision: Precision = "full",
     origin: Origin | None = None,
+    told: Callable[[Sequence[str]], None] | None = None,
 ) -> list[EvidenceOf]:
     """Run a plan on ``inputs``; for each target, return a function from a layer or none, and an input, to evidence.
 
-    ``precision`` is that of these passes; that of altered rows is in ``work``.
+    ``precision`` is that of these passes; that of altered rows is in ``work``. ``told`` is called after the forward
+    pass with the names of the modules that ran, and may raise.
 
     Raises:
         ExplainError: bad input, a target that does not fit, a layer that is never called or has no map, a score that
@@ -55,6 +58,8 @@ def gather(
         passes = cut_where_allowed(partial(_Passes, model, inputs, plan, work, precision))
         if passes.forward.layers.misses and passes.cut:
             passes = _Passes(model, inputs, plan, work, precision, False)
+        if told is not None:
+            told(passes.ran)
         choices = [passes.forward.choose(target) for target in targets]  # all of them fit before the first backward
         if plan.reruns:
             pieces = len(inputs) > 1 or work.batch_size != 1  # of other numbers of rows than there are images
@@ -121,8 +126,10 @@ class _Passes:
             operations = Operations()
             if any(backward.rule is not None for backward in plan.backwards):
                 operations = stack.enter_context(Recorder(group, model)).operations
+            ran = Ran(group, model)
             output = inputs.replaced(sources).call(model)
-            graph_is_on = torch.is_grad_enabled()
+            graph_is_on = torch.is_grad_enabled() or any(tensor.requires_grad for _, tensor in nested.paths(output))
+        self.ran = ran.names
         self.forward = Forward(
             model, inputs, sources, grids_of(model, inputs), layers, watched, output, graph_is_on, operations
         )

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from explain.engine.altered import Attributions, Collected, Scores
-from explain.engine.asked import Asked, EvidenceOf
+from explain.engine.asked import Asked, DependentRowsError, EvidenceOf
 from explain.engine.asks import Ask
 from explain.engine.evidence import Evidence, at_least_float32
 from explain.engine.forward import Choice
 from explain.engine.plan import Stream
 from explain.engine.work import Pace, Work, is_out_of_memory
+from explain.errors import ExplainError
 from explain.targets import find_logits
 
 
@@ -105,16 +106,24 @@ def in_pieces(
     *,
     check: bool = True,
 ) -> None:
-    """Run rows in pieces of the best size; one that does not fit into memory is halved and run again."""
-    given = 1 if asked.one_at_a_time else asked.work.batch_size
+    """Run rows in pieces of the best size; one that does not fit into memory is halved and run again.
+
+    A network that refuses another number of rows than there are images (one that was exported so) gets that number.
+    """
+    given, images = 1 if asked.one_at_a_time else asked.work.batch_size, len(asked.inputs)
     start = 0
     while start < len(numbers) and not all(reader.enough() for reader in readers):
-        piece = numbers[start : start + (given or pace.size)]
-        first = check and start == 0 and len(piece) > 1
+        piece = numbers[start : start + (images if asked.fixed else given or pace.size)]
+        first = check and start == 0 and len(piece) > 1 and not asked.fixed
         began = time.perf_counter()
         try:
             run(piece, first)
         except Exception as error:
+            if not is_out_of_memory(error) and not isinstance(error, (ExplainError, DependentRowsError)):
+                if asked.fixed or start or len(piece) + first == images:
+                    raise
+                asked.fixed = True
+                continue
             if not is_out_of_memory(error) or len(piece) == 1:
                 raise
             given = None if given is None else max(1, given // 2)

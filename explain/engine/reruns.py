@@ -127,9 +127,10 @@ def _at_input(
         with calculating(inputs.x.device.type):
             images = owners[numbers]
             altered = {path: each.make(numbers).to(inputs.tensor(path)) for path, each in rows.items()}
-        if check:
-            images = torch.cat([images, owners[:1]])
-            altered = {path: torch.cat([t, inputs.tensor(path)[owners[:1]]]) for path, t in altered.items()}
+        beside = owners[:1].repeat(len(inputs) - len(numbers) if asked.fixed else int(check))  # not altered
+        if len(beside):
+            images = torch.cat([images, beside])
+            altered = {path: torch.cat([t, inputs.tensor(path)[beside]]) for path, t in altered.items()}
         targets = [reader.choice.of_rows(images) for reader in readers]
         origin = Origin(given.images, partial(_carried, given, first, images, numbers))
         ask = partial(asked.gather, plan=inner, targets=targets, work=work, origin=origin)
