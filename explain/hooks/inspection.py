@@ -22,6 +22,7 @@ from explain.hooks.structure import as_sources, first_tensor
 class Row:
     """One call of one module, in the order in which the calls began.
 
+    ``inputs`` are the shapes of the tensors that it was given, those by keyword last.
     ``seconds`` includes the modules inside. ``dead`` is the share of a rectifier's units (channels, or features) that
     are zero for every input. ``finite`` says whether the output holds no NaN or infinity. ``gradient`` is the norm of
     the gradient that came back to the output, or None where none did or it is not finite.
@@ -117,13 +118,15 @@ class _Watch:
         self._finished: dict[str, list[Row]] = {}
 
     def put(self, group: HookGroup, name: str, gradients: bool) -> None:
-        group.forward_pre(name, lambda module, args: self._begin(name, module, args))
+        group.forward_pre(
+            name, lambda module, args, kwargs: self._begin(name, module, (*args, *kwargs.values())), with_kwargs=True
+        )
         if gradients:
             group.backward(name, lambda module, grad_input, grad_output: self._came_back(name, grad_output))
         group.forward(name, lambda module, args, output: self._end(module, output))
 
-    def _begin(self, name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
-        shapes = [list(value.shape) for value in args if isinstance(value, torch.Tensor)]
+    def _begin(self, name: str, module: nn.Module, given: tuple[Any, ...]) -> None:
+        shapes = [list(value.shape) for value in given if isinstance(value, torch.Tensor)]
         depth = 0 if name == "" else name.count(".") + 1
         count = sum(p.numel() for p in module.parameters())
         row = Row(len(self.rows), name, type(module).__name__, depth, shapes, parameters=count)

@@ -13,7 +13,7 @@ import torch.optim.optimizer as optimizers
 from torch import nn
 
 from explain.errors import HookError
-from explain.hooks import HookGroup
+from explain.hooks import HookGroup, inspect
 from tests.conftest import hook_count
 
 COVERED = {
@@ -160,6 +160,11 @@ def test_keyword_arguments_for_hooks_on_every_module() -> None:
         assert sum(map(hook_count, other.modules())) == 0
     assert seen == [["scale"], ["input"], (0, 1), [], (1, 0), (1, 1)]
     assert sum(map(hook_count, model.modules())) == 0
+
+
+def test_an_inspection_tells_the_shapes_of_keyword_tensors() -> None:
+    rows = inspect(Twice(), torch.ones(2, 3), kwargs={"scale": torch.ones(3), "flag": True}).rows
+    assert [(row.name, row.inputs) for row in rows] == [("", [[2, 3], [3]]), ("inner", [[2, 3]])]
 
 
 def test_hooks_on_every_module_that_are_called_though_it_raised() -> None:
