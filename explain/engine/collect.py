@@ -33,7 +33,7 @@ from explain.engine.evidence import at_least_float32
 from explain.engine.forward import Choice, Forward
 from explain.engine.linear import Heads, bias_of, biased_modules, class_weights
 from explain.errors import MethodError, TargetError, UnusedLayerError
-from explain.hooks import Capture, HookGroup, Record
+from explain.hooks import Capture, HookGroup, Record, Source
 from explain.hooks.attention import AttentionRecord, attention, by_image
 from explain.layers import of_other_images
 
@@ -49,7 +49,7 @@ class Collector(ABC):
     def watch(self, group: HookGroup, model: nn.Module, *, cut: bool) -> None:  # noqa: B027 (not all need hooks)
         """Put up hooks before the forward pass."""
 
-    def sources(self, forward: Forward, ask: Ask) -> list[torch.Tensor]:
+    def sources(self, forward: Forward, ask: Ask) -> list[Source]:
         """What the backward pass of an ask differentiates with respect to."""
         return []
 
@@ -69,11 +69,11 @@ class _Activations(Collector):
 
 
 class _LayerGradients(Collector):
-    def sources(self, forward: Forward, ask: Ask) -> list[torch.Tensor]:
-        return [forward.source_of(_layer(ask))]
+    def sources(self, forward: Forward, ask: Ask) -> list[Source]:
+        return forward.sources_of(_layer(ask))
 
     def answer(self, forward: Forward, choice: Choice, ask: Ask, gradients: Gradients) -> torch.Tensor:
-        return _of_layer(gradients[0], forward, choice, ask)
+        return _of_layer(forward.joined(_layer(ask), gradients), forward, choice, ask)
 
 
 class _LayerCurvature(Collector):
@@ -81,9 +81,8 @@ class _LayerCurvature(Collector):
 
     def answer(self, forward: Forward, choice: Choice, ask: Ask, gradients: Gradients) -> torch.Tensor:
         total = forward.total(choice, ask.need.objective)  # type: ignore[attr-defined]
-        source, record = forward.source_of(_layer(ask)), forward.record(_layer(ask))
         with forward.layers.paused():
-            return _of_layer(_hessian_product(total, source, record.activation), forward, choice, ask)
+            return _of_layer(_hessian_product(total, forward, _layer(ask)), forward, choice, ask)
 
 
 class _ClassWeights(Collector):
@@ -100,7 +99,7 @@ class _ClassWeights(Collector):
 
 
 class _InputGradients(Collector):
-    def sources(self, forward: Forward, ask: Ask) -> list[torch.Tensor]:
+    def sources(self, forward: Forward, ask: Ask) -> list[Source]:
         return [forward.source(ask.input)]
 
     def answer(self, forward: Forward, choice: Choice, ask: Ask, gradients: Gradients) -> torch.Tensor:
@@ -124,8 +123,8 @@ class _BiasTerms(Collector):
     def watch(self, group: HookGroup, model: nn.Module, *, cut: bool) -> None:
         self._biases = Capture(group, biased_modules(model), gradients=True, cut=cut)
 
-    def sources(self, forward: Forward, ask: Ask) -> list[torch.Tensor]:
-        return self._biases.sources
+    def sources(self, forward: Forward, ask: Ask) -> list[Source]:
+        return [source for record in self._biases.records for source in self._biases.sources_of(record)]
 
     @contextmanager
     def during(self, forward: Forward, choice: Choice) -> Iterator[None]:
@@ -133,7 +132,8 @@ class _BiasTerms(Collector):
             yield
 
     def answer(self, forward: Forward, choice: Choice, ask: Ask, gradients: Gradients) -> tuple[torch.Tensor, ...]:
-        pairs = zip(self._biases.records, gradients, strict=True)
+        found, biases = iter(gradients), self._biases
+        pairs = [(r, biases.joined(r, [next(found) for _ in biases.sources_of(r)])) for r in biases.records]
         modules, elsewhere = dict(forward.model.named_modules()), of_other_images(forward.model, forward.inputs)
         terms = [(r, _of_images(bias_of(modules[r.layer], g), r, forward)) for r, g in pairs if g is not None]
         # What other images than the explained one bring adds to the score too, but lies nowhere on this one.
@@ -145,7 +145,7 @@ class _Attention(Collector):
 
     _records: list[AttentionRecord]
 
-    def sources(self, forward: Forward, ask: Ask) -> list[torch.Tensor]:
+    def sources(self, forward: Forward, ask: Ask) -> list[Source]:
         return [forward.source(None)]  # for the backward pass to go through all of the network
 
     @contextmanager
@@ -209,16 +209,17 @@ def _of_images(term: torch.Tensor, record: Record, forward: Forward) -> torch.Te
     return (term.transpose(0, 1) if turned else term).reshape(count, -1)
 
 
-def _hessian_product(total: torch.Tensor, source: torch.Tensor, direction: torch.Tensor) -> torch.Tensor | None:
+def _hessian_product(total: torch.Tensor, forward: Forward, layer: str) -> torch.Tensor | None:
     if not total.requires_grad:
         return None
-    gradient = torch.autograd.grad(total, source, create_graph=True, allow_unused=True)[0]
+    sources, direction = forward.sources_of(layer), forward.record(layer).activation
+    gradient = forward.joined(layer, torch.autograd.grad(total, sources, create_graph=True, allow_unused=True))
     if gradient is None:
         return None
     if not gradient.requires_grad:
         return torch.zeros_like(gradient)  # the score is linear in the layer
     try:
-        product = torch.autograd.grad(gradient, source, direction, retain_graph=True, allow_unused=True)[0]
+        products = torch.autograd.grad(gradient, sources, direction, retain_graph=True, allow_unused=True)
     except RuntimeError as error:
         if "derivative for" not in str(error):
             raise
@@ -226,6 +227,7 @@ def _hessian_product(total: torch.Tensor, source: torch.Tensor, direction: torch
             f"shapleycam must have second derivatives behind the layer, but {str(error).split()[2]} has none; use "
             "gradcam, or put the call under torch.nn.attention.sdpa_kernel(SDPBackend.MATH)"
         ) from None
+    product = forward.joined(layer, products)
     return torch.zeros_like(gradient) if product is None else product.detach()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from explain.engine.evidence import at_least_float32
 from explain.engine.operations import Operations
 from explain.engine.rules import Coverage, Rule
 from explain.errors import LayerError, ModelError, TargetError
-from explain.hooks import Capture, Record, inspect, recording
+from explain.hooks import Capture, Record, Source, inspect, recording
 from explain.inputs import Inputs, Path
 from explain.layers import Grids, split_call, to_spatial
 from explain.targets import ClassTarget, Objective, Target, find_logits, for_rows, settle
@@ -115,7 +115,7 @@ class Forward:
         Raises:
             LayerError: it was not called, or gives nothing for each of the images.
         """
-        name, number = split_call(layer)
+        name, number = split_call(layer, self.model)
         captures = (self.layers, self.watched)
         last = next((r for capture in captures if (r := capture.of_call(name)) is not None), None)
         if last is None:
@@ -138,10 +138,13 @@ class Forward:
             )
         return record
 
-    def source_of(self, layer: str) -> torch.Tensor:
-        """What to differentiate with respect to, for the gradient in a layer's output."""
-        record = self.record(layer)
-        return self.layers.sources[self.layers.records.index(record)]
+    def sources_of(self, layer: str) -> list[Source]:
+        """What to differentiate with respect to, for the gradient in a layer's output that `joined` makes of it."""
+        return self.layers.sources_of(self.record(layer))
+
+    def joined(self, layer: str, gradients: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+        """Return the gradient in a layer's output, from those with respect to its `sources_of`."""
+        return self.layers.joined(self.record(layer), gradients)
 
     def spatial(self, tensor: torch.Tensor, layer: str) -> torch.Tensor:
         """Lay out what a layer gives, or the gradient in it, as ``(N, C, h, w)``."""

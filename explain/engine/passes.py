@@ -27,7 +27,7 @@ from explain.engine.plan import Plan
 from explain.engine.reruns import Runner, run_streams
 from explain.engine.rules import apply_rule
 from explain.engine.work import Footprint, Precision, Work, agree, autocast, mixed_precision_now
-from explain.hooks import Capture, HookGroup, cut_where_allowed, recording, untouched
+from explain.hooks import Capture, HookGroup, Source, cut_where_allowed, recording, untouched
 from explain.inputs import Inputs, InputsLike, Path, as_inputs
 from explain.layers import Ran, grids_of, split_call
 from explain.targets import Target, must_follow_rows
@@ -115,9 +115,9 @@ class _Passes:
             group = stack.enter_context(HookGroup(model))
             stack.enter_context(recording(not self.cut))
             stack.enter_context(autocast(inputs.x, precision))
-            modules = dict.fromkeys(split_call(layer)[0] for layer in plan.layers)
+            modules = dict.fromkeys(split_call(layer, model)[0] for layer in plan.layers)
             layers = Capture(group, modules, gradients=True, cut=self.cut)
-            others = dict.fromkeys(name for layer in plan.watched if (name := split_call(layer)[0]) not in modules)
+            others = dict.fromkeys(n for layer in plan.watched if (n := split_call(layer, model)[0]) not in modules)
             watched = Capture(group, others, gradients=False)
             for collector in self._collectors.values():
                 collector.watch(group, model, cut=self.cut)
@@ -165,7 +165,7 @@ class _Passes:
                 choice.found[ask] = self._collectors[type(ask.need)].answer(self.forward, choice, ask, mine)
 
 
-def _gradients(total: torch.Tensor, wanted: Sequence[torch.Tensor], keep: bool) -> Sequence[torch.Tensor | None]:
+def _gradients(total: torch.Tensor, wanted: Sequence[Source], keep: bool) -> Sequence[torch.Tensor | None]:
     if not total.requires_grad:
         return (None,) * len(wanted)
     return torch.autograd.grad(total, wanted, retain_graph=keep, allow_unused=True)

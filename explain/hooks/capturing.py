@@ -11,7 +11,7 @@ gradient is that of what leaves the layer; ways around it are not the layer's. S
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeAlias
 
@@ -29,6 +29,8 @@ from explain.hooks.records import Record, Seen, Source
 from explain.hooks.select import Where
 from explain.interrupts import Unsplit
 
+Ways: TypeAlias = "tuple[list[Source], list[Source]]"
+"""The sources whose gradients add up to that in a tensor, and those that have to be asked for together with them."""
 Given: TypeAlias = "dict[int, tuple[torch.Tensor, int]]"
 """The tensors that a module was given, by id, with their versions."""
 
@@ -71,6 +73,7 @@ class Capture:
         self._beginning = Beginning(cut=self._may_be_cut)
         self._missing: list[str] = []
         self._sources: dict[Record, list[Source]] = {}
+        self._beyond: dict[Record, list[Source]] = {}
         self._out_of_sight: set[Record] = set()
         self._paused: list[bool] = []  # shared with hooks in the graph, which must not hold the capture itself
         group.forward_pre("", self._begin_pass, with_kwargs=True)
@@ -78,14 +81,19 @@ class Capture:
         for place in {place.layer: place for place in (place_of(n, self._model) for n in self._names)}.values():
             (self._watch_input if place.of_input else self._watch_output)(group, place)
 
-    @property
-    def sources(self) -> list[Source]:
-        """The graph's side of each record with gradients: differentiating with respect to them makes these arrive."""
-        return [sources[0] for sources in self._sources.values()]
+    def sources_of(self, record: Record) -> list[Source]:
+        """What to differentiate with respect to, all in one call, for the gradient that `joined` makes of the results.
 
-    def source_of(self, record: Record) -> Source:
-        """The graph's side of a record's first tensor, for all that comes after the layer."""
-        return self._sources[record][0]
+        Raises:
+            LayerError: parts of the gradient may be missing.
+        """
+        self._must_be_whole()
+        return [*self._sources[record], *self._beyond.get(record, ()), *self._beginning.starts]
+
+    def joined(self, record: Record, gradients: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+        """Return the gradient in a record's first tensor, from those with respect to its `sources_of`."""
+        found = [gradient for gradient in gradients[: len(self._sources[record])] if gradient is not None]
+        return torch.stack(found).sum(0) if len(found) > 1 else found[0] if found else None
 
     @property
     def misses(self) -> bool:
@@ -140,7 +148,8 @@ class Capture:
         for record in self.records:
             for seen in (record, *record.tensors.values()):
                 seen.gradient = None
-        wanted = [*also, *(source for sources in self._sources.values() for source in sources), *self._beginning.starts]
+        graph = (*self._sources.values(), *self._beyond.values(), self._beginning.starts)
+        wanted = [*also, *(source for sources in graph for source in sources)]
         if not wanted or not score.requires_grad:
             return (None,) * len(also)
         found = torch.autograd.grad(score, wanted, retain_graph=retain_graph, allow_unused=True)
@@ -219,7 +228,7 @@ class Capture:
             if not torch.is_grad_enabled():
                 return self._is_out_of_sight(record)
             (changed,), running[-1] = lend((found[1],))
-            self._sources[record] = self._follow(record, changed)
+            self._sources[record], self._beyond[record] = self._follow(record, changed)
             return nested.replace((args, kwargs), lambda path, tensor: changed if tensor is found[1] else tensor)
 
         def end(module: nn.Module, args: Any, output: Any) -> Any:
@@ -272,20 +281,20 @@ class Capture:
             others = (t for _, t in nested.paths(output) if t is not first and not _is_handed_on(t, given))
             if self._beginning.was_cut or any(t.is_floating_point() and not t.requires_grad for t in others):
                 self._missing.append(record.layer)
-        sources: list[Source] = []
         new: dict[int, torch.Tensor] = {}
         for each, tensor in seen:
-            if tensor.is_floating_point():
-                found, other = self._attach(record.layer, each, tensor, given)
-                sources += found
-                new |= {} if other is None else {id(tensor): other}
-        self._sources[record] = sources
+            if not tensor.is_floating_point():
+                continue
+            (sources, beyond), other = self._attach(record.layer, each, tensor, given)
+            new |= {} if other is None else {id(tensor): other}
+            if each is record:
+                self._sources[record], self._beyond[record] = sources, beyond
+            else:
+                self._beyond[record] += sources + beyond
         self._out_of_sight.discard(record)
         return nested.replace(output, lambda path, t: new.get(id(t), t)) if new else None
 
-    def _attach(
-        self, layer: str, seen: Seen, tensor: torch.Tensor, given: Given
-    ) -> tuple[list[Source], torch.Tensor | None]:
+    def _attach(self, layer: str, seen: Seen, tensor: torch.Tensor, given: Given) -> tuple[Ways, torch.Tensor | None]:
         """Let the gradient of a tensor arrive; return its sources, and what is to take its place, if anything is."""
         if _is_handed_on(tensor, given):
             copy = _copy_with_history(tensor)
@@ -297,22 +306,21 @@ class Capture:
             self._missing.append(layer)  # only what takes its place has a history
             copy = _copy_with_history(tensor)
             return self._follow(seen, copy), copy
-        return [self._collect(seen, leaf)], None
+        return ([self._collect(seen, leaf)], []), None
 
-    def _follow(self, seen: Seen, tensor: torch.Tensor) -> list[Source]:
+    def _follow(self, seen: Seen, tensor: torch.Tensor) -> Ways:
         """Collect the gradient of every use of a tensor of the graph.
 
         All uses meet at its Node, but for those of a view that is overwritten later, which go on from its base. A mark
-        put into that base's history has these, and the view's Node has what the layer made of the view before.
+        put into that base's history has these, and the view's Node has what the layer made of the view before. Autograd
+        takes the two for one Node, unless the base is asked for as well.
         """
         source, base = self._collect(seen, tensor), tensor._base
         if base is None or not base.requires_grad:
-            return [source]
+            return [source], []
         behind = get_gradient_edge(base)
         leaf = mark(tensor)
-        # With the base, the view's Node runs too, so that the hook on it is called. Asked for by itself, it would be in
-        # the way of the mark: autograd takes the two for one Node.
-        return [source] if leaf is None else [self._collect(seen, leaf), behind]
+        return ([source], []) if leaf is None else ([self._collect(seen, leaf), source], [behind])
 
     def _collect(self, seen: Seen, tensor: torch.Tensor) -> Source:
         paused = self._paused

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from types import NoneType
@@ -14,7 +14,7 @@ from torch import nn
 
 from explain import nested
 from explain.errors import ExplainError
-from explain.hooks import Where, select, unwrapped
+from explain.hooks import Where, name_of, place_of, select_places, unwrapped
 from explain.inputs import Inputs, InputsLike, as_inputs
 from explain.interrupts import came_by_signal
 from explain.layers.grid import Grid, Layout, Size
@@ -237,13 +237,13 @@ def grids_of(model: nn.Module, inputs: Inputs) -> Grids:
     look = cache(partial(remembered, model, inputs))
 
     def layout(layer: str, shape: Size) -> Layout | None:
-        return layout_of(model.get_submodule(split_call(layer)[0]), shape, tuple(inputs.x.shape[2:]))
+        return layout_of(model.get_submodule(place_of(layer, model).module), shape, tuple(inputs.x.shape[2:]))
 
     def call(layer: str) -> Call | None:
-        name, number = split_call(layer)
-        module = model.get_submodule(name)  # one that has several names was noted under its first
+        place = place_of(layer, model)
+        module = model.get_submodule(place.module)  # one that has several names was noted under its first
         first = next(known for known, each in model.named_modules() if each is module)
-        return look().call_of(first, number)
+        return look().call_of(first, place.call)
 
     def grid(layer: str) -> Grid | None:
         known = call(layer)
@@ -264,38 +264,34 @@ def of_other_images(model: nn.Module, inputs: Inputs) -> set[CallKey]:
     return {(call.name, call.number) for call in remembered(model, inputs).calls if not call.depends}
 
 
-def split_call(layer: str) -> tuple[str, int | None]:
+def split_call(layer: str, model: nn.Module | None = None) -> tuple[str, int | None]:
     """Take a layer's name apart from which of its calls is meant; None is the last.
 
-    >>> split_call("encoder.conv@0"), split_call("encoder.conv")
-    (('encoder.conv', 0), ('encoder.conv', None))
+    With a model, a module that bears the whole name goes before that reading of it.
+
+    >>> split_call("encoder.conv@0"), split_call("encoder.conv"), split_call("conv:input@1")
+    (('encoder.conv', 0), ('encoder.conv', None), ('conv:input', 1))
     """
-    name, at, number = layer.rpartition("@")
-    return (name, int(number)) if at and number.isdecimal() else (layer, None)
+    place = place_of(layer, model)
+    return place.layer, place.call
 
 
 def find_layers(model: nn.Module, inputs: Inputs, where: Where) -> list[str]:
     """Name the layers that a caller means, in their order; ``name@0`` is the first call of one that is called often.
 
-    A layer that sees several inputs one after the other, of which one is explained, stands for its last call that
-    depends on that one.
+    ``name:input`` is the first tensor that a layer is given. A layer that sees several inputs one after the other, of
+    which one is explained, stands for its last call that depends on that one.
 
     Raises:
         LayerError: a name or pattern matches nothing, or a module is not part of the model.
     """
-    items = [where] if isinstance(where, (str, nn.Module, type)) else where
-    several = [*items] if isinstance(items, Iterable) else []
-    if not several:
-        return list(select(model, items))  # which says what is wrong with it
-    found: dict[str, None] = {}
-    for item in several:
-        plain, number = split_call(item) if isinstance(item, str) else (item, None)
-        for name in select(model, plain):
-            found[name if number is None else f"{name}@{number}"] = None
-    return [_dependent(model, inputs, name) for name in found] if inputs.others else list(found)
+    found = select_places(model, where)
+    return [_dependent(model, inputs, name) for name in found] if inputs.others else found
 
 
 def _dependent(model: nn.Module, inputs: Inputs, layer: str) -> str:
-    name, number = split_call(layer)
-    calls = [call for call in remembered(model, inputs).calls if call.name == name and call.depends]
-    return layer if number is not None or not calls else calls[-1].label
+    place = place_of(layer, model)
+    calls = [call for call in remembered(model, inputs).calls if call.name == place.module and call.depends]
+    if place.call is not None or not calls or calls[-1].last:
+        return layer
+    return name_of(place._replace(call=calls[-1].number))

@@ -15,7 +15,7 @@ def channels_of(model: nn.Module, inputs: Inputs, layers: Iterable[str]) -> dict
     calls = remembered(model, inputs).calls
     found = {}
     for layer in layers:
-        name, number = split_call(layer)
+        name, number = split_call(layer, model)
         mine = [call for call in calls if call.name == name and number in (None, call.number) and call.grid]
         if mine and mine[-1].grid is not None:
             found[layer] = mine[-1].shape[mine[-1].grid.of_channels]

@@ -223,13 +223,15 @@ def _reached(
     """The positions that each layer's gradient reaches, and whether the pass saw all of it."""
     grids, found = grids_of(model, inputs), {}
     with untouched(model, grad=not cut), HookGroup(model) as group:
-        capture = Capture(group, dict.fromkeys(split_call(layer)[0] for layer in layers), gradients=True, cut=cut)
+        capture = Capture(
+            group, dict.fromkeys(split_call(layer, model)[0] for layer in layers), gradients=True, cut=cut
+        )
         output = inputs.detached().call(model)
         found_scores = _best_score(output) if score is None else score(output).sum()
         if found_scores is not None:
             capture.backward(found_scores, roughly=True)
     for layer in layers:
-        record = capture.of_call(*split_call(layer))
+        record = capture.of_call(*split_call(layer, model))
         if record is not None and record.gradient is not None:
             positions = (to_spatial(record.gradient, grids, layer) != 0).any(1).flatten(1)
             found[layer] = positions.sum(1).tolist()
