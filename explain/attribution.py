@@ -42,6 +42,10 @@ def attribute(
 ) -> Attribution:
     """Attribute one score per image of ``x`` ``(N, C, H, W)``, or per video ``(N, C, T, H, W)``, with one method.
 
+    Modes belong to modules, not to threads: while a model is explained, other threads find it in evaluation mode too.
+    To explain a model that another thread trains, explain ``explain.hooks.copied(model)``, made between two steps. An
+    explanation that another thread's ``train()`` came in between is refused.
+
     Args:
         model: any ``nn.Module``; it and the caller's autograd state are left exactly as found.
         x: preprocessed images, on the model's device; where the model takes more, a tuple of its positional arguments,

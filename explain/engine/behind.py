@@ -21,6 +21,7 @@ from explain.engine.work import Pace, agree, is_out_of_memory
 from explain.errors import ExplainError
 from explain.hooks import HookGroup, Overwriting, Record, calculating, first_tensor, has_hooks, replace_first
 from explain.inputs import Inputs
+from explain.interrupts import came_by_signal
 from explain.targets import find_logits
 
 
@@ -68,7 +69,7 @@ class _CutOff:
                 output = self._scored(images, self._image, maps)
                 self._check(output, images, check)
             except (RuntimeError, ValueError, IndexError, ExplainError, DependentRowsError) as error:
-                if is_out_of_memory(error):
+                if is_out_of_memory(error) or came_by_signal(error):
                     raise
                 self._fans_out, self._tape = False, None
         if not self._fans_out or self._asked.one_at_a_time:

@@ -29,6 +29,7 @@ from explain.engine.rules import apply_rule
 from explain.engine.work import Footprint, Precision, Work, agree, autocast, mixed_precision_now
 from explain.hooks import Capture, HookGroup, Source, cut_where_allowed, recording, untouched
 from explain.inputs import Inputs, InputsLike, Path, as_inputs
+from explain.interrupts import came_by_signal
 from explain.layers import Ran, grids_of, split_call
 from explain.targets import Target, must_follow_rows
 
@@ -184,7 +185,9 @@ def _must_stand_alone(forward: Forward, choice: Choice, work: Work) -> None:
     asked = choice.of_rows(torch.zeros(1, dtype=torch.long, device=inputs.x.device))
     try:
         score = asked.pick(inputs.first().call(forward.model), 1)[0].detach()
-    except Exception:  # whatever it is, the image alone does not go with what it was given
+    except Exception as error:  # whatever it is, the image alone does not go with what it was given
+        if came_by_signal(error):
+            raise
         score = choice.score[:1] + float("nan")
     if not agree(at_least_float32(score), choice.score[:1], inputs.x, work):
         refuse_shared(rows)

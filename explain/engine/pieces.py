@@ -16,6 +16,7 @@ from explain.engine.forward import Choice
 from explain.engine.plan import Stream
 from explain.engine.work import Pace, Work, is_out_of_memory
 from explain.errors import ExplainError
+from explain.interrupts import came_by_signal
 from explain.targets import find_logits
 
 
@@ -119,6 +120,8 @@ def in_pieces(
         try:
             run(piece, first)
         except Exception as error:
+            if came_by_signal(error):
+                raise
             if not is_out_of_memory(error) and not isinstance(error, (ExplainError, DependentRowsError)):
                 if asked.fixed or start or len(piece) + first == images:
                     raise
