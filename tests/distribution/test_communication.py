@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,15 +19,26 @@ from explain.errors import HookError
 from tests.conftest import ROOT
 
 WORKER = """
-import json, sys, torch, torch.distributed as dist
+import json, os, sys, torch, torch._dynamo, torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from explain.hooks.distributed import Codec, communicate
 
-rank, world, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+# Each rank is a process of its own, forked when the slow imports are done.
+world, folder, hows = json.loads(sys.argv[1])
+rank, ranks = 0, []
+for rank in range(world):
+    child = os.fork()
+    if not child:
+        log = os.open(f"{folder}/{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(log, 1), os.dup2(log, 2)
+        break
+    ranks.append(child)
+else:
+    sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0 for child in ranks))
+dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
 
 
 def encode_fails_on_the_last_rank(bucket):
@@ -93,7 +106,7 @@ def train(how):
 
 
 plain, _ = train("allreduce")
-for how in sys.argv[4:]:
+for how in hows:
     try:
         found, recorder = train(how)
         sizes = [(sent.bytes, sent.bytes_sent) for sent in recorder.buckets]
@@ -113,19 +126,18 @@ def run(world: int, folder: Path, *hows: str) -> Said:
     """What every rank said, by way of communication."""
     (folder / "worker.py").write_text(WORKER)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    processes = []
-    for rank in range(world):
-        command = [sys.executable, "worker.py", str(rank), str(world), str(folder / "store"), *hows]
-        with (folder / f"{rank}.txt").open("w") as log:
-            processes.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=folder))
+    given = json.dumps([world, str(folder), hows])
+    command = [sys.executable, "worker.py", given]
+    # In a process group of its own, so that no rank outlives a test that gives up.
+    launched = subprocess.Popen(command, env=environment, cwd=folder, start_new_session=True)
     try:
-        codes = [process.wait(timeout=300) for process in processes]
+        code = launched.wait(timeout=300)
     finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(launched.pid, signal.SIGKILL)
+        launched.wait()
     texts = [(folder / f"{rank}.txt").read_text() for rank in range(world)]
-    assert codes == [0] * world, "\n".join(texts)
+    assert code == 0, "\n".join(texts)
     lines = [json.loads(line) for text in texts for line in text.splitlines() if line.startswith("{")]
     return {how: [line for line in lines if line["how"] == how] for how in hows}
 
