@@ -21,11 +21,22 @@ ALWAYS = hypothesis.settings(phases=[hypothesis.Phase.generate], derandomize=Tru
                              suppress_health_check=list(hypothesis.HealthCheck))  # fmt: skip
 
 
-@hypothesis.settings(ALWAYS, max_examples=25)
-@hypothesis.given(cases())
-def test_every_method_is_exact_on_random_networks_and_leaves_no_trace(case: Case) -> None:
+def check_some(case: Case) -> None:
     long = sorted(RERUNS)
     check(case, [*CHEAP, long[case.seed % len(long)], long[case.program.seed % len(long)]])
+
+
+@hypothesis.settings(ALWAYS, max_examples=20)
+@hypothesis.given(cases())
+def test_every_method_is_exact_on_random_networks_and_leaves_no_trace(case: Case) -> None:
+    check_some(case)
+
+
+@pytest.mark.long
+@hypothesis.settings(ALWAYS, max_examples=150)
+@hypothesis.given(cases())
+def test_every_method_is_exact_on_many_random_networks(case: Case) -> None:
+    check_some(case)
 
 
 def test_every_method_is_drawn() -> None:

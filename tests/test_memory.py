@@ -37,6 +37,7 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="there is no /proc to read the memory from")
 def test_a_thousand_explanations_take_no_more_memory_than_fifty(
     photo: Image.Image, explainer: explain.Explainer, tmp_path: Path

@@ -184,12 +184,14 @@ def check(said: list[dict[str, Any]], how: str) -> None:
         assert line["text"].startswith(f"{len(line['sizes'])} buckets, 0.0")
 
 
+@pytest.mark.xdist_group("two ranks")
 @pytest.mark.parametrize("how", TOLERANCES)
 def test_training_equals_the_uncompressed_run(how: str, two_ranks: Said) -> None:
     assert len(two_ranks[how]) == 2
     check(two_ranks[how], how)
 
 
+@pytest.mark.xdist_group("two ranks")
 @pytest.mark.parametrize("how", FAILURES)
 def test_an_error_on_one_rank_ends_all_of_them_with_its_message(how: str, two_ranks: Said) -> None:
     assert len(two_ranks[how]) == 2
