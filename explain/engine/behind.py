@@ -19,7 +19,7 @@ from explain.engine.plan import Stream
 from explain.engine.replay import Replay, Tape
 from explain.engine.work import Pace, agree, is_out_of_memory
 from explain.errors import ExplainError
-from explain.hooks import HookGroup, Overwriting, Record, calculating, first_tensor, has_hooks, replace_first
+from explain.hooks import HookGroup, Overwriting, Record, calculating, first_tensor, has_hooks, on_layer, replace_first
 from explain.inputs import Inputs
 from explain.interrupts import came_by_signal
 from explain.targets import find_logits
@@ -112,7 +112,7 @@ class _CutOff:
         alone = asked.inputs.rows(self._image)  # made before the tape runs, as before a replay
         with running_altered(asked), HookGroup(asked.model) as group:
             overwriting.watch(group, record.layer)
-            group.forward(record.layer, reached)
+            on_layer(group, asked.model, record.layer, reached)
             try:
                 with tape:
                     alone.call(asked.model)
@@ -146,7 +146,7 @@ class _CutOff:
             calls.clear()  # it may run once more in another layout
             with HookGroup(asked.model) as group:
                 overwriting.watch(group, record.layer)
-                group.forward(record.layer, replaced)
+                on_layer(group, asked.model, record.layer, replaced)
                 with ExitStack() as stack:
                     if replay is not None:
                         stack.enter_context(replay)

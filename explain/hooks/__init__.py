@@ -55,7 +55,7 @@ from explain.hooks.modes import evaluating
 from explain.hooks.places import Place, name_of, place_of, select_places
 from explain.hooks.present import has_hooks
 from explain.hooks.preserve import calculating, recording, untouched
-from explain.hooks.records import Overwriting, Record, Seen, Source, Tap, cut_where_allowed
+from explain.hooks.records import Overwriting, Record, Seen, Source, Tap, cut_where_allowed, on_layer
 from explain.hooks.select import Where, select
 from explain.hooks.structure import first_tensor, rebuilt, replace_first
 from explain.hooks.timeline import Event, Timeline, timeline
@@ -96,6 +96,7 @@ __all__ = [
     "has_hooks",
     "inspect",
     "name_of",
+    "on_layer",
     "packaging",
     "place_of",
     "rebuilt",

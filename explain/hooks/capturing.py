@@ -339,8 +339,9 @@ class Capture:
 
     def _must_be_floating(self, record: Record, tensor: torch.Tensor) -> None:
         if not tensor.is_floating_point():
+            verb = "be given" if place_of(record.layer, self._model).of_input else "return"
             raise LayerError(
-                f"layer {record.layer!r} must return floating-point values, got {tensor.dtype}; choose another"
+                f"layer {record.layer!r} must {verb} floating-point values, got {tensor.dtype}; choose another"
             )
         if tensor.is_inference():
             raise LayerError(

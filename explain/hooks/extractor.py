@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import suppress
 from typing import Any
 
-import torch
 from torch import nn
 
+from explain import nested
 from explain.errors import LayerError
 from explain.hooks.group import HookGroup
+from explain.hooks.places import Place, place_of, select_places
 from explain.hooks.preserve import recording
-from explain.hooks.select import Where, select
-from explain.hooks.structure import rebuilt
+from explain.hooks.records import on_layer
+from explain.hooks.select import Where
+from explain.hooks.structure import first_tensor
 
 
 class _SeenEnough(BaseException):
@@ -24,16 +27,18 @@ class FeatureExtractor(nn.Module):
 
     Args:
         model: any module; it is neither copied nor changed, and it has no hooks between calls.
-        layers: names, patterns, modules or classes; see `select`.
+        layers: names, patterns, modules or classes; see `select`. ``conv@1`` is the second call of a layer that runs
+            several times, and ``conv:input`` the first tensor that it is given.
         graph: keep the graph, to compute gradients through the features.
 
     Returns:
-        A dictionary from layer names to outputs, detached unless ``graph`` is set. Of a layer that runs several times,
-        it has the first output.
+        A dictionary from names to outputs, detached unless ``graph`` is set. A name without a call stands for the
+        first one here, since what comes after it does not run.
 
     Raises:
-        LayerError: a layer is not in the model, or is never called.
+        LayerError: a layer is not in the model, or the call asked for never comes.
 
+    >>> import torch
     >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(1, 1))
     >>> {name: tuple(f.shape) for name, f in FeatureExtractor(model, ["0", "1"])(torch.zeros(2, 3, 8, 8)).items()}
     {'0': (2, 4, 6, 6), '1': (2, 4, 6, 6)}
@@ -42,37 +47,47 @@ class FeatureExtractor(nn.Module):
     def __init__(self, model: nn.Module, layers: Where, *, graph: bool = False) -> None:
         super().__init__()
         self.model = model
-        self.layers = list(select(model, layers))
+        self.layers = select_places(model, layers)
         self.graph = graph
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         features: dict[str, Any] = {}
+        calls = Counter[str]()
         with recording(self.graph), HookGroup(self.model) as group:
-            for name in self.layers:
-                group.forward(name, self._keeper(name, features))
+            for layer, names in self._by_layer().items():
+                on_layer(group, self.model, layer, self._keeper(names, features, calls))
             with suppress(_SeenEnough):
                 self.model(*args, **kwargs)
-        missing = [name for name in self.layers if name not in features]
-        if missing:
-            raise LayerError(f"layer {missing[0]!r} was not called in the forward pass; choose one that the model uses")
+        for name in self.layers:
+            if name not in features:
+                raise _missing(name, calls[place_of(name, self.model).layer])
         return {name: features[name] for name in self.layers}
 
-    def _keeper(self, name: str, features: dict[str, Any]) -> Any:
+    def _by_layer(self) -> dict[str, dict[str, Place]]:
+        """The names that are about each layer: several calls may be asked for."""
+        found: dict[str, dict[str, Place]] = {}
+        for name in self.layers:
+            place = place_of(name, self.model)
+            found.setdefault(place.layer, {})[name] = place
+        return found
+
+    def _keeper(self, names: dict[str, Place], features: dict[str, Any], calls: Counter[str]) -> Any:
         def keep(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            # A copy of all but the last: what runs after may overwrite it.
-            last = len(features) == len(self.layers) - 1 and name not in features
-            features.setdefault(name, output if last else _copied(output))
-            if last:
+            for name, place in names.items():
+                if (place.call or 0) != calls[place.layer]:
+                    continue
+                found = first_tensor(output) if place.of_input else output
+                # A copy of all but the last: what runs after may overwrite it.
+                last = len(features) == len(self.layers) - 1
+                features[name] = found if last else nested.replace(found, lambda path, tensor: tensor.clone())
+            calls[next(iter(names.values())).layer] += 1
+            if len(features) == len(self.layers):
                 raise _SeenEnough
 
         return keep
 
 
-def _copied(output: Any) -> Any:
-    if isinstance(output, torch.Tensor):
-        return output.clone()
-    if isinstance(output, dict):
-        return {key: _copied(value) for key, value in output.items()}
-    if isinstance(output, (tuple, list)):
-        return rebuilt(output, map(_copied, output))
-    return output
+def _missing(name: str, calls: int) -> LayerError:
+    if not calls:
+        return LayerError(f"layer {name!r} was not called in the forward pass; choose one that the model uses")
+    return LayerError(f"layer {name!r} must name one of its calls, 0 to {calls - 1}, got one that never came")

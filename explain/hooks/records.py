@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.hooks import BackwardHook
 
 from explain.hooks.group import HookGroup
+from explain.hooks.places import place_of
 
 T = TypeVar("T")
 Source: TypeAlias = Any
@@ -86,6 +87,22 @@ class Tap(nn.Module):
         return torch.empty_like(x).copy_(hook.setup_output_hook(watched))
 
 
+def on_layer(group: HookGroup, model: nn.Module, layer: str, fn: Callable[..., Any]) -> None:
+    """Call ``fn(module, args, output)`` after a layer; for ``name:input`` before it, with ``(args, kwargs)`` as output.
+
+    What it returns takes the place of that output.
+    """
+    place = place_of(layer, model)
+    if not place.of_input:
+        group.forward(place.module, fn)
+        return
+
+    def given(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        return fn(module, args, (args, kwargs))
+
+    group.forward_pre(place.module, given, with_kwargs=True)
+
+
 class Overwriting:
     """Tells whether a module overwrote its input, so that what it gives goes by an older name too."""
 
@@ -98,7 +115,8 @@ class Overwriting:
             if first is not None and not first.is_inference():
                 self._given[name] = first, first._version
 
-        group.forward_pre(name, note, with_kwargs=True)
+        if group._model is None or not place_of(name, group._model).of_input:  # which nobody has overwritten yet
+            group.forward_pre(name, note, with_kwargs=True)
 
     def is_by(self, name: str, output: torch.Tensor) -> bool:
         """Whether this output of a module is its input, overwritten; asked once, when it has returned."""

@@ -17,6 +17,7 @@ from explain.errors import ExplainError
 from explain.hooks import Where, name_of, place_of, select_places, unwrapped
 from explain.inputs import Inputs, InputsLike, as_inputs
 from explain.interrupts import came_by_signal
+from explain.layers.given import givers
 from explain.layers.grid import Grid, Layout, Size
 from explain.layers.notes import Call, CallKey, Notes, maps_of, watched
 from explain.layers.probe import altered, corners, decide
@@ -65,6 +66,7 @@ def list_layers(model: nn.Module, x: InputsLike) -> list[Call]:
     return list(take_look(unwrapped(model), as_inputs(x)).calls)
 
 
+GIVEN = "which call gave what a module is given"
 KEPT = 16  # looks at a network, each for another size of inputs
 _looks: weakref.WeakKeyDictionary[nn.Module, dict[Any, Look]] = weakref.WeakKeyDictionary()
 _tokens: weakref.WeakKeyDictionary[nn.Module, object] = weakref.WeakKeyDictionary()
@@ -243,7 +245,7 @@ def grids_of(model: nn.Module, inputs: Inputs) -> Grids:
         place = place_of(layer, model)
         module = model.get_submodule(place.module)  # one that has several names was noted under its first
         first = next(known for known, each in model.named_modules() if each is module)
-        return look().call_of(first, place.call)
+        return _giver(model, inputs, look(), first, place.call) if place.of_input else look().call_of(first, place.call)
 
     def grid(layer: str) -> Grid | None:
         known = call(layer)
@@ -255,6 +257,15 @@ def grids_of(model: nn.Module, inputs: Inputs) -> Grids:
 
     size, strict = tuple(inputs.x.shape[2:]), bool(inputs.others)
     return Grids(size, len(inputs), lambda: look().sizes, grid, layout, strict, doubt)
+
+
+def _giver(model: nn.Module, inputs: Inputs, look: Look, name: str, number: int | None) -> Call | None:
+    """The call that gave what a module is given in one of its calls, or in its last."""
+    if GIVEN not in look.chosen:
+        look.chosen[GIVEN] = givers(model, (inputs.first() if look.alone else inputs).detached())
+    known: dict[CallKey, CallKey] = look.chosen[GIVEN]
+    numbers = [n for given, n in known if given == name and number in (None, n)]
+    return look.call_of(*known[name, max(numbers)]) if numbers else None
 
 
 def of_other_images(model: nn.Module, inputs: Inputs) -> set[CallKey]:

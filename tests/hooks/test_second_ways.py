@@ -371,6 +371,27 @@ def test_a_modules_own_name_goes_before_the_suffixes() -> None:
     assert list(explain.hooks.FeatureExtractor(model, names[1])(x)) == [names[1]]
 
 
+def test_an_extractor_takes_calls_and_inputs_and_runs_no_further() -> None:
+    one, other, relu = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1), nn.ReLU(inplace=True)
+    model = nn.Sequential(one, relu, one, relu, other, one, nn.Flatten())
+    x, ran = torch.randn(2, 3, 4, 4), []
+    model[6].register_forward_hook(lambda *given: ran.append("the end"))
+    names = ["0", "0@1", "1:input", "1:input@1", "1@1", "0@2"]
+    with torch.no_grad():
+        first = one(x)
+        second = one(first.relu())
+        third = one(other(second.relu()))
+        found = explain.hooks.FeatureExtractor(model, names)(x)
+    assert list(found) == names
+    assert not ran
+    for name, expected in zip(names, [first, second, first, second, second.relu(), third], strict=True):
+        assert torch.equal(found[name], expected), name
+    with pytest.raises(LayerError, match="layer '0@3' must name one of its calls, 0 to 2, got one that never came"):
+        explain.hooks.FeatureExtractor(model, ["0@3"])(x)
+    kept = explain.hooks.FeatureExtractor(networks("mapping")[0], ["body", "fc"])(networks("mapping")[1])["body"]
+    assert (type(kept), kept["missing"]) == (defaultdict, [])
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoints_are_recorded_once_while_backward_repeats_them(reentrant: bool) -> None:
     model, x = networks("attribute")
