@@ -7,6 +7,7 @@ user's own model, target or callback raises is never wrapped: it comes through a
 from __future__ import annotations
 
 import difflib
+import logging
 import sys
 import threading
 import unicodedata
@@ -180,6 +181,14 @@ def quiet() -> AbstractContextManager[None]:
     away. (``warnings.catch_warnings`` alone would bring back what another thread had put there.)
     """
     return _Quiet()
+
+
+def note(message: str) -> None:
+    """Say that a slower way is taken, at the level INFO of the logger "explain": it is no fault, but costs time.
+
+    ``logging.basicConfig(level=logging.INFO)`` shows them.
+    """
+    logging.getLogger("explain").info(printable(message))
 
 
 def warn(message: str) -> None:

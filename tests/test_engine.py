@@ -811,3 +811,14 @@ def test_lazy_modules_must_have_run_once(x: torch.Tensor) -> None:
     model = nn.Sequential(nn.LazyConv2d(4, 3), nn.Flatten())
     with pytest.raises(ModelError, match=r"got lazy layers without them; call model\(x\) once first"):
         explain.attribute(model, x, "saliency")
+
+
+def test_a_slower_way_is_said_where_somebody_listens(x: torch.Tensor, caplog: pytest.LogCaptureFixture) -> None:
+    class Coupled(TinyNet):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x - x.mean(0, keepdim=True) / 2)
+
+    model = settled(Coupled()).double().eval()
+    with caplog.at_level("INFO", logger="explain"):
+        explain.attribute(model, x[:1], "smoothgrad", target=1)
+    assert "altered rows are run one at a time: the model's scores depend on what stands beside" in caplog.text

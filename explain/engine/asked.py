@@ -14,7 +14,7 @@ from explain.engine.evidence import Evidence, Origin
 from explain.engine.forward import Choice, Forward
 from explain.engine.plan import Plan
 from explain.engine.work import Footprint, Work, autocast
-from explain.errors import ModelError
+from explain.errors import ModelError, note, raised
 from explain.hooks import untouched
 from explain.inputs import Inputs, Path, dotted
 from explain.targets import Target
@@ -96,6 +96,7 @@ def in_fastest_layout(
         except RuntimeError as error:
             if "view" not in str(error):  # what .view() says of a layout that it cannot take
                 raise
+            note(f"inputs are laid out channels first, which is slower on a CPU: {raised(error)}")
             asked.channels_last = False
     return run(asked.inputs.rows(images, altered))
 

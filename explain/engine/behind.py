@@ -18,7 +18,7 @@ from explain.engine.pieces import Readers, Told, in_pieces
 from explain.engine.plan import Stream
 from explain.engine.replay import Replay, Tape
 from explain.engine.work import Pace, agree, is_out_of_memory
-from explain.errors import ExplainError
+from explain.errors import ExplainError, note, raised
 from explain.hooks import HookGroup, Overwriting, Record, calculating, first_tensor, has_hooks, on_layer, replace_first
 from explain.inputs import Inputs
 from explain.interrupts import came_by_signal
@@ -71,6 +71,7 @@ class _CutOff:
             except (RuntimeError, ValueError, IndexError, ExplainError, DependentRowsError) as error:
                 if is_out_of_memory(error) or came_by_signal(error):
                     raise
+                note(f"every map of layer {self._layer} takes a whole pass: {raised(error)}")
                 self._fans_out, self._tape = False, None
         if not self._fans_out or self._asked.one_at_a_time:
             output = self._scored(images, images, maps)

@@ -27,6 +27,7 @@ from explain.engine.plan import Plan
 from explain.engine.reruns import Runner, run_streams
 from explain.engine.rules import apply_rule
 from explain.engine.work import Footprint, Precision, Work, agree, autocast, mixed_precision_now
+from explain.errors import note
 from explain.hooks import Capture, HookGroup, Source, cut_where_allowed, recording, untouched
 from explain.inputs import Inputs, InputsLike, Path, as_inputs
 from explain.interrupts import came_by_signal
@@ -58,6 +59,7 @@ def gather(
     with alone(), untouched(model):
         passes = cut_where_allowed(partial(_Passes, model, inputs, plan, work, precision))
         if passes.forward.layers.misses and passes.cut:
+            note("the pass is recorded from the input on: what a layer gives reaches the score in more than one way")
             passes = _Passes(model, inputs, plan, work, precision, False)
         if told is not None:
             told(passes.ran)

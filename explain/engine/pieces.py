@@ -15,7 +15,7 @@ from explain.engine.evidence import Evidence, at_least_float32
 from explain.engine.forward import Choice
 from explain.engine.plan import Stream
 from explain.engine.work import Pace, Work, is_out_of_memory
-from explain.errors import ExplainError
+from explain.errors import ExplainError, note, raised
 from explain.interrupts import came_by_signal
 from explain.targets import find_logits
 
@@ -125,6 +125,7 @@ def in_pieces(
             if not is_out_of_memory(error) and not isinstance(error, (ExplainError, DependentRowsError)):
                 if asked.fixed or start or len(piece) + first == images:
                     raise
+                note(f"altered rows are run {images} at a time: {raised(error)}")
                 asked.fixed = True
                 continue
             if not is_out_of_memory(error) or len(piece) == 1:

@@ -22,7 +22,7 @@ from explain.engine.forward import Choice
 from explain.engine.pieces import Readers, Told, in_pieces
 from explain.engine.plan import Plan, Stream
 from explain.engine.work import Pace, agree
-from explain.errors import ModelError
+from explain.errors import ModelError, note
 from explain.hooks import calculating
 from explain.inputs import Path
 
@@ -46,6 +46,7 @@ def run_streams(plan: Plan, asked: Asked) -> None:
             run(stream, rows, readers, asked, progress)
         except DependentRowsError:
             _must_score_alone(asked)
+            note("altered rows are run one at a time: the model's scores depend on what stands beside an image")
             asked.one_at_a_time = True
             readers = [Readers(stream, asked, choice) for choice in asked.choices]
             run(stream, rows, readers, asked, progress)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import BackwardHook
 
+from explain.errors import note
 from explain.hooks.group import HookGroup
 from explain.hooks.places import place_of
 
@@ -131,6 +132,7 @@ def cut_where_allowed(run: Callable[[bool], T]) -> T:
     except RuntimeError as error:
         if not forbids_cut(error):
             raise
+    note("the pass is recorded from the input on: the model overwrites a view that was made without gradients")
     return run(False)
 
 
