@@ -23,7 +23,7 @@ The way through the house, each room importing only from rooms above it:
     attribution     `attribute`: model and tensors in, `Attribution` out
     concepts        what a layer's feature maps are made of
     images          files, bytes, arrays and PIL images to RGB; where a model's input lies on a photo
-    pieces          several crops of one photo, explained as one
+    mosaic          several crops of one photo, explained as one
     render/         colour maps, overlays, captions, sheets, figures: arrays and PIL images only
     output          files that appear complete or not at all
     models/         bundled, torchvision's, the user's own, with preprocessing and labels
@@ -83,7 +83,7 @@ _ROOMS = {
         "attribution",
         "concepts",
         "images",
-        "pieces",
+        "mosaic",
     ),
     *("render", "output", "models", "record", "explanation", "photos", "explainer", "saved"),
     *("arguments", "cli", "version"),

@@ -26,13 +26,13 @@ from explain.hooks.structure import first_tensor
 from explain.images import Box, ImageLike, Preprocess, load_image, locate
 from explain.methods import Fusion, Method, MethodLike, get_method, list_methods
 from explain.models import Classifier, Crop, FiveCrops, as_classifier, as_preprocess, cropped, load, on_device
+from explain.mosaic import best_of_mean, joined
 from explain.photos import AT_ONCE, Photo, collected, in_batches
-from explain.pieces import best_of_mean, joined
 from explain.record import Origin, Question, asked, class_name, described, encode_fields, has_tensor
 from explain.targets import TargetLike, as_target, check_categories
 
 
-class Options(TypedDict, total=False):
+class PhotoOptions(TypedDict, total=False):
     """The keyword arguments of a question; see `Explainer`."""
 
     layer: Where | None
@@ -44,7 +44,7 @@ class Options(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Request:
+class PhotoRequest:
     """A question for photos: what `attribute_targets` is called with, and what records tell of it.
 
     ``alone`` says that each photo is asked for itself, since the target or a method may tell the rows of a batch apart.
@@ -125,7 +125,7 @@ class Explainer:
         image: ImageLike,
         methods: MethodLike | Iterable[MethodLike] = "gradcam",
         target: TargetLike | Sequence[TargetLike] = None,
-        **options: Unpack[Options],
+        **options: Unpack[PhotoOptions],
     ) -> Explanation: ...
 
     @overload
@@ -134,7 +134,7 @@ class Explainer:
         image: list[ImageLike] | tuple[ImageLike, ...] | Iterator[ImageLike],
         methods: MethodLike | Iterable[MethodLike] = "gradcam",
         target: TargetLike | Sequence[TargetLike] = None,
-        **options: Unpack[Options],
+        **options: Unpack[PhotoOptions],
     ) -> list[Explanation]: ...
 
     def __call__(
@@ -177,7 +177,7 @@ class Explainer:
         images: Iterable[ImageLike],
         methods: MethodLike | Iterable[MethodLike] = "gradcam",
         target: TargetLike | Sequence[TargetLike] = None,
-        **options: Unpack[Options],
+        **options: Unpack[PhotoOptions],
     ) -> Iterator[Explanation | PhotoError]:
         """Explain photos one after the other, in batches, and keep none: for as many as there are.
 
@@ -199,7 +199,7 @@ class Explainer:
         top_k: int | None = None,
         precision: Precision = "full",
         **options: Any,
-    ) -> Request:
+    ) -> PhotoRequest:
         """Check what is asked for, and note it for the record."""
         if top_k is not None and target is not None:
             raise TargetError("target and top_k cannot both be given; leave one out")
@@ -217,9 +217,9 @@ class Explainer:
             or any(has_tensor(encode_fields(method)) for method in known)
         )
         wanted = targets if top_k is None else top_k
-        return Request(chosen, wanted, question, {"precision": precision, **options}, alone)
+        return PhotoRequest(chosen, wanted, question, {"precision": precision, **options}, alone)
 
-    def _all(self, images: Iterable[ImageLike], request: Request) -> Iterator[Explanation | PhotoError]:
+    def _all(self, images: Iterable[ImageLike], request: PhotoRequest) -> Iterator[Explanation | PhotoError]:
         """Explain photos in batches, if it is the same as explaining each alone."""
         limit = request.options.get("batch_size")
         at_once = 1 if request.alone else min(AT_ONCE, limit) if isinstance(limit, int) and limit > 0 else AT_ONCE
@@ -237,7 +237,7 @@ class Explainer:
         photo, source = load_image(image), _source(image)
         return Photo(photo, source, self.as_input(photo), source or f"photo {place}")
 
-    def _explained(self, photos: list[Photo], request: Request) -> list[Explanation]:
+    def _explained(self, photos: list[Photo], request: PhotoRequest) -> list[Explanation]:
         """Explain photos whose inputs have one shape, in one batch."""
         if isinstance(self.preprocess, FiveCrops):
             return [self._in_pieces(photo, self.preprocess, request) for photo in photos]
@@ -259,7 +259,7 @@ class Explainer:
             for i, photo in enumerate(photos)
         ]  # fmt: skip
 
-    def _in_pieces(self, photo: Photo, crops: FiveCrops, request: Request) -> Explanation:
+    def _in_pieces(self, photo: Photo, crops: FiveCrops, request: PhotoRequest) -> Explanation:
         """Explain five crops of one photo as one: for their mean score, with one map of the whole photo."""
         x = self._placed(crops.parts(photo.image))
         targets = request.targets
@@ -283,7 +283,7 @@ class Explainer:
         photo: Photo,
         x: torch.Tensor,
         results: tuple[Mapping[str, Attribution], ...],
-        request: Request,
+        request: PhotoRequest,
         probabilities: torch.Tensor | None,
         box: Box,
     ) -> Explanation:
