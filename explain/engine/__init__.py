@@ -1,6 +1,8 @@
 """The engine: the fewest passes that gather what the methods asked for need.
 
     entry       what is refused before anything runs
+    rectifiers  which calls rectify, in whatever words
+    constants   what is added: biases, shifts, parameters and buffers
     operations  what happens in a forward pass, as it happens
     rules       what a backward pass does at an operation, as values
     asks        what a method may ask for, as values
@@ -8,7 +10,7 @@
     altered     altered rows, as values
     plan        which passes gather what was asked for; prints itself
     work        precision, batch sizes, progress
-    linear      what biases add, and a head's weights for a class
+    linear      a head's weights for a class
     blocks      transformer blocks, each read out on its own
     forward     one forward pass: what was recorded, and what the targets picked
     collect     one collector for each kind of evidence

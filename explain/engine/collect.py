@@ -29,11 +29,12 @@ from explain.engine.asks import (
     RuleCoverage,
 )
 from explain.engine.blocks import attention_gradients
+from explain.engine.constants import Constant
 from explain.engine.evidence import at_least_float32
 from explain.engine.forward import Choice, Forward
-from explain.engine.linear import Heads, bias_of, biased_modules, class_weights
+from explain.engine.linear import Heads, class_weights
 from explain.errors import MethodError, TargetError, UnusedLayerError
-from explain.hooks import Capture, HookGroup, Record, Source
+from explain.hooks import HookGroup, Source
 from explain.hooks.attention import AttentionRecord, attention, by_image
 from explain.layers import of_other_images
 
@@ -118,26 +119,21 @@ class _RuleCoverage(Collector):
 
 
 class _BiasTerms(Collector):
-    _biases: Capture
-
-    def watch(self, group: HookGroup, model: nn.Module, *, cut: bool) -> None:
-        self._biases = Capture(group, biased_modules(model), gradients=True, cut=cut)
+    """What is added in the network, times the gradient where it is added."""
 
     def sources(self, forward: Forward, ask: Ask) -> list[Source]:
-        return [source for record in self._biases.records for source in self._biases.sources_of(record)]
-
-    @contextmanager
-    def during(self, forward: Forward, choice: Choice) -> Iterator[None]:
-        with self._biases.paused():  # the gradients of the sources are all that is needed
-            yield
+        return [constant.edge for constant in forward.operations.constants]
 
     def answer(self, forward: Forward, choice: Choice, ask: Ask, gradients: Gradients) -> tuple[torch.Tensor, ...]:
-        found, biases = iter(gradients), self._biases
-        pairs = [(r, biases.joined(r, [next(found) for _ in biases.sources_of(r)])) for r in biases.records]
-        modules, elsewhere = dict(forward.model.named_modules()), of_other_images(forward.model, forward.inputs)
-        terms = [(r, _of_images(bias_of(modules[r.layer], g), r, forward)) for r, g in pairs if g is not None]
-        # What other images than the explained one bring adds to the score too, but lies nowhere on this one.
-        return tuple(term.flatten(1) if (r.layer, r.call) in elsewhere else term for r, term in terms)
+        elsewhere = of_other_images(forward.model, forward.inputs)
+        terms = []
+        for constant, gradient in zip(forward.operations.constants, gradients, strict=True):
+            if gradient is not None:
+                term = _of_images(_term(constant, gradient), constant, forward)
+                # What other images than the explained one bring adds to the score too, but lies nowhere on this one.
+                nowhere = not constant.lies_on_input or (constant.module, constant.call) in elsewhere
+                terms.append(term.flatten(1) if nowhere else term)
+        return tuple(terms)
 
 
 class _Attention(Collector):
@@ -194,16 +190,25 @@ def _of_layer(gradient: torch.Tensor | None, forward: Forward, choice: Choice, a
     return forward.spatial(gradient, _layer(ask))
 
 
-def _of_images(term: torch.Tensor, record: Record, forward: Forward) -> torch.Tensor:
+def _term(constant: Constant, gradient: torch.Tensor) -> torch.Tensor:
+    """The gradient times what was added; infinity, which masks add to what is not to count, adds nothing there."""
+    term: torch.Tensor = gradient.detach() * constant.value
+    return torch.where(gradient.detach() == 0, torch.zeros_like(term), term)
+
+
+def _of_images(term: torch.Tensor, constant: Constant, forward: Forward) -> torch.Tensor:
     """A bias term laid out over the images, or where it is no map (it may be of windows), as rows of numbers."""
     count, shape = forward.count, tuple(term.shape)
-    grid = forward.grids.grid(shape, f"{record.layer}@{record.call}") if term.ndim > 2 else None
+    layer = None if constant.module is None else f"{constant.module}@{constant.call}"
+    grid = forward.grids.grid(shape, layer) if term.ndim > 2 and constant.lies_on_input else None
+    if layer is None and constant.channels_last and len(term) == count and len(forward.grids.size) == term.ndim - 2:
+        return term.movedim(-1, 1)
     if grid is not None:
         return grid.spread(term)
     turned = term.ndim == 3 and len(term) != count and term.shape[1] == count
     if not turned and len(term) != count > 1 and forward.inputs.others:
         raise MethodError(
-            f"fullgrad must see layer {record.layer!r} give a row for each of the {count} images where there are "
+            f"fullgrad must see layer {constant.module!r} give a row for each of the {count} images where there are "
             f"other inputs, got {len(term)} rows; explain one image at a time"
         )
     return (term.transpose(0, 1) if turned else term).reshape(count, -1)

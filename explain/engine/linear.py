@@ -1,4 +1,4 @@
-"""The parts of a network that are linear, or affine: what its biases add, and a head's weights for a class."""
+"""The linear head of a network: its weights for a class."""
 
 from __future__ import annotations
 
@@ -7,45 +7,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from explain.engine.evidence import at_least_float32
 from explain.errors import LayerError, TargetError
 from explain.hooks import HookGroup
 
 _CONVOLUTIONS = (nn.modules.conv._ConvNd, nn.Linear)
-_NORMALISATIONS = (nn.GroupNorm, nn.LayerNorm, nn.modules.instancenorm._InstanceNorm)
-
-
-def biased_modules(model: nn.Module) -> list[str]:
-    """Name the modules that add a constant: those with a bias, and every batch normalisation."""
-    return [name for name, module in model.named_modules() if name and _bias(module) is not None]
-
-
-def _bias(module: nn.Module) -> torch.Tensor | None:
-    """The constant ``(C,)`` that a module adds to what is otherwise linear in its input.
-
-    For batch normalisation in evaluation mode it is ``beta - gamma mean / sqrt(var + eps)``: the shift by the running
-    mean counts, which the ``bias`` parameter alone leaves out.
-    """
-    if isinstance(module, _BatchNorm) and module.running_mean is not None and module.running_var is not None:
-        scale = (module.running_var.detach() + module.eps).rsqrt()
-        if module.affine:
-            return module.bias.detach() - module.weight.detach() * module.running_mean.detach() * scale
-        return -module.running_mean.detach() * scale
-    if isinstance(module, (*_CONVOLUTIONS, *_NORMALISATIONS)):
-        bias = getattr(module, "bias", None)
-        return None if bias is None else bias.detach()
-    return None
-
-
-def bias_of(module: nn.Module, gradient: torch.Tensor) -> torch.Tensor:
-    """What a module's bias adds to the score at each place: the gradient in its output times the bias."""
-    bias = _bias(module)
-    assert bias is not None
-    if isinstance(module, (nn.Linear, nn.LayerNorm)):
-        return gradient * bias
-    return gradient * bias.reshape(1, -1, *[1] * (gradient.ndim - 2))
 
 
 @dataclass(frozen=True)

@@ -1,23 +1,27 @@
 """The operations of a forward pass, as they happen: what each one is, in which module, and the Node that it left.
 
-A recorder sees every functional call that modules make, in-place methods included. It tells rectifiers in whatever
-words they were written, and keeps those visible that overwrite a view, whose Node autograd would hide in one of its
-base. Operations that only the graph shows are added when it is walked.
+A recorder sees every functional call that modules make, in-place methods included. It notes the rectifiers, and what is
+added, as far as it is asked to, and keeps those visible that overwrite a view, whose Node autograd would hide in one of
+its base. Operations that only the graph shows are added when it is walked.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.autograd.graph import Node
 from torch.overrides import TorchFunctionMode
 
-from explain.hooks import HookGroup, graph
+from explain.engine.constants import SUMS, Constant, Constants, Running
+from explain.engine.rectifiers import LOOKED_AT, Rectified, Rectifiers
+from explain.hooks import graph
 
 # The Nodes that rectifiers leave in the graph; their names end in "Backward" and a number.
 _NODES = {
@@ -39,7 +43,6 @@ _NODES = {
         "Softplus": "softplus",
     }.items()
 }
-RECTIFIERS = frozenset(_NODES.values()) | {"selu", "relu6"}
 # What hooks put into the graph, and operators that libraries register.
 _KNOWN = ("_Gate", "_Overwritten", "BackwardHookFunction", "GeneratedBackwardFor_")
 
@@ -48,7 +51,8 @@ _KNOWN = ("_Gate", "_Overwritten", "BackwardHookFunction", "GeneratedBackwardFor
 class Operation:
     """One operation: its kind in the words of `torch.nn.functional`, the module that it ran in, and its Node.
 
-    ``rectifies`` says whether it is a rectifier, and ``inputs`` which of the Node's inputs are what is rectified.
+    ``rectifies`` says whether it is a rectifier, and ``inputs`` which of the Node's inputs are what is rectified. One
+    that is ``turned`` round keeps the negative part: -relu(-x).
     """
 
     kind: str
@@ -56,13 +60,15 @@ class Operation:
     module: str | None = None
     rectifies: bool = False
     inputs: tuple[int, ...] = (0,)
+    turned: bool = False
 
 
 @dataclass
 class Operations:
-    """The operations noted in a forward pass, by the Nodes that they left."""
+    """The operations noted in a forward pass, by the Nodes that they left; and what was added on the way."""
 
     noted: dict[Node, Operation] = field(default_factory=dict)
+    constants: list[Constant] = field(default_factory=list)
 
     def behind(self, score: torch.Tensor) -> Iterator[Operation]:
         """Yield what is known of the graph behind a score: rectifiers, and functions that nobody can look into."""
@@ -86,54 +92,76 @@ def _is_custom(node: Node) -> bool:
 class Recorder(TorchFunctionMode):
     """Notes the operations that this thread's functional calls make, until it is left.
 
+    Args:
+        model: the model whose modules they are made in.
+        rectifiers: note what rectifies.
+        constants: note what is added.
+
     >>> x = torch.randn(3, requires_grad=True)
-    >>> with HookGroup() as group, Recorder(group) as recorder:
-    ...     y = torch.where(x > 0, x, 0.1 * x).clamp(min=0)
+    >>> with Recorder(nn.Identity(), rectifiers=True, constants=True) as recorder:
+    ...     y = torch.where(x > 0, x, 0.1 * x).clamp(min=0) + torch.ones(3)
     >>> [(found.kind, found.rectifies) for found in recorder.operations.noted.values()]
     [('where', True), ('clamp', True)]
+    >>> [constant.value for constant in recorder.operations.constants]
+    [tensor([1., 1., 1.])]
     """
 
-    def __init__(self, group: HookGroup, model: torch.nn.Module | None = None) -> None:
+    def __init__(self, model: nn.Module, *, rectifiers: bool, constants: bool) -> None:
         super().__init__()
-        self.operations = Operations()
         self._thread = threading.get_ident()
-        self._modules: list[str] = []
-        if model is not None:
-            for name, _ in model.named_modules():
-                group.forward_pre(name, self._entering(name))
-                group.forward(name, self._leaving)
+        self._names = {module: name for name, module in model.named_modules(remove_duplicate=False)}
+        self._noted: dict[Node, Operation] = {}
+        self._rectifiers = Rectifiers() if rectifiers else None
+        self._constants = Constants(model) if constants else None
 
-    def _entering(self, name: str) -> Callable[..., None]:
-        return lambda module, args: self._modules.append(name)
-
-    def _leaving(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        self._modules.pop()
+    @property
+    def operations(self) -> Operations:
+        """What has been noted so far."""
+        return Operations(self._noted, [] if self._constants is None else self._constants.settled())
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         kind = kind_of(func)
-        inputs = _rectified(kind, args, kwargs) if kind in _LOOKED_AT else None
-        if inputs is None or threading.get_ident() != self._thread:
+        rectifiers = self._rectifiers if kind in LOOKED_AT else None
+        if (rectifiers is None and self._constants is None) or threading.get_ident() != self._thread:
             return func(*args, **kwargs)
+        rectified = None if rectifiers is None else rectifiers.told(kind, args, kwargs)
+        noted = rectified is not None or (self._constants is not None and kind in SUMS)
         first = args[0] if args else None
-        if isinstance(first, torch.Tensor) and first._is_view() and (apart := _out_of_place(func, args, kwargs)):
-            # A clone, since what a rectifier keeps of its input must not be overwritten by its output.
-            result = apart(first.clone())
-            self._note(kind, result, inputs)
-            return first.copy_(result)
-        result = func(*args, **kwargs)
-        self._note(kind, result, inputs)
-        return result
+        apart = None
+        if noted and isinstance(first, torch.Tensor) and first._is_view():
+            apart = _out_of_place(func, args, kwargs)
+        # A clone, since what a rectifier keeps of its input must not be overwritten by its output.
+        result = func(*args, **kwargs) if apart is None else apart(first.clone())  # type: ignore[union-attr]
+        if rectified is not None:
+            self._note(kind, first if result is None else result, rectified)
+        elif rectifiers is not None:
+            rectifiers.watch(kind, args, kwargs, result)
+        if self._constants is not None:
+            result = self._constants.see(func, kind, args, kwargs, result, self._running)
+        return result if apart is None else first.copy_(result)  # type: ignore[union-attr]
 
-    def _note(self, kind: str, result: Any, inputs: tuple[int, ...]) -> None:
+    def _note(self, kind: str, result: Any, found: Rectified) -> None:
         node = result.grad_fn if isinstance(result, torch.Tensor) else None
         if node is not None:
-            module = self._modules[-1] if self._modules else None
-            self.operations.noted[node] = Operation(kind, node, module, rectifies=True, inputs=inputs)
+            self._noted[node] = Operation(kind, node, self._running()[0], True, found.inputs, found.turned)
+
+    def _running(self) -> Running:
+        """The innermost module that runs. The calls are read from Python's stack, which costs nothing before."""
+        frame = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code is _CALL and (module := frame.f_locals["self"]) in self._names:
+                return self._names[module], module
+            frame = frame.f_back  # type: ignore[assignment]
+        return None, None
 
 
-_ALIASES = {"clip": "clamp", "clamp_min": "clamp", "max": "maximum", "multiply": "mul", "rmul": "mul", "imul": "mul"}
-_LOOKED_AT = RECTIFIERS | {"clamp", "maximum", "where", "mul"}
+_CALL = nn.Module._call_impl.__code__
+_ALIASES = {
+    "clip": "clamp", "clamp_min": "clamp", "max": "maximum", "fmax": "maximum", "min": "minimum", "fmin": "minimum",
+    "multiply": "mul", "rmul": "mul", "imul": "mul",
+}  # fmt: skip
+_kinds: dict[Any, str] = {}
 
 
 def kind_of(func: Any) -> str:
@@ -142,70 +170,27 @@ def kind_of(func: Any) -> str:
     >>> kind_of(F.relu), kind_of(torch.Tensor.relu_), kind_of(torch.clip), kind_of(torch.Tensor.__mul__)
     ('relu', 'relu', 'clamp', 'mul')
     """
-    name = str(getattr(func, "__name__", "")).strip("_")
-    return _ALIASES.get(name, name)
-
-
-def _rectified(kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """Which inputs of a call are rectified; None where it is no rectifier.
-
-    Told by their values: ``clamp(x, min=0)``, ``maximum(x, 0)``, ``where(x > 0, x, ...)`` and ``x * (x > 0)``.
-    """
-    if kind in RECTIFIERS:
-        return (0,)
-    if kind == "clamp":
-        least = kwargs.get("min", args[1] if len(args) > 1 else None)
-        return (0,) if _is_zero(least) else None
-    values = [*args, *kwargs.values()]
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    if kind == "maximum":
-        return _beside(values, _is_zero)
-    if kind == "mul" and len(tensors) == 2 and not all(t.requires_grad for t in tensors):
-        return _beside(values, lambda other: _is_mask(other, next((t for t in tensors if t is not other), None)))
-    if kind == "where" and len(values) == 3 and len(tensors) >= 2:
-        mask, kept = values[:2] if values[0].dtype == torch.bool else values[1::-1]  # the method has them turned round
-        return (0, 1) if _is_mask(mask, kept) else None
-    return None
-
-
-def _beside(values: list[Any], fits: Callable[[Any], bool]) -> tuple[int, ...] | None:
-    """The position of the one of two values that a graph leads to, where the other one fits."""
-    if len(values) != 2:
-        return None
-    for own, other in ((0, 1), (1, 0)):
-        value, beside = values[own], values[other]
-        known = isinstance(beside, torch.Tensor) and not beside.requires_grad
-        if isinstance(value, torch.Tensor) and value.requires_grad and known and fits(beside):
-            return (own,)
-    return None
-
-
-def _is_zero(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return not value.requires_grad and not bool(value.any())
-    return value is not None and value == 0
-
-
-def _is_mask(mask: Any, of: Any) -> bool:
-    """Whether ``mask`` is where ``of`` is positive, as truth values or as ones and zeros."""
-    if not isinstance(mask, torch.Tensor) or not isinstance(of, torch.Tensor) or mask.shape != of.shape:
-        return False
-    mask, positive = mask.detach(), of.detach() > 0
-    if mask.dtype == torch.bool:
-        return bool((mask == (positive | (mask & (of.detach() == 0)))).all())
-    return torch.equal(mask, positive.to(mask.dtype))
+    kind = _kinds.get(func)
+    if kind is None:
+        name = str(getattr(func, "__name__", "")).split(".")[0].strip("_")  # exported code calls "add.Tensor"
+        kind = _ALIASES.get(name, name)
+        if getattr(func, "__module__", None) != "__main__" and len(_kinds) < 4096:
+            _kinds[func] = kind
+    return kind
 
 
 def _out_of_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., torch.Tensor] | None:
-    """What an in-place rectifier, called with these arguments, computes; None if it is not in place."""
+    """What an in-place operation, called with these arguments, computes; None if it is not in place."""
     names: tuple[str, ...] = getattr(getattr(func, "__code__", None), "co_varnames", ())
     given = {**dict(zip(names, args, strict=False)), **kwargs} if args and "inplace" in names else {}
     if given.get("inplace"):
         return lambda x: func(**{**given, names[0]: x, "inplace": False})
     name = str(getattr(func, "__name__", ""))
-    in_place = (name.endswith("_") and not name.endswith("__")) or name == "__imul__"
-    if not in_place:
+    if name == "__setitem__":
+        return lambda x: x.masked_fill(args[1], 0)
+    if name in ("__imul__", "__iadd__", "__isub__"):
+        name = f"{name[3:-2]}_"
+    if not name.endswith("_") or name.endswith("__"):
         return None
-    kind = name.strip("_").removeprefix("i") if name == "__imul__" else name[:-1]
-    plain = getattr(torch, kind, None) or getattr(F, kind)
+    plain = getattr(torch, name[:-1], None) or getattr(F, name[:-1])
     return lambda x: plain(x, *args[1:], **kwargs)

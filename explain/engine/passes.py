@@ -17,12 +17,12 @@ from torch import nn
 from explain import nested
 from explain.engine.altered import Reruns
 from explain.engine.asked import Asked, EvidenceOf, refuse_shared
-from explain.engine.asks import Ask, Backward, Need
+from explain.engine.asks import Ask, Backward, BiasTerms, Need
 from explain.engine.collect import COLLECTORS, Collector
 from explain.engine.entry import alone
 from explain.engine.evidence import Evidence, Origin, Question, at_least_float32
 from explain.engine.forward import Choice, Forward
-from explain.engine.operations import Operations, Recorder
+from explain.engine.operations import Recorder
 from explain.engine.plan import Plan
 from explain.engine.reruns import Runner, run_streams
 from explain.engine.rules import apply_rule
@@ -126,12 +126,14 @@ class _Passes:
                 collector.watch(group, model, cut=self.cut)
             if plan.reruns:
                 self.footprint.watch(group, model, len(inputs))
-            operations = Operations()
-            if any(backward.rule is not None for backward in plan.backwards):
-                operations = stack.enter_context(Recorder(group, model)).operations
+            rules, constants = any(b.rule is not None for b in plan.backwards), BiasTerms in by_kind
+            recorder = Recorder(model, rectifiers=rules, constants=constants)
+            if rules or constants:
+                stack.enter_context(recorder)
             ran = Ran(group, model)
             output = inputs.replaced(sources).call(model)
             graph_is_on = torch.is_grad_enabled() or any(tensor.requires_grad for _, tensor in nested.paths(output))
+            operations = recorder.operations
         self.ran = ran.names
         self.forward = Forward(
             model, inputs, sources, grids_of(model, inputs), layers, watched, output, graph_is_on, operations

@@ -43,7 +43,7 @@ class Guided:
         return operation.rectifies
 
     def backward(self, operation: Operation, grad_inputs: Gradients, grad_outputs: Gradients) -> Gradients:
-        kept = (g if g is None or i not in operation.inputs else g.clamp(min=0) for i, g in enumerate(grad_inputs))
+        kept = (g if i not in operation.inputs else _positive(operation, g) for i, g in enumerate(grad_inputs))
         return tuple(kept)
 
 
@@ -58,12 +58,19 @@ class Deconvnet:
 
     def backward(self, operation: Operation, grad_inputs: Gradients, grad_outputs: Gradients) -> Gradients:
         arrived, sent = grad_outputs[0], list(grad_inputs)
-        waiting = None if arrived is None else arrived.clamp(min=0)
+        waiting = _positive(operation, arrived)
         for i in operation.inputs:
             gradient = grad_inputs[i] if i < len(sent) else None
             if gradient is not None:  # two inputs that both are what is rectified get it once
                 sent[i], waiting = (torch.zeros_like(gradient), None) if waiting is None else (waiting, None)
         return tuple(sent)
+
+
+def _positive(operation: Operation, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """The part of a gradient that is positive, as a rectifier sees it."""
+    if gradient is None:
+        return None
+    return gradient.clamp(max=0) if operation.turned else gradient.clamp(min=0)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from torch import nn
 from explain.errors import ModelError
 from explain.hooks import modes
 from explain.hooks.ambient import Ambient
+from explain.hooks.eager import eager
 from explain.interrupts import Unsplit
 
 _lock = threading.RLock()
@@ -84,6 +85,7 @@ class _Untouched(Unsplit[None]):
         self._stack.push(Ambient().give_back)
         self._stack.enter_context(torch.inference_mode(False))
         self._stack.enter_context(torch.set_grad_enabled(self._grad))
+        self._stack.enter_context(eager())
         self._stack.enter_context(preserving_rng([p.device for p in self._model.parameters()]))
         self._stack.enter_context(self._modes)
 

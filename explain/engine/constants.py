@@ -1,0 +1,222 @@
+"""What a network adds to what it computes from its input: biases, shifts of normalisations, and constants.
+
+Each is noted where it enters, whether a module, a function or an operator adds it. A constant is what is made of
+parameters, buffers and numbers alone; it counts where it meets what depends on the input, once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils.weak import WeakIdKeyDictionary
+
+
+@dataclass(frozen=True)
+class _Biased:
+    """A function that adds a bias: the names of its arguments, and the dimension that the bias runs along.
+
+    Without one, the bias has the shape of the last dimensions.
+    """
+
+    arguments: str
+    channels: int | None = 1
+
+
+_OF_BATCHES = "running_mean running_var weight bias training momentum eps"
+_BIASED = {
+    F.linear: _Biased("input weight bias", None),
+    **{getattr(F, f"conv{n}d"): _Biased("input weight bias", -n - 1) for n in (1, 2, 3)},
+    **{getattr(F, f"conv_transpose{n}d"): _Biased("input weight bias", -n - 1) for n in (1, 2, 3)},
+    **{f: _Biased("input shape weight bias", None) for f in (F.layer_norm, torch.layer_norm)},
+    **{f: _Biased("input groups weight bias") for f in (F.group_norm, torch.group_norm)},
+    F.batch_norm: _Biased(f"input {_OF_BATCHES}"),
+    torch.batch_norm: _Biased("input weight bias running_mean running_var training momentum eps"),
+    torch.instance_norm: _Biased("input weight bias running_mean running_var use_input_stats momentum eps"),
+    F.instance_norm: _Biased(f"input {_OF_BATCHES}".replace("training", "use_input_stats")),
+}
+SUMS = frozenset(["add", "radd", "iadd", "sub", "rsub", "isub", "subtract"])
+"""What adds or takes away, in the words of `Tensor`'s methods without their underscores."""
+_FIRST = frozenset(["addmm", "baddbmm", "addbmm", "addmv", "addcmul"])
+"""Functions that add something to their first argument."""
+_NAMED = (nn.modules.conv._ConvNd, nn.Linear, nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
+"""Modules that do one thing: what their output is laid out as, the bias is too."""
+_THROUGH = ("View", "UnsafeView", "Add", "Sub", "Mul", "Div", "MaskedFill", "Where", "Reshape", "Unsqueeze", "Squeeze")
+_STEPS = 12
+Running: TypeAlias = "tuple[str | None, nn.Module | None]"
+"""The module that runs, and its name."""
+
+
+@dataclass(frozen=True, eq=False)
+class Constant:
+    """A constant, and where it is added: the Node, by its output; the module, by name and call if it does no more.
+
+    ``lies_on_input`` is False for numbers, and for what is added to scores of attention: they are no maps. The channels
+    of linear functions come last.
+    """
+
+    value: torch.Tensor | float
+    edge: GradientEdge
+    module: str | None = None
+    call: int = 0
+    lies_on_input: bool = True
+    channels_last: bool = False
+
+
+@dataclass(eq=False)
+class Constants:
+    """Notes what is added in a forward pass; it has to see every call."""
+
+    model: nn.Module
+    found: list[Constant] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        own = [*self.model.parameters(), *self.model.buffers()]
+        self._own = {storage for tensor in own if (storage := _storage(tensor))}
+        self._made: Any = WeakIdKeyDictionary()
+        self._calls: Counter[str] = Counter()
+        self._of_attention: set[Any] = set()
+
+    def settled(self) -> list[Constant]:
+        """What has been found, when the forward pass is over."""
+        return [c if c.edge.node not in self._of_attention else _nowhere(c) for c in self.found]
+
+    def see(
+        self,
+        func: Any,
+        kind: str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        result: Any,
+        running: Callable[[], Running],
+    ) -> Any:
+        """Note what a call adds; return its result, in the graph."""
+        if not isinstance(result, torch.Tensor) or not result.is_floating_point():
+            return self._derive(args, kwargs, result)
+        biased = _biased(func)
+        if biased is not None:
+            given = {**dict(zip(biased.arguments.split(), args, strict=False)), **kwargs}
+            if not self.is_constant(given["input"]):
+                return self._note_bias(biased.channels, given, result, running)
+        elif kind in SUMS and len(args) == 2:
+            self._note_sum(kind, args, kwargs, result)
+        elif kind in _FIRST and args and self.is_constant(args[0]) and not all(map(self.is_constant, args[1:])):
+            self._note(kwargs.get("beta", 1) * args[0], result)
+        elif kind == "softmax":
+            self._mark_attention(args[0] if args else kwargs["input"])
+        return self._derive(args, kwargs, result)
+
+    def is_constant(self, value: Any) -> bool:
+        if isinstance(value, torch.Tensor):
+            return value in self._made or _storage(value) in self._own
+        return isinstance(value, (int, float))
+
+    def _derive(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Any:
+        """Note whether a result is made of constants alone."""
+        values = [*args, *kwargs.values()]
+        tensors = [
+            t for v in values for t in (v if isinstance(v, (list, tuple)) else (v,)) if isinstance(t, torch.Tensor)
+        ]
+        constant = all(map(self.is_constant, tensors))
+        for each in result if isinstance(result, (list, tuple)) else (result,):
+            if isinstance(each, torch.Tensor):
+                if constant:
+                    self._made[each] = True
+                else:
+                    self._made.pop(each, None)
+        return result
+
+    def _note_bias(
+        self, channels: int | None, given: Mapping[str, Any], result: torch.Tensor, running: Callable[[], Running]
+    ) -> torch.Tensor:
+        name, module = running()
+        named = name if isinstance(module, _NAMED) else None
+        call = self._calls[named] if named else 0
+        if named:
+            self._calls[named] += 1
+        bias = _bias(given)
+        if bias is None:
+            return result
+        if not result.requires_grad and torch.is_grad_enabled():
+            result = result.detach().requires_grad_().clone()  # of another image: its graph begins here
+        elif result._is_view():
+            result = result.clone()  # what overwrites a view hides its Node (instance normalisation gives one)
+        if channels is not None:
+            bias = bias.reshape(-1, *[1] * (result.ndim - 1 - channels % result.ndim))
+        self._note(bias, result, named, call, channels_last=channels is None and bias.ndim == 1)
+        return result
+
+    def _note_sum(self, kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: torch.Tensor) -> None:
+        """``a + alpha b``, ``a - alpha b`` or ``b - alpha a``, one of which is constant."""
+        which = [place for place, value in enumerate(args) if self.is_constant(value)]
+        if len(which) != 1:
+            return
+        second = which[0] == (0 if kind == "rsub" else 1)
+        sign = -1 if second and "sub" in kind else 1
+        self._note(sign * (kwargs.get("alpha", 1) if second else 1) * args[which[0]], result)
+
+    def _note(
+        self,
+        value: torch.Tensor | float,
+        result: torch.Tensor,
+        module: str | None = None,
+        call: int = 0,
+        *,
+        channels_last: bool = False,
+    ) -> None:
+        if result.requires_grad:
+            lies = isinstance(value, torch.Tensor) and value.numel() > 1
+            value = value.detach() if isinstance(value, torch.Tensor) else value
+            self.found.append(Constant(value, get_gradient_edge(result), module, call, lies, channels_last))
+
+    def _mark_attention(self, scores: torch.Tensor) -> None:
+        """Remember the last steps before a softmax: what is added there is added to scores."""
+        node = scores.grad_fn
+        for _ in range(_STEPS):
+            if node is None or not node.name().startswith(_THROUGH):
+                return
+            self._of_attention.add(node)
+            node = next((before for before, _ in node.next_functions if before is not None), None)
+
+
+def _biased(func: Any) -> _Biased | None:
+    """What there is to know of a function that adds a bias; exported code calls the operators by themselves."""
+    if isinstance(func, torch._ops.OpOverload):
+        name = func.__name__.split(".")[0]
+        func = getattr(torch, name, getattr(F, name, None))
+    return _BIASED.get(func)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):  # a sparse tensor, or one within a transform, has none
+        return 0
+
+
+def _nowhere(constant: Constant) -> Constant:
+    return replace(constant, lies_on_input=False)
+
+
+def _bias(given: Mapping[str, Any]) -> torch.Tensor | None:
+    """The constant ``(C,)`` that a call adds to what is otherwise linear in its input.
+
+    For a normalisation by running statistics it is ``beta - gamma mean / sqrt(var + eps)``: the shift by the running
+    mean counts, which the bias alone leaves out.
+    """
+    bias, mean, variance = given.get("bias"), given.get("running_mean"), given.get("running_var")
+    bias = None if bias is None else bias.detach()
+    batch = given.get("training", False) or given.get("use_input_stats", "training" not in given)
+    if mean is None or variance is None or batch:
+        return bias
+    shift = mean.detach() * (variance.detach() + given.get("eps", 1e-5)).rsqrt()
+    weight = given.get("weight")
+    shift = shift if weight is None else shift * weight.detach()
+    found: torch.Tensor = -shift if bias is None else bias - shift
+    return found

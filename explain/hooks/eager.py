@@ -1,0 +1,67 @@
+"""Compiled code, run as it was written: what is compiled has no layers to hook and no operations to see."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from explain.interrupts import Unsplit
+
+_lock = threading.RLock()
+_blocks, _setting = 0, None
+
+
+class _Eager(Unsplit[None]):
+    _counted = False
+
+    def begin(self) -> None:
+        global _blocks, _setting
+        if "torch._dynamo" not in sys.modules:
+            return  # nothing has been compiled yet, and loading the compiler takes seconds
+        with _lock:
+            if not _blocks:
+                _setting = torch.compiler.set_stance("force_eager")
+            _blocks += 1
+            self._counted = True
+
+    def end(self, error: BaseException | None) -> None:
+        global _blocks
+        with _lock:
+            if self._counted and _blocks:  # a forked child has none
+                _blocks -= 1
+                if not _blocks:
+                    _give_back()
+            self._counted = False
+
+
+def eager() -> AbstractContextManager[None]:
+    """Let compiled modules and functions run as the Python code that they were made from, and compile nothing.
+
+    The setting belongs to the process: what other threads have compiled runs uncompiled meanwhile, and gives the same.
+    The first of several threads sets it, and the last one gives back what was set before.
+    """
+    return _Eager()
+
+
+def _give_back() -> None:
+    global _setting
+    setting: Any = _setting
+    if setting is not None:
+        setting.__exit__(None, None, None)
+    _setting = None
+
+
+def _begin_child() -> None:
+    global _blocks
+    _blocks = 0
+    _give_back()
+    _lock.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_begin_child)
