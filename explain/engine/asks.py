@@ -56,6 +56,11 @@ class Need(Generic[T]):
         return False
 
     @property
+    def looks_inside(self) -> bool:
+        """Whether it is about the operations of the network, which scripted modules keep to themselves."""
+        return self.backward is not None and self.backward.rule is not None
+
+    @property
     def backward(self) -> Backward | None:
         """The backward pass that answers it, if one is needed."""
         return None
@@ -144,6 +149,7 @@ class BiasTerms(Need[tuple[torch.Tensor, ...]]):
     """What every bias of the network adds to the score: a tuple of ``(N, C, h, w)``, or ``(N, K)`` without a map."""
 
     whole = True
+    looks_inside = True
     backward = Backward()
 
 
@@ -162,6 +168,7 @@ class Attention(Need[tuple[AttentionMap, ...]]):
     gradients: bool = False
 
     whole = True
+    looks_inside = True
 
     @property
     def backward(self) -> Backward | None:
@@ -171,6 +178,8 @@ class Attention(Need[tuple[AttentionMap, ...]]):
 @dataclass(frozen=True)
 class BlockAttention(Need[list[torch.Tensor]]):
     """For each transformer block, the gradient in its attention of the score that the head reads off its output."""
+
+    looks_inside = True
 
 
 @dataclass(frozen=True)

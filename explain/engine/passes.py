@@ -27,8 +27,8 @@ from explain.engine.plan import Plan
 from explain.engine.reruns import Runner, run_streams
 from explain.engine.rules import apply_rule
 from explain.engine.work import Footprint, Precision, Work, agree, autocast, mixed_precision_now
-from explain.errors import note
-from explain.hooks import Capture, HookGroup, Source, cut_where_allowed, recording, untouched
+from explain.errors import MethodError, note
+from explain.hooks import Capture, HookGroup, Source, cut_where_allowed, recording, scripted, untouched
 from explain.inputs import Inputs, InputsLike, Path, as_inputs
 from explain.interrupts import came_by_signal
 from explain.layers import Ran, grids_of, split_call
@@ -56,6 +56,7 @@ def gather(
             is not finite or does not depend on what is asked for.
     """
     work, inputs = work or Work(), as_inputs(inputs).detached()
+    _must_be_open(model, plan)
     with alone(), untouched(model):
         passes = cut_where_allowed(partial(_Passes, model, inputs, plan, work, precision))
         if passes.forward.layers.misses and passes.cut:
@@ -174,6 +175,18 @@ def _gradients(total: torch.Tensor, wanted: Sequence[Source], keep: bool) -> Seq
     if not total.requires_grad:
         return (None,) * len(wanted)
     return torch.autograd.grad(total, wanted, retain_graph=keep, allow_unused=True)
+
+
+def _must_be_open(model: nn.Module, plan: Plan) -> None:
+    """Refuse what needs to look into scripted modules: what they show depends on what they have run before."""
+    closed = scripted(model)
+    looking = [name for name, asks in plan.wanted.items() if any(ask.need.looks_inside for ask in asks)]
+    if closed and looking:
+        raise MethodError(
+            f"{looking[0] or 'the method'} must see every operation of the model, but layer {closed[0]!r} is scripted; "
+            "put the module that it was made from in its place, or use a method that does not look inside, such as "
+            "saliency or gradcam"
+        )
 
 
 def _must_stand_alone(forward: Forward, choice: Choice, work: Work) -> None:

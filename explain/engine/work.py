@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from explain.errors import MethodError
-from explain.hooks import HookGroup, first_tensor
+from explain.hooks import HookGroup, first_tensor, hookable
 
 Precision: TypeAlias = Literal["full", "bf16"]
 Progress = Callable[[int, int], Any]
@@ -73,7 +73,7 @@ class Footprint:
     outputs: list[tuple[str, int]] = field(default_factory=list)
 
     def watch(self, group: HookGroup, model: nn.Module, count: int) -> None:
-        for name, module in model.named_modules():
+        for name, module in hookable(model).items():
             if name and not any(module.children()):
                 group.forward(name, self._measure(name, count))
 

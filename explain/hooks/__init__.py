@@ -59,7 +59,7 @@ from explain.hooks.records import Overwriting, Record, Seen, Source, Tap, cut_wh
 from explain.hooks.select import Where, select
 from explain.hooks.structure import first_tensor, rebuilt, replace_first
 from explain.hooks.timeline import Event, Timeline, timeline
-from explain.hooks.unwrap import unwrapped
+from explain.hooks.unwrap import hookable, scripted, unwrapped
 
 if TYPE_CHECKING:
     from explain.hooks import distributed, packaging
@@ -94,6 +94,7 @@ __all__ = [
     "first_tensor",
     "graph",
     "has_hooks",
+    "hookable",
     "inspect",
     "name_of",
     "on_layer",
@@ -102,6 +103,7 @@ __all__ = [
     "rebuilt",
     "recording",
     "replace_first",
+    "scripted",
     "select",
     "select_places",
     "timeline",

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from torch import nn
+from torch.jit import RecursiveScriptModule  # type: ignore[attr-defined]
 from torch.utils.hooks import RemovableHandle
 
-from explain.errors import HookError
+from explain.errors import HookError, LayerError
 from explain.hooks.full_backward import FullBackward
 from explain.hooks.guard import Nothing, Site, site_of
 from explain.hooks.registered import OnModule
@@ -147,6 +148,12 @@ class Hooks:
                 "model to hook layers"
             )
         modules = select(self._model, where)
+        closed = next((name for name, module in modules.items() if isinstance(module, RecursiveScriptModule)), None)
+        if closed is not None:
+            raise LayerError(
+                f"layer {closed!r} must be a module that takes hooks, got a scripted one; put the module that it was "
+                "made from in its place, or name another layer"
+            )
         first = site_of(fn, f"layer {next(iter(modules))!r}", direction, takes)
         rest = [Site(first.hook, f"layer {name!r}", direction, trusted=first.trusted) for name in list(modules)[1:]]
         return list(modules.values()), [first, *rest]

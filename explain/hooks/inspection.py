@@ -16,6 +16,7 @@ from explain.errors import HookError, printable
 from explain.hooks.group import HookGroup
 from explain.hooks.preserve import untouched
 from explain.hooks.structure import as_sources, first_tensor
+from explain.hooks.unwrap import hookable
 
 
 @dataclass
@@ -99,7 +100,7 @@ def inspect(
     watch = _Watch(model)
     sources = as_sources(inputs) if gradients else list(inputs)
     with untouched(model, grad=gradients), HookGroup(model) as group:
-        for name, _ in model.named_modules():
+        for name in hookable(model):
             watch.put(group, name, gradients)
         output = model(*sources, **(kwargs or {}))
         if gradients:

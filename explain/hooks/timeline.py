@@ -11,6 +11,7 @@ from torch import nn
 from explain.hooks.group import HookGroup
 from explain.hooks.preserve import untouched
 from explain.hooks.structure import as_sources, first_tensor
+from explain.hooks.unwrap import hookable
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def timeline(model: nn.Module, *inputs: Any) -> Timeline:
     events = Timeline()
     sources = as_sources(inputs)
     with untouched(model, grad=True), HookGroup(model) as group:
-        for name, module in model.named_modules():
+        for name, module in hookable(model).items():
 
             def note(kind: str, name: str = name, module: nn.Module = module) -> None:
                 events.append(Event(kind, name, type(module).__name__))

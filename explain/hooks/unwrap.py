@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.jit import RecursiveScriptModule  # type: ignore[attr-defined]
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from explain.errors import ModelError, warn
@@ -36,6 +37,18 @@ def unwrapped(model: nn.Module) -> nn.Module:
         warn(f"model is compiled; it is explained through the original {type(inner).__name__}, at its speed")
         return unwrapped(inner)
     return model
+
+
+def hookable(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the modules that take hooks, by dotted name: all but scripted ones and what is in them."""
+    found = {name: module for name, module in model.named_modules() if not isinstance(module, RecursiveScriptModule)}
+    closed = tuple(f"{name}." for name in found if isinstance(found[name], torch.jit.ScriptModule))
+    return {name: module for name, module in found.items() if not name.startswith(closed)}
+
+
+def scripted(model: nn.Module) -> list[str]:
+    """Name the modules of a model that are scripted or traced, whose insides nobody can look into."""
+    return [name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]
 
 
 def _told(given: object) -> str:

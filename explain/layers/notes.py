@@ -14,7 +14,7 @@ from torch import nn
 from torch.autograd.graph import Node
 
 from explain import nested
-from explain.hooks import HookGroup, untouched
+from explain.hooks import HookGroup, hookable, untouched
 from explain.inputs import Inputs
 from explain.layers.grid import MAPS, Grid, Layout, Size
 from explain.layers.readings import Reading, layout_of, read_map, read_tokens
@@ -79,7 +79,7 @@ def watched(model: nn.Module, inputs: Inputs, note: Note, *, grad: bool = False,
             numbers[name] += 1
 
     with untouched(model, grad=grad), HookGroup(model) as group:
-        for name, _ in model.named_modules():
+        for name in hookable(model):
             if name:
                 group.forward(name, partial(take, name))
         seen = None if ran is None else Ran(group, model)
@@ -113,7 +113,7 @@ class Ran:
 
     def __init__(self, group: HookGroup, model: nn.Module) -> None:
         self.names: list[str] = []
-        for name, module in model.named_modules():
+        for name, module in hookable(model).items():
             if name and not any(module.children()):
                 group.forward(name, partial(self._note, name))
 
