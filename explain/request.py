@@ -33,7 +33,7 @@ from explain.errors import (
     muted,
     warn,
 )
-from explain.hooks import Where, calculating, unwrapped
+from explain.hooks import Where, calculating, scripted, unwrapped
 from explain.inputs import Inputs, InputsLike, Path, dotted
 from explain.layers import channels_of, default_layer, find_layers, forget, look_follows, stage_layers
 from explain.methods import (
@@ -228,6 +228,8 @@ def applicable_methods(
 
 
 def _applies(method: Method, model: nn.Module, x: Inputs, layer: Where | None, target: TargetLike) -> bool:
+    if any(need.looks_inside for need in method.needs) and scripted(model):
+        return False
     compares = any(getattr(need, "objective", None) is not None for need in method.needs)
     if not compares and not isinstance(method, Demanding):
         return True
