@@ -67,6 +67,25 @@ def test_tokens_are_laid_out_as_where_they_come_from() -> None:
         assert explain.attribute(model, x, GradCAM(relu=False), target=1, layer=layer).values.shape == (1, 3, 3)
 
 
+class Tokens(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.flatten(2).transpose(1, 2)
+
+
+class Mean(nn.Module):
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return tokens.square().mean(1)
+
+
+def test_tokens_are_known_where_the_layer_itself_gives_none(x: torch.Tensor) -> None:
+    layers = nn.Conv2d(3, 7, 3, padding=1), Tokens(), nn.LayerNorm(7), Mean(), nn.Linear(7, 5)
+    model = settled(nn.Sequential(*layers)).double().eval()
+    before = explain.attribute(model, x, GradCAM(relu=False), target=1, layer="2").values
+    assert before.shape == (len(x), *x.shape[2:])
+    given = explain.attribute(model, x, GradCAM(relu=False), target=1, layer="3:input").values
+    torch.testing.assert_close(given, before)
+
+
 def test_inputs_that_are_none_or_no_numbers_are_refused(net: TinyNet, x: torch.Tensor) -> None:
     with pytest.raises(LayerError, match="did you mean 'layer1'"):
         explain.attribute(net, x, layer="layr1:input")
