@@ -24,12 +24,27 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 import torchvision
+from tables import Table, line
 from timing import interleaved, peak_bytes, ratio
 from torch import nn
 
 from explain import hooks
 
 FORWARD, BACKWARD, FEATURES = 1.05, 1.15, 1.05
+
+
+# What is published of the rows, for the batches that are run unless told otherwise.
+PUBLISHED = (
+    "forward hooks on all modules",
+    "full-backward hooks on all modules",
+    "FeatureExtractor up to layer2, by those layers alone",
+)
+BATCHES = [1, 8]
+
+
+def table() -> Table:
+    heads = (f"{batch} image{'s' if batch > 1 else ''}" for batch in BATCHES)
+    return Table("hooks", ("hooks on ResNet-50", *heads), tuple((what,) for what in PUBLISHED))
 
 
 @dataclass(frozen=True)
@@ -157,7 +172,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--batches", type=int, nargs="*", default=[1, 8])
+    parser.add_argument("--batches", type=int, nargs="*", default=BATCHES)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="on tiny images, three rounds: does it run at all?")
     options = parser.parse_args()
@@ -177,6 +192,11 @@ def main() -> None:
             rows = measure(Bench(batch, times * rounds), model, x)
             found += rows
             print(*rows, sep="\n", flush=True)
+    if options.batches == BATCHES:
+        print(f"\n{table().head()}")
+        times = {(row.what, row.batch): f"{row.time:.2f}" for row in found}
+        for what in PUBLISHED:
+            print(line([what, *(times[what, batch] for batch in BATCHES)]))
     if options.json:
         options.json.write_text(json.dumps([asdict(row) for row in found], indent=2) + "\n")
 

@@ -16,6 +16,7 @@ import warnings
 
 import torch
 import torchvision
+from tables import Table, line
 from timing import interleaved, ratio
 from torch import nn
 
@@ -51,6 +52,11 @@ def needed(method: Method) -> str:
     return ", ".join(word for kind, word in WORDS.items() if kind in kinds)
 
 
+def table() -> Table:
+    rows = tuple((f"`{name}`",) for name in list_methods())
+    return Table("methods", ("name", "what it shows", "needs", "cost", "paper"), rows)
+
+
 def cost(model: nn.Module, x: torch.Tensor, method: Method, rounds: int) -> float:
     def bare() -> object:
         with torch.inference_mode():
@@ -82,12 +88,12 @@ def main() -> None:
     model, x = torchvision.models.get_model(options.model).eval(), torch.randn(1, 3, side, side)
     transformer = torchvision.models.VisionTransformer(side, 16, 6, 6, 384, 1536).eval()
     torch.nn.init.normal_(transformer.heads.head.weight, std=0.1)
-    print("| name | what it shows | needs | cost | paper |\n|---|---|---|---|---|")
+    print(table().head())
     for method in map(get_method, list_methods(options.methods)):
         suited = transformer if isinstance(method, Demanding) and "transformers" in method.only_for else model
         figure = cost(suited, x, method, rounds)
         shown = f"{figure:.0f}" if figure > 20 else f"{figure:.1f}"
-        print(f"| `{method.name}` | {method.about} | {needed(method)} | {shown} | {method.paper} |", flush=True)
+        print(line([f"`{method.name}`", method.about, needed(method), shown, method.paper]), flush=True)
 
 
 if __name__ == "__main__":

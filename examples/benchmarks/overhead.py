@@ -3,7 +3,8 @@
     python examples/benchmarks/overhead.py [--rounds 9] [--json file] [--models resnet50 tiny]
 
 The baseline is ``model(x)`` in inference mode. Weights are random, which changes no time. Each figure is the median of
-the ratios to the baseline run next to it; memory is the peak of what torch allocates, by that of the bare pass.
+the ratios to the baseline run next to it; behind it, the peak of what torch allocates, by that of the bare pass.
+What is printed is the README's table.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import torch
 import torchvision
+from tables import Table, line, shown
 from timing import interleaved, peak_bytes, ratio
 from torch import nn
 
@@ -27,10 +29,22 @@ CASES = [
 ]  # fmt: skip
 
 
+def side_of(name: str) -> int:
+    return 80 if name == "tiny" else 224
+
+
+def label(name: str) -> str:
+    return f"{name}, {side_of(name)} px"
+
+
+def table() -> Table:
+    return Table("overhead", ("model", "batch", *METHODS), tuple((label(name), str(batch)) for name, batch in CASES))
+
+
 def build(name: str) -> tuple[nn.Module, int]:
     if name == "tiny":
-        return load("tiny").model, 80
-    return torchvision.models.get_model(name, weights=None).eval(), 224
+        return load("tiny").model, side_of(name)
+    return torchvision.models.get_model(name, weights=None).eval(), side_of(name)
 
 
 def measure(name: str, batch: int, rounds: int) -> dict[str, object]:
@@ -62,15 +76,15 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(2)
-    print("model                batch  bare ms   " + "".join(f"{m:>16}" for m in METHODS) + "   (time; memory)")
+    print(table().head())
     found = []
     for name, batch in CASES:
         if name not in options.models:
             continue
         row = measure(name, batch, options.rounds if batch > 1 else 3 * options.rounds)
         found.append(row)
-        cells = "".join(f"{row['time'][m]:7.2f}; {row['memory'][m]:5.2f}  " for m in METHODS)  # type: ignore[index]
-        print(f"{name:<20} {batch:>5} {row['bare_ms']:8.1f}   {cells}", flush=True)
+        cells = [f"{shown(row['time'][m])} ({shown(row['memory'][m])})" for m in METHODS]  # type: ignore[index]
+        print(line([label(name), str(batch), *cells]), flush=True)
     if options.json:
         options.json.write_text(json.dumps(found, indent=2) + "\n")
 

@@ -13,9 +13,17 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tables import Table, line
 from timing import interleaved, ratio
 
 PHOTO = Path(__file__).resolve().parents[2] / "assets" / "chelsea.png"
+
+
+WORK = "`explain PHOTO`, from a cold start to the written overlay"
+
+
+def table() -> Table:
+    return Table("startup", ("command", 'time, by that of `python -c "import torch"`'), ((WORK,),))
 
 
 def main() -> None:
@@ -31,7 +39,8 @@ def main() -> None:
         seconds = interleaved(works, options.rounds)
     for name, times in seconds.items():
         print(f"{name:<14} {sorted(times)[len(times) // 2]:.2f} s (median of {options.rounds})")
-    print(f"ratio          {ratio(seconds, 'explain photo', 'import torch'):.2f}")
+    print(f"\n{table().head()}")
+    print(line([WORK, f"{ratio(seconds, 'explain photo', 'import torch'):.2f}"]))
 
 
 if __name__ == "__main__":

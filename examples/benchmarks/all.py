@@ -1,0 +1,83 @@
+"""Measures every published table, in a sensible order, within 25 minutes on two quiet cores.
+
+    python examples/benchmarks/all.py [--output tables.md] [--update] [--only peers pairs] [--quick]
+
+Each table is printed by a script of its own, which runs in a process of its own. They are collected in ``--output``;
+``--update`` puts them into the README, between the markers that name them. What is over a goal is told on the way.
+The peers are in the extra ``peers``; without them their columns say so, and the README is not updated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tables import in_markdown, replaced
+
+HERE = Path(__file__).resolve().parent
+README = HERE.parents[1] / "README.md"
+
+# By table, what prints it: short ones first, so that what is wrong shows early.
+COMMANDS = {
+    "startup": ["startup.py"],
+    "hooks": ["hooks.py", "--rounds", "7"],
+    "overhead": ["overhead.py", "--rounds", "5", "--models", "resnet18", "mobilenet_v3_small", "tiny"],
+    "pairs": ["pairs.py", "--rounds", "3"],
+    "methods": ["methods.py", "--threads", "1", "--rounds", "3"],
+    "peers": ["peers.py", "--rounds", "5"],
+}
+QUICK = {
+    "startup": ["startup.py", "--rounds", "1"],
+    "hooks": ["hooks.py", "--quick"],
+    "overhead": ["overhead.py", "--rounds", "1", "--models", "tiny"],
+    "pairs": ["pairs.py", "--quick"],
+    "methods": ["methods.py", "--quick"],
+    "peers": ["peers.py", "--quick"],
+}
+
+
+def printed(command: list[str]) -> str:
+    """Run a script and return its table; it prints it line by line on the way."""
+    script, *options = command
+    lines = []
+    with subprocess.Popen([sys.executable, str(HERE / script), *options], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for each in process.stdout:
+            print(each, end="", flush=True)
+            lines.append(each)
+    if process.returncode:
+        raise SystemExit(f"all.py: {script} must end well, but ended with {process.returncode}; see above")
+    return in_markdown("".join(lines))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path("tables.md"))
+    parser.add_argument("--update", action="store_true", help="put the tables into the README")
+    parser.add_argument("--only", nargs="*", choices=list(COMMANDS), default=list(COMMANDS))
+    parser.add_argument("--quick", action="store_true", help="small and quick, to see that everything runs")
+    options = parser.parse_args()
+    if options.quick and options.update:
+        parser.error("--update is for measured tables; leave out --quick")
+    start, found = time.monotonic(), {}
+    for name in options.only:
+        print(f"\n== {name} ({(time.monotonic() - start) / 60:.1f} min, load {os.getloadavg()[0]:.1f})", flush=True)
+        found[name] = printed((QUICK if options.quick else COMMANDS)[name])
+        options.output.write_text("\n\n".join(f"{name}:\n\n{rows}" for name, rows in found.items()) + "\n", "utf-8")
+    if options.update:
+        if "not installed" in found.get("peers", ""):
+            raise SystemExit("all.py: the peers must be installed for --update; use pip install -e '.[peers]'")
+        text = README.read_text("utf-8")
+        for name, rows in found.items():
+            text = replaced(text, name, rows)
+        README.write_text(text, "utf-8")
+    print(f"\nwritten to {options.output}{f' and {README.name}' * options.update} "
+          f"after {(time.monotonic() - start) / 60:.1f} min")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""What is published of the benchmarks is what their commands print; nothing is measured here."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import explain
+from tests.conftest import ROOT
+from tests.hooks.test_tour import example
+
+BENCHMARKS = ROOT / "examples" / "benchmarks"
+README = (ROOT / "README.md").read_text("utf-8")
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Load a script of the benchmarks by its name."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return lambda name: example(f"benchmarks/{name}")
+
+
+def table_of(module: ModuleType) -> Any:
+    """The table that a script prints, with the peers in the versions that the extra asks for."""
+    if not hasattr(module, "COLUMNS"):
+        return module.table()
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    pinned = dict(each.split("==") for each in extras["peers"] if "==" in each)
+    return module.table({name: pinned.get(distribution) for name, distribution in module.COLUMNS.items()})
+
+
+@pytest.mark.parametrize("name", ["startup", "hooks", "overhead", "pairs", "methods", "peers"])
+def test_published_rows_are_those_that_the_command_prints(name: str, bench: Any) -> None:
+    tables, table = bench("tables"), table_of(bench(name))
+    assert table.name == name
+    published = tables.published(README, name)
+    assert table.complaints(published) == []
+    if not published:
+        return
+    first, *rest = published.splitlines()
+    assert table.complaints(published.replace(first, first + " more |"))
+    assert table.complaints("\n".join([first, *rest[:-1], rest[-1].replace("| ", "| an older ", 1)]))
+    assert table.complaints("\n".join([first, *rest[:-1], rest[-1] + " 1.0 |"]))
+
+
+def test_every_table_of_costs_has_a_command_that_measures_it_and_a_place_in_the_readme(bench: Any) -> None:
+    commands = bench("all").COMMANDS
+    assert sorted(commands) == sorted(bench("all").QUICK) == sorted(bench("tables").names(README))
+    for command in commands.values():
+        assert (BENCHMARKS / command[0]).exists()
+    section = README[README.index("## What it costs") : README.index("## How it is tested")]
+    outside = re.sub(r"<!-- table: .*?<!-- end -->", "", section, flags=re.DOTALL)
+    assert not re.findall(r"^\|.*$", outside, re.MULTILINE)
+
+
+def test_the_options_that_all_tables_are_measured_with_give_the_published_rows(bench: Any) -> None:
+    command = bench("all").COMMANDS["overhead"]
+    measured = {case[0] for case in bench("overhead").CASES} & set(command[command.index("--models") + 1 :])
+    published = bench("tables").published(README, "overhead")
+    assert measured == {re.match(r"\| (\w+),", row)[1] for row in published.splitlines()[2:]}  # type: ignore[index]
+
+
+def test_a_table_takes_the_place_of_an_older_one_and_leaves_the_rest(bench: Any) -> None:
+    tables = bench("tables")
+    text = "a\n<!-- table: one -->\n| old |\n<!-- end -->\nb\n<!-- table: two -->\n<!-- end -->\n"
+    printed = tables.in_markdown("torch 2\n| x \\ y |\n|---|\n| 1 |\nover the goal")
+    found = tables.replaced(tables.replaced(text, "one", printed), "two", "| z |")
+    assert tables.published(found, "one") == "| x \\ y |\n|---|\n| 1 |\n"
+    assert tables.published(found, "two") == "| z |\n"
+    assert found.startswith("a\n<!-- table: one -->")
+    assert "<!-- end -->\nb\n" in found
+    with pytest.raises(ValueError, match="text must have a place for table 'three'"):
+        tables.replaced(text, "three", "")
+
+
+def test_pairs_are_of_methods_that_there_are(bench: Any) -> None:
+    assert {name for pair in bench("pairs").PAIRS for name in pair} <= set(explain.list_methods())
