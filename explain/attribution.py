@@ -138,9 +138,10 @@ def plan(
     >>> import torch
     >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 5))
     >>> print(plan(model, torch.rand(1, 3, 4, 4), ["gradcam", "scorecam"]))
-    1 forward pass, recorded from 1 on: gradcam, scorecam
-    1 backward pass of the score to 1: gradcam
-    1 altered row, a blank photo: scorecam
-    4 altered rows, the photo seen through each map: scorecam
+    1 forward pass of 1 image, recorded from 1 on: gradcam, scorecam
+    1 backward pass from the score to 1: gradcam
+    1 altered row (a blank photo) forward: scorecam
+    4 altered rows (the photo seen through each map) forward: scorecam
+    in all: 1 forward pass, 1 backward pass, 5 altered rows forward
     """
     return Request.of(model, x, methods, targets, Settings(**options)).plan()

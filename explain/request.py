@@ -137,7 +137,7 @@ class Request:
         looked_at = self.layers_by_method() if layers is None else layers
         wanted = self._asks(looked_at)
         channels = channels_of(self.model, self.inputs, {layer for names in looked_at.values() for layer in names})
-        return Plan(wanted, len(self.targets), len(self.inputs), channels)
+        return Plan(wanted, len(self.targets), len(self.inputs), channels, self.settings.precision)
 
     def layers_by_method(self, *, refresh: bool = False) -> dict[str, list[str]]:
         """The layers that each method looks at: those asked for, or its own choice."""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import torch
 from torch import nn
 
-from explain.engine.evidence import Evidence, Origin
+from explain.engine.evidence import Evidence, Origin, at_least_float32
 from explain.engine.forward import Choice, Forward
 from explain.engine.plan import Plan
-from explain.engine.work import Footprint, Work, autocast
+from explain.engine.work import Footprint, Work, agree, autocast
 from explain.errors import ModelError, note, raised
 from explain.hooks import untouched
 from explain.inputs import Inputs, Path, dotted
@@ -49,6 +49,10 @@ class DependentRowsError(Exception):
     """A row has another score among others than alone."""
 
 
+class DependentImagesError(ModelError):
+    """An image has another score among the others than alone."""
+
+
 @dataclass(eq=False)
 class Asked:
     """What altered rows are made of, and how they are run."""
@@ -66,6 +70,8 @@ class Asked:
     one_at_a_time: bool = False
     fixed: bool = False
     """Whether the network takes as many rows as there are images, and no other number."""
+    proved: set[str | None] = field(default_factory=set)
+    """Where an altered row, of the input or of a layer, was shown to have the same score alone as among others."""
 
     @property
     def model(self) -> nn.Module:
@@ -103,6 +109,16 @@ def in_fastest_layout(
 
 def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
+
+
+def scores_agree(asked: Asked, choice: Choice, one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two scores of altered rows are the same but for rounding."""
+    return agree(one.to(choice.score), other.to(choice.score), asked.inputs.x, asked.work, 1e-2)
+
+
+def scores_of(choice: Choice, images: torch.Tensor, output: Any) -> torch.Tensor:
+    """What a target picks of an output with rows that belong to these images."""
+    return at_least_float32(choice.of_rows(images).pick(output, len(images))[0].detach())
 
 
 @contextmanager

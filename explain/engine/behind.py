@@ -12,13 +12,20 @@ import torch
 from torch import nn
 
 from explain.engine.altered import Rows
-from explain.engine.asked import Asked, DependentRowsError, check_width, in_fastest_layout, running_altered
-from explain.engine.evidence import at_least_float32
-from explain.engine.pieces import Readers, Told, in_pieces
+from explain.engine.asked import (
+    Asked,
+    DependentRowsError,
+    check_width,
+    in_fastest_layout,
+    running_altered,
+    scores_agree,
+    scores_of,
+)
+from explain.engine.pieces import Add, Readers, Told, in_pieces
 from explain.engine.plan import Stream
 from explain.engine.replay import Replay, Tape
-from explain.engine.work import Pace, agree, is_out_of_memory
-from explain.errors import ExplainError, note, raised
+from explain.engine.work import Pace, is_out_of_memory
+from explain.errors import note, raised
 from explain.hooks import HookGroup, Overwriting, Record, calculating, first_tensor, has_hooks, on_layer, replace_first
 from explain.inputs import Inputs
 from explain.interrupts import came_by_signal
@@ -35,7 +42,7 @@ def behind_layer(stream: Stream, rows: Rows, readers: Sequence[Readers], asked: 
     layer, device = stream.layer, asked.inputs.x.device
     cut_off = _CutOff(asked, layer, readers)
     most = asked.footprint.most(device, graph=False, after=layer)
-    kind = (tuple(asked.inputs.x.shape[1:]), asked.inputs.x.dtype, layer)
+    kind = (tuple(asked.inputs.x.shape[1:]), asked.inputs.x.dtype, asked.work.precision, layer)
     pace = Pace(asked.model, kind, most, device)
     for image in range(len(asked.inputs)):
         mine = (rows.owners == image).nonzero()[:, 0]
@@ -52,54 +59,101 @@ class _CutOff:
         self._asked, self._layer, self._readers = asked, layer, readers
         self._record: Record = asked.forward.record(layer)
         self._fans_out = not asked.one_at_a_time
+        self._replays = self._fans_out and not has_hooks(asked.model)  # hooks of others would see the replay
         self._tape: Tape | None = None
+        self._tried = False
 
     def begin(self, image: int) -> None:
         self._image = torch.tensor([image], device=self._asked.inputs.x.device)
-        self._tape = self._taped() if self._fans_out else None
+        self._tape, self._tried = self._taped() if self._replays else None, False
 
-    def run(self, rows: Rows, numbers: torch.Tensor, check: bool) -> None:
+    def run(self, rows: Rows, numbers: torch.Tensor, check: bool) -> Add:
         with calculating(self._asked.inputs.x.device.type):
             images, maps = rows.owners[numbers], rows.make(numbers)
-        own = self._maps(self._image)
+        if self._tape is not None and not check and not self._tried:
+            self._try_tape()
         if check:
+            own = self._maps(self._image)
             images, maps = torch.cat([images, self._image]), torch.cat([maps, own.to(maps)])
-        if self._fans_out and not self._asked.one_at_a_time:
-            try:
-                output = self._scored(images, self._image, maps)
-                self._check(output, images, check)
-            except (RuntimeError, ValueError, IndexError, ExplainError, DependentRowsError) as error:
-                if is_out_of_memory(error) or came_by_signal(error):
-                    raise
-                note(f"every map of layer {self._layer} takes a whole pass: {raised(error)}")
-                self._fans_out, self._tape = False, None
-        if not self._fans_out or self._asked.one_at_a_time:
-            output = self._scored(images, images, maps)
-            self._check(output, images, check)
-        for reader in self._readers:
-            score = reader.choice.of_rows(images).pick(output, len(images))[0].detach()
-            reader.add_scores(images[: len(numbers)], numbers, at_least_float32(score), output)
+        output = self._output(images, maps, check)
+        scores = [scores_of(reader.choice, images, output) for reader in self._readers]
+        add = [
+            reader.read_scores(images[: len(numbers)], numbers, score, output)
+            for reader, score in zip(self._readers, scores, strict=True)
+        ]
+        return partial(_all, add)
 
-    def _check(self, output: Any, images: torch.Tensor, check: bool) -> None:
+    def _output(self, images: torch.Tensor, maps: torch.Tensor, check: bool) -> Any:
+        """What the network gives for these maps: from the layer on, or where that fails, the whole of it for each."""
+        while True:
+            fans_out = self._fans_out and not self._asked.one_at_a_time
+            try:
+                output = self._scored(images, self._image if fans_out else images, maps)
+                if fans_out:
+                    self._must_fit(output, images)
+                if check:
+                    self._check(output, images, maps)
+                return output
+            except Exception as error:  # whatever the network says of more rows than it began with
+                if is_out_of_memory(error) or came_by_signal(error) or not fans_out:
+                    raise
+                way = "is not replayed" if self._tape is not None else "runs again for every map"
+                note(f"what lies before layer {self._layer} {way}: {raised(error)}")
+            self._fans_out, self._replays, self._tape = self._tape is not None, False, None
+
+    def _try_tape(self) -> None:
+        """Replay what lies before the layer for the maps as they are: where that says something else, do without."""
+        try:
+            output = self._scored(self._image, self._image, self._maps(self._image))
+            agrees = all(
+                scores_agree(self._asked, r.choice, scores_of(r.choice, self._image, output), self._known(r))
+                for r in self._readers
+            )
+        except Exception as error:  # whatever the network says of a replay
+            if is_out_of_memory(error) or came_by_signal(error):
+                raise
+            agrees = False
+        self._tried, self._tape = True, self._tape if agrees else None
+
+    def _known(self, reader: Readers) -> torch.Tensor:
+        return reader.choice.score[self._image]
+
+    def _must_fit(self, output: Any, images: torch.Tensor) -> None:
+        """Refuse other classes than the unaltered image has, and what reads maps that the layer overwrote."""
+        if self._asked.forward.logits is not None and self._asked.inputs.others:
+            check_width(self._asked, find_logits(output, len(images)))
+        if any(torch.isnan(scores_of(reader.choice, images, output)).any() for reader in self._readers):
+            raise DependentRowsError  # something reads what the layer overwrote, which has fewer rows
+
+    def _check(self, output: Any, images: torch.Tensor, maps: torch.Tensor) -> None:
+        """See that rows do not depend on each other: the last one is not altered, and the first one is run alone too.
+
+        Raises:
+            DependentRowsError: one of them has another score among the others than alone.
+        """
         asked = self._asked
-        if asked.forward.logits is not None and asked.inputs.others:
-            check_width(asked, find_logits(output, len(images)))
         for reader in self._readers:
-            score = at_least_float32(reader.choice.of_rows(images).pick(output, len(images))[0].detach())
-            if torch.isnan(score).any():
-                raise DependentRowsError  # something reads what the layer overwrote, which has fewer rows
-            if check and not agree(score[-1:], reader.choice.score[images[-1:]], asked.inputs.x, asked.work, 1e-2):
+            if not scores_agree(
+                asked, reader.choice, scores_of(reader.choice, images, output)[-1:], self._known(reader)
+            ):
                 raise DependentRowsError
+        self._tried = True
+        if self._layer in asked.proved:
+            return
+        alone = self._scored(self._image, self._image, maps[:1])
+        for reader in self._readers:
+            score = scores_of(reader.choice, images, output)[:1]
+            if not scores_agree(asked, reader.choice, score, scores_of(reader.choice, self._image, alone)):
+                raise DependentRowsError
+        asked.proved.add(self._layer)
 
     def _maps(self, image: torch.Tensor) -> torch.Tensor:
         """The layer's own feature maps for an image."""
         return self._asked.forward.spatial(self._record.activation, self._layer)[image]
 
     def _taped(self) -> Tape | None:
-        """Run up to the layer, noting what happens; not where hooks of others would see the replay."""
+        """Run up to the layer, noting what happens; None where that cannot be replayed."""
         asked, record, tape, calls = self._asked, self._record, Tape(), Counter[str]()
-        if has_hooks(asked.model):
-            return None
         overwriting = Overwriting()
 
         def reached(module: nn.Module, args: Any, output: Any) -> None:
@@ -108,18 +162,21 @@ class _CutOff:
             overwrites = tensor is not None and overwriting.is_by(record.layer, tensor)
             if calls[record.layer] == record.call + 1:
                 tape.stop()
-                raise _Reached(overwrites)
+                raise _Reached(overwrites)  # and no further
 
-        alone = asked.inputs.rows(self._image)  # made before the tape runs, as before a replay
         with running_altered(asked), HookGroup(asked.model) as group:
             overwriting.watch(group, record.layer)
             on_layer(group, asked.model, record.layer, reached)
+            inputs = asked.inputs.rows(self._image)  # what is noted begins with the call, as it does in a replay
             try:
                 with tape:
-                    alone.call(asked.model)
+                    inputs.call(asked.model)
             except _Reached as end:
-                return None if end.overwrites else tape
-        return None
+                overwrites = end.overwrites
+            else:
+                return None
+        # Buffers that the network changed are as they were found by now, and the tape knows them changed.
+        return tape if tape.fits and tape.is_intact() and not overwrites else None
 
     def _scored(self, images: torch.Tensor, before: torch.Tensor, maps: torch.Tensor) -> Any:
         """Run the network on the images ``before`` the layer, and behind it with ``maps`` that belong to ``images``."""
@@ -158,7 +215,7 @@ class _CutOff:
                 output = run(asked.inputs.rows(before))
             else:
                 output = in_fastest_layout(asked, before, {asked.inputs.path: asked.inputs.x[before]}, run)
-        if tape is not None and not tape.is_intact():
+        if tape is not None and replay is not None and not (tape.is_intact() and replay.leaves_intact):
             self._tape = self._taped()
         return output
 
@@ -176,3 +233,8 @@ class _Reached(BaseException):
     def __init__(self, overwrites: bool) -> None:
         super().__init__()
         self.overwrites = overwrites
+
+
+def _all(add: Sequence[Add]) -> None:
+    for each in add:
+        each()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,17 +19,26 @@ from explain.errors import ExplainError, note, raised
 from explain.interrupts import came_by_signal
 from explain.targets import find_logits
 
+Add = Callable[[], None]
+
 
 class Told:
     """Tells how many rows are done, of all streams together."""
 
     def __init__(self, work: Work, total: int) -> None:
         self._tell, self._total, self._done = work.progress, total, 0
+        self._told = 0
 
     def add(self, rows: int) -> None:
-        self._done = min(self._total, self._done + rows)
-        if self._tell is not None:
+        """Tell that so many rows more are done, or not wanted any more."""
+        self._done += rows
+        if self._tell is not None and self._done > self._told:
+            self._told = self._done
             self._tell(self._done, self._total)
+
+    def begin_again(self) -> None:
+        """Begin with the first row again; nothing is told until the work has come as far as it was."""
+        self._done = 0
 
 
 class _Kept:
@@ -63,24 +72,30 @@ class Readers:
             else:
                 self._of[ask] = _Kept(choice.score)
 
-    def add(
-        self,
-        images: torch.Tensor,
-        numbers: torch.Tensor,
-        evidence_of: EvidenceOf,
-    ) -> None:
-        for ask, collected in self._of.items():
-            collected.add(images, numbers, _read(ask, evidence_of(ask.layer, ask.input))[: len(numbers)])
+    def read(self, images: torch.Tensor, numbers: torch.Tensor, evidence_of: EvidenceOf) -> Add:
+        """Read what is wanted of the evidence on these rows; what is returned adds it to what there is."""
+        values = {ask: _read(ask, evidence_of(ask.layer, ask.input)) for ask in self._waiting}
+        return partial(self._add, images, numbers, values)
 
-    def add_scores(self, images: torch.Tensor, numbers: torch.Tensor, score: torch.Tensor, output: Any) -> None:
-        for ask, collected in self._of.items():
-            wanted = (
-                find_logits(output, len(score)).detach() if isinstance(ask.need, Scores) and ask.need.logits else score
-            )
-            collected.add(images, numbers, at_least_float32(wanted)[: len(numbers)])
+    def read_scores(self, images: torch.Tensor, numbers: torch.Tensor, score: torch.Tensor, output: Any) -> Add:
+        """The same of scores, and of the output that they were picked from."""
+        values = {}
+        for ask in self._waiting:
+            logits = isinstance(ask.need, Scores) and ask.need.logits
+            values[ask] = at_least_float32(find_logits(output, len(score)).detach() if logits else score)
+        return partial(self._add, images, numbers, values)
+
+    def _add(self, images: torch.Tensor, numbers: torch.Tensor, values: dict[Ask, torch.Tensor]) -> None:
+        for ask, found in values.items():
+            self._of[ask].add(images, numbers, found[: len(numbers)])
+
+    @property
+    def _waiting(self) -> list[Ask]:
+        """The asks that want more rows: those who share a stream get no more than they would alone."""
+        return [ask for ask, collected in self._of.items() if not collected.enough()]
 
     def enough(self) -> bool:
-        return all(collected.enough() for collected in self._of.values())
+        return not self._waiting
 
     def results(self) -> dict[Ask, Any]:
         return {ask: collected.result() for ask, collected in self._of.items()}
@@ -99,40 +114,44 @@ def _read(ask: Ask, evidence: Evidence) -> torch.Tensor:
 
 def in_pieces(
     numbers: torch.Tensor,
-    run: Callable[[torch.Tensor, bool], None],
+    run: Callable[[torch.Tensor, bool], Add],
     readers: Sequence[Readers],
     asked: Asked,
     progress: Told,
     pace: Pace,
-    *,
-    check: bool = True,
 ) -> None:
     """Run rows in pieces of the best size; one that does not fit into memory is halved and run again.
 
     A network that refuses another number of rows than there are images (one that was exported so) gets that number.
+    ``run`` takes the numbers of the rows, and whether to check that they do not depend on each other; it returns what
+    adds up the results, so that nothing is added twice.
     """
     given, images = 1 if asked.one_at_a_time else asked.work.batch_size, len(asked.inputs)
     start = 0
     while start < len(numbers) and not all(reader.enough() for reader in readers):
         piece = numbers[start : start + (images if asked.fixed else given or pace.size)]
-        first = check and start == 0 and len(piece) > 1 and not asked.fixed
-        began = time.perf_counter()
+        check = start == 0 and len(piece) > 1 and not asked.fixed
+        began = pace.now()
         try:
-            run(piece, first)
+            add = run(piece, check)
         except Exception as error:
             if came_by_signal(error):
                 raise
             if not is_out_of_memory(error) and not isinstance(error, (ExplainError, DependentRowsError)):
-                if asked.fixed or start or len(piece) + first == images:
+                if asked.fixed or start or len(piece) + check == images:
                     raise
                 note(f"altered rows are run {images} at a time: {raised(error)}")
                 asked.fixed = True
                 continue
             if not is_out_of_memory(error) or len(piece) == 1:
                 raise
-            given = None if given is None else max(1, given // 2)
-            pace.halve()
+            given = given and len(piece) // 2
+            pace.fit(len(piece) // 2)
             continue
+        add()
         start += len(piece)
-        pace.note(len(piece), time.perf_counter() - began, len(numbers) - start)
+        if given is None:
+            pace.note(len(piece), pace.now() - began, len(numbers) - start)
         progress.add(len(piece))
+    if start < len(numbers):
+        progress.add(len(numbers) - start)

@@ -8,13 +8,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from explain.engine.altered import Alteration, Attributions, Reruns, Scores
+from explain.engine.altered import Alteration, Attributions, Reruns, Scores, Unaltered
 from explain.engine.asks import Ask, Backward, BlockAttention, Need, asks_of
+from explain.engine.work import Precision
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,10 @@ class Stream:
     of: Alteration
     layer: str | None
     readers: tuple[Ask, ...]
+
+    def is_known(self, precision: Precision) -> bool:
+        """Whether the first forward pass has said it already: nothing is altered, nor computed otherwise."""
+        return isinstance(self.of, Unaltered) and precision == "full" and not self.inner
 
     @property
     def inner(self) -> frozenset[Ask]:
@@ -41,21 +46,30 @@ class Plan:
     """The passes that answer some asks; ``wanted`` has the asks of each method by its name.
 
     ``targets`` says how many scores are explained, ``images`` how many images, and ``channels`` how many each layer
-    has, where that is known.
+    has, where that is known. A few rows more are run to see that rows do not change each other's scores; they are not
+    counted here.
 
     >>> from explain.engine.asks import Activations, LayerGradients
     >>> plan = Plan({"gradcam": asks_of({Activations(), LayerGradients()}, ["layer4"])}, targets=2)
     >>> print(plan)
-    1 forward pass, recorded from layer4 on: gradcam
-    2 backward passes of the score to layer4: gradcam
+    1 forward pass of 1 image, recorded from layer4 on: gradcam
+    2 backward passes from the score to layer4: gradcam
     >>> plan.passes, plan.passes_back, plan.rows
     (1, 2, 0)
+
+    Altered rows are copies of the images, or of a layer's maps, that the network is run on again.
+
+    >>> from explain.methods import Smooth
+    >>> print(Plan({"smoothgrad": asks_of(Smooth(samples=8).needs, [])}, images=2))
+    1 forward pass of 2 images: smoothgrad
+    16 altered rows (noisy copies of the photo) forward and back: smoothgrad
     """
 
     wanted: Mapping[str, frozenset[Ask]]
     targets: int = 1
     images: int = 1
     channels: Mapping[str, int] = field(default_factory=dict)
+    precision: Precision = "full"
 
     @cached_property
     def asks(self) -> tuple[Ask, ...]:
@@ -114,39 +128,90 @@ class Plan:
     @property
     def passes(self) -> int:
         """How many forward passes of all images there are, altered rows apart."""
-        return 1 + sum(isinstance(ask.need, BlockAttention) for ask in self.asks) * self.targets
+        return 1 + self._of_blocks * self.targets
 
     @property
     def passes_back(self) -> int:
         """How many backward passes of all images there are, altered rows apart."""
-        return self.targets * sum(2 if backward.second else 1 for backward in self.backwards)
+        return self.targets * (self._of_blocks + sum(2 if backward.second else 1 for backward in self.backwards))
+
+    @property
+    def _of_blocks(self) -> int:
+        """How many passes read out all transformer blocks, for one target."""
+        return sum(isinstance(ask.need, BlockAttention) for ask in self.asks)
 
     @property
     def rows(self) -> int:
-        """How many altered rows are run at most, where the layers' channels are known."""
-        return sum(self.rows_of(stream) for stream in self.streams)
+        """How many altered rows are run at most, where the layers' channels are known; those of altered rows too."""
+        return sum(self.rows_of(stream) * inner.passes + inner.rows for stream, inner in self._altered())
+
+    @property
+    def rows_back(self) -> int:
+        """How many backward passes altered rows have, each of a single row."""
+        return sum(self.rows_of(stream) * inner.passes_back + inner.rows_back for stream, inner in self._altered())
 
     def rows_of(self, stream: Stream) -> int:
+        """How many altered rows a stream has at most."""
         layer = stream.layer or next((reader.layer for reader in stream.readers if reader.layer), None)
         return self.images * stream.of.count(self.channels.get(layer or "", 0))
 
-    def __str__(self) -> str:
-        begin = "recorded" if self.whole else f"recorded from {' or '.join(self.layers)} on" if self.layers else ""
-        lines = [f"{_counted(self.passes, 'forward pass', 'es')}{', ' * bool(begin)}{begin}{self._for(self.asks)}"]
-        for backward in self.backwards:
-            asks = [ask for ask in self.answered_at_once if ask.need.backward == backward]
-            count = self.targets * (2 if backward.second else 1)
-            what = "the score" if backward.objective is None else str(backward.objective)
-            under = "" if backward.rule is None else f" under the rule {backward.rule.name!r}"
-            to = ", ".join(dict.fromkeys(ask.layer or "the input" for ask in asks))
-            lines.append(f"{_counted(count, 'backward pass', 'es')} of {what} to {to}{under}{self._for(asks)}")
+    def _altered(self) -> Iterator[tuple[Stream, Plan]]:
+        """The streams that have to be run, each with the plan for its rows."""
         for stream in self.streams:
-            where = f" at {stream.layer}" if stream.of.of_layer else ""
-            back = ", each with a backward pass" if any(ask.need.backward for ask in stream.inner) else ""
-            count = self.rows_of(stream)
-            rows = _counted(count, "altered row", "s") if count else "altered rows"
-            lines.append(f"{rows}{where}{back}, {stream.of}{self._for(stream.readers)}")
-        return "\n".join(lines)
+            if not stream.is_known(self.precision):
+                rows = self.rows_of(stream)
+                yield stream, Plan({"": stream.inner}, self.targets, rows, self.channels, self.precision)
+
+    def __str__(self) -> str:
+        lines = [self._forward(), *map(self._back, self.backwards)]
+        blocks = [ask for ask in self.asks if isinstance(ask.need, BlockAttention)]
+        if blocks:
+            count = _counted(self._of_blocks * self.targets, "backward pass", "es")
+            lines.append(f"{count} from the score of every transformer block to its attention{self._for(blocks)}")
+        for stream, inner in self._altered():
+            lines += [f"{self._run(stream, inner)}{self._for(stream.readers)}", *inner._nested()]
+        return "\n".join([*lines, self._in_all()] if len(lines) > 2 else lines)
+
+    def _forward(self) -> str:
+        begin = ""
+        if self.whole:
+            begin = ", recorded"
+        elif self.layers:
+            begin = f", recorded from {'the first of ' * (len(self.layers) > 1)}{', '.join(self.layers)} on"
+        of = f" of {_counted(self.images, 'image', 's')}"
+        return f"{_counted(self.passes, 'forward pass', 'es')}{of}{begin}{self._for(self.asks)}"
+
+    def _back(self, backward: Backward) -> str:
+        asks = [ask for ask in self.answered_at_once if ask.need.backward == backward]
+        count = _counted(self.targets * (2 if backward.second else 1), "backward pass", "es")
+        start = "the score" if backward.objective is None else str(backward.objective)
+        end = " and ".join(dict.fromkeys(ask.layer or "the input" for ask in asks))
+        how = ", for its curvature" if backward.second else ""
+        how += "" if backward.rule is None else f", with the rule {backward.rule.name!r}"
+        return f"{count} from {start} to {end}{how}{self._for(asks)}"
+
+    def _run(self, stream: Stream, inner: Plan) -> str:
+        """What is run of a stream."""
+        count = self.rows_of(stream)
+        rows = _counted(count, "altered row", "s") if count else "altered rows"
+        start = f" from {stream.layer} on" if stream.of.of_layer else ""
+        back = inner.passes_back
+        return f"{rows} ({stream.of}) forward{start}{' and back' * bool(back)}{f' {back} times' * (back > 1)}"
+
+    def _nested(self) -> list[str]:
+        """The lines for what is altered of rows that are altered themselves."""
+        lines = []
+        for stream, inner in self._altered():
+            lines += [f"  made of these: {self._run(stream, inner)}", *(f"  {line}" for line in inner._nested())]
+        return lines
+
+    def _in_all(self) -> str:
+        words = [_counted(self.passes, "forward pass", "es"), _counted(self.passes_back, "backward pass", "es")]
+        if self.rows:
+            words.append(f"{_counted(self.rows, 'altered row', 's')} forward")
+        if self.rows_back:
+            words.append(f"{self.rows_back} back")
+        return f"in all: {', '.join(words)}"
 
     def _for(self, asks: Iterable[Ask]) -> str:
         """The methods that some asks are of."""

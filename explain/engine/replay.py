@@ -3,16 +3,28 @@
 A tape notes what every functional call returned, up to the layer. A replay hands these results out again in the same
 order, and computes nothing until the layer is reached. Tensors that nothing refers to by then are not kept: only their
 shapes are needed, for code that asks for them.
+
+What a tape cannot keep as it was makes it unfit: memory that is reached by other ways than tensors (arrays of NumPy,
+storages). A tensor that is overwritten behind the layer makes it useless for the next replay.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+
+# What cannot change after it was returned, containers apart.
+_FIXED: tuple[type, ...] = (
+    bool, int, float, complex, str, bytes, type(None), type(...), type, torch.Size, torch.dtype, torch.device,
+    torch.layout, torch.memory_format,
+)  # fmt: skip
+# Ways to a tensor's memory on which autograd does not see that it is overwritten.
+_UNSEEN = {"data", "numpy", "__array__", "__dlpack__", "untyped_storage", "storage", "set_", "data_ptr"}
 
 
 class ReplayError(RuntimeError):
@@ -35,31 +47,33 @@ class Tape(TorchFunctionMode):
         super().__init__()
         self.calls: list[tuple[Any, Any]] = []
         self.stopped = False
+        self.fits = True
         self._thread = threading.get_ident()
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if not self.stopped and threading.get_ident() == self._thread:
-            self.calls.append((func, _weakly(result)))
+        if self.stopped or threading.get_ident() != self._thread:
+            return result
+        if isinstance(result, Iterator):
+            items = list(result)
+            self.calls.append((func, _Items([_weakly(item) for item in items])))
+            return iter(items)
+        self.fits = self.fits and _can_be_kept(result)
+        self.calls.append((func, _weakly(result)))
         return result
 
     def stop(self) -> None:
         """Keep from now on what is still referred to, and only the shapes of the rest."""
         self.stopped = True
         self.calls = [(func, _kept(result)) for func, result in self.calls]
-        self._versions = [(tensor, tensor._version) for tensor in self._tensors()]
+        found: dict[int, torch.Tensor] = {}
+        for _, result in self.calls:
+            found.update((id(tensor), tensor) for tensor in _tensors_of(result) if not tensor.is_inference())
+        self._versions = [(tensor, tensor._version) for tensor in found.values()]
 
     def is_intact(self) -> bool:
         """Whether nothing that the tape keeps has been overwritten."""
         return all(tensor._version == version for tensor, version in self._versions)
-
-    def _tensors(self) -> list[torch.Tensor]:
-        found: dict[int, torch.Tensor] = {}
-        for _, result in self.calls:
-            for value in result if isinstance(result, (tuple, list)) else (result,):
-                if isinstance(value, torch.Tensor) and not value.is_inference():
-                    found[id(value)] = value
-        return list(found.values())
 
 
 class Replay(TorchFunctionMode):
@@ -72,17 +86,51 @@ class Replay(TorchFunctionMode):
     def __init__(self, tape: Tape) -> None:
         super().__init__()
         self.live = False
+        self.leaves_intact = True
+        """Whether nobody went past autograd to a tensor's memory, which the tape may keep, behind the layer."""
         self._calls = tape.calls
         self._next = 0
         self._thread = threading.get_ident()
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if self.live or threading.get_ident() != self._thread:
+            self.leaves_intact = self.leaves_intact and _name(func) not in _UNSEEN
             return func(*args, **(kwargs or {}))
         if self._next >= len(self._calls) or self._calls[self._next][0] != func:
             raise ReplayError(f"another function is called than before: {getattr(func, '__name__', func)}")
         self._next += 1
-        return self._calls[self._next - 1][1]
+        return _handed_out(self._calls[self._next - 1][1])
+
+
+def _name(func: Any) -> str:
+    """The name of a function; of a property, the one that it is read by."""
+    owner = getattr(func, "__self__", None)
+    return str(getattr(owner, "__name__", "") if getattr(func, "__name__", "") == "__get__" else func.__name__)
+
+
+def _can_be_kept(result: Any) -> bool:
+    if isinstance(result, (tuple, list)):
+        return all(map(_can_be_kept, result))
+    return isinstance(result, (torch.Tensor, *_FIXED))
+
+
+def _tensors_of(result: Any) -> Iterator[torch.Tensor]:
+    if isinstance(result, torch.Tensor):
+        yield result
+    elif isinstance(result, (tuple, list)):
+        for item in result:
+            yield from _tensors_of(item)
+
+
+class _Items(list[Any]):
+    """What an iterator gave."""
+
+
+def _handed_out(result: Any) -> Any:
+    """A result as a call returns it: lists are new ones, since the network may change them."""
+    if isinstance(result, _Items):
+        return iter(list(result))
+    return list(result) if type(result) is list else result
 
 
 class _Weak:
@@ -124,4 +172,6 @@ def _weakly(result: Any) -> Any:
 
 
 def _kept(result: Any) -> Any:
+    if isinstance(result, _Items):
+        return _Items([_kept(item) for item in result])
     return result.kept() if isinstance(result, (_Weak, _Several)) else result

@@ -1,8 +1,9 @@
 """Altered rows: the same question asked of altered inputs or feature maps, in pieces, once for all that is asked.
 
 Rows are built when they are needed and forgotten when their results have been added up, so memory does not grow with
-their number. With the first piece goes a row that is not altered: its score must be the one that is known already.
-Where it is not, the network lets rows depend on each other, and every row is run alone.
+their number. With the first piece of each stream goes a row that is not altered: its score must be the one that is
+known already. Of the longest stream, the first row is run alone too, and must have the score that it has among the
+others. Where one of them has not, the network lets rows depend on each other, and every row is run alone.
 """
 
 from __future__ import annotations
@@ -10,48 +11,64 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 
-from explain.engine.altered import Alteration, Rows, Scores, Unaltered
-from explain.engine.asked import Asked, DependentRowsError, check_width, in_fastest_layout, running_altered
+from explain.engine.altered import Alteration, Rows, Scores
+from explain.engine.asked import (
+    Asked,
+    DependentImagesError,
+    DependentRowsError,
+    check_width,
+    in_fastest_layout,
+    running_altered,
+    scores_agree,
+    scores_of,
+)
 from explain.engine.asks import Ask
 from explain.engine.behind import behind_layer
 from explain.engine.evidence import Evidence, Origin
 from explain.engine.forward import Choice
-from explain.engine.pieces import Readers, Told, in_pieces
+from explain.engine.pieces import Add, Readers, Told, in_pieces
 from explain.engine.plan import Plan, Stream
-from explain.engine.work import Pace, agree
-from explain.errors import ModelError, note
+from explain.engine.work import Pace, is_out_of_memory
+from explain.errors import ExplainError, note
 from explain.hooks import calculating
-from explain.inputs import Path
+from explain.inputs import Inputs, Path
+from explain.interrupts import came_by_signal
 
 
 def run_streams(plan: Plan, asked: Asked) -> None:
     """Run all altered rows of a plan, and put what they say into what was found for each target."""
     waiting = []
     for stream in plan.streams:
-        if isinstance(stream.of, Unaltered) and asked.work.precision == "full" and not stream.inner:
+        if stream.is_known(asked.work.precision):
             for choice in asked.choices:
                 choice.found.update({ask: _known(ask, asked, choice) for ask in stream.readers})
         else:
             waiting.append(stream)
+    if not waiting:
+        return
+    if asked.work.batch_size == 1:
+        _must_score_alone(asked, if_it_can=True)  # no piece has two rows, which would show it
     with calculating(asked.inputs.x.device.type):
         streams = [(stream, _rows(stream, asked)) for stream in waiting]
-    progress = Told(asked.work, sum(len(rows[asked.inputs.path].owners) for _, rows in streams))
-    for stream, rows in streams:
-        run = _behind_layer if stream.of.of_layer else _at_input
-        readers = [Readers(stream, asked, choice) for choice in asked.choices]
-        try:
-            run(stream, rows, readers, asked, progress)
-        except DependentRowsError:
-            _must_score_alone(asked)
-            note("altered rows are run one at a time: the model's scores depend on what stands beside an image")
-            asked.one_at_a_time = True
-            readers = [Readers(stream, asked, choice) for choice in asked.choices]
-            run(stream, rows, readers, asked, progress)
-        for choice, each in zip(asked.choices, readers, strict=True):
-            choice.found.update(each.results())
+    lengths = [len(rows[asked.inputs.path].owners) for _, rows in streams]
+    order = sorted(range(len(streams)), key=lambda i: -lengths[i])  # the longest shows best what rows depend on
+    streams = [streams[i] for i in order]
+    progress = Told(asked.work, sum(lengths))
+    try:
+        found = [_run(stream, rows, asked, progress) for stream, rows in streams]
+    except DependentRowsError:
+        _must_score_alone(asked)
+        note("altered rows are run one at a time: the model's scores depend on what stands beside an image")
+        asked.one_at_a_time = True
+        progress.begin_again()
+        found = [_run(stream, rows, asked, progress) for stream, rows in streams]
+    for results in found:
+        for choice, each in zip(asked.choices, results, strict=True):
+            choice.found.update(each)
 
 
 def _rows(stream: Stream, asked: Asked) -> dict[Path, Rows]:
@@ -61,30 +78,55 @@ def _rows(stream: Stream, asked: Asked) -> dict[Path, Rows]:
     return dict(zip(asked.inputs.paths, made, strict=True))
 
 
-def _behind_layer(
-    stream: Stream, rows: Mapping[Path, Rows], readers: Sequence[Readers], asked: Asked, progress: Told
-) -> None:
-    behind_layer(stream, rows[asked.inputs.path], readers, asked, progress)
+def _run(stream: Stream, rows: Mapping[Path, Rows], asked: Asked, progress: Told) -> list[dict[Ask, Any]]:
+    """Run a stream, and return what it says for each target."""
+    readers = [Readers(stream, asked, choice) for choice in asked.choices]
+    if stream.of.of_layer:
+        behind_layer(stream, rows[asked.inputs.path], readers, asked, progress)
+    else:
+        _at_input(stream, rows, readers, asked, progress)
+    return [reader.results() for reader in readers]
 
 
-def _must_score_alone(asked: Asked) -> None:
-    """Refuse a batch in which an image has quite another score than alone; altered rows could not be compared with it.
+def _alone(asked: Asked, inputs: Inputs) -> Any:
+    """What the network gives for one row; None where it takes no other number of rows than there are images."""
+    try:
+        with running_altered(asked):
+            return inputs.call(asked.model)
+    except Exception as error:
+        if is_out_of_memory(error) or came_by_signal(error) or isinstance(error, ExplainError):
+            raise
+        asked.fixed = True
+        return None
 
-    Small differences are let pass: quantised networks have them, and so have detectors whose boxes all but tie.
+
+def _must_score_alone(asked: Asked, *, if_it_can: bool = False) -> None:
+    """Refuse a batch in which an image has another score than alone; altered rows could not be compared with it.
+
+    Quantised networks take one scale for all images, which makes a small difference: it is let pass.
     """
     if len(asked.inputs) == 1:
         return
-    with running_altered(asked):
-        output = asked.inputs.first().call(asked.model)
-    for choice in asked.choices:
-        first = torch.zeros(1, dtype=torch.long, device=asked.inputs.x.device)
-        score, among = choice.of_rows(first).pick(output, 1)[0].detach().to(choice.score), choice.score[:1]
-        if abs(score - among) > 0.05 * max(score.abs().max(), among.abs().max()):
-            raise ModelError(
-                "model must score each image on its own to be run on altered images, but the first one scores "
-                f"{among.item():.4g} among the others and {score.item():.4g} alone (a normalisation over the batch?); "
-                "explain one image at a time"
+    quantised = any("quantized" in type(module).__module__ for module in asked.model.modules())
+    for image in range(len(asked.inputs)):
+        mine = torch.tensor([image], device=asked.inputs.x.device)
+        output = _alone(asked, asked.inputs.rows(mine))
+        if output is None:
+            if if_it_can:
+                return
+            raise DependentImagesError(
+                "model must score each image on its own to be run on altered images, but rows change each other's "
+                f"scores and it takes {len(asked.inputs)} images only; export it for one image"
             )
+        for choice in asked.choices:
+            score, among = scores_of(choice, mine, output), choice.score[mine]
+            close = abs(score - among) <= 0.05 * max(score.abs().max(), among.abs().max())
+            if not (scores_agree(asked, choice, score, among) or (quantised and close)):
+                raise DependentImagesError(
+                    "model must score each image on its own to be run on altered images, but image "
+                    f"{image} scores {among.item():.4g} among the others and {score.item():.4g} alone (a normalisation "
+                    "over the batch?); explain one image at a time"
+                )
 
 
 def _known(ask: Ask, asked: Asked, choice: Choice) -> torch.Tensor:
@@ -118,41 +160,74 @@ def _at_input(
     stream: Stream, rows: Mapping[Path, Rows], readers: Sequence[Readers], asked: Asked, progress: Told
 ) -> None:
     """Run altered inputs, each piece with all that is asked of it."""
-    inner, inputs, first = Plan({"": stream.inner}), asked.inputs, rows[asked.inputs.path]
-    owners = first.owners
+    inputs = asked.inputs
+    inner = Plan({"": stream.inner})
     graph = inner.whole or bool(inner.layers)
-    most = asked.footprint.most(inputs.x.device, graph=graph)
-    work, given = replace(asked.work, progress=None), asked.evidence(asked.choices[0], None)
+    run = partial(_run_piece, inner, rows, readers, asked)
+    kind = (tuple(inputs.x.shape[1:]), inputs.x.dtype, asked.work.precision, graph)
+    pace = Pace(asked.model, kind, asked.footprint.most(inputs.x.device, graph=graph), inputs.x.device)
+    count = len(rows[inputs.path].owners)
+    in_pieces(torch.arange(count, device=inputs.x.device), run, readers, asked, progress, pace)
 
-    def run(numbers: torch.Tensor, check: bool) -> None:
-        with calculating(inputs.x.device.type):
-            images = owners[numbers]
-            altered = {path: each.make(numbers).to(inputs.tensor(path)) for path, each in rows.items()}
-        beside = owners[:1].repeat(len(inputs) - len(numbers) if asked.fixed else int(check))  # not altered
-        if len(beside):
-            images = torch.cat([images, beside])
-            altered = {path: torch.cat([t, inputs.tensor(path)[beside]]) for path, t in altered.items()}
-        targets = [reader.choice.of_rows(images) for reader in readers]
-        origin = Origin(given.images, partial(_carried, given, first, images, numbers))
-        ask = partial(asked.gather, plan=inner, targets=targets, work=work, origin=origin)
-        found = in_fastest_layout(asked, images, altered, ask)
-        for reader, evidence_of in zip(readers, found, strict=True):
-            evidence = evidence_of(None)
-            check_width(asked, evidence.logits)
-            if check and not agree(evidence.score[-1:], reader.choice.score[owners[:1]], inputs.x, asked.work, 1e-2):
-                raise DependentRowsError
-            with calculating(inputs.x.device.type):
-                reader.add(images[: len(numbers)], numbers, evidence_of)
 
-    kind = (tuple(inputs.x.shape[1:]), inputs.x.dtype, graph)
-    in_pieces(
-        torch.arange(len(owners), device=inputs.x.device),
-        run,
-        readers,
-        asked,
-        progress,
-        Pace(asked.model, kind, most, inputs.x.device),
+def _run_piece(
+    inner: Plan,
+    rows: Mapping[Path, Rows],
+    readers: Sequence[Readers],
+    asked: Asked,
+    numbers: torch.Tensor,
+    check: bool,
+) -> Add:
+    """Ask a piece of altered inputs what the readers want to know."""
+    inputs, first = asked.inputs, rows[asked.inputs.path]
+    with calculating(inputs.x.device.type):
+        images = first.owners[numbers]
+        altered = {path: each.make(numbers).to(inputs.tensor(path)) for path, each in rows.items()}
+    beside = images[:1].repeat(len(inputs) - len(numbers) if asked.fixed else int(check))  # not altered
+    if len(beside):
+        images = torch.cat([images, beside])
+        altered = {path: torch.cat([t, inputs.tensor(path)[beside]]) for path, t in altered.items()}
+    given = asked.evidence(asked.choices[0], None)
+    ask = partial(
+        asked.gather,
+        plan=inner,
+        targets=[reader.choice.of_rows(images) for reader in readers],
+        work=replace(asked.work, progress=None, batch_size=1 if asked.one_at_a_time else asked.work.batch_size),
+        origin=Origin(given.images, partial(_carried, given, first, images, numbers)),
     )
+    try:
+        found = in_fastest_layout(asked, images, altered, ask)
+    except DependentImagesError as error:  # these are rows here, and may well be of one image
+        raise DependentRowsError from error
+    if check:
+        one = inputs.rows(images[:1], {path: tensor[:1] for path, tensor in altered.items()})
+        _check(readers, asked, images, one, [evidence_of(None).score for evidence_of in found])
+    add = []
+    for reader, evidence_of in zip(readers, found, strict=True):
+        check_width(asked, evidence_of(None).logits)
+        with calculating(inputs.x.device.type):
+            add.append(reader.read(images[: len(numbers)], numbers, evidence_of))
+    return partial(_all, add)
+
+
+def _check(
+    readers: Sequence[Readers], asked: Asked, images: torch.Tensor, first: Inputs, scores: list[torch.Tensor]
+) -> None:
+    """See that rows do not depend on each other: the last one is not altered, and the first one is run alone too.
+
+    Raises:
+        DependentRowsError: one of them has another score among the others than alone.
+    """
+    for reader, score in zip(readers, scores, strict=True):
+        if not scores_agree(asked, reader.choice, score[-1:], reader.choice.score[images[-1:]]):
+            raise DependentRowsError
+    output = None if None in asked.proved else _alone(asked, first)
+    if output is None:
+        return
+    for reader, score in zip(readers, scores, strict=True):
+        if not scores_agree(asked, reader.choice, score[:1], scores_of(reader.choice, images[:1], output)):
+            raise DependentRowsError
+    asked.proved.add(None)
 
 
 def _carried(
@@ -163,3 +238,8 @@ def _carried(
     if rows.carry is None:
         return found
     return torch.cat([rows.carry(found[: len(numbers)], numbers), found[len(numbers) :]])
+
+
+def _all(add: Sequence[Add]) -> None:
+    for each in add:
+        each()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -62,8 +63,11 @@ def agree(one: torch.Tensor, other: torch.Tensor, inputs: torch.Tensor, work: Wo
 
     ``coarse`` is what counts as nothing in half precision.
     """
-    precise = torch.finfo(inputs.dtype).eps < 1e-4 and work.precision == "full"
-    return torch.allclose(one, other, rtol=1e-3 if precise else 0.1, atol=1e-5 if precise else coarse)
+    rounding = torch.finfo(inputs.dtype).eps
+    if work.precision != "full" or rounding > 1e-4:
+        return torch.allclose(one, other, rtol=0.1, atol=coarse)
+    relative, absolute = (1e-3, 1e-5) if rounding > 1e-10 else (1e-5, 1e-8)
+    return torch.allclose(one, other, rtol=relative, atol=absolute)
 
 
 @dataclass
@@ -107,16 +111,24 @@ class Pace:
     """Says how many rows to run next, and finds out which number is fastest while the work is done.
 
     Each size is tried twice, and the second time is what counts: the first one prepares kernels and memory. What was
-    found is remembered for the network and this ``kind`` of work. Short work is done without trials.
+    found is remembered for the network and this ``kind`` of work, and so is how many rows fit into memory. Short work
+    is done without trials.
     """
 
-    def __init__(self, model: nn.Module, kind: object, most: int, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, kind: Hashable, most: int, device: torch.device) -> None:
         tried = TRIED if device.type == "cpu" else TRIED_ELSEWHERE
-        self._sizes = [min(size, most) for size in tried]
         self._known = _fastest.setdefault(model, {})
-        self._kind = kind
+        self._kind, self._device = (kind, str(device)), device
+        most = min(most, self._known.get(("fit", self._kind), most))
+        self._sizes = list(dict.fromkeys(min(size, most) for size in tried))
         self._seconds: dict[int, list[float]] = {}
-        self.size = self._known.get(kind, self._sizes[0])
+        self.size = min(most, self._known.get(self._kind, self._sizes[0]))
+
+    def now(self) -> float:
+        """The time in seconds, when all that was started is done."""
+        if self._device.type == "cuda" and self._kind not in self._known:
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
 
     def note(self, rows: int, seconds: float, left: int) -> None:
         """Take how long a piece took, and choose the next size."""
@@ -128,14 +140,14 @@ class Pace:
         if trial is not None and (len(self._seconds) > 1 or left * seconds / rows > WORTH_IT):
             self.size = trial if trial <= left else self.size
         elif trial is None:
-            self.size = min(self._seconds, key=lambda size: self._seconds[size][-1])
+            self.size = min(self._sizes, key=lambda size: self._seconds[size][-1])
             self._known[self._kind] = self.size
 
-    def halve(self) -> None:
-        """Run fewer rows from now on: so many did not fit into memory."""
-        self.size = max(1, self.size // 2)
-        self._sizes = [min(size, self.size) for size in self._sizes]
-        self._known[self._kind] = self.size
+    def fit(self, most: int) -> None:
+        """Run no more rows than these from now on: more did not fit into memory."""
+        self.size = min(most, self.size)
+        self._sizes = list(dict.fromkeys(min(size, most) for size in self._sizes))
+        self._known["fit", self._kind] = most
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from explain.engine import Attributions, Collected, Evidence, Need, Rows, Scores
+from explain.engine import Attributions, Blank, Collected, Evidence, Need, Rows, Scores
 from explain.errors import MethodError
 from explain.methods.backprop import Saliency
 from explain.methods.base import Style, at_least, over_all, spatial_dims
@@ -186,7 +186,7 @@ class IntegratedGradients:
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
-        return frozenset({self.gradients, Scores(PathStart(self.baseline))})
+        return frozenset({self.gradients, self._below})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         total: torch.Tensor = evidence[self.gradients]
@@ -199,7 +199,13 @@ class IntegratedGradients:
 
     def promised(self, evidence: Evidence) -> torch.Tensor:
         """The difference of the scores at the photo and at the baseline."""
-        return evidence.score - evidence[Scores(PathStart(self.baseline))]
+        return evidence.score - evidence[self._below]
+
+    @property
+    def _below(self) -> Scores:
+        """The score of the baseline; a blank photo is one that other methods ask about too."""
+        is_blank = isinstance(self.baseline, (int, float)) and self.baseline == 0
+        return Scores(Blank() if is_blank else PathStart(self.baseline))
 
     def _way(self, evidence: Evidence) -> torch.Tensor:
         return evidence.inputs - PathStart(self.baseline).of(evidence)

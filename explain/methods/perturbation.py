@@ -34,7 +34,11 @@ class SeenThroughMaps:
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({Activations()})
 
     def __str__(self) -> str:
-        return "the photo seen through each map" + (f", {self.samples} times" if self.samples > 1 else "")
+        seen = "the photo seen through each map"
+        if self.fading:
+            return f"{seen}, which fades in over {self.samples} steps"
+        noisy = {"none": "", "maps": ", with noise in the map", "input": ", with noise"}[self.noise]
+        return seen + noisy + (f", {self.samples} times" if self.samples > 1 else "")
 
     def count(self, channels: int) -> int:
         return channels * self.samples

@@ -22,8 +22,8 @@ _PAPERS = {"mean": "Smilkov et al., 2017", "square": "Hooker et al., NeurIPS 201
 
 def noise(seed: int, index: int, like: torch.Tensor) -> torch.Tensor:
     """The ``index``-th standard normal sample in the shape of ``like``, the same on every device and in every batch."""
-    generator = torch.Generator().manual_seed((seed * 1_000_003 + index) % 2**63)
-    return torch.randn(like.shape, generator=generator, dtype=torch.float32).to(like)
+    generator = torch.Generator("cpu").manual_seed((seed * 1_000_003 + index) % 2**63)
+    return torch.randn(like.shape, generator=generator, dtype=torch.float32, device="cpu").to(like)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,9 @@ class Objective(Protocol):
 class ResidualSoftmax:
     """The logit and its log-probability together: ``y_c + log softmax(y)_c`` (Cai, 2025, "ReST")."""
 
+    def __str__(self) -> str:
+        return "the score and its log-probability"
+
     def __call__(self, logits: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
         both = logits + logits.log_softmax(1)
         return both.gather(1, classes[:, None])[:, 0]
@@ -40,6 +43,9 @@ class Contrast:
     kind: Literal["mean", "weighted"] = "mean"
     alpha: float = 0.6
     references: int = 3
+
+    def __str__(self) -> str:
+        return f"the score against the {self.references} classes that score most like it"
 
     def __call__(self, logits: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
         own = logits.gather(1, classes[:, None])

@@ -1,0 +1,295 @@
+"""What a plan promises: together never costs more than apart, the counts are true, and a newcomer can read them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import explain
+from explain.engine import Attributions, BlockAttention, Scores
+from explain.methods import AblationCAM, Augmented, IntegratedGradients, Smooth, get_method
+from tests.conftest import TinyNet, settled
+
+TRANSFORMER = ["legrad", "rollout"]
+METHODS = [name for name in explain.list_methods() if name not in TRANSFORMER]
+RERUNNING = [n for n in METHODS if any(isinstance(need, (Scores, Attributions)) for need in get_method(n).needs)]
+ONE_PASS = [name for name in METHODS if name not in RERUNNING]
+X = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+NESTED = "smooth(integratedgradients)"
+
+
+FORWARD = {torch.ops.aten.convolution.default, torch.ops.aten.addmm.default}
+BACKWARD = {torch.ops.aten.convolution_backward.default, torch.ops.aten.threshold_backward.default}
+
+
+class Work(TorchDispatchMode):
+    """Counts rows of the network's operations, forward, forward with a graph, and backward: in each, how far it goes.
+
+    A convolution counts with the number of its output channels, which tells the layers of a network apart.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in FORWARD:
+            first = args[1] if func is torch.ops.aten.addmm.default else args[0]
+            kind = f"{func} of {tuple(first.shape[1:])} to {tuple(result.shape[1:])}"
+            self.rows[kind] += len(first)
+            self.rows[f"{kind}, recorded"] += len(first) * torch.is_grad_enabled()
+        elif func in BACKWARD:
+            self.rows[f"{func} of {tuple(args[1].shape[1:])}"] += len(args[1])
+        return result
+
+
+def tiny() -> nn.Module:
+    return settled(TinyNet()).double().eval()
+
+
+@cache
+def net() -> nn.Module:
+    model = tiny()
+    explain.attribute_all(model, X, ["gradcam", "refinecam"], target=1)  # finds the layers
+    return model
+
+
+def worked(methods: tuple[str, ...]) -> tuple[Counter[str], dict[str, explain.Attribution]]:
+    model = net()
+    with Work() as work:
+        found = explain.attribute_all(model, X, methods, target=1)
+    return work.rows, found
+
+
+@cache
+def alone(method: str) -> tuple[Counter[str], explain.Attribution]:
+    rows, found = worked((method,))
+    return rows, found[method]
+
+
+def assert_together_is_not_dearer(first: str, second: str) -> Counter[str]:
+    rows, found = worked((first, second))
+    apart = alone(first)[0] + alone(second)[0]
+    assert rows <= apart, f"{first} and {second}: {rows - apart}"
+    for name in (first, second):
+        torch.testing.assert_close(found[name].values, alone(name)[1].values, rtol=1e-12, atol=1e-12)
+    return rows
+
+
+def test_work_counts_what_is_run_and_how_far_back() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 2, 1), nn.ReLU(), nn.Conv2d(2, 4, 1), nn.ReLU())
+    conv = "aten.convolution.default of"
+    with Work() as work:
+        with torch.no_grad():
+            maps = model[:2](torch.rand(5, 3, 4, 4))
+        model[2:](maps.requires_grad_()).sum().backward()
+    assert work.rows == {
+        f"{conv} (3, 4, 4) to (2, 4, 4)": 5,
+        f"{conv} (3, 4, 4) to (2, 4, 4), recorded": 0,
+        f"{conv} (2, 4, 4) to (4, 4, 4)": 5,
+        f"{conv} (2, 4, 4) to (4, 4, 4), recorded": 5,
+        "aten.threshold_backward.default of (4, 4, 4)": 5,
+        "aten.convolution_backward.default of (2, 4, 4)": 5,
+    }
+
+
+@pytest.mark.parametrize("first", ONE_PASS[:-1])
+def test_two_methods_of_one_pass_cost_no_more_together_than_apart(first: str) -> None:
+    for second in ONE_PASS[ONE_PASS.index(first) + 1 :]:
+        rows = assert_together_is_not_dearer(first, second)
+        through_head = next(rows[kind] for kind in rows if kind.endswith("to (5,)"))
+        assert through_head == len(X)  # one forward pass for both
+
+
+RERUN_PAIRS = [
+    *combinations(["scorecam", "iscam", "ablationcam"], 2),
+    ("smoothgrad", "vargrad"),
+    ("smoothgrad", "smoothgradcam++"),
+    ("integratedgradients", "scorecam"),
+    ("integratedgradients", "saliency"),
+    ("integratedgradients", "ablationcam"),
+    ("smooth(gradcam)", "smooth(saliency)"),
+    ("smooth(gradcam)", "smooth(scorecam)"),
+    ("augmented(gradcam)", "augmented(shapleycam)"),
+    ("scorecam", "refinecam"),
+    ("ablationcam", "guidedgradcam"),
+]
+
+
+@pytest.mark.parametrize(("first", "second"), RERUN_PAIRS)
+def test_two_methods_that_rerun_cost_no_more_together_than_apart(first: str, second: str) -> None:
+    assert_together_is_not_dearer(first, second)
+
+
+def test_a_method_pays_for_its_own_layers_alone() -> None:
+    """Curvature at one layer, and gradients at all stages: neither is gathered where only the other looks."""
+    plan = explain.plan(net(), X, ["shapleycam", "refinecam"], [1])
+    asks = {(type(ask.need).__name__, ask.layer) for ask in plan.asks}
+    looked_at = alone("refinecam")[1].layer
+    assert isinstance(looked_at, tuple)
+    assert len(looked_at) > 1
+    assert {layer for need, layer in asks if need == "LayerCurvature"} == {alone("shapleycam")[1].layer}
+    assert {layer for need, layer in asks if need == "LayerGradients"} == set(looked_at)
+    together, apart = worked(("shapleycam", "refinecam"))[0], alone("refinecam")[0] + alone("shapleycam")[0]
+    back = "aten.convolution_backward.default of (6, 8, 8)"  # the one behind the first stage
+    assert together[back] == apart[back] == len(X)
+
+
+class Counting(TinyNet):
+    """Notes how many rows it was called with, and how many its head was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[int] = []
+        self.scored: list[int] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.append(len(x))
+        output = super().forward(x)
+        self.scored.append(len(output))
+        return output
+
+
+@pytest.fixture
+def counted() -> Counting:
+    model = settled(Counting()).double().eval()
+    with torch.no_grad():
+        model.layer2[1].bias.add_(4.0)  # no map is constant, so all of them have rows
+    explain.attribute_all(model, X, ["gradcam", "refinecam"], target=1)
+    model.calls.clear()
+    model.scored.clear()
+    return model
+
+
+@pytest.fixture
+def gradients(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    calls: list[int] = []
+    grad = torch.autograd.grad
+
+    def noted(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        return grad(outputs, *args, **kwargs)
+
+    monkeypatch.setattr(torch.autograd, "grad", noted)
+    return calls
+
+
+SMALL = {
+    "smoothgrad": Smooth(samples=4),
+    NESTED: Smooth(IntegratedGradients(steps=3), samples=2),
+    "augmented(scorecam)": Augmented(get_method("scorecam"), scales=(1.0,)),
+    "integratedgradients": IntegratedGradients(steps=5),
+}
+
+
+@pytest.mark.parametrize("name", [*METHODS, NESTED, "augmented(scorecam)", "smooth(guidedgradcam)"])
+def test_a_plan_counts_what_runs_row_by_row(name: str, counted: Counting, gradients: list[int]) -> None:
+    method = SMALL.get(name, get_method(name))
+    plan = explain.plan(counted, X[:1], method, [1, 2], batch_size=1)
+    assert not counted.calls
+    explain.attribute_targets(counted, X[:1], [method], [1, 2], batch_size=1)
+    replays = isinstance(method, AblationCAM)
+    assert sum(counted.scored) == plan.passes + plan.rows + replays  # a replay is tried with the maps as they are
+    assert len(gradients) == plan.passes_back + plan.rows_back
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_plan_counts_what_runs_in_pieces(name: str, counted: Counting, gradients: list[int]) -> None:
+    method = SMALL.get(name, get_method(name))
+    plan = explain.plan(counted, X, method, [1])
+    explain.attribute_targets(counted, X, [method], [1], batch_size=512)
+    at_layer = [stream for stream in plan.streams if stream.of.of_layer and plan.rows_of(stream) > len(X)]
+    at_input = [stream for stream in plan.streams if not stream.of.of_layer]
+    checks = len(at_input) + bool(at_input) + len(at_layer) * (len(X) + 1)  # rows that are not altered, and one alone
+    assert sum(counted.scored) == len(X) * plan.passes + plan.rows + checks
+    pieces = sum(bool(stream.inner) for stream in at_input)
+    assert len(gradients) == plan.passes_back + pieces * (plan.rows_back > 0)
+
+
+def test_a_plan_for_transformer_blocks_counts_their_passes(gradients: list[int]) -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attn = nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.attn(x, x, x, need_weights=False)[0]
+
+    class Transformer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.patches, self.fc, self.calls = nn.Conv2d(3, 8, 4, 4), nn.Linear(8, 5), 0
+            self.blocks = nn.Sequential(Block(), Block())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return self.fc(self.blocks(self.patches(x).flatten(2).mT).mean(1))
+
+    model = settled(Transformer()).double().eval()
+    explain.attribute(model, X, "legrad", target=1)
+    model.calls = 0
+    gradients.clear()
+    plan = explain.plan(model, X, ["legrad", "rollout"], [1, 2])
+    assert any(isinstance(ask.need, BlockAttention) for ask in plan.asks)
+    explain.attribute_targets(model, X, ["legrad", "rollout"], [1, 2])
+    assert model.calls == plan.passes == 3
+    assert len(gradients) == plan.passes_back == 2
+    assert str(plan) == (
+        "3 forward passes of 2 images, recorded: legrad, rollout\n"
+        "2 backward passes from the score of every transformer block to its attention: legrad"
+    )
+
+
+PRINTED = {
+    ("gradcam",): """\
+1 forward pass of 2 images, recorded from dropout on: gradcam
+1 backward pass from the score to dropout: gradcam""",
+    ("saliency", "guidedgradcam", "eigencam"): """\
+1 forward pass of 2 images, recorded: saliency, guidedgradcam, eigencam
+1 backward pass from the score to the input and dropout: saliency, guidedgradcam
+1 backward pass from the score to the input, with the rule 'guided': guidedgradcam
+in all: 1 forward pass, 2 backward passes""",
+    ("shapleycam", "refinecam", "finercam"): """\
+1 forward pass of 2 images, recorded from the first of dropout, layer1 on: shapleycam, refinecam, finercam
+1 backward pass from the score to dropout and layer1: refinecam
+1 backward pass from the score against the 3 classes that score most like it to dropout: finercam
+1 backward pass from the score and its log-probability to dropout: shapleycam
+2 backward passes from the score and its log-probability to dropout, for its curvature: shapleycam
+in all: 1 forward pass, 5 backward passes""",
+    ("smoothgrad", "vargrad"): """\
+1 forward pass of 2 images: smoothgrad, vargrad
+50 altered rows (noisy copies of the photo) forward and back: smoothgrad, vargrad""",
+    ("scorecam", "ablationcam"): """\
+1 forward pass of 2 images: scorecam, ablationcam
+2 altered rows (a blank photo) forward: scorecam
+16 altered rows (the photo seen through each map) forward: scorecam
+16 altered rows (the layer's maps without one of them) forward from dropout on: ablationcam
+in all: 1 forward pass, 0 backward passes, 34 altered rows forward""",
+    (NESTED,): """\
+1 forward pass of 2 images: smooth(integratedgradients)
+50 altered rows (noisy copies of the photo) forward: smooth(integratedgradients)
+  made of these: 2500 altered rows (points on the way from the baseline to the photo) forward and back
+  made of these: 50 altered rows (a blank photo) forward
+in all: 1 forward pass, 0 backward passes, 2600 altered rows forward, 2500 back""",
+}
+
+
+@pytest.mark.parametrize("methods", PRINTED)
+def test_a_plan_prints_itself(methods: tuple[str, ...]) -> None:
+    printed = str(explain.plan(net(), X, list(methods), [1]))
+    assert sorted(printed.splitlines()) == sorted(PRINTED[methods].splitlines())
+    assert printed.splitlines()[0] == PRINTED[methods].splitlines()[0]
+
+
+def test_a_plan_says_the_same_in_every_order() -> None:
+    one, other = (str(explain.plan(net(), X, names, [1])) for names in (["gradcam", "cam"], ["cam", "gradcam"]))
+    assert one.replace("gradcam, cam", "cam, gradcam") == other
