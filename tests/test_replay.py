@@ -1,0 +1,47 @@
+"""What lies before a layer runs once, however many altered maps go through what lies behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import explain
+from tests.conftest import TinyNet
+
+
+class _Convolutions(TorchDispatchMode):
+    """Notes the rows of every convolution that is computed, by the number of its output channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "convolution" in str(func) and "backward" not in str(func):
+            self.rows.append(len(args[0]))
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def counted() -> Iterator[list[int]]:
+    with _Convolutions() as mode:
+        yield mode.rows
+
+
+@pytest.mark.parametrize("images", [1, 2])
+@pytest.mark.parametrize("batch_size", [1, 3, None])
+def test_convolutions_before_the_layer_run_once_more_for_each_image(
+    images: int, batch_size: int | None, net: TinyNet, x: torch.Tensor
+) -> None:
+    explain.attribute(net, x[:images], "ablationcam", target=1, layer="layer2")  # looks at the layer's layout
+    with counted() as rows:
+        explain.attribute(net, x[:images], "ablationcam", target=1, layer="layer2", batch_size=batch_size)
+    once = 4  # the convolutions up to and within the layer
+    alone = images * once if images > 1 and batch_size == 1 else 0  # that images do not depend on each other
+    assert rows == [images] * once + [1] * (len(rows) - once)
+    assert len(rows) <= once + images * once + alone
