@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -77,10 +78,9 @@ def gather(
         again = partial(gather, model, precision=work.precision)
         asked = Asked(passes.forward, choices, evidence, passes.footprint, work, again, alone)
         run_streams(plan, asked)
-        for ask in plan.asks:
-            if isinstance(ask.need, Reruns):
-                for choice in choices:
-                    choice.found[ask] = Runner(asked, choice, ask.layer, mixed_precision_now(inputs.x.device))
+        leave = [ask.need for ask in plan.asks if isinstance(ask.need, Reruns)]
+        if leave:
+            evidence = partial(_with_leave, evidence, leave, asked, mixed_precision_now(inputs.x.device))
     return [partial(evidence, choice) for choice in choices]
 
 
@@ -96,6 +96,24 @@ def _evidence(
     question = Question(x, choice.score, choice.classes, choice.name, grids, logits, origin)
     mine = {a.need: v for a, v in choice.found.items() if a.layer in (None, layer) and a.input in (None, path)}
     return Evidence(question, layer, mine)
+
+
+def _with_leave(
+    evidence_of: Callable[..., Evidence],
+    leave: Sequence[Reruns],
+    asked: Asked,
+    precision: torch.autocast,
+    choice: Choice,
+    layer: str | None,
+    path: Path | None = None,
+) -> Evidence:
+    """The evidence, with a runner for the needs that give leave to run altered rows.
+
+    It is made on demand: a runner among what was found would keep it, and all that it holds, alive in a circle.
+    """
+    evidence = evidence_of(choice, layer, path)
+    runner = Runner(asked, choice, layer, precision)
+    return replace(evidence, found={**evidence.found, **dict.fromkeys(leave, runner)})
 
 
 class _Passes:
