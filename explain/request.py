@@ -247,13 +247,27 @@ def _by_name(methods: MethodLike | Iterable[MethodLike]) -> dict[str, Method]:
     chosen: dict[str, Method] = {}
     for given in methods:
         method = get_method(given)
-        if repr(chosen.setdefault(method.name, method)) != repr(method):  # a tensor among the options has no one ==
+        if not _are_equal(chosen.setdefault(method.name, method), method):
             raise MethodError(
                 f"methods must have different names, got two of {method.name!r}; ask for them in two calls"
             )
     if not chosen:
         raise MethodError("methods must name at least one method, got none; see explain.list_methods()")
     return chosen
+
+
+def _are_equal(one: object, other: object) -> bool:
+    """Whether two options, or methods, say the same; tensors among them have no one ``==``."""
+    if one is other or type(one) is not type(other):
+        return one is other
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.device == other.device and one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(_are_equal, one, other))
+    if isinstance(one, Method) and isinstance(other, Method):
+        others = options(other)
+        return all(_are_equal(value, others[name]) for name, value in options(one).items())
+    return one == other
 
 
 def _targets(targets: Sequence[TargetLike] | int, categories: Sequence[str] | None) -> list[Any]:

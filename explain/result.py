@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from explain.engine import Coverage
+from explain.errors import ImageError
 from explain.layers import enlarge
 from explain.methods import Fusion, Style
 from explain.methods.base import over_all
@@ -75,6 +76,7 @@ class Attribution:
         Signed CAM maps show their positive part. Pixel methods show the largest magnitude over the channels, or, where
         the values are contributions that may cancel (``style="signed"``), the magnitude of their sum.
         """
+        self._must_have_places()
         if self._in_pixels:
             return _by_maximum(self.signed.abs() if self.style == "signed" else self.values.float().abs().amax(1))
         return _by_maximum(enlarge(self.values.float().clamp(min=0)[:, None], self.size)[:, 0])
@@ -82,8 +84,14 @@ class Attribution:
     @cached_property
     def signed(self) -> torch.Tensor:
         """``(N, H, W)`` float32 in [-1, 1] at input resolution: summed over channels, by its largest magnitude."""
+        self._must_have_places()
         values = self.values.float()
         return _by_maximum(values.sum(1) if self._in_pixels else enlarge(values[:, None], self.size)[:, 0])
+
+    def _must_have_places(self) -> None:
+        if not self.size:
+            shape = tuple(self.values.shape)
+            raise ImageError(f"input {self.input} must have places for a heatmap, got shape {shape}; use values")
 
     @property
     def _in_pixels(self) -> bool:

@@ -331,6 +331,28 @@ def test_statistics_that_happen_to_be_as_many_as_the_images_are_told_from_theirs
     torch.testing.assert_close(found.values[:1], alone.values)
 
 
+class OfTwo(nn.Module):
+    """Takes two images and no other number, each with a gain."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc, self.fixed = nn.Conv2d(3, 4, 3), nn.Linear(4, 5), True
+
+    def forward(self, x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+        if self.fixed and len(x) != 2:
+            raise RuntimeError(f"expected 2 images, got {len(x)}")
+        return self.fc(F.relu(self.conv(x)).mean((2, 3))) * gain[:, None]
+
+
+@pytest.mark.parametrize("method", ["scorecam", "smoothgrad"])
+def test_rows_beside_the_images_go_with_them_in_a_network_of_a_fixed_batch_size(method: str, x: torch.Tensor) -> None:
+    model, gain = settled(OfTwo()).double().eval(), torch.tensor([1.0, 2.0]).double()
+    found = explain.attribute(model, (x[:2], gain), method, target=1, layer="conv").values
+    model.fixed = False  # type: ignore[assignment]
+    expected = explain.attribute(model, (x[:2], gain), method, target=1, layer="conv").values
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
 class FrozenTower(nn.Module):
     """Looks at both images without gradients; the head alone has any."""
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import explain
-from explain.errors import ImageError
+from explain.errors import ImageError, MethodError
 from explain.methods import FullGrad, InputXGradient, IntegratedGradients, Smooth
 from tests.conftest import settled
 
@@ -131,3 +131,19 @@ def test_inputs_that_cannot_be_explained_together_are_refused(
     others = {**given.kwargs, "weights": torch.ones(2), "labels": torch.arange(N)}
     with pytest.raises(ImageError, match=message):
         explain.attribute(model, explain.Inputs(given.args, others, explained=explained), "saliency", target=0)
+
+
+@pytest.mark.parametrize("baseline", ["mean", "blur"])
+def test_inputs_that_are_no_pictures_have_no_mean_colour_and_no_blur(
+    baseline: str, model: nn.Module, given: explain.Inputs
+) -> None:
+    with pytest.raises(MethodError, match=rf"no pictures, got '{baseline}' for one of shape \(3, 5\); use 0"):
+        explain.attribute(model, given, IntegratedGradients(4, baseline), target=1)
+
+
+def test_an_input_without_places_has_values_and_no_heatmap(model: nn.Module, given: explain.Inputs) -> None:
+    found = explain.attribute(model, given, "saliency", target=1)
+    assert found.parts["1"].heatmap.shape == (N, 7, 7)
+    for display in ("heatmap", "signed"):
+        with pytest.raises(ImageError, match=r"input facts must have places .* got shape \(3, 5\); use values"):
+            getattr(found.parts["facts"], display)

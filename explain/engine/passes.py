@@ -211,18 +211,21 @@ def _must_stand_alone(forward: Forward, choice: Choice, work: Work) -> None:
     """Refuse an input that seems to have a row for each image, but belongs to all of them.
 
     Altered images are given the rows of the images that they are made of; so the first image, with its rows alone, has
-    to have the score that it has among the others.
+    to have the score that it has among the others. A network that takes no other number of images gets it as often.
     """
     inputs = forward.inputs
     rows = [way for way in inputs.others if inputs.goes_with_images(way)]
     if not rows or len(inputs) == 1:
         return
-    asked = choice.of_rows(torch.zeros(1, dtype=torch.long, device=inputs.x.device))
-    try:
-        score = asked.pick(inputs.first().call(forward.model), 1)[0].detach()
-    except Exception as error:  # whatever it is, the image alone does not go with what it was given
-        if came_by_signal(error):
-            raise
-        score = choice.score[:1] + float("nan")
-    if not agree(at_least_float32(score), choice.score[:1], inputs.x, work):
-        refuse_shared(rows)
+    for count in (1, len(inputs)):
+        first = torch.zeros(count, dtype=torch.long, device=inputs.x.device)
+        try:
+            score = choice.of_rows(first).pick(inputs.rows(first).call(forward.model), count)[0][:1].detach()
+        except Exception as error:  # whatever it is, the image does not go with what it was given
+            if came_by_signal(error):
+                raise
+            continue
+        if agree(at_least_float32(score), choice.score[:1], inputs.x, work):
+            return
+        break
+    refuse_shared(rows)

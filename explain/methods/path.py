@@ -67,6 +67,11 @@ class PathStart:
                     f"{tuple(self.baseline.shape)}; give it one that the model would take"
                 )
             return evidence.of_images(own)
+        if isinstance(self.baseline, str) and x.ndim < 4:  # an input beside the photo that is no picture
+            raise MethodError(
+                f"baseline of integratedgradients must be a number for inputs that are no pictures, got "
+                f"{self.baseline!r} for one of shape {tuple(x.shape)}; use 0"
+            )
         if self.baseline == "mean":
             return x.mean(spatial_dims(x), keepdim=True).expand_as(x)
         if self.baseline == "blur":

@@ -57,6 +57,7 @@ class SeenThroughMaps:
 
     def _masked(self, evidence: Evidence) -> Callable[..., torch.Tensor]:
         a, x, size = evidence.activations, evidence.inputs, evidence.size
+        noises = torch.zeros(0) if self.noise == "none" else self._noises(a[0, 0] if self.noise == "maps" else x[0])
 
         def plain(image: torch.Tensor, channel: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
             return x[image] * masks(a[image, channel], size)
@@ -66,10 +67,10 @@ class SeenThroughMaps:
 
         def noisy_maps(image: torch.Tensor, channel: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
             maps = a[image, channel]
-            return x[image] * masks(maps + _span(maps) * self._noises(a[0, 0])[sample], size)
+            return x[image] * masks(maps + _span(maps) * noises[sample], size)
 
         def noisy_input(image: torch.Tensor, channel: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
-            return plain(image, channel, sample) + _span(x[image]) * self._noises(x[0])[sample]
+            return plain(image, channel, sample) + _span(x[image]) * noises[sample]
 
         if not size:  # an input beside the photo that is no picture
             return lambda image, channel, sample: x[image]

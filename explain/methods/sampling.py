@@ -392,7 +392,7 @@ def _shown(x: torch.Tensor, scale: float, flip: bool, *, padding: str) -> torch.
         return x
     if scale != 1:
         axes = [1 / scale, 1 / scale, *[1.0] * (x.ndim - 4)]  # width, height, time
-        theta = F.pad(torch.tensor(axes, dtype=torch.float64).diag(), (0, 1))[None]
+        theta = F.pad(torch.tensor(axes, dtype=torch.float64, device="cpu").diag(), (0, 1))[None]
         grid = F.affine_grid(theta.to(x), list(x.shape), align_corners=False)
         x = F.grid_sample(x, grid, mode="bilinear", padding_mode=padding, align_corners=False)
     return x.flip(-1) if flip else x

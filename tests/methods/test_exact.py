@@ -276,6 +276,13 @@ def test_flips_are_mapped_back() -> None:
             torch.testing.assert_close(found[i], expected, rtol=1e-8, atol=1e-12)
 
 
+def test_scales_do_not_follow_the_default_device(net: TinyNet, x: torch.Tensor) -> None:
+    expected = explain.attribute(net, x, "augmented(saliency)", target=1).values
+    with torch.device("meta"):
+        found = explain.attribute(net, x, "augmented(saliency)", target=1).values
+    assert torch.equal(found, expected)
+
+
 def test_scales_are_mapped_back() -> None:
     """A network that hands its input on shows where a variant's places come to lie: a bright spot stays in place."""
     model = nn.Sequential(nn.Conv2d(1, 1, 1, bias=False), nn.AdaptiveAvgPool2d(1), nn.Flatten()).double()

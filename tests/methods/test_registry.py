@@ -30,6 +30,7 @@ from explain.methods import (
     options,
     register,
 )  # fmt: skip
+from tests.conftest import TinyNet
 
 
 def test_names_find_methods_and_patterns_list_them() -> None:
@@ -138,6 +139,17 @@ def test_two_options_of_one_method_need_two_calls(net: object, x: object) -> Non
         explain.attribute_all(net, x, ["gradcam", GradCAM(relu=False)])  # type: ignore[arg-type]
     with pytest.raises(MethodError, match="got none"):
         explain.attribute_all(net, x, [])  # type: ignore[arg-type]
+
+
+def test_baselines_that_print_alike_are_told_apart(net: TinyNet, x: torch.Tensor) -> None:
+    plain = torch.zeros(3, 40, 40)
+    other = plain.clone()
+    other[:, 20, 20] = 1
+    assert repr(plain) == repr(other)
+    with pytest.raises(MethodError, match="two of 'integratedgradients'"):
+        explain.attribute_all(net, x, [IntegratedGradients(baseline=each) for each in (plain, other)])
+    same = [Smooth(IntegratedGradients(2, baseline=torch.zeros(x.shape[1:])), samples=1) for _ in range(2)]
+    assert list(explain.attribute_all(net, x, same, target=1)) == ["smooth(integratedgradients)"]
 
 
 @pytest.mark.parametrize("outer", [GuidedGradCAM, RefineCAM])
