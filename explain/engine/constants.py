@@ -17,6 +17,9 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.weak import WeakIdKeyDictionary
 
+from explain.errors import MethodError
+from explain.hooks import is_transforming
+
 
 @dataclass(frozen=True)
 class _Biased:
@@ -143,6 +146,12 @@ class Constants:
         bias = _bias(given)
         if bias is None:
             return result
+        if is_transforming():
+            raise MethodError(
+                f"fullgrad must see what is added outside torch.vmap and the other transforms of torch.func, but the "
+                f"bias in layer {name or 'model'!r} is added inside one; write the model without it, or use "
+                "integratedgradients"
+            )
         if not result.requires_grad and torch.is_grad_enabled():
             result = result.detach().requires_grad_().clone()  # of another image: its graph begins here
         elif result._is_view():

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from explain.errors import ExplainError, ImageError, ModelError
+from explain.hooks import is_transforming
 from explain.inputs import Inputs, InputsLike, Path, as_inputs, dotted
 from explain.interrupts import Unsplit
 
@@ -25,6 +26,11 @@ def check_inputs(model: nn.Module, given: InputsLike) -> Inputs:
     """
     if not isinstance(model, nn.Module):
         raise ModelError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if is_transforming():
+        raise ModelError(
+            "an explanation must be started outside torch.vmap and the other transforms of torch.func, which hide the "
+            "values of tensors, but it was started inside; give it the whole batch instead"
+        )
     inputs = as_inputs(given)
     x, name = inputs.x, "x" if inputs.name is None else f"input {inputs.name}"
     if x.ndim not in (4, 5):

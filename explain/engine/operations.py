@@ -20,8 +20,9 @@ from torch.autograd.graph import Node
 from torch.overrides import TorchFunctionMode
 
 from explain.engine.constants import SUMS, Constant, Constants, Running
-from explain.engine.rectifiers import LOOKED_AT, Rectified, Rectifiers
-from explain.hooks import graph
+from explain.engine.rectifiers import LOOKED_AT, NAMED, Rectified, Rectifiers
+from explain.errors import MethodError
+from explain.hooks import graph, is_transforming
 
 # The Nodes that rectifiers leave in the graph; their names end in "Backward" and a number.
 _NODES = {
@@ -126,6 +127,11 @@ class Recorder(TorchFunctionMode):
         if (rectifiers is None and self._constants is None) or threading.get_ident() != self._thread:
             return func(*args, **kwargs)
         rectified = None if rectifiers is None else rectifiers.told(kind, args, kwargs)
+        if rectified is not None and kind not in NAMED and is_transforming():
+            raise MethodError(
+                f"guidedbackprop must see rectifiers outside torch.vmap and the other transforms of torch.func, but "
+                f"{kind}() in layer {self._running()[0] or 'model'!r} runs inside one; use relu() there, or saliency"
+            )
         noted = rectified is not None or (self._constants is not None and kind in SUMS)
         first = args[0] if args else None
         apart = None

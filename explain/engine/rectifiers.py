@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from explain.hooks import is_transforming
+
 NAMED = frozenset([
     "relu", "relu6", "threshold", "hardtanh", "leaky_relu", "prelu", "rrelu", "elu", "celu", "selu", "silu", "gelu",
     "hardswish", "mish", "softplus",
@@ -116,6 +118,8 @@ class Rectifiers:
         sign = self._sign(mask)
         if sign is None or not isinstance(value, torch.Tensor) or not value.shape == mask.shape == sign.of.shape:
             return None
+        if is_transforming():
+            return sign.side < 0  # there are no values to look at; whoever asks refuses it
         value = value.detach()
         if not torch.equal(value, sign.of) and not torch.equal(value.clamp(min=0), sign.of):
             return None
@@ -140,7 +144,7 @@ def _beside(values: list[Any], turned: Callable[[torch.Tensor, Any], bool | None
 
 def _is_zero(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
-        return not value.requires_grad and not bool(value.any())
+        return not value.requires_grad and not is_transforming() and not bool(value.any())
     return isinstance(value, (int, float)) and value == 0
 
 

@@ -46,6 +46,7 @@ from typing import TYPE_CHECKING, Any
 
 from explain.hooks.capturing import Capture, capture
 from explain.hooks.copies import copied
+from explain.hooks.eager import is_transforming
 from explain.hooks.extractor import FeatureExtractor
 from explain.hooks.graph import accumulator, graph
 from explain.hooks.group import HookGroup
@@ -96,6 +97,7 @@ __all__ = [
     "has_hooks",
     "hookable",
     "inspect",
+    "is_transforming",
     "name_of",
     "on_layer",
     "packaging",

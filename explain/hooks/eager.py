@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from explain.errors import ModelError
 from explain.interrupts import Unsplit
 
 _lock = threading.RLock()
@@ -25,7 +26,15 @@ class _Eager(Unsplit[None]):
             return  # nothing has been compiled yet, and loading the compiler takes seconds
         with _lock:
             if not _blocks:
-                _setting = torch.compiler.set_stance("force_eager")
+                try:
+                    _setting = torch.compiler.set_stance("force_eager")
+                except RuntimeError as error:
+                    if "torch.compile region" not in str(error):
+                        raise
+                    raise ModelError(
+                        "an explanation must be started outside code that torch.compile compiles, but it was started "
+                        "inside; leave that function uncompiled, or put @torch.compiler.disable on what explains"
+                    ) from None
             _blocks += 1
             self._counted = True
 
@@ -37,6 +46,11 @@ class _Eager(Unsplit[None]):
                 if not _blocks:
                     _give_back()
             self._counted = False
+
+
+def is_transforming() -> bool:
+    """Whether this runs inside a transform of `torch.func` (`vmap`, `grad`, `jvp`), whose tensors stand for others."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def eager() -> AbstractContextManager[None]:

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, ExitStack
 import torch
 from torch import nn
 
-from explain.errors import ModelError
+from explain.errors import HookError, ModelError
 from explain.hooks import modes
 from explain.hooks.ambient import Ambient
 from explain.hooks.eager import eager
@@ -96,6 +96,11 @@ class _Untouched(Unsplit[None]):
                 "gradients must be computed in a process that torch can start threads in, but this one was forked "
                 "after its parent had computed some; start it with 'spawn' (multiprocessing_context='spawn' for a "
                 "DataLoader), or name the layer and use a method without gradients such as scorecam"
+            ) from None
+        if isinstance(error, HookError) and "autograd.Function with functorch" in str(error):
+            raise ModelError(
+                "layer must run outside torch.vmap and the other transforms of torch.func for gradients to be taken "
+                "there, but it runs inside one; name a layer outside, or use a method for pixels such as saliency"
             ) from None
         if isinstance(error, RuntimeError) and "use_reentrant=True" in str(error):
             raise ModelError(
