@@ -24,7 +24,7 @@ from explain.engine.asked import (
 from explain.engine.pieces import Add, Readers, Told, in_pieces
 from explain.engine.plan import Stream
 from explain.engine.replay import Replay, Tape
-from explain.engine.work import Pace, is_out_of_memory
+from explain.engine.work import Pace, is_out_of_memory, sizes_in_cache
 from explain.errors import note, raised
 from explain.hooks import HookGroup, Overwriting, Record, calculating, first_tensor, has_hooks, on_layer, replace_first
 from explain.inputs import Inputs
@@ -43,7 +43,7 @@ def behind_layer(stream: Stream, rows: Rows, readers: Sequence[Readers], asked: 
     cut_off = _CutOff(asked, layer, readers)
     most = asked.footprint.most(device, graph=False, after=layer)
     kind = (tuple(asked.inputs.x.shape[1:]), asked.inputs.x.dtype, asked.work.precision, layer)
-    pace = Pace(asked.model, kind, most, device)
+    pace = Pace(asked.model, kind, most, device, sizes_in_cache(most, device))
     for image in range(len(asked.inputs)):
         mine = (rows.owners == image).nonzero()[:, 0]
         if not len(mine):
@@ -224,7 +224,9 @@ class _CutOff:
         raw = self._record.activation
         grid = self._asked.forward.grids.grid(tuple(raw.shape), self._layer)
         assert grid is not None  # the maps were laid out by it
-        return grid.fold(maps.to(raw), raw.index_select(grid.of_images, images))
+        own = raw.index_select(grid.of_images, images[:1])  # all of them are of one image, so none is copied
+        size = [len(images) if dim == grid.of_images else -1 for dim in range(own.ndim)]
+        return grid.fold(maps.to(raw), own.expand(size))
 
 
 class _Reached(BaseException):

@@ -22,6 +22,8 @@ MEMORY = 512 * 2**20
 """Bytes that a batch of altered rows may take on a CPU; on other devices, half of what is free."""
 TRIED = (16, 8, 4, 32)  # batch sizes that are tried on a CPU, where larger ones are often slower
 TRIED_ELSEWHERE = (64, 128, 256, 32)
+CACHE = 8 * 2**20
+"""Bytes that the largest tensor of a batch may take to stay in a CPU's cache from one layer to the next."""
 WORTH_IT = 1.0  # seconds of work from which on the fastest batch size is looked for
 
 
@@ -98,6 +100,20 @@ class Footprint:
         return max(1, _free(device) // max(1, needed))
 
 
+def sizes_in_cache(most: int, device: torch.device) -> tuple[int, ...] | None:
+    """How many rows to try where little is left to compute, and what each piece costs beside it counts.
+
+    ``most`` is how many fit into memory without a graph, four times over.
+
+    >>> sizes_in_cache(1000, torch.device("cpu"))
+    (62, 124, 31, 15)
+    """
+    if device.type != "cpu":
+        return None
+    first = min(128, max(TRIED[0], most * 4 * CACHE // MEMORY))
+    return first, 2 * first, max(1, first // 2), max(1, first // 4)
+
+
 def _free(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0]) // 2
@@ -115,8 +131,10 @@ class Pace:
     is done without trials.
     """
 
-    def __init__(self, model: nn.Module, kind: Hashable, most: int, device: torch.device) -> None:
-        tried = TRIED if device.type == "cpu" else TRIED_ELSEWHERE
+    def __init__(
+        self, model: nn.Module, kind: Hashable, most: int, device: torch.device, sizes: tuple[int, ...] | None = None
+    ) -> None:
+        tried = sizes or (TRIED if device.type == "cpu" else TRIED_ELSEWHERE)
         self._known = _fastest.setdefault(model, {})
         self._kind, self._device = (kind, str(device)), device
         most = min(most, self._known.get(("fit", self._kind), most))

@@ -100,7 +100,7 @@ class WithoutOneMap:
         image, channel = _alive(a).nonzero(as_tuple=True)
 
         def ablated(rows: torch.Tensor) -> torch.Tensor:
-            maps = a[image[rows]]
+            maps = a.index_select(0, image[rows])  # copies whole maps, where indexing copies value by value
             maps[torch.arange(len(rows), device=rows.device), channel[rows]] = 0
             return maps
 
