@@ -105,7 +105,8 @@ def _must_score_alone(asked: Asked, *, if_it_can: bool = False) -> None:
 
     Quantised networks take one scale for all images, which makes a small difference: it is let pass.
     """
-    if len(asked.inputs) == 1:
+    several = len(asked.inputs) > 1
+    if not several and (if_it_can or asked.work.precision != "full"):
         return
     quantised = any("quantized" in type(module).__module__ for module in asked.model.modules())
     for image in range(len(asked.inputs)):
@@ -121,12 +122,25 @@ def _must_score_alone(asked: Asked, *, if_it_can: bool = False) -> None:
         for choice in asked.choices:
             score, among = scores_of(choice, mine, output), choice.score[mine]
             close = abs(score - among) <= 0.05 * max(score.abs().max(), among.abs().max())
-            if not (scores_agree(asked, choice, score, among) or (quantised and close)):
-                raise DependentImagesError(
-                    "model must score each image on its own to be run on altered images, but image "
-                    f"{image} scores {among.item():.4g} among the others and {score.item():.4g} alone (a normalisation "
-                    "over the batch?); explain one image at a time"
-                )
+            if scores_agree(asked, choice, score, among) or (quantised and close):
+                continue
+            told = _another_score if several else _changing_score
+            raise DependentImagesError(told(image, f"{among.item():.4g}", f"{score.item():.4g}"))
+
+
+def _another_score(image: int, among: str, alone: str) -> str:
+    return (
+        f"model must score each image on its own to be run on altered images, but image {image} scores {among} among "
+        f"the others and {alone} alone (a normalisation over the batch?); explain one image at a time"
+    )
+
+
+def _changing_score(image: int, first: str, then: str) -> str:
+    return (
+        f"model must give an image the same score whenever it is run, but gave image {image} {first} and then {then} "
+        "(a counter, or random numbers that go on?); put back what it remembers, or use a method of one pass such as "
+        "gradcam"
+    )
 
 
 def _known(ask: Ask, asked: Asked, choice: Choice) -> torch.Tensor:
@@ -197,8 +211,10 @@ def _run_piece(
     )
     try:
         found = in_fastest_layout(asked, images, altered, ask)
-    except DependentImagesError as error:  # these are rows here, and may well be of one image
-        raise DependentRowsError from error
+    except DependentImagesError as error:
+        if asked.one_at_a_time or len(images) == 1:
+            raise
+        raise DependentRowsError from error  # they are rows here, and may well be of one image
     if check:
         one = inputs.rows(images[:1], {path: tensor[:1] for path, tensor in altered.items()})
         _check(readers, asked, images, one, [evidence_of(None).score for evidence_of in found])
