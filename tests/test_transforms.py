@@ -151,3 +151,8 @@ def test_a_relu_under_vmap_follows_the_rule(image: torch.Tensor) -> None:
     found, expected = (explain.attribute(net, image, "guidedbackprop", target=1) for net in (mapped, plain))
     torch.testing.assert_close(found.values, expected.values, rtol=1e-9, atol=1e-13)
     assert found.coverage == expected.coverage
+
+
+def test_a_model_without_values_is_refused_for_that(image: torch.Tensor) -> None:
+    with pytest.raises(ModelError, match="model must hold values, got one on the meta device; load its weights first"):
+        explain.attribute(TinyNet().to("meta"), image.float(), target=1)

@@ -45,6 +45,8 @@ def check_inputs(model: nn.Module, given: InputsLike) -> Inputs:
     if any(is_lazy(p) for p in model.parameters()):
         raise ModelError("model must have all its weights, got lazy layers without them; call model(x) once first")
     parameter = next(model.parameters(), None)
+    if parameter is not None and parameter.is_meta and not x.is_meta:
+        raise ModelError("model must hold values, got one on the meta device; load its weights first")
     images = {f"input {dotted(way)}": t for way, t in inputs.others.items() if t.ndim > 3}
     for other, tensor in {name: x, **images}.items():
         if parameter is not None and parameter.device != tensor.device:

@@ -23,6 +23,9 @@ class FullGrad:
     term, the map takes the magnitude, brought to [0, 1] for each layer as published, enlarged, and summed over
     channels. Biases that lie nowhere on the photo (those of the head) count for ``delta`` alone.
 
+    Biases are counted wherever they are added: by modules, functions, or sums with parameters, buffers and what is made
+    of them. Numbers count for ``delta`` alone. Those inside ``MultiheadAttention`` and recurrent layers are not seen.
+
     Args:
         rescale: bring each layer to [0, 1]; False leaves all in units of the score.
 
