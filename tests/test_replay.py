@@ -45,3 +45,16 @@ def test_convolutions_before_the_layer_run_once_more_for_each_image(
     alone = images * once if images > 1 and batch_size == 1 else 0  # that images do not depend on each other
     assert rows == [images] * once + [1] * (len(rows) - once)
     assert len(rows) <= once + images * once + alone
+
+
+@pytest.mark.parametrize("layer", ["layer1", "bn1"])
+def test_a_network_that_overwrites_altered_maps_is_replayed_too(layer: str, net: TinyNet, x: torch.Tensor) -> None:
+    """TinyNet adds in place to what ``layer1`` gives, and rectifies in place what ``bn1`` gives."""
+    expected = explain.attribute(net, x[:1], "ablationcam", target=1, layer=layer)  # looks at the layer's layout
+    with counted() as rows:
+        found = explain.attribute(net, x[:1], "ablationcam", target=1, layer=layer, batch_size=2)
+    torch.testing.assert_close(found.values, expected.values)
+    before = 1 if layer != "layer1" else 3
+    behind = len(rows) - (4 + before)
+    pieces = -(-6 // 2) + 1  # of six maps, and one alone
+    assert behind == pieces * (4 - before), rows

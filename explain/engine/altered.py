@@ -15,7 +15,7 @@ from explain.engine.asks import Activations, Need
 from explain.engine.evidence import Evidence
 
 Make = Callable[[torch.Tensor], torch.Tensor]
-"""From row numbers ``(b,)`` to ``b`` altered inputs or feature maps."""
+"""From row numbers ``(b,)`` to ``b`` altered inputs or feature maps: new tensors, which the network may overwrite."""
 
 
 @dataclass(frozen=True)

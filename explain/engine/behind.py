@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -68,14 +68,17 @@ class _CutOff:
         self._tape, self._tried = self._taped() if self._replays else None, False
 
     def run(self, rows: Rows, numbers: torch.Tensor, check: bool) -> Add:
-        with calculating(self._asked.inputs.x.device.type):
-            images, maps = rows.owners[numbers], rows.make(numbers)
+        def make() -> torch.Tensor:
+            with calculating(self._asked.inputs.x.device.type):
+                maps = rows.make(numbers)
+                return torch.cat([maps, self._maps(self._image).to(maps)]) if check else maps
+
         if self._tape is not None and not check and not self._tried:
             self._try_tape()
+        images = rows.owners[numbers]
         if check:
-            own = self._maps(self._image)
-            images, maps = torch.cat([images, self._image]), torch.cat([maps, own.to(maps)])
-        output = self._output(images, maps, check)
+            images = torch.cat([images, self._image])
+        output = self._output(images, make, check)
         scores = [scores_of(reader.choice, images, output) for reader in self._readers]
         add = [
             reader.read_scores(images[: len(numbers)], numbers, score, output)
@@ -83,16 +86,18 @@ class _CutOff:
         ]
         return partial(_all, add)
 
-    def _output(self, images: torch.Tensor, maps: torch.Tensor, check: bool) -> Any:
-        """What the network gives for these maps: from the layer on, or where that fails, the whole of it for each."""
+    def _output(self, images: torch.Tensor, make: Callable[[], torch.Tensor], check: bool) -> Any:
+        """What the network gives for maps: from the layer on, or where that fails, the whole of it for each."""
         while True:
             fans_out = self._fans_out and not self._asked.one_at_a_time
+            maps = make()  # new ones each time, since the network may overwrite them
+            first = maps[:1].clone()
             try:
                 output = self._scored(images, self._image if fans_out else images, maps)
                 if fans_out:
                     self._must_fit(output, images)
                 if check:
-                    self._check(output, images, maps)
+                    self._check(output, images, first)
                 return output
             except Exception as error:  # whatever the network says of more rows than it began with
                 if is_out_of_memory(error) or came_by_signal(error) or not fans_out:
@@ -125,7 +130,7 @@ class _CutOff:
         if any(torch.isnan(scores_of(reader.choice, images, output)).any() for reader in self._readers):
             raise DependentRowsError  # something reads what the layer overwrote, which has fewer rows
 
-    def _check(self, output: Any, images: torch.Tensor, maps: torch.Tensor) -> None:
+    def _check(self, output: Any, images: torch.Tensor, first: torch.Tensor) -> None:
         """See that rows do not depend on each other: the last one is not altered, and the first one is run alone too.
 
         Raises:
@@ -140,7 +145,7 @@ class _CutOff:
         self._tried = True
         if self._layer in asked.proved:
             return
-        alone = self._scored(self._image, self._image, maps[:1])
+        alone = self._scored(self._image, self._image, first)
         for reader in self._readers:
             score = scores_of(reader.choice, images, output)[:1]
             if not scores_agree(asked, reader.choice, score, scores_of(reader.choice, self._image, alone)):
@@ -198,7 +203,8 @@ class _CutOff:
                     tensor.copy_(altered)  # who reads it by its older name sees the change too
                     return None
                 tensor.fill_(float("nan"))  # who reads it by its older name shows it: that one has fewer rows
-            return replace_first(output, altered.clone())  # the network may overwrite it, and run once more
+            # The network may overwrite it, and without a replay run once more in another layout.
+            return replace_first(output, altered if replay is not None else altered.clone())
 
         def run(inputs: Inputs) -> Any:
             calls.clear()  # it may run once more in another layout
