@@ -336,7 +336,7 @@ class OfTwo(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.fc, self.fixed = nn.Conv2d(3, 4, 3), nn.Linear(4, 5), True
+        self.conv, self.fc, self.fixed = nn.Conv2d(3, 5, 3), nn.Linear(5, 5), True
 
     def forward(self, x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
         if self.fixed and len(x) != 2:
@@ -344,7 +344,7 @@ class OfTwo(nn.Module):
         return self.fc(F.relu(self.conv(x)).mean((2, 3))) * gain[:, None]
 
 
-@pytest.mark.parametrize("method", ["scorecam", "smoothgrad"])
+@pytest.mark.parametrize("method", ["ablationcam", "scorecam", "smoothgrad"])
 def test_rows_beside_the_images_go_with_them_in_a_network_of_a_fixed_batch_size(method: str, x: torch.Tensor) -> None:
     model, gain = settled(OfTwo()).double().eval(), torch.tensor([1.0, 2.0]).double()
     found = explain.attribute(model, (x[:2], gain), method, target=1, layer="conv").values

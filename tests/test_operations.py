@@ -323,6 +323,16 @@ def part(net: Any, x: torch.Tensor) -> torch.Tensor:
     return net.table[:, :, : x.shape[2], : x.shape[3]]
 
 
+def filled(net: Any, x: torch.Tensor) -> torch.Tensor:
+    """Adds what was made of a constant, parts of which were overwritten by what depends on the input."""
+    whole, half = torch.zeros(x.shape, dtype=x.dtype), torch.full(x.shape, 0.3, dtype=x.dtype)
+    whole[:, :2] = x[:, :2] * 2
+    half[:, :2].copy_(x[:, :2])
+    own = torch.zeros(x.shape, dtype=x.dtype)
+    own[:, 1:] = net.mean[1:]
+    return x + whole + half[:, :2].repeat(1, 2, 1, 1) + own
+
+
 ADDITIONS: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
     "a part of a parameter": lambda net, x: x + part(net, x),
     "a parameter on the left": lambda net, x: part(net, x) + x,
@@ -331,6 +341,8 @@ ADDITIONS: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
     "a buffer taken away in place, also from a view": subtract_in_place,
     "made of buffers": lambda net, x: torch.add(x, (net.mean * 2).exp(), alpha=-0.2),
     "addcmul": lambda net, x: torch.addcmul(net.mean, x, net.mean + 1),
+    "constants that something is written into": filled,
+    "of its shape": lambda net, x: x + torch.full_like(x, 0.3) - x.new_ones(x.shape),
     "numbers": lambda net, x: 1 - (x * 2 - 1) + 0.25,
 }
 

@@ -326,6 +326,25 @@ def test_a_single_row_that_does_not_fit_raises(method: str) -> None:
         explain.attribute(model, X[:1], PLAIN[method][0], target=1, layer="conv")
 
 
+@pytest.mark.parametrize("method", PLAIN)
+def test_a_network_of_a_fixed_batch_size_that_does_not_fit_raises(method: str) -> None:
+    class OfTwo(Small):
+        failures = 0
+
+        def head(self, maps: torch.Tensor) -> torch.Tensor:
+            if len(maps) != 2:
+                raise ValueError("not two images")
+            if not torch.equal(maps, self.maps(X[:2])):
+                self.failures += 1
+                assert self.failures < 9
+                raise ERRORS["of torch"]()
+            return super().head(maps)
+
+    model = settled(OfTwo()).double().eval()
+    with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
+        explain.attribute(model, X[:2], PLAIN[method][0], target=1, layer="conv")
+
+
 def test_rows_are_forgotten_however_many_there_are() -> None:
     class Watching(Small):
         def __init__(self) -> None:

@@ -68,16 +68,16 @@ class _CutOff:
         self._tape, self._tried = self._taped() if self._replays else None, False
 
     def run(self, rows: Rows, numbers: torch.Tensor, check: bool) -> Add:
+        beside = len(self._asked.inputs) - len(numbers) if self._asked.fixed else int(check)  # not altered
+
         def make() -> torch.Tensor:
             with calculating(self._asked.inputs.x.device.type):
                 maps = rows.make(numbers)
-                return torch.cat([maps, self._maps(self._image).to(maps)]) if check else maps
+                return torch.cat([maps, *[self._maps(self._image).to(maps)] * beside]) if beside else maps
 
         if self._tape is not None and not check and not self._tried:
             self._try_tape()
-        images = rows.owners[numbers]
-        if check:
-            images = torch.cat([images, self._image])
+        images = torch.cat([rows.owners[numbers], self._image.repeat(beside)])
         output = self._output(images, make, check)
         scores = [scores_of(reader.choice, images, output) for reader in self._readers]
         add = [
@@ -178,6 +178,11 @@ class _CutOff:
                     inputs.call(asked.model)
             except _Reached as end:
                 overwrites = end.overwrites
+            except Exception as error:  # the network may take no image alone
+                if is_out_of_memory(error) or came_by_signal(error):
+                    raise
+                self._replays = False
+                return None
             else:
                 return None
         # Buffers that the network changed are as they were found by now, and the tape knows them changed.

@@ -46,6 +46,8 @@ _BIASED = {
 }
 SUMS = frozenset(["add", "radd", "iadd", "sub", "rsub", "isub", "subtract"])
 """What adds or takes away, in the words of `Tensor`'s methods without their underscores."""
+_FILLED = frozenset(["zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"])
+"""Functions that take nothing but the shape of their first argument."""
 _FIRST = frozenset(["addmm", "baddbmm", "addbmm", "addmv", "addcmul"])
 """Functions that add something to their first argument."""
 _NAMED = (nn.modules.conv._ConvNd, nn.Linear, nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
@@ -101,7 +103,7 @@ class Constants:
     ) -> Any:
         """Note what a call adds; return its result, in the graph."""
         if not isinstance(result, torch.Tensor) or not result.is_floating_point():
-            return self._derive(args, kwargs, result)
+            return self._derive(kind, args, kwargs, result)
         biased = _biased(func)
         if biased is not None:
             given = {**dict(zip(biased.arguments.split(), args, strict=False)), **kwargs}
@@ -113,26 +115,29 @@ class Constants:
             self._note(kwargs.get("beta", 1) * args[0], result)
         elif kind == "softmax":
             self._mark_attention(args[0] if args else kwargs["input"])
-        return self._derive(args, kwargs, result)
+        return self._derive(kind, args, kwargs, result)
 
     def is_constant(self, value: Any) -> bool:
         if isinstance(value, torch.Tensor):
             return value in self._made or _storage(value) in self._own
         return isinstance(value, (int, float))
 
-    def _derive(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Any:
-        """Note whether a result is made of constants alone."""
+    def _derive(self, kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Any:
+        """Note whether a result, or what was written into, is made of constants alone."""
         values = [*args, *kwargs.values()]
         tensors = [
             t for v in values for t in (v if isinstance(v, (list, tuple)) else (v,)) if isinstance(t, torch.Tensor)
         ]
-        constant = all(map(self.is_constant, tensors))
-        for each in result if isinstance(result, (list, tuple)) else (result,):
+        constant = all(map(self.is_constant, tensors[kind in _FILLED :]))
+        made = args[0] if kind == "setitem" else result
+        for each in made if isinstance(made, (list, tuple)) else (made,):
             if isinstance(each, torch.Tensor):
                 if constant:
                     self._made[each] = True
                 else:
-                    self._made.pop(each, None)
+                    for changed in (each, each._base):  # what is written into a view is in its base
+                        if changed is not None:
+                            self._made.pop(changed, None)
         return result
 
     def _note_bias(

@@ -143,7 +143,7 @@ def in_pieces(
                 note(f"altered rows are run {images} at a time: {raised(error)}")
                 asked.fixed = True
                 continue
-            if not is_out_of_memory(error) or len(piece) == 1:
+            if not is_out_of_memory(error) or len(piece) == 1 or asked.fixed:
                 raise
             given = given and len(piece) // 2
             pace.fit(len(piece) // 2)
