@@ -85,7 +85,7 @@ def write(path: Path, overwrite: bool) -> None:
 def open_and_explain(path: Path) -> None:
     """Explain a photo with what an archive holds."""
     packaged = import_package(path)
-    explainer = explain.Explainer(packaged.model, packaged.categories, explain.Explainer().preprocess)
+    explainer = explain.Explainer(packaged.model, packaged.categories, explain.Explainer("tiny").preprocess)
     explanation = explainer(PHOTO, "gradcam")
     picture = path.with_name(f"{path.stem}-gradcam.png")
     explanation.overlay("gradcam").save(picture)

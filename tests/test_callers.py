@@ -184,7 +184,7 @@ def leaves_no_tensors(run: Callable[[], object]) -> None:
     before = count_tensors()
     run()
     gc.collect()
-    assert count_tensors() == before
+    assert count_tensors() <= before  # what others left may go meanwhile
 
 
 def count_tensors() -> int:
@@ -203,7 +203,7 @@ def test_nothing_of_a_finished_explanation_stays_alive(method: str, net: TinyNet
         values = weakref.ref(found.values)
         del found
         assert values() is None
-        assert count_tensors() == before
+        assert count_tensors() <= before  # what others left may go meanwhile
     finally:
         gc.enable()
 

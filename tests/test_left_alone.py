@@ -153,7 +153,7 @@ CALLS = [
     ("fullgrad", "forward", 1), ("fullgrad", "backward", 1), ("shapleycam", "backward", 1), ("scorecam", "forward", 2),
     ("ablationcam", "forward", 3), ("ablationcam", "forward", 4), ("integratedgradients", "backward", 2),
     ("integratedgradients", "forward", 3), ("smoothgrad", "backward", 2), ("smooth(gradcam)", "forward", 2),
-    ("augmented(gradcam)", "backward", 3),
+    ("augmented(gradcam)", "backward", 2),
 ]  # fmt: skip
 
 

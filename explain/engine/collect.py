@@ -206,10 +206,10 @@ def _of_images(term: torch.Tensor, constant: Constant, forward: Forward) -> torc
     if grid is not None:
         return grid.spread(term)
     turned = term.ndim == 3 and len(term) != count and term.shape[1] == count
-    if not turned and len(term) != count > 1 and forward.inputs.others:
+    if not turned and len(term) != count > 1 and (forward.inputs.others or len(term) % count):
         raise MethodError(
-            f"fullgrad must see layer {constant.module!r} give a row for each of the {count} images where there are "
-            f"other inputs, got {len(term)} rows; explain one image at a time"
+            f"fullgrad must see layer {constant.module!r} give a row for each of the {count} images (or several for "
+            f"each, in their order), got {len(term)} rows; explain one image at a time"
         )
     return (term.transpose(0, 1) if turned else term).reshape(count, -1)
 
