@@ -6,6 +6,7 @@ import os
 import re
 import runpy
 import sys
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from types import ModuleType
 
@@ -21,7 +22,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 def test_no_example_has_the_name_of_a_module_that_others_import() -> None:
     """The folder of a script comes first on the path: packaging.py beside training.py would break Matplotlib."""
     names = {path.stem for path in EXAMPLES}
-    assert not names & (set(sys.stdlib_module_names) | {name.partition(".")[0] for name in sys.modules})
+    assert not names & {*sys.stdlib_module_names, *packages_distributions()}
 
 
 @pytest.fixture
