@@ -211,6 +211,31 @@ def test_several_images_of_a_network_that_couples_them_are_refused(coupling: str
         assert "\n" not in str(error.value)
 
 
+class Scaled(nn.Module):
+    """A network whose scores are tiny, or probabilities of which most are nothing."""
+
+    def __init__(self, inner: nn.Module, scores: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.inner, self.scores = inner, scores
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scores(self.inner(x))
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [lambda y: 1e-6 * y, lambda y: (10 * y - torch.tensor([0.0, 0, 12, 0, 0])).softmax(1)],
+    ids=["tiny", "improbable"],
+)
+def test_coupled_rows_are_found_however_small_the_scores_are(scores: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    model = Scaled(COUPLED["the mean of the batch"]().float(), scores).eval()
+    x = X[:1].float()
+    pieces, alone = (
+        explain.attribute(model, x, IntegratedGradients(steps=8), target=2, batch_size=size).values for size in (5, 1)
+    )
+    torch.testing.assert_close(pieces, alone, rtol=1e-4, atol=1e-7 * float(alone.abs().max()))
+
+
 def test_a_network_that_couples_nothing_is_run_in_pieces() -> None:
     model = small()
     explain.attribute(model, X[:1], Smooth(samples=12), target=1, batch_size=6)

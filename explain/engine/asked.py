@@ -113,7 +113,8 @@ def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
 
 def scores_agree(asked: Asked, choice: Choice, one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two scores of altered rows are the same but for rounding."""
-    return agree(one.to(choice.score), other.to(choice.score), asked.inputs.x, asked.work, 1e-2)
+    scale = asked.forward.scale(choice)
+    return agree(one.to(choice.score), other.to(choice.score), asked.inputs.x, asked.work, scale, 1e-2)
 
 
 def scores_of(choice: Choice, images: torch.Tensor, output: Any) -> torch.Tensor:

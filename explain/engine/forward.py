@@ -68,6 +68,13 @@ class Forward:
         """What the gradient in an explained input is taken of."""
         return self.sources[path or self.inputs.path]
 
+    def scale(self, choice: Choice) -> float:
+        """The magnitude of the numbers that a score's rounding errors are made of; 0 for probabilities."""
+        rows = choice.score if self.logits is None else self.logits
+        if self.logits is not None and bool((rows >= 0).all()) and torch.allclose(rows.sum(1), rows.new_ones(1)):
+            return 0.0
+        return float(rows[torch.isfinite(rows)].abs().max()) or 1.0
+
     def _logits(self) -> torch.Tensor | None:
         try:
             logits = find_logits(self.output, self.count).detach()

@@ -225,7 +225,7 @@ def _must_stand_alone(forward: Forward, choice: Choice, work: Work) -> None:
             if came_by_signal(error):
                 raise
             continue
-        if agree(at_least_float32(score), choice.score[:1], inputs.x, work):
+        if agree(at_least_float32(score), choice.score[:1], inputs.x, work, forward.scale(choice)):
             return
         break
     refuse_shared(rows)

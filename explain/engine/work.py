@@ -60,16 +60,21 @@ def mixed_precision_now(device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, torch.get_autocast_dtype(device.type), enabled=enabled)
 
 
-def agree(one: torch.Tensor, other: torch.Tensor, inputs: torch.Tensor, work: Work, coarse: float = 1e-5) -> bool:
+def agree(
+    one: torch.Tensor, other: torch.Tensor, inputs: torch.Tensor, work: Work, scale: float, coarse: float = 1e-5
+) -> bool:
     """Whether scores are the same but for what batches of other sizes round otherwise.
 
-    ``coarse`` is what counts as nothing in half precision.
+    ``scale`` is the magnitude of the numbers that rounding errors are made of, such as the largest class score; 0 where
+    scores are right to so many digits however small they are. ``coarse`` is what counts as nothing in half precision.
     """
     rounding = torch.finfo(inputs.dtype).eps
     if work.precision != "full" or rounding > 1e-4:
         return torch.allclose(one, other, rtol=0.1, atol=coarse)
-    relative, absolute = (1e-3, 1e-5) if rounding > 1e-10 else (1e-5, 1e-8)
-    return torch.allclose(one, other, rtol=relative, atol=absolute)
+    relative, absolute = (1e-3, 1e-4) if rounding > 1e-10 else (1e-5, 1e-8)
+    if not scale:
+        return torch.allclose(one, other, rtol=10 * relative, atol=0)
+    return torch.allclose(one, other, rtol=relative, atol=absolute * scale)
 
 
 @dataclass
