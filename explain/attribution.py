@@ -46,9 +46,9 @@ def attribute(
     To explain a model that another thread trains, explain ``explain.hooks.copied(model)``, made between two steps. An
     explanation that another thread's ``train()`` came in between is refused.
 
-    A batch is explained by the gradient of the sum of its scores. Where a model lets the images of a batch depend on each
-    other (a normalisation over the batch), each image's values hold its part in the other scores too: explain such
-    images one at a time. Methods that run altered images refuse such batches.
+    A batch is explained by the gradient of the sum of its scores. Where a model lets the images of a batch depend on
+    each other (a normalisation over the batch), each image's values hold its part in the other scores too: explain
+    such images one at a time. Methods that run altered images refuse such batches.
 
     Args:
         model: any ``nn.Module``; it and the caller's autograd state are left exactly as found.

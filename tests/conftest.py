@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ HOOK_DICTS = [
     "_forward_pre_hooks_with_kwargs",
     "_forward_hooks_always_called",
 ]
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells have it for what they run in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class TinyNet(nn.Module):

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from explain import nested
 from explain.errors import HookError
 from explain.hooks import HookGroup, first_tensor, replace_first
 from explain.layers.calls import tensors_in
 from explain.targets import find_tensor
+from tests.model_output import BaseModelOutputWithPooling
 
 Pair = namedtuple("Pair", "left right")
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 import explain
 from explain.errors import LayerError, UnusedLayerError
 from explain.hooks import Capture, HookGroup, capture, cut_where_allowed
 from explain.methods import GradCAM
 from tests.conftest import snapshot
+from tests.model_output import BaseModelOutputWithPooling
 
 Score = Callable[[torch.Tensor], torch.Tensor]
 
