@@ -74,7 +74,7 @@ class Explainer:
         device: where to run, as for ``torch.device``.
 
     Raises:
-        ExplainError: the model, its weights or the device are not to be had.
+        ExplainError: the model, its weights or the device cannot be used.
 
     >>> explainer = Explainer()
     >>> explainer.categories[281], explainer.preprocess(Image.new("RGB", (30, 20))).ndim
