@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
+import weakref
 from typing import Any
 
 from torch import nn
 from torch.nn.modules import module as global_hooks
+from torch.utils.hooks import RemovableHandle
 
 from explain.errors import HookError
 from explain.hooks.gates import BeforeEvery, Gates
@@ -57,7 +58,14 @@ class OnEvery(Hooks):
             )
         takes = ("module", "args", "kwargs", "output") if with_kwargs else ("module", "args", "output")
         site = site_of(fn, _EVERY, "forward", takes)
-        register = partial(global_hooks.register_module_forward_hook, with_kwargs=with_kwargs, always_call=always)
+
+        def register(hook: Hook) -> RemovableHandle:
+            handle = global_hooks.register_module_forward_hook(hook, with_kwargs=with_kwargs, always_call=always)
+            if with_kwargs:  # PyTorch leaves this flag behind, and warns of it whoever compiles a model later
+                flags = weakref.ref(global_hooks._global_forward_hooks_with_kwargs)
+                handle.extra_dict_ref = (*handle.extra_dict_ref, flags)
+            return handle
+
         place = registering(register, self._bound(site, fn))
         return self._add([site], [place], self._expect(site, fn))
 
