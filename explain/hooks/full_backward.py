@@ -25,6 +25,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from explain import nested
 from explain.errors import HookError
+from explain.hooks.histories import Overwritten
 
 FullHook = Callable[[nn.Module, Any, Any], Any]
 PreHook = Callable[[nn.Module, Any], Any]
@@ -61,19 +62,6 @@ class _OwnGate(_Gate):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
         return (None, None, *ctx.act(gradients))
-
-
-class _Overwritten(torch.autograd.Function):
-    """Gives a tensor the history of the alias through which it was overwritten."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, alias: torch.Tensor) -> torch.Tensor:
-        ctx.mark_dirty(tensor)
-        return tensor
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return None, gradient
 
 
 class FullBackward:
@@ -233,7 +221,7 @@ def _go_on(tensor: torch.Tensor, alias: torch.Tensor, values: Sequence[Any], pas
     """Let an input that the module has overwritten go on from what it made of it; returned, the input is it."""
     place = next((i for i, value in enumerate(values) if value is alias), None)
     with _unsafe_preserve_version_counter(tensor):  # its values are not touched once more
-        _Overwritten.apply(tensor, alias if place is None else passed[place])
+        Overwritten.apply(tensor, alias if place is None else passed[place])
     if place is not None:
         passed[place] = tensor
 

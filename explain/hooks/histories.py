@@ -37,7 +37,7 @@ class _Marked(torch.autograd.Function):
         return gradient, gradient
 
 
-class _Overwritten(torch.autograd.Function):
+class Overwritten(torch.autograd.Function):
     """Gives a tensor the history of the alias through which it was overwritten."""
 
     @staticmethod
@@ -73,7 +73,7 @@ def mark(tensor: torch.Tensor) -> torch.Tensor | None:
 
 def go_on_from(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     """Let a tensor that was overwritten through its alias go on from that; whether autograd allows it."""
-    return _in_place(_Overwritten, tensor, other)
+    return _in_place(Overwritten, tensor, other)
 
 
 def _in_place(function: type[torch.autograd.Function], tensor: torch.Tensor, other: torch.Tensor) -> bool:
