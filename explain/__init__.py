@@ -16,6 +16,7 @@ The way through the house, each room importing only from rooms above it:
     layers/         names, feature maps, the default layer
     targets/        from a model's output to one score per image
     engine/         the fewest passes that gather the `Evidence` for all methods
+    fills/          what takes the place of covered pixels
     methods/        frozen dataclasses: options and mathematics
     reasons         why a map says nothing
     result          `Attribution`: what a method says about a batch of images
@@ -76,6 +77,7 @@ _ROOMS = {
         "layers",
         "targets",
         "engine",
+        "fills",
         "methods",
         "reasons",
         "result",

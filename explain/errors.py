@@ -70,6 +70,14 @@ class ModelError(ExplainError):
     """A model could not be found, loaded or run, or gave something that is not a score."""
 
 
+class FillError(ExplainError):
+    """What takes the place of covered pixels is unknown, or does not fit the images or the mask."""
+
+
+class MetricError(ExplainError):
+    """A metric is unknown, or was asked of something that it cannot judge."""
+
+
 class OutputError(ExplainError):
     """A result could not be written."""
 

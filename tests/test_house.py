@@ -23,8 +23,9 @@ from tests.conftest import ROOT
 PACKAGE = ROOT / "explain"
 ROOMS = [
     "version", "interrupts", "errors", "nested", "hooks", "training", "distribution", "inputs", "layers", "targets",
-    "engine", "methods", "reasons", "result", "request", "attribution", "concepts", "images", "mosaic", "render",
-    "output", "models", "record", "explanation", "photos", "explainer", "saved", "arguments", "cli", "__main__",
+    "engine", "fills", "methods", "reasons", "result", "request", "attribution", "concepts", "images", "mosaic",
+    "render", "output", "models", "record", "explanation", "photos", "explainer", "saved", "arguments", "cli",
+    "__main__",
 ]  # fmt: skip
 
 

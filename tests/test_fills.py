@@ -1,0 +1,261 @@
+"""Fills: what takes the place of covered pixels, against slow plain versions; one by one and in batches."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from explain import fills
+from explain.errors import FillError
+from explain.fills import Black, Blur, Fill, Mean, Neighbours, Noise, Photo, Zero, covering, get_fill
+from explain.fills.solving import interpolated
+from explain.models import CenterCrop
+
+ALL: list[Fill] = [
+    Zero(), Black((0.4, 0.5, 0.6), (0.2, 0.3, 0.4)), Mean(), Blur(5, 1.5), Noise(seed=3), Neighbours(seed=2),
+    Photo(torch.linspace(-1, 1, 3 * 9 * 7).reshape(3, 9, 7)),
+]  # fmt: skip
+EACH = pytest.mark.parametrize("fill", ALL, ids=lambda fill: fill.name)
+
+
+@pytest.fixture
+def images() -> torch.Tensor:
+    return torch.randn(3, 3, 9, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+@pytest.fixture
+def keep() -> torch.Tensor:
+    return (torch.rand(3, 1, 9, 7, generator=torch.Generator().manual_seed(1)) > 0.6).double()
+
+
+@EACH
+def test_kept_pixels_stay_bit_by_bit_and_a_photo_does_not_depend_on_those_beside_it(
+    fill: Fill, images: torch.Tensor, keep: torch.Tensor
+) -> None:
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        x = images.to(dtype)
+        before = x.clone()
+        filled = fill(x, keep.to(dtype))
+        assert filled.dtype == dtype
+        assert filled.shape == x.shape
+        assert torch.equal(x, before)
+        kept = keep.bool().expand_as(x)
+        assert torch.equal(filled[kept], x[kept])
+        assert not torch.equal(filled[~kept], x[~kept])
+        alone = torch.cat([fill(x[i : i + 1], keep[i : i + 1]) for i in range(3)])
+        torch.testing.assert_close(filled, alone, rtol=1e-12 if dtype == torch.float64 else 1e-5, atol=1e-12)
+    assert torch.equal(fill(images, torch.ones(1, 1, 9, 7)), images)
+
+
+@EACH
+def test_many_masks_at_once_are_what_each_would_be(fill: Fill, images: torch.Tensor, keep: torch.Tensor) -> None:
+    owners = torch.tensor([2, 0, 0])
+    found = covering(fill, images)(owners, keep)
+    torch.testing.assert_close(found, fill(images[owners], keep), rtol=0, atol=1e-12)
+
+
+@EACH
+def test_a_mask_in_between_blends(fill: Fill, images: torch.Tensor) -> None:
+    half = torch.full((3, 1, 9, 7), 0.25)
+    expected = 0.25 * images + 0.75 * fill(images, torch.zeros(3, 1, 9, 7))
+    torch.testing.assert_close(fill(images, half), expected, rtol=0, atol=1e-12)
+
+
+def test_replacements_by_their_formulas(images: torch.Tensor) -> None:
+    nothing = torch.zeros(1, 1, 9, 7)
+    assert torch.equal(Zero()(images, nothing), torch.zeros_like(images))
+    black = Black((0.4, 0.5, 0.6), (0.2, 0.25, 0.5))(images, nothing)
+    torch.testing.assert_close(black[2, :, 4, 4], torch.tensor([-2.0, -2.0, -1.2]).double())
+    mean = Mean()(images, nothing)
+    assert mean[1, 2, 3, 4].item() == pytest.approx(sum(images[1, 2].flatten().tolist()) / 63, rel=1e-12)
+    noise = Noise(seed=3, scale=2.0)(images, nothing)
+    draws = torch.randn(3, 9, 7, generator=torch.Generator().manual_seed(3)).double()
+    for i in range(3):
+        for c in range(3):
+            values = images[i, c].numpy()
+            expected = values.mean() + 2 * values.std() * draws[c].numpy()
+            np.testing.assert_allclose(noise[i, c].numpy(), expected, atol=1e-12)
+
+
+def plain_blur(channel: torch.Tensor, kernel: int, sigma: float) -> torch.Tensor:
+    """Each pixel as the weighted mean of those in the window that lie within the photo."""
+    height, width, half = *channel.shape, kernel // 2
+    found = torch.zeros_like(channel)
+    for y in range(height):
+        for x in range(width):
+            total = weights = 0.0
+            for v in range(max(0, y - half), min(height, y + half + 1)):
+                for u in range(max(0, x - half), min(width, x + half + 1)):
+                    weight = math.exp(-((v - y) ** 2 + (u - x) ** 2) / (2 * sigma**2))
+                    total += weight * channel[v, u].item()
+                    weights += weight
+            found[y, x] = total / weights
+    return found
+
+
+@pytest.mark.parametrize(("kernel", "sigma"), [(3, 1.0), (11, 5.0)])
+def test_blur_is_a_weighted_mean_of_what_lies_within_the_photo(images: torch.Tensor, kernel: int, sigma: float) -> None:
+    found = Blur(kernel, sigma).replacement(images)
+    torch.testing.assert_close(found[1, 2], plain_blur(images[1, 2], kernel, sigma), rtol=0, atol=1e-12)
+
+
+def plain_road(image: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+    """ROAD's linear system as a dense matrix, equation by equation."""
+    covered = [(y, x) for y in range(keep.shape[0]) for x in range(keep.shape[1]) if keep[y, x] < 1]
+    place = {pixel: i for i, pixel in enumerate(covered)}
+    matrix = torch.zeros(len(covered), len(covered), dtype=torch.float64)
+    right = torch.zeros(len(covered), image.shape[0], dtype=torch.float64)
+    for (y, x), i in place.items():
+        for dy in (-1, 0, 1):
+            for dx in (-1, 0, 1):
+                v, u = y + dy, x + dx
+                if (dy, dx) == (0, 0) or not (0 <= v < keep.shape[0] and 0 <= u < keep.shape[1]):
+                    continue
+                weight = 1 / 6 if 0 in (dy, dx) else 1 / 12
+                matrix[i, i] += weight
+                if (v, u) in place:
+                    matrix[i, place[v, u]] -= weight
+                else:
+                    right[i] += weight * image[:, v, u].double()
+    solved = torch.linalg.solve(matrix, right)
+    filled = image.double().clone()
+    for (y, x), i in place.items():
+        filled[:, y, x] = solved[i]
+    return filled
+
+
+def masks(size: tuple[int, int]) -> dict[str, torch.Tensor]:
+    height, width = size
+    scattered = (torch.rand(size, generator=torch.Generator().manual_seed(5)) > 0.7).double()
+    hole, half, one, striped = (torch.ones(size, dtype=torch.float64) for _ in range(4))
+    hole[1 : height - 2, 2 : width - 1] = 0
+    half[:, width // 2 :] = 0
+    one.zero_()
+    one[height // 3, width - 2] = 1
+    striped[::2] = 0
+    return {"scattered": scattered, "hole": hole, "half": half, "all but one": one, "striped": striped}
+
+
+@pytest.mark.parametrize("size", [(9, 7), (17, 20)])
+def test_neighbours_solve_roads_equations(size: tuple[int, int]) -> None:
+    images = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for name, mask in masks(size).items():
+        keep = mask.expand(2, 1, *size)
+        found = Neighbours(noise=0)(images, keep)
+        for i in range(2):
+            torch.testing.assert_close(found[i], plain_road(images[i], mask), rtol=0, atol=1e-8, msg=name)
+        noisy = Neighbours(noise=0.5, seed=7)(images, keep)
+        draw = torch.randn(3, *size, generator=torch.Generator().manual_seed(7)).double()
+        torch.testing.assert_close(noisy, found + 0.5 * draw * (1 - keep), rtol=0, atol=1e-12, msg=name)
+        single = Neighbours(noise=0)(images.float(), keep)
+        torch.testing.assert_close(single, found.float(), rtol=0, atol=2e-5, msg=name)
+
+
+def test_neighbours_of_a_large_hole_in_single_precision_meet_their_equations() -> None:
+    images = torch.rand(1, 3, 96, 80, generator=torch.Generator().manual_seed(0))
+    covered = torch.ones(1, 1, 96, 80, dtype=torch.bool)
+    covered[..., :3, :3] = False
+    covered[..., 90, 70] = False
+    found = interpolated(images, covered).double()
+    weights = torch.tensor([[1, 2, 1], [2, 0, 2], [1, 2, 1]]).double() / 12
+    kernel = weights.expand(3, 1, 3, 3)
+    around = torch.nn.functional.conv2d(found, kernel, padding=1, groups=3)
+    there = torch.nn.functional.conv2d(torch.ones_like(found), kernel, padding=1, groups=3)
+    off = ((around / there - found) * covered).abs().max()
+    assert off < 1e-5
+    assert found.std() > 0.01
+
+
+def test_neighbours_of_nothing_are_the_mean_colour(images: torch.Tensor) -> None:
+    found = Neighbours(noise=0)(images, torch.zeros(1, 1, 9, 7))
+    torch.testing.assert_close(found, Mean().replacement(images))
+
+
+@pytest.mark.parametrize("fill", [Zero(), Mean(), Blur(), Noise(), Neighbours()], ids=lambda fill: fill.name)
+def test_videos_are_filled_frame_by_frame_where_colours_are_of_places(fill: Fill) -> None:
+    video = torch.randn(2, 3, 4, 9, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    keep = (torch.rand(2, 1, 4, 9, 7, generator=torch.Generator().manual_seed(1)) > 0.5).double()
+    filled = fill(video, keep)
+    kept = keep.bool().expand_as(video)
+    assert torch.equal(filled[kept], video[kept])
+    if isinstance(fill, (Zero, Blur)):
+        frames = torch.stack([fill(video[:, :, t], keep[:, :, t]) for t in range(4)], 2)
+        torch.testing.assert_close(filled, frames)
+    if isinstance(fill, Neighbours):
+        still = Neighbours(noise=0)
+        frames = torch.stack([still(video[:, :, t], keep[:, :, t]) for t in range(4)], 2)
+        torch.testing.assert_close(still(video, keep), frames)
+
+
+def test_fills_are_values_and_have_names() -> None:
+    assert fills.list_fills() == ["black", "blur", "mean", "neighbours", "noise", "zero"]
+    assert get_fill(" Blur ") == Blur()
+    assert get_fill(Noise(seed=np.int64(4))) == Noise(seed=4)  # type: ignore[arg-type]
+    assert len({Blur(), Blur(11, 5), Blur(3)}) == 2
+    one, same, other = Photo(torch.zeros(3, 2, 2)), Photo(torch.zeros(3, 2, 2)), Photo(torch.ones(3, 2, 2))
+    assert (one == same, one == other, len({one, same, other})) == (True, False, 2)
+    assert all(fill.about and isinstance(fill.depends_on_mask, bool) for fill in ALL)
+    with pytest.raises(FillError, match="already registered"):
+        fills.register(Blur(3))
+
+
+def test_black_is_read_off_the_preprocessing(images: torch.Tensor) -> None:
+    preprocess = CenterCrop(9, mean=(0.4, 0.5, 0.6), std=(0.2, 0.25, 0.5))
+    read = get_fill("black", preprocess)
+    black = preprocess(Image.new("RGB", (20, 20)))[:, :1, :1]
+    torch.testing.assert_close(read(images, torch.zeros(1, 1, 9, 7))[0].float(), black.expand(3, 9, 7))
+    assert get_fill(Black((0.5,), (1.0,)), preprocess) == Black((0.5,), (1.0,))
+
+
+def test_pictures_show_what_the_model_would_see() -> None:
+    photo = Image.new("RGB", (40, 32), (200, 100, 50))
+    for fill in ALL[:-1]:
+        seen = np.asarray(fill.picture(photo))
+        assert seen.shape == (32, 40, 3)
+        assert (seen[0, 0] == (200, 100, 50)).all()
+    assert (np.asarray(Zero().picture(photo))[16, 20] == 0).all()
+    preprocess = CenterCrop(24, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
+    seen = np.asarray(Zero().picture(photo, preprocess))
+    assert seen.shape == (24, 24, 3)
+    assert (seen[12, 12] == 128).all()
+    covered = np.asarray(Zero().picture(photo, keep=torch.zeros(32, 40)))
+    assert not covered.any()
+
+
+WRONG: list[tuple[Any, str]] = [
+    (lambda: Blur(kernel=4), "kernel of blur must be an odd whole number from 1, got 4"),
+    (lambda: Blur(sigma=0.0), "sigma of blur must be above 0, got 0.0"),
+    (lambda: Blur(sigma=float("nan")), "sigma of blur must be a finite number, got nan"),
+    (lambda: Noise(seed=0.5), "seed of noise must be a whole number, got 0.5"),  # type: ignore[arg-type]
+    (lambda: Noise(scale=-1.0), "scale of noise must be a number from 0, got -1.0"),
+    (lambda: Neighbours(noise=-1), "noise of neighbours must be a finite number from 0, got -1"),
+    (lambda: Black(std=(0.0,)), r"std of black must be of numbers above 0, got \(0.0,\)"),
+    (lambda: Black()(torch.rand(1, 3, 2, 2), torch.zeros(1, 1, 2, 2)), "must know the preprocessing's mean and dev"),
+    (lambda: Black((0.5, 0.5), (1.0,)).replacement(torch.rand(1, 3, 2, 2)), "for each of the 3 channels, got 2 and 1"),
+    (lambda: Black.of(lambda _: torch.rand(3)), r"preprocess must return a tensor \(C, H, W\), got Tensor of shape"),
+    (lambda: Black.of(lambda image: CenterCrop(4)(image) ** 2), "no more to colours than to scale and shift"),
+    (lambda: Photo(torch.zeros(2, 2)), "other of photo must be a floating-point tensor"),
+    (lambda: Photo(torch.full((3, 2, 2), torch.nan)), "other of photo must hold finite values"),
+    (lambda: Photo(torch.zeros(3, 2, 2)).replacement(torch.zeros(1, 3, 4, 4)), r"must have the shape \(3, 4, 4\)"),
+    (lambda: Zero()(torch.zeros(3, 2, 2), torch.zeros(1, 1, 2, 2)), r"images must be a floating-point tensor \(N, C"),
+    (lambda: Zero()(torch.zeros(2, 3, 2, 2), torch.zeros(2, 3, 2, 2)), r"keep must be a tensor \(2, 1, 2, 2\)"),
+    (lambda: Zero()(torch.zeros(2, 3, 2, 2), torch.zeros(3, 1, 2, 2)), r"keep must have the shape \(2, 1, 2, 2\)"),
+    (lambda: Zero()(torch.zeros(1, 3, 2, 2), torch.full((1, 1, 2, 2), 2.0)), "keep must lie between 0 .* and 1"),
+    (lambda: Zero()(torch.zeros(1, 3, 2, 2), torch.full((1, 1, 2, 2), torch.nan)), "keep must lie between 0"),
+    (lambda: get_fill("bluur"), "fill 'bluur' is unknown; did you mean 'blur'"),
+    (lambda: get_fill("photo"), "fill 'photo' must be given as an object"),
+    (lambda: get_fill(Zero), "got the class Zero; use Zero"),  # type: ignore[arg-type]
+    (lambda: get_fill(0), "fill must be a name or a fill, got 0"),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("call", "message"), WRONG, ids=[message for _, message in WRONG])
+def test_what_does_not_fit_is_refused_in_one_line(call: Any, message: str) -> None:
+    with pytest.raises(FillError, match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value)
