@@ -18,6 +18,7 @@ The way through the house, each room importing only from rooms above it:
     engine/         the fewest passes that gather the `Evidence` for all methods
     fills/          what takes the place of covered pixels
     methods/        frozen dataclasses: options and mathematics
+    citation        how to cite a method, and the package
     reasons         why a map says nothing
     result          `Attribution`: what a method says about a batch of images
     request         what is to be explained, and how; how it is answered
@@ -56,6 +57,7 @@ _HOME = {
     "applicable_methods": "explain.attribution",
     "Concepts": "explain.concepts",
     "Inputs": "explain.inputs",
+    "cite": "explain.citation",
     "attribute": "explain.attribution",
     "attribute_all": "explain.attribution",
     "attribute_targets": "explain.attribution",
@@ -79,6 +81,7 @@ _ROOMS = {
         "engine",
         "fills",
         "methods",
+        "citation",
         "reasons",
         "result",
         "request",
@@ -104,6 +107,7 @@ __all__ = [
     "attribute",
     "attribute_all",
     "attribute_targets",
+    "cite",
     "explain",
     "find_concepts",
     "list_layers",
@@ -127,6 +131,7 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:
     from explain.attribution import Attribution, applicable_methods, attribute, attribute_all, attribute_targets, plan
+    from explain.citation import cite
     from explain.concepts import Concepts, find_concepts
     from explain.errors import ExplainError, ExplainWarning
     from explain.explainer import Explainer, explain

@@ -23,9 +23,13 @@ from tests.conftest import ROOT
 PACKAGE = ROOT / "explain"
 ROOMS = [
     "version", "interrupts", "errors", "nested", "hooks", "training", "distribution", "inputs", "layers", "targets",
-    "engine", "fills", "methods", "reasons", "result", "request", "attribution", "concepts", "images", "mosaic",
-    "render", "output", "models", "record", "explanation", "photos", "explainer", "saved", "arguments", "cli",
-    "__main__",
+    "engine", "fills",
+    "methods", "citation",
+    "reasons", "result", "request", "attribution", "concepts",
+    "images", "mosaic", "render",
+    "output", "models", "record",
+    "explanation", "photos", "explainer", "saved",
+    "arguments", "cli", "__main__",
 ]  # fmt: skip
 
 

@@ -11,6 +11,7 @@
     path           gradients added up from a baseline to the photo
     relevance      what inputs and biases add to the score
     attention      vision transformers
+    sources        the papers to cite
     registry       names
 
 To add one, write a class that satisfies `Method`, and `register` it; nothing else needs to know.
@@ -36,6 +37,7 @@ from explain.methods.perturbation import ISCAM, SSCAM, AblationCAM, ScoreCAM
 from explain.methods.registry import MethodLike, get_method, list_methods, register, register_wrapper
 from explain.methods.relevance import FullGrad
 from explain.methods.sampling import Augmented, Smooth, SmoothGradCAMPlusPlus
+from explain.methods.sources import Source
 from explain.methods.spectral import FEM, KPCACAM, EigenCAM, EigenGradCAM
 
 _METHODS: list[Method] = [
@@ -90,6 +92,7 @@ __all__ = [
     "ShapleyCAM",
     "Smooth",
     "SmoothGradCAMPlusPlus",
+    "Source",
     "Style",
     "XGradCAM",
     "get_method",

@@ -10,8 +10,10 @@ import torch
 from explain.engine import Attention, BlockAttention, Evidence, Need
 from explain.errors import MethodError
 from explain.layers import Grid
+from explain.methods import sources
 from explain.methods.base import Style
 from explain.methods.checks import check_options
+from explain.methods.sources import Source
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class AttentionRollout:
     name: ClassVar[str] = "rollout"
     about: ClassVar[str] = "attention followed through all blocks"
     paper: ClassVar[str] = "Abnar and Zuidema, ACL 2020"
+    source: ClassVar[Source] = sources.ROLLOUT
     style: ClassVar[Style] = "heat"
     only_for: ClassVar[str] = "vision transformers"
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({Attention()})
@@ -81,6 +84,7 @@ class LeGrad:
     name: ClassVar[str] = "legrad"
     about: ClassVar[str] = "sensitivity of the score to the attention of every block"
     paper: ClassVar[str] = "Bousselham et al., ICCV 2025"
+    source: ClassVar[Source] = sources.LEGRAD
     style: ClassVar[Style] = "heat"
     only_for: ClassVar[str] = "vision transformers"
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({BlockAttention()})

@@ -10,9 +10,11 @@ import torch
 from explain.engine import Deconvnet as DeconvnetRule
 from explain.engine import Evidence, Guided, InputGradients, Need, RuleCoverage
 from explain.layers import enlarge
+from explain.methods import sources
 from explain.methods.base import Method, Style, map_of
 from explain.methods.cam import GradCAM
 from explain.methods.checks import check_options
+from explain.methods.sources import Source
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Saliency:
     name: ClassVar[str] = "saliency"
     about: ClassVar[str] = "magnitude of the gradient in each pixel"
     paper: ClassVar[str] = "Simonyan et al., 2013"
+    source: ClassVar[Source] = sources.SALIENCY
     style: ClassVar[Style] = "intensity"
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients()})
 
@@ -70,6 +73,7 @@ class InputXGradient:
     name: ClassVar[str] = "inputxgradient"
     about: ClassVar[str] = "input times gradient, signed"
     paper: ClassVar[str] = "Shrikumar et al., 2016"
+    source: ClassVar[Source] = sources.INPUTXGRADIENT
     style: ClassVar[Style] = "signed"
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients()})
 
@@ -101,6 +105,7 @@ class GuidedBackprop:
     name: ClassVar[str] = "guidedbackprop"
     about: ClassVar[str] = "gradient that passes rectifiers only where positive"
     paper: ClassVar[str] = "Springenberg et al., 2014"
+    source: ClassVar[Source] = sources.GUIDEDBACKPROP
     style: ClassVar[Style] = "color"
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients(Guided()), RuleCoverage(Guided())})
 
@@ -130,6 +135,7 @@ class Deconvnet:
     name: ClassVar[str] = "deconvnet"
     about: ClassVar[str] = "positive part of what arrives at each rectifier, sent on"
     paper: ClassVar[str] = "Zeiler and Fergus, ECCV 2014"
+    source: ClassVar[Source] = sources.DECONVNET
     style: ClassVar[Style] = "color"
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients(DeconvnetRule()), RuleCoverage(DeconvnetRule())})
 
@@ -161,6 +167,7 @@ class GuidedGradCAM:
     name: ClassVar[str] = "guidedgradcam"
     about: ClassVar[str] = "guided back-propagation times Grad-CAM"
     paper: ClassVar[str] = "Selvaraju et al., ICCV 2017"
+    source: ClassVar[Source] = sources.GRADCAM
     style: ClassVar[Style] = "color"
 
     def __post_init__(self) -> None:

@@ -12,8 +12,10 @@ from typing import Any, ClassVar
 import torch
 
 from explain.engine import Activations, ClassWeights, Evidence, LayerCurvature, LayerGradients, Need
+from explain.methods import sources
 from explain.methods.base import Style, spatial_dims
 from explain.methods.checks import check_options
+from explain.methods.sources import Source
 from explain.targets import ResidualSoftmax
 
 BOTH: frozenset[Need[Any]] = frozenset({Activations(), LayerGradients()})
@@ -53,6 +55,7 @@ class CAM:
     name: ClassVar[str] = "cam"
     about: ClassVar[str] = "feature maps weighted by the class's weights in the last layer"
     paper: ClassVar[str] = "Zhou et al., CVPR 2016"
+    source: ClassVar[Source] = sources.CAM
     style: ClassVar[Style] = "heat"
     only_for: ClassVar[str] = "networks that average their last maps into one linear layer"
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({Activations(), ClassWeights()})
@@ -87,6 +90,7 @@ class GradCAM:
     name: ClassVar[str] = "gradcam"
     about: ClassVar[str] = "feature maps weighted by their mean gradient"
     paper: ClassVar[str] = "Selvaraju et al., ICCV 2017"
+    source: ClassVar[Source] = sources.GRADCAM
     style: ClassVar[Style] = "heat"
     needs: ClassVar[frozenset[Need[Any]]] = BOTH
 
@@ -125,6 +129,7 @@ class GradCAMPlusPlus:
     name: ClassVar[str] = "gradcam++"
     about: ClassVar[str] = "feature maps weighted by their positive gradients, pixel by pixel"
     paper: ClassVar[str] = "Chattopadhay et al., WACV 2018"
+    source: ClassVar[Source] = sources.GRADCAMPP
     style: ClassVar[Style] = "heat"
     needs: ClassVar[frozenset[Need[Any]]] = BOTH
 
@@ -163,6 +168,7 @@ class XGradCAM:
     name: ClassVar[str] = "xgradcam"
     about: ClassVar[str] = "feature maps weighted by their gradient where they are active"
     paper: ClassVar[str] = "Fu et al., BMVC 2020"
+    source: ClassVar[Source] = sources.XGRADCAM
     style: ClassVar[Style] = "heat"
     needs: ClassVar[frozenset[Need[Any]]] = BOTH
 
@@ -202,6 +208,7 @@ class HiResCAM:
     name: ClassVar[str] = "hirescam"
     about: ClassVar[str] = "feature maps times gradients, place by place"
     paper: ClassVar[str] = "Draelos and Carin, 2020"
+    source: ClassVar[Source] = sources.HIRESCAM
     style: ClassVar[Style] = "heat"
     needs: ClassVar[frozenset[Need[Any]]] = BOTH
 
@@ -231,6 +238,7 @@ class ElementWiseCAM:
     name: ClassVar[str] = "elementwisecam"
     about: ClassVar[str] = "positive products of feature maps and gradients"
     paper: ClassVar[str] = "Gildenblat, 2021"
+    source: ClassVar[Source] = sources.PYTORCH_GRAD_CAM
     style: ClassVar[Style] = "heat"
     needs: ClassVar[frozenset[Need[Any]]] = BOTH
 
@@ -260,6 +268,7 @@ class LayerCAM:
     name: ClassVar[str] = "layercam"
     about: ClassVar[str] = "feature maps times positive gradients, place by place"
     paper: ClassVar[str] = "Jiang et al., IEEE TIP 2021"
+    source: ClassVar[Source] = sources.LAYERCAM
     style: ClassVar[Style] = "heat"
     needs: ClassVar[frozenset[Need[Any]]] = BOTH
 
@@ -293,6 +302,7 @@ class ShapleyCAM:
     name: ClassVar[str] = "shapleycam"
     about: ClassVar[str] = "Grad-CAM with the curvature of the score"
     paper: ClassVar[str] = "Cai, 2025"
+    source: ClassVar[Source] = sources.SHAPLEYCAM
     style: ClassVar[Style] = "heat"
     only_for: ClassVar[str] = "networks with second derivatives (no fused attention behind the layer)"
 
@@ -335,6 +345,7 @@ class RandomCAM:
     name: ClassVar[str] = "randomcam"
     about: ClassVar[str] = "feature maps with random weights: the null hypothesis"
     paper: ClassVar[str] = "Gildenblat, 2021"
+    source: ClassVar[Source] = sources.PYTORCH_GRAD_CAM
     style: ClassVar[Style] = "heat"
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({Activations()})
 

@@ -9,9 +9,11 @@ import torch
 
 from explain.engine import Evidence, LayerGradients, Need
 from explain.errors import MethodError
+from explain.methods import sources
 from explain.methods.base import Fusion, Method, Style, map_of
 from explain.methods.cam import GradCAM, GradCAMPlusPlus
 from explain.methods.checks import check_options
+from explain.methods.sources import Source
 from explain.targets import Contrast
 
 
@@ -45,6 +47,7 @@ class FinerCAM:
     name: ClassVar[str] = "finercam"
     about: ClassVar[str] = "Grad-CAM of the target against similar classes"
     paper: ClassVar[str] = "Zhang et al., CVPR 2025"
+    source: ClassVar[Source] = sources.FINERCAM
     style: ClassVar[Style] = "heat"
 
     def __post_init__(self) -> None:
@@ -92,6 +95,7 @@ class RefineCAM:
     name: ClassVar[str] = "refinecam"
     about: ClassVar[str] = "product of the maps of all stages"
     paper: ClassVar[str] = "Domeniconi et al., 2026"
+    source: ClassVar[Source] = sources.REFINECAM
     style: ClassVar[Style] = "heat"
     fusion: ClassVar[Fusion] = "product"
 

@@ -11,9 +11,11 @@ import torch.nn.functional as F
 
 from explain.engine import Attributions, Blank, Collected, Evidence, Need, Rows, Scores
 from explain.errors import MethodError
+from explain.methods import sources
 from explain.methods.backprop import Saliency
 from explain.methods.base import Style, at_least, over_all, spatial_dims
 from explain.methods.checks import check_options
+from explain.methods.sources import Source
 
 Rule = Literal["gausslegendre", "left", "right", "midpoint", "trapezoid"]
 
@@ -172,6 +174,7 @@ class IntegratedGradients:
     name: ClassVar[str] = "integratedgradients"
     about: ClassVar[str] = "gradients added up from a baseline to the photo"
     paper: ClassVar[str] = "Sundararajan et al., ICML 2017"
+    source: ClassVar[Source] = sources.INTEGRATEDGRADIENTS
     style: ClassVar[Style] = "signed"
 
     def __post_init__(self) -> None:

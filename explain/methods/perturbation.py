@@ -10,10 +10,12 @@ import torch
 
 from explain.engine import Activations, Blank, Evidence, Need, Rows, Scores, Unaltered
 from explain.layers import enlarge
+from explain.methods import sources
 from explain.methods.base import Style, over_all
 from explain.methods.cam import ratio, weighted
 from explain.methods.checks import check_options
 from explain.methods.sampling import noise
+from explain.methods.sources import Source
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,7 @@ class ScoreCAM:
     name: ClassVar[str] = "scorecam"
     about: ClassVar[str] = "feature maps weighted by the score of the photo seen through them"
     paper: ClassVar[str] = "Wang et al., CVPR Workshops 2020"
+    source: ClassVar[Source] = sources.SCORECAM
     style: ClassVar[Style] = "heat"
     needs: ClassVar[frozenset[Need[Any]]] = score_needs(SeenThroughMaps())
 
@@ -183,6 +186,7 @@ class SSCAM:
     name: ClassVar[str] = "sscam"
     about: ClassVar[str] = "Score-CAM averaged over noise"
     paper: ClassVar[str] = "Wang et al., 2020"
+    source: ClassVar[Source] = sources.SSCAM
     style: ClassVar[Style] = "heat"
 
     def __post_init__(self) -> None:
@@ -225,6 +229,7 @@ class ISCAM:
     name: ClassVar[str] = "iscam"
     about: ClassVar[str] = "Score-CAM averaged while the mask fades in"
     paper: ClassVar[str] = "Naidu et al., 2020"
+    source: ClassVar[Source] = sources.ISCAM
     style: ClassVar[Style] = "heat"
 
     def __post_init__(self) -> None:
@@ -269,6 +274,7 @@ class AblationCAM:
     name: ClassVar[str] = "ablationcam"
     about: ClassVar[str] = "feature maps weighted by what the score loses without them"
     paper: ClassVar[str] = "Desai and Ramaswamy, WACV 2020"
+    source: ClassVar[Source] = sources.ABLATIONCAM
     style: ClassVar[Style] = "heat"
     needs: ClassVar[frozenset[Need[Any]]] = frozenset(
         {Activations(), Scores(WithoutOneMap()), Scores(Unaltered(of_layer=True))}

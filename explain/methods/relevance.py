@@ -9,9 +9,11 @@ import torch
 
 from explain.engine import BiasTerms, Evidence, InputGradients, Need
 from explain.layers import enlarge
+from explain.methods import sources
 from explain.methods.base import Style, over_all
 from explain.methods.cam import ratio
 from explain.methods.checks import check_options
+from explain.methods.sources import Source
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class FullGrad:
     name: ClassVar[str] = "fullgrad"
     about: ClassVar[str] = "what the input and every bias add to the score"
     paper: ClassVar[str] = "Srinivas and Fleuret, NeurIPS 2019"
+    source: ClassVar[Source] = sources.FULLGRAD
     style: ClassVar[Style] = "heat"
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients(), BiasTerms()})
 

@@ -9,15 +9,18 @@ import torch
 import torch.nn.functional as F
 
 from explain.engine import Activations, Attributions, Collected, Evidence, Need, Rows
+from explain.methods import sources
 from explain.methods.backprop import Saliency
 from explain.methods.base import Method, Style, at_least, over_all, spatial_dims
 from explain.methods.cam import BOTH, ratio, weighted
 from explain.methods.checks import check_options
+from explain.methods.sources import Source
 
 Statistic = Literal["mean", "square", "variance"]
 _PREFIX = {"mean": "smooth", "square": "smoothsquare", "variance": "var"}
 _PUBLISHED = {"mean": "smoothgrad", "square": "smoothgrad2", "variance": "vargrad"}
 _PAPERS = {"mean": "Smilkov et al., 2017", "square": "Hooker et al., NeurIPS 2019", "variance": "Adebayo et al., 2018"}
+_SOURCES = {"mean": sources.SMOOTHGRAD, "square": sources.SMOOTHGRAD2, "variance": sources.VARGRAD}
 
 
 def noise(seed: int, index: int, like: torch.Tensor) -> torch.Tensor:
@@ -122,6 +125,10 @@ class Smooth:
     @property
     def paper(self) -> str:
         return _PAPERS[self.statistic]
+
+    @property
+    def source(self) -> Source:
+        return _SOURCES[self.statistic]
 
     @property
     def style(self) -> Style:
@@ -235,6 +242,7 @@ class SmoothGradCAMPlusPlus:
     name: ClassVar[str] = "smoothgradcam++"
     about: ClassVar[str] = "Grad-CAM++ with derivatives averaged over noisy copies"
     paper: ClassVar[str] = "Omeiza et al., 2019"
+    source: ClassVar[Source] = sources.SMOOTHGRADCAMPP
     style: ClassVar[Style] = "heat"
 
     def __post_init__(self) -> None:
@@ -351,6 +359,7 @@ class Augmented:
     scales: tuple[float, ...] = (1.0, 0.9, 1.1)
 
     paper: ClassVar[str] = "Gildenblat, 2021"
+    source: ClassVar[Source] = sources.PYTORCH_GRAD_CAM
 
     def __post_init__(self) -> None:
         check_options(self, scales=0.1)

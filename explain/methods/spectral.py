@@ -8,9 +8,11 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from explain.engine import Activations, Evidence, Need
+from explain.methods import sources
 from explain.methods.base import Style, spatial_dims
 from explain.methods.cam import BOTH
 from explain.methods.checks import check_options
+from explain.methods.sources import Source
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class EigenCAM:
     name: ClassVar[str] = "eigencam"
     about: ClassVar[str] = "first principal component of the feature maps"
     paper: ClassVar[str] = "Muhammad and Yeasin, IJCNN 2020"
+    source: ClassVar[Source] = sources.EIGENCAM
     style: ClassVar[Style] = "heat"
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({Activations()})
 
@@ -61,6 +64,7 @@ class EigenGradCAM:
     name: ClassVar[str] = "eigengradcam"
     about: ClassVar[str] = "first principal component of feature maps times gradients"
     paper: ClassVar[str] = "Gildenblat, 2021"
+    source: ClassVar[Source] = sources.PYTORCH_GRAD_CAM
     style: ClassVar[Style] = "heat"
     needs: ClassVar[frozenset[Need[Any]]] = BOTH
 
@@ -123,6 +127,7 @@ class KPCACAM:
     name: ClassVar[str] = "kpcacam"
     about: ClassVar[str] = "first component of the feature maps by kernel PCA"
     paper: ClassVar[str] = "Karmani et al., 2024"
+    source: ClassVar[Source] = sources.KPCACAM
     style: ClassVar[Style] = "heat"
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({Activations()})
 
@@ -181,6 +186,7 @@ class FEM:
     name: ClassVar[str] = "fem"
     about: ClassVar[str] = "where feature maps are rarely this strong"
     paper: ClassVar[str] = "Fuad et al., IPTA 2020"
+    source: ClassVar[Source] = sources.FEM
     style: ClassVar[Style] = "heat"
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({Activations()})
 
