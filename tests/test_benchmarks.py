@@ -14,7 +14,7 @@ from tests.conftest import ROOT
 from tests.hooks.test_tour import example
 
 BENCHMARKS = ROOT / "examples" / "benchmarks"
-README = (ROOT / "README.md").read_text("utf-8")
+COSTS = (ROOT / "docs" / "costs.md").read_text("utf-8")
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def table_of(module: ModuleType) -> Any:
 def test_published_rows_are_those_that_the_command_prints(name: str, bench: Any) -> None:
     tables, table = bench("tables"), table_of(bench(name))
     assert table.name == name
-    published = tables.published(README, name)
+    published = tables.published(tables.page_of(name).read_text("utf-8"), name)
     assert table.complaints(published) == []
     if not published:
         return
@@ -47,20 +47,21 @@ def test_published_rows_are_those_that_the_command_prints(name: str, bench: Any)
     assert table.complaints("\n".join([first, *rest[:-1], rest[-1] + " 1.0 |"]))
 
 
-def test_every_table_of_costs_has_a_command_that_measures_it_and_a_place_in_the_readme(bench: Any) -> None:
+def test_every_table_of_costs_has_a_command_that_measures_it_and_a_place_in_the_docs(bench: Any) -> None:
     commands = bench("all").COMMANDS
-    assert sorted(commands) == sorted(bench("all").QUICK) == sorted(bench("tables").names(README))
+    tables = bench("tables")
+    places = [name for page in tables.PAGES for name in tables.names(page.read_text("utf-8"))]
+    assert sorted(commands) == sorted(bench("all").QUICK) == sorted(places)
     for command in commands.values():
         assert (BENCHMARKS / command[0]).exists()
-    section = README[README.index("## What it costs") : README.index("## How it is tested")]
-    outside = re.sub(r"<!-- table: .*?<!-- end -->", "", section, flags=re.DOTALL)
+    outside = re.sub(r"<!-- table: .*?<!-- end -->", "", COSTS, flags=re.DOTALL)
     assert not re.findall(r"^\|.*$", outside, re.MULTILINE)
 
 
 def test_the_options_that_all_tables_are_measured_with_give_the_published_rows(bench: Any) -> None:
     command = bench("all").COMMANDS["overhead"]
     measured = {case[0] for case in bench("overhead").CASES} & set(command[command.index("--models") + 1 :])
-    published = bench("tables").published(README, "overhead")
+    published = bench("tables").published(COSTS, "overhead")
     assert measured == {re.match(r"\| (\w+),", row)[1] for row in published.splitlines()[2:]}  # type: ignore[index]
 
 

@@ -3,8 +3,8 @@
     python examples/benchmarks/all.py [--output tables.md] [--update] [--only peers pairs] [--quick]
 
 Each table is printed by a script of its own, which runs in a process of its own. They are collected in ``--output``;
-``--update`` puts them into the README, between the markers that name them. What is over a goal is told on the way.
-The peers are in the extra ``peers``; without them their columns say so, and the README is not updated.
+``--update`` puts them into the pages of docs/, between the markers that name them. What is over a goal is told on the
+way. The peers are in the extra ``peers``; without them their columns say so, and the pages are not updated.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ import sys
 import time
 from pathlib import Path
 
-from tables import in_markdown, replaced
+from tables import in_markdown, page_of, replaced
 
 HERE = Path(__file__).resolve().parent
-README = HERE.parents[1] / "README.md"
 
 # By table, what prints it: short ones first, so that what is wrong shows early.
 COMMANDS = {
@@ -57,7 +56,7 @@ def printed(command: list[str]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("tables.md"))
-    parser.add_argument("--update", action="store_true", help="put the tables into the README")
+    parser.add_argument("--update", action="store_true", help="put the tables into the pages of docs/")
     parser.add_argument("--only", nargs="*", choices=list(COMMANDS), default=list(COMMANDS))
     parser.add_argument("--quick", action="store_true", help="small and quick, to see that everything runs")
     options = parser.parse_args()
@@ -71,11 +70,10 @@ def main() -> None:
     if options.update:
         if "not installed" in found.get("peers", ""):
             raise SystemExit("all.py: the peers must be installed for --update; use pip install -e '.[peers]'")
-        text = README.read_text("utf-8")
         for name, rows in found.items():
-            text = replaced(text, name, rows)
-        README.write_text(text, "utf-8")
-    print(f"\nwritten to {options.output}{f' and {README.name}' * options.update} "
+            page = page_of(name)
+            page.write_text(replaced(page.read_text("utf-8"), name, rows), "utf-8")
+    print(f"\nwritten to {options.output}{' and docs/' * options.update} "
           f"after {(time.monotonic() - start) / 60:.1f} min")  # fmt: skip
 
 

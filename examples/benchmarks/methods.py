@@ -1,4 +1,4 @@
-"""What every method costs, in bare forward passes of the model: the table of methods in the README.
+"""What every method costs, in bare forward passes of the model: the table in docs/methods.md.
 
     python examples/benchmarks/methods.py [--rounds 5] [--model resnet18] [--methods "*cam"] [--quick]
 

@@ -4,7 +4,7 @@
 
 The baseline is ``model(x)`` in inference mode. Weights are random, which changes no time. Each figure is the median of
 the ratios to the baseline run next to it; behind it, the peak of what torch allocates, by that of the bare pass.
-What is printed is the README's table.
+What is printed is the table in docs/costs.md.
 """
 
 from __future__ import annotations

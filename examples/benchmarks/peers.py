@@ -11,7 +11,7 @@ such long work). Networks have random weights and normalisations that have seen 
 Work that runs the network on many altered photos is also told by the batched forward pass, per photo: the best of
 batches of 4, 8, 16 and 32 in both memory layouts, all of them run in the same rounds.
 
-What is printed is the README's table: time, and the memory behind it in brackets.
+What is printed is the table in docs/costs.md: time, and the memory behind it in brackets.
 """
 
 from __future__ import annotations

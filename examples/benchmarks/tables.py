@@ -1,4 +1,4 @@
-"""Tables as they are published: in Markdown, between markers in the README.
+"""Tables as they are published: in Markdown, between markers in the pages of docs/.
 
 Every script that measures one says which rows it prints, as `Table`, without measuring; a test compares them with what
 is published.
@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 END = "<!-- end -->"
+PAGES = sorted((Path(__file__).resolve().parents[2] / "docs").glob("*.md"))
 
 
 def line(cells: Iterable[str]) -> str:
@@ -56,6 +58,16 @@ def _marked(name: str) -> re.Pattern[str]:
 def names(text: str) -> list[str]:
     """The tables that a text has a place for."""
     return re.findall(r"<!-- table: (\S+) -->", text)
+
+
+def page_of(name: str) -> Path:
+    """The page that has a place for a table."""
+    found = [page for page in PAGES if name in names(page.read_text("utf-8"))]
+    if len(found) != 1:
+        raise ValueError(
+            f"table {name!r} must have a place on one page of docs/, got {len(found)} places; mend the pages"
+        )
+    return found[0]
 
 
 def published(text: str, name: str) -> str:
