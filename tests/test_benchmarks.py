@@ -76,6 +76,8 @@ def test_a_table_takes_the_place_of_an_older_one_and_leaves_the_rest(bench: Any)
     assert "<!-- end -->\nb\n" in found
     with pytest.raises(ValueError, match="text must have a place for table 'three'"):
         tables.replaced(text, "three", "")
+    with pytest.raises(ValueError, match=r"table 'three' must have one place in docs/, got 0; see '<!-- table: three"):
+        tables.page_of("three")
 
 
 def test_pairs_are_of_methods_that_there_are(bench: Any) -> None:

@@ -64,9 +64,7 @@ def page_of(name: str) -> Path:
     """The page that has a place for a table."""
     found = [page for page in PAGES if name in names(page.read_text("utf-8"))]
     if len(found) != 1:
-        raise ValueError(
-            f"table {name!r} must have a place on one page of docs/, got {len(found)} places; mend the pages"
-        )
+        raise ValueError(f"table {name!r} must have one place in docs/, got {len(found)}; see '<!-- table: {name} -->'")
     return found[0]
 
 
