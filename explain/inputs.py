@@ -35,7 +35,7 @@ class Inputs:
             are compared with.
 
     Raises:
-        ImageError: none of the arguments fits.
+        ImageError: none of the arguments fits, or they are not in a tuple and a mapping.
 
     >>> pair = Inputs((torch.rand(2, 3, 8, 8), torch.rand(2, 3, 8, 8)), {"weight": torch.rand(2)}, explained=1)
     >>> pair.name, len(pair)
@@ -48,6 +48,12 @@ class Inputs:
     shared: Collection[int | str | Path] = ()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.args, (tuple, list)):
+            got, remedy = type(self.args).__name__, "write Inputs((a, b)) for two, Inputs((a,)) for one"
+            raise ImageError(f"args must be a tuple of the model's positional arguments, got {got}; {remedy}")
+        if not isinstance(self.kwargs, (Mapping, type(None))):
+            got, remedy = type(self.kwargs).__name__, 'write Inputs((a, b)) or Inputs((a,), {"name": b})'
+            raise ImageError(f"kwargs must be a mapping of the model's keyword arguments, got {got}; {remedy}")
         object.__setattr__(self, "args", tuple(self.args))
         object.__setattr__(self, "kwargs", dict(self.kwargs or {}))
         several = self.explained if isinstance(self.explained, list) else [self.explained]

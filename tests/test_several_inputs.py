@@ -94,6 +94,22 @@ def test_fullgrad_counts_each_bias_once(model: nn.Module, given: explain.Inputs)
     assert found.delta.abs().max() < 1e-12  # with ReLUs and sums alone, input and biases add up to the score
 
 
+def test_a_second_name_does_not_bring_the_biases_of_another_image_into_the_map() -> None:
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right = nn.Conv2d(3, 2, 3), nn.Conv2d(3, 2, 1)
+
+        def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+            return torch.relu(self.left(left)).mean((2, 3)) + torch.relu(self.right(right)).mean((2, 3))
+
+    model = settled(Pair(), seed=6).double().eval()
+    pair = explain.Inputs((torch.randn(2, 3, 6, 6).double(), torch.randn(2, 3, 9, 5).double()))
+    alone = explain.attribute(model, pair, FullGrad(), target=1).values
+    model.twin = model.right
+    torch.testing.assert_close(explain.attribute(model, pair, FullGrad(), target=1).values, alone, rtol=0, atol=0)
+
+
 def test_noise_is_put_on_all_inputs_together(model: nn.Module, given: explain.Inputs) -> None:
     method = Smooth(InputXGradient(), samples=3, sigma=0.1)
     whole = explain.attribute(model, given, method, target=1)
@@ -147,3 +163,11 @@ def test_an_input_without_places_has_values_and_no_heatmap(model: nn.Module, giv
     for display in ("heatmap", "signed"):
         with pytest.raises(ImageError, match=r"input facts must have places .* got shape \(3, 5\); use values"):
             getattr(found.parts["facts"], display)
+
+
+def test_inputs_that_are_not_in_a_tuple_are_refused() -> None:
+    x = torch.rand(2, 3, 4, 4)
+    with pytest.raises(ImageError, match=r"^args must be a tuple .*, got Tensor; write Inputs\(\(a, b\)\)"):
+        explain.Inputs(x)  # type: ignore[arg-type]
+    with pytest.raises(ImageError, match=r"^kwargs must be a mapping .*, got Tensor; write Inputs\(\(a, b\)\)"):
+        explain.Inputs((x,), x)  # type: ignore[arg-type]

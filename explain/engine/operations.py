@@ -110,7 +110,7 @@ class Recorder(TorchFunctionMode):
     def __init__(self, model: nn.Module, *, rectifiers: bool, constants: bool) -> None:
         super().__init__()
         self._thread = threading.get_ident()
-        self._names = {module: name for name, module in model.named_modules(remove_duplicate=False)}
+        self._names = {module: name for name, module in model.named_modules()}  # by the first of several names
         self._noted: dict[Node, Operation] = {}
         self._rectifiers = Rectifiers() if rectifiers else None
         self._constants = Constants(model) if constants else None
