@@ -1,11 +1,10 @@
-"""The shape of the house: doors open one way, importing is light, hooks have one owner, and the README is true."""
+"""The shape of the package: imports go one way, importing is light, and hooks have one owner."""
 
 from __future__ import annotations
 
 import ast
 import doctest
 import importlib
-import json
 import os
 import pkgutil
 import re
@@ -184,78 +183,8 @@ def test_the_public_names_are_all_there() -> None:
         explain.nonsense  # noqa: B018
 
 
-def readme_blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
-
-
-# Each block in a child of its own, forked when the slow imports are done, and from a folder of its own.
-RUN_BLOCKS = """
-import json, os, pathlib, sys, traceback
-import matplotlib, torch, torchvision
-
-blocks, folder, assets = json.load(sys.stdin), pathlib.Path(sys.argv[1]), sys.argv[2]
-torch.set_num_threads(1)
-failed = {}
-for number, block in enumerate(blocks):
-    place = folder / str(number)
-    place.mkdir()
-    (place / "assets").symlink_to(assets)
-    child = os.fork()
-    if not child:
-        os.chdir(place)
-        try:
-            exec(compile(block, f"README block {number}", "exec"), {"__name__": "__main__"})
-        except BaseException:
-            (place / "failed").write_text(traceback.format_exc())
-            os._exit(1)
-        os._exit(0)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if code:
-        told = place / "failed"
-        failed[number] = told.read_text() if told.exists() else f"ended with {code}"
-print(json.dumps(failed), file=sys.stderr)
-"""
-
-
-def run_blocks(blocks: list[str], folder: Path) -> dict[int, str]:
-    """Run blocks of Python one after the other; return what those that failed said, by their number."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", RUN_BLOCKS, str(folder), str(ROOT / "assets")]
-    done = subprocess.run(
-        command, input=json.dumps(blocks), capture_output=True, text=True, cwd=folder, env=environment, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, str] = json.loads(done.stderr.splitlines()[-1])
-    return {int(number): said for number, said in found.items()}
-
-
-def test_the_readmes_python_runs_as_pasted_and_what_fails_would_be_told(tmp_path: Path) -> None:
-    blocks = readme_blocks("python")
-    wrong = ["import os; x = 1", "print(x)", "os.getcwd()", "import sys; sys.exit(3)"]
-    failed = run_blocks([*blocks, *wrong], tmp_path)
-    assert {number - len(blocks): said.splitlines()[-1] for number, said in failed.items()} == {
-        1: "NameError: name 'x' is not defined",
-        2: "NameError: name 'os' is not defined",
-        3: "SystemExit: 3",
-    }, failed
-
-
-def test_the_readmes_first_lines_run_in_a_new_interpreter(tmp_path: Path) -> None:
-    (tmp_path / "assets").symlink_to(ROOT / "assets")
-    fresh(readme_blocks("python")[0], tmp_path)
-    assert {path.suffix for path in (tmp_path / "out").iterdir()} == {".png", ".npy", ".json"}
-
-
 def test_the_table_of_methods_has_every_method_as_it_describes_itself() -> None:
     page = (ROOT / "docs" / "methods.md").read_text("utf-8")
     rows = re.findall(r"^\| `([^`]+)` \| (.+?) \| .+ \| ([\d.]+) \| (.+?) \|$", page, re.MULTILINE)
     shown = {name: (about, paper) for name, about, _, paper in rows}
     assert shown == {m.name: (m.about, m.paper) for m in map(get_method, explain.list_methods())}
-
-
-def test_the_readme_shows_what_is_there() -> None:
-    text = (ROOT / "README.md").read_text("utf-8")
-    for link in re.findall(r"\]\(([^)#]+)\)", text) + re.findall(r'src="([^"]+)"', text):
-        assert link.startswith("https://") or (ROOT / link).exists(), link
-    assert len(readme_blocks("python")) >= 5
-    assert len(readme_blocks("sh")) >= 2

@@ -1,0 +1,43 @@
+"""Draw the first picture of the README: one photo, two answers, and the map of each.
+
+Run from the repository: python examples/two_answers.py [FILE]
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from PIL import Image
+
+import explain
+
+ROOT = Path(__file__).resolve().parents[1]
+WIDTH = 1200
+ANSWERS = ["space shuttle", "football helmet"]
+
+
+def side_by_side(pictures: list[Image.Image], gap: int = 12) -> Image.Image:
+    """Put pictures next to each other on white, at their upper edges."""
+    width = sum(picture.width for picture in pictures) + gap * (len(pictures) - 1)
+    sheet = Image.new("RGB", (width, max(picture.height for picture in pictures)), "white")
+    left = 0
+    for picture in pictures:
+        sheet.paste(picture, (left, 0))
+        left += picture.width + gap
+    return sheet
+
+
+def main(file: Path = ROOT / "assets" / "gallery" / "two_answers.jpg") -> None:
+    photo = ROOT / "assets" / "astronaut.png"
+    explanation = explain.Explainer(crop="whole")(photo, target=ANSWERS)
+    with Image.open(photo) as opened:
+        pictures = [opened.convert("RGB")]
+    pictures += [explanation.overlay(target=answer, caption=True).convert("RGB") for answer in ANSWERS]
+    sheet = side_by_side(pictures)
+    sheet.resize((WIDTH, round(sheet.height * WIDTH / sheet.width))).save(file, quality=88)
+    print(f"wrote {file}")
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:2]))

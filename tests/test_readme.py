@@ -1,0 +1,113 @@
+"""README, CONTRIBUTING and CHANGELOG are true: their code runs, their links lead somewhere, and the README is short."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import explain
+from tests.conftest import ROOT
+from tests.test_house import fresh
+
+PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+
+
+def blocks_of(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL)
+
+
+# Each block in a child of its own, forked when the slow imports are done, and from a folder of its own.
+RUN_BLOCKS = """
+import json, os, pathlib, sys, traceback
+import matplotlib, torch, torchvision
+
+blocks, folder, assets = json.load(sys.stdin), pathlib.Path(sys.argv[1]), sys.argv[2]
+torch.set_num_threads(1)
+failed = {}
+for number, block in enumerate(blocks):
+    place = folder / str(number)
+    place.mkdir()
+    (place / "assets").symlink_to(assets)
+    child = os.fork()
+    if not child:
+        os.chdir(place)
+        try:
+            exec(compile(block, f"block {number}", "exec"), {"__name__": "__main__"})
+        except BaseException:
+            (place / "failed").write_text(traceback.format_exc())
+            os._exit(1)
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code:
+        told = place / "failed"
+        failed[number] = told.read_text() if told.exists() else f"ended with {code}"
+print(json.dumps(failed), file=sys.stderr)
+"""
+
+
+def run_blocks(blocks: list[str], folder: Path) -> dict[int, str]:
+    """Run blocks of Python one after the other; return what those that failed said, by their number."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", RUN_BLOCKS, str(folder), str(ROOT / "assets")]
+    done = subprocess.run(
+        command, input=json.dumps(blocks), capture_output=True, text=True, cwd=folder, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, str] = json.loads(done.stderr.splitlines()[-1])
+    return {int(number): said for number, said in found.items()}
+
+
+def test_the_pages_python_runs_as_pasted_and_what_fails_would_be_told(tmp_path: Path) -> None:
+    blocks = [block for page in PAGES for block in blocks_of(page, "python")]
+    wrong = ["import os; x = 1", "print(x)", "os.getcwd()", "import sys; sys.exit(3)"]
+    failed = run_blocks([*blocks, *wrong], tmp_path)
+    assert {number - len(blocks): said.splitlines()[-1] for number, said in failed.items()} == {
+        1: "NameError: name 'x' is not defined",
+        2: "NameError: name 'os' is not defined",
+        3: "SystemExit: 3",
+    }, failed
+
+
+def test_the_readmes_first_lines_run_in_a_new_interpreter(tmp_path: Path) -> None:
+    (tmp_path / "assets").symlink_to(ROOT / "assets")
+    fresh(blocks_of("README.md", "python")[0], tmp_path)
+    assert {path.suffix for path in (tmp_path / "out").iterdir()} == {".png", ".npy", ".json"}
+
+
+def anchors(page: str) -> set[str]:
+    """The names by which the headings of a page are linked to."""
+    headings = re.findall(r"^#+ (.*)$", (ROOT / page).read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    text = re.sub(r"```.*?```", "", (ROOT / page).read_text("utf-8"), flags=re.DOTALL)
+    links = re.findall(r"\]\(([^)]+)\)", text) + re.findall(r'src="([^"]+)"', text)
+    assert links
+    for link in links:
+        path, _, anchor = link.partition("#")
+        assert link.startswith("https://") or (ROOT / path).exists(), link
+        assert not anchor or anchor in anchors(path or page), link
+
+
+def test_the_readme_is_short_and_has_its_commands() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    assert len(text.splitlines()) <= 150
+    assert len(blocks_of("README.md", "python")) >= 5
+    shell = "".join(blocks_of("README.md", "sh")).splitlines()
+    for wanted in ("explain assets/", "-m pytest"):  # which .ci/run looks for
+        (line,) = [line for line in shell if wanted in line]
+        assert line.startswith("python3 -m venv .venv && ")
+
+
+def test_the_changelog_begins_with_this_version() -> None:
+    versions = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    assert versions[0] == explain.__version__
+    assert versions == sorted(versions, key=lambda version: [int(part) for part in version.split(".")], reverse=True)
