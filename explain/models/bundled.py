@@ -9,6 +9,7 @@ import torch
 
 from explain.errors import ModelError
 from explain.models.classifier import CenterCrop, Classifier
+from explain.models.labels import with_synonyms
 from explain.models.network import SmallResNet
 
 NAME = "tiny"
@@ -32,4 +33,4 @@ def load_bundled(size: int | None = None) -> Classifier:
         raise ModelError(f"size must be at least 16 pixels for the model 'tiny', got {size}")
     view = content["preprocess"]
     preprocess = CenterCrop(size or view["side"], view["crop"], tuple(view["mean"]), tuple(view["std"]))
-    return Classifier(model.eval(), preprocess, content["categories"], NAME, content["temperature"])
+    return Classifier(model.eval(), preprocess, with_synonyms(content["categories"]), NAME, content["temperature"])

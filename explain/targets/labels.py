@@ -11,7 +11,10 @@ from explain.errors import TargetError, did_you_mean
 
 
 class Categories(tuple[str, ...]):
-    """The labels of the classes in order; ``synonyms`` has the other words for each class, by which it is found too.
+    """The labels of the classes in order.
+
+    ``synonyms`` has other words for each class, by which it is found too. ``absent`` has words that no label stands
+    for, even though they are a part of one, such as "house" in "house finch".
 
     >>> birds = Categories(["crane (bird)", "rooster"], [["crane"], ["cock", "cockerel"]])
     >>> birds[1], birds.synonyms[1]
@@ -19,10 +22,14 @@ class Categories(tuple[str, ...]):
     """
 
     synonyms: tuple[tuple[str, ...], ...]
+    absent: tuple[str, ...]
 
-    def __new__(cls, labels: Iterable[str], synonyms: Iterable[Iterable[str]] = ()) -> Categories:
+    def __new__(
+        cls, labels: Iterable[str], synonyms: Iterable[Iterable[str]] = (), absent: Iterable[str] = ()
+    ) -> Categories:
         found = super().__new__(cls, labels)
         found.synonyms = tuple(tuple(words) for words in synonyms)
+        found.absent = tuple(absent)
         return found
 
 
@@ -30,8 +37,8 @@ def find_label(label: str, categories: Sequence[str] | None) -> int:
     """Return the class that a label names.
 
     The first of these that fits: the label itself, whatever its case; another word for the class, where the labels are
-    `Categories` with synonyms; a part of a label or of a synonym, in whole words. Each is tried as it is, and then
-    without regard to singular and plural.
+    `Categories` with synonyms; the last words of a label or of a synonym ("cat" in "tabby cat"); other words of a
+    label in a row. Each is tried as it is, and then without regard to singular and plural.
 
     Raises:
         TargetError: no label, or more than one, fits; the message suggests.
@@ -55,15 +62,23 @@ def find_label(label: str, categories: Sequence[str] | None) -> int:
         for words in (categories.synonyms if isinstance(categories, Categories) else ())
     ]
     found = exact
-    for fits, plain in ((_whole, True), (_whole, False), (_within, True), (_within, False)):
-        for names in (own, others):
+    for fits, names in ((_whole, own), (_whole, others), (_ends, own), (_ends, others), (_within, own)):
+        if not found and fits is _ends:
+            _refuse_absent(label, categories)
+        for plain in (True, False):
             found = found or [i for i, known in enumerate(names) if any(fits(wanted, words, plain) for words in known)]
     if len(found) == 1:
         return found[0]
     if found:
-        several = ", ".join(repr(categories[i]) for i in found[:6])
+        several = ", ".join(repr(categories[i]) for i in found[:6]) + f" and {len(found) - 6} more" * (len(found) > 6)
         raise TargetError(f"target {label!r} fits {len(found)} labels: {several}; name one of them")
     raise TargetError(f"target {label!r} is not a label of this model; {_suggestion(label, categories, others)}")
+
+
+def _refuse_absent(label: str, categories: Sequence[str]) -> None:
+    absent = categories.absent if isinstance(categories, Categories) else ()
+    if any(_whole(_words(label), _words(word), False) for word in absent):
+        raise TargetError(f"target {label!r} is not a label of this model, which has no class for it; name another")
 
 
 def _folded(label: str) -> str:
@@ -79,6 +94,11 @@ def _whole(wanted: tuple[str, ...], words: tuple[str, ...], plain: bool) -> bool
     if plain or not len(wanted) == len(words) > 0:
         return len(wanted) > 0 and wanted == words
     return all(_forms(a) & _forms(b) for a, b in zip(wanted, words, strict=True))
+
+
+def _ends(wanted: tuple[str, ...], words: tuple[str, ...], plain: bool) -> bool:
+    """Whether words are the last ones of others, which in English say what kind of thing it is."""
+    return _whole(wanted, words[max(len(words) - len(wanted), 0) :], plain)
 
 
 def _within(wanted: tuple[str, ...], words: tuple[str, ...], plain: bool) -> bool:
@@ -108,4 +128,7 @@ def _suggestion(label: str, categories: Sequence[str], others: Sequence[Sequence
     return did_you_mean(label, categories)
 
 
-PLURALS = {"mice": "mouse", "geese": "goose", "wolves": "wolf", "knives": "knife", "oxen": "ox", "men": "man"}
+PLURALS = {
+    **{"mice": "mouse", "geese": "goose", "wolves": "wolf", "knives": "knife", "oxen": "ox"},
+    **{"men": "man", "women": "woman", "children": "child"},
+}

@@ -18,6 +18,7 @@ from explain import models
 from explain.errors import ExplainWarning, ModelError, TargetError
 from explain.models import Classifier, imagenet, load
 from explain.models.efficientnet import EPSILON, STAGES, ConvNormActivation, EfficientNetLite0, MBConv, SameConv2d
+from explain.models.labels import imagenet_labels
 from explain.targets import find_label
 from tests.conftest import ROOT, settled
 
@@ -199,6 +200,13 @@ def test_labels_are_readable_distinct_and_in_order(classifier: Classifier) -> No
             ("school buses", "school bus"),
             ("cock", "rooster"),
             ("mice", "computer mouse"),
+            ("house finch", "house finch"),
+            ("laptop", "laptop"),
+            ("tv", "television"),
+            ("TVs", "television"),
+            ("fridge", "refrigerator"),
+            ("golden", "golden retriever"),
+            ("finch", "house finch"),
         ],
     ],
 )
@@ -213,6 +221,13 @@ def test_a_label_is_found_in_part_as_a_plural_or_as_a_synonym(classifier: Classi
         ("cats", "fits 5 labels: 'tabby cat', 'tiger cat', 'Persian cat', 'Siamese cat', 'Egyptian cat'; name one"),
         ("crane", r"fits 2 labels: 'crane \(bird\)', 'crane \(machine\)'; name one of them"),
         ("panda", "fits 2 labels: 'red panda', 'giant panda'"),
+        ("kitties", "fits 5 labels: 'tabby cat', 'tiger cat', 'Persian cat', 'Siamese cat', 'Egyptian cat'; name one"),
+        ("bike", "fits 2 labels: 'tandem bicycle', 'mountain bike'; name one"),
+        ("puppy", "fits 118 labels: 'Chihuahua', .*, 'Blenheim spaniel' and 112 more; name one"),  # not the mud puppy
+        ("airplane", "fits 2 labels: 'airliner', 'warplane'; name one"),  # not the airplane wing
+        ("person", "fits 3 labels: 'baseball player', 'bridegroom', 'scuba diver'; name one"),
+        ("men", "'men' is not a label of this model, which has no class for it; name another"),  # not the man-eater
+        ("house", "'house' is not a label of this model, which has no class for it; name another"),
         ("retriev", "did you mean 'flat-coated retriever' or 'curly-coated retriever' or 'golden retriever'"),
         ("dromedaries camel", "is not a label of this model; "),
         ("dromedarry", "did you mean 'Arabian camel'"),
@@ -221,6 +236,33 @@ def test_a_label_is_found_in_part_as_a_plural_or_as_a_synonym(classifier: Classi
 def test_what_fits_several_labels_or_none_is_suggested(classifier: Classifier, typed: str, message: str) -> None:
     with pytest.raises(TargetError, match=message):
         find_label(typed, classifier.categories)
+
+
+def test_kinds_of_things_stand_for_classes_that_are_there() -> None:
+    lines = (Path(imagenet.__file__).with_name("imagenet_kinds.txt")).read_text("utf-8").splitlines()
+    words = [word for line in lines for word in line.partition(": ")[0].split(", ")]
+    assert len(words) == len(set(words)) > 150
+    assert all(word == word.strip().lower() != "" for word in words)
+    labels = imagenet_labels()
+    for word in {*words} - {*labels.absent} - {label.casefold() for label in labels}:
+        stands_for = {i for i, others in enumerate(labels.synonyms) if word in map(str.casefold, others)}
+        assert stands_for, word
+        if len(stands_for) == 1:
+            assert {find_label(word, labels)} == stands_for
+        else:
+            with pytest.raises(TargetError, match=f"fits {len(stands_for)} labels"):
+                find_label(word, labels)
+    for word in labels.absent:
+        with pytest.raises(TargetError, match="which has no class for it"):
+            find_label(word, labels)
+
+
+def test_the_small_models_labels_have_synonyms_too() -> None:
+    labels = load("tiny").categories
+    assert labels is not None
+    with pytest.raises(TargetError, match="fits 3 labels: 'Egyptian cat', 'tabby cat', 'Persian cat'"):
+        find_label("kitty", labels)
+    assert labels[find_label("fridges", labels)] == "refrigerator"
 
 
 def test_every_label_names_its_own_class(classifier: Classifier) -> None:
