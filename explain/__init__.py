@@ -24,6 +24,7 @@ The way through the house, each room importing only from rooms above it:
     request         what is to be explained, and how; how it is answered
     attribution     `attribute`: model and tensors in, `Attribution` out
     concepts        what a layer's feature maps are made of
+    metrics/        how good a map is: figures for each image, in a table
     images          files, bytes, arrays and PIL images to RGB; where a model's input lies on a photo
     mosaic          several crops of one photo, explained as one
     render/         colour maps, overlays, captions, sheets, figures: arrays and PIL images only
@@ -61,10 +62,12 @@ _HOME = {
     "attribute": "explain.attribution",
     "attribute_all": "explain.attribution",
     "attribute_targets": "explain.attribution",
+    "evaluate": "explain.metrics",
     "explain": "explain.explainer",
     "find_concepts": "explain.concepts",
     "list_layers": "explain.layers",
     "list_methods": "explain.methods",
+    "list_metrics": "explain.metrics",
     "load": "explain.saved",
     "plan": "explain.attribution",
 }
@@ -87,6 +90,7 @@ _ROOMS = {
         "request",
         "attribution",
         "concepts",
+        "metrics",
         "images",
         "mosaic",
     ),
@@ -108,10 +112,12 @@ __all__ = [
     "attribute_all",
     "attribute_targets",
     "cite",
+    "evaluate",
     "explain",
     "find_concepts",
     "list_layers",
     "list_methods",
+    "list_metrics",
     "load",
     "plan",
 ]
@@ -139,4 +145,5 @@ if TYPE_CHECKING:
     from explain.inputs import Inputs
     from explain.layers import list_layers
     from explain.methods import list_methods
+    from explain.metrics import evaluate, list_metrics
     from explain.saved import load

@@ -24,7 +24,7 @@ ROOMS = [
     "version", "interrupts", "errors", "nested", "hooks", "training", "distribution", "inputs", "layers", "targets",
     "engine", "fills",
     "methods", "citation",
-    "reasons", "result", "request", "attribution", "concepts",
+    "reasons", "result", "request", "attribution", "concepts", "metrics",
     "images", "mosaic", "render",
     "output", "models", "record",
     "explanation", "photos", "explainer", "saved",

@@ -1,0 +1,94 @@
+"""The maps that are judged: an attribution of ours, or any array."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+
+from explain.errors import MetricError, image_name, shown
+from explain.layers import enlarge
+from explain.methods import Style
+from explain.result import Attribution
+
+Sign = Literal["own", "signed", "absolute"]
+"""How values become a map of places: "own" as the method means it (see `Maps.of_places`), "signed" the sum over the
+channels, "absolute" the magnitude of that sum."""
+
+MapsLike: TypeAlias = "Attribution | torch.Tensor | np.ndarray[Any, Any]"
+
+
+@dataclass(frozen=True, eq=False)
+class Maps:
+    """The values that a method gave for N photos: ``(N, h, w)`` or ``(N, C, H, W)``; and the ``size`` of the photos."""
+
+    name: str
+    values: torch.Tensor
+    size: tuple[int, int]
+    style: Style | None = None
+
+    @classmethod
+    def of(cls, name: str, given: MapsLike, images: torch.Tensor) -> Maps:
+        """Take an attribution or an array for these images ``(N, C, H, W)``.
+
+        Raises:
+            MetricError: it is no array of numbers, has NaN or infinity in it, or does not fit the images.
+        """
+        style = given.style if isinstance(given, Attribution) else None
+        values = given.values if isinstance(given, Attribution) else given
+        if isinstance(values, np.ndarray) and values.dtype.kind in "fiub":
+            values = torch.from_numpy(np.ascontiguousarray(values))
+        if not isinstance(values, torch.Tensor) or values.is_complex():
+            raise MetricError(f"map {name!r} must be an Attribution, tensor or array, got {shown(given)}; see evaluate")
+        count, size = len(images), (int(images.shape[-2]), int(images.shape[-1]))
+        fits = values.ndim == 3 or (values.ndim == 4 and tuple(values.shape[2:]) == size)
+        if not fits or len(values) != count or 0 in values.shape:
+            raise MetricError(
+                f"map {name!r} must have the shape ({count}, h, w), or ({count}, C, {size[0]}, {size[1]}) for each "
+                f"pixel, got {tuple(values.shape)}; give one map for each image"
+            )
+        values = values.detach().to(images.device)
+        values = values if values.dtype in (torch.float32, torch.float64) else values.float()
+        wrong = (~torch.isfinite(values)).flatten(1).any(1)
+        if wrong.any():
+            raise MetricError(
+                f"map {name!r} must hold finite values, got NaN or infinity for image "
+                f"{image_name(int(wrong.nonzero()[0]))}; explain it again, or leave it out"
+            )
+        return cls(name, values, size, style)
+
+    def of_places(self, sign: Sign = "own") -> torch.Tensor:
+        """One number for each pixel ``(N, H, W)``.
+
+        Maps ``(N, h, w)`` are enlarged. Values for each pixel and channel are added up over the channels. With "own",
+        those of our methods that are magnitudes or colours and no contributions count by the largest channel, as
+        their heatmaps do.
+        """
+        values = self.values
+        if values.ndim == 3:
+            values = values if tuple(values.shape[1:]) == self.size else enlarge(values[:, None], self.size)[:, 0]
+        elif sign == "own" and self.style in ("intensity", "color", "heat"):
+            return values.abs().amax(1)
+        else:
+            values = values.sum(1)
+        return values.abs() if sign == "absolute" else values
+
+    @property
+    def of_inputs(self) -> torch.Tensor:
+        """What each pixel contributes ``(N, H, W)``: signed, and added up over the channels."""
+        return self.of_places("signed")
+
+    @property
+    def heatmap(self) -> torch.Tensor:
+        """``(N, H, W)`` in [0, 1]: the positive part of the own map, divided by its largest value."""
+        positive = self.of_places("own").clamp(min=0)
+        peak = positive.flatten(1).amax(1).reshape(-1, 1, 1)
+        return positive / torch.where(peak > 0, peak, 1)
+
+    @property
+    def flat(self) -> torch.Tensor:
+        """Which maps ``(N,)`` say the same of every place."""
+        least, most = self.of_places("own").flatten(1).aminmax(dim=1)
+        return least == most

@@ -1,0 +1,116 @@
+"""`Table`: what several metrics say of several methods; it prints itself."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from explain.errors import MetricError, did_you_mean
+from explain.metrics.base import Judged, Metric
+
+ARROWS = {"more": "↑", "less": "↓"}
+
+
+@dataclass(frozen=True, eq=False)
+class Table(Mapping[str, Mapping[str, torch.Tensor]]):
+    """A figure for each method, metric and image: ``table[method][metric]`` is a tensor ``(N,)``.
+
+    It prints the means over the images; an arrow says whether more (↑) or less (↓) is better. NaN, shown as –, marks
+    figures that are not defined for an image; means leave it out.
+    """
+
+    metrics: Mapping[str, Metric]
+    judged: Mapping[str, Mapping[str, Judged]]
+
+    def __getitem__(self, method: str) -> Mapping[str, torch.Tensor]:
+        return {name: each.value for name, each in self._of(method).items()}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.judged)
+
+    def __len__(self) -> int:
+        return len(self.judged)
+
+    def curve(self, method: str, metric: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """The shares ``(K,)`` and the curves ``(N, K)`` behind a figure.
+
+        Raises:
+            MetricError: the metric has no curve, or was not asked for.
+        """
+        found = self._one(method, metric)
+        if found.curve is None or found.at is None:
+            raise MetricError(f"metric must have a curve, but {metric!r} has none; table[{method!r}] has its figures")
+        return found.at, found.curve
+
+    def parts(self, method: str, metric: str) -> Mapping[str, torch.Tensor]:
+        """What else a metric found for each image, by name."""
+        return self._one(method, metric).parts
+
+    def mean(self, method: str, metric: str) -> float:
+        """The mean over the images for which the figure is defined; NaN without any."""
+        return float(self._one(method, metric).value.double().nanmean())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values: what each metric is, and its figures by method, metric and image; None where not defined."""
+        about = {
+            name: {"about": m.about, "units": m.units, "better": m.better, "paper": m.paper, "options": repr(m)}
+            for name, m in self.metrics.items()
+        }
+        values = {
+            method: {name: [_plain(value) for value in each.value.tolist()] for name, each in row.items()}
+            for method, row in self.judged.items()
+        }
+        return {"metrics": about, "values": values}
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=1, ensure_ascii=False)
+
+    def to_csv(self) -> str:
+        """A line for each method and image, a column for each metric."""
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(["method", "image", *self.metrics])
+        for method, row in self.judged.items():
+            columns = [row[name].value.tolist() for name in self.metrics]
+            for image, values in enumerate(zip(*columns, strict=True)):
+                writer.writerow([method, image, *("" if _plain(v) is None else repr(float(v)) for v in values)])
+        return out.getvalue()
+
+    def __str__(self) -> str:
+        head = ["", *(f"{name} {ARROWS[metric.better]}" for name, metric in self.metrics.items())]
+        rows = [[method, *(_shown(self.mean(method, name)) for name in self.metrics)] for method in self.judged]
+        widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+        lines = [
+            "  ".join(cell.ljust(width) if not i else cell.rjust(width) for i, (cell, width) in enumerate(zipped))
+            for zipped in (list(zip(row, widths, strict=True)) for row in (head, *rows))
+        ]
+        return "\n".join(line.rstrip() for line in lines)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _of(self, method: str) -> Mapping[str, Judged]:
+        if method not in self.judged:
+            raise KeyError(f"method {method!r} was not judged here; {did_you_mean(method, self.judged)}")
+        return self.judged[method]
+
+    def _one(self, method: str, metric: str) -> Judged:
+        row = self._of(method)
+        if metric not in row:
+            raise MetricError(f"metric {metric!r} was not asked for here; {did_you_mean(metric, row)}")
+        return row[metric]
+
+
+def _plain(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
+
+
+def _shown(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.4g}" if abs(value) < 1e-3 and value else f"{value:.3f}"

@@ -1,0 +1,27 @@
+"""A small classifier with photos, and maps with ties in them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tests.conftest import TinyNet, settled
+
+SIZE = (12, 10)
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    return settled(TinyNet()).double().eval()
+
+
+@pytest.fixture
+def photos() -> torch.Tensor:
+    return torch.randn(3, 3, *SIZE, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+@pytest.fixture
+def maps() -> torch.Tensor:
+    """Maps ``(3, 12, 10)`` of whole numbers: most values are there several times, and some are negative."""
+    return torch.randint(-5, 20, (3, *SIZE), generator=torch.Generator().manual_seed(2)).double()

@@ -1,0 +1,218 @@
+"""`evaluate`: what it takes and refuses, what it runs, the table that it returns, and that nothing is left changed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import explain
+from explain.errors import ExplainError, MetricError, TargetError
+from explain.fills import Zero
+from explain.methods import GradCAM, Saliency
+from explain.metrics import ROAD, Deletion, Insertion, PixelFlipping, get_metric, list_metrics, register
+from explain.metrics.rows import Book, covered_by_rank
+from tests.conftest import snapshot
+
+
+class Counting(nn.Module):
+    """Counts the rows that it is run on."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.rows: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.rows += list(x.detach().clone())
+        return self.inner(x)
+
+
+def test_methods_attributions_and_arrays_are_judged_alike(model: nn.Module, photos: torch.Tensor) -> None:
+    a = explain.attribute(model, photos, "gradcam", layer="layer1")
+    given = {"name": "gradcam", "object": GradCAM(), "ours": a, "tensor": a.values, "array": a.values.numpy()}
+    table = explain.evaluate(model, photos, given, ["deletion", "insertion"], layer="layer1")
+    assert list(table) == list(given)
+    for name in given:
+        for metric in ("deletion", "insertion"):
+            torch.testing.assert_close(table[name][metric], table["ours"][metric], msg=name)
+    listed = explain.evaluate(model, photos, ["saliency", a], "deletion", layer="layer1")
+    assert list(listed) == ["saliency", "gradcam"]
+    torch.testing.assert_close(listed["gradcam"]["deletion"], table["ours"]["deletion"])
+
+
+def test_the_target_is_the_attributions_own(model: nn.Module, photos: torch.Tensor) -> None:
+    a = explain.attribute(model, photos, "saliency", target=[3, 1, 0])
+    own = explain.evaluate(model, photos, a, "deletion")
+    given = explain.evaluate(model, photos, {"saliency": a.values.abs().amax(1)}, "deletion", target=[3, 1, 0])
+    other = explain.evaluate(model, photos, a, "deletion", target=2)
+    torch.testing.assert_close(own["saliency"]["deletion"], given["saliency"]["deletion"])
+    assert not torch.allclose(own["saliency"]["deletion"], other["saliency"]["deletion"])
+    with pytest.raises(MetricError, match="attributions must be of one target"):
+        explain.evaluate(model, photos, [a, explain.attribute(model, photos, "gradcam", target=2)], "deletion")
+    with pytest.raises(MetricError, match="which is no class; add target="):
+        explain.evaluate(model, photos, explain.attribute(model, photos, "saliency", target=_sum), "deletion")
+
+
+def _sum(output: torch.Tensor) -> torch.Tensor:
+    return output.sum(1)
+
+
+def test_scores_that_are_no_class_are_read_as_they_are(model: nn.Module, photos: torch.Tensor) -> None:
+    table = explain.evaluate(model, photos, "saliency", Deletion(4, reading="score"), target=_sum)
+    assert table.curve("saliency", "deletion")[1][:, 0].tolist() == pytest.approx(model(photos).sum(1).tolist())
+    with pytest.raises(MetricError, match="target must be a class for a metric that reads its probability, got _sum"):
+        explain.evaluate(model, photos, "saliency", "deletion", target=_sum)
+    with pytest.raises(TargetError, match="at least two classes"):
+        explain.evaluate(nn.Sequential(model, nn.Linear(5, 1)).double(), photos, "saliency", "deletion", target=0)
+
+
+def test_each_distinct_altered_photo_is_run_once(model: nn.Module, photos: torch.Tensor) -> None:
+    """Deletion's and insertion's ends are the photo and the covered photo; flipping in both orders meets there."""
+    counting = Counting(model)
+    maps = {"a": torch.randn(3, 12, 10), "b": torch.randn(3, 12, 10)}
+    maps["same as a"] = maps["a"].clone()
+    fill = Zero()
+    metrics = [Deletion(6, fill), Insertion(6, fill), PixelFlipping("morf", 6, fill), PixelFlipping("lerf", 6, fill)]
+    explain.evaluate(counting, photos, maps, metrics, target=0, batch_size=4)
+    distinct = {row.numpy().tobytes() for row in counting.rows}
+    # the photo, the blank photo, and for two distinct maps 5 inner steps from either end
+    assert len(distinct) == 3 * (1 + 2 * 2 * 5) + 1
+    # run once each, but for: the photos in the two passes over them, and the rows of the engine's own proof
+    assert len(counting.rows) <= 3 * (1 + 2 * 2 * 5) + 3 + 3 + 2
+
+
+def test_rows_are_built_when_they_are_run_and_never_all_at_once(model: nn.Module, photos: torch.Tensor) -> None:
+    ranks = torch.arange(120).reshape(1, 12, 10).expand(3, 12, 10)
+    book = Book(photos)
+    numbers = book.enter(covered_by_rank(ranks, Zero(), [0] * 121, list(range(121))))
+    assert numbers[:, 0].tolist() == [-1, -1, -1]
+    assert len(book) == 3 * 120
+    rows = book.rows()
+    few = rows.make(torch.tensor([5, 359, 120]))
+    assert few.shape == (3, 3, 12, 10)
+    assert rows.owners[[5, 359, 120]].tolist() == [0, 2, 1]
+    assert (few[0] == 0).sum() == 3 * 6
+    assert (few[1] == 0).all()
+    assert (few[2] == 0).sum() == 3
+
+
+def test_what_is_judged_does_not_depend_on_the_batch_size(model: nn.Module, photos: torch.Tensor) -> None:
+    metrics = [Deletion(5), ROAD((30,))]
+    found = [
+        explain.evaluate(model, photos, ["gradcam", "saliency"], metrics, batch_size=size, layer="layer1")
+        for size in (None, 1, 7)
+    ]
+    for name in ("gradcam", "saliency"):
+        for metric in ("deletion", "road"):
+            for other in found[1:]:
+                torch.testing.assert_close(found[0][name][metric], other[name][metric])
+
+
+def test_model_and_photos_are_left_as_found(model: nn.Module, photos: torch.Tensor) -> None:
+    model.train()
+    before, copy, state = snapshot(model), photos.clone(), torch.get_rng_state()
+    explain.evaluate(model, photos, ["gradcam"], ["deletion", "insertion", "road"], layer="layer1")
+    assert snapshot(model) == before
+    assert torch.equal(photos, copy)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_table_prints_itself_and_comes_as_plain_values(model: nn.Module, photos: torch.Tensor) -> None:
+    table = explain.evaluate(model, photos, ["gradcam", "saliency"], ["deletion", "insertion"], layer="layer1")
+    lines = str(table).splitlines()
+    assert lines[0].split() == ["deletion", "↓", "insertion", "↑"]
+    assert [line.split()[0] for line in lines[1:]] == ["gradcam", "saliency"]
+    assert lines[1].split()[1] == f"{table['gradcam']['deletion'].mean().item():.3f}"
+    assert repr(table) == str(table)
+    plain = json.loads(table.to_json())
+    assert plain == table.to_dict()
+    assert plain["values"]["saliency"]["insertion"] == pytest.approx(table["saliency"]["insertion"].tolist())
+    assert plain["metrics"]["deletion"]["better"] == "less"
+    rows = list(csv.DictReader(io.StringIO(table.to_csv())))
+    assert len(rows) == 6
+    assert float(rows[4]["deletion"]) == pytest.approx(table["saliency"]["deletion"][1].item(), abs=1e-15)
+    with pytest.raises(KeyError, match="did you mean 'gradcam'"):
+        table["gradcan"]
+    with pytest.raises(MetricError, match="metric 'delition' was not asked for here; did you mean 'deletion'"):
+        table.curve("gradcam", "delition")
+
+
+def test_every_metric_says_what_it_is() -> None:
+    assert explain.list_metrics is list_metrics
+    for name in list_metrics():
+        metric = get_metric(name)
+        assert metric.name == name
+        assert metric.better in ("more", "less")
+        assert len(metric.about) > 15, name
+        assert len(metric.units) > 2, name
+        assert any(character.isdigit() for character in metric.paper), name
+        text = type(metric).__doc__ or ""
+        assert ">>> " in text, name
+    with pytest.raises(MetricError, match="already registered by Deletion"):
+        register(Deletion(3))
+
+
+X, MAP = torch.zeros(1, 3, 12, 10).double(), torch.zeros(1, 12, 10)
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"metrics": "delition"}, "metric 'delition' is unknown; did you mean 'deletion'"),
+    ({"metrics": Deletion}, r"got the class Deletion; use Deletion\(\)"),
+    ({"metrics": []}, "metrics must name at least one metric, got none"),
+    ({"metrics": 3}, "metric must be a name or a metric, got 3"),
+    ({"metrics": [Deletion(3), Deletion(4)]}, "metrics must have different names, got two of 'deletion'"),
+    ({"methods": []}, "methods must name at least one method or map, got none"),
+    ({"methods": "gradcan"}, "method 'gradcan' is unknown"),
+    ({"methods": [MAP]}, "maps must have names"),
+    ({"methods": {"m": 3}}, "method 'm' must be a name, method, Attribution or array, got 3"),
+    ({"methods": [Saliency(), Saliency(absolute=False)]}, "methods must have different names, got two of 'saliency'"),
+    ({"methods": {"m": MAP[0]}}, r"map 'm' must have the shape \(1, h, w\)"),
+    ({"methods": {"m": MAP[:, :0]}}, r"map 'm' must have the shape \(1, h, w\)"),
+    ({"methods": {"m": MAP.expand(2, 12, 10)}}, "give one map for each image"),
+    ({"methods": {"m": torch.zeros(1, 3, 6, 5)}}, r"or \(1, C, 12, 10\) for each pixel, got \(1, 3, 6, 5\)"),
+    ({"methods": {"m": torch.full((1, 12, 10), torch.nan)}}, "map 'm' must hold finite values, got NaN .* image 0"),
+    ({"methods": {"m": np.array([["a"]])}}, "map 'm' must be an Attribution, tensor or array"),
+    ({"x": torch.zeros(1, 3, 2, 12, 10).double()}, r"x must be photos \(N, C, H, W\) to be judged"),
+    ({"boxes": torch.zeros(2, 4)}, "boxes must have one for each of the 1 images, got 2"),
+    ({"boxes": [[3, 3, 3, 5]]}, r"boxes must have pixels within the photo of 10 x 12, got \[3.0, 3.0, 3.0, 5.0\]"),
+    ({"boxes": [[10, 0, 14, 5]]}, "boxes must have pixels within the photo"),
+    ({"boxes": [["a"]]}, r"boxes must be numbers \(N, 4\)"),
+    ({"boxes": [[0, 0, float("nan"), 4]]}, "boxes must hold a finite box for image 0"),
+    ({"boxes": [[]]}, "boxes must hold a finite box for image 0"),
+    ({"masks": torch.zeros(1, 12, 10)}, "masks must have a pixel of the object in every image, but image 0 has none"),
+    ({"masks": torch.ones(1, 6, 5)}, r"masks must have the shape \(1, 12, 10\)"),
+]
+
+
+@pytest.mark.parametrize(("changed", "message"), WRONG, ids=[message for _, message in WRONG])
+def test_what_does_not_fit_is_refused_in_one_line(model: nn.Module, changed: dict[str, Any], message: str) -> None:
+    given = {"x": X, "methods": {"m": MAP}, "metrics": "deletion", **changed}
+    with pytest.raises(ExplainError, match=message) as caught:
+        explain.evaluate(model, **given)
+    assert "\n" not in str(caught.value)
+
+
+OPTIONS: list[tuple[Any, str]] = [
+    (lambda: Deletion(steps=0), "steps of deletion must be a whole number from 1, got 0"),
+    (lambda: Deletion(reading="logit"), "reading of deletion must be one of probability, score, margin, got 'logit'"),  # type: ignore[arg-type]
+    (lambda: PixelFlipping("both"), "order of pixelflipping must be one of morf, lerf, got 'both'"),  # type: ignore[arg-type]
+    (lambda: explain.metrics.ROAD(percentiles=()), "percentiles of road must be per cent above 0 and below 100"),
+    (lambda: explain.metrics.ROAD(percentiles=(0, 50)), "percentiles of road must be per cent above 0 and below 100"),
+    (lambda: explain.metrics.Sufficiency((100,)), "percentiles of sufficiency must be per cent above 0"),
+    (lambda: Deletion(fill="zeroo"), "fill 'zeroo' is unknown"),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("make", "message"), OPTIONS, ids=[message for _, message in OPTIONS])
+def test_options_that_do_not_fit_are_refused(make: Any, message: str) -> None:
+    with pytest.raises(ExplainError, match=message):
+        make()
+
+
+def test_fills_go_by_name_too() -> None:
+    assert Deletion(fill="blur") == Deletion(fill=explain.fills.Blur())  # type: ignore[arg-type]
