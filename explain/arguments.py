@@ -1,69 +1,35 @@
-"""The options of the command line, and which values they take."""
+"""The options of the command line: what each is called and takes, and the parsers that are made of them."""
 
 from __future__ import annotations
 
 import argparse
-from typing import NoReturn
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
-from explain.errors import printable
-
-
-def command_line() -> argparse.ArgumentParser:
-    """Return the parser of `explain`'s command line."""
-    parser = _Parser(
-        prog="explain",
-        description="See why a vision model said what it said: writes overlays of the photos given.",
-        epilog="example: explain cat.jpg --method gradcam --method guidedbackprop --target tabby",
-    )
-    add = parser.add_argument
-    add("images", nargs="*", metavar="IMAGE", help="photos, and folders of photos")
-    add(
-        "--method",
-        "-m",
-        action="append",
-        metavar="NAME",
-        help="how to explain; repeatable, or 'all' (default: gradcam)",
-    )
-    add(
-        "--target",
-        "-t",
-        action="append",
-        metavar="CLASS",
-        help="label or index to explain; repeatable (default: the top one)",
-    )
-    add("--top-k", type=_count, metavar="K", help="explain the K best classes")
-    add("--layer", action="append", metavar="NAME", help="layer to look at; repeatable (default: the last feature map)")
-    add("--fuse", choices=["mean", "max", "product"], help="how the maps of several layers become one (default: mean)")
-    add(
-        "--model",
-        metavar="NAME",
-        help="tiny, a torchvision name, or package.module:factory (default: efficientnet-lite0)",
-    )
-    add("--weights", metavar="FILE", help="state dict to load into the model")
-    add("--labels", metavar="FILE", help="the labels of the classes, one a line")
-    add("--size", type=_count, metavar="PIXELS", help="side of the model's input")
-    add("--crop", choices=["center", "whole", "five"], default="center", help="the part of a photo that the model sees")
-    add("--device", default=None, metavar="NAME", help="cpu, cuda, cuda:1, mps, ...")
-    add("--batch-size", type=_count, metavar="N", help="inputs at once in methods that run the model many times")
-    add("--bf16", action="store_true", help="run these in bfloat16")
-    add("--output", "-o", default="explained", metavar="FOLDER", help="where to write (default: explained)")
-    add("--alpha", type=_opacity, default=0.6, metavar="A", help="opacity of the heat, 0 to 1 (default: 0.6)")
-    add("--colormap", default=None, metavar="NAME", help="any colour map of matplotlib")
-    add("--force", action="store_true", help="overwrite files that are there")
-    add("--json", action="store_true", help="print one JSON document instead of lines")
-    add("--inspect", action="store_true", help="print what every layer of the model does with the image, and stop")
-    add("--concepts", type=_count, metavar="K", help="draw the K concepts that a layer sees in the image, and stop")
-    add("--list-methods", action="store_true", help="list the methods and stop")
-    add("--list-layers", action="store_true", help="list the model's layers and stop")
-    add("--list-models", action="store_true", help="list the models that have a name and stop")
-    return parser
+from explain.errors import ExplainError, did_you_mean
 
 
-class _Parser(argparse.ArgumentParser):
-    """One whose complaints repeat what was typed, or what a shell made of ``*``, without obeying it."""
+class UsageError(ExplainError):
+    """The command line was typed in a way that cannot be meant."""
 
-    def error(self, message: str) -> NoReturn:
-        super().error(printable(message))
+
+@dataclass(frozen=True)
+class Option:
+    """An option, or, where its name has no dashes, a place for names without one.
+
+    ``default`` is its value where it is not given; ``how`` has further arguments for argparse.
+    """
+
+    flags: tuple[str, ...]
+    help: str
+    default: Any = None
+    how: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """What its value is called among the options."""
+        return self.flags[0].lstrip("-").replace("-", "_")
 
 
 def _count(text: str) -> int:
@@ -80,3 +46,104 @@ def _opacity(text: str) -> float:
     if not 0 <= value <= 1:
         raise argparse.ArgumentTypeError(f"must be a number from 0 to 1, got {text!r}")
     return value
+
+
+def _many(metavar: str) -> dict[str, Any]:
+    return {"action": "append", "metavar": metavar}
+
+
+_FLAG: Mapping[str, Any] = {"action": "store_true"}
+
+IMAGES = Option(
+    ("images",), "photos, and folders of photos", default=(), how={"nargs": "*", "metavar": "IMAGE"}
+)  # fmt: skip
+METHOD = Option(("--method", "-m"), "how to explain; repeatable, or 'all' (default: gradcam)", how=_many("NAME"))
+TARGET = Option(("--target", "-t"), "label or index to explain; repeatable (default: the top one)", how=_many("CLASS"))
+TOP_K = Option(("--top-k",), "explain the K best classes", how={"type": _count, "metavar": "K"})
+LAYER = Option(("--layer",), "layer to look at; repeatable (default: the last feature map)", how=_many("NAME"))
+FUSE = Option(
+    ("--fuse",), "how the maps of several layers become one (default: mean)",
+    how={"choices": ["mean", "max", "product"]},
+)  # fmt: skip
+MODEL = (
+    Option(
+        ("--model",),
+        "efficientnet-lite0 (the default), tiny, a torchvision name, timm:NAME, or your own as package.module:factory",
+        how={"metavar": "NAME"},
+    ),
+    Option(("--weights",), "state dict to load into the model, also as .safetensors", how={"metavar": "FILE"}),
+    Option(("--labels",), "the labels of the classes, one a line", how={"metavar": "FILE"}),
+    Option(("--size",), "side of the model's input", how={"type": _count, "metavar": "PIXELS"}),
+    Option(
+        ("--crop",), "the part of a photo that the model sees", default="center",
+        how={"choices": ["center", "whole", "five"]},
+    ),
+    Option(("--device",), "cpu, cuda, cuda:1, mps, ...", how={"metavar": "NAME"}),
+)  # fmt: skip
+BATCH_SIZE = Option(
+    ("--batch-size",), "inputs at once in methods that run the model many times", how={"type": _count, "metavar": "N"}
+)  # fmt: skip
+BF16 = Option(("--bf16",), "run these in bfloat16", default=False, how=_FLAG)
+OUTPUT = Option(("--output", "-o"), "where to write (default: explained)", "explained", how={"metavar": "FOLDER"})
+FORCE = Option(("--force",), "overwrite files that are there", default=False, how=_FLAG)
+ALPHA = Option(
+    ("--alpha",), "opacity of the heat, 0 to 1 (default: 0.6)", 0.6, how={"type": _opacity, "metavar": "A"}
+)  # fmt: skip
+COLORMAP = Option(("--colormap",), "any colour map of matplotlib", how={"metavar": "NAME"})
+RECURSIVE = Option(("--recursive", "-r"), "look into the folders inside folders too", default=False, how=_FLAG)
+JSON = Option(("--json",), "print one JSON document instead of lines", default=False, how=_FLAG)
+COUNT = Option(("--count", "-k"), "how many concepts (default: 4)", 4, how={"type": _count, "metavar": "K"})
+PATTERN = Option(("pattern",), "which of them: a name, or a pattern as in '*cam*'", how={"nargs": "?"})
+
+
+class _Parser(argparse.ArgumentParser):
+    """One whose complaints are a single line with a hint, and repeat what was typed without obeying it."""
+
+    def error(self, message: str) -> NoReturn:
+        told = message.removeprefix("argument ").replace(": ", " ", 1)
+        raise UsageError(f"{told}; {self.prog} --help shows the options")
+
+
+def parser(prog: str, about: str, options: Iterable[Option], epilog: str = "") -> argparse.ArgumentParser:
+    """Make a parser; options that were not typed are not in what it gives."""
+    made = _Parser(
+        prog=prog,
+        description=about,
+        epilog=epilog,
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    for option in options:
+        made.add_argument(*option.flags, help=option.help, **option.how)
+    return made
+
+
+def read(made: argparse.ArgumentParser, options: Sequence[Option], words: Sequence[str]) -> argparse.Namespace:
+    """Return the values of all options, those that were not typed with their defaults; ``given`` names the others.
+
+    Raises:
+        UsageError: an option is unknown, or has a value that it does not take.
+    """
+    end = words.index("--") if "--" in words else len(words)  # what follows are names, whatever they begin with
+    found, unknown = made.parse_known_intermixed_args(words[:end])
+    if unknown:
+        raise UsageError(_unknown(made.prog, unknown[0].split("=")[0], options))
+    if words[end + 1 :]:
+        names = next((option.name for option in options if option.how.get("nargs") == "*"), None)
+        if names is None:
+            raise UsageError(_unknown(made.prog, words[end + 1], options))
+        setattr(found, names, [*getattr(found, names, ()), *words[end + 1 :]])
+    given = frozenset(vars(found))
+    for option in options:
+        if option.name not in given:
+            setattr(found, option.name, option.default)
+    found.given = given
+    return found
+
+
+def _unknown(prog: str, name: str, options: Sequence[Option]) -> str:
+    known = [flag for option in options for flag in option.flags if flag.startswith("--")]
+    guess = did_you_mean(name, known) if name.startswith("--") else ""
+    hint = guess if guess.startswith("did you mean") else f"{prog} --help shows the options"
+    return f"{'option' if name.startswith('-') else 'argument'} {name!r} is unknown; {hint}"

@@ -152,6 +152,23 @@ def image_name(number: int) -> str:
     return images[number] if number < len(images) else str(number)
 
 
+def typed() -> AbstractContextManager[None]:
+    """Let messages in this thread speak to somebody who types a command, and not Python."""
+    return _Setting("typed", True)
+
+
+def either(python: str, command: str) -> str:
+    """Return what messages say to a caller from Python, or to somebody who types a command.
+
+    >>> with typed():
+    ...     either("pass overwrite=True", "give --force")
+    'give --force'
+    >>> either("pass overwrite=True", "give --force")
+    'pass overwrite=True'
+    """
+    return command if getattr(_here, "typed", False) else python
+
+
 _lock = threading.Lock()
 _filters, _listeners = ExitStack(), 0
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from explain.errors import FolderError, OutputError, printable
+from explain.errors import FolderError, OutputError, either, printable
 
 try:
     import fcntl
@@ -211,7 +211,8 @@ def _exists(path: Path) -> bool:
 
 def _in_the_way(path: Path, others: int) -> str:
     more = f" (and {others} more)" if others else ""
-    return f"output {str(path)!r} exists already{more}; choose another folder, or pass overwrite=True"
+    leave = either("pass overwrite=True", "overwrite it with --force")
+    return f"output {str(path)!r} exists already{more}; choose another folder, or {leave}"
 
 
 def _name_once(part: Path, path: Path, placed: list[Path]) -> None:

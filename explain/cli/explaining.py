@@ -1,0 +1,107 @@
+"""`explain PHOTO`: explanations, written as pictures, values and records."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import TYPE_CHECKING, Any
+
+from explain.arguments import (
+    ALPHA,
+    BATCH_SIZE,
+    BF16,
+    COLORMAP,
+    FORCE,
+    FUSE,
+    IMAGES,
+    JSON,
+    LAYER,
+    METHOD,
+    MODEL,
+    OUTPUT,
+    RECURSIVE,
+    TARGET,
+    TOP_K,
+    UsageError,
+)  # fmt: skip
+from explain.cli.answer import Answer
+from explain.cli.bar import Bar
+from explain.cli.command import Command
+from explain.cli.each import Result, for_all
+from explain.cli.model import blaming, load_explainer
+from explain.cli.sources import Source, photos_of, read_photo
+from explain.errors import ExplainError, printable
+
+if TYPE_CHECKING:
+    from explain.explanation import Explanation
+
+
+def explain(options: argparse.Namespace, answer: Answer) -> int:
+    """Explain each photo."""
+    from explain.explanation import percent
+
+    methods = _checked(options)
+    photos, missing = photos_of(options)
+    explainer = load_explainer(options, answer)
+
+    def work(source: Source, stem: str, bar: Bar) -> Result:
+        photo = read_photo(source, answer)
+        with blaming(options.model):
+            explanation = explainer(
+                photo, methods, _targets(options.target), layer=options.layer, top_k=options.top_k, fuse=options.fuse,
+                batch_size=options.batch_size, precision="bf16" if options.bf16 else "full", progress=bar.runs,
+            )  # fmt: skip
+        if methods == "all":
+            _tell_left_out(explanation, answer)
+        written = explanation.save(
+            options.output, stem=stem, overwrite=options.force, alpha=options.alpha, colormap=options.colormap
+        )
+        files = [str(place) for place in written]
+        records = [explanation.record(m, t) for t in range(len(explanation.results)) for m in explanation.methods]
+        predictions = [(printable(label), percent(probability)) for label, probability in explanation.predictions]
+        width = max((len(label) for label, _ in predictions), default=0)
+        lines = [*(f"  {label:<{width}}  {share:>7}" for label, share in predictions), *(f"  wrote {f}" for f in files)]
+        return Result({"image": str(source), "files": files, "records": records}, lines, files)
+
+    return for_all(photos, missing, work, answer, verb="explained", folder=options.output)
+
+
+def _checked(options: argparse.Namespace) -> list[str] | str:
+    """Return the methods, and refuse what cannot be meant."""
+    from explain.methods import get_method
+
+    if options.top_k and options.target:
+        raise UsageError("--top-k and --target cannot both be given; leave one out")
+    names = options.method or ["gradcam"]
+    try:
+        methods = "all" if "all" in names else list(dict.fromkeys(get_method(name).name for name in names))
+        if options.colormap is not None:
+            from explain.render.colors import lookup_table
+
+            lookup_table(options.colormap)
+    except ExplainError as error:
+        raise UsageError(str(error)) from None
+    return methods
+
+
+def _targets(given: list[str] | None) -> Any:
+    """Targets as the API takes them: whole numbers are class indices, the rest labels."""
+    return None if given is None else [int(text) if re.fullmatch(r"-?\d+", text) else text for text in given]
+
+
+def _tell_left_out(explanation: Explanation, answer: Answer) -> None:
+    from explain.methods import list_methods
+
+    missing = [name for name in list_methods() if name not in explanation.methods]
+    if missing:
+        answer.note(f"left out, as they are for other networks or targets: {', '.join(missing)}", once=True)
+
+
+EXPLAIN = Command(
+    "explain", "See why a vision model said what it said: writes overlays of the photos given.",
+    (
+        IMAGES, RECURSIVE, METHOD, TARGET, TOP_K, LAYER, FUSE, *MODEL, BATCH_SIZE, BF16, OUTPUT, FORCE, ALPHA, COLORMAP,
+        JSON,
+    ),
+    explain, example="explain cat.jpg --method gradcam --method guidedbackprop --target tabby",
+)  # fmt: skip

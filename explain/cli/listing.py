@@ -1,0 +1,112 @@
+"""`explain methods`, `explain models` and `explain layers`: what there is to choose from."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+from types import NoneType
+from typing import Any
+
+from explain.arguments import IMAGES, JSON, MODEL, PATTERN, Option, UsageError
+from explain.cli.answer import DONE, Answer
+from explain.cli.command import Command
+from explain.cli.model import blaming, load_explainer
+from explain.cli.sources import named, read_photo
+from explain.errors import did_you_mean, printable
+from explain.version import __version__
+
+_FLAG = {"action": "store_true"}
+
+
+def _matching(names: list[str], pattern: str | None, what: str) -> list[str]:
+    """The names that a pattern fits; all of them where there is none."""
+    found = names if pattern is None else fnmatch.filter(names, pattern.lower())
+    if not found:
+        raise UsageError(f"{what} {pattern!r} is unknown; {did_you_mean(str(pattern), names)}")
+    return found
+
+
+def list_methods(options: argparse.Namespace, answer: Answer) -> int:
+    """List the methods; of those that are named, the options too."""
+    from explain.methods import Demanding, get_method, list_methods
+    from explain.methods import options as options_of
+
+    pattern = getattr(options, "pattern", None)
+    for method in map(get_method, _matching(list_methods(), pattern, "method")):
+        only = method.only_for if isinstance(method, Demanding) else None
+        values = {name: _plain(value) for name, value in options_of(method).items()}
+        about = {"name": method.name, "about": method.about, "paper": method.paper, "only_for": only}
+        answer.add({**about, "options": values})
+        answer.say(f"{method.name:<20} {method.about} ({method.paper}){f'; for {only}' if only else ''}")
+        if pattern is not None and values:
+            answer.say(f"{'':<20} options: {', '.join(f'{name}={value}' for name, value in values.items())}")
+    if pattern is None:
+        answer.say(f"{'smooth(METHOD)':<20} any method on average over noisy copies of the photo")
+        answer.say(f"{'augmented(METHOD)':<20} any method on average over flips and scales of the photo")
+    return DONE
+
+
+def _plain(value: Any) -> Any:
+    """An option's value as it is typed, and as JSON has it."""
+    plain = isinstance(value, (bool, int, float, str, NoneType))
+    return value if plain else getattr(value, "name", None) or str(value)
+
+
+def list_models(options: argparse.Namespace, answer: Answer) -> int:
+    """List the models that have a name."""
+    from explain.models import list_models
+
+    for name in _matching(list_models(), getattr(options, "pattern", None), "model"):
+        answer.add(name)
+        answer.say(name)
+    return DONE
+
+
+def list_layers(options: argparse.Namespace, answer: Answer) -> int:
+    """List the layers of a model, as they are called for one photo."""
+    from PIL import Image
+
+    from explain.layers import default_layer, list_layers
+
+    if len(options.images) > 1:
+        raise UsageError(f"layers are listed for one photo, got {len(options.images)}; name one, or none")
+    explainer = load_explainer(options, answer)
+    photo = read_photo(named(options.images[0]), answer) if options.images else Image.new("RGB", (256, 256), "gray")
+    x = explainer.as_input(photo)
+    with blaming(explainer.name):
+        chosen, calls = default_layer(explainer.model, x), list_layers(explainer.model, x)
+    for call in calls:
+        grid = None if call.grid is None else str(call.grid)
+        found = {"name": call.label, "kind": call.kind, "shape": list(call.shape), "map": grid}
+        answer.add({**found, "default": call.label == chosen})
+        default = " (default)" if call.label == chosen else ""
+        map_ = f"{grid} map" if grid else ""
+        answer.say(f"{printable(call.label):<32} {call.kind:<20} {call.shape!s:<24} {map_}{default}".rstrip())
+    return DONE
+
+
+def tell_version(options: argparse.Namespace, answer: Answer) -> int:
+    """Print the version."""
+    answer.add(__version__)
+    answer.say(f"explain {__version__}")
+    return DONE
+
+
+METHODS = Command(
+    "methods", "list the methods, with their options if one is named", (PATTERN, JSON), list_methods, "methods",
+    Option(("--list-methods",), "list the methods and stop", False, _FLAG), example="explain methods '*cam*'",
+)  # fmt: skip
+MODELS = Command(
+    "models", "list the models that have a name", (PATTERN, JSON), list_models, "models",
+    Option(("--list-models",), "list the models that have a name and stop", False, _FLAG),
+    example="explain models 'resnet*'",
+)  # fmt: skip
+LAYERS = Command(
+    "layers", "list a model's layers, as they are called for a photo", (IMAGES, *MODEL, JSON), list_layers, "layers",
+    Option(("--list-layers",), "list the model's layers and stop", False, _FLAG),
+    example="explain layers --model resnet50", needs_images=False,
+)  # fmt: skip
+VERSION = Command(
+    "version", "print the version", (JSON,), tell_version, "version",
+    Option(("--version",), "print the version and stop", False, _FLAG),
+)  # fmt: skip

@@ -1,0 +1,156 @@
+"""Photos by the names that were typed: files, folders, and standard input."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from explain.arguments import UsageError
+from explain.cli.answer import Answer
+from explain.errors import ExplainError, ImageError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+STDIN = "-"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a photo comes from: a file, or standard input, which has no path."""
+
+    path: Path | None
+
+    def __str__(self) -> str:
+        return STDIN if self.path is None else str(self.path)
+
+    @property
+    def name(self) -> str:
+        """How messages call it."""
+        return "standard input" if self.path is None else str(self.path)
+
+    @property
+    def stem(self) -> str:
+        """What the names of its results begin with."""
+        return "stdin" if self.path is None else self.path.stem
+
+
+def named(name: str) -> Source:
+    """The photo that goes by a name."""
+    return Source(None if name == STDIN else Path(name))
+
+
+def find_photos(
+    given: Sequence[str], *, recursive: bool = False, apart_from: str = ""
+) -> tuple[list[Source], list[ExplainError]]:
+    """Return the photos that names of files and folders stand for, and an error for each name that is of no use.
+
+    Of a folder, hidden files are left out; with ``recursive``, its folders are looked into too, but for hidden ones and
+    the folder ``apart_from``, where results are written.
+    """
+    found: list[Source] = []
+    missing: list[ExplainError] = []
+    for name in given:
+        path = Path(name)
+        if not name:  # as a path, it would be the folder we are in
+            missing.append(ImageError("image must be a file or folder, got an empty name; check the command"))
+        elif name == STDIN:
+            found.append(Source(None))
+        elif re.match(r"\w+://", name):
+            missing.append(ImageError(f"image {name!r} must be a file, got an address; download it first"))
+        elif not os.path.isdir(path):  # unlike Path.is_dir, this takes any name for an answer
+            found.append(Source(path))
+        else:
+            inside, troubles = _inside(path, recursive, os.path.realpath(apart_from) if apart_from else "")
+            found += map(Source, inside)
+            missing += troubles
+            if not inside and not troubles:
+                missing.append(_no_images(path, recursive))
+    return list(dict.fromkeys(found)), missing
+
+
+def photos_of(options: argparse.Namespace) -> tuple[list[Source], list[ExplainError]]:
+    """Return the photos that the options of a command name, and what is wrong with some of the names.
+
+    Raises:
+        UsageError: ``--recursive`` has no folder to look into.
+    """
+    if options.recursive and not any(map(os.path.isdir, options.images)):
+        raise UsageError("--recursive would have no effect without a folder; name one, or leave it out")
+    return find_photos(options.images, recursive=options.recursive, apart_from=getattr(options, "output", ""))
+
+
+def _inside(folder: Path, recursive: bool, apart: str) -> tuple[list[Path], list[ExplainError]]:
+    """The photos in a folder in the order of their paths, and what could not be looked into."""
+    from explain.images import EXTENSIONS
+
+    troubles: list[ExplainError] = []
+
+    def unreadable(error: OSError) -> None:
+        troubles.append(
+            ImageError(f"folder {str(error.filename)!r} cannot be read: {error.strerror}; check its permissions")
+        )
+
+    found: list[Path] = []
+    for root, folders, files in os.walk(folder, onerror=unreadable):
+        paths = (Path(root) / name for name in files if not name.startswith("."))
+        found += [path for path in paths if path.suffix.lower() in EXTENSIONS and path.is_file()]
+        folders[:] = [name for name in folders if _is_looked_into(os.path.join(root, name), apart)] if recursive else []
+    return sorted(found), troubles
+
+
+def _is_looked_into(folder: str, apart: str) -> bool:
+    return not os.path.basename(folder).startswith(".") and os.path.realpath(folder) != apart
+
+
+def _no_images(folder: Path, recursive: bool) -> ImageError:
+    from explain.images import EXTENSIONS
+
+    deeper = not recursive and any(path.is_dir() and not path.name.startswith(".") for path in folder.iterdir())
+    remedy = "; --recursive looks into its folders" if deeper else ""
+    return ImageError(f"folder {str(folder)!r} holds no images ({', '.join(sorted(EXTENSIONS))}){remedy}")
+
+
+def stems(photos: Sequence[Source]) -> Iterator[tuple[Source, str]]:
+    """Each photo with what the names of its results begin with, which no other photo has."""
+    from explain.output import distinct, slug
+
+    return zip(photos, distinct(slug(photo.stem) for photo in photos), strict=True)
+
+
+def read_photo(source: Source, answer: Answer) -> Image.Image:
+    """Read a photo; where it comes from stays with it. What libraries print about it shortens to a note."""
+    from explain.images import hushed, load_image
+
+    with hushed() as said:
+        photo = load_image(_piped() if source.path is None else source.path)
+    troubles = [line for line in said if line and "Warning" not in line]
+    if troubles:
+        answer.note(f"{source.name}: may be damaged, its decoder says: {troubles[0]}")
+    photo.filename = "" if source.path is None else str(source.path)  # type: ignore[attr-defined]  # as Pillow has it
+    return photo
+
+
+def _piped() -> bytes:
+    """Return what standard input gives.
+
+    Raises:
+        ImageError: nobody can have put a photo there.
+    """
+    from explain.images import MAX_BYTES
+
+    if sys.stdin is None or sys.stdin.isatty():
+        raise ImageError("image - must come through a pipe, but standard input is a terminal or closed; name a file")
+    try:
+        content = sys.stdin.buffer.read(MAX_BYTES)
+    except OSError as error:
+        raise ImageError(f"image - cannot be read: {error.strerror}; name a file") from None
+    if len(content) == MAX_BYTES:
+        raise ImageError(f"image - gives {MAX_BYTES} bytes or more; save it to a file first")
+    return content
