@@ -190,7 +190,8 @@ def check(group: Sequence[Case], mode: Mode) -> Call:
 
 
 def _run(call: Call, output: Path) -> None:
-    arguments = [*call.paths, "--output", str(output), *call.mode.options, "--model", "tiny"]
+    where = ["--output", str(output)] if call.mode.files else []  # which would have no effect
+    arguments = [*call.paths, *where, *call.mode.options, "--model", "tiny"]
     begun = time.monotonic()
     with _captured() as (out, err, screen), _patient(PATIENCE * len(call.cases), screen):
         try:
