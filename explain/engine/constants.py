@@ -163,7 +163,9 @@ class Constants:
             result = result.clone()  # what overwrites a view hides its Node (instance normalisation gives one)
         if channels is not None:
             bias = bias.reshape(-1, *[1] * (result.ndim - 1 - channels % result.ndim))
-        self._note(bias, result, named, call, channels_last=channels is None and bias.ndim == 1)
+        if result.requires_grad:  # the bias of a single channel is one number, but lies where the channel does
+            last = channels is None and bias.ndim == 1
+            self.found.append(Constant(bias, get_gradient_edge(result), named, call, channels_last=last))
         return result
 
     def _note_sum(self, kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: torch.Tensor) -> None:
@@ -175,19 +177,11 @@ class Constants:
         sign = -1 if second and "sub" in kind else 1
         self._note(sign * (kwargs.get("alpha", 1) if second else 1) * args[which[0]], result)
 
-    def _note(
-        self,
-        value: torch.Tensor | float,
-        result: torch.Tensor,
-        module: str | None = None,
-        call: int = 0,
-        *,
-        channels_last: bool = False,
-    ) -> None:
+    def _note(self, value: torch.Tensor | float, result: torch.Tensor) -> None:
         if result.requires_grad:
             lies = isinstance(value, torch.Tensor) and value.numel() > 1
             value = value.detach() if isinstance(value, torch.Tensor) else value
-            self.found.append(Constant(value, get_gradient_edge(result), module, call, lies, channels_last))
+            self.found.append(Constant(value, get_gradient_edge(result), lies_on_input=lies))
 
     def _mark_attention(self, scores: torch.Tensor) -> None:
         """Remember the last steps before a softmax: what is added there is added to scores."""
