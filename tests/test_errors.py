@@ -562,7 +562,7 @@ JUSTIFIED = {
     ("explain.engine.behind", "_must_fit", "DependentRowsError"): "caught where the maps are run, whole then",
     ("explain.engine.reruns", "_check", "DependentRowsError"): "caught where the rows are run, one at a time then",
     ("explain.engine.reruns", "_run_piece", "DependentRowsError"): "caught where the rows are run, one at a time then",
-    ("explain.engine.behind", "reached", "_Reached"): "ends a forward pass, and is caught around it",
+    ("explain.engine.taping", "_reach", "ReachedError"): "ends a forward pass, and is caught around it",
     ("explain.distribution.communication", "_average", "ValueError"): "told to all ranks as a HookError by _together",
     ("explain.distribution.communication", "_tensor", "TypeError"): "told to all ranks as a HookError by _together",
     ("explain.methods.checks", "_finite", "TypeError"): "caught by its caller, which says what was given",

@@ -13,6 +13,7 @@ from torch import nn
 from explain.engine.evidence import Evidence, Origin, at_least_float32
 from explain.engine.forward import Choice, Forward
 from explain.engine.plan import Plan
+from explain.engine.replay import Tape
 from explain.engine.work import Footprint, Work, agree, autocast
 from explain.errors import ModelError, note, raised
 from explain.hooks import untouched
@@ -65,6 +66,8 @@ class Asked:
     work: Work
     gather: Gather
     running: Callable[[], Any]
+    tapes: dict[str, Tape] = field(default_factory=dict)
+    """What lies before a layer, by its name, as far as the forward pass put it on tape."""
     channels_last: bool = True
     """Whether the network takes inputs in this layout, which convolutions on a CPU are faster in."""
     one_at_a_time: bool = False

@@ -24,6 +24,7 @@ from explain.engine.asked import (
 from explain.engine.pieces import Add, Readers, Told, in_pieces
 from explain.engine.plan import Stream
 from explain.engine.replay import Replay, Tape
+from explain.engine.taping import ReachedError, Taping
 from explain.engine.work import Pace, is_out_of_memory, sizes_in_cache
 from explain.errors import note, raised
 from explain.hooks import HookGroup, Overwriting, Record, calculating, first_tensor, has_hooks, on_layer, replace_first
@@ -65,7 +66,8 @@ class _CutOff:
 
     def begin(self, image: int) -> None:
         self._image = torch.tensor([image], device=self._asked.inputs.x.device)
-        self._tape, self._tried = self._taped() if self._replays else None, False
+        known = self._asked.tapes.pop(self._layer, None)  # of the forward pass of all, which has one image then
+        self._tape, self._tried = (known or self._taped()) if self._replays else None, False
 
     def run(self, rows: Rows, numbers: torch.Tensor, check: bool) -> Add:
         beside = len(self._asked.inputs) - len(numbers) if self._asked.fixed else int(check)  # not altered
@@ -158,35 +160,21 @@ class _CutOff:
 
     def _taped(self) -> Tape | None:
         """Run up to the layer, noting what happens; None where that cannot be replayed."""
-        asked, record, tape, calls = self._asked, self._record, Tape(), Counter[str]()
-        overwriting = Overwriting()
-
-        def reached(module: nn.Module, args: Any, output: Any) -> None:
-            calls[record.layer] += 1
-            tensor = first_tensor(output)
-            overwrites = tensor is not None and overwriting.is_by(record.layer, tensor)
-            if calls[record.layer] == record.call + 1:
-                tape.stop()
-                raise _Reached(overwrites)  # and no further
-
+        asked, record = self._asked, self._record
         with running_altered(asked), HookGroup(asked.model) as group:
-            overwriting.watch(group, record.layer)
-            on_layer(group, asked.model, record.layer, reached)
+            taping = Taping(group, asked.model, f"{record.layer}@{record.call}", ends=True)
             inputs = asked.inputs.rows(self._image)  # what is noted begins with the call, as it does in a replay
             try:
-                with tape:
+                with taping.tape:
                     inputs.call(asked.model)
-            except _Reached as end:
-                overwrites = end.overwrites
+            except ReachedError:
+                pass
             except Exception as error:  # the network may take no image alone
                 if is_out_of_memory(error) or came_by_signal(error):
                     raise
                 self._replays = False
                 return None
-            else:
-                return None
-        # Buffers that the network changed are as they were found by now, and the tape knows them changed.
-        return tape if tape.fits and tape.is_intact() and not overwrites else None
+        return taping.made(record.call)
 
     def _scored(self, images: torch.Tensor, before: torch.Tensor, maps: torch.Tensor) -> Any:
         """Run the network on the images ``before`` the layer, and behind it with ``maps`` that belong to ``images``."""
@@ -238,14 +226,6 @@ class _CutOff:
         own = raw.index_select(grid.of_images, images[:1])  # all of them are of one image, so none is copied
         size = [len(images) if dim == grid.of_images else -1 for dim in range(own.ndim)]
         return grid.fold(maps.to(raw), own.expand(size))
-
-
-class _Reached(BaseException):
-    """Ends a forward pass at the layer; no ``except Exception`` of the model catches it."""
-
-    def __init__(self, overwrites: bool) -> None:
-        super().__init__()
-        self.overwrites = overwrites
 
 
 def _all(add: Sequence[Add]) -> None:

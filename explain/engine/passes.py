@@ -7,7 +7,7 @@ for the tensors that need them, so no parameter's ``.grad`` or ``requires_grad``
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,11 +25,13 @@ from explain.engine.evidence import Evidence, Origin, Question, at_least_float32
 from explain.engine.forward import Choice, Forward
 from explain.engine.operations import Recorder
 from explain.engine.plan import Plan
+from explain.engine.replay import Tape
 from explain.engine.reruns import Runner, run_streams
 from explain.engine.rules import apply_rule
+from explain.engine.taping import Taping
 from explain.engine.work import Footprint, Precision, Work, agree, autocast, mixed_precision_now
 from explain.errors import MethodError, note
-from explain.hooks import Capture, HookGroup, Source, cut_where_allowed, recording, scripted, untouched
+from explain.hooks import Capture, HookGroup, Source, cut_where_allowed, has_hooks, recording, scripted, untouched
 from explain.inputs import Inputs, InputsLike, Path, as_inputs
 from explain.interrupts import came_by_signal
 from explain.layers import Ran, grids_of, split_call
@@ -76,7 +78,7 @@ def gather(
     evidence = partial(_evidence, passes.forward, origin)
     if plan.reruns:
         again = partial(gather, model, precision=work.precision)
-        asked = Asked(passes.forward, choices, evidence, passes.footprint, work, again, alone)
+        asked = Asked(passes.forward, choices, evidence, passes.footprint, work, again, alone, passes.tapes())
         run_streams(plan, asked)
         leave = [ask.need for ask in plan.asks if isinstance(ask.need, Reruns)]
         if leave:
@@ -131,6 +133,8 @@ class _Passes:
             by_kind.setdefault(type(ask.need), []).append(ask)
         self._collectors: dict[type[Need[Any]], Collector] = {kind: COLLECTORS[kind](a) for kind, a in by_kind.items()}
         sources = {path: inputs.tensor(path) for path in inputs.paths}
+        # Altered maps are run in this precision then, one image at a time, and hooks of others would see a replay.
+        tapes = self.cut and len(inputs) == 1 and precision == work.precision and not has_hooks(model)
         if plan.whole:
             sources = {path: tensor.clone().requires_grad_() for path, tensor in sources.items()}
         with ExitStack() as stack:
@@ -150,7 +154,10 @@ class _Passes:
             if rules or constants:
                 stack.enter_context(recorder)
             ran = Ran(group, model)
-            output = inputs.replaced(sources).call(model)
+            taping = self._taping(group, model) if tapes else None
+            given = inputs.replaced(sources)
+            with nullcontext() if taping is None else taping.tape:
+                output = given.call(model)
             graph_is_on = torch.is_grad_enabled() or any(tensor.requires_grad for _, tensor in nested.paths(output))
             operations = recorder.operations
         self.ran = ran.names
@@ -159,6 +166,18 @@ class _Passes:
         )
         for layer in (*plan.layers, *plan.watched):
             self.forward.record(layer)  # each is there, before any backward pass
+
+        self._tape = taping
+
+    def tapes(self) -> dict[str, Tape]:
+        """What lies before a layer whose maps are altered, to be replayed, if it was put on tape."""
+        taping = self._tape
+        made = None if taping is None else taping.made(self.forward.record(taping.layer).call)
+        return {} if taping is None or made is None else {taping.layer: made}
+
+    def _taping(self, group: HookGroup, model: nn.Module) -> Taping | None:
+        layer = next((stream.layer for stream in self.plan.streams if stream.of.of_layer), None)
+        return None if layer is None else Taping(group, model, layer)
 
     def answer(self, choice: Choice, *, last: bool) -> None:
         """Run the backward passes for one target, and answer all that is asked of it."""

@@ -1,8 +1,8 @@
 """What lies before a layer, run once and replayed: for work that alters only what the layer gives.
 
-A tape notes what every functional call returned, up to the layer. A replay hands these results out again in the same
-order, and computes nothing until the layer is reached. Tensors that nothing refers to by then are not kept: only their
-shapes are needed, for code that asks for them.
+A tape notes what every functional call of the model returned, up to the layer; calls by hooks of this package do not
+count. A replay hands these results out again in the same order, and computes nothing until the layer is reached.
+Tensors that nothing refers to by then are not kept: only their shapes are needed, for code that asks for them.
 
 What a tape cannot keep as it was makes it unfit: memory that is reached by other ways than tensors (arrays of NumPy,
 storages). A tensor that is overwritten behind the layer makes it useless for the next replay.
@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+
+from explain.hooks import acting
 
 # What cannot change after it was returned, containers apart.
 _FIXED: tuple[type, ...] = (
@@ -52,7 +54,7 @@ class Tape(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if self.stopped or threading.get_ident() != self._thread:
+        if self.stopped or acting.depth or threading.get_ident() != self._thread:
             return result
         if isinstance(result, Iterator):
             items = list(result)
@@ -95,6 +97,8 @@ class Replay(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if self.live or threading.get_ident() != self._thread:
             self.leaves_intact = self.leaves_intact and _name(func) not in _UNSEEN
+            return func(*args, **(kwargs or {}))
+        if acting.depth:
             return func(*args, **(kwargs or {}))
         if self._next >= len(self._calls) or self._calls[self._next][0] != func:
             raise ReplayError(f"another function is called than before: {getattr(func, '__name__', func)}")

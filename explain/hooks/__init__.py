@@ -57,6 +57,7 @@ from explain.hooks.places import Place, name_of, place_of, select_places
 from explain.hooks.present import has_hooks
 from explain.hooks.preserve import calculating, recording, untouched
 from explain.hooks.records import Overwriting, Record, Seen, Source, Tap, cut_where_allowed, on_layer
+from explain.hooks.registered import acting
 from explain.hooks.select import Where, select
 from explain.hooks.structure import first_tensor, rebuilt, replace_first
 from explain.hooks.timeline import Event, Timeline, timeline
@@ -86,6 +87,7 @@ __all__ = [
     "Timeline",
     "Where",
     "accumulator",
+    "acting",
     "calculating",
     "capture",
     "copied",

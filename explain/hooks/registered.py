@@ -98,6 +98,15 @@ class Plain(Registered):
         return self.fn(*given)
 
 
+class Acting(threading.local):
+    """How many hooks of groups this thread is in: what is called now, the model may not have called."""
+
+    depth = 0
+
+
+acting = Acting()
+
+
 class OnModule(Registered):
     """A hook on a module; calls of other threads than ``thread`` pass through untouched, of none if it is None."""
 
@@ -109,7 +118,12 @@ class OnModule(Registered):
     def __call__(self, *given: Any) -> Any:
         if self.thread is not None and self.thread != threading.get_ident():
             return None
-        return self.fn(*given) if self.site is None else call(self.site, self.fn, *given)
+        depth = acting.depth
+        try:
+            acting.depth = depth + 1
+            return self.fn(*given) if self.site is None else call(self.site, self.fn, *given)
+        finally:
+            acting.depth = depth
 
 
 class Scope:
