@@ -20,11 +20,11 @@ class Taping:
     The pass has to run inside ``with taping.tape``. It ends at the layer, by `ReachedError`, if ``ends`` says so.
 
     >>> import torch
-    >>> model = nn.Sequential(nn.ReLU(), nn.Sigmoid())
+    >>> model, x = nn.Sequential(nn.ReLU(), nn.Sigmoid()), torch.ones(1)
     >>> with HookGroup(model) as group:
     ...     taping = Taping(group, model, "0")
     ...     with taping.tape:
-    ...         output = model(torch.ones(1))
+    ...         output = model(x)
     >>> [getattr(func, "__name__", "") for func, _ in taping.tape.calls], taping.made(0) is taping.tape
     (['relu'], True)
     """
