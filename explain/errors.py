@@ -22,8 +22,8 @@ from explain.interrupts import Unsplit
 def printable(text: object) -> str:
     """Return a text on one line that cannot steer a terminal: control characters are shown as escapes.
 
-    These are what is no character to be seen: escape sequences, line breaks, and the marks that turn the direction of
-    writing. Joiners stay, since scripts and emoji are written with them.
+    These are the characters that cannot be seen: escape sequences, line breaks, and the marks that change the direction
+    of writing. Joiners stay, since scripts and emoji are written with them.
 
     >>> printable("tabby\\x1b[2J\\ncat")
     'tabby\\\\x1b[2J\\\\ncat'
@@ -121,7 +121,7 @@ _here = threading.local()
 
 
 class _Setting(Unsplit[None]):
-    """Something that messages in this thread go by while a block lasts."""
+    """A setting that messages in this thread follow while a block lasts."""
 
     def __init__(self, name: str, value: Any) -> None:
         self._name, self._value, self._before = name, value, getattr(_here, name, None)

@@ -24,7 +24,7 @@ Preprocess: TypeAlias = Callable[[Image.Image], torch.Tensor]
 
 MAX_PIXELS = 178_956_970  # where Pillow itself calls a file a decompression bomb
 MAX_SIDE = 500_000  # pixels; captions stand below photos and are at least 260 wide, which costs most on thin ones
-MAX_BYTES = 2**30  # of what is no file; a device may go on for ever
+MAX_BYTES = 2**30  # of what is no file; a device may never end
 SMALLEST = 8  # pixels along an axis, below which it does not matter which of them were kept
 EXTENSIONS = frozenset(
     [".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jfif", ".avif"]
@@ -65,7 +65,7 @@ def load_image(image: ImageLike) -> Image.Image:
     if os.path.isdir(path):  # unlike Path.is_dir, this takes any name for an answer
         raise ImageError(f"image {str(path)!r} must be a file, got a folder; name the images in it")
     try:
-        _check_kind(path, path.stat().st_mode)  # before it is opened: that may wait for ever, or wind a tape back
+        _check_kind(path, path.stat().st_mode)  # before it is opened: that may wait forever, or rewind a tape
         with open(path, "rb", opener=_at_once) as file:
             mode = os.fstat(file.fileno()).st_mode
             _check_kind(path, mode)

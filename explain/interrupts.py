@@ -3,9 +3,9 @@
 Python runs a signal's handler between two lines of the main thread, and what the handler raises (`KeyboardInterrupt`,
 the `TimeoutError` of a time limit) leaves from there. In a context that changes something this is harmless inside the
 block, but not between the lines of its beginning or its end: what has been changed would stay so. So while a block
-lasts, a handler of ours stands in front of the caller's own. It passes each signal on at once, except amid a beginning
-or an end: there the signal waits until that is done. None is lost, and none comes twice. Code of `contextlib` counts as
-part of a beginning or end too, where this package has called it.
+lasts, a handler of ours stands in front of the caller's own. It passes each signal on at once, except during a
+beginning or an end: there the signal waits until that is done. None is lost, and none comes twice. Code of `contextlib`
+counts as part of a beginning or end too, where this package has called it.
 
 Ours is a handler for the main thread only, as Python's are. Other threads receive no signals and need nothing.
 """
@@ -186,7 +186,7 @@ def _step_in_front() -> tuple[tuple[int, _InFront], ...]:
                 _signal.signal(*placed[-1])
     except ValueError:  # an interpreter inside another one has no signals
         return ()
-    except BaseException:  # raised by a caller's handler that ours was about to step in front of
+    except BaseException:  # raised by a caller's handler that ours was about to replace
         _step_aside(tuple(placed), None)
         raise
     return tuple(placed)
@@ -201,7 +201,7 @@ def _step_aside(in_front: tuple[tuple[int, _InFront], ...], caller: FrameType | 
         if in_front:
             try:
                 _give_back(in_front)
-            except BaseException:  # raised by a handler that was given back, amid the others
+            except BaseException:  # raised by a handler that was given back while others still wait
                 _give_back(in_front)
                 raise
             if caller is not None:

@@ -1,4 +1,4 @@
-"""What modules take and give: tensors, alone or in containers that may hold containers.
+"""What modules take and return: tensors, alone or in containers, which may hold containers.
 
 A container is a tuple, a list, a named tuple, a mapping or a dataclass, of any class; so are those of Hugging Face.
 This is the only place that knows how to look into one, and how to make another of its kind.
@@ -20,7 +20,7 @@ Path: TypeAlias = "tuple[Any, ...]"
 
 
 def items(value: Any) -> list[tuple[Any, Any]]:
-    """Return what is right in a container, by position, key or name of a field; nothing of what is no container.
+    """Return the items of a container by position, key or field, one level deep; an empty list for anything else.
 
     >>> items({"a": 1}), items((2, 3)), items(4)
     ([('a', 1)], [(0, 2), (1, 3)], [])
@@ -44,7 +44,7 @@ def paths(value: Any) -> Iterator[tuple[Path, torch.Tensor]]:
 
 
 def constants(value: Any) -> Iterator[Any]:
-    """Yield everything that is no tensor and no container: switches, sizes, names, and the keys of containers."""
+    """Yield everything but tensors and containers: switches, sizes, names, and the keys of containers."""
     if not (isinstance(value, (torch.Tensor, Mapping, tuple, list)) or _is_data(value)):
         yield value
     for key, inner in items(value):
@@ -53,7 +53,7 @@ def constants(value: Any) -> Iterator[Any]:
 
 
 def find(value: Any) -> tuple[Path, torch.Tensor] | None:
-    """Return the first tensor with the way to it: of those in the fewest containers, the first; None without any.
+    """Return the first tensor with the way to it, preferring those in the fewest containers; None if there is none.
 
     >>> find([(torch.ones(2),), "text", torch.ones(3)])
     ((2,), tensor([1., 1., 1.]))
@@ -62,7 +62,7 @@ def find(value: Any) -> tuple[Path, torch.Tensor] | None:
 
 
 def replace(value: Any, change: Callable[[Path, torch.Tensor], torch.Tensor]) -> Any:
-    """Return a value with ``change(path, tensor)`` in the place of each tensor; containers are copied, never edited.
+    """Return a value with each tensor replaced by ``change(path, tensor)``; containers are copied, never edited.
 
     Raises:
         HookError: a container of a class of its own cannot be made with other contents.
@@ -74,7 +74,7 @@ def replace(value: Any, change: Callable[[Path, torch.Tensor], torch.Tensor]) ->
 
 
 def with_items(like: Any, values: Iterable[Any]) -> Any:
-    """Return a container of the kind of ``like``, with these values in the places of its own.
+    """Return a container like ``like``, with these values instead of its own.
 
     Raises:
         HookError: its class cannot be made with other contents.

@@ -2,8 +2,8 @@
 
 Beginning it at the output would be too late: what the layer makes of its output itself (a pooled second output, a
 tensor that it keeps as an attribute) would have no history. So the last module that runs in a layer is given aliases of
-its inputs that start a graph; in a container that is no `nn.Sequential`, nobody knows which that is, and it is the
-container. Backward never gets there: it ends at the layer's output.
+its inputs that start a graph; in a container other than `nn.Sequential`, that module is unknown, and the container
+takes its place. Backward never gets there: it ends at the layer's output.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Beginning:
 
     @property
     def missing(self) -> list[str]:
-        """The layers of which something was overwritten that goes by an older name than the one with a history."""
+        """The layers with a tensor that was overwritten, and that has an older name than the one with a history."""
         overwritten = [layer for layer, tensor, version in self._older if tensor._version != version]
         return self._missing + overwritten
 
@@ -65,21 +65,23 @@ class Beginning:
         group.forward(last, end)
 
     def begin(self, module: nn.Module, *inputs: Any) -> bool:
-        """Turn gradients on where they are off and may be; whether a graph is to begin here."""
+        """Turn gradients on where they are off and this is allowed; say whether a graph begins here."""
         if torch.is_grad_enabled():
             given = (tensor for _, tensor in nested.paths(inputs))
             return not any(tensor.requires_grad for tensor in (*given, *module.parameters()))
         if not self.cut:
             return False  # the network itself has turned gradients off here
-        self.cut, self.was_cut = False, True  # a graph begins but once
+        self.cut, self.was_cut = False, True  # a graph begins only once
         torch.set_grad_enabled(True)  # the caller's mode comes back when `untouched` ends
         return True
 
     def settled(self, layer: str, lent: list[tuple[torch.Tensor, torch.Tensor]], output: Any) -> Any:
-        """Let what was overwritten through its alias go on from that, by its own name; return the output with it."""
+        """Let tensors that were overwritten through an alias continue from it, by their own names; return the output."""
         names = {}
         for tensor, other in lent:
-            if any(each._base is other for _, each in nested.paths(output)):  # through which it may yet be overwritten
+            if any(
+                each._base is other for _, each in nested.paths(output)
+            ):  # it may still be overwritten through these
                 self._older.append((layer, tensor, tensor._version))
             if is_alias(other):
                 continue  # nothing has overwritten it

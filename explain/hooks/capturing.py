@@ -1,11 +1,11 @@
-"""`Capture`: what layers gave, or were given, in one forward pass, and the gradients that came back to them.
+"""`Capture`: the outputs or inputs of layers in one forward pass, and the gradients that came back to them.
 
-A plain hook that keeps a tensor is wrong in three ways, which this one is not. The recorded activation is a copy, taken
+A plain hook that keeps a tensor goes wrong in three ways; this one does not. The recorded activation is a copy, taken
 before a following in-place operation can overwrite it. The gradient is that of every use of the tensor that the layer
 gave, by whatever way it left (a second output, a list, an attribute, an older name), whatever overwrites it later. And
 where autograd records nothing, the graph begins at the layer: the pass below it runs like plain inference.
 
-One tensor is a special case: a layer that hands on what it was given, unaltered, as dropout does in evaluation. The
+One case is special: a layer that returns its input unaltered, as dropout does in evaluation mode. The
 gradient is that of what leaves the layer; ways around it are not the layer's. So it is with a layer's input.
 """
 
@@ -39,7 +39,7 @@ class Capture:
     """Records the calls of the named layers while ``group`` is alive; ``records`` has them in the order they happened.
 
     ``gradients`` says whether gradients are recorded too, or names the layers that they are recorded for. With ``cut``,
-    the first of these that runs while gradients are off begins the graph; to others, none comes back. With ``every``,
+    the first of these that runs while gradients are off begins the graph; others then get no gradient. With ``every``,
     all tensors of the layers' outputs are recorded, instead of the first.
 
     >>> model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(inplace=True))
@@ -102,7 +102,7 @@ class Capture:
 
     @property
     def activations(self) -> dict[str, torch.Tensor]:
-        """What each layer that ran gave, by name; in its last call, where the name has no call."""
+        """The output of each layer that ran, by name: of its last call, unless the name says which call."""
         return {name: record.activation for name, record in self._found()}
 
     @property
@@ -121,7 +121,7 @@ class Capture:
         return self.of_call(place.layer, place.call)
 
     def of_call(self, layer: str, number: int | None = None) -> Record | None:
-        """Return the record of a layer's call, counted from 0; of its last, if no number is given."""
+        """Return the record of a layer's call, counted from 0, or of its last call if no number is given."""
         calls = [record for record in self.records if record.layer == layer]
         if number is None:
             return calls[-1] if calls else None
@@ -157,7 +157,7 @@ class Capture:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Let gradients pass without recording them: the graph may be walked for other reasons as well."""
+        """Let gradients pass without recording them: backward may run for other reasons as well."""
         self._paused.append(True)
         try:
             yield
@@ -333,7 +333,7 @@ class Capture:
         return tensor if tensor.is_leaf else get_gradient_edge(tensor)
 
     def _is_out_of_sight(self, record: Record) -> None:
-        """The network itself has turned gradients off: none comes back, unless backward runs this once more."""
+        """The network itself has turned gradients off: none comes back, unless backward runs this again."""
         self._sources[record] = [record.activation.detach().requires_grad_()]
         self._out_of_sight.add(record)
 
@@ -351,7 +351,7 @@ class Capture:
 
 
 def _is_handed_on(tensor: torch.Tensor, given: Given) -> bool:
-    """Whether a module has returned what it was given, unaltered, or a tensor that is nobody's output."""
+    """Whether a module has returned its input, unaltered, or a tensor that is no module's output."""
     known = given.get(id(tensor))
     if known is not None:
         return known[1] == tensor._version

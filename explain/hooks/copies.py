@@ -16,7 +16,8 @@ def copied(model: nn.Module, *, share: bool = False) -> nn.Module:
 
     The copy has modes, hooks and weights of its own. Hooks that the user has registered on the model go with it, since
     they may be part of what it computes; those of `HookGroup` do not. It is the model as it is now: copy it between
-    two steps of training, and once more when the weights have changed. Layers are given to it by name.
+    two steps of training, and again when the weights have changed. Name its layers, since modules of the original are
+    not part of it.
 
     Args:
         model: any module that ``copy.deepcopy`` can copy.

@@ -49,7 +49,7 @@ class _Eager(Unsplit[None]):
 
 
 def is_transforming() -> bool:
-    """Whether this runs inside a transform of `torch.func` (`vmap`, `grad`, `jvp`), whose tensors stand for others."""
+    """Whether this runs inside a transform of `torch.func` (`vmap`, `grad`, `jvp`), where tensors are proxies."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 

@@ -220,7 +220,7 @@ def _laid_out(output: Any) -> tuple[list[nested.Path], list[Any]]:
 def _go_on(tensor: torch.Tensor, alias: torch.Tensor, values: Sequence[Any], passed: list[Any]) -> None:
     """Let an input that the module has overwritten go on from what it made of it; returned, the input is it."""
     place = next((i for i, value in enumerate(values) if value is alias), None)
-    with _unsafe_preserve_version_counter(tensor):  # its values are not touched once more
+    with _unsafe_preserve_version_counter(tensor):  # its values are not touched again
         Overwritten.apply(tensor, alias if place is None else passed[place])
     if place is not None:
         passed[place] = tensor

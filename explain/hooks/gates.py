@@ -21,7 +21,7 @@ class _Removable(Protocol):
 class Gates(FullBackward):
     """The gates of one module; of every module of ``scope`` that runs, if no module is given.
 
-    They hold nothing of their group: the graph holds them, and the two would keep each other alive for ever.
+    They hold nothing of their group: the graph holds them, and the two would keep each other alive forever.
     """
 
     def __init__(self, thread: int | None, module: nn.Module | None, scope: Scope | None = None) -> None:
@@ -75,7 +75,7 @@ class _InList:
 
 
 class BeforeEvery:
-    """A hook before the forward of every module that is told the keyword arguments too.
+    """A hook before the forward of every module that receives the keyword arguments too.
 
     PyTorch tells them only to hooks that a module has noted as wanting them, whether they are on that module or on
     every one. So a first hook makes a note in the module that is about to run, before PyTorch looks there for the

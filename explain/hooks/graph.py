@@ -35,7 +35,7 @@ def accumulator(leaf: torch.Tensor) -> Node:
     """Return the Node that adds a leaf's gradient into ``leaf.grad``.
 
     Raises:
-        HookError: the tensor is no leaf that requires a gradient.
+        HookError: the tensor is not a leaf that requires a gradient.
 
     >>> accumulator(torch.ones(2, requires_grad=True)).name()
     'torch::autograd::AccumulateGrad'

@@ -15,18 +15,18 @@ from explain.interrupts import Unsplit, unsplit
 
 
 class HookGroup(Unsplit["HookGroup"], OnModules, OnEvery, OnGraph, OnState):
-    """Registers hooks, and removes all of them when the block ends, whatever ended it.
+    """Registers hooks, and removes all of them when the block ends, for whatever reason.
 
     Every method that registers a hook returns its `Handle`, to remove that hook alone. Hooks of one kind fire in the
-    order in which they were registered. Those on modules also meet calls that other threads make of the same model;
-    those calls pass through untouched, unless the group is made with ``all_threads``. Hooks on tensors and Nodes belong
-    to one graph and need no such guard. Without a model, the group takes these, and hooks on every module that runs.
+    order in which they were registered. Hooks on modules are also reached by calls that other threads make of the same
+    model; they ignore those calls, unless the group is made with ``all_threads``. Hooks on tensors and Nodes belong to
+    one graph and need no such guard. Without a model, the group takes these, and hooks on every module that runs.
 
-    A hook may return None, or what is to take the place of what it was given. One that takes the wrong arguments,
+    A hook may return None, or a replacement for what it was given. One that takes the wrong arguments,
     returns the wrong number or shape of gradients, edits a gradient in place, or raises, is named in a `HookError`
     together with the layer and the direction.
 
-    A copy that is made of the model meanwhile has none of the hooks. When a block ends without an error although some
+    A copy of the model that is made meanwhile has none of the hooks. When a block ends without an error although some
     hook on modules, tensors or Nodes never fired, an `ExplainWarning` names it and says why. It does so only if there
     is a sign that something ran (another hook fired, autograd recorded operations, or a gradient was accumulated), and
     if no hook of the same function, or on the same place, fired either.

@@ -20,7 +20,7 @@ class Site:
     """Where a hook sits: its own name, the layer, tensor or Node that it is on, and the direction of its pass.
 
     ``fired`` says whether it has been called yet. A hook of this package is ``trusted``: what it does to gradients is
-    not watched, and nobody is told if it never fires.
+    not checked, and there is no warning if it never fires.
     """
 
     __slots__ = ("direction", "fired", "hook", "trusted", "where")
@@ -105,7 +105,7 @@ def call(site: Site, fn: Callable[..., Any], *arguments: Any, gradients: Sequenc
 
 
 def one_gradient(site: Site, given: torch.Tensor, returned: Any) -> torch.Tensor | None:
-    """Check what a hook returned in the place of one gradient."""
+    """Check what a hook returned instead of one gradient."""
     if returned is None:
         return None
     if not isinstance(returned, torch.Tensor):
@@ -117,7 +117,7 @@ def one_gradient(site: Site, given: torch.Tensor, returned: Any) -> torch.Tensor
 
 
 def several_gradients(site: Site, given: Sequence[torch.Tensor | None], returned: Any) -> tuple[Any, ...] | None:
-    """Check what a hook returned in the place of several gradients; one alone may come without its tuple."""
+    """Check what a hook returned instead of several gradients; a single one may come without its tuple."""
     if returned is None:
         return None
     if isinstance(returned, torch.Tensor):

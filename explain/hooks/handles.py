@@ -56,7 +56,7 @@ class Handle(Nothing):
 
     @property
     def removed(self) -> bool:
-        """Whether the hook is gone, by itself or together with its group."""
+        """Whether the hook is gone, alone or together with its group."""
         return id(self) not in self._owner
 
     @unsplit

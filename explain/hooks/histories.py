@@ -78,7 +78,7 @@ def go_on_from(tensor: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _in_place(function: type[torch.autograd.Function], tensor: torch.Tensor, other: torch.Tensor) -> bool:
     try:
-        # Its values stay as they are, so nothing is lost for those who have saved it.
+        # Its values stay as they are, so nothing is lost for code that has saved it.
         with torch.enable_grad(), _unsafe_preserve_version_counter(tensor):
             function.apply(tensor, other)
     except RuntimeError:

@@ -80,7 +80,7 @@ def inspect(
     score: Callable[[Any], torch.Tensor] | None = None,
     gradients: bool = True,
 ) -> Inspection:
-    """Run a model once and tell, for every call of every module, what went in and out, and what it cost.
+    """Run a model once and list, for every call of every module, what went in and out, and what it cost.
 
     Args:
         model: any module; it is left as it was, and runs in evaluation mode.
@@ -90,7 +90,7 @@ def inspect(
         gradients: also run backward.
 
     Raises:
-        HookError: ``score`` gives no tensor to start from.
+        HookError: ``score`` does not return a tensor to start from.
 
     >>> model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(2, 3))
     >>> found = inspect(model, torch.ones(1, 1, 3, 3))

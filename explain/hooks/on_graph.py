@@ -127,7 +127,7 @@ class _OnNode:
 
 
 class _Switch:
-    """A handle for what cannot be taken back, but can be told not to act."""
+    """A handle for a hook that cannot be removed, but can be switched off."""
 
     on = True
 

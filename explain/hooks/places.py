@@ -17,7 +17,7 @@ INPUT = ":input"
 
 
 class Place(NamedTuple):
-    """What a name says: the module, whether its input is meant, and which call, if it says so."""
+    """What a name means: the module, whether its input is meant, and which call, if it names one."""
 
     module: str
     of_input: bool = False
@@ -30,7 +30,7 @@ class Place(NamedTuple):
 
 
 def place_of(name: str, model: nn.Module | None = None) -> Place:
-    """Take a name apart; with a model, a module that bears the whole of it goes before the suffixes.
+    """Split a name into its parts; with a model, a module that has the whole name takes precedence over suffixes.
 
     >>> place_of("encoder.conv@0"), place_of("conv:input")
     (Place(module='encoder.conv', of_input=False, call=0), Place(module='conv', of_input=True, call=None))
@@ -69,7 +69,7 @@ def select_places(model: nn.Module, where: Where) -> list[str]:
 
 
 def name_of(place: Place) -> str:
-    """Put a name together again.
+    """Join the parts of a name.
 
     >>> name_of(Place("conv", True, 2))
     'conv:input@2'

@@ -144,7 +144,7 @@ class _Calculating(Unsplit[None]):
 def calculating(device: str) -> AbstractContextManager[None]:
     """Compute without a graph, and in the precision of the tensors at hand, whatever mode the caller is in.
 
-    What is made so is good for in-place steps of a model, outside inference mode.
+    Tensors that are made here may be changed in place by a model, outside inference mode.
 
     >>> with calculating("cpu"):
     ...     torch.is_grad_enabled()
@@ -166,9 +166,9 @@ class _Recording(Unsplit[None]):
 
 
 def recording(grad: bool) -> AbstractContextManager[None]:
-    """Switch gradients on or off; afterwards they are as they were, whatever is done inside or interrupted.
+    """Switch gradients on or off; afterwards they are as they were, even if the block raises or is interrupted.
 
-    ``torch.set_grad_enabled`` is another such context, but an interrupt as it ends leaves gradients switched.
+    ``torch.set_grad_enabled`` does the same, but an interrupt while it ends leaves gradients switched.
     """
     return _Recording(grad)
 
@@ -181,7 +181,7 @@ def is_under_way() -> bool:
 def _begin_child() -> None:
     """Be as if nothing were under way, in a process that has just been forked.
 
-    Threads of OpenMP do not survive a fork, and code that then counts on them waits for ever; so, if there may have
+    Threads of OpenMP do not survive a fork, and code that then counts on them waits forever; so, if there may have
     been some, the child computes with one thread, as the workers of a DataLoader do.
     """
     _generators.clear()

@@ -26,7 +26,7 @@ The type hints of `torch.autograd.grad` know lists of the one or of the other, b
 class Seen:
     """A copy of one tensor, and the gradient that came back to it.
 
-    It holds nothing of the graph: a hook in the graph holds it, and the two would keep each other alive for ever, since
+    It holds nothing of the graph: a hook in the graph holds it, and the two would keep each other alive forever, since
     the garbage collector does not see through autograd.
     """
 
@@ -60,7 +60,7 @@ class Tap(nn.Module):
 
     PyTorch's full-backward hooks turn the tensors that they watch into views, and an in-place operation on such a view
     is an error. A hook on the layer itself would therefore break every network whose next step is
-    ``ReLU(inplace=True)`` or ``x += shortcut``. The tap takes the hook, and hands on a copy that may be overwritten.
+    ``ReLU(inplace=True)`` or ``x += shortcut``. The tap takes the hook, and returns a copy that may be overwritten.
     """
 
     def __init__(self, fn: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
@@ -79,7 +79,7 @@ class Tap(nn.Module):
         """Return a copy of ``x``, laid out as it is, whose gradient passes through the hook on its way back.
 
         The hook is set up as a call of the module would do it, but nothing is called: hooks that the user has
-        registered for every module are for the user's modules, and this is none of them.
+        registered for every module are for the user's modules, and this is not one of them.
         """
         hook: Any = BackwardHook(self, list(self._backward_hooks.values()), [])
         (watched,) = hook.setup_input_hook((x,))
@@ -105,7 +105,7 @@ def on_layer(group: HookGroup, model: nn.Module, layer: str, fn: Callable[..., A
 
 
 class Overwriting:
-    """Tells whether a module overwrote its input, so that what it gives goes by an older name too."""
+    """Tells whether a module overwrote its input, so that its output is also known by an older name."""
 
     def __init__(self) -> None:
         self._given: dict[str, tuple[torch.Tensor, int]] = {}
@@ -126,7 +126,7 @@ class Overwriting:
 
 
 def cut_where_allowed(run: Callable[[bool], T]) -> T:
-    """Run a forward pass with ``cut=True``, and where autograd forbids that, once more without."""
+    """Run a forward pass with ``cut=True``, and where autograd forbids that, again without."""
     try:
         return run(True)
     except RuntimeError as error:

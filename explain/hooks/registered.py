@@ -1,6 +1,6 @@
 """Hooks as PyTorch is given them: for their own thread and model, and absent from copies of a model.
 
-A model that is copied or pickled takes the hooks registered on it along, and nobody would ever remove those of a copy.
+A model that is copied or pickled takes the hooks registered on it along, and nothing would ever remove those of a copy.
 So ours leave a copy as soon as it is complete; in a pickle, a function that does nothing takes their place, one that
 every Python knows, so that what is written does not depend on this package.
 """

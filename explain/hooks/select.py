@@ -66,7 +66,7 @@ def _select_one(model: nn.Module, where: object) -> list[tuple[str, nn.Module]]:
 
 def _by_name(model: nn.Module, where: str) -> list[tuple[str, nn.Module]]:
     try:
-        return [(where, model.get_submodule(where))]  # a shared module goes by each of its names
+        return [(where, model.get_submodule(where))]  # a shared module has several names
     except AttributeError:
         names = {name: module for name, module in model.named_modules() if name}
     if any(sign in where for sign in "*?["):

@@ -17,7 +17,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
     so, since it takes longer.
 
     Raises:
-        ModelError: the model is scripted, or no module at all: there is nothing to hook.
+        ModelError: the model is scripted, or is not a module: there is nothing to hook.
 
     >>> layer = nn.Linear(2, 2)
     >>> unwrapped(nn.DataParallel(layer)) is layer
@@ -47,7 +47,7 @@ def hookable(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def scripted(model: nn.Module) -> list[str]:
-    """Name the modules of a model that are scripted or traced, whose insides nobody can look into."""
+    """Name the modules of a model that are scripted or traced, so that hooks cannot see inside them."""
     return [name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]
 
 

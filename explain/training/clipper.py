@@ -14,13 +14,13 @@ from explain.training.sparse import merged, values_of, with_values
 class GradientClipper(OnParameters):
     """Clips the gradient of every parameter before it is accumulated; use it in ``with``, or `remove` it.
 
-    Each gradient is clipped by itself, in each backward pass, and in each process before processes exchange theirs.
-    Sparse gradients, as of embeddings, are clipped as if they were dense, and stay sparse.
+    Each gradient is clipped on its own, in each backward pass, and in each process before processes exchange theirs.
+    Sparse gradients, such as those of embeddings, are clipped as if they were dense, and stay sparse.
 
     Gradients with infinite or NaN elements give what torch's ``clip_grad_norm_`` and ``clip_grad_value_`` give: by
     ``norm``, an infinity becomes NaN and the rest of that gradient zero, and one NaN makes all of it NaN; by ``value``,
-    infinities are clamped and NaN stays. With a ``scaler``, infinities are not clamped: it must see them to skip the
-    step.
+    infinities are clamped and NaN stays. With a ``scaler``, infinities are not clamped: the scaler must see them to
+    skip the step.
 
     Args:
         model: its parameters that require gradients are clipped.
@@ -35,9 +35,9 @@ class GradientClipper(OnParameters):
         nonfinite: how often it had infinite or NaN elements.
 
     Raises:
-        HookError: not exactly one of ``value`` and ``norm`` is given, it is not positive, ``scaler`` is no scaler, or
-            ``value`` meets a complex parameter. During backward: a gradient is not finite (``error_if_nonfinite``), or
-            has a layout that is neither dense nor sparse in coordinates.
+        HookError: not exactly one of ``value`` and ``norm`` is given, it is not positive, ``scaler`` is not a scaler,
+            or ``value`` is used with a complex parameter. During backward: a gradient is not finite
+            (``error_if_nonfinite``), or has a layout that is neither dense nor sparse in coordinates.
 
     >>> model = nn.Linear(2, 1, bias=False)
     >>> with GradientClipper(model, value=0.5) as clipper:

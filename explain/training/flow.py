@@ -37,8 +37,8 @@ class GradientFlow(OnParameters):
         scaler: the ``torch.amp.GradScaler`` that scales the loss, if one does: its scale is taken out.
 
     Raises:
-        HookError: ``scaler`` is no scaler. During backward: a gradient has a layout that is neither dense nor sparse in
-            coordinates.
+        HookError: ``scaler`` is not a scaler. During backward: a gradient has a layout that is neither dense nor sparse
+            in coordinates.
 
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
     >>> with GradientFlow(model) as flow:
@@ -100,7 +100,7 @@ class GradientFlow(OnParameters):
         return drawn
 
     def _note(self, name: str, gradient: torch.Tensor) -> None:
-        if not self._now or name in self._now:  # a pass that begins; the one before it may have failed half-way
+        if not self._now or name in self._now:  # a pass that begins; the one before it may have failed halfway
             self._now = {}
             self._group.after_backward(self._end_step)
         self._now[name] = _flow(merged(name, gradient.detach()), factor(self._scaler))
