@@ -76,7 +76,7 @@ class Beginning:
         return True
 
     def settled(self, layer: str, lent: list[tuple[torch.Tensor, torch.Tensor]], output: Any) -> Any:
-        """Let tensors that were overwritten through an alias continue from it, by their own names; return the output."""
+        """Let tensors that were overwritten through an alias go on from it, by their own names; return the output."""
         names = {}
         for tensor, other in lent:
             if any(
