@@ -26,7 +26,7 @@ class Inputs:
 
     Args:
         args: positional arguments; each may be a tensor, a container (tuple, list, mapping, dataclass) with tensors in
-            it, or anything else, which is handed on as it is.
+            it, or anything else, which is passed on as it is.
         kwargs: keyword arguments.
         explained: which is explained: the position or the keyword of an argument, or a path into containers such as
             ``(0, "image")``. None takes the first floating-point tensor ``(N, C, H, W)`` or ``(N, C, T, H, W)``. A
@@ -98,7 +98,7 @@ class Inputs:
 
     @cached_property
     def constants(self) -> tuple[Any, ...]:
-        """What is no tensor among the arguments, such as switches."""
+        """All arguments but tensors, such as switches."""
         return tuple(nested.constants(self._arguments))
 
     def goes_with_images(self, path: Path) -> bool:
@@ -130,7 +130,7 @@ class Inputs:
         return self.rows(torch.zeros(1, dtype=torch.long)) if len(self) > 1 else self
 
     def replaced(self, new: torch.Tensor | Mapping[Path, torch.Tensor]) -> Inputs:
-        """Return the inputs with other tensors in the place of explained ones; one alone takes that of the first."""
+        """Return the inputs with the explained tensors replaced; a single tensor replaces the first of them."""
         others = {self.path: new} if isinstance(new, torch.Tensor) else new
         return self._each(lambda path, t: others.get(path, t))
 
@@ -202,7 +202,7 @@ def as_inputs(x: InputsLike) -> Inputs:
 
 
 def _misfits(model: nn.Module, x: torch.Tensor, name: str) -> Iterator[str]:
-    """What does not fit between an input and the model that has just failed on it."""
+    """Say what does not fit between an input and the model that has just failed on it."""
     weight = next((p for p in model.parameters() if p.is_floating_point()), None)
     if weight is not None and weight.dtype != x.dtype:
         yield f"{name} is {x.dtype}, but the model's weights are {weight.dtype}; use {name}.to({weight.dtype})"

@@ -1,12 +1,12 @@
 """The engine: the fewest passes that gather what the methods asked for need.
 
     entry       what is refused before anything runs
-    rectifiers  which calls rectify, in whatever words
+    rectifiers which calls rectify, however they are written
     constants   what is added: biases, shifts, parameters and buffers
     operations  what happens in a forward pass, as it happens
     rules       what a backward pass does at an operation, as values
     asks        what a method may ask for, as values
-    evidence    what a method gets to see
+    evidence    what a method sees
     altered     altered rows, as values
     plan        which passes gather what was asked for; prints itself
     work        precision, batch sizes, progress

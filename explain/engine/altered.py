@@ -157,7 +157,7 @@ class Blank:
 
 
 class Runs(Protocol):
-    """Runs altered rows that a method thinks of only when it sees the evidence."""
+    """Runs altered rows that a method can name only when it sees the evidence."""
 
     def scores(self, of: Alteration, *, logits: bool = False) -> torch.Tensor:
         """The score ``(P,)`` of each altered row, or its class scores ``(P, K)``."""
@@ -166,6 +166,6 @@ class Runs(Protocol):
 
 @dataclass(frozen=True)
 class Reruns(Need[Runs]):
-    """Leave to run altered rows that depend on what was found; ``of_layer`` says that a layer's maps are altered."""
+    """Permission to run altered rows that depend on what was found; with ``of_layer``, a layer's maps are altered."""
 
     of_layer: bool = False

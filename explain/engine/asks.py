@@ -1,6 +1,6 @@
 """What a method may ask for: needs, each a frozen value that says what it costs; and asks, a need at a layer.
 
-A need says of itself whether it is about a layer, whether the graph must reach back to the input, and which backward
+A need says whether it is about a layer, whether the graph must reach back to the input, and which backward
 pass answers it. From that alone the plan is made; `collect` has a collector for each kind of need.
 """
 
@@ -184,9 +184,9 @@ class BlockAttention(Need[list[torch.Tensor]]):
 
 @dataclass(frozen=True)
 class Ask:
-    """A need, the layer that it is about, and the explained input; None for needs that are about none.
+    """A need, the layer that it is about, and the explained input; None for needs that are not about one.
 
-    Where only one input is explained, it goes by None too.
+    If only one input is explained, it is None too.
     """
 
     need: Need[Any]

@@ -193,14 +193,14 @@ class _CutOff:
                 replay.live = True
             if tensor is not None and overwriting.is_by(record.layer, tensor):
                 if tensor.shape == altered.shape:
-                    tensor.copy_(altered)  # who reads it by its older name sees the change too
+                    tensor.copy_(altered)  # code that reads it by its older name sees the change too
                     return None
-                tensor.fill_(float("nan"))  # who reads it by its older name shows it: that one has fewer rows
-            # The network may overwrite it, and without a replay run once more in another layout.
+                tensor.fill_(float("nan"))  # code that reads it by its older name shows: that tensor has fewer rows
+            # The network may overwrite it, and without a replay run again in another layout.
             return replace_first(output, altered if replay is not None else altered.clone())
 
         def run(inputs: Inputs) -> Any:
-            calls.clear()  # it may run once more in another layout
+            calls.clear()  # it may run again in another layout
             with HookGroup(asked.model) as group:
                 overwriting.watch(group, record.layer)
                 on_layer(group, asked.model, record.layer, replaced)

@@ -42,7 +42,7 @@ Gradients = Sequence[torch.Tensor | None]
 
 
 class Collector(ABC):
-    """Answers asks of one kind; what most kinds do is nothing, which is what stands here."""
+    """Answers asks of one kind; the defaults do nothing, as most kinds need."""
 
     def __init__(self, asks: Sequence[Ask]) -> None:
         self.asks = asks

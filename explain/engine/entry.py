@@ -1,4 +1,4 @@
-"""Before anything runs: inputs that cannot be explained are refused, and nothing is explained amid something else."""
+"""Before anything runs: inputs that cannot be explained are refused, and so are explanations inside of others."""
 
 from __future__ import annotations
 
@@ -103,12 +103,12 @@ class _Alone(Unsplit[None]):
 
 
 def alone() -> AbstractContextManager[None]:
-    """One explanation at a time in a thread: one begun inside another's hook would see the other's hooks."""
+    """One explanation at a time in a thread: one that begins inside another's hook would see the other's hooks."""
     return _Alone()
 
 
 def _begin_child() -> None:
-    _running.now = False  # the explanation that a process was forked in goes on in its parent only
+    _running.now = False  # an explanation during which a process was forked continues only in the parent
 
 
 if hasattr(os, "register_at_fork"):

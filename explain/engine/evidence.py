@@ -1,4 +1,4 @@
-"""`Evidence`: the question that was asked, and what was found. It is all that a method gets to see."""
+"""`Evidence`: the question that was asked, and what was found. A method sees nothing else."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
-    """Evidence in at least single precision: sums and quotients of half precision go astray."""
+    """Evidence in at least single precision: sums and quotients in half precision are too inexact."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 

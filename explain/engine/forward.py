@@ -86,7 +86,7 @@ class Forward:
         return at_least_float32(logits)
 
     def _not_finite(self, wrong: torch.Tensor) -> ModelError:
-        """Run the model once more, looking at every layer: where it went wrong is what there is to say."""
+        """Run the model again and look at every layer, to say where it went wrong."""
         copies = self.inputs.copied()
         first = inspect(self.model, *copies.args, kwargs=copies.kwargs, gradients=False).first_nonfinite
         where = "" if first is None else f", first in layer {first.name!r} ({first.type})" if first.name else ""

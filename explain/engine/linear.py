@@ -19,8 +19,8 @@ _CONVOLUTIONS = (nn.modules.conv._ConvNd, nn.Linear)
 class _Means:
     """The means of maps over their positions ``(N, C)``, and the standard deviations.
 
-    A maximum is at least one deviation from the mean, by the root of the number of positions; so what agrees with the
-    mean much more closely than that is one.
+    A maximum is at least one deviation, divided by the root of the number of positions, from the mean; so a value that
+    agrees with the mean much more closely than that is a mean.
     """
 
     values: torch.Tensor
@@ -42,8 +42,8 @@ def _means(maps: torch.Tensor, channels: int = 1) -> _Means:
 class Heads:
     """The layers of a network that may be its head: linear ones and convolutions of one position, as they were called.
 
-    Such a layer may come before the average as well as behind it: the mean of what it gives is what it gives of the
-    mean. So the means of what it was given and what it gave are all that is kept.
+    Such a layer may come before the average as well as after it: the mean of its output is its output for the mean. So
+    only the means of its input and its output are kept.
     """
 
     calls: list[tuple[torch.Tensor, nn.Module, _Means]] = field(default_factory=list)

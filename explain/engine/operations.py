@@ -72,7 +72,7 @@ class Operations:
     constants: list[Constant] = field(default_factory=list)
 
     def behind(self, score: torch.Tensor) -> Iterator[Operation]:
-        """Yield what is known of the graph behind a score: rectifiers, and functions that nobody can look into."""
+        """Yield what is known of the graph behind a score: rectifiers, and functions that cannot be inspected."""
         for node in graph(score):
             name = node.name().rstrip("0123456789")
             if node in self.noted:
@@ -84,7 +84,7 @@ class Operations:
 
 
 def _is_custom(node: Node) -> bool:
-    """Whether a Node belongs to a function that somebody wrote in Python, or to scripted code."""
+    """Whether a Node belongs to a custom function in Python, or to scripted code."""
     name = node.name()
     written = isinstance(node, torch.autograd.function.BackwardCFunction) and not name.startswith(_KNOWN)
     return written or "DifferentiableGraph" in name

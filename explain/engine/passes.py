@@ -109,7 +109,7 @@ def _with_leave(
     layer: str | None,
     path: Path | None = None,
 ) -> Evidence:
-    """The evidence, with a runner for the needs that give leave to run altered rows.
+    """The evidence, with a runner for the needs that allow altered rows.
 
     It is made on demand: a runner among what was found would keep it, and all that it holds, alive in a circle.
     """
@@ -165,7 +165,7 @@ class _Passes:
             model, inputs, sources, grids_of(model, inputs), layers, watched, output, graph_is_on, operations
         )
         for layer in (*plan.layers, *plan.watched):
-            self.forward.record(layer)  # each is there, before any backward pass
+            self.forward.record(layer)  # each exists, before any backward pass
 
         self._tape = taping
 

@@ -30,14 +30,14 @@ class Told:
         self._told = 0
 
     def add(self, rows: int) -> None:
-        """Tell that so many rows more are done, or not wanted any more."""
+        """Report that so many more rows are done, or no longer wanted."""
         self._done += rows
         if self._tell is not None and self._done > self._told:
             self._told = self._done
             self._tell(self._done, self._total)
 
     def begin_again(self) -> None:
-        """Begin with the first row again; nothing is told until the work has come as far as it was."""
+        """Begin with the first row again; nothing is reported until the work is as far as before."""
         self._done = 0
 
 
@@ -91,7 +91,7 @@ class Readers:
 
     @property
     def _waiting(self) -> list[Ask]:
-        """The asks that want more rows: those who share a stream get no more than they would alone."""
+        """The asks that want more rows: those that share a stream get no more than they would alone."""
         return [ask for ask, collected in self._of.items() if not collected.enough()]
 
     def enough(self) -> bool:

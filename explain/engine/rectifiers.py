@@ -1,8 +1,8 @@
-"""Which calls rectify, in whatever words: by their name, or by what they are given.
+"""Which calls rectify, however they are written: by their name, or by their arguments.
 
 ``clamp(x, min=0)``, ``maximum(x, 0)``, ``where(x > 0, x, ...)``, ``x * (x > 0)`` and ``x[x < 0] = 0`` rectify. The last
-three are told by where their mask comes from: it must be the sign of what is kept, so a mask of tokens is none, even
-where it happens to agree with the sign. ``minimum(x, 0)`` is a rectifier turned round, -relu(-x).
+three are recognised by where their mask comes from: it must be the sign of what is kept, so a mask of tokens does not
+count, even if it happens to agree with the sign. ``minimum(x, 0)`` is a rectifier turned round, -relu(-x).
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Rectifiers:
         if sign is None or not isinstance(value, torch.Tensor) or not value.shape == mask.shape == sign.of.shape:
             return None
         if is_transforming():
-            return sign.side < 0  # there are no values to look at; whoever asks refuses it
+            return sign.side < 0  # there are no values to look at; the caller refuses it
         value = value.detach()
         if not torch.equal(value, sign.of) and not torch.equal(value.clamp(min=0), sign.of):
             return None

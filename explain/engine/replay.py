@@ -89,7 +89,7 @@ class Replay(TorchFunctionMode):
         super().__init__()
         self.live = False
         self.leaves_intact = True
-        """Whether nobody went past autograd to a tensor's memory, which the tape may keep, behind the layer."""
+        """Whether nothing went past autograd to a tensor's memory, which the tape may keep, behind the layer."""
         self._calls = tape.calls
         self._next = 0
         self._thread = threading.get_ident()

@@ -1,6 +1,6 @@
-"""Rules: what a backward pass does to the gradient at an operation, in the place of what autograd would.
+"""Rules: what a backward pass does to the gradient at an operation, instead of what autograd would do.
 
-A rule is a frozen value that says which operations it covers and what takes the place of their gradients. It is put on
+A rule is a frozen value that says which operations it covers and what replaces their gradients. It is put on
 the Nodes of the graph, so it acts on modules, functions and in-place methods alike, and no module is touched.
 """
 
@@ -21,7 +21,7 @@ Gradients = tuple[torch.Tensor | None, ...]
 
 
 class Rule(Hashable, Protocol):
-    """What takes the place of the gradients of some operations."""
+    """What replaces the gradients of some operations."""
 
     @property
     def name(self) -> str: ...
@@ -29,7 +29,7 @@ class Rule(Hashable, Protocol):
     def covers(self, operation: Operation) -> bool: ...
 
     def backward(self, operation: Operation, grad_inputs: Gradients, grad_outputs: Gradients) -> Gradients:
-        """From the gradients that left an operation and those that came to it, to what is sent on."""
+        """Turn the gradients that left an operation and those that came to it into what is passed on."""
         ...
 
 

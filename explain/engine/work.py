@@ -1,4 +1,4 @@
-"""How long work is done: in which precision, how many rows at once, and who is told of its progress."""
+"""How long work is done: in which precision, how many rows at once, and how progress is reported."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def mixed_precision_now(device: torch.device) -> torch.autocast:
 def agree(
     one: torch.Tensor, other: torch.Tensor, inputs: torch.Tensor, work: Work, scale: float, coarse: float = 1e-5
 ) -> bool:
-    """Whether scores are the same but for what batches of other sizes round otherwise.
+    """Whether scores are the same, up to the rounding that differs between batch sizes.
 
     ``scale`` is the magnitude of the numbers that rounding errors are made of, such as the largest class score; 0 where
     scores are right to so many digits however small they are. ``coarse`` is what counts as nothing in half precision.

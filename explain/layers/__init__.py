@@ -1,17 +1,17 @@
-"""Layers: their names, the maps they give, and which one to explain when nobody says.
+"""Layers: their names, the maps they return, and which one to explain by default.
 
     grid      where the map of a tensor lies, whatever its layout
     readings  how a shape may be read as a map, and what it leaves open
     spatial   the maps of a network's layers, laid out and enlarged
     probe     which reading is right, by altering the input
-    notes     what the modules of a network give in one pass
+    notes what the modules of a network return in one pass
     calls     the calls that the modules of a network make, and which layer a name stands for
     channels  how many channels the maps of layers have
     choice    the layer to explain by default
 
 A feature map reaches a method as ``(N, C, h, w)``, of a video as ``(N, C, t, h, w)``, whatever the network calls it:
-channels-last maps (Swin) are turned round, and token sequences (ViT) are laid out on their grid with class and register
-tokens left out.
+channels-last maps (Swin) are transposed, and token sequences (ViT) are laid out on their grid without class and
+register tokens.
 """
 
 from explain.layers.calls import (

@@ -27,7 +27,7 @@ from explain.layers.spatial import Grids
 
 @dataclass(frozen=True)
 class Look:
-    """What one forward pass on one image showed, or on the whole batch where the network takes no single image."""
+    """What one forward pass showed: on one image, or on the whole batch if the network does not take a single image."""
 
     calls: tuple[Call, ...]
     gives_scores: bool
@@ -41,7 +41,7 @@ class Look:
     alone: bool = True
     """Whether the network takes a single image."""
     chosen: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
-    """What has been chosen on account of it."""
+    """What has been chosen because of it."""
 
     @property
     def sizes(self) -> list[Size]:
@@ -70,7 +70,7 @@ GIVEN = "which call gave what a module is given"
 KEPT = 16  # looks at a network, each for another size of inputs
 _looks: weakref.WeakKeyDictionary[nn.Module, dict[Any, Look]] = weakref.WeakKeyDictionary()
 _tokens: weakref.WeakKeyDictionary[nn.Module, object] = weakref.WeakKeyDictionary()
-"""What stands for a module in a key: unlike its id, nothing else will ever have it."""
+"""What stands for a module in a key: unlike an id, it is never used again for another module."""
 
 
 def remembered(model: nn.Module, inputs: Inputs, *, whole: bool = False) -> Look:
@@ -91,12 +91,12 @@ def remembered(model: nn.Module, inputs: Inputs, *, whole: bool = False) -> Look
 
 
 def forget(model: nn.Module) -> None:
-    """Look at a network again the next time: it may have been changed in ways that its modules do not show."""
+    """Look at a network again next time: it may have changed in ways that its modules do not show."""
     _looks.pop(model, None)
 
 
 def look_follows(model: nn.Module, inputs: Inputs, ran: Sequence[str]) -> bool:
-    """Whether the look at a network went the way that these inputs went, by the modules that `Ran` saw.
+    """Whether the look at a network took the same way as these inputs, by the modules that `Ran` saw.
 
     Where it did not (an early exit, a flag of the model), the network is looked at again: what is then chosen depends
     on these inputs, and not on those that came first. If the first image alone goes another way than all of them do,
@@ -150,7 +150,7 @@ def _take_look(model: nn.Module, inputs: Inputs) -> Look:
 
 
 def _with_changes(calls: list[Call], model: nn.Module, inputs: Inputs) -> list[Call]:
-    """Note what changes with the explained input, though no gradient leads there: it may be computed without any."""
+    """Note what changes with the explained input although no gradient leads there."""
     before, after = (_figures(model, inputs.replaced(x)) for x in (inputs.x, 0.5 * inputs.x.flip(-1) + 0.1))
     changed = [before.get(call.key) != after.get(call.key) for call in calls]
     return [replace(call, depends=call.depends or other) for call, other in zip(calls, changed, strict=True)]
@@ -170,7 +170,7 @@ def _figures(model: nn.Module, inputs: Inputs) -> dict[CallKey, tuple[float, flo
 
 
 def _really_first(calls: tuple[Call, ...], model: nn.Module, inputs: Inputs) -> tuple[Call, ...]:
-    """Tell tokens of one image from one token of each of an image's windows, by running the network on two images."""
+    """Tell the tokens of one image from single tokens of its windows, by running the network on two images."""
     shapes: dict[CallKey, Size] = {}
 
     def note(key: CallKey, module: nn.Module, output: Any, tensor: torch.Tensor) -> None:
@@ -190,7 +190,7 @@ def _really_first(calls: tuple[Call, ...], model: nn.Module, inputs: Inputs) -> 
 def _probed(
     calls: tuple[Call, ...], readings: Mapping[CallKey, Reading], model: nn.Module, inputs: Inputs
 ) -> tuple[Call, ...]:
-    """Decide how calls are to be read that shapes and classes leave open; who is not clear has no grid, but a doubt."""
+    """Decide how to read calls that shapes and classes leave open; unclear ones get a doubt instead of a grid."""
     changes = _changes(frozenset(readings), model, inputs)
 
     def settled(call: Call) -> Call:
@@ -206,7 +206,7 @@ def _probed(
 
 
 def _changes(keys: frozenset[CallKey], model: nn.Module, inputs: Inputs) -> dict[CallKey, list[torch.Tensor]]:
-    """How what calls give changes with each corner of the input; without those whose shape changes."""
+    """How the outputs of calls change with each corner of the input; without those whose shape changes."""
     tried = [inputs.x, *(altered(inputs.x, corner) for corner in corners(inputs.x.ndim - 2))]
     found: dict[CallKey, list[torch.Tensor]] = {}
     for number, x in enumerate(tried):
@@ -260,7 +260,7 @@ def grids_of(model: nn.Module, inputs: Inputs) -> Grids:
 
 
 def _giver(model: nn.Module, inputs: Inputs, look: Look, name: str, number: int | None) -> Call | None:
-    """The call that gave what a module is given in one of its calls, or in its last."""
+    """The call that returned the input of a module's call, or of its last call."""
     if GIVEN not in look.chosen:
         look.chosen[GIVEN] = givers(model, (inputs.first() if look.alone else inputs).detached())
     known: dict[CallKey, CallKey] = look.chosen[GIVEN]
@@ -276,9 +276,9 @@ def of_other_images(model: nn.Module, inputs: Inputs) -> set[CallKey]:
 
 
 def split_call(layer: str, model: nn.Module | None = None) -> tuple[str, int | None]:
-    """Take a layer's name apart from which of its calls is meant; None is the last.
+    """Split a layer's name from the number of the call that is meant; None is the last call.
 
-    With a model, a module that bears the whole name goes before that reading of it.
+    With a model, a module that has the whole name takes precedence.
 
     >>> split_call("encoder.conv@0"), split_call("encoder.conv"), split_call("conv:input@1")
     (('encoder.conv', 0), ('encoder.conv', None), ('conv:input', 1))
@@ -290,7 +290,7 @@ def split_call(layer: str, model: nn.Module | None = None) -> tuple[str, int | N
 def find_layers(model: nn.Module, inputs: Inputs, where: Where) -> list[str]:
     """Name the layers that a caller means, in their order; ``name@0`` is the first call of one that is called often.
 
-    ``name:input`` is the first tensor that a layer is given. A layer that sees several inputs one after the other, of
+    ``name:input`` is the first tensor in the input of a layer. A layer that sees several inputs one after the other, of
     which one is explained, stands for its last call that depends on that one.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Which layer to explain when nobody says."""
+"""Which layer to explain by default."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _ATTENTION = re.compile("(?!.*(?:Block|Layer))(?:.*[Aa]tt(?:ention|n)|[A-Z]*SA$|
 def default_layer(model: nn.Module, x: InputsLike, score: Score | None = None, *, refresh: bool = False) -> str:
     """Name the layer to explain: the last feature map before pooling, or the tokens before the last attention.
 
-    It is found by running the model on one image, and remembered for as long as the model lives with the same modules
-    and is given inputs of the same size. A network that gives boxes or maps instead of a row of scores has heads for
-    many answers: there, and elsewhere on request, what ``score`` depends on is found each time.
+    It is found by running the model on one image, and remembered as long as the model keeps its modules and gets inputs
+    of the same size. A network that gives boxes or maps instead of a row of scores has heads for many answers: there,
+    and elsewhere on request, what ``score`` depends on is found each time.
 
     Raises:
         LayerError: no layer gives a spatial map.
@@ -69,7 +69,7 @@ def stage_layers(
 
 
 def _once(look: Look, key: str | int, find: Callable[[], tuple[T, bool]]) -> T:
-    """Find something out, and remember it with the look where it is certain."""
+    """Compute something, and remember it with the look if it is certain."""
     if key in look.chosen:
         known: T = look.chosen[key]
         return known
@@ -127,9 +127,9 @@ def _is_attention(call: Call) -> bool:
 
 
 def _choose(model: nn.Module, inputs: Inputs, look: Look, score: Score | None = None) -> tuple[str, bool]:
-    """The last feature map that the scores depend on; of tokens, the last ones that some attention follows.
+    """The last feature map that the scores depend on; for tokens, the last ones that are followed by an attention.
 
-    With it goes whether it would be the same for another image: a gradient that is zero everywhere says nothing.
+    Also returns whether it would be the same for another image: a gradient that is zero everywhere says nothing.
     """
     groups, size = _groups(look), tuple(inputs.x.shape[2:])
     maps, tokens = _indices_of_maps(groups, size), _indices_of_tokens(groups)
@@ -144,11 +144,10 @@ def _choose(model: nn.Module, inputs: Inputs, look: Look, score: Score | None = 
 
 
 def _behind(model: nn.Module, inputs: Inputs, look: Look, score: Score) -> str:
-    """The last map that says something about one of many answers.
-
-    The answers themselves do not: neither the map of classes that the network gives, nor a map of which the score
-    reads one position. Nor does a head that slides over the maps of several resolutions, of which each call is about
-    one. They are taken only where the score depends on nothing else.
+    """The last map that says something about one of many answers. The answers themselves do not count: neither the map
+    of classes that the network gives, nor a map of which the score reads one position. Nor does a head that slides over
+    the maps of several resolutions, of which each call is about one. They are taken only where the score depends on
+    nothing else.
     """
     groups, size = _groups(look), tuple(inputs.x.shape[2:])
     shapes: dict[str, set[Size]] = {}
@@ -197,9 +196,9 @@ def _is_map(group: list[Call]) -> bool:
 
 
 def _before_attention(groups: list[list[Call]], tokens: list[int]) -> list[int]:
-    """The tokens that some attention follows, since behind the last one only the class token may count.
+    """The tokens that are followed by an attention, since after the last attention only the class token may count.
 
-    What an attention gives itself may be a window, padded, of a map that is smaller.
+    The output of an attention may be a padded window of a smaller map.
     """
     attention = [i for i, group in enumerate(groups) if any(_is_attention(call) for call in group)]
     return [i for i in tokens if i < attention[-1] and i not in attention] if attention else tokens
@@ -210,7 +209,7 @@ def _positions_reached(
 ) -> dict[str, list[int]]:
     """For each of some layers, at how many positions of its map each image's score changes with it.
 
-    Without a score it is the model's best one. Layers that nothing leads back to are left out.
+    Without a score, the model's best one is used. Layers that no gradient reaches are left out.
     """
     reached = partial(_reached, model, inputs, layers[:LOOKED_AT], score)
     found, whole = cut_where_allowed(reached)
@@ -245,7 +244,7 @@ def _best_score(output: Any) -> torch.Tensor | None:
 
 
 def _outermost(group: list[Call]) -> str:
-    """Of the names that one tensor goes by, a module's last call rather than another, then the shortest path.
+    """Choose among the names of one tensor: a module's last call rather than another, then the shortest path.
 
     Among equals, it is the one that returned last.
     """

@@ -1,4 +1,4 @@
-"""Which call of a network gave the tensor that a module is given: the two lie on the input in the same way."""
+"""Which call of a network returned the tensor that a module takes: both are laid out on the input in the same way."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KEEPING = (
     *(nn.Identity, nn.modules.dropout._DropoutNd, nn.LayerNorm, nn.modules.batchnorm._NormBase, nn.GroupNorm),
     *(nn.ReLU, nn.GELU, nn.SiLU, nn.Hardswish, nn.Sigmoid, nn.Tanh),
 )
-"""What lays out its output as its input."""
+"""Modules that lay out their output like their input."""
 
 
 def givers(model: nn.Module, inputs: Inputs) -> dict[CallKey, CallKey]:

@@ -23,7 +23,7 @@ from explain.layers.spatial import Grids
 CallKey: TypeAlias = "tuple[str, int]"
 """A call: the module's name, and which of its calls it is, counted from 0."""
 Note: TypeAlias = Callable[[CallKey, nn.Module, Any, torch.Tensor], None]
-"""Told of a call: its key, the module, what it gave, and the tensor in that."""
+"""Called for each call with its key, the module, its output, and the tensor in that."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Call:
     depends: bool = True
     """Whether the output depends on what is explained; always, where the model takes nothing else."""
     doubt: str = ""
-    """How the output may be read, where it has no grid because neither shape nor network tell."""
+    """How the output may be read, if neither its shape nor the network shows which grid it has."""
 
     @property
     def key(self) -> CallKey:
@@ -97,7 +97,7 @@ def _of_one(shape: Size, count: int) -> Size:
 
 
 _BY_ELEMENT = (nn.modules.dropout._DropoutNd, nn.Identity, nn.ReLU, nn.GELU, nn.SiLU, nn.Hardswish, nn.Sigmoid, nn.Tanh)
-"""What keeps the layout of its input."""
+"""Modules that keep the layout of their input."""
 
 
 class Ran:

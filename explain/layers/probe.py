@@ -1,7 +1,7 @@
 """Which reading of a tensor is right: the network is run on inputs that are altered in one corner only.
 
-Where the corner moves along the height of the input, the answer of a map moves along its height and nowhere else. That
-holds although layers mix positions: what a position answers most to is still its own part of the input.
+If the corner moves along the height of the input, the change in a map moves along its height and nowhere else. This
+holds although layers mix positions: a position still depends most on its own part of the input.
 """
 
 from __future__ import annotations

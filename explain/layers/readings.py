@@ -23,9 +23,9 @@ Seen: TypeAlias = "Collection[tuple[int, Size]]"
 
 @dataclass(frozen=True)
 class Reading:
-    """The ways in which a shape may be read, the likeliest first; ``open`` unless the first one is certain.
+    """The ways in which a shape may be read, the most likely first; ``open`` unless the first one is certain.
 
-    One that is ``believed`` is right unless the network clearly answers otherwise.
+    A reading that is ``believed`` is right unless the network clearly says otherwise.
     """
 
     grids: tuple[Grid, ...] = ()
@@ -45,7 +45,7 @@ def layout_of(module: nn.Module, shape: Size, size: Size) -> Layout | None:
     """
     if isinstance(module, _CHANNELS_FIRST):
         return "NCHW"
-    if type(module) is nn.LayerNorm:  # what is made of it may turn the map round and back
+    if type(module) is nn.LayerNorm:  # what is made of it may transpose the map and back
         return "NHWC" if len(module.normalized_shape) == 1 else "NCHW"
     if isinstance(module, nn.Linear) and len(shape) > 3:
         return "NCHW" if is_plain(shape, size) else "NHWC"  # it may mix positions along the width
@@ -56,7 +56,7 @@ def find_grid(shape: Size, size: Size, seen: Collection[Size] = (), layout: Layo
     """Tell how a tensor of ``shape`` covers an input of ``size``, or None if it has no spatial map.
 
     This is the likeliest reading of the shape alone. Of tokens, the sizes ``seen`` elsewhere in the network say how
-    they lie; without any, the input's aspect ratio does, as it does for a map of which nobody knows the ``layout``.
+    they lie; without any, the input's aspect ratio does, as for a map of unknown ``layout``.
 
     >>> find_grid((1, 512, 7, 7), (224, 224))
     Grid(layout='NCHW', height=7, width=7, skip=0, frames=None, swapped=False)
@@ -166,7 +166,7 @@ def _looks_swapped(grid: Grid, size: Size) -> bool:
 
 
 def _token_grid(tokens: int, size: Size, most: int = MAX_EXTRA_TOKENS) -> Grid | None:
-    """The grid with the aspect ratio of an image; of a video, nobody knows how many frames there are left."""
+    """The grid with the aspect ratio of an image; for a video, the number of frames is unknown."""
     if len(size) != 2:
         return None
     for skip in range(min(most, tokens - 1) + 1):

@@ -2,10 +2,10 @@
 
     base         what a target is; sums of targets; the tensor to read in an output
     classes      one score for a whole image: a class, a yes or no, a likeness
-    functions    any function of the output, which may be told whose rows it is given
+    functions    any function of the output, which may take the images that its rows belong to
     rows         rows taken out of an output; whether scores follow their rows
     separate     a target of its own for each image; single numbers of an output with several dimensions
-    labels       labels of classes, their synonyms, and the class that goes by what somebody types
+    labels       labels of classes, their synonyms, and the class that a label stands for
     given        what a caller may give for a target: an index, a label, a callable; this rather than that
     places       a class within a region, and a detected box
     objectives   other numbers to differentiate than the score of the target's class

@@ -30,7 +30,7 @@ class Target(Protocol):
 
 @runtime_checkable
 class Settles(Protocol):
-    """A target that reads a choice off the model's output: a class, a region, a box.
+    """A target that reads a choice from the model's output: a class, a region, a box.
 
     It is settled on the images as they are, so that every altered image is asked the same.
     """
@@ -56,7 +56,7 @@ class Labelled(Protocol):
 
 @runtime_checkable
 class MayIgnoreRows(Protocol):
-    """A target that may hold code of the caller's, which may count on the rows of the unaltered images."""
+    """A target that may hold code of the caller's, which may rely on the rows of the original images."""
 
     @property
     def may_ignore_rows(self) -> bool: ...
@@ -73,13 +73,15 @@ def for_rows(target: Target, images: torch.Tensor) -> Target:
 
 
 def label(target: Target, categories: Labels) -> Target:
-    """Return a target in which class indices have taken the place of labels."""
+    """Return a target in which labels are replaced by class indices."""
     return target.labelled(categories) if isinstance(target, Labelled) else target
 
 
 def may_ignore_rows(target: Target) -> bool:
-    """Whether a target has to prove that its scores follow their rows: a function of the output alone, or one of the
-    caller's own targets that has no ``rows``."""
+    """Whether a target has to prove that its scores follow their rows.
+
+    These are functions of the output alone, and targets of the caller's that have no ``rows``.
+    """
     if isinstance(target, MayIgnoreRows):
         return target.may_ignore_rows
     return not (type(target).__module__.startswith("explain.") or isinstance(target, PerImage))
@@ -182,7 +184,7 @@ def find_logits(output: Any, count: int) -> torch.Tensor:
 
 
 def _tensors(output: Any, names: Sequence[str]) -> list[torch.Tensor]:
-    """The tensors in an output: those that go by one of the names, then the others in their order."""
+    """The tensors in an output: those with one of the names, then the others in their order."""
     if isinstance(output, torch.Tensor):
         return [output]
     inside = dict(nested.items(output))
@@ -222,7 +224,7 @@ def _remedy(output: Any) -> str:
 
 
 def check_class(index: int, classes: int) -> None:
-    """Refuse an index that is none of the model's ``classes``."""
+    """Refuse an index outside of the model's ``classes``."""
     if not 0 <= index < classes:
         raise TargetError(
             f"target must be a class from 0 to {classes - 1} for this model, got {index}; "

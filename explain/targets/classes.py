@@ -15,7 +15,7 @@ EMBEDDINGS = ("embedding", "embeddings", "image_embeds", "pooler_output", "featu
 
 
 class Category(int):
-    """A class index that remembers its label, and goes by it.
+    """A class index that remembers its label, and is shown by it.
 
     >>> tabby = Category(66, "tabby cat")
     >>> tabby == 66, f"{tabby}"

@@ -1,4 +1,4 @@
-"""Scores by any function of the output, which may be told whose rows it is given."""
+"""Scores by any function of the output, which may take the images that its rows belong to."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ScoreTarget(Composable):
 
     @property
     def takes_images(self) -> bool:
-        """Whether the function is told whose rows it is given."""
+        """Whether the function takes the images that its rows belong to."""
         return _needed(self.function, self.name) is not None
 
     @property

@@ -23,9 +23,9 @@ TargetLike: TypeAlias = "One | torch.Tensor | Sequence[One]"
 def as_target(target: TargetLike, categories: Sequence[str] | None = None) -> Target:
     """Turn what a caller gives for a target into a `Target`.
 
-    None is each image's top class; an int or a label is that class for all images; a tensor or list of N ints or labels
-    is a class for each image. A model with one number for each image (a regression, or one logit for yes) has a single
-    "class", 0, which None stands for too.
+    None means each image's top class; an int or a label means that class for all images; a tensor or list of N ints or
+    labels is a class for each image. A model with one number for each image (a regression, or one logit for yes) has a
+    single "class", 0, which None stands for too.
 
     A callable takes the model's output and returns ``(N,)`` scores. Methods that alter images call it on other numbers
     of rows too; what needs to know whose rows they are takes them as a second argument (see `ScoreTarget`). A list of N
@@ -74,7 +74,7 @@ class Difference(Sum):
 
     Args:
         this: whatever can be a target: a class index, a label, a callable, a `Target`; None is each image's top class.
-        that: likewise.
+        that: the same.
 
     >>> why = Difference(2, 0)
     >>> why.name, why.pick(torch.tensor([[1.0, 0.0, 4.0]]), 1)[0]
@@ -87,7 +87,7 @@ class Difference(Sum):
 
 @dataclass(frozen=True)
 class Label(Composable):
-    """A class that goes by its label, until somebody knows which index that is."""
+    """A class that is known only by its label, until the labels of the model are known."""
 
     name: str
 
@@ -167,7 +167,7 @@ def check_categories(categories: object) -> Labels:
 
 
 def find_category(given: int | str, categories: Labels) -> int:
-    """Return a class index as it is, and for a label the index that goes by it."""
+    """Return a class index as it is, and for a label its index."""
     if not isinstance(given, str):
         return given
     index = find_label(given, categories)

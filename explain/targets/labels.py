@@ -1,4 +1,4 @@
-"""Labels of classes, and the class that goes by what somebody types."""
+"""Labels of classes, and the class that a typed label stands for."""
 
 from __future__ import annotations
 

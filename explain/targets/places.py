@@ -119,8 +119,8 @@ def _resized(mask: torch.Tensor, maps: torch.Tensor) -> torch.Tensor:
 class Detection(Composable):
     """The score of a detected box, for a model that returns "boxes", "labels" and "scores" for each image.
 
-    Which box it is, is settled on the images as they are. In altered images, the score is that of the box that overlaps
-    it best, among those of the same label that overlap it enough; without any, it is 0.
+    The box is chosen on the original images. In altered images, the score is that of the box that overlaps it best,
+    among those of the same label that overlap it enough; without any, it is 0.
 
     Args:
         category: the label of the box, as an index or in words; None takes any.
@@ -129,7 +129,7 @@ class Detection(Composable):
         overlap: the least intersection over union for two boxes to be the same, from 0 to 1.
 
     Raises:
-        TargetError: a box that is none, or an overlap outside of [0, 1].
+        TargetError: a box that is not valid, or an overlap outside of [0, 1].
 
     >>> found = {"boxes": torch.tensor([[0.0, 0, 4, 4], [4, 0, 8, 4]]), "labels": torch.tensor([1, 2])}
     >>> output = [{**found, "scores": torch.tensor([0.9, 0.8])}]

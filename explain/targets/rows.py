@@ -58,7 +58,7 @@ def must_follow_rows(target: Target, output: Any, count: int) -> None:
 
 
 def take(output: Any, count: int, rows: Sequence[int]) -> Any:
-    """Return an output in which these rows, in this order, have taken the place of its ``count`` rows.
+    """Return an output with these rows, in this order, instead of its ``count`` rows.
 
     Tensors may be anywhere in it. What has no row for each image stays as it is.
 
@@ -84,7 +84,7 @@ _READINGS = [_Reading(), _Reading(lists=False), _Reading(vectors=False), _Readin
 
 
 def _wrong(target: Target, output: Any, count: int, scores: torch.Tensor, reading: _Reading) -> str | None:
-    """What goes wrong where the output is read so; None if the scores follow their rows."""
+    """Say what goes wrong if the output is read like this; None if the scores follow their rows."""
     for rows in _orders(count):
         try:
             images = torch.tensor(rows, device=scores.device)
@@ -101,7 +101,7 @@ def _wrong(target: Target, output: Any, count: int, scores: torch.Tensor, readin
 
 
 def _orders(count: int) -> Iterator[list[int]]:
-    """Each row in the place of the next, one row more, and a row alone."""
+    """Each row moved to the place of the next, one more row, and a row alone."""
     turned = [*range(1, count), 0]
     yield turned
     yield [*turned, 0]
@@ -109,7 +109,7 @@ def _orders(count: int) -> Iterator[list[int]]:
 
 
 def _close(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether scores are the same but for what batches of other sizes round otherwise."""
+    """Whether scores are the same, up to the rounding that differs between batch sizes."""
     both = torch.stack([found, expected]) if found.shape == expected.shape else None
     if both is None or not both.is_floating_point():
         return torch.equal(found, expected)
