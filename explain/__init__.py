@@ -9,6 +9,8 @@ The way through the house, each room importing only from rooms above it:
     interrupts      beginnings and ends that no signal can split
     errors          what goes wrong, in one line each
     nested          tensors in containers of every kind: found, replaced
+    images          files, bytes, arrays and PIL images to RGB; where a model's input lies on a photo
+    render/         styles, overlays, captions, sheets, figures, HTML: arrays and PIL images only
     hooks/          every hook handle: lifetime, taps, capture, graph, a model left as found
     training/       gradients clipped and watched during training
     distribution/   gradients exchanged between processes, models packed into archives
@@ -25,13 +27,13 @@ The way through the house, each room importing only from rooms above it:
     attribution     `attribute`: model and tensors in, `Attribution` out
     concepts        what a layer's feature maps are made of
     metrics/        how good a map is: figures for each image, in a table
-    images          files, bytes, arrays and PIL images to RGB; where a model's input lies on a photo
     mosaic          several crops of one photo, explained as one
-    render/         colour maps, overlays, captions, sheets, figures: arrays and PIL images only
+    pictures        what an explanation looks like: overlays, captions, tiles
     output          files that appear complete or not at all
     models/         bundled, torchvision's, the user's own, with preprocessing and labels
     record          what was done, in plain values with a version
     explanation     `Explanation`: a photo explained, as pictures, files and records
+    photo_concepts  the concepts in one photo, as a picture, files and a record
     photos          several photos in batches, in order; what fails is told for itself
     explainer       `Explainer`: photos and a model in, an `Explanation` of each out
     saved           what was saved, read back without a model, and done again
@@ -75,6 +77,8 @@ _ROOMS = {
     *(
         "errors",
         "nested",
+        "images",
+        "render",
         "hooks",
         "training",
         "distribution",
@@ -91,10 +95,9 @@ _ROOMS = {
         "attribution",
         "concepts",
         "metrics",
-        "images",
         "mosaic",
     ),
-    *("render", "output", "models", "record", "explanation", "photos", "explainer", "saved"),
+    *("pictures", "output", "models", "record", "explanation", "photo_concepts", "photos", "explainer", "saved"),
     *("arguments", "cli", "version"),
 }
 

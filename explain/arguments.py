@@ -86,9 +86,11 @@ BATCH_SIZE = Option(
 BF16 = Option(("--bf16",), "run these in bfloat16", default=False, how=_FLAG)
 OUTPUT = Option(("--output", "-o"), "where to write (default: explained)", "explained", how={"metavar": "FOLDER"})
 FORCE = Option(("--force",), "overwrite files that are there", default=False, how=_FLAG)
-ALPHA = Option(
-    ("--alpha",), "opacity of the heat, 0 to 1 (default: 0.6)", 0.6, how={"type": _opacity, "metavar": "A"}
+STYLE = Option(
+    ("--style",), "how maps are drawn on the photo (default: heat for maps of a layer, else each method's own)",
+    how={"choices": ["heat", "contour", "mask", "spotlight"]},
 )  # fmt: skip
+ALPHA = Option(("--alpha",), "opacity of the heat, 0 to 1 (default: 0.65)", how={"type": _opacity, "metavar": "A"})
 COLORMAP = Option(("--colormap",), "any colour map of matplotlib", how={"metavar": "NAME"})
 RECURSIVE = Option(("--recursive", "-r"), "look into the folders inside folders too", default=False, how=_FLAG)
 JSON = Option(("--json",), "print one JSON document instead of lines", default=False, how=_FLAG)

@@ -8,20 +8,24 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
+from PIL import Image
 from torch import nn
 
 from explain.engine import Activations, Evidence, Need, Reruns, Rows, Work, check_inputs, gather, plan_of
 from explain.errors import LayerError, MethodError, warn
 from explain.hooks import Where, calculating, unwrapped
+from explain.images import Box
 from explain.inputs import InputsLike
 from explain.layers import default_layer, enlarge, find_layers
+from explain.render import Group, Layout, Tile, get_style, picture_html, png, sheet
 from explain.targets import TopClass
 
+SHOWN = 12  # maps in a picture
 STEPS, TOLERANCE = 400, 1e-4
 TINY = 1e-7  # stands for a denominator of zero
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Concepts:
     """K concepts of a layer, found in N images together.
 
@@ -46,6 +50,37 @@ class Concepts:
     def heatmaps(self) -> torch.Tensor:
         """``(N, K, H, W)`` float32 in [0, 1] at input resolution."""
         return enlarge(self.maps.float(), self.size).clamp(0, 1)
+
+    @property
+    def shares(self) -> list[float]:
+        """How much of what the concepts make up is each one's: the sums of map times vector, together 1."""
+        parts = self.maps.double().sum((0, *range(2, self.maps.ndim))) * self.vectors.double().sum(1)
+        return [float(part) for part in parts / parts.sum()]
+
+    def __repr__(self) -> str:
+        shares = ", ".join(f"{share:.0%}" for share in self.shares)
+        return f"Concepts({len(self)} in layer {self.layer!r}, {shares}; {self.error:.0%} of the layer is left over)"
+
+    def layout(self) -> Layout:
+        """Return the concepts' maps in the first few images as the tiles of a sheet, a group for each image."""
+        heatmaps = self.heatmaps[: max(1, SHOWN // len(self))]
+        maps = heatmaps.reshape(len(heatmaps), -1, *heatmaps.shape[-2:])  # of a video, all frames of each concept
+        style, blank = get_style("intensity"), Image.new("RGB", (maps.shape[-1], maps.shape[-2]))
+        groups = []
+        for number, image in enumerate(maps):
+            drawn = [style.draw(blank, each.cpu().numpy(), Box(0, 0, *map(float, blank.size))) for each in image]
+            names = [f"{share:.0%}".replace("%", " %") for share in self.shares for _ in range(len(drawn) // len(self))]
+            tiles = tuple(Tile(picture, name) for picture, name in zip(drawn, names, strict=True))
+            groups.append(Group(f"image {number}" if len(self.maps) > 1 else "", tiles))
+        legend = style.legend(blank)
+        title = f"{len(self)} concepts in {self.layer}"
+        return Layout(title, f"{self.error:.0%} of the layer left over", tuple(groups), (legend,) if legend else ())
+
+    def _repr_png_(self) -> bytes:
+        return png(sheet(self.layout(), 180))
+
+    def _repr_html_(self) -> str:
+        return picture_html(self._repr_png_(), repr(self))
 
     def classes(self, count: int = 3) -> torch.Tensor:
         """The ``count`` best classes of each concept, best first: ``(K, count)``."""

@@ -11,24 +11,22 @@ from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import nn
 
-from explain import render
 from explain.attribution import Attribution, attribute_targets
-from explain.concepts import Concepts, find_concepts, name_concepts
+from explain.concepts import find_concepts
 from explain.engine import Precision, Progress, check_inputs
 from explain.errors import ImageError, ModelError, PhotoError, TargetError, naming, warn
 from explain.explanation import Explanation
 from explain.hooks import Inspection, Where, inspect, unwrapped
-from explain.hooks.preserve import untouched
-from explain.hooks.structure import first_tensor
 from explain.images import Box, ImageLike, Preprocess, load_image, locate
 from explain.methods import Fusion, Method, MethodLike, get_method, list_methods
 from explain.models import Classifier, Crop, FiveCrops, as_classifier, as_preprocess, cropped, load, on_device
 from explain.mosaic import best_of_mean, joined
-from explain.photos import AT_ONCE, Photo, collected, in_batches
+from explain.photo_concepts import PhotoConcepts
+from explain.photos import AT_ONCE, Photo, collected, in_batches, rows_are_apart
 from explain.record import Origin, Question, asked, class_name, described, encode_fields, has_tensor
+from explain.render import StyleLike, get_style
 from explain.targets import TargetLike, as_target, check_categories
 
 
@@ -72,10 +70,12 @@ class Explainer:
         crop: the part of a photo that the model sees: "center", the "whole" photo (as long as it is where the network
             takes any size, else padded to a square), or "five": four corners and the centre, whose scores are averaged.
         device: where to run, as for ``torch.device``.
+        style: what its explanations are shown in, such as "contour"; see `Explanation.overlay`.
 
     Raises:
-        ExplainError: the model, its weights or the device cannot be used.
+        ExplainError: the model, its weights or the device cannot be used, or there is no such style.
 
+    >>> from PIL import Image
     >>> explainer = Explainer()
     >>> explainer.categories[281], explainer.preprocess(Image.new("RGB", (30, 20))).ndim
     ('tabby cat', 3)
@@ -91,7 +91,9 @@ class Explainer:
         size: int | None = None,
         crop: Crop = "center",
         device: str | torch.device | None = None,
+        style: StyleLike | None = None,
     ) -> None:
+        self.style = None if style is None else get_style(style)
         found = _classifier(model, weights, size)
         self.model = found.model if device is None else on_device(found.model, device)
         if preprocess is None and found.assumed is not None:
@@ -185,6 +187,7 @@ class Explainer:
         others go on. What is wrong for all of the first few photos, such as an unknown layer, is raised at once.
         Arguments as for calling an `Explainer`.
 
+        >>> from PIL import Image
         >>> photos = [Image.new("RGB", (30, 20), "red"), b"no photo"]
         >>> [str(found)[:41] for found in Explainer().each(photos, "saliency", 0) if isinstance(found, Exception)]
         ['photo 1: image of 8 bytes is not an image']
@@ -276,7 +279,7 @@ class Explainer:
         several = logits is not None and logits.shape[1] > 1
         probabilities = self._classifier.probabilities(logits)[0] if logits is not None and several else None
         seen = Box(0.0, 0.0, float(size[0]), float(size[1]))
-        return self._explanation(photo, x, tuple(whole), request, probabilities, seen)
+        return self._explanation(photo, x, tuple(whole), request, probabilities, seen, boxes)
 
     def _explanation(
         self,
@@ -286,6 +289,7 @@ class Explainer:
         request: PhotoRequest,
         probabilities: torch.Tensor | None,
         box: Box,
+        crops: Sequence[Box] = (),
     ) -> Explanation:
         return Explanation(
             photo=photo.image,
@@ -297,24 +301,27 @@ class Explainer:
             question=request.question,
             categories=self.categories,
             probabilities=probabilities,
+            crops=tuple(crops),
+            style=self.style,
             explainer=self,
         )
 
-    def concepts(self, image: ImageLike, count: int = 4, *, layer: Where | None = None) -> tuple[Image.Image, Concepts]:
+    def concepts(self, image: ImageLike, count: int = 4, *, layer: Where | None = None) -> PhotoConcepts:
         """Find the concepts that a layer sees in one photo; see `explain.find_concepts`.
 
         Returns:
-            A picture of where they are, with the classes that each speaks for in a legend, and the `Concepts`.
+            A `PhotoConcepts`, which shows itself in a notebook and can be saved. It unpacks into a picture of where the
+            concepts are, with the classes that each speaks for below, and the `Concepts`.
 
+        >>> from PIL import Image
         >>> picture, found = Explainer().concepts(Image.new("RGB", (60, 40), "orange"), 2)
         >>> len(found), picture.width
-        (2, 260)
+        (2, 360)
         """
-        photo = load_image(image)
-        found = find_concepts(self.model, self.as_input(photo), count, layer=layer)
-        heatmaps = found.heatmaps[0].cpu().numpy()
-        labels = name_concepts(found, self.categories)
-        return render.concepts(photo, heatmaps, locate(self.preprocess, photo.size), labels), found
+        photo = self._photo(image)
+        found = find_concepts(self.model, photo.x, count, layer=layer)
+        box = locate(self.preprocess, photo.image.size)
+        return PhotoConcepts(found, photo.image, photo.source, self._origin, box, self.categories)
 
     def inspect(self, image: ImageLike) -> Inspection:
         """Run the model on one photo and list what every layer did; see `explain.hooks.inspect`."""
@@ -335,6 +342,7 @@ class Explainer:
     def as_input(self, image: ImageLike) -> torch.Tensor:
         """Turn a photo into what the model is given: ``(1, C, H, W)``, on its device and in its precision.
 
+        >>> from PIL import Image
         >>> Explainer().as_input(Image.new("RGB", (30, 20))).shape
         torch.Size([1, 3, 224, 224])
         """
@@ -376,23 +384,6 @@ def _classifier(model: Any, weights: str | Path | None, size: int | None) -> Cla
     if isinstance(model, nn.Module):
         return as_classifier(model, size=size)
     raise ModelError(f"model must be an nn.Module, a name or None for the default model, got {type(model).__name__}")
-
-
-def rows_are_apart(model: nn.Module, x: torch.Tensor) -> bool:
-    """Whether a model gives an image ``x`` ``(1, C, H, W)`` the same output next to another one as alone.
-
-    It does not where it normalises over the batch, draws random numbers, or takes one image only.
-    """
-    try:
-        with untouched(model), torch.no_grad():
-            alone, both = (first_tensor(model(rows)) for rows in (x.clone(), torch.cat([x, -x.flip(-1)])))
-    except Exception:  # anything that it cannot do with two
-        return False
-    if alone is None or both is None or alone.ndim == 0 or len(alone) != 1 or alone.shape[1:] != both.shape[1:]:
-        return False
-    error, scale = (alone[0] - both[0]).abs().max(), alone.abs().max()
-    coarse = torch.finfo(alone.dtype).eps ** 0.5 if alone.is_floating_point() else 0.0
-    return bool(error <= 10 * coarse * scale)
 
 
 def _of_image(found: Sequence[Mapping[str, Attribution]], image: int) -> tuple[Mapping[str, Attribution], ...]:

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import os
-import platform
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import PIL
 import torch
 from PIL import Image
 
-from explain import render
+from explain import pictures, render
 from explain.attribution import Attribution
-from explain.errors import MethodError, TargetError, did_you_mean
+from explain.errors import MethodError, TargetError, did_you_mean, printable
 from explain.images import Box
 from explain.models import class_label
-from explain.output import Files, distinct, png_bytes, slug
-from explain.record import FORMAT, Origin, Question, digest, encode
+from explain.output import Files, distinct, slug
+from explain.pictures import Look, Scene, array, layer_of, percent
+from explain.record import FORMAT, Origin, Question, digest, encode, versions
+from explain.render import Layout, Style, StyleLike
 from explain.targets import find_label
-from explain.version import __version__
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,14 +28,16 @@ if TYPE_CHECKING:
 SHOWN_PREDICTIONS = 5
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Explanation:
     """What a model sees in one photo, and why; in a notebook it shows itself.
 
     ``results`` has a dictionary of attributions by method for each target. ``box`` is the part of the photo that the
-    model saw, and ``probabilities`` ``(K,)`` are those of the classes, where the model gives any. ``explainer`` is what
-    made this, for more questions about the same photo. All the rest stands without it: a copy and a pickle hold the
-    data, on the CPU, and never the model; there, ``explainer`` is None.
+    model saw and the maps lie on; where it saw several, ``crops`` are these, and ``box`` is the whole photo.
+    ``probabilities`` ``(K,)`` are those of the classes, where the model gives any. ``style`` is what it is shown in,
+    where not in each method's own. ``explainer`` is what made this, for more questions about the same photo. All the
+    rest stands without it: a copy and a pickle hold the data, on the CPU, and never the model; there, ``explainer`` is
+    None.
     """
 
     photo: Image.Image = field(repr=False)
@@ -50,6 +49,8 @@ class Explanation:
     question: Question = field(repr=False)
     categories: Sequence[str] | None = field(default=None, repr=False)
     probabilities: torch.Tensor | None = field(default=None, repr=False)
+    crops: tuple[Box, ...] = ()
+    style: StyleLike | None = None
     explainer: Any = field(default=None, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -88,72 +89,91 @@ class Explanation:
         method: str | None = None,
         target: int | str = 0,
         *,
+        style: StyleLike | None = None,
         caption: bool = False,
-        alpha: float = 0.6,
+        alpha: float | None = None,
         colormap: str | None = None,
     ) -> Image.Image:
         """Return the photo, at its own resolution, with an attribution drawn on it.
 
+        What the model did not see is pale and hatched.
+
         Args:
             method: which of `methods`; the first by default.
             target: which of `targets`, by position or label.
-            caption: put label, probability, method and layer in a strip below.
+            style: "heat", "contour", "mask" or "spotlight", or one of `explain.render` with options of your own. By
+                default the explanation's, or else the method's own: heat for maps of a layer, and for methods that
+                give a value for each pixel what shows them best.
+            caption: put label, probability, method and layer in a strip below; a photo of less than 320 pixels is
+                enlarged for it.
             alpha: opacity of the heat, 0 to 1.
-            colormap: a colour map of matplotlib, instead of the method's own.
+            colormap: a colour map of matplotlib, instead of the style's own.
+
+        Raises:
+            ExplainError: the method or target was not explained, or the style is unknown or has no such option.
         """
         index = self._target(target)
         attribution = self._attribution(method, index)
-        render.check(colormap, alpha)
-        style = attribution.style
-        if style == "color":
-            picture = render.color(self.photo, _array(attribution.values[0]), self.box)
-        elif style == "signed":
-            picture = render.signed(
-                self.photo, _array(attribution.signed[0]), self.box, colormap=colormap or render.SIGNED
-            )
-        elif style == "intensity":
-            heatmap = _array(attribution.heatmap[0])
-            picture = render.intensity(self.photo, heatmap, self.box, colormap=colormap or render.HEAT)
-        else:
-            heatmap = _array(attribution.heatmap[0])
-            picture = render.heat(self.photo, heatmap, self.box, colormap=colormap or render.HEAT, alpha=alpha)
+        chosen = self._look(style, colormap, alpha).of(attribution.style)
         if not caption:
-            return picture
-        bar = {"heat": render.HEAT, "intensity": render.HEAT, "signed": render.SIGNED}.get(style)
-        ends = ("against", "for") if style == "signed" else ("0", "max")
-        title, detail = self._words(attribution, index)
-        return render.caption(picture, title, detail, None if bar is None else colormap or bar, ends)
+            return self.scene.overlay(attribution, chosen)
+        scene = self.scene.enlarged(render.enlargement(self.photo.size))
+        probability = self._probability(index)
+        return render.caption(
+            scene.overlay(attribution, chosen),
+            self._label(index),
+            self._detail(attribution, chosen),
+            scene.legend(chosen),
+            end="" if probability is None else f", {percent(probability)}",
+        )
 
-    def figure(self) -> Figure:
-        """Return a matplotlib figure with the photo and all methods side by side, for every target."""
-        titles, pictures = ["photo"], [self.photo]
-        for index, result in enumerate(self.results):
-            for name, attribution in result.items():
-                pictures.append(self.overlay(name, index))
-                titles.append(self._short(attribution, index))
-        return render.figure(pictures, titles, self._heading())
+    @property
+    def scene(self) -> Scene:
+        """The photo, where maps lie on it, and which parts of it the model saw."""
+        return Scene(self.photo, self.box, self.crops or (self.box,))
 
-    def sheet(self, tile: int = 300, *, alpha: float = 0.6, colormap: str | None = None) -> Image.Image:
-        """Return the photo and all methods side by side, a row for each target, or as many rows as many methods take;
-        options as for `overlay`."""
-        if len(self.methods) > ABREAST:
-            return self._portrait(tile, alpha=alpha, colormap=colormap)
-        rows = [
-            [self.photo, *(self.overlay(name, i, alpha=alpha, colormap=colormap) for name in result)]
-            for i, result in enumerate(self.results)
-        ]
-        titles = [[self._titled(i), *(_where(a) for a in result.values())] for i, result in enumerate(self.results)]
-        return render.sheet(rows, columns=["photo", *self.methods], titles=titles, tile=tile)
+    def layout(
+        self, *, style: StyleLike | None = None, alpha: float | None = None, colormap: str | None = None
+    ) -> Layout:
+        """Return the photo and all maps as plain values, with titles and legends: what `sheet` and `figure` draw."""
+        look = self._look(style, colormap, alpha)
+        titles = [self._titled(index) for index in range(len(self.results))]
+        return Layout(
+            title=titles[0] if len(titles) == 1 else " · ".join(self.targets),
+            detail=self._about(),
+            groups=tuple(pictures.groups(self.scene, self.results, titles, look)),
+            legends=pictures.legends(self.scene, self.results, look),
+        )
 
-    def _portrait(self, tile: int, **options: Any) -> Image.Image:
-        pictures, titles = [], []
-        for i, result in enumerate(self.results):
-            shown = [self.photo, *(self.overlay(name, i, **options) for name in result)]
-            named = [self._titled(i), *result]
-            for start in range(0, len(shown), ABREAST):
-                pictures.append(shown[start : start + ABREAST])
-                titles.append(named[start : start + ABREAST])
-        return render.sheet(pictures, titles=titles, tile=tile)
+    def figure(
+        self, *, style: StyleLike | None = None, alpha: float | None = None, colormap: str | None = None
+    ) -> Figure:
+        """Return a matplotlib figure with the photo and all methods side by side, for every target.
+
+        It shows itself in a notebook. Options as for `overlay`.
+        """
+        layout = self.layout(style=style, alpha=alpha, colormap=colormap)
+        return render.figure(layout, self.alternative)
+
+    def sheet(
+        self,
+        tile: int = 300,
+        *,
+        style: StyleLike | None = None,
+        alpha: float | None = None,
+        colormap: str | None = None,
+    ) -> Image.Image:
+        """Return the photo and all methods side by side, grouped by target and family, under a title.
+
+        ``tile`` is the side of a picture in pixels; options as for `overlay`.
+        """
+        return render.sheet(self.layout(style=style, alpha=alpha, colormap=colormap), tile)
+
+    @property
+    def alternative(self) -> str:
+        """What the pictures show, for those who cannot see them."""
+        source = f"the photo {Path(self.source).name}" if self.source else "a photo"
+        return f"{source} with maps of what speaks for {' and '.join(self.targets)}: {', '.join(self.methods)}"
 
     def save(
         self,
@@ -161,7 +181,8 @@ class Explanation:
         *,
         stem: str | None = None,
         overwrite: bool = False,
-        alpha: float = 0.6,
+        style: StyleLike | None = None,
+        alpha: float | None = None,
         colormap: str | None = None,
     ) -> list[Path]:
         """Write for each method and target the overlay (PNG), the raw values (``.npy``) and a record (JSON).
@@ -169,7 +190,7 @@ class Explanation:
         Where there is more than one, a sheet with all of them side by side comes last.
 
         The folder is made if need be. Each file appears complete or not at all. The names begin with ``stem``, by
-        default the photo's own name.
+        default the photo's own name. ``style``, ``alpha`` and ``colormap`` are those of `overlay`.
 
         Returns:
             The paths, in that order.
@@ -179,18 +200,19 @@ class Explanation:
                 nothing has been written.
         """
         files = Files(folder, overwrite=overwrite)
+        look: dict[str, Any] = {"style": style, "alpha": alpha, "colormap": colormap}
         photo = slug(stem or (Path(self.source).stem if self.source else "image"))
         several = len(self.results) > 1
         stems = distinct(f"{photo}-{slug(label)}" if several else photo for label in self.targets)
         for index, result in enumerate(self.results):
             for name, attribution in result.items():
                 named = f"{stems[index]}-{name.replace('(', '-').replace(')', '')}"
-                picture = self.overlay(name, index, caption=True, alpha=alpha, colormap=colormap)
+                picture = self.overlay(name, index, caption=True, **look)
                 files.add_picture(f"{named}.png", picture)
-                files.add_array(f"{named}.npy", _array(attribution.values[0]))
+                files.add_array(f"{named}.npy", array(attribution.values[0]))
                 files.add_json(f"{named}.json", self.record(name, index))
         if several or len(self.methods) > 1:
-            files.add_picture(f"{photo}-sheet.png", self.sheet(alpha=alpha, colormap=colormap))
+            files.add_picture(f"{photo}-sheet.png", self.sheet(**look))
         return files.write()
 
     def record(self, method: str | None = None, target: int | str = 0) -> dict[str, Any]:
@@ -210,6 +232,7 @@ class Explanation:
             "explainer": self.origin.to_dict(),
             "input_size": list(self.input_size),
             "seen": asdict(self.box),
+            "crops": [asdict(crop) for crop in self.crops],
             "method": attribution.method,
             "class": self.question.classes.get(attribution.method),
             "options": {name: encode(value) for name, value in attribution.options.items()},
@@ -224,11 +247,19 @@ class Explanation:
             "predictions": [[label, probability] for label, probability in self.predictions],
             "delta": None if attribution.delta is None else float(attribution.delta[0]),
             "values": _summary(attribution),
-            "versions": _versions(),
+            "versions": versions(),
         }
 
+    def __repr__(self) -> str:
+        source = f"{self.source!r}, " if self.source else ""
+        targets = ", ".join(self._titled(index) for index in range(len(self.results)))
+        return printable(_brief(f"Explanation({source}{', '.join(self.methods)}; {targets}; {self.origin.name})"))
+
     def _repr_png_(self) -> bytes:
-        return png_bytes(self.sheet(tile=260))
+        return render.png(self.sheet(tile=260))
+
+    def _repr_html_(self) -> str:
+        return render.picture_html(self._repr_png_(), self.alternative)
 
     def _target(self, target: int | str) -> int:
         if isinstance(target, str):
@@ -266,44 +297,29 @@ class Explanation:
         probability = self._probability(target)
         return self._label(target) if probability is None else f"{self._label(target)}, {percent(probability)}"
 
-    def _words(self, attribution: Attribution, target: int) -> tuple[str, str]:
-        parts = [attribution.method, _where(attribution), self.origin.name.split(" ")[0]]
-        return self._titled(target), " · ".join(part for part in parts if part)
+    def _look(self, style: StyleLike | None, colormap: str | None, alpha: float | None) -> Look:
+        return Look(self.style if style is None else style, colormap, alpha)
 
-    def _short(self, attribution: Attribution, target: int) -> str:
-        where = _where(attribution)
-        title = attribution.method + (f" · {where}" if where else "")
-        return title if len(self.results) == 1 else f"{self._label(target)}\n{title}"
+    def _detail(self, attribution: Attribution, style: Style) -> str:
+        parts = [attribution.method, pictures.remark(attribution), layer_of(attribution), self._model]
+        return " · ".join(part for part in parts if part)
 
-    def _heading(self) -> str:
-        return self._titled(0) if len(self.results) == 1 else ""
+    def _about(self) -> str:
+        says = ", ".join(f"{label} {percent(probability)}" for label, probability in self.predictions)
+        return f"{self._model}: {says}" if says else self._model
 
-
-ABREAST = 6  # pictures in a row of a sheet
-
-
-def percent(probability: float) -> str:
-    """Return a probability as people read it: whole per cent, with a digit below ten.
-
-    >>> percent(0.873), percent(0.042), percent(0.0001)
-    ('87 %', '4.2 %', '<0.1 %')
-    """
-    share = 100 * probability
-    return f"{share:.0f} %" if share >= 10 else f"{share:.1f} %" if share >= 0.1 else "<0.1 %"
+    @property
+    def _model(self) -> str:
+        return self.origin.name.split(" ")[0]
 
 
-def _array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    return tensor.float().cpu().numpy()
-
-
-def _where(attribution: Attribution) -> str:
-    layer = attribution.layer
-    return "" if layer is None else layer if isinstance(layer, str) else " + ".join(layer)
+def _brief(text: str, most: int = 200) -> str:
+    return text if len(text) <= most else f"{text[: most - 2]}…)"
 
 
 def _summary(attribution: Attribution) -> dict[str, Any]:
     """What tells that an array is the one that goes with a record, and how it is to be read."""
-    values = _array(attribution.values[0])
+    values = array(attribution.values[0])
     about = {"size": list(attribution.size), "style": attribution.style, "input": attribution.input}
     return {"shape": list(values.shape), "sha256": digest(values.tobytes()), **about}
 
@@ -320,11 +336,3 @@ _FIELDS = frozenset(each.name for each in fields(Attribution))
 
 def _alone(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().cpu().clone()
-
-
-def _versions() -> dict[str, str]:
-    packages = {"numpy": np.__version__, "pillow": PIL.__version__, "torch": str(torch.__version__)}
-    torchvision = getattr(sys.modules.get("torchvision"), "__version__", None)  # only where it had a part in this
-    if torchvision is not None:
-        packages["torchvision"] = str(torchvision)
-    return {"explain": __version__, "python": platform.python_version(), **packages}

@@ -19,6 +19,7 @@ import numpy as np
 from PIL import Image
 
 from explain.errors import FolderError, OutputError, either, printable
+from explain.render import png
 
 try:
     import fcntl
@@ -57,13 +58,6 @@ def distinct(names: Iterable[str]) -> list[str]:
         used.add(candidate.casefold())
         found.append(candidate)
     return found
-
-
-def png_bytes(picture: Image.Image) -> bytes:
-    """Return a picture as a PNG file; light compression, since the time goes there."""
-    buffer = io.BytesIO()
-    picture.save(buffer, "PNG", compress_level=4)
-    return buffer.getvalue()
 
 
 def json_text(document: Any, encoding: str = "utf-8") -> str:
@@ -107,7 +101,7 @@ class Files:
         self._contents: dict[str, bytes] = {}
 
     def add_picture(self, name: str, picture: Image.Image) -> None:
-        self._add(name, png_bytes(picture))
+        self._add(name, png(picture))
 
     def add_array(self, name: str, array: np.ndarray[Any, Any]) -> None:
         buffer = io.BytesIO()

@@ -8,8 +8,11 @@ from typing import Generic, TypeVar
 
 import torch
 from PIL import Image
+from torch import nn
 
 from explain.errors import ExplainError, ImageError, PhotoError, PhotosError, raised
+from explain.hooks.preserve import untouched
+from explain.hooks.structure import first_tensor
 from explain.images import ImageLike
 
 AT_ONCE = 8  # photos in a batch: on a CPU, larger ones are no faster, and their activations have to fit
@@ -140,6 +143,23 @@ def collected(found: Iterable[Result | PhotoError]) -> list[Result]:
             errors,
         )
     return [result for result in results if not isinstance(result, PhotoError)]
+
+
+def rows_are_apart(model: nn.Module, x: torch.Tensor) -> bool:
+    """Whether a model gives an image ``x`` ``(1, C, H, W)`` the same output next to another one as alone.
+
+    It does not where it normalises over the batch, draws random numbers, or takes one image only.
+    """
+    try:
+        with untouched(model), torch.no_grad():
+            alone, both = (first_tensor(model(rows)) for rows in (x.clone(), torch.cat([x, -x.flip(-1)])))
+    except Exception:  # anything that it cannot do with two
+        return False
+    if alone is None or both is None or alone.ndim == 0 or len(alone) != 1 or alone.shape[1:] != both.shape[1:]:
+        return False
+    error, scale = (alone[0] - both[0]).abs().max(), alone.abs().max()
+    coarse = torch.finfo(alone.dtype).eps ** 0.5 if alone.is_floating_point() else 0.0
+    return bool(error <= 10 * coarse * scale)
 
 
 def _blamed(error: Exception, place: int) -> PhotoError:

@@ -13,12 +13,16 @@ import base64
 import binascii
 import hashlib
 import math
+import platform
 import re
+import sys
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
+import numpy as np
+import PIL
 import torch
 
 from explain import methods, targets
@@ -26,6 +30,7 @@ from explain.engine import Precision
 from explain.errors import ExplainError, RecordError
 from explain.methods import Method, get_method
 from explain.targets import Category, ClassTarget, Sum, Target, TopClass
+from explain.version import __version__
 
 FORMAT = 2
 """The version of the records that are written. Those of version 1 have no field ``format``."""
@@ -208,6 +213,15 @@ def has_tensor(value: Any) -> bool:
     if isinstance(value, Mapping):
         return "tensor" in value or any(map(has_tensor, value.values()))
     return isinstance(value, list) and any(map(has_tensor, value))
+
+
+def versions() -> dict[str, str]:
+    """The versions of what has a part in every explanation."""
+    packages = {"numpy": np.__version__, "pillow": PIL.__version__, "torch": str(torch.__version__)}
+    torchvision = getattr(sys.modules.get("torchvision"), "__version__", None)  # only where it had a part in this
+    if torchvision is not None:
+        packages["torchvision"] = str(torchvision)
+    return {"explain": __version__, "python": platform.python_version(), **packages}
 
 
 def upgraded(record: Any, name: str = "record") -> dict[str, Any]:

@@ -9,17 +9,24 @@ from math import prod
 from typing import Any
 
 import torch
+from PIL import Image
 
 from explain.engine import Coverage
 from explain.errors import ImageError
+from explain.images import Box
 from explain.layers import enlarge
 from explain.methods import Fusion, Style
 from explain.methods.base import over_all
+from explain.render import Group, Layout, Tile, get_style, picture_html, png, sheet
+from explain.render.html import escaped
+
+ENLARGED = 180  # pixels along the longer side of a map in a picture
+SHOWN = 8  # maps in a picture of a batch
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Attribution:
-    """What a method says about a batch of N images.
+    """What a method says about a batch of N images; in a notebook it shows its maps.
 
     ``values`` is the raw attribution, detached: ``(N, h, w)`` at the layer's resolution for CAM methods,
     ``(N, C, H, W)`` for pixel methods. ``heatmap`` is its display form. ``score`` ``(N,)`` is what was explained and
@@ -88,6 +95,48 @@ class Attribution:
         values = self.values.float()
         return _by_maximum(values.sum(1) if self._in_pixels else enlarge(values[:, None], self.size)[:, 0])
 
+    def __repr__(self) -> str:
+        where = "" if self.layer is None else f", layer {self.layer!r}"
+        target = self.target if isinstance(self.target, str) else _listed(self.target.tolist())
+        images = f"{len(self)} image{'s' * (len(self) != 1)}"
+        return f"Attribution({self.method!r}, {images}, values {tuple(self.values.shape)}{where}, target {target})"
+
+    def layout(self) -> Layout:
+        """Return the maps of the first few images, or frames, as the tiles of a sheet."""
+        style = get_style(self.style if self.style in ("signed", "color") and len(self.size) == 2 else "intensity")
+        drawn = {"values": lambda: self.values.float(), "signed": lambda: self.signed, "heatmap": lambda: self.heatmap}
+        maps = drawn[style.reads]().flatten(0, len(self.size) - 2)[:SHOWN]
+        side = max(1, round(ENLARGED / max(maps.shape[-2:])))
+        blank = Image.new("RGB", (maps.shape[-1] * side, maps.shape[-2] * side), "white")
+        box = Box(0, 0, *map(float, blank.size))
+        names = [name for name in self._names() for _ in range(prod(self.size[:-2]))]
+        tiles = [
+            Tile(style.draw(blank, each.cpu().numpy(), box), name)
+            for each, name in zip(maps, names[: len(maps)], strict=True)
+        ]
+        legend = style.legend(blank)
+        more = f", the first {len(maps)} of {len(names)} maps" if len(maps) < len(names) else ""
+        where = self.layer if isinstance(self.layer, str) else ", ".join(self.layer or ())
+        title = f"{self.method}{f' at {where}' if where else ''}"
+        detail = f"values {tuple(self.values.shape)}{more}"
+        return Layout(title, detail, (Group("", tuple(tiles)),), (legend,) if legend else ())
+
+    def _names(self) -> list[str]:
+        targets = [self.target] * len(self) if isinstance(self.target, str) else self.target.tolist()
+        return [
+            f"{target if isinstance(target, str) else f'class {target}'}, score {score:.3g}"
+            for target, score in zip(targets, self.score.tolist(), strict=True)
+        ]
+
+    def _repr_png_(self) -> bytes | None:
+        return png(sheet(self.layout(), 180)) if len(self.size) >= 2 and len(self) else None
+
+    def _repr_html_(self) -> str:
+        picture = self._repr_png_()
+        if picture is None:
+            return f"<pre>{escaped(repr(self))}</pre>"
+        return picture_html(picture, f"{self.method}: maps for {'; '.join(self._names()[:SHOWN])}")
+
     def _must_have_places(self) -> None:
         if not self.size:
             shape = tuple(self.values.shape)
@@ -96,6 +145,10 @@ class Attribution:
     @property
     def _in_pixels(self) -> bool:
         return self.values.ndim == len(self.size) + 2
+
+
+def _listed(values: list[int], most: int = 6) -> str:
+    return ", ".join(map(str, values[:most])) + (", ..." if len(values) > most else "")
 
 
 def _by_maximum(maps: torch.Tensor) -> torch.Tensor:

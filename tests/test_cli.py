@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import json
 import os
 import subprocess
@@ -468,15 +469,15 @@ def test_what_libraries_say_about_a_file_is_one_note_or_goes_with_our_error(tmp_
 def test_a_photo_too_large_for_the_memory_is_one_line_and_the_others_still_get_done(
     options: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = explain.render.overlay.place
+    place = explain.render.placing.place
 
     def short_of_memory(values: np.ndarray, size: tuple[int, int], *others: object, **named: object) -> np.ndarray:
         if size == (500, 500):
             raise MemoryError
         return place(values, size, *others, **named)  # type: ignore[arg-type]
 
-    for module in ("overlay", "legend"):
-        monkeypatch.setattr(f"explain.render.{module}.place", short_of_memory)
+    for module in ("styles", "concepts"):
+        monkeypatch.setattr(importlib.import_module(f"explain.render.{module}"), "place", short_of_memory)
     for name, side in (("large.png", 500), ("small.png", 20)):
         Image.new("RGB", (side, side), "green").save(name)
     code, out, err = run(capsys, "large.png", "small.png", *options)
@@ -553,7 +554,8 @@ def test_labels_and_layers_that_would_steer_the_terminal_are_shown_harmlessly(
         assert any(STEERING in line for line in out), out
     for record in Path("explained").glob("*.json"):
         assert all(printable(line) == line for line in record.read_text("utf-8").splitlines())
-        assert json.dumps(RAW)[1:-1] in json.dumps(json.loads(record.read_text("utf-8"))["predictions"])
+        told = json.loads(record.read_text("utf-8"))
+        assert json.dumps(RAW)[1:-1] in json.dumps(told.get("predictions", told.get("concepts")))
 
 
 def test_what_was_typed_is_complained_about_harmlessly(capsys: pytest.CaptureFixture[str]) -> None:

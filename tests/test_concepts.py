@@ -15,7 +15,7 @@ from explain import render
 from explain.concepts import factorise, update
 from explain.errors import ExplainWarning, LayerError, MethodError
 from explain.images import Box
-from explain.render.legend import COLORS
+from explain.render.concepts import COLORS
 from tests.conftest import ROOT, TinyNet, snapshot
 from tests.methods import plain, plain_factors
 from tests.methods.test_exact import photo, random_network

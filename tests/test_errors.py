@@ -575,7 +575,7 @@ JUSTIFIED = {
     ("explain.photos", "_check", "general[0]"): "what the work on photos raised, which came from there",
     ("explain.record", "_decode_tensor", "ValueError"): "caught in the same function, and told as a RecordError",
     ("explain.saved", "_read_values", "ValueError"): "caught in the same function, and told as a RecordError",
-    ("explain.render.overlay", "place", "MemoryError"): "what running out of memory is called, also by OpenCV",
+    ("explain.render.placing", "_resampled", "MemoryError"): "what running out of memory is called, also by OpenCV",
     ("explain.targets.given", "_index", "TypeError"): "caught by its caller, which says what was given",
 }
 

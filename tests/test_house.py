@@ -21,13 +21,14 @@ from tests.conftest import ROOT
 
 PACKAGE = ROOT / "explain"
 ROOMS = [
-    "version", "interrupts", "errors", "nested", "hooks", "training", "distribution", "inputs", "layers", "targets",
+    "version", "interrupts", "errors", "nested",
+    "images", "render", "hooks", "training", "distribution", "inputs", "layers", "targets",
     "engine", "fills",
     "methods", "citation",
     "reasons", "result", "request", "attribution", "concepts", "metrics",
-    "images", "mosaic", "render",
+    "mosaic", "pictures",
     "output", "models", "record",
-    "explanation", "photos", "explainer", "saved",
+    "explanation", "photo_concepts", "photos", "explainer", "saved",
     "arguments", "cli", "__main__",
 ]  # fmt: skip
 

@@ -437,7 +437,7 @@ def test_a_difference_of_labels_on_a_photo() -> None:
         Image.new("RGB", (40, 30), "orange"), "inputxgradient", target=Difference("tabby", "espresso")
     )
     assert explanation.targets == ["tabby cat − espresso"]
-    assert explanation.overlay(caption=True).width == 260
+    assert explanation.overlay(caption=True).width == 320  # enlarged
 
 
 def test_methods_that_compare_classes_refuse_what_is_none(net: TinyNet, x: torch.Tensor) -> None:

@@ -15,21 +15,16 @@ from explain.cli.sources import Source, photos_of, read_photo
 
 def draw_concepts(options: argparse.Namespace, answer: Answer) -> int:
     """Draw the concepts of each photo."""
-    from explain.concepts import name_concepts
-    from explain.output import Files
-
     photos, missing = photos_of(options)
     explainer = load_explainer(options, answer)
 
     def work(source: Source, stem: str, bar: Bar) -> Result:
         photo = read_photo(source, answer)
         with blaming(options.model):
-            picture, found = explainer.concepts(photo, options.count, layer=options.layer)
-        files = Files(options.output, overwrite=options.force)
-        files.add_picture(f"{stem}-concepts.png", picture)
-        written = [str(place) for place in files.write()]
-        names = name_concepts(found, explainer.categories)
-        about = {"image": str(source), "files": written, "layer": found.layer, "concepts": names}
+            found = explainer.concepts(photo, options.count, layer=options.layer)
+        written = [str(place) for place in found.save(options.output, stem=stem, overwrite=options.force)]
+        names = found.labels
+        about = {"image": str(source), "files": written, "layer": found.concepts.layer, "concepts": names}
         return Result(about, [*(f"  {name}" for name in names), *(f"  wrote {file}" for file in written)], written)
 
     return for_all(photos, missing, work, answer, verb="drew", folder=options.output)

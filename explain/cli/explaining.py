@@ -20,6 +20,7 @@ from explain.arguments import (
     MODEL,
     OUTPUT,
     RECURSIVE,
+    STYLE,
     TARGET,
     TOP_K,
     UsageError,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 def explain(options: argparse.Namespace, answer: Answer) -> int:
     """Explain each photo."""
-    from explain.explanation import percent
+    from explain.pictures import percent
 
     methods = _checked(options)
     photos, missing = photos_of(options)
@@ -54,8 +55,9 @@ def explain(options: argparse.Namespace, answer: Answer) -> int:
         if methods == "all":
             _tell_left_out(explanation, answer)
         written = explanation.save(
-            options.output, stem=stem, overwrite=options.force, alpha=options.alpha, colormap=options.colormap
-        )
+            options.output, stem=stem, overwrite=options.force, style=options.style, alpha=options.alpha,
+            colormap=options.colormap,
+        )  # fmt: skip
         files = [str(place) for place in written]
         records = [explanation.record(m, t) for t in range(len(explanation.results)) for m in explanation.methods]
         predictions = [(printable(label), percent(probability)) for label, probability in explanation.predictions]
@@ -75,10 +77,10 @@ def _checked(options: argparse.Namespace) -> list[str] | str:
     names = options.method or ["gradcam"]
     try:
         methods = "all" if "all" in names else list(dict.fromkeys(get_method(name).name for name in names))
-        if options.colormap is not None:
-            from explain.render.colors import lookup_table
+        if (options.style, options.alpha, options.colormap) != (None, None, None):
+            from explain.pictures import Look
 
-            lookup_table(options.colormap)
+            Look(options.style, options.colormap, options.alpha)
     except ExplainError as error:
         raise UsageError(str(error)) from None
     return methods
@@ -100,8 +102,8 @@ def _tell_left_out(explanation: Explanation, answer: Answer) -> None:
 EXPLAIN = Command(
     "explain", "See why a vision model said what it said: writes overlays of the photos given.",
     (
-        IMAGES, RECURSIVE, METHOD, TARGET, TOP_K, LAYER, FUSE, *MODEL, BATCH_SIZE, BF16, OUTPUT, FORCE, ALPHA, COLORMAP,
-        JSON,
+        IMAGES, RECURSIVE, METHOD, TARGET, TOP_K, LAYER, FUSE, *MODEL, BATCH_SIZE, BF16, OUTPUT, FORCE, STYLE, ALPHA,
+        COLORMAP, JSON,
     ),
     explain, example="explain cat.jpg --method gradcam --method guidedbackprop --target tabby",
 )  # fmt: skip

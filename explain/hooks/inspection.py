@@ -17,6 +17,7 @@ from explain.hooks.group import HookGroup
 from explain.hooks.preserve import untouched
 from explain.hooks.structure import as_sources, first_tensor
 from explain.hooks.unwrap import hookable
+from explain.render.html import table_html
 
 
 @dataclass
@@ -43,9 +44,12 @@ class Row:
     gradient_finite: bool = True
 
 
-@dataclass(frozen=True)
+HEADER = ("layer", "type", "output", "parameters", "ms", "dead", "gradient", "")
+
+
+@dataclass(frozen=True, repr=False)
 class Inspection:
-    """What `inspect` found: ``rows``, a table as text, and JSON."""
+    """What `inspect` found: ``rows``, a table as text (which a notebook shows), and JSON."""
 
     rows: list[Row]
     ended: list[Row] = field(repr=False)
@@ -56,10 +60,19 @@ class Inspection:
         """The first call that returned NaN or infinity: where to look for the cause."""
         return next((row for row in self.ended if not row.finite), None)
 
+    def __repr__(self) -> str:
+        first = self.rows[0] if self.rows else None
+        what = "" if first is None else f", {first.type}, {first.parameters:,} parameters"
+        trouble = self.first_nonfinite
+        return f"Inspection({len(self.rows)} calls{what}{f', NaN or infinity at {trouble.name!r}' if trouble else ''})"
+
+    def _repr_html_(self) -> str:
+        rows = [(row.name or "model", *_cells(row)[1:]) for row in self.rows]
+        return table_html(HEADER, rows, caption=repr(self))
+
     def __str__(self) -> str:
-        header = ("layer", "type", "output", "parameters", "ms", "dead", "gradient", "")
-        lines = [header, *(_cells(row) for row in self.rows)]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+        lines = [HEADER, *(_cells(row) for row in self.rows)]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(HEADER))]
         left = {0, 1, 2, 7}
         return "\n".join(
             "  ".join(

@@ -11,6 +11,7 @@
     path           gradients added up from a baseline to the photo
     relevance      what inputs and biases add to the score
     attention      vision transformers
+    families       which methods belong together
     sources        the papers to cite
     registry       names
 
@@ -19,7 +20,18 @@ To add one, write a class that satisfies `Method`, and `register` it; nothing el
 
 from explain.methods.attention import AttentionRollout, LeGrad
 from explain.methods.backprop import Deconvnet, GuidedBackprop, GuidedGradCAM, InputXGradient, Saliency
-from explain.methods.base import Complete, Demanding, Fusion, ManyLayers, Method, Promising, Style, options, uses_layer
+from explain.methods.base import (
+    Complete,
+    Control,
+    Demanding,
+    Fusion,
+    ManyLayers,
+    Method,
+    Promising,
+    Style,
+    options,
+    uses_layer,
+)
 from explain.methods.cam import (
     CAM,
     ElementWiseCAM,
@@ -32,6 +44,7 @@ from explain.methods.cam import (
     XGradCAM,
 )
 from explain.methods.composed import FinerCAM, RefineCAM
+from explain.methods.families import FAMILIES, control, family
 from explain.methods.path import IntegratedGradients
 from explain.methods.perturbation import ISCAM, SSCAM, AblationCAM, ScoreCAM
 from explain.methods.registry import MethodLike, get_method, list_methods, register, register_wrapper
@@ -56,6 +69,7 @@ register_wrapper("augmented", Augmented)
 
 __all__ = [
     "CAM",
+    "FAMILIES",
     "FEM",
     "ISCAM",
     "KPCACAM",
@@ -64,6 +78,7 @@ __all__ = [
     "AttentionRollout",
     "Augmented",
     "Complete",
+    "Control",
     "Deconvnet",
     "Demanding",
     "EigenCAM",
@@ -95,6 +110,8 @@ __all__ = [
     "Source",
     "Style",
     "XGradCAM",
+    "control",
+    "family",
     "get_method",
     "list_methods",
     "options",

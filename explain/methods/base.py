@@ -76,6 +76,13 @@ class Demanding(Protocol):
     only_for: ClassVar[str]
 
 
+@runtime_checkable
+class Control(Protocol):
+    """A method that explains nothing, for others to be compared with; ``control`` says what it does instead."""
+
+    control: ClassVar[str]
+
+
 def options(method: Method) -> dict[str, Any]:
     """Return the fields of a method and their values: with its name, enough to make it again.
 

@@ -346,6 +346,7 @@ class RandomCAM:
     about: ClassVar[str] = "feature maps with random weights: the null hypothesis"
     paper: ClassVar[str] = "Gildenblat, 2021"
     source: ClassVar[Source] = sources.PYTORCH_GRAD_CAM
+    control: ClassVar[str] = "random weights"
     style: ClassVar[Style] = "heat"
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({Activations()})
 

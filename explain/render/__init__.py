@@ -1,31 +1,78 @@
-"""Pictures from arrays and PIL images; this room knows no models, methods or files.
+"""Pictures from arrays and PIL images; this room knows no models or methods.
 
 colors     colour maps by name
-overlay    maps on photos: heat, intensity, signed, colour
-text       captions
-legend     several maps in one picture, and what their colours mean
-sheet      contact sheets
-figure     matplotlib figures
+placing    where a map lies on a photo
+evidence   where most of a map's evidence lies
+styles     heat, contour, mask, spotlight, and the own styles of pixel methods: plain values that draw
+unseen     what the model did not see
+overlay    a map on its photo
+legend     what colours mean, as values and as a bar
+text       the font, and texts that fit
+caption    a strip of words under a picture
+concepts   several maps in one picture
+layout     contact sheets as values
+sheet      contact sheets as pictures
+figure     contact sheets as matplotlib figures
+html       pictures and tables in notebooks
 """
 
+from explain.render.caption import caption, enlargement
 from explain.render.colors import HEAT, SIGNED, colorize
+from explain.render.concepts import concepts
+from explain.render.evidence import smoothed, thresholds
 from explain.render.figure import figure
-from explain.render.legend import concepts
-from explain.render.overlay import check, color, heat, intensity, signed
-from explain.render.sheet import sheet
-from explain.render.text import caption
+from explain.render.html import picture_html, png, table_html
+from explain.render.layout import Group, Layout, Tile
+from explain.render.legend import Legend, bar
+from explain.render.overlay import drawn, overlay
+from explain.render.sheet import sheet, table
+from explain.render.styles import (
+    CHOICES,
+    Color,
+    Contour,
+    Heat,
+    Intensity,
+    Mask,
+    Signed,
+    Spotlight,
+    Style,
+    StyleLike,
+    get_style,
+    with_options,
+)
 
 __all__ = [
+    "CHOICES",
     "HEAT",
     "SIGNED",
+    "Color",
+    "Contour",
+    "Group",
+    "Heat",
+    "Intensity",
+    "Layout",
+    "Legend",
+    "Mask",
+    "Signed",
+    "Spotlight",
+    "Style",
+    "StyleLike",
+    "Tile",
+    "bar",
     "caption",
-    "check",
-    "color",
     "colorize",
     "concepts",
+    "drawn",
+    "enlargement",
     "figure",
-    "heat",
-    "intensity",
+    "get_style",
+    "overlay",
+    "picture_html",
+    "png",
     "sheet",
-    "signed",
+    "smoothed",
+    "table",
+    "table_html",
+    "thresholds",
+    "with_options",
 ]

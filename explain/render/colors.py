@@ -8,7 +8,8 @@ import numpy as np
 
 from explain.errors import ExplainError, did_you_mean
 
-HEAT = "inferno"  # perceptually uniform, readable in grey and with colour-vision deficiencies
+HEAT = "plasma"  # perceptually uniform, readable with colour-vision deficiencies, and nowhere grey
+INTENSITY = "inferno"  # likewise, from black
 SIGNED = "RdBu_r"  # blue against, white nothing, red for
 
 

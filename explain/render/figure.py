@@ -1,44 +1,104 @@
-"""A matplotlib figure of pictures side by side."""
+"""Contact sheets as matplotlib figures, and figures that show themselves in a notebook."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import io
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image
 
 from explain.errors import printable
+from explain.render.html import picture_html
+from explain.render.layout import Layout
+from explain.render.legend import Legend
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 LARGEST = 1600
 
 
-def figure(pictures: Sequence[Image.Image], titles: Sequence[str], heading: str = "", columns: int = 3) -> Figure:
-    """Return a figure with a title over each picture; it belongs to no window, so that nothing has to be closed."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+def figure(layout: Layout, alternative: str = "") -> Figure:
+    """Return a figure of a contact sheet: an axis for each tile, and one for each legend.
 
-    columns = min(columns, len(pictures))
-    rows = -(-len(pictures) // columns)
-    aspect = min(max(pictures[0].height / pictures[0].width, 0.2), 4)
-    drawn = Figure(figsize=(3.4 * columns, (3.4 * aspect + 0.35) * rows + 0.5), layout="constrained", dpi=120)
-    FigureCanvasAgg(drawn)
-    axes = np.atleast_1d(np.asarray(drawn.subplots(rows, columns))).ravel()
-    for axis in axes:
-        axis.set_axis_off()
-    for axis, picture, title in zip(axes, pictures, titles, strict=False):
-        small = picture.copy()
-        small.thumbnail((LARGEST, LARGEST))  # more than a figure can show, and little enough to hold
-        axis.imshow(np.asarray(small), interpolation="none")
-        axis.set_title(_lines(title), fontsize=10, parse_math=False)
-    if heading:
-        drawn.suptitle(_lines(heading), fontsize=12, fontweight="bold", parse_math=False)
+    It belongs to no window, so that nothing has to be closed.
+    """
+    rows, columns = layout.rows(), layout.columns
+    shapes = [tile.picture.height / tile.picture.width for tile in layout.tiles]
+    tall = min(max(max(shapes, default=1), 0.2), 4)
+    extra = 0.5 if layout.legends else 0
+    drawn = empty((3.4 * columns, min((3.4 * tall + 0.75) * len(rows) + 0.7 + extra, 19.0)), alternative)
+    grid = drawn.add_gridspec(len(rows) + bool(layout.legends), columns, height_ratios=_heights(len(rows), layout))
+    for r, row in enumerate(rows):
+        tiles = [(tile, group.heading if i == 0 else "") for group in row for i, tile in enumerate(group.tiles)]
+        for c, (tile, heading) in enumerate(tiles):
+            axis = drawn.add_subplot(grid[r, c])
+            small = tile.picture.copy()
+            small.thumbnail((LARGEST, LARGEST))  # more than a figure can show, and little enough to hold
+            axis.imshow(np.asarray(small), interpolation="none")
+            axis.set_axis_off()
+            axis.set_title(_lines(tile.name, tile.detail, tile.remark), fontsize=10, parse_math=False)
+            if heading:
+                axis.text(
+                    0, 1, printable(heading) + "\n\n\n", transform=axis.transAxes, fontsize=9, fontweight="bold",
+                    va="bottom", parse_math=False,
+                )  # fmt: skip
+    for i, legend in enumerate(layout.legends[:columns]):
+        _draw_legend(drawn.add_subplot(grid[len(rows), i]), legend)
+    if layout.title:
+        drawn.suptitle(_lines(layout.title, layout.detail), fontsize=12, fontweight="bold", parse_math=False)
     return drawn
 
 
-def _lines(title: str) -> str:
-    """What can be drawn of a title, which may have several lines."""
-    return "\n".join(map(printable, title.split("\n")))
+def empty(size: tuple[float, float], alternative: str) -> Figure:
+    """Return a figure without axes that shows itself in a notebook, with a text for those who cannot see it."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    made: Figure = _shown()(figsize=size, layout="constrained", dpi=120)
+    made.alternative = alternative  # type: ignore[attr-defined]
+    FigureCanvasAgg(made)
+    return made
+
+
+@cache
+def _shown() -> Any:
+    """The class of such figures; matplotlib is loaded when the first is made."""
+    from matplotlib.figure import Figure
+
+    return type("ShownFigure", (Figure,), {"_repr_png_": as_png, "_repr_html_": _as_html, "__module__": __name__})
+
+
+def as_png(drawn: Figure) -> bytes:
+    """Return a figure as a PNG file."""
+    buffer = io.BytesIO()
+    drawn.savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
+def _as_html(drawn: Any) -> str:
+    return picture_html(as_png(drawn), drawn.alternative)
+
+
+def _heights(rows: int, layout: Layout) -> list[float]:
+    return [1.0] * rows + ([0.05] if layout.legends else [])
+
+
+def _draw_legend(axis: Axes, legend: Legend) -> None:
+    from matplotlib.colors import ListedColormap
+
+    colors = np.asarray(legend.colors, np.float64) / 255
+    ends = np.linspace(0, len(colors), len(legend.labels)) if legend.ramp else np.arange(len(legend.labels)) + 0.5
+    axis.imshow(
+        np.arange(len(colors))[None], cmap=ListedColormap(colors), aspect="auto", interpolation="none",
+        extent=(0, len(colors), 0, 1),
+    )  # fmt: skip
+    axis.set_yticks([])
+    axis.set_xticks(ends, legend.labels, fontsize=8)
+    axis.set_xlabel(legend.about, fontsize=8, labelpad=1)
+
+
+def _lines(*texts: str) -> str:
+    """What can be drawn of a title's lines, those that are empty left out."""
+    return "\n".join(printable(line) for text in texts if text for line in text.split("\n"))

@@ -1,49 +1,66 @@
-"""Several maps on one photo, each in its colour, with a legend below."""
+"""What colours mean: plain values, and the bar that shows them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image, ImageDraw
 
-from explain.render.overlay import Array, Region, mark_unseen, place
-from explain.render.text import INK, PAPER, fit, font
+from explain.render.text import FAINT, font
 
-# Okabe and Ito's colours, told apart with colour-vision deficiencies; yellow comes late since it is faint on white.
-COLORS = [(213, 94, 0), (0, 114, 178), (0, 158, 115), (204, 121, 167), (230, 159, 0), (86, 180, 233), (240, 228, 66)]
+RGB = tuple[int, int, int]
 
 
-def concepts(
-    photo: Image.Image, maps: Array, region: Region, labels: Sequence[str], *, alpha: float = 0.75
-) -> Image.Image:
-    """Colour each place of a photo by the strongest of K maps ``(K, H, W)`` in [0, 1]; name each colour below.
+@dataclass(frozen=True, repr=False)
+class Legend:
+    """The colours of a picture as they are on the photo, and what they stand for.
 
-    >>> from explain.images import Box
-    >>> concepts(Image.new("RGB", (300, 200)), np.ones((2, 4, 4)), Box(0, 0, 300, 200), ["fur", "eyes"]).width
-    300
+    Args:
+        colors: from the lowest to the highest value, or one for each label.
+        labels: the two ends of a ramp; of steps, one for each colour.
+        about: what is shown, in a few words.
+        ramp: whether the colours pass into each other.
     """
-    strongest, first = place(maps[0], photo.size, region), np.zeros(photo.size[::-1], np.uint16)
-    for i, values in enumerate(maps[1:], start=1):  # one at a time: on a large photo, all of them might not fit
-        placed = place(values, photo.size, region)
-        first[placed > strongest] = i
-        np.maximum(placed, strongest, out=strongest)
-    palette = np.array([COLORS[i % len(COLORS)] for i in range(len(maps))], np.uint8)
-    opacity = Image.fromarray((255 * alpha * np.sqrt(np.arange(256) / 255)).round().astype(np.uint8)[strongest])
-    grey = photo.convert("L").convert("RGB")
-    drawn = mark_unseen(Image.composite(Image.fromarray(palette[first]), grey, opacity), region)
-    return _with_legend(drawn, [tuple(color) for color in palette.tolist()], labels)
+
+    colors: tuple[RGB, ...]
+    labels: tuple[str, ...]
+    about: str
+    ramp: bool = True
+
+    def __repr__(self) -> str:
+        return f"Legend({self.about!r}, {' to '.join(self.labels) if self.ramp else ', '.join(self.labels)})"
 
 
-def _with_legend(picture: Image.Image, colors: Sequence[tuple[int, ...]], labels: Sequence[str]) -> Image.Image:
-    width = max(260, picture.width)
-    size = max(12, min(32, round(width / 34)))
-    pad, line = round(size * 0.8), round(size * 1.7)
-    canvas = Image.new("RGB", (width, picture.height + 2 * pad + line * len(labels)), PAPER)
-    canvas.paste(picture, ((width - picture.width) // 2, 0))
-    draw = ImageDraw.Draw(canvas)
-    for i, (color, label) in enumerate(zip(colors, labels, strict=True)):
-        top = picture.height + pad + i * line
-        draw.rectangle((pad, top, pad + size, top + size), fill=color)
-        draw.text((2 * pad + size, top - round(size * 0.1)), fit(label, width - 3 * pad - size, size), INK, font(size))
+def bar(legend: Legend, width: int, size: int) -> Image.Image:
+    """Draw a legend ``width`` pixels wide with text of ``size``: the colours above, the labels below.
+
+    >>> bar(Legend(((0, 0, 0), (255, 0, 0)), ("0", "max"), "heat"), 80, 10).width
+    80
+    """
+    thick, gap = max(6, round(size * 0.8)), max(2, size // 5)
+    canvas = Image.new("RGB", (width, thick + gap + round(size * 1.4)), (255, 255, 255))
+    canvas.paste(_ramp(legend, width, thick) if legend.ramp else _steps(legend, width, thick), (0, 0))
+    draw, face = ImageDraw.Draw(canvas), font(size)
+    slots = len(legend.labels)
+    for i, label in enumerate(legend.labels):
+        length = face.getlength(label)
+        left = (width - length) * i / max(1, slots - 1) if legend.ramp else (i + 0.5) * width / slots - length / 2
+        draw.text((left, thick + gap), label, FAINT, face)
     return canvas
+
+
+def _ramp(legend: Legend, width: int, height: int) -> Image.Image:
+    colors = np.asarray(legend.colors, np.float64)
+    at = np.linspace(0, len(colors) - 1, width)
+    row = np.stack([np.interp(at, np.arange(len(colors)), colors[:, c]) for c in range(3)], axis=1)
+    return Image.fromarray(np.broadcast_to(row.round().astype(np.uint8), (height, width, 3)).copy())
+
+
+def _steps(legend: Legend, width: int, height: int) -> Image.Image:
+    drawn = Image.new("RGB", (width, height), (255, 255, 255))
+    draw, each = ImageDraw.Draw(drawn), width / len(legend.colors)
+    for i, color in enumerate(legend.colors):
+        edges = (round(i * each + height * 0.15), 0, round((i + 1) * each - height * 0.15) - 1, height - 1)
+        draw.rectangle(edges, fill=color, outline=FAINT)
+    return drawn

@@ -1,141 +1,104 @@
-"""Attributions drawn on the photo they explain, at the photo's own resolution.
-
-A map is laid over the part of the photo that the model saw. What lies outside was never looked at: it is shown darker,
-and gets no colour.
-"""
+"""A map drawn on the photo that it explains, at the photo's own resolution."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image
 
-from explain.errors import ExplainError
-from explain.render.colors import HEAT, SIGNED, colorize, lookup_table
+from explain.errors import ImageError, shown
+from explain.images import Box, ImageLike, load_image
+from explain.render.placing import Array, Region
+from explain.render.styles import Reading, Style, StyleLike, get_style
+from explain.render.unseen import mark_unseen
 
-UNSEEN = 0.45  # brightness of what the model did not see
-Array = np.ndarray[Any, Any]
-
-
-class Region(Protocol):
-    """The part of a photo that a map covers, in the photo's pixels."""
-
-    @property
-    def left(self) -> float: ...
-    @property
-    def top(self) -> float: ...
-    @property
-    def right(self) -> float: ...
-    @property
-    def bottom(self) -> float: ...
+LARGEST = float(np.finfo(np.float32).max)
+Edges = tuple[float, float, float, float]
 
 
-def heat(photo: Image.Image, values: Array, region: Region, *, colormap: str = HEAT, alpha: float = 0.6) -> Image.Image:
-    """Lay a heatmap ``(H, W)`` in [0, 1] over a photo: the hotter, the more colour and the less photo.
+def overlay(
+    photo: ImageLike,
+    heatmap: Any,
+    style: StyleLike = "heat",
+    *,
+    box: Box | Edges | None = None,
+    colormap: str | None = None,
+    alpha: float | None = None,
+) -> Image.Image:
+    """Draw a heatmap on a photo, at the photo's own resolution.
+
+    For the result of `explain.attribute`: ``overlay(photo, attribution.heatmap[0])``.
+
+    Args:
+        photo: a path, the bytes of a file, a PIL image or an array ``(H, W, 3)``; see `explain.images.load_image`.
+        heatmap: ``(h, w)`` in [0, 1], a tensor or an array, of any size: it is stretched over the box. For the style
+            "signed", ``attribution.signed[0]`` in [-1, 1]; for "color", ``attribution.values[0]`` ``(C, h, w)``.
+        style: "heat", "contour", "mask" or "spotlight", or a style with options, as ``render.Contour(shares=(0.5,))``;
+            also "intensity", "signed" and "color", which pixel methods are drawn in.
+        box: which part of the photo the model saw, as (left, top, right, bottom) in pixels of the photo; by default,
+            all of it. What lies outside is hatched. Where the photo was cut by a preprocessing,
+            ``explain.images.locate(preprocess, photo.size)`` finds the box.
+        colormap: any colour map of matplotlib, for styles that have one.
+        alpha: opacity of the heat, 0 to 1.
+
+    Returns:
+        An RGB picture of the photo's size.
 
     Raises:
-        ExplainError: an unknown colour map, or an opacity outside [0, 1].
+        ImageError: the photo cannot be read, or the heatmap or box is none.
+        ExplainError: an unknown style or colour map, or an opacity outside [0, 1].
 
-    >>> from explain.images import Box
-    >>> heat(Image.new("RGB", (8, 4)), np.ones((2, 2)), Box(0, 0, 8, 4)).size
+    >>> overlay(Image.new("RGB", (8, 4)), np.ones((2, 2)), "spotlight").size
     (8, 4)
     """
-    check(colormap, alpha)
-    table = lookup_table(colormap)
-    placed = place(values, photo.size, region)
-    colors = Image.fromarray(table[placed])
-    # Opacity rises quickly and then levels off, so that a weak map is seen and a strong one does not hide the photo.
-    opacity = (255 * alpha * np.sqrt(np.arange(256) / 255)).round().astype(np.uint8)
-    blended = Image.composite(colors, photo, Image.fromarray(opacity[placed]))
-    return mark_unseen(blended, region)
+    chosen = get_style(style, colormap=colormap, alpha=alpha)
+    picture = load_image(photo)
+    whole = Box(0.0, 0.0, float(picture.width), float(picture.height))
+    region = whole if box is None else _checked_box(box)
+    return drawn(picture, _checked_map(heatmap, chosen), chosen, region, [region])
 
 
-def check(colormap: str | None = None, alpha: float = 1.0) -> None:
-    """Refuse an unknown colour map and an opacity outside [0, 1]."""
-    if not 0 <= alpha <= 1:
-        raise ExplainError(f"alpha must be an opacity from 0 to 1, got {alpha}")
-    if colormap is not None:
-        lookup_table(colormap)
+def drawn(photo: Image.Image, values: Array, style: Style, region: Region, seen: Sequence[Region]) -> Image.Image:
+    """Draw a map where it lies on an RGB photo, and mark what lies in no seen part."""
+    return mark_unseen(style.draw(photo, values, region), photo, seen)
 
 
-def intensity(photo: Image.Image, values: Array, region: Region, *, colormap: str = HEAT) -> Image.Image:
-    """Draw magnitudes ``(H, W)`` in [0, 1] as brightness; the top half per cent is cut off, so that the rest shows."""
-    placed = place(_stretch(values), photo.size, region)
-    return mark_unseen(Image.fromarray(lookup_table(colormap)[placed]), region)
-
-
-def signed(photo: Image.Image, values: Array, region: Region, *, colormap: str = SIGNED) -> Image.Image:
-    """Draw values ``(H, W)`` in [-1, 1] over the photo in grey: one colour speaks for the target, one against it."""
-    spread = np.sign(values) * _stretch(np.abs(values))
-    magnitude = place(np.sqrt(np.abs(spread)), photo.size, region)
-    side = place(spread / 2 + 0.5, photo.size, region, outside=128)
-    faded = photo.convert("L").point([round(255 - (255 - v) * 0.4) for v in range(256)]).convert("RGB")
-    drawn = Image.composite(Image.fromarray(lookup_table(colormap)[side]), faded, Image.fromarray(magnitude))
-    return mark_unseen(drawn, region)
-
-
-def color(photo: Image.Image, values: Array, region: Region) -> Image.Image:
-    """Draw values ``(C, H, W)`` as a colour picture in which grey is zero."""
-    channels = (
-        values if values.shape[0] == 3 else np.broadcast_to(values.mean(0, keepdims=True), (3, *values.shape[1:]))
-    )
-    peak = np.quantile(np.abs(channels), 0.995) or np.abs(channels).max() or 1.0
-    scaled = np.clip(channels / (2 * peak) + 0.5, 0, 1)
-    drawn = Image.merge("RGB", [Image.fromarray(place(c, photo.size, region, outside=128)) for c in scaled])
-    return mark_unseen(drawn, region)
-
-
-def swatch(colormap: str, size: tuple[int, int]) -> Image.Image:
-    """Return a horizontal colour bar of ``size`` (width, height)."""
-    ramp = np.broadcast_to(np.linspace(0, 1, size[0]), (size[1], size[0]))
-    return Image.fromarray(colorize(ramp, colormap))
-
-
-def place(values: Array, size: tuple[int, int], region: Region, outside: int = 0) -> Array:
-    """Resample a map in [0, 1] onto the pixels of a photo of ``size`` (width, height), as uint8 ``(height, width)``.
-
-    ``outside`` fills what the region does not cover.
-    """
-    import cv2
-
-    left, top = round(region.left), round(region.top)
-    width, height = max(1, round(region.right) - left), max(1, round(region.bottom) - top)
-    how = cv2.INTER_LINEAR if width >= values.shape[1] else cv2.INTER_AREA
+def _checked_box(box: Any) -> Box:
     try:
-        covered = cv2.resize(values.astype(np.float32), (width, height), interpolation=how)
-    except cv2.error as error:
-        if error.code != cv2.Error.StsNoMem:
-            raise
-        raise MemoryError(error.err) from None
-    placed = np.full((size[1], size[0]), outside, np.uint8)
-    inside = covered[max(0, -top) : size[1] - top, max(0, -left) : size[0] - left]
-    y, x = max(0, top), max(0, left)
-    np.rint(np.multiply(inside, 255, out=inside), out=inside)  # in place, which on a large photo is gigabytes less
-    placed[y : y + inside.shape[0], x : x + inside.shape[1]] = np.clip(inside, 0, 255, out=inside)
-    return placed
+        found = box if isinstance(box, Box) else Box(*map(float, box))
+    except (TypeError, ValueError):
+        found = Box(0, 0, 0, 0)
+    if not (0 < found.width < np.inf and 0 < found.height < np.inf):
+        raise ImageError(
+            f"box must be (left, top, right, bottom) in pixels with left < right and top < bottom, got {shown(box)}; "
+            "leave it out where the model saw the whole photo"
+        )
+    return found
 
 
-def _pixels(region: Region, size: tuple[int, int]) -> tuple[int, int, int, int]:
-    """Return the edges of a region in whole pixels of the photo; however thin it is, it has one of them."""
-    left, top = max(0, round(region.left)), max(0, round(region.top))
-    right, bottom = min(size[0], round(region.right)), min(size[1], round(region.bottom))
-    return left, top, max(left + 1, right), max(top + 1, bottom)
+def _checked_map(heatmap: Any, style: Style) -> Array:
+    """Return a map as an array, if a style can draw it."""
+    least, most, dimensions, remedy = _NEEDS[style.reads]
+    tensor = heatmap.detach().float().cpu() if hasattr(heatmap, "detach") else heatmap
+    try:
+        values = np.asarray(tensor, dtype=np.float32)
+    except (TypeError, ValueError):
+        got = type(heatmap).__name__
+        raise ImageError(f"heatmap must be a tensor or an array, got {got}; {remedy}") from None
+    must = f"heatmap for style {style.name!r} must"
+    if values.ndim != dimensions or not values.size:
+        raise ImageError(f"{must} be the map of one image, got shape {values.shape}; {remedy}")
+    low, high = float(values.min()), float(values.max())
+    if not (least <= low and high <= most + 1e-6):  # NaN is neither
+        raise ImageError(f"{must} have values from {least:g} to {most:g}, got {low:.3g} to {high:.3g}; {remedy}")
+    return values
 
 
-def mark_unseen(picture: Image.Image, region: Region) -> Image.Image:
-    """Darken what lies outside the region, and draw a line around it."""
-    left, top, right, bottom = _pixels(region, picture.size)
-    if (left, top) == (0, 0) and (right, bottom) == picture.size:
-        return picture
-    dark = picture.point([round(v * UNSEEN) for v in range(256)] * 3)
-    dark.paste(picture.crop((left, top, right, bottom)), (left, top))
-    line = max(1, round(min(right - left, bottom - top, max(picture.size) / 4) / 125))
-    ImageDraw.Draw(dark).rectangle((left, top, right - 1, bottom - 1), outline=(255, 255, 255), width=line)
-    return dark
-
-
-def _stretch(values: Array) -> Array:
-    """Scale magnitudes so that their 99.5th percentile becomes 1."""
-    peak = float(np.quantile(values, 0.995)) or float(values.max()) or 1.0
-    return np.clip(values / peak, 0, 1)
+# The lowest and highest value, how many dimensions, and what to pass.
+_NEEDS: dict[Reading, tuple[float, float, int, str]] = {
+    "heatmap": (0.0, 1.0, 2, "pass attribution.heatmap[0], (H, W) in [0, 1]"),
+    "signed": (-1.0, 1.0, 2, "pass attribution.signed[0], (H, W) in [-1, 1]"),
+    "values": (-LARGEST, LARGEST, 3, "pass attribution.values[0], (C, H, W)"),
+}

@@ -1,4 +1,4 @@
-"""Pictures side by side: a contact sheet of rows with titles."""
+"""Pictures side by side: contact sheets with a title, groups, names below the pictures, and what the colours mean."""
 
 from __future__ import annotations
 
@@ -6,52 +6,144 @@ from collections.abc import Sequence
 
 from PIL import Image, ImageDraw
 
+from explain.render.layout import Group, Layout, Tile
+from explain.render.legend import Legend, bar
 from explain.render.text import FAINT, INK, PAPER, fit, font
 
+REMARK = (176, 60, 20)
+RULE = (214, 216, 222)
 
-def sheet(
-    rows: Sequence[Sequence[Image.Image]],
-    *,
-    columns: Sequence[str] = (),
-    titles: Sequence[Sequence[str]] = (),
-    tile: int = 240,
-) -> Image.Image:
-    """Set pictures in a grid, each fitted into a square tile; a name over each column, a title under each picture.
 
-    >>> sheet([[Image.new("RGB", (40, 30))] * 3], tile=100).width
-    340
+def sheet(layout: Layout, tile: int = 300) -> Image.Image:
+    """Draw a contact sheet with each picture fitted into a square of ``tile`` pixels.
+
+    >>> blank = Tile(Image.new("RGB", (40, 30)), "photo")
+    >>> sheet(Layout("a cat", "", (Group("", (blank,) * 3),)), tile=100).width
+    332
     """
-    gap, text = 10, max(10, tile // 19)
-    line = round(text * 1.5)
-    across = max(len(row) for row in rows)
-    head = line + gap if columns else gap
-    below = line if titles else 0
-    heights = [max(_fitted(picture, tile)[1] for picture in row) for row in rows]
-    size = (gap + across * (tile + gap), head + sum(heights) + len(rows) * (gap + below))
-    canvas = Image.new("RGB", size, PAPER)
-    draw = ImageDraw.Draw(canvas)
-    for i, name in enumerate(columns):
-        _centred(draw, name, gap + i * (tile + gap) + tile / 2, gap / 2, tile, text, bold=True)
-    top = head
-    for r, row in enumerate(rows):
-        for c, picture in enumerate(row):
-            left = gap + c * (tile + gap)
-            small = picture.resize(_fitted(picture, tile), Image.Resampling.LANCZOS)
-            canvas.paste(small, (left + (tile - small.width) // 2, top + (heights[r] - small.height) // 2))
-            if titles and c < len(titles[r]):
-                _centred(draw, titles[r][c], left + tile / 2, top + heights[r] + 2, tile, text)
-        top += heights[r] + below + gap
+    drawing = _Sheet(tile, layout.columns)
+    rows = layout.rows()
+    parts = [drawing.head(layout), *(drawing.row(row) for row in rows)]
+    canvas = Image.new("RGB", (drawing.width, sum(part.height for part in parts) + drawing.gap), PAPER)
+    top = 0
+    for part in parts:
+        canvas.paste(part, (0, top))
+        top += part.height
     return canvas
+
+
+def table(rows: Sequence[Sequence[Tile]], columns: Sequence[str], tile: int = 240) -> Image.Image:
+    """Draw a table of pictures: a name over each column, and what the tiles say below them.
+
+    >>> table([[Tile(Image.new("RGB", (40, 30)))] * 3], ["a", "b", "c"], tile=100).width
+    332
+    """
+    drawing = _Sheet(tile, len(columns))
+    parts = [drawing.names(columns), *(drawing.row([Group("", tuple(row))]) for row in rows)]
+    canvas = Image.new("RGB", (drawing.width, sum(part.height for part in parts) + drawing.gap), PAPER)
+    top = 0
+    for part in parts:
+        canvas.paste(part, (0, top))
+        top += part.height
+    return canvas
+
+
+class _Sheet:
+    """The measures of a sheet, and its parts as strips of its whole width."""
+
+    def __init__(self, tile: int, columns: int) -> None:
+        self.tile = tile
+        self.text = max(10, tile // 20)
+        self.gap = max(8, tile // 20)
+        self.width = self.gap + columns * (tile + self.gap)
+
+    def head(self, layout: Layout) -> Image.Image:
+        """The title, a fainter line, and the legends at the right."""
+        large = round(self.text * 1.5)
+        height = self.gap + round(large * 1.4) + round(self.text * 1.6)
+        strip = Image.new("RGB", (self.width, height), PAPER)
+        room = self.width - 2 * self.gap
+        draw = ImageDraw.Draw(strip)
+        for legend in reversed(layout.legends):
+            room -= self._legend(strip, legend, self.gap + room)
+        draw.text((self.gap, self.gap), fit(layout.title, room, large, True), INK, font(large, True))
+        line = fit(layout.detail, room, self.text)
+        draw.text((self.gap, self.gap + round(large * 1.4)), line, FAINT, font(self.text))
+        return strip
+
+    def _legend(self, strip: Image.Image, legend: Legend, right: int) -> int:
+        """Draw a legend that ends at ``right``, with its heading; return the width that it takes."""
+        small = max(9, round(self.text * 0.8))
+        length = max(round(font(small).getlength(legend.about)), 7 * small)
+        if right - length < strip.width // 2:  # the title has the first half
+            return 0
+        draw = ImageDraw.Draw(strip)
+        draw.text((right - length, self.gap), legend.about, FAINT, font(small))
+        strip.paste(bar(legend, length, small), (right - length, self.gap + round(small * 1.5)))
+        return length + 2 * self.gap
+
+    def names(self, columns: Sequence[str]) -> Image.Image:
+        strip = Image.new("RGB", (self.width, self.gap + round(self.text * 1.7)), PAPER)
+        for i, name in enumerate(columns):
+            self._centred(ImageDraw.Draw(strip), name, self._middle(i), self.gap, INK, bold=True)
+        return strip
+
+    def row(self, groups: Sequence[Group]) -> Image.Image:
+        """A row of groups, each under its heading and a rule."""
+        tiles = [tile for group in groups for tile in group.tiles]
+        line = round(self.text * 1.45)
+        tallest = max((_fitted(tile.picture, self.tile)[1] for tile in tiles), default=1)
+        heading = round(line * 1.5) if any(group.heading for group in groups) else 0
+        lines = max((sum(map(bool, _said(tile))) for tile in tiles), default=0)
+        below = lines * line + (round(line * 0.3) if lines else 0)
+        strip = Image.new("RGB", (self.width, self.gap + heading + tallest + below), PAPER)
+        place = 0
+        for group in groups:
+            self._heading(strip, group, place)
+            for tile in group.tiles:
+                self._tile(strip, tile, place, self.gap + heading, tallest)
+                place += 1
+        return strip
+
+    def _heading(self, strip: Image.Image, group: Group, place: int) -> None:
+        if not group.heading or not group.tiles:
+            return
+        left = self.gap + place * (self.tile + self.gap)
+        right = left + len(group.tiles) * (self.tile + self.gap) - self.gap
+        draw = ImageDraw.Draw(strip)
+        shown = fit(group.heading, right - left, self.text, bold=True)
+        draw.text((left, self.gap), shown, INK, font(self.text, True))
+        start = left + font(self.text, True).getlength(shown) + self.gap
+        if start < right:
+            middle = self.gap + round(self.text * 0.65)
+            draw.line((start, middle, right, middle), fill=RULE, width=max(1, self.tile // 200))
+
+    def _tile(self, strip: Image.Image, tile: Tile, place: int, top: int, tallest: int) -> None:
+        left = self.gap + place * (self.tile + self.gap)
+        small = tile.picture.resize(_fitted(tile.picture, self.tile), Image.Resampling.LANCZOS)
+        strip.paste(small, (left + (self.tile - small.width) // 2, top + (tallest - small.height) // 2))
+        line = round(self.text * 1.45)
+        y = top + tallest + round(line * 0.3)
+        draw = ImageDraw.Draw(strip)
+        for words, color in zip(_said(tile), (INK, FAINT, REMARK), strict=True):
+            if words:
+                self._centred(draw, words, self._middle(place), y, color)
+                y += line
+
+    def _middle(self, place: int) -> float:
+        return self.gap + place * (self.tile + self.gap) + self.tile / 2
+
+    def _centred(
+        self, draw: ImageDraw.ImageDraw, words: str, x: float, y: float, color: tuple[int, int, int], bold: bool = False
+    ) -> None:
+        shown, face = fit(words, self.tile, self.text, bold), font(self.text, bold)
+        draw.text((x - face.getlength(shown) / 2, y), shown, color, face)
+
+
+def _said(tile: Tile) -> tuple[str, str, str]:
+    return tile.name, tile.detail, tile.remark
 
 
 def _fitted(picture: Image.Image, tile: int) -> tuple[int, int]:
     scale = tile / max(picture.size)
     return max(1, round(picture.width * scale)), max(1, round(picture.height * scale))
-
-
-def _centred(
-    draw: ImageDraw.ImageDraw, words: str, x: float, y: float, width: int, size: int, bold: bool = False
-) -> None:
-    shown = fit(words, width, size, bold)
-    face = font(size, bold)
-    draw.text((x - face.getlength(shown) / 2, y), shown, INK if bold else FAINT, face)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from explain.render.figure import as_png, empty
+from explain.render.html import picture_html
 from explain.training.parameters import OnParameters
 from explain.training.scaling import Scaler, checked, factor
 from explain.training.sparse import merged, values_of
@@ -74,15 +77,25 @@ class GradientFlow(OnParameters):
         reference = weights[-1] if weights else 0.0
         return {name: _verdict(size, reference, vanishing, exploding) for name, size in means.items()}
 
-    def plot(self) -> Figure:
-        """Return a figure: each weight's gradient over the steps, and its mean from the first layer to the last."""
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
+    def __repr__(self) -> str:
+        counts = Counter(self.verdicts().values())
+        found = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+        return f"GradientFlow({len(self.steps)} steps{f'; {found}' if found else ''})"
 
+    def _repr_png_(self) -> bytes:
+        return as_png(self.plot())
+
+    def _repr_html_(self) -> str:
+        return picture_html(self._repr_png_(), f"gradients of every layer over the steps: {self!r}")
+
+    def plot(self) -> Figure:
+        """Return a figure: each weight's gradient over the steps, and its mean from the first layer to the last.
+
+        It shows itself in a notebook.
+        """
         means, verdicts = self._means(), self.verdicts()
         names = [name for name in means if name.endswith("weight")] or list(means)
-        drawn = Figure(figsize=(11, 4), layout="constrained", dpi=120)
-        FigureCanvasAgg(drawn)
+        drawn = empty((11, 4), f"gradients of every layer over the steps: {self!r}")
         over_steps, over_layers = drawn.subplots(1, 2)
         for i, name in enumerate(names):
             tone = i / max(1, len(names) - 1)

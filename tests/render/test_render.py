@@ -13,9 +13,10 @@ import pytest
 from PIL import Image
 
 from explain import render
-from explain.errors import ExplainError
+from explain.errors import ExplainError, ImageError
 from explain.images import Box
-from explain.render.overlay import place
+from explain.render.legend import bar
+from explain.render.placing import on_photo, place
 from explain.render.text import fit, font
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -38,24 +39,39 @@ def waves() -> np.ndarray:
     return np.sin(x * 20) * np.cos(y * 14) * np.exp(-((x - 0.6) ** 2 + (y - 0.4) ** 2) * 6)
 
 
+def contents() -> render.Layout:
+    tile = render.Tile(photo(), "gradcam", "layer3")
+    null = render.Tile(photo().rotate(90, expand=True), "randomcam", "layer3", "null map: random weights")
+    groups = (
+        render.Group("", (render.Tile(photo(), "photo"),)),
+        render.Group("class activation maps", (tile, null)),
+        render.Group("gradients", (render.Tile(photo(), "saliency"),) * 2),
+    )
+    legends = (render.Heat().legend(photo()), render.Contour().legend(photo()))
+    return render.Layout("Egyptian cat, 87 %", "tiny: Egyptian cat 87 %, tabby cat 9.1 %", groups, legends)
+
+
 PICTURES: dict[str, Callable[[], Image.Image]] = {
-    "heat": lambda: render.heat(photo(), bump(), SEEN),
-    "intensity": lambda: render.intensity(photo(), np.abs(waves()), SEEN),
-    "signed": lambda: render.signed(photo(), waves(), SEEN),
-    "color": lambda: render.color(photo(), np.stack([waves(), waves().T, -waves()]), SEEN),
+    "heat": lambda: render.overlay(photo(), bump(), box=SEEN),
+    "contour": lambda: render.overlay(photo(), bump(), "contour", box=SEEN),
+    "mask": lambda: render.overlay(photo(), bump(), "mask", box=SEEN),
+    "spotlight": lambda: render.overlay(photo(), bump(), "spotlight", box=SEEN),
+    "intensity": lambda: render.overlay(photo(), np.abs(waves()), "intensity", box=SEEN),
+    "signed": lambda: render.overlay(photo(), waves(), "signed", box=SEEN),
+    "color": lambda: render.overlay(photo(), np.stack([waves(), waves().T, -waves()]), "color", box=SEEN),
     "caption": lambda: render.caption(
-        render.heat(photo(), bump(), SEEN).resize((360, 240)),
-        "Egyptian cat, 87 %",
-        "gradcam · layer3 · bundled",
-        "inferno",
+        render.overlay(photo(), bump(), box=SEEN).resize((360, 240)),
+        "Egyptian cat",
+        "gradcam · layer3 · tiny",
+        render.Heat().legend(photo()),
+        end=", 87 %",
     ),
-    "sheet": lambda: render.sheet(
-        [[photo(), photo().rotate(90, expand=True)]] * 2,
-        columns=["photo", "turned"],
-        titles=[["cat, 87 %", "layer3"]] * 2,
-        tile=120,
+    "sheet": lambda: render.sheet(contents(), 120),
+    "concepts": lambda: render.concepts(
+        photo(), np.stack([bump(), bump().T]), SEEN, ["fur, cat", "eye, owl"], shares=[0.7, 0.3], title="2 concepts",
+        detail="12 % left over",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PICTURES)
@@ -65,25 +81,6 @@ def test_a_picture_looks_as_it_did_when_somebody_looked(name: str) -> None:
     assert drawn.size == golden.size
     difference = np.abs(np.asarray(drawn).astype(int) - np.asarray(golden).astype(int))
     assert difference.mean() < TOLERANCE
-
-
-def test_overlays_have_the_size_of_the_photo_and_leave_it_alone() -> None:
-    given = photo()
-    before = given.tobytes()
-    for draw in (render.heat, render.intensity, render.signed):
-        assert draw(given, bump(), SEEN).size == given.size
-    assert render.color(given, np.stack([waves()] * 3), SEEN).size == given.size
-    assert given.tobytes() == before
-
-
-def test_no_heat_shows_the_photo_and_full_opacity_the_colour_map() -> None:
-    whole = Box(0, 0, 180, 120)
-    assert render.heat(photo(), np.zeros((4, 4)), whole).tobytes() == photo().tobytes()
-    hot = render.heat(photo(), np.ones((4, 4)), whole, alpha=1)
-    assert np.unique(np.asarray(hot).reshape(-1, 3), axis=0).tolist() == [
-        render.colorize(np.ones((1, 1)))[0, 0].tolist()
-    ]
-    assert render.heat(photo(), np.ones((4, 4)), whole, alpha=0).tobytes() == photo().tobytes()
 
 
 def test_width_and_height_are_not_swapped_and_a_map_lands_where_it_belongs() -> None:
@@ -100,38 +97,23 @@ def test_width_and_height_are_not_swapped_and_a_map_lands_where_it_belongs() -> 
 
 
 @pytest.mark.parametrize("region", [Box(-10, -5, 50, 25), Box(0.4, 0.4, 0.6, 0.6), Box(-3.7, 2.2, 43.1, 17.9)])
-def test_regions_past_the_edges_or_smaller_than_a_pixel_are_drawn(region: Box) -> None:
+@pytest.mark.parametrize("style", render.CHOICES)
+def test_regions_past_the_edges_or_smaller_than_a_pixel_are_drawn(style: str, region: Box) -> None:
     assert place(np.ones((3, 5)), (40, 20), region).shape == (20, 40)
-    assert render.heat(Image.new("RGB", (40, 20)), np.ones((3, 5)), region).size == (40, 20)
+    assert render.overlay(Image.new("RGB", (40, 20)), np.ones((3, 5)), style, box=region).size == (40, 20)
 
 
-def test_signed_pictures_tell_for_from_against() -> None:
-    values = np.array([[1.0, -1.0]])
-    drawn = np.asarray(render.signed(Image.new("RGB", (40, 20), "white"), values, Box(0, 0, 40, 20)))
-    left, right = drawn[10, 2].astype(int), drawn[10, 37].astype(int)
-    assert left[0] > left[2] + 40
-    assert right[2] > right[0] + 40
-
-
-def test_zero_is_grey_in_colour_pictures_and_one_channel_is_enough() -> None:
-    whole = Box(0, 0, 8, 8)
-    assert set(np.asarray(render.color(Image.new("RGB", (8, 8)), np.zeros((3, 4, 4)), whole)).ravel().tolist()) <= {
-        127,
-        128,
-    }
-    assert render.color(Image.new("RGB", (8, 8)), np.ones((5, 4, 4)), whole).mode == "RGB"
-
-
-def test_bad_choices_are_refused_with_a_suggestion() -> None:
-    with pytest.raises(ExplainError, match="colormap 'infernno' is unknown; did you mean 'inferno'"):
-        render.heat(photo(), bump(), SEEN, colormap="infernno")
-    with pytest.raises(ExplainError, match=r"alpha must be an opacity from 0 to 1, got 1\.5"):
-        render.heat(photo(), bump(), SEEN, alpha=1.5)
+def test_what_lies_on_padding_is_not_on_the_photo() -> None:
+    values = np.arange(64.0).reshape(8, 8)
+    assert np.array_equal(on_photo(values, (40, 20), Box(0, -10, 40, 30)), values[2:6])
+    assert np.array_equal(on_photo(values, (20, 40), Box(-10, 0, 30, 40)), values[:, 2:6])
+    assert np.array_equal(on_photo(values, (40, 20), Box(10, 5, 20, 15)), values)
 
 
 def test_captions_fit_whatever_the_text_and_the_picture() -> None:
+    legend = render.Heat().legend(photo())
     for size in ((1, 1), (90, 60), (2000, 100)):
-        drawn = render.caption(Image.new("RGB", size), "a very long label " * 20, "method " * 40, "inferno")
+        drawn = render.caption(Image.new("RGB", size), "a very long label " * 20, "method " * 40, legend)
         assert drawn.width == max(260, size[0])
         assert drawn.height > size[1]
     shortened = fit("a very long label", 60, 14)
@@ -140,26 +122,41 @@ def test_captions_fit_whatever_the_text_and_the_picture() -> None:
     assert fit("two\nlines", 500, 14) == "two lines"
 
 
+def test_a_label_is_cut_before_its_percentage() -> None:
+    for width in (90, 140, 400):
+        shown = fit("a label that goes on and on", width, 14, bold=True, end=", 87 %")
+        assert shown.endswith(", 87 %")
+        assert font(14, True).getlength(shown) <= width
+
+
+def test_captions_are_in_proportion_to_the_picture() -> None:
+    legend = render.Heat().legend(photo())
+    strips = []
+    for side in (320, 1000, 3000, 6000):
+        drawn = render.caption(Image.new("RGB", (side, side * 2 // 3)), "label", "detail", legend)
+        strips.append((drawn.height - side * 2 // 3) / side)
+    assert all(0.1 < share < 0.25 for share in strips), strips
+    assert [render.enlargement(size) for size in ((32, 32), (1, 1), (160, 90), (320, 10), (6000, 4000))] == [
+        *(10, 320, 2, 1, 1)
+    ]
+
+
 def test_a_caption_has_its_words_and_its_colour_bar() -> None:
     blank = Image.new("RGB", (400, 100), "black")
-    strip = np.asarray(render.caption(blank, "a label", "a detail", "inferno"))[100:].astype(int)
+    legend = render.Intensity().legend(blank)
+    strip = np.asarray(render.caption(blank, "a label", "a detail", legend))[100:].astype(int)
     assert (strip[:, :200].max(2) < 60).sum() > 100
-    bar = strip[:, 250:]
-    assert ((bar.max(2) - bar.min(2)) > 100).sum() > 100
+    assert ((strip[:, 250:].max(2) - strip[:, 250:].min(2)) > 100).sum() > 100
     plain = np.asarray(render.caption(blank, "", "", None))[100:]
     assert (plain == 255).all()
 
 
-def test_a_figure_has_a_title_over_every_picture() -> None:
-    drawn = render.figure([photo()] * 4, ["a", "b $x", "c", "d"], "heading")
-    assert [axis.get_title() for axis in drawn.axes] == ["a", "b $x", "c", "d", "", ""]
-    drawn.canvas.draw()
-
-
-if __name__ == "__main__":
-    GOLDEN.mkdir(exist_ok=True)
-    for name, draw in PICTURES.items():
-        draw().save(GOLDEN / f"{name}.png")
+def test_a_bar_has_the_colours_of_its_legend_in_their_order() -> None:
+    colors = ((10, 20, 30), (200, 40, 60), (90, 220, 120))
+    ramp = np.asarray(bar(render.Legend(colors, ("0", "max"), "heat"), 101, 10))
+    assert [tuple(ramp[0, at].tolist()) for at in (0, 50, 100)] == list(colors)
+    steps = np.asarray(bar(render.Legend(colors, ("a", "b", "c"), "shares", ramp=False), 120, 10))
+    assert [tuple(steps[3, at].tolist()) for at in (20, 60, 100)] == list(colors)
 
 
 def test_labels_that_steer_terminals_are_drawn_as_they_are_written() -> None:
@@ -167,6 +164,55 @@ def test_labels_that_steer_terminals_are_drawn_as_they_are_written() -> None:
     blank = Image.new("RGB", (300, 100), "white")
     steering, written = "tab\x1b[2J\x9b\u202e", r"tab\x1b[2J\x9b\u202e"
     assert render.caption(blank, steering, steering).tobytes() == render.caption(blank, written, written).tobytes()
-    drawn = render.figure([photo()], [f"{steering}\nb"], steering)
+    layout = render.Layout(steering, "", (render.Group("", (render.Tile(photo(), f"{steering}\nb"),)),))
+    drawn = render.figure(layout)
     assert drawn.axes[0].get_title() == f"{written}\nb"
     drawn.canvas.draw()  # a glyph that is missing would be a warning
+
+
+def test_an_overlay_takes_what_attribute_gives_and_any_photo(tmp_path: Path) -> None:
+    import torch
+
+    photo().save(tmp_path / "a.png")
+    heatmap = torch.rand(7, 7, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    drawn = render.overlay(photo(), heatmap)
+    for given in (tmp_path / "a.png", np.asarray(photo()), (tmp_path / "a.png").read_bytes()):
+        assert render.overlay(given, heatmap.detach().numpy()).tobytes() == drawn.tobytes()
+    assert render.overlay(photo(), heatmap, box=(0, 0, 180, 120)).tobytes() == drawn.tobytes()
+    assert render.overlay(photo(), heatmap, box=(0, 0, 90, 120)).tobytes() != drawn.tobytes()
+    assert render.overlay(photo(), heatmap.double().half(), "contour").size == (180, 120)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"heatmap": np.ones((1, 4, 4))},
+            r"must be the map of one image, got shape \(1, 4, 4\); pass attribution.heat",
+        ),
+        ({"heatmap": np.full((4, 4), 2.0)}, "must have values from 0 to 1, got 2 to 2; pass attribution.heatmap"),
+        ({"heatmap": np.full((4, 4), np.nan)}, "must have values from 0 to 1, got nan to nan"),
+        ({"heatmap": -np.ones((4, 4))}, "must have values from 0 to 1, got -1 to -1"),
+        ({"heatmap": np.ones((4, 4)), "style": "color"}, r"must be the map of one image.*pass attribution.values\[0\]"),
+        ({"heatmap": "cat"}, "heatmap must be a tensor or an array, got str"),
+        ({"box": (5, 5, 5, 9)}, r"box must be \(left, top, right, bottom\) .*, got \(5, 5, 5, 9\); leave it out"),
+        ({"box": (1, 2, 3)}, "box must be"),
+        ({"style": "heta"}, "style 'heta' is unknown; did you mean 'heat'"),
+        ({"style": render.Heat}, "style must be a name or a style, got"),
+        ({"style": "mask", "alpha": 0.5}, "alpha is for the styles heat, got style 'mask'; leave it out"),
+        ({"style": "spotlight", "colormap": "gray"}, "colormap is for the styles heat, contour, got style 'spotlight'"),
+        ({"colormap": "infernno"}, "colormap 'infernno' is unknown; did you mean 'inferno'"),
+        ({"alpha": 1.5}, r"alpha must be an opacity from 0 to 1, got 1\.5"),
+    ],
+)
+def test_bad_choices_are_refused_in_one_line(given: dict, message: str) -> None:
+    with pytest.raises(ExplainError, match=message) as refused:
+        render.overlay(photo(), **{"heatmap": bump(), **given})
+    assert "\n" not in str(refused.value)
+    assert isinstance(refused.value, ImageError) == bool(given.keys() & {"heatmap", "box"})
+
+
+if __name__ == "__main__":
+    GOLDEN.mkdir(exist_ok=True)
+    for name, draw in PICTURES.items():
+        draw().save(GOLDEN / f"{name}.png")

@@ -1,0 +1,109 @@
+"""`PhotoConcepts`: the concepts that a layer sees in one photo, as a picture, files and a record."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from explain import render
+from explain.concepts import Concepts, name_concepts
+from explain.images import Box
+from explain.output import Files, slug
+from explain.pictures import Scene, array
+from explain.record import FORMAT, Origin, digest, versions
+
+
+@dataclass(frozen=True, eq=False)
+class PhotoConcepts:
+    """The concepts that a layer sees in one photo; in a notebook they show themselves.
+
+    It unpacks into ``picture`` and ``concepts``. ``box`` is the part of the photo that the model saw.
+    """
+
+    concepts: Concepts
+    photo: Image.Image = field(repr=False)
+    source: str | None
+    origin: Origin = field(repr=False)
+    box: Box = field(repr=False)
+    categories: Sequence[str] | None = field(default=None, repr=False)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.picture, self.concepts))
+
+    @property
+    def labels(self) -> list[str]:
+        """The best classes of each concept."""
+        return name_concepts(self.concepts, self.categories)
+
+    @property
+    def title(self) -> str:
+        count = len(self.concepts)
+        return f"{count} concept{'s' * (count > 1)} in {self.concepts.layer}"
+
+    @property
+    def picture(self) -> Image.Image:
+        """The photo with each place in the colour of its strongest concept; each one's share and classes below."""
+        found = self.concepts
+        scene = Scene(self.photo, self.box, (self.box,)).enlarged(render.enlargement(self.photo.size))
+        return render.concepts(
+            scene.photo,
+            array(found.heatmaps[0]),
+            scene.box,
+            self.labels,
+            shares=found.shares,
+            title=self.title,
+            detail=f"{self.origin.name.split(' ')[0]} · {found.error:.0%} of the layer left over".replace("%", " %"),
+        )
+
+    def record(self) -> dict[str, Any]:
+        """Return what was done, in plain values."""
+        found, maps = self.concepts, array(self.concepts.maps[0])
+        parts = zip(found.shares, found.classes(5).tolist(), self.labels, strict=True)
+        return {
+            "format": FORMAT,
+            "kind": "concepts",
+            "image": {"path": self.source, "size": list(self.photo.size), "sha256": digest(self.photo.tobytes())},
+            "model": self.origin.name,
+            "weights": self.origin.weights,
+            "preprocess": self.origin.preprocess,
+            "explainer": self.origin.to_dict(),
+            "input_size": list(found.size),
+            "seen": asdict(self.box),
+            "layer": found.layer,
+            "error": found.error,
+            "concepts": [{"share": share, "classes": best, "label": label} for share, best, label in parts],
+            "values": {"shape": list(maps.shape), "sha256": digest(maps.tobytes())},
+            "versions": versions(),
+        }
+
+    def save(self, folder: str | os.PathLike[str], *, stem: str | None = None, overwrite: bool = False) -> list[Path]:
+        """Write the picture (PNG), the maps ``(K, h, w)`` and vectors ``(K, C)`` (``.npy``), and a record (JSON).
+
+        The names begin with ``stem``, by default the photo's own name. Each file appears complete or not at all.
+
+        Returns:
+            The paths, in that order.
+
+        Raises:
+            OutputError: a file is there already and ``overwrite`` is not set, or the folder cannot be written; then
+                nothing has been written.
+        """
+        name = f"{slug(stem or (Path(self.source).stem if self.source else 'image'))}-concepts"
+        files = Files(folder, overwrite=overwrite)
+        files.add_picture(f"{name}.png", self.picture)
+        files.add_array(f"{name}.npy", array(self.concepts.maps[0]))
+        files.add_array(f"{name}-vectors.npy", array(self.concepts.vectors))
+        files.add_json(f"{name}.json", self.record())
+        return files.write()
+
+    def _repr_png_(self) -> bytes:
+        return render.png(self.picture)
+
+    def _repr_html_(self) -> str:
+        lines = (f"{label} ({share:.0%})" for label, share in zip(self.labels, self.concepts.shares, strict=True))
+        return render.picture_html(self._repr_png_(), f"{self.title}: {', '.join(lines)}")

@@ -1,0 +1,168 @@
+"""Styles: each against what it says, by a plain computation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from explain import render
+from explain.errors import ExplainError
+from explain.images import Box
+from explain.render.styles import STYLES, Style
+from explain.render.unseen import mark_unseen
+from tests.render.test_render import SEEN, bump, photo, waves
+
+WHOLE = Box(0, 0, 180, 120)
+
+
+@pytest.mark.parametrize("name", STYLES)
+def test_every_style_draws_and_leaves_the_photo_alone(name: str) -> None:
+    given, style = photo(), render.get_style(name)
+    before = given.tobytes()
+    values = {"heatmap": bump(), "signed": waves(), "values": np.stack([waves()] * 3)}[style.reads]
+    assert style.draw(given, values, SEEN).size == given.size
+    assert given.tobytes() == before
+    assert isinstance(style, Style)
+    assert style == render.get_style(style)
+    assert style.name == name
+
+
+def test_no_heat_shows_the_photo_in_grey_and_full_opacity_the_colour_map() -> None:
+    grey = photo().convert("L").convert("RGB").tobytes()
+    assert render.overlay(photo(), np.zeros((4, 4))).tobytes() == grey
+    assert render.overlay(photo(), np.ones((4, 4)), alpha=0).tobytes() == grey
+    hot = render.overlay(photo(), np.ones((4, 4)), alpha=1)
+    top = render.colorize(np.ones((1, 1)))[0, 0].tolist()
+    assert np.unique(np.asarray(hot).reshape(-1, 3), axis=0).tolist() == [top]
+
+
+def test_colours_of_the_photo_are_never_those_of_heat() -> None:
+    """Two photos of other colours and the same brightness give the same picture."""
+    grey = photo().convert("L").convert("RGB")
+    assert render.overlay(photo(), bump()).tobytes() == render.overlay(grey, bump()).tobytes()
+
+
+@pytest.mark.parametrize("brightness", [0, 90, 255])
+@pytest.mark.parametrize("name", ["heat", "spotlight", "signed"])
+def test_legends_have_the_colours_that_are_on_the_photo(name: str, brightness: int) -> None:
+    """On a flat photo, every colour of a picture is in its legend, and the ends are the colours of the extremes."""
+    flat, style = Image.new("RGB", (200, 100), (brightness,) * 3), render.get_style(name)
+    low = -1.0 if style.reads == "signed" else 0.0
+    ramp = np.linspace(low, 1, 256)[None]
+    drawn = np.asarray(style.draw(flat, ramp, Box(0, 0, 200, 100))).astype(int).reshape(-1, 3)
+    legend = style.legend(flat)
+    assert legend is not None
+    shown = np.asarray(legend.colors)
+    assert np.abs(drawn[:, None] - shown).max(2).min(1).max() <= 12  # a step of the legend
+    for value, color in ((low, shown[0]), (1.0, shown[-1])):
+        constant = np.asarray(style.draw(flat, np.full((2, 2), value), Box(0, 0, 200, 100)))
+        assert np.abs(constant[50, 100].astype(int) - color).max() <= 2
+
+
+def test_thresholds_are_the_largest_that_keep_the_share() -> None:
+    for seed in range(20):
+        values = np.random.default_rng(seed).random((9, 7)) ** 4
+        for share, threshold in zip((0.2, 0.5, 1.0), render.thresholds(values, (0.2, 0.5, 1.0)), strict=True):
+            kept = values[values >= threshold].sum()
+            assert kept >= share * values.sum() * (1 - 1e-9)
+            assert values[values > threshold].sum() < share * values.sum()
+    assert render.thresholds(np.zeros((3, 3)), (0.5, 0.9)) == [np.inf, np.inf]
+
+
+def test_a_mask_shows_the_photo_where_the_shares_lie_and_nothing_else() -> None:
+    values = np.array([[8.0, 4.0], [3.0, 1.0]]) / 8
+    drawn = np.asarray(render.Mask(shares=(0.5, 0.75)).draw(photo(), np.kron(values, np.ones((60, 90))), WHOLE))
+    given = np.asarray(photo())
+    assert np.array_equal(drawn[:60, :90], given[:60, :90])  # half of the evidence
+    assert (drawn[60:] == render.Mask.cover).all()  # what is beyond three quarters
+    between, share = drawn[10, 100].astype(float), 1 - 1 / 2.5
+    assert np.abs(between - (given[10, 100] * share + np.array(render.Mask.cover) * (1 - share))).max() <= 1
+
+
+def test_a_contour_runs_around_the_places_of_the_shares() -> None:
+    """A round bump: the line of a share is the circle that holds it."""
+    y, x = np.mgrid[0:240, 0:240] + 0.5
+    values = np.exp(-((x - 120) ** 2 + (y - 120) ** 2) / (2 * 30**2))
+    blank = Image.new("RGB", (240, 240), "white")
+    for share in (0.5, 0.9):
+        style = render.Contour(shares=(share,))
+        drawn = np.asarray(style.draw(blank, values, Box(0, 0, 240, 240)))
+        color = style.legend(blank).colors[0]
+        near = np.abs(drawn.astype(int) - color).max(2) < 80  # the line's edges are mixed with its dark border
+        rows, columns = np.nonzero(near)
+        distance = np.hypot(rows + 0.5 - 120, columns + 0.5 - 120)
+        expected = 30 * np.sqrt(-2 * np.log(1 - share))  # of a two-dimensional bell
+        assert len(rows) > expected
+        assert np.abs(distance - expected).max() < 3, share
+
+
+def test_the_evidence_of_padding_is_not_counted() -> None:
+    values = np.zeros((8, 8))
+    values[:1], values[3, 4], values[4, 4] = 1, 0.5, 0.4
+    square, strip = Image.new("RGB", (80, 40), "white"), Box(0, -20, 80, 60)
+    drawn = np.asarray(render.Mask(shares=(0.5,)).draw(square, values, strip))
+    assert (drawn[15, 45] == 255).all()
+    assert (drawn[:, :30] == render.Mask.cover).all()
+    assert (drawn[:5] == render.Mask.cover).all()
+
+
+def test_a_spotlight_is_the_photo_at_the_top_and_dark_grey_at_zero() -> None:
+    drawn = render.Spotlight(dark=0.25).draw(photo(), np.array([[1.0]]), WHOLE)
+    assert drawn.tobytes() == photo().tobytes()
+    unlit = np.asarray(render.Spotlight(dark=0.25).draw(photo(), np.zeros((2, 2)), WHOLE)).astype(float)
+    assert np.abs(unlit - np.asarray(photo().convert("L").convert("RGB")) * 0.25).max() <= 0.5
+
+
+def test_signed_pictures_tell_for_from_against() -> None:
+    drawn = np.asarray(render.overlay(Image.new("RGB", (40, 20), "white"), np.array([[1.0, -1.0]]), "signed"))
+    left, right = drawn[10, 2].astype(int), drawn[10, 37].astype(int)
+    assert left[0] > left[2] + 40
+    assert right[2] > right[0] + 40
+
+
+def test_zero_is_grey_in_colour_pictures_and_one_channel_is_enough() -> None:
+    blank = Image.new("RGB", (8, 8))
+    assert set(np.asarray(render.overlay(blank, np.zeros((3, 4, 4)), "color")).ravel().tolist()) <= {127, 128}
+    assert render.overlay(blank, np.ones((5, 4, 4)), "color").mode == "RGB"
+
+
+@pytest.mark.parametrize("name", STYLES)
+def test_what_was_not_seen_looks_the_same_in_every_style(name: str) -> None:
+    style = render.get_style(name)
+    values = {"heatmap": bump(), "signed": waves(), "values": np.stack([waves()] * 3)}[style.reads]
+    drawn = np.asarray(render.overlay(photo(), values, style, box=SEEN))
+    other = np.asarray(render.overlay(photo(), bump(), box=SEEN))
+    assert np.array_equal(drawn[:, :30], other[:, :30])
+    assert np.array_equal(drawn[:, 150:], other[:, 150:])
+    assert np.ptp(drawn[:, :30].astype(int), axis=2).max() <= 12  # grey, but for the tint of the hatching
+    inside = style.draw(photo(), values, SEEN)
+    assert np.array_equal(drawn[4:-4, 34:146], np.asarray(inside)[4:-4, 34:146])
+
+
+def test_several_parts_that_were_seen_are_marked_together() -> None:
+    white = Image.new("RGB", (90, 30), "white")
+    drawn = np.asarray(mark_unseen(white, white, [Box(0, 0, 30, 30), Box(60, 0, 90, 30)]))
+    assert (drawn[:, :30] == 255).all()
+    assert (drawn[:, 60:] == 255).all()
+    assert (drawn[:, 31:59] < 250).all()
+    assert mark_unseen(white, white, [Box(0, 0, 50, 30), Box(40, 0, 90, 30)]) is white
+
+
+def test_single_pixels_are_smoothed_into_areas_with_their_place() -> None:
+    values = np.zeros((100, 100))
+    values[30, 60] = 1
+    found = render.smoothed(values)
+    assert np.unravel_index(found.argmax(), found.shape) == (30, 60)
+    assert found.max() == 1
+    assert found[33, 60] == pytest.approx(np.exp(-0.5), rel=0.02)  # at one standard deviation
+    assert not render.smoothed(np.zeros((4, 4))).any()
+
+
+@pytest.mark.parametrize("shares", [(), (0.9, 0.5), (0.0, 0.5), (0.5, 1.1), (0.5, 0.5)])
+@pytest.mark.parametrize("style", [render.Contour, render.Mask])
+def test_shares_that_are_none_are_refused(style: type, shares: tuple[float, ...]) -> None:
+    with pytest.raises(ExplainError, match=f"shares of {style.name} must rise from above 0 to at most 1"):
+        style(shares=shares)
+    with pytest.raises(ExplainError, match="dark of spotlight must be a brightness"):
+        render.Spotlight(dark=1.0)
