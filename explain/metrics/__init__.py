@@ -15,14 +15,23 @@
     complexity   Gini index, entropy, effective complexity
     places       localisation on boxes and masks
     boxes        MaxBoxAccV2
+    similarity   how alike two maps are
+    again        metrics that ask the method again, each distinct setting once
+    robustness   sensitivity, Lipschitz estimate, relative stability, continuity
+    randomised   copies of a model whose layers are initialised once more
+    randomisation  parameter randomisation, random logit
+    axioms       completeness, input invariance; ADCC
     registry     metrics by name
     table        a figure for each method, metric and image; prints itself
     evaluation   `evaluate`: model, photos, methods and metrics in, a table out
 
 A metric of a map is a class with a name and a ``__call__``; one that looks at how the model answers to altered photos
-says in ``asks`` which, and is otherwise a function of their scores.
+says in ``asks`` which, and is otherwise a function of their scores; one that asks the method again says in ``settings``
+of what: altered photos, another class, a randomised copy of the model.
 """
 
+from explain.metrics.again import Found, OfMethod, Setting, World
+from explain.metrics.axioms import ADCC, Completeness, InputInvariance
 from explain.metrics.base import Better, Case, Judged, Metric, OfMap, Reading
 from explain.metrics.boxes import MaxBoxAccV2
 from explain.metrics.complexity import Complexity, EffectiveComplexity, Sparseness
@@ -41,8 +50,10 @@ from explain.metrics.places import (
     RelevanceRank,
     TopKIntersection,
 )
+from explain.metrics.randomisation import MPRT, EfficientMPRT, RandomLogit
 from explain.metrics.regions import IROF, RegionPerturbation, Selectivity
 from explain.metrics.registry import MetricLike, get_metric, list_metrics, register
+from explain.metrics.robustness import Continuity, LocalLipschitz, RelativeStability, Sensitivity
 from explain.metrics.rows import Ask, OfScores
 from explain.metrics.subsets import (
     FaithfulnessCorrelation,
@@ -62,16 +73,72 @@ _METRICS: list[Metric] = [
     PointingGame(), EnergyPointingGame(), AttributionLocalisation(), RelevanceMass(), RelevanceRank(),
     TopKIntersection(), AUC(), IoU(), MaxBoxAccV2(),
     Sparseness(), Complexity(), EffectiveComplexity(),
+    Sensitivity(), Sensitivity(of="mean"), LocalLipschitz(), RelativeStability(), RelativeStability(by="output"),
+    Continuity(), MPRT(), MPRT(order="bottom"), MPRT(order="independent"), MPRT(samples=8), EfficientMPRT(),
+    RandomLogit(), Completeness(), InputInvariance(), ADCC(),
 ]  # fmt: skip
 for _metric in _METRICS:
     register(_metric)
 
 __all__ = [
-    "AUC", "IROF", "ROAD", "Ask", "AttributionLocalisation", "AverageDrop", "Better", "Case", "Complexity",
-    "Comprehensiveness", "Deletion", "EffectiveComplexity", "EnergyPointingGame", "FaithfulnessCorrelation",
-    "FaithfulnessEstimate", "IncreaseInConfidence", "Infidelity", "Insertion", "IoU", "Judged", "Maps", "MaxBoxAccV2",
-    "Metric", "MetricLike", "Monotonicity", "MonotonicityCorrelation", "NonSensitivity", "OfMap", "OfScores",
-    "PixelFlipping", "PointingGame", "Reading", "RegionPerturbation", "RelevanceMass", "RelevanceRank", "Selectivity",
-    "SensitivityN", "Sign", "Sparseness", "Sufficiency", "Table", "TopKIntersection", "evaluate", "get_metric",
-    "list_metrics", "register",
-]  # fmt: skip
+    "ADCC",
+    "AUC",
+    "IROF",
+    "MPRT",
+    "ROAD",
+    "Ask",
+    "AttributionLocalisation",
+    "AverageDrop",
+    "Better",
+    "Case",
+    "Completeness",
+    "Complexity",
+    "Comprehensiveness",
+    "Continuity",
+    "Deletion",
+    "EffectiveComplexity",
+    "EfficientMPRT",
+    "EnergyPointingGame",
+    "FaithfulnessCorrelation",
+    "FaithfulnessEstimate",
+    "Found",
+    "IncreaseInConfidence",
+    "Infidelity",
+    "InputInvariance",
+    "Insertion",
+    "IoU",
+    "Judged",
+    "LocalLipschitz",
+    "Maps",
+    "MaxBoxAccV2",
+    "Metric",
+    "MetricLike",
+    "Monotonicity",
+    "MonotonicityCorrelation",
+    "NonSensitivity",
+    "OfMap",
+    "OfMethod",
+    "OfScores",
+    "PixelFlipping",
+    "PointingGame",
+    "RandomLogit",
+    "Reading",
+    "RegionPerturbation",
+    "RelativeStability",
+    "RelevanceMass",
+    "RelevanceRank",
+    "Selectivity",
+    "Sensitivity",
+    "SensitivityN",
+    "Setting",
+    "Sign",
+    "Sparseness",
+    "Sufficiency",
+    "Table",
+    "TopKIntersection",
+    "World",
+    "evaluate",
+    "get_metric",
+    "list_metrics",
+    "register",
+]

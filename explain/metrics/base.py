@@ -27,14 +27,15 @@ class Case:
     """What a metric gets to see of N photos and one method's maps of them.
 
     ``images`` ``(N, C, H, W)`` are the model's inputs, ``score`` ``(N,)`` what was explained and ``probability``
-    ``(N,)`` the softmax of the class, where the target is one. ``boxes`` are lists of boxes ``(k, 4)``, one for each
-    photo, and ``regions`` ``(N, H, W)`` truth values: where the object is.
+    ``(N,)`` the softmax of the class, where the target is one of ``classes`` ``(N,)``. ``boxes`` are lists of boxes
+    ``(k, 4)``, one for each photo, and ``regions`` ``(N, H, W)`` truth values: where the object is.
     """
 
     maps: Maps
     images: torch.Tensor
     score: torch.Tensor
     probability: torch.Tensor | None = None
+    classes: torch.Tensor | None = None
     boxes: Sequence[torch.Tensor] | None = None
     regions: torch.Tensor | None = None
     _ranks: dict[tuple[Sign, int], torch.Tensor] = field(default_factory=dict, repr=False)

@@ -16,6 +16,7 @@ from explain.errors import MetricError, shown
 from explain.hooks import calculating, unwrapped
 from explain.inputs import Inputs, InputsLike
 from explain.methods import Method, MethodLike, get_method
+from explain.metrics.again import Asked, OfMethod, World, asked_again, must_be_method
 from explain.metrics.base import Case, Judged, Metric, OfMap, Reading
 from explain.metrics.maps import Maps, MapsLike
 from explain.metrics.readings import ClassReading
@@ -92,31 +93,35 @@ class _Evaluation:
         known_boxes = None if boxes is None else as_boxes(boxes, count, size)
         regions = as_regions(masks, known_boxes, count, size)
         maps = self._maps(given)
-        score, classes, probability = self._scores_as_they_are()
+        score, classes, logits = self._scores_as_they_are()
+        probability = _probability(classes, logits)
         with calculating(self.images.device.type):
             cases = {
-                name: Case(Maps.of(name, each, self.images), self.images, score, probability, known_boxes, regions)
+                name: Case(
+                    Maps.of(name, each, self.images), self.images, score, probability, classes, known_boxes, regions
+                )
                 for name, each in maps.items()
             }
         judged: dict[str, dict[str, Judged]] = {name: {} for name in cases}
         for metric in self.metrics.values():
-            if isinstance(metric, OfMap) and not isinstance(metric, OfScores):
+            if isinstance(metric, OfMap) and not isinstance(metric, (OfScores, OfMethod)):
                 for name, case in cases.items():
                     with calculating(self.images.device.type):
                         judged[name][metric.name] = metric(case)
         self._by_scores(cases, classes, judged)
+        self._by_asking(cases, World(self.model, self.images, classes, _count(logits)), maps, judged)
         ordered = {name: {metric: row[metric] for metric in self.metrics} for name, row in judged.items()}
         return Table(dict(self.metrics), ordered)
 
     def _maps(self, given: Mapping[str, Judgeable]) -> dict[str, MapsLike]:
         """The maps of all methods, which are run together, and those that were given."""
-        methods = {name: get_method(each) for name, each in given.items() if isinstance(each, (str, Method))}
-        others = {name: each for name, each in given.items() if name not in methods}
+        self.methods = {name: get_method(each) for name, each in given.items() if isinstance(each, (str, Method))}
+        others = {name: each for name, each in given.items() if name not in self.methods}
         attributions = [each for each in others.values() if isinstance(each, Attribution)]
         if self.target is None and attributions:
             self.target = _common_target(attributions)
         found: dict[str, Attribution] = {}
-        waiting = dict(methods)
+        waiting = dict(self.methods)
         while waiting:  # methods of one name, with other options, go in turn
             turn = {method.name: name for name, method in reversed(waiting.items())}
             these = [waiting[name] for name in turn.values()]
@@ -127,7 +132,7 @@ class _Evaluation:
         return {name: found[name] if name in found else others[name] for name in given}  # type: ignore[misc]
 
     def _scores_as_they_are(self) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Score ``(N,)``, class ``(N,)`` and probability ``(N,)`` of the photos as they are."""
+        """Score ``(N,)``, class ``(N,)`` and class scores ``(N, K)`` of the photos as they are."""
         target = as_target(self.target, self.settings.categories)
         if self.ours is None:
             evidence = gather(self.model, self.inputs, Plan({}), [target], self.settings.work)[0](None)
@@ -137,7 +142,28 @@ class _Evaluation:
             score, classes = self.ours.score, None if isinstance(chosen, str) else chosen
             logits = self.ours.logits
         self.settled: Target = target if classes is None else ClassTarget(tuple(classes.tolist()))
-        return score, classes, _probability(classes, logits)
+        return score, classes, logits
+
+    def _by_asking(
+        self,
+        cases: Mapping[str, Case],
+        world: World,
+        maps: Mapping[str, MapsLike],
+        judged: Mapping[str, dict[str, Judged]],
+    ) -> None:
+        """Ask the methods again, of altered photos, other classes and other models."""
+        metrics = [metric for metric in self.metrics.values() if isinstance(metric, OfMethod)]
+        if not metrics:
+            return
+        asked: dict[str, Asked] = {}
+        for name, case in cases.items():
+            attribution = maps[name]
+            if name not in self.methods or not isinstance(attribution, Attribution):
+                raise must_be_method(metrics[0], name)
+            asked[name] = Asked(self.methods[name], attribution, case)
+        found = asked_again(metrics, asked, world, self.inputs, self.settled, self.options)
+        for (name, metric), each in found.items():
+            judged[name][metric] = each
 
     def _by_scores(
         self, cases: Mapping[str, Case], classes: torch.Tensor | None, judged: Mapping[str, dict[str, Judged]]
@@ -238,6 +264,10 @@ def _probability(classes: torch.Tensor | None, logits: torch.Tensor | None) -> t
     if classes is None or logits is None or logits.shape[1] < 2:
         return None
     return logits.softmax(1).gather(1, classes[:, None])[:, 0]
+
+
+def _count(logits: torch.Tensor | None) -> int | None:
+    return None if logits is None else int(logits.shape[1])
 
 
 def _looked_up(scores: tuple[torch.Tensor, torch.Tensor], rows: torch.Tensor) -> torch.Tensor:

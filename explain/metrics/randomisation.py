@@ -1,0 +1,246 @@
+"""Randomisation: does the map change when the model, or the class, is another?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from typing import ClassVar, Literal
+
+import torch
+
+from explain.errors import MetricError, image_name, warn
+from explain.methods import Method, Smooth
+from explain.metrics.again import Found, Setting, World
+from explain.metrics.base import Better, Case, Judged, check, undefined
+from explain.metrics.maps import Maps, Sign
+from explain.metrics.randomised import grouped, layers_with_weights, randomised
+from explain.metrics.similarity import Similarity, similarity
+
+Order = Literal["top", "bottom", "independent"]
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """What these metrics share: how two maps are compared."""
+
+    similarity: Similarity = "spearman"
+    sign: Sign = "own"
+    seed: int = 0
+
+    def alike(self, one: Maps, other: Maps) -> torch.Tensor:
+        maps = [each.of_places(self.sign) for each in (one, other)]
+        return similarity(self.similarity, *maps)
+
+
+def tell_zeros(metric: str, case: Case, zeros: torch.Tensor) -> None:
+    """Say that maps became zero everywhere, which counts as a change."""
+    images = [image_name(i) for i in zeros.nonzero().flatten().tolist()]
+    if images:
+        warn(
+            f"{case.maps.name} is zero everywhere in a setting of {metric} for image {', '.join(images)}: that counts "
+            "as a map that has changed"
+        )
+
+
+@dataclass(frozen=True)
+class MPRT(_Compared):
+    """How alike the map stays while the model's layers are initialised once more: the parameter randomisation test.
+
+    The layers with weights are taken in about ``steps`` groups: cascading from the "top" (the output) or the "bottom"
+    (the input), or each group alone ("independent"). A layer is initialised as its class does it, normalisations with
+    their statistics, on a copy. The figure is the mean similarity over these models, ``curve`` has each one's, and
+    ``parts`` the "last": that to the model without any trained weight, if the layers cascade. Less is better. A map
+    that turns zero everywhere counts as changed, 0, and is told in a warning.
+
+    Args:
+        similarity: "spearman", "pearson", "ssim" or "hog", see `explain.metrics.similarity`.
+        sign: how values become places; the papers compare "absolute" ones as well.
+        seed: of the initialisation, and of the noise.
+        order: see above.
+        steps: how many models; None takes every layer for itself.
+        samples: noisy copies over which each map is averaged (the smooth variant); 0 takes the map as it is.
+        sigma: the noise's deviation, relative to the photo's range.
+
+    Adebayo et al., "Sanity Checks for Saliency Maps", NeurIPS 2018; smooth: Hedström et al., "A Fresh Look at Sanity
+    Checks for Saliency Maps", 2024 (arXiv:2405.02383).
+
+    >>> MPRT().name, MPRT(order="bottom").name, MPRT(samples=8).name
+    ('mprt', 'mprt-bottom', 'smprt')
+    """
+
+    order: Order = "top"
+    steps: int | None = 6
+    samples: int = 0
+    sigma: float = 0.1
+
+    units: ClassVar[str] = "similarity"
+    better: ClassVar[Better] = "less"
+
+    def __post_init__(self) -> None:
+        check(self, steps=1, samples=0, sigma=0)
+
+    @property
+    def name(self) -> str:
+        return ("smprt" if self.samples else "mprt") + ("" if self.order == "top" else f"-{self.order}")
+
+    @property
+    def about(self) -> str:
+        which = {"top": "from the output on", "bottom": "from the input on", "independent": "one group at a time"}
+        smooth = ", averaged over noise" if self.samples else ""
+        return f"how alike the map{smooth} stays while layers are initialised once more, {which[self.order]}"
+
+    @property
+    def paper(self) -> str:
+        return "Hedström et al., 2024" if self.samples else "Adebayo et al., NeurIPS 2018"
+
+    def settings(self, world: World, case: Case) -> Iterator[Setting]:
+        if self.samples:
+            yield Setting(("model", frozenset[str](), self._smooth), wrap=self._wrap)
+        for layers in self._states(world):
+            key = ("model", frozenset(layers), self.seed, self._smooth)
+            make = partial(randomised, world.model, layers, self.seed)
+            yield Setting(key, model=make, wrap=self._wrap if self.samples else None)
+
+    def _states(self, world: World) -> list[list[str]]:
+        layers = layers_with_weights(world.model)
+        if not layers:
+            raise MetricError(f"model must have weights for {self.name} to randomise, got none; use another metric")
+        groups = grouped(layers, self.steps)
+        groups = groups[::-1] if self.order == "top" else groups
+        return groups if self.order == "independent" else list(accumulate(groups))
+
+    @property
+    def _smooth(self) -> tuple[float, ...]:
+        return (self.samples, self.sigma, self.seed) if self.samples else ()
+
+    def _wrap(self, method: Method) -> Method:
+        return Smooth(method, samples=self.samples, sigma=self.sigma, seed=self.seed)
+
+    def compare(self, case: Case, found: Found) -> torch.Tensor:
+        zero = (found.maps.values == 0).flatten(1).all(1)
+        if not self.samples:
+            return torch.stack([self.alike(case.maps, found.maps), zero.double()], 1)
+        return torch.cat([found.maps.of_places(self.sign).flatten(1).double(), zero[:, None].double()], 1)
+
+    def __call__(self, case: Case, numbers: torch.Tensor) -> Judged:
+        curve, zeros = numbers[..., 0], numbers[..., -1]
+        if self.samples:
+            maps = numbers[..., :-1].reshape(*numbers.shape[:2], *case.size)
+            curve = torch.stack([similarity(self.similarity, maps[:, 0], each) for each in maps[:, 1:].unbind(1)], 1)
+            zeros = zeros[:, 1:]
+        tell_zeros(self.name, case, (zeros > 0).any(1))
+        curve = curve.to(case.maps.values.dtype)
+        last = {} if self.order == "independent" else {"last": curve[:, -1]}
+        at = torch.arange(1, curve.shape[1] + 1) / curve.shape[1]
+        return Judged(curve.mean(1), curve, at, {**last, "zeros": zeros})
+
+
+@dataclass(frozen=True)
+class EfficientMPRT:
+    r"""By how much the map's entropy rises when all of the model's layers are initialised once more.
+
+    :math:`(H_\mathrm{random} - H) / H`, H being the entropy of the map's values in a histogram of 100 bins between
+    its smallest and its largest. More is better. It needs one other model only. Not defined for a map that says the
+    same everywhere, whose entropy is 0.
+
+    Args:
+        bins: of the histogram.
+        sign: how values become places.
+        seed: of the initialisation.
+
+    Hedström et al., "A Fresh Look at Sanity Checks for Saliency Maps", 2024 (arXiv:2405.02383).
+
+    >>> EfficientMPRT().bins
+    100
+    """
+
+    bins: int = 100
+    sign: Sign = "own"
+    seed: int = 0
+
+    name: ClassVar[str] = "emprt"
+    about: ClassVar[str] = "by what share the map's entropy rises when the whole model is initialised once more"
+    paper: ClassVar[str] = "Hedström et al., 2024"
+    units: ClassVar[str] = "relative entropy"
+    better: ClassVar[Better] = "more"
+
+    def __post_init__(self) -> None:
+        check(self, bins=2)
+
+    def settings(self, world: World, case: Case) -> Iterator[Setting]:
+        layers = layers_with_weights(world.model)
+        if not layers:
+            raise MetricError("model must have weights for emprt to randomise, got none; use another metric")
+        key = ("model", frozenset(layers), self.seed, ())
+        yield Setting(key, model=partial(randomised, world.model, layers, self.seed))
+
+    def compare(self, case: Case, found: Found) -> torch.Tensor:
+        return entropy(found.maps.of_places(self.sign), self.bins)
+
+    def __call__(self, case: Case, numbers: torch.Tensor) -> Judged:
+        tell_zeros(self.name, case, numbers[:, 0] == 0)
+        own, other = entropy(case.maps.of_places(self.sign), self.bins), numbers[:, 0]
+        value = ((other - own) / torch.where(own > 0, own, 1)).to(case.maps.values.dtype)
+        why = "its map says the same everywhere"
+        return Judged(undefined(self.name, case.maps.name, value, own == 0, why), parts={"before": own, "after": other})
+
+
+@dataclass(frozen=True)
+class RandomLogit(_Compared):
+    """How alike the map is to those of other classes, drawn at random. Less is better.
+
+    Args:
+        similarity, sign: as for `MPRT`.
+        seed: of the draw of classes, which for every image are as many steps from its own class.
+        samples: how many other classes; the figure is the mean, and ``curve`` has each one's.
+
+    Sixt et al., "When Explanations Lie", ICML 2020.
+
+    >>> RandomLogit(samples=2).better
+    'less'
+    """
+
+    samples: int = 3
+
+    name: ClassVar[str] = "randomlogit"
+    about: ClassVar[str] = "how alike the map is to those of other classes, drawn at random"
+    paper: ClassVar[str] = "Sixt et al., ICML 2020"
+    units: ClassVar[str] = "similarity"
+    better: ClassVar[Better] = "less"
+
+    def __post_init__(self) -> None:
+        check(self, samples=1)
+
+    def settings(self, world: World, case: Case) -> Iterator[Setting]:
+        if world.classes is None or world.count is None or world.count < 2:
+            raise MetricError("target must be one of several classes for randomlogit, got no other class; use mprt")
+        generator = torch.Generator("cpu").manual_seed(self.seed % 2**63)
+        drawn = torch.randperm(world.count - 1, generator=generator, device="cpu")[: self.samples] + 1
+        for offset in drawn.tolist():
+            yield Setting(("class", offset), classes=(world.classes + offset) % world.count)
+
+    def compare(self, case: Case, found: Found) -> torch.Tensor:
+        zero = (found.maps.values == 0).flatten(1).all(1)
+        return torch.stack([self.alike(case.maps, found.maps), zero.double()], 1)
+
+    def __call__(self, case: Case, numbers: torch.Tensor) -> Judged:
+        tell_zeros(self.name, case, (numbers[..., 1] > 0).any(1))
+        curve = numbers[..., 0].to(case.maps.values.dtype)
+        return Judged(curve.mean(1), curve, torch.arange(1, curve.shape[1] + 1) / curve.shape[1])
+
+
+def entropy(maps: torch.Tensor, bins: int) -> torch.Tensor:
+    """The entropy ``(N,)`` in nats of the values of maps ``(N, H, W)`` in a histogram between their ends.
+
+    >>> entropy(torch.tensor([[[0.0, 1.0]]]), 100)
+    tensor([0.6931], dtype=torch.float64)
+    """
+    flat = maps.flatten(1).double()
+    least, most = (ends[:, None] for ends in flat.aminmax(dim=1))
+    places = ((flat - least) / torch.where(most > least, most - least, 1) * bins).long().clamp(max=bins - 1)
+    counts = torch.zeros(len(flat), bins, dtype=torch.float64, device=flat.device)
+    shares = counts.scatter_add_(1, places, torch.ones_like(flat)) / flat.shape[1]
+    found: torch.Tensor = torch.special.entr(shares).sum(1)
+    return found

@@ -1,0 +1,264 @@
+"""Robustness: how much the map changes where the photo hardly does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, Literal
+
+import torch
+
+from explain.errors import MetricError
+from explain.methods.base import over_all
+from explain.metrics.again import Found, Setting, World
+from explain.metrics.base import Better, Case, Judged, check, undefined
+from explain.metrics.maps import Sign
+from explain.metrics.orders import correlation
+
+ZERO = "its map is zero everywhere"
+
+
+@dataclass(frozen=True)
+class _Around:
+    """What metrics share that ask the method of noisy copies of the photo, the same ones for all of them.
+
+    Noise is uniform between -radius and radius for each value, and the same for every image.
+    """
+
+    radius: float = 0.02
+    samples: int = 10
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check(self, radius=1e-12, samples=1)
+
+    def settings(self, world: World, case: Case) -> Iterator[Setting]:
+        for sample in range(self.samples):
+            key = ("around", self.radius, self.seed, sample)
+            yield Setting(key, partial(self._noisy, sample, world.images))
+
+    def _noisy(self, sample: int, images: torch.Tensor) -> torch.Tensor:
+        generator = torch.Generator("cpu").manual_seed((self.seed * 1_000_003 + sample) % 2**63)
+        drawn = torch.rand(images.shape[1:], generator=generator, dtype=torch.float32, device="cpu")
+        return images + self.radius * (2 * drawn - 1).to(images)
+
+
+@dataclass(frozen=True)
+class Sensitivity(_Around):
+    r"""By how much the map changes, relative to its length, at most or on average over noisy copies of the photo.
+
+    :math:`\max_{\|\delta\|_\infty \le r} \frac{\|\Phi(x + \delta) - \Phi(x)\|_2}{\|\Phi(x)\|_2}` over random
+    :math:`\delta`, of the raw values. Less is better. Not defined for a map of zeros.
+
+    Args:
+        radius: r, in the units of the input.
+        samples: how many copies; the largest change is that of these, and grows with their number.
+        seed: of the noise.
+        of: "max" or "mean".
+
+    Yeh et al., "On the (In)fidelity and Sensitivity of Explanations", NeurIPS 2019.
+
+    >>> Sensitivity().name, Sensitivity(of="mean").name
+    ('maxsensitivity', 'avgsensitivity')
+    """
+
+    of: Literal["max", "mean"] = "max"
+
+    paper: ClassVar[str] = "Yeh et al., NeurIPS 2019"
+    units: ClassVar[str] = "relative change"
+    better: ClassVar[Better] = "less"
+
+    @property
+    def name(self) -> str:
+        return "avgsensitivity" if self.of == "mean" else "maxsensitivity"
+
+    @property
+    def about(self) -> str:
+        how = "on average" if self.of == "mean" else "at most"
+        return f"by how much the map changes, relative to its length, {how} over noisy copies of the photo"
+
+    def compare(self, case: Case, found: Found) -> torch.Tensor:
+        return _norm(found.maps.values - case.maps.values) / _least(_norm(case.maps.values))
+
+    def __call__(self, case: Case, numbers: torch.Tensor) -> Judged:
+        value = numbers.amax(1) if self.of == "max" else numbers.mean(1)
+        return Judged(undefined(self.name, case.maps.name, value, _norm(case.maps.values) == 0, ZERO))
+
+
+@dataclass(frozen=True)
+class LocalLipschitz(_Around):
+    r"""The largest change of the map by the change of the photo, over noisy copies: a local Lipschitz estimate.
+
+    :math:`\max_{x'} \|\Phi(x) - \Phi(x')\|_2 / \|x - x'\|_2`, of the raw values. Less is better.
+
+    Args:
+        radius, samples, seed: as for `Sensitivity`.
+
+    Alvarez-Melis and Jaakkola, "On the Robustness of Interpretability Methods", 2018 (arXiv:1806.08049).
+
+    >>> LocalLipschitz().better
+    'less'
+    """
+
+    name: ClassVar[str] = "locallipschitz"
+    about: ClassVar[str] = "largest change of the map by the change of the photo, over noisy copies"
+    paper: ClassVar[str] = "Alvarez-Melis and Jaakkola, 2018"
+    units: ClassVar[str] = "map by input"
+    better: ClassVar[Better] = "less"
+
+    def compare(self, case: Case, found: Found) -> torch.Tensor:
+        return _norm(found.maps.values - case.maps.values) / _norm(found.images - case.images)
+
+    def __call__(self, case: Case, numbers: torch.Tensor) -> Judged:
+        return Judged(numbers.amax(1))
+
+
+@dataclass(frozen=True)
+class RelativeStability(_Around):
+    r"""The largest relative change of the map by that of the input (RIS) or of the class scores (ROS).
+
+    :math:`\max_{x'} \frac{\|(\Phi(x) - \Phi(x')) / \Phi(x)\|_2}{\max(\|(x - x') / x\|_2, \epsilon)}`, for the output
+    with :math:`\|h(x) - h(x')\|_2` below, h being the logits; over the copies for which the model still names the same
+    class. Divisors are taken element by element; where one is smaller than ``floor`` times the largest magnitude of its
+    map or photo, it is taken as large as that, since maps are zero in many places. Less is better. Not defined for a
+    map of zeros, nor where no copy keeps its class.
+
+    Args:
+        radius, samples, seed: as for `Sensitivity`.
+        by: "input" or "output".
+        floor: see above.
+
+    Agarwal et al., "Rethinking Stability for Attribution-based Explanations", 2022 (arXiv:2203.06877).
+
+    >>> RelativeStability().name, RelativeStability(by="output").name
+    ('relativeinputstability', 'relativeoutputstability')
+    """
+
+    by: Literal["input", "output"] = "input"
+    floor: float = 1e-2
+
+    paper: ClassVar[str] = "Agarwal et al., 2022"
+    units: ClassVar[str] = "relative change by relative change"
+    better: ClassVar[Better] = "less"
+
+    def __post_init__(self) -> None:
+        check(self, radius=1e-12, samples=1, floor=1e-12)
+
+    @property
+    def name(self) -> str:
+        return f"relative{self.by}stability"
+
+    @property
+    def about(self) -> str:
+        what = "photo" if self.by == "input" else "class scores"
+        return f"largest relative change of the map by that of the {what}, over noisy copies"
+
+    def settings(self, world: World, case: Case) -> Iterator[Setting]:
+        yield Setting("as it is")
+        yield from super().settings(world, case)
+
+    def compare(self, case: Case, found: Found) -> torch.Tensor:
+        if found.logits is None:
+            raise MetricError(f"model must give class scores for {self.name}, got none; use maxsensitivity")
+        change = _norm(self._relative(case.maps.values, found.maps.values))
+        photo = _norm(self._relative(case.images, found.images))
+        return torch.cat([change[:, None], photo[:, None], found.logits], 1)
+
+    def __call__(self, case: Case, numbers: torch.Tensor) -> Judged:
+        logits, noisy = numbers[:, 0, 2:], numbers[:, 1:]
+        same = noisy[..., 2:].argmax(2) == logits.argmax(1, keepdim=True)
+        below = noisy[..., 1] if self.by == "input" else (noisy[..., 2:] - logits[:, None]).norm(dim=2)
+        ratios = torch.where(same, noisy[..., 0] / below.clamp(min=1e-6), -torch.inf)
+        value = undefined(self.name, case.maps.name, ratios.amax(1), _norm(case.maps.values) == 0, ZERO)
+        return Judged(undefined(self.name, case.maps.name, value, ~same.any(1), "no noisy copy keeps its class"))
+
+    def _relative(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        sizes = one.abs()
+        least = self.floor * over_all(sizes.flatten(1).amax(1), one)
+        return (one - other) / torch.maximum(sizes, torch.where(least > 0, least, 1))
+
+
+@dataclass(frozen=True)
+class Continuity:
+    """How well the map follows the photo when it is shifted: the mean correlation over shifts to all four sides.
+
+    The photo is shifted by a few pixels, its edge repeated, and the map shifted back; Pearson's correlation with the
+    original map is taken over the pixels that both have seen. More is better. Maps that say the same everywhere count
+    as not alike, 0.
+
+    Args:
+        pixels: how far, on each side.
+        sign: how values become places, see `explain.metrics.maps.Sign`.
+
+    Montavon et al., "Methods for interpreting and understanding deep neural networks", DSP 2018, for continuity as a
+    demand; shifts as in Quantus (Hedström et al., JMLR 2023).
+
+    >>> Continuity(pixels=(1, 2)).pixels
+    (1, 2)
+    """
+
+    pixels: tuple[int, ...] = (2, 4)
+    sign: Sign = "own"
+
+    name: ClassVar[str] = "continuity"
+    about: ClassVar[str] = "correlation of the map with that of the shifted photo, shifted back"
+    paper: ClassVar[str] = "Montavon et al., DSP 2018"
+    units: ClassVar[str] = "correlation"
+    better: ClassVar[Better] = "more"
+
+    def __post_init__(self) -> None:
+        check(self, pixels=1)
+
+    def settings(self, world: World, case: Case) -> Iterator[Setting]:
+        if max(self.pixels) * 2 >= min(case.size):
+            raise MetricError(
+                f"pixels of continuity must be less than half of the photo, got {self.pixels} for {case.size}; take 1"
+            )
+        for down, across in self._shifts:
+            yield Setting(("moved", down, across), partial(shifted, world.images, down, across))
+
+    @property
+    def _shifts(self) -> list[tuple[int, int]]:
+        return [shift for by in self.pixels for shift in ((by, 0), (-by, 0), (0, by), (0, -by))]
+
+    def compare(self, case: Case, found: Found) -> torch.Tensor:
+        own, other = case.maps.of_places(self.sign), found.maps.of_places(self.sign)
+        both = []
+        for down, across in self._shifts:  # this setting is one of them: all are tried, and the right one is chosen
+            here, there = overlapping(own, other, down, across)
+            both.append(correlation(here, there))
+        return torch.stack(both, 1)
+
+    def __call__(self, case: Case, numbers: torch.Tensor) -> Judged:
+        count = len(self._shifts)
+        each = numbers[:, torch.arange(count), torch.arange(count)].nan_to_num(0)
+        return Judged(each.mean(1).to(case.maps.values.dtype), parts={"shifts": each})
+
+
+def shifted(images: torch.Tensor, down: int, across: int) -> torch.Tensor:
+    """Shift images down and to the right, repeating the edge.
+
+    >>> shifted(torch.tensor([[[[1.0, 2.0, 3.0]]]]), 0, 1)
+    tensor([[[[1., 1., 2.]]]])
+    """
+    rows = (torch.arange(images.shape[-2], device=images.device) - down).clamp(0, images.shape[-2] - 1)
+    columns = (torch.arange(images.shape[-1], device=images.device) - across).clamp(0, images.shape[-1] - 1)
+    return images[..., rows[:, None], columns]
+
+
+def overlapping(maps: torch.Tensor, moved: torch.Tensor, down: int, across: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The pixels that maps ``(N, H, W)`` and those of the shifted photo both have, in the same order: ``(N, K)``."""
+    height, width = maps.shape[1:]
+    here = maps[:, max(0, -down) : height - max(0, down), max(0, -across) : width - max(0, across)]
+    there = moved[:, max(0, down) : height - max(0, -down), max(0, across) : width - max(0, -across)]
+    return here.flatten(1), there.flatten(1)
+
+
+def _norm(values: torch.Tensor) -> torch.Tensor:
+    lengths: torch.Tensor = values.flatten(1).norm(dim=1)
+    return lengths
+
+
+def _least(lengths: torch.Tensor) -> torch.Tensor:
+    return torch.where(lengths > 0, lengths, 1)
