@@ -34,7 +34,7 @@ The way through the house, each room importing only from rooms above it:
     record          what was done, in plain values with a version
     explanation     `Explanation`: a photo explained, as pictures, files and records
     photo_concepts  the concepts in one photo, as a picture, files and a record
-    photos          several photos in batches, in order; what fails is told for itself
+    photos          several photos in batches, in order; each failure is reported for its photo
     explainer       `Explainer`: photos and a model in, an `Explanation` of each out
     saved           what was saved, read back without a model, and done again
     arguments       the options of the command line

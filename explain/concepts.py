@@ -149,7 +149,7 @@ def find_concepts(
 
 @dataclass(frozen=True, eq=False)
 class _Shown:
-    """Feature maps in the place of those of the first image."""
+    """Feature maps that replace those of the first image."""
 
     maps: torch.Tensor
 

@@ -87,7 +87,7 @@ class FolderError(OutputError):
 
 
 class RecordError(ExplainError):
-    """A record cannot be read, or lacks what would be needed to do what it tells again."""
+    """A record cannot be read, or lacks what is needed to repeat it."""
 
 
 class PhotoError(ExplainError):

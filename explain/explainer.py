@@ -45,7 +45,8 @@ class PhotoOptions(TypedDict, total=False):
 class PhotoRequest:
     """A question for photos: what `attribute_targets` is called with, and what records tell of it.
 
-    ``alone`` says that each photo is asked for itself, since the target or a method may tell the rows of a batch apart.
+    ``alone`` says that each photo is explained on its own, since the target or a method may treat the rows of a batch
+    differently.
     """
 
     methods: list[Method] | str
@@ -181,11 +182,11 @@ class Explainer:
         target: TargetLike | Sequence[TargetLike] = None,
         **options: Unpack[PhotoOptions],
     ) -> Iterator[Explanation | PhotoError]:
-        """Explain photos one after the other, in batches, and keep none: for as many as there are.
+        """Explain photos one after the other, in batches, and keep none of them: for any number of photos.
 
-        Each gives an `Explanation`, or, where it could not be explained, a `PhotoError` that names it and says why; the
-        others go on. What is wrong for all of the first few photos, such as an unknown layer, is raised at once.
-        Arguments as for calling an `Explainer`.
+        Yields an `Explanation` for each photo, or a `PhotoError` that names it and says why it could not be explained;
+        the others continue. An error that all of the first few photos have, such as an unknown layer, is raised at
+        once. Arguments as for calling an `Explainer`.
 
         >>> from PIL import Image
         >>> photos = [Image.new("RGB", (30, 20), "red"), b"no photo"]

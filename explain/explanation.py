@@ -35,8 +35,8 @@ class Explanation:
     ``results`` has a dictionary of attributions by method for each target. ``box`` is the part of the photo that the
     model saw and the maps lie on; where it saw several, ``crops`` are these, and ``box`` is the whole photo.
     ``probabilities`` ``(K,)`` are those of the classes, where the model gives any. ``style`` is what it is shown in,
-    where not in each method's own. ``explainer`` is what made this, for more questions about the same photo. All the
-    rest stands without it: a copy and a pickle hold the data, on the CPU, and never the model; there, ``explainer`` is
+    where not in each method's own. ``explainer`` is what made this, for more questions about the same photo. Everything
+    else works without it: a copy and a pickle hold the data, on the CPU, and never the model; there, ``explainer`` is
     None.
     """
 
@@ -189,7 +189,7 @@ class Explanation:
 
         Where there is more than one, a sheet with all of them side by side comes last.
 
-        The folder is made if need be. Each file appears complete or not at all. The names begin with ``stem``, by
+        The folder is made if needed. Each file appears complete or not at all. The names begin with ``stem``, by
         default the photo's own name. ``style``, ``alpha`` and ``colormap`` are those of `overlay`.
 
         Returns:
@@ -216,7 +216,7 @@ class Explanation:
         return files.write()
 
     def record(self, method: str | None = None, target: int | str = 0) -> dict[str, Any]:
-        """Return what was done, in plain values: enough for `explain.load` to have it and to do it again.
+        """Return what was done, in plain values: enough for `explain.load` to read it and to repeat it.
 
         ``format`` is the version of the record; `explain.record` says how options are written.
         """

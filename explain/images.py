@@ -1,4 +1,4 @@
-"""Images: whatever a caller has, as an upright RGB picture; and where on it the model's input lies."""
+"""Images: files, arrays and pictures of any kind as upright RGB pictures; and where the model's input lies on them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Preprocess: TypeAlias = Callable[[Image.Image], torch.Tensor]
 
 MAX_PIXELS = 178_956_970  # where Pillow itself calls a file a decompression bomb
 MAX_SIDE = 500_000  # pixels; captions stand below photos and are at least 260 wide, which costs most on thin ones
-MAX_BYTES = 2**30  # of what is no file; a device may never end
+MAX_BYTES = 2**30  # of what is not a regular file; a device may never end
 SMALLEST = 8  # pixels along an axis, below which it does not matter which of them were kept
 EXTENSIONS = frozenset(
     [".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jfif", ".avif"]
 )
 
-# What Pillow knows by sight, but reads not at all, or (EPS) by starting another program on what may be anyone's file.
+# Formats that Pillow recognises, but does not read, or (EPS) reads by starting another program on an untrusted file.
 NO_PHOTOS = frozenset(["BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"])
 
 
@@ -62,7 +62,7 @@ def load_image(image: ImageLike) -> Image.Image:
     if re.match(r"\w+://", os.fsdecode(image)):
         raise ImageError(f"image {os.fsdecode(image)!r} must be a file, got an address; download it first")
     path = Path(image)
-    if os.path.isdir(path):  # unlike Path.is_dir, this takes any name for an answer
+    if os.path.isdir(path):  # unlike Path.is_dir, this accepts any name
         raise ImageError(f"image {str(path)!r} must be a file, got a folder; name the images in it")
     try:
         _check_kind(path, path.stat().st_mode)  # before it is opened: that may wait forever, or rewind a tape
@@ -85,7 +85,7 @@ _KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR:
 
 
 def _check_kind(path: Path, mode: int) -> None:
-    """Refuse what is no file, but for a pipe that this process was started with, as in ``explain <(command)``."""
+    """Refuse anything but a file, except a pipe that this process was started with, as in ``explain <(command)``."""
     if stat.S_ISREG(mode) or (stat.S_ISFIFO(mode) and _OURS.fullmatch(os.path.abspath(path))):
         return
     kind = _KINDS.get(stat.S_IFMT(mode), "something else")
@@ -96,7 +96,7 @@ _OURS = re.compile(r"/dev/stdin|/dev/fd/\d+|/proc/self/fd/\d+")
 
 
 def _at_once(path: str, flags: int) -> int:
-    """Open a file without waiting, should a pipe have taken its place meanwhile."""
+    """Open a file without waiting, in case a pipe has replaced it meanwhile."""
     descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
     if hasattr(os, "set_blocking"):
         os.set_blocking(descriptor, True)
@@ -136,7 +136,7 @@ def _decode(image: Image.Image, name: str) -> Image.Image:
     try:
         image.load()
         picture = _to_rgb(_upright(image))
-        picture.info.clear()  # all of it has been seen to: it is upright, and nothing in it is transparent
+        picture.info.clear()  # nothing is left to do: it is upright, and nothing in it is transparent
         return picture
     except ImageError:
         raise
@@ -215,7 +215,7 @@ def _reason(error: BaseException) -> str:
 def hushed() -> Iterator[list[str]]:
     """Keep what libraries in C print about a file off standard error; yield the list that has it afterwards.
 
-    For programs without threads: until it ends, nobody is heard.
+    For programs without threads: until it ends, nothing reaches standard error.
     """
     said: list[str] = []
     with ExitStack() as stack:
@@ -223,7 +223,7 @@ def hushed() -> Iterator[list[str]]:
             kept = os.dup(2)
             stack.callback(os.close, kept)
             heard = stack.enter_context(tempfile.TemporaryFile())
-        except OSError:  # standard error was closed, or there is no room to listen
+        except OSError:  # standard error was closed, or there is no room for a copy
             yield said
             return
         stack.callback(lambda: said.extend(_lines(heard)))
@@ -258,10 +258,10 @@ class Box:
 def locate(preprocess: Preprocess, size: tuple[int, int]) -> Box:
     """Find which part of a photo of ``size`` (width, height) reaches the model, for any deterministic preprocessing.
 
-    A preprocessing that knows says so through a method ``box(size)``. Any other is asked by example: it is given
-    pictures whose values rise from left to right and from top to bottom, and a black and a white one to calibrate by.
-    What comes out is a straight line over the part that was kept; padding does not follow it and is left out. Where
-    nothing of that kind comes out (a random preprocessing, say), the whole photo is assumed, with a warning.
+    A preprocessing that knows says so through a method ``box(size)``. Any other is tried out: it gets pictures whose
+    values rise from left to right and from top to bottom, and a black and a white one for calibration. The result is a
+    straight line over the part that was kept; padding does not follow it and is left out. If the result is not of that
+    kind (for a random preprocessing, say), the whole photo is assumed, with a warning.
 
     >>> locate(lambda image: torch.zeros(3, 8, 8), (2, 2))
     Box(left=0.0, top=0.0, right=2.0, bottom=2.0)

@@ -1,4 +1,4 @@
-"""Files that appear complete or not at all, and never in place of another without leave."""
+"""Files that appear complete or not at all, and never replace another without permission."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class Files:
             raise self._unwritable(error) from None
         finally:
             for part in parked:
-                with suppress(OSError):  # it is in place already, or cannot be removed: what went wrong is told
+                with suppress(OSError):  # it is in place already, or cannot be removed: the first error is reported
                     part.unlink()
         return paths
 
@@ -153,14 +153,14 @@ class Files:
             raise self._unwritable(error, "a file is in its place" if taken else None) from None
 
     def _park(self, content: bytes, parked: list[Path]) -> None:
-        """Write a file under a name that nobody can guess, and that nothing had before: no link is followed."""
+        """Write a file under a new name that cannot be guessed: no link is followed."""
         parked.append(self.folder / f".explain-{secrets.token_hex(8)}.part")
         descriptor = os.open(parked[-1], os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
 
     def _place(self, parts: list[Path], paths: list[Path]) -> None:
-        """Give files their names; without leave to overwrite, all of them or none."""
+        """Give files their names; without permission to overwrite, all of them or none."""
         if self.overwrite:
             for part, path in zip(parts, paths, strict=True):
                 os.replace(part, path)
@@ -173,7 +173,7 @@ class Files:
             for path in placed:
                 with suppress(OSError):
                     path.unlink()
-            if isinstance(error, FileExistsError):  # since it was looked for: by a program that knows no lock
+            if isinstance(error, FileExistsError):  # since the check: by a program that does not use the lock
                 raise OutputError(_in_the_way(Path(error.filename2 or error.filename), 0)) from None
             raise
 

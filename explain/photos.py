@@ -1,4 +1,4 @@
-"""Several photos: read as they are needed, worked on in batches, given back in order; what fails is told for itself."""
+"""Several photos: read as needed, worked on in batches, returned in order; each failure is reported for its photo."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Photo:
 
 @dataclass
 class _Batches(Generic[Result]):
-    """What to do with photos, and whether anything has come of it yet."""
+    """What to do with photos, and whether it has worked for any of them yet."""
 
     prepare: Callable[[ImageLike, int], Photo]
     work: Callable[[list[Photo]], list[Result]]
@@ -96,7 +96,7 @@ class _Batches(Generic[Result]):
         return [result for photo in photos for result in self._together([photo])]
 
     def _check(self, found: dict[int, Result | Exception]) -> None:
-        """Raise what is no fault of a photo, as long as nothing would be lost by it."""
+        """Raise errors that are not a photo's fault, as long as no result is lost by it."""
         failed = [result for result in found.values() if isinstance(result, Exception)]
         self.succeeded |= len(failed) < len(found)
         general = [error for error in failed if not isinstance(error, (ImageError, MemoryError))]

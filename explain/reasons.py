@@ -42,7 +42,7 @@ def _is_zero(evidence: Evidence, image: int, *kinds: type) -> bool:
 
 
 def _is_saturated(logits: torch.Tensor | None, image: int) -> bool:
-    """Whether what the model gives are probabilities, one of which is all there is."""
+    """Whether the model returns probabilities, one of which is practically 1."""
     if logits is None:
         return False
     row = logits[image]

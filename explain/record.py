@@ -1,10 +1,10 @@
 """What was done, as plain values: with a version, without a model inside, and exact enough to do it again.
 
-A record is a dictionary of what JSON can hold. Options and targets that JSON has no word for are written as an object
+A record is a dictionary of what JSON can hold. Options and targets that JSON cannot express are written as an object
 with one tag: ``{"tuple": [...]}``, ``{"mapping": [[key, value], ...]}``, ``{"float": "inf"}``, ``{"tensor": ...}``,
 ``{"category": ...}`` (a class index with its label), or ``{"class": ..., "options": {...}}`` for a method or target of
-this package. What is none of these is the caller's own; ``{"unknown": ...}`` says what it was. Nothing is ever
-imported or run that a record names.
+this package. Anything else is the caller's own; ``{"unknown": ...}`` says what it was. Nothing that a record names is
+ever imported or run.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class Origin:
     own: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The part of a record that says how to have the explainer again."""
+        """The part of a record that says how to make the explainer again."""
         return {"arguments": encode(dict(self.arguments)), "own": list(self.own)}
 
 
 @dataclass(frozen=True)
 class Question:
-    """What was asked, as far as the answers do not say it themselves.
+    """What was asked, as far as the answers do not show it.
 
     ``classes`` has the class of each method of this package by the method's name, and None for the caller's own;
     ``targets`` what `asked` writes for each target.
@@ -242,7 +242,7 @@ def upgraded(record: Any, name: str = "record") -> dict[str, Any]:
 
 
 def _from_first(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record of version 1 with the fields of version 2, as far as they can be told.
+    """A record of version 1 with the fields of version 2, as far as they are known.
 
     It does not say whether the model had a name or was in memory, where its name is that of a class. Names of models
     are written in small letters, those of classes not.

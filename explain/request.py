@@ -113,7 +113,7 @@ class Request:
     ) -> Request:
         model = unwrapped(model)
         inputs = check_inputs(model, x)
-        named = settings.layer  # a wrong name is told even where no method looks at layers
+        named = settings.layer  # a wrong name is reported even if no method looks at layers
         layers = None if named is None else find_layers(model, inputs, named)
         wanted = _targets(targets, settings.categories)
         if methods == "all":
@@ -128,7 +128,7 @@ class Request:
         except LayerError:
             if self.layers is not None:
                 raise
-        # What was chosen leads to another head than this target's, or the network does something else than it did.
+        # The chosen layers lead to another head than this target's, or the network does something else than before.
         forget(self.model)
         return self._answered(self.layers_by_method(refresh=True))
 
@@ -159,8 +159,8 @@ class Request:
     def _answered(self, layers: Mapping[str, list[str]], *, follow: bool = True) -> list[dict[str, Attribution]]:
         """Gather the evidence, and run the methods on it, each on that of the layers that it looks at.
 
-        With ``follow``, layers that nobody named are given up where these inputs take another way through the network
-        than those that they were chosen by.
+        With ``follow``, layers that were chosen by default are dropped if these inputs take another way through the
+        network than the inputs that they were chosen by.
         """
         found = []
         chosen = self.layers is None and any(layers.values())
@@ -199,7 +199,7 @@ class Request:
         parts = {name: _apply(method, each, how, name) for name, each in zip(names, evidence, strict=True)}
         deltas = [part.delta for part in parts.values() if part.delta is not None]
         if len(deltas) == len(parts) and isinstance(method, Promising):
-            # Each has been held against the whole promise, which all of them keep together.
+            # Each has been compared with the whole sum, which all of them make up together.
             delta = torch.stack(deltas).sum(0) + (len(parts) - 1) * method.promised(evidence[0][0])
             parts = {name: replace(part, delta=delta) for name, part in parts.items()}
         first = next(iter(parts.values()))
@@ -257,7 +257,7 @@ def _by_name(methods: MethodLike | Iterable[MethodLike]) -> dict[str, Method]:
 
 
 def _are_equal(one: object, other: object) -> bool:
-    """Whether two options, or methods, say the same; tensors among them have no one ``==``."""
+    """Whether two options, or methods, are equal; ``==`` of tensors among them gives no single answer."""
     if one is other or type(one) is not type(other):
         return one is other
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):

@@ -32,11 +32,11 @@ class Attribution:
     ``(N, C, H, W)`` for pixel methods. ``heatmap`` is its display form. ``score`` ``(N,)`` is what was explained and
     ``target`` the class of each image, or the name of a callable. ``layer`` is the layer's name, a tuple of names where
     several were fused (``maps`` then has each one's values), or None. ``logits`` ``(N, K)`` are the model's class
-    scores, if it gave any. ``delta`` ``(N,)`` is by how much values that ought to add up to the score miss it, for
-    methods that make this promise; ``fuse`` is how several layers' maps became one. ``input`` names the argument that
-    was explained, where the model takes several; where several were explained together, this is the first, and
-    ``parts`` has the attribution of each by its name. ``coverage`` says which operations a rule acted on, for methods
-    that have one.
+    scores, if it gave any. ``delta`` ``(N,)`` is by how much the values miss what they should add up to, for methods
+    that promise a sum; ``fuse`` is how several layers' maps became one. ``input`` names the argument that was
+    explained, where the model takes several; where several were explained together, this is the first, and ``parts``
+    has the attribution of each by its name. ``coverage`` says which operations a rule acted on, for methods that have
+    one.
 
     Of a video ``(N, C, T, H, W)``, all of these have a dimension for frames before height and width.
     """
@@ -61,7 +61,7 @@ class Attribution:
         return len(self.values)
 
     def __getitem__(self, which: int | slice) -> Attribution:
-        """Return the attribution of one image, or of several in a row, as a batch that keeps nothing of the others."""
+        """Return the attribution of one image, or of a slice of images, as a batch that keeps nothing of the others."""
         chosen = range(len(self))[which]
         rows = [chosen] if isinstance(chosen, int) else list(chosen)
 

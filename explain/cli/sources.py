@@ -64,7 +64,7 @@ def find_photos(
             found.append(Source(None))
         elif re.match(r"\w+://", name):
             missing.append(ImageError(f"image {name!r} must be a file, got an address; download it first"))
-        elif not os.path.isdir(path):  # unlike Path.is_dir, this takes any name for an answer
+        elif not os.path.isdir(path):  # unlike Path.is_dir, this accepts any name
             found.append(Source(path))
         else:
             inside, troubles = _inside(path, recursive, os.path.realpath(apart_from) if apart_from else "")

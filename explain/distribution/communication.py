@@ -1,8 +1,8 @@
 """Gradients exchanged between processes: one function for every DDP communication hook, and a record of what was sent.
 
 Encoded buckets are gathered from all ranks, and every rank decodes and averages them; or they are averaged by an
-all-reduce, and decoded once. What went wrong on one rank is told to all before the next collective call, so that each
-ends with the same message and none waits forever.
+all-reduce, and decoded once. An error on one rank is reported to all before the next collective call, so that each ends
+with the same message and none waits forever.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def _ready(name: str, options: dict[str, Any], model: DistributedDataParallel, r
     if name == "powersgd":
         state = powerSGD_hook.PowerSGDState(process_group=model.process_group, **options)
     # PowerSGD's callbacks wait for further messages on the threads that deliver them. Gloo has two: with two buckets
-    # under way nobody is left to deliver, and all ranks wait forever. So there is one bucket under way at a time.
+    # under way nothing is left to deliver it, and all ranks wait forever. So there is one bucket under way at a time.
     one_by_one = name == "powersgd" and dist.get_backend(model.process_group) == "gloo"
 
     def hook(state: Any, bucket: GradBucket) -> Future:

@@ -61,7 +61,7 @@ def write(
                     register[kind](_told(kind, callback))
             _choose(exporter, patterns)
             _save(exporter, model)
-            # The last to be saved is the last to be told to the hooks, which then know all there is to report.
+            # The last to be saved is the last that the hooks see; they then know all that is to be reported.
             exporter.save_source_string(HOME, "", is_package=True)
     except EmptyMatchError as error:
         pattern = str(error).partition("include=")[2].partition(", exclude=")[0]

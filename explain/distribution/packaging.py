@@ -201,7 +201,7 @@ def _taken(target: Path) -> OutputError:
 
 
 def _place(part: Path, target: Path, overwrite: bool) -> None:
-    """Give the whole file its name; without leave to overwrite, only if nobody has taken that name meanwhile."""
+    """Give the whole file its name; without permission to overwrite, only if the name is still free."""
     if not overwrite:
         try:
             os.link(part, target)  # a second name, since this never replaces another file

@@ -1,11 +1,11 @@
 """What lies before a layer, run once and replayed: for work that alters only what the layer gives.
 
 A tape notes what every functional call of the model returned, up to the layer; calls by hooks of this package do not
-count. A replay hands these results out again in the same order, and computes nothing until the layer is reached.
+count. A replay returns these results again in the same order, and computes nothing until the layer is reached.
 Tensors that nothing refers to by then are not kept: only their shapes are needed, for code that asks for them.
 
-What a tape cannot keep as it was makes it unfit: memory that is reached by other ways than tensors (arrays of NumPy,
-storages). A tensor that is overwritten behind the layer makes it useless for the next replay.
+A tape cannot be used if memory is reached in other ways than through tensors (arrays of NumPy, storages). It cannot be
+used again after a tensor is overwritten behind the layer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _UNSEEN = {"data", "numpy", "__array__", "__dlpack__", "untyped_storage", "stora
 
 
 class ReplayError(RuntimeError):
-    """The network does something else than it did when the tape was made."""
+    """The network does something else than when the tape was made."""
 
 
 class Tape(TorchFunctionMode):
@@ -79,7 +79,7 @@ class Tape(TorchFunctionMode):
 
 
 class Replay(TorchFunctionMode):
-    """Hands out what a tape noted, in its order, until it is made ``live``.
+    """Returns what a tape noted, in its order, until it is made ``live``.
 
     Raises:
         ReplayError: another function is called than the one that was noted.

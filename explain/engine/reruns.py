@@ -1,9 +1,9 @@
 """Altered rows: the same question asked of altered inputs or feature maps, in pieces, once for all that is asked.
 
 Rows are built when they are needed and forgotten when their results have been added up, so memory does not grow with
-their number. With the first piece of each stream goes a row that is not altered: its score must be the one that is
-known already. Of the longest stream, the first row is run alone too, and must have the score that it has among the
-others. Where one of them has not, the network lets rows depend on each other, and every row is run alone.
+their number. The first piece of each stream contains a row that is not altered: its score must be the one that is known
+already. The first row of the longest stream is also run alone, and must have the same score as among the others. If one
+of them has not, the network lets rows depend on each other, and every row is run alone.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from explain.interrupts import came_by_signal
 
 
 def run_streams(plan: Plan, asked: Asked) -> None:
-    """Run all altered rows of a plan, and put what they say into what was found for each target."""
+    """Run all altered rows of a plan, and add their answers to what was found for each target."""
     waiting = []
     for stream in plan.streams:
         if stream.is_known(asked.work.precision):
@@ -89,7 +89,7 @@ def _run(stream: Stream, rows: Mapping[Path, Rows], asked: Asked, progress: Told
 
 
 def _alone(asked: Asked, inputs: Inputs) -> Any:
-    """What the network gives for one row; None where it takes no other number of rows than there are images."""
+    """The network's output for one row; None if it takes only as many rows as there are images."""
     try:
         with running_altered(asked):
             return inputs.call(asked.model)
@@ -103,7 +103,7 @@ def _alone(asked: Asked, inputs: Inputs) -> Any:
 def _must_score_alone(asked: Asked, *, if_it_can: bool = False) -> None:
     """Refuse a batch in which an image has another score than alone; altered rows could not be compared with it.
 
-    Quantised networks take one scale for all images, which makes a small difference: it is let pass.
+    Quantised networks take one scale for all images, which makes a small difference: it is accepted.
     """
     several = len(asked.inputs) > 1
     if not several and (if_it_can or asked.work.precision != "full"):
@@ -153,7 +153,7 @@ def _known(ask: Ask, asked: Asked, choice: Choice) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Runner:
-    """Runs altered rows on behalf of a method that has leave to."""
+    """Runs altered rows for a method that may do so."""
 
     asked: Asked
     choice: Choice

@@ -174,7 +174,7 @@ class Pace:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, on whatever device."""
+    """Whether an error says that memory ran out, on any device."""
     words = str(error)
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
         isinstance(error, RuntimeError) and ("not enough memory" in words or "out of memory" in words)

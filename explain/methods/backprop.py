@@ -115,7 +115,7 @@ class GuidedBackprop:
 
 @dataclass(frozen=True)
 class Deconvnet:
-    """Send back only what arrives positive at every rectifier, whatever the rectifier let through on the way forward.
+    """Send back only what arrives positive at every rectifier, no matter what it let through on the way forward.
 
     Rectifiers are found as for `GuidedBackprop`; at each, the gradient that arrives is clamped and goes on, for ReLU
     and for its smooth and leaky relatives alike.

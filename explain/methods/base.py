@@ -46,7 +46,7 @@ class Method(Protocol):
 
 @runtime_checkable
 class Complete(Protocol):
-    """A method whose values ought to add up to something known."""
+    """A method whose values should add up to something known."""
 
     def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor:
         """By how much ``(N,)`` they miss it, in units of the score."""
@@ -55,10 +55,10 @@ class Complete(Protocol):
 
 @runtime_checkable
 class Promising(Complete, Protocol):
-    """A method that says what its values ought to add up to, so that several inputs can be added up together."""
+    """A method that says what its values should add up to, so that several inputs can be added up together."""
 
     def promised(self, evidence: Evidence) -> torch.Tensor:
-        """What the contributions of the explained inputs ought to add up to: ``(N,)``."""
+        """What the contributions of the explained inputs should add up to: ``(N,)``."""
         ...
 
 
@@ -120,7 +120,7 @@ def at_least(method: str, option: str, value: float, least: float, *, whole: boo
 
 
 def one_layer(method: str, inner: object, option: str = "method") -> None:
-    """Refuse to wrap what is no method, and one that looks at several layers: it is asked about one at a time.
+    """Refuse to wrap anything but a method that looks at one layer at a time.
 
     Raises:
         MethodError: ``inner`` cannot be wrapped.

@@ -103,7 +103,7 @@ class GradCAM:
 
 @dataclass(frozen=True)
 class GradCAMPlusPlus:
-    r"""Weigh each feature map by its positive gradients, each by how much it alone explains of the score.
+    r"""Weigh each feature map by its positive gradients, each weighted by how much of the score it explains alone.
 
     :math:`w_k = \sum_{ij} \alpha^k_{ij}\,\mathrm{ReLU}(G^k_{ij})` with
     :math:`\alpha^k_{ij} = G^2 / \bigl(2 G^2 + \sum_{ab} A^k_{ab}\, G^3\bigr)`, which is
@@ -322,7 +322,7 @@ class ShapleyCAM:
 
 @dataclass(frozen=True)
 class RandomCAM:
-    """Weigh the feature maps at random, between -1 and 1: what a method has to be better than.
+    """Weigh the feature maps at random, between -1 and 1: what every method has to be better than.
 
     Args:
         seed: of the weights; every image gets the same ones.

@@ -258,8 +258,8 @@ class AblationCAM:
         relu: keep the positive part, as published.
 
     Returns:
-        ``(N, h, w)`` at the layer's resolution, in units of the activations. A negative score turns all signs round,
-        as the formula says.
+        ``(N, h, w)`` at the layer's resolution, in units of the activations. A negative score reverses all signs, as
+        the formula says.
 
     Desai and Ramaswamy, "Ablation-CAM", WACV 2020.
 

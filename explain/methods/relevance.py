@@ -18,10 +18,10 @@ from explain.methods.sources import Source
 
 @dataclass(frozen=True)
 class FullGrad:
-    r"""Share the score out among the input and every bias of the network, and add up where it lies.
+    r"""Divide the score among the input and every bias of the network, and add up where these parts lie.
 
     :math:`y = \nabla_x y \cdot x + \sum_l \nabla_{b_l} y \cdot b_l` holds exactly in a network of ReLUs, where b counts
-    the shift of batch normalisation too; by how much it is missed elsewhere is the attribution's ``delta``. Of each
+    the shift of batch normalisation too; elsewhere, the attribution's ``delta`` is by how much it is missed. Of each
     term, the map takes the magnitude, brought to [0, 1] for each layer as published, enlarged, and summed over
     channels. Biases that lie nowhere on the photo (those of the head) count for ``delta`` alone.
 

@@ -54,7 +54,7 @@ class ConvNormActivation(nn.Sequential):
 
 
 class MBConv(nn.Module):
-    """An inverted residual block: expand, filter each channel by itself, project; with a shortcut if shapes allow."""
+    """An inverted residual block: expand, filter each channel on its own, project; with a shortcut if shapes allow."""
 
     def __init__(self, inputs: int, outputs: int, expansion: int, kernel: int, stride: int) -> None:
         super().__init__()

@@ -39,7 +39,7 @@ def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
         ) from None
     except Exception as error:  # a damaged file may break the reader anywhere
         reason = " ".join(str(error).split())[:100]
-        if not re.search("[a-z]{3}", reason):  # what is no archive may break the reader without a word of it
+        if not re.search("[a-z]{3}", reason):  # a damaged file may break the reader without a clear reason
             reason = "it is not a file of PyTorch"
         raise ModelError(f"weights {str(path)!r} cannot be read ({reason}); save them again with torch.save") from None
     for key in ("state_dict", "model_state_dict", "model"):

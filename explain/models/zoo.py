@@ -50,7 +50,7 @@ def list_models() -> list[str]:
 
 
 def load_torchvision(name: str, weights: str | Path | None = None, size: int | None = None) -> Classifier:
-    """Load a torchvision classifier with its published weights, or with those in a file of one's own.
+    """Load a torchvision classifier with its published weights, or with those in a file of yours.
 
     Raises:
         ModelError: unknown name, or weights that are not here and cannot be downloaded.

@@ -104,7 +104,7 @@ class Segmentation(Composable):
 
 
 def _resized(mask: torch.Tensor, maps: torch.Tensor) -> torch.Tensor:
-    """Which share of each cell of the maps ``(N, K, H, W)`` a mask covers: ``(N, H, W)``."""
+    """The share of each cell of the maps ``(N, K, H, W)`` that a mask covers: ``(N, H, W)``."""
     (rows, columns), (height, width) = mask.shape[-2:], maps.shape[-2:]
     if abs(rows * width - columns * height) > max(rows * width / height, columns * height / width):
         raise TargetError(

@@ -21,7 +21,7 @@ class OnParameters(Unsplit[Any]):
             for name, parameter in model.named_parameters():
                 if parameter.requires_grad:
                     self._group.leaf(parameter, lambda gradient, name=name: hook(name, gradient))
-        except BaseException:  # an interrupt, for one: nobody else has this group to remove it
+        except BaseException:  # an interrupt, for one: nothing else could remove this group
             self._group.remove()
             raise
 
