@@ -11,6 +11,7 @@ The way through the house, each room importing only from rooms above it:
     nested          tensors in containers of every kind: found, replaced
     images          files, bytes, arrays and PIL images to RGB; where a model's input lies on a photo
     render/         styles, overlays, captions, sheets, figures, HTML: arrays and PIL images only
+    written         names with options, as people type them
     hooks/          every hook handle: lifetime, taps, capture, graph, a model left as found
     training/       gradients clipped and watched during training
     distribution/   gradients exchanged between processes, models packed into archives
@@ -79,6 +80,7 @@ _ROOMS = {
         "nested",
         "images",
         "render",
+        "written",
         "hooks",
         "training",
         "distribution",

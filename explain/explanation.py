@@ -15,6 +15,7 @@ from explain import pictures, render
 from explain.attribution import Attribution
 from explain.errors import MethodError, TargetError, did_you_mean, printable
 from explain.images import Box
+from explain.methods import get_method
 from explain.models import class_label
 from explain.output import Files, distinct, slug
 from explain.pictures import Look, Scene, array, layer_of, percent
@@ -278,6 +279,8 @@ class Explanation:
     def _attribution(self, method: str | None, target: int) -> Attribution:
         result = self.results[target]
         name = self.methods[0] if method is None else method.lower()
+        if name not in result and "(" in name:
+            name = get_method(name).name  # which says nothing of the options
         if name not in result:
             raise MethodError(f"method {name!r} was not asked for here; {did_you_mean(name, result)}")
         return result[name]

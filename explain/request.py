@@ -29,6 +29,7 @@ from explain.errors import (
     MethodError,
     ModelError,
     TargetError,
+    either,
     image_name,
     muted,
     warn,
@@ -249,7 +250,8 @@ def _by_name(methods: MethodLike | Iterable[MethodLike]) -> dict[str, Method]:
         method = get_method(given)
         if not _are_equal(chosen.setdefault(method.name, method), method):
             raise MethodError(
-                f"methods must have different names, got two of {method.name!r}; ask for them in two calls"
+                f"methods must have different names, got two of {method.name!r}; ask for them in two "
+                f"{either('calls', 'commands')}"
             )
     if not chosen:
         raise MethodError("methods must name at least one method, got none; see explain.list_methods()")

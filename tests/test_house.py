@@ -22,7 +22,7 @@ from tests.conftest import ROOT
 PACKAGE = ROOT / "explain"
 ROOMS = [
     "version", "interrupts", "errors", "nested",
-    "images", "render", "hooks", "training", "distribution", "inputs", "layers", "targets",
+    "images", "render", "written", "hooks", "training", "distribution", "inputs", "layers", "targets",
     "engine", "fills",
     "methods", "citation",
     "reasons", "result", "request", "attribution", "concepts", "metrics",

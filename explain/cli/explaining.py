@@ -35,6 +35,7 @@ from explain.errors import ExplainError, printable
 
 if TYPE_CHECKING:
     from explain.explanation import Explanation
+    from explain.methods import Method
 
 
 def explain(options: argparse.Namespace, answer: Answer) -> int:
@@ -68,7 +69,7 @@ def explain(options: argparse.Namespace, answer: Answer) -> int:
     return for_all(photos, missing, work, answer, verb="explained", folder=options.output)
 
 
-def _checked(options: argparse.Namespace) -> list[str] | str:
+def _checked(options: argparse.Namespace) -> list[Method] | str:
     """Return the methods, and refuse what cannot be meant."""
     from explain.methods import get_method
 
@@ -76,7 +77,7 @@ def _checked(options: argparse.Namespace) -> list[str] | str:
         raise UsageError("--top-k and --target cannot both be given; leave one out")
     names = options.method or ["gradcam"]
     try:
-        methods = "all" if "all" in names else list(dict.fromkeys(get_method(name).name for name in names))
+        methods = "all" if "all" in names else list(dict.fromkeys(map(get_method, names)))
         if (options.style, options.alpha, options.colormap) != (None, None, None):
             from explain.pictures import Look
 

@@ -18,6 +18,8 @@
 To add one, write a class that satisfies `Method`, and `register` it; nothing else needs to know.
 """
 
+from functools import partial
+
 from explain.methods.attention import AttentionRollout, LeGrad
 from explain.methods.backprop import Deconvnet, GuidedBackprop, GuidedGradCAM, InputXGradient, Saliency
 from explain.methods.base import (
@@ -63,8 +65,8 @@ _METHODS: list[Method] = [
 for _method in _METHODS:
     register(_method)
 register_wrapper("smooth", Smooth)
-register_wrapper("smoothsquare", lambda method: Smooth(method, statistic="square"))
-register_wrapper("var", lambda method: Smooth(method, statistic="variance"))
+register_wrapper("smoothsquare", partial(Smooth, statistic="square"))
+register_wrapper("var", partial(Smooth, statistic="variance"))
 register_wrapper("augmented", Augmented)
 
 __all__ = [

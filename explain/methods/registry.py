@@ -5,10 +5,13 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Callable
+from dataclasses import fields, replace
+from itertools import accumulate
 from typing import TypeAlias, TypeVar
 
 from explain.errors import MethodError, did_you_mean, shown
 from explain.methods.base import Method
+from explain.written import Written, WrittenError, read_written
 
 MethodLike: TypeAlias = "str | Method"
 M = TypeVar("M", bound=Method)
@@ -17,7 +20,7 @@ DEEPEST = 5
 """How many methods may be within each other, the innermost counted; their runs multiply."""
 
 _known: dict[str, Method] = {}
-_wrappers: dict[str, Callable[[Method], Method]] = {}
+_wrappers: dict[str, Callable[..., Method]] = {}
 
 
 def register(method: M) -> M:
@@ -36,8 +39,8 @@ def register(method: M) -> M:
     return method
 
 
-def register_wrapper(name: str, wrapper: Callable[[Method], Method]) -> None:
-    """Make ``name(inner)`` mean ``wrapper(inner)`` for every method."""
+def register_wrapper(name: str, wrapper: Callable[..., Method]) -> None:
+    """Make ``name(inner, option=value)`` mean ``wrapper(inner, option=value)`` for every method."""
     _wrappers[name] = wrapper
 
 
@@ -53,21 +56,22 @@ def list_methods(pattern: str = "*") -> list[str]:
 
 
 def get_method(method: MethodLike) -> Method:
-    """Return the method object for a name; a method object is returned as it is.
+    """Return the method object for a name, which may have options; a method object is returned as it is.
+
+    Options are literals or plain words; those that are methods themselves are names again, with options or without.
 
     Raises:
-        MethodError: the name is unknown, or the object is no method.
+        MethodError: the name is unknown, the method has no such option, or the object is no method.
 
     >>> get_method("smooth(gradcam)").name
     'smooth(gradcam)'
+    >>> get_method("integratedgradients(steps=20, baseline=blur)").steps
+    20
+    >>> get_method("smooth(gradcam(relu=False), samples=5)").samples
+    5
     """
     if isinstance(method, str):
-        if method.count("(") >= DEEPEST:
-            raise MethodError(
-                f"method must hold at most {DEEPEST - 1} methods within each other, got {shown(method)}; take more "
-                "samples of fewer"
-            )
-        return _by_name(method.strip().lower())
+        return _by_text(method.strip())
     if isinstance(method, type):
         raise MethodError(
             f"method must be a name or an object, got the class {method.__name__}; use {method.__name__}()"
@@ -77,11 +81,70 @@ def get_method(method: MethodLike) -> Method:
     return method
 
 
-def _by_name(name: str) -> Method:
-    wrapped = re.fullmatch(r"(\w+)\((.+)\)", name)
-    if wrapped and wrapped[1] in _wrappers:
-        return _wrappers[wrapped[1]](_by_name(wrapped[2].strip()))
+def _by_text(text: str) -> Method:
+    if "(" not in text:
+        return _known_as(text.lower(), text)
+    if _depth(text) > DEEPEST:  # which options may add one to
+        raise MethodError(
+            f"method must hold at most {DEEPEST - 1} methods within each other, got {shown(text)}; take more samples "
+            "of fewer"
+        )
+    try:
+        read = read_written(text)
+    except WrittenError as error:
+        raise MethodError(f"method {error}; write it like integratedgradients(steps=20)") from None
+    if read.name in _wrappers:
+        return _wrapped(read)
+    method = _known_as(read.name, text)
+    if read.values:
+        names = [field.name for field in fields(method)]  # type: ignore[arg-type]
+        raise MethodError(
+            f"method {read.name} must be given its options by name, got {shown(read.values[0])}; write "
+            f"{read.name}({f'{names[0]}=...' if names else ''})"
+        )
+    _check_names(read, method)
+    return replace(method, **read.options)  # type: ignore[type-var]
+
+
+def _wrapped(read: Written) -> Method:
+    """The method that a wrapper makes of another."""
+    inner, *more = read.values or (read.options.pop("method", None),)
+    if more or not isinstance(inner, str):
+        got = shown(more[0] if more else inner) if read.values else "none"
+        raise MethodError(
+            f"method {read.name} must have one method in its brackets, and options by name, got {got}; write "
+            f"{read.name}(gradcam)"
+        )
+    wrapper, method = _wrappers[read.name], _by_text(inner.strip())
+    _check_names(read, wrapper(method))
+    try:
+        return wrapper(method, **read.options)
+    except TypeError:  # it takes a method, and nothing else
+        raise MethodError(
+            f"method {read.name} takes no options, got {', '.join(read.options)}; make the object and pass it"
+        ) from None
+
+
+def _check_names(read: Written, method: Method) -> None:
+    """Refuse options that a method does not have."""
+    known = [field.name for field in fields(method) if field.init]  # type: ignore[arg-type]
+    for name in read.options:
+        if name not in known:
+            hint = did_you_mean(name, known) if known else "it takes none"
+            raise MethodError(f"method {read.name} has no option {name!r}; {hint}")
+
+
+def _known_as(name: str, text: str) -> Method:
     if name not in _known:
-        forms = [f"{wrapper}({wrapped[2]})" for wrapper in _wrappers] if wrapped else []
-        raise MethodError(f"method {shown(name)} is unknown; {did_you_mean(name, [*list_methods(), *forms])}")
+        guess, _, inside = text.lower().partition("(")
+        forms = []
+        if inside and "=" not in inside:  # a method within another, it seems
+            guess, forms = text.lower(), [f"{wrapper}({inside}" for wrapper in _wrappers]
+        raise MethodError(f"method {shown(text)} is unknown; {did_you_mean(guess, [*list_methods(), *forms])}")
     return _known[name]
+
+
+def _depth(text: str) -> int:
+    """How many brackets are open at most."""
+    steps = accumulate({"(": 1, ")": -1}.get(character, 0) for character in text)
+    return max(steps, default=0)
