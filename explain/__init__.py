@@ -25,6 +25,7 @@ The way through the house, each room importing only from rooms above it:
     reasons         why a map says nothing
     result          `Attribution`: what a method says about a batch of images
     request         what is to be explained, and how; how it is answered
+    selection       which methods a network can be explained with, and what each costs
     attribution     `attribute`: model and tensors in, `Attribution` out
     concepts        what a layer's feature maps are made of
     metrics/        how good a map is: figures for each image, in a table
@@ -94,6 +95,7 @@ _ROOMS = {
         "reasons",
         "result",
         "request",
+        "selection",
         "attribution",
         "concepts",
         "metrics",

@@ -57,7 +57,12 @@ _FLAG: Mapping[str, Any] = {"action": "store_true"}
 IMAGES = Option(
     ("images",), "photos, and folders of photos", default=(), how={"nargs": "*", "metavar": "IMAGE"}
 )  # fmt: skip
-METHOD = Option(("--method", "-m"), "how to explain; repeatable, or 'all' (default: gradcam)", how=_many("NAME"))
+METHOD = Option(
+    ("--method", "-m"),
+    "how to explain: a name, also with options as in 'integratedgradients(steps=20)'; 'all' that take less than 200 "
+    "passes, or 'everything'; repeatable (default: gradcam)",
+    how=_many("NAME"),
+)  # fmt: skip
 TARGET = Option(("--target", "-t"), "label or index to explain; repeatable (default: the top one)", how=_many("CLASS"))
 TOP_K = Option(("--top-k",), "explain the K best classes", how={"type": _count, "metavar": "K"})
 LAYER = Option(("--layer",), "layer to look at; repeatable (default: the last feature map)", how=_many("NAME"))

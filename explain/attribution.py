@@ -15,8 +15,9 @@ from explain.methods import (
     MethodLike,
     get_method,
 )
-from explain.request import Options, Request, Settings, applicable_methods
+from explain.request import Options, Request, Settings
 from explain.result import Attribution, fused
+from explain.selection import applicable_methods, chosen
 from explain.targets import TargetLike
 
 __all__ = [
@@ -110,7 +111,8 @@ def attribute_targets(
     """Attribute several scores per image with several methods, in one forward pass; other arguments as for `attribute`.
 
     Args:
-        methods: names or method objects, or "all" for all that the network can be explained with.
+        methods: names or method objects; "all" for those that the network can be explained with in less than 200
+            passes each, or "everything" for the others too.
         targets: a list of targets, or a number k for each image's k best classes.
 
     Returns:
@@ -121,7 +123,8 @@ def attribute_targets(
     >>> [a["gradcam"].target.item() for a in attribute_targets(model, torch.rand(1, 3, 4, 4), ["gradcam"], [4, 0])]
     [4, 0]
     """
-    return Request.of(model, x, methods, targets, Settings(**options)).answered()
+    settings = Settings(**options)
+    return Request.of(model, x, chosen(model, x, methods, targets, settings), targets, settings).answered()
 
 
 def plan(
@@ -148,4 +151,5 @@ def plan(
     4 altered rows (the photo seen through each map) forward: scorecam
     in all: 1 forward pass, 1 backward pass, 5 altered rows forward
     """
-    return Request.of(model, x, methods, targets, Settings(**options)).plan()
+    settings = Settings(**options)
+    return Request.of(model, x, chosen(model, x, methods, targets, settings), targets, settings).plan()

@@ -27,6 +27,7 @@ from explain.photo_concepts import PhotoConcepts
 from explain.photos import AT_ONCE, Photo, collected, in_batches, rows_are_apart
 from explain.record import Origin, Question, asked, class_name, described, encode_fields, has_tensor
 from explain.render import StyleLike, get_style
+from explain.selection import GROUPS
 from explain.targets import TargetLike, as_target, check_categories
 
 
@@ -158,7 +159,7 @@ class Explainer:
         Args:
             image: a path, the bytes of a file, a PIL image or an array; see `explain.images.load_image`. A list, tuple
                 or iterator of these gives a list, in their order; see `each` for more than fit into memory.
-            methods: a name or method object, several, or "all".
+            methods: a name or method object, several, "all" (of less than 200 passes) or "everything".
             target: a class index, label or callable, several of these, or None for the top prediction.
             top_k: explain the k best classes, instead of ``target``.
             layer, fuse, batch_size, progress, precision: see `explain.attribute`.
@@ -207,7 +208,7 @@ class Explainer:
         """Check what is asked for, and note it for the record."""
         if top_k is not None and target is not None:
             raise TargetError("target and top_k cannot both be given; leave one out")
-        chosen: list[Method] | str = "all" if isinstance(methods, str) and methods == "all" else _method_list(methods)
+        chosen = methods if isinstance(methods, str) and methods in GROUPS else _method_list(methods)
         known = _method_list(list_methods()) if isinstance(chosen, str) else chosen
         targets = [] if top_k is not None else _target_list(target)
         question = Question(

@@ -24,29 +24,25 @@ from explain.engine import (
     gather,
 )
 from explain.errors import (
-    ExplainError,
     LayerError,
     MethodError,
     ModelError,
     TargetError,
     either,
     image_name,
-    muted,
     warn,
 )
-from explain.hooks import Where, calculating, scripted, unwrapped
+from explain.hooks import Where, calculating, unwrapped
 from explain.inputs import Inputs, InputsLike, Path, dotted
 from explain.layers import channels_of, default_layer, find_layers, forget, look_follows, stage_layers
 from explain.methods import (
     Complete,
-    Demanding,
     Fusion,
     ManyLayers,
     Method,
     MethodLike,
     Promising,
     get_method,
-    list_methods,
     options,
     uses_layer,
 )
@@ -117,8 +113,6 @@ class Request:
         named = settings.layer  # a wrong name is reported even if no method looks at layers
         layers = None if named is None else find_layers(model, inputs, named)
         wanted = _targets(targets, settings.categories)
-        if methods == "all":
-            methods = applicable_methods(model, inputs, layer=layers, target=wanted[0])
         return cls(model, inputs, _by_name(methods), wanted, settings, layers)
 
     def answered(self) -> list[dict[str, Attribution]]:
@@ -205,41 +199,6 @@ class Request:
             parts = {name: replace(part, delta=delta) for name, part in parts.items()}
         first = next(iter(parts.values()))
         return replace(first, parts=parts)
-
-
-def applicable_methods(
-    model: nn.Module, x: InputsLike, *, layer: Where | None = None, target: TargetLike = None
-) -> list[str]:
-    """Name the methods that this network and target can be explained with: all but those that ask for another kind.
-
-    Those that ask for a kind of network, or for a class as target, are tried on ``x`` ``(N, C, H, W)``.
-
-    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 5))
-    >>> sorted(set(list_methods()) - set(applicable_methods(model, torch.rand(1, 3, 4, 4))))
-    ['cam', 'legrad', 'rollout']
-    """
-    model = unwrapped(model)
-    inputs = check_inputs(model, x)
-    try:
-        has_maps = bool(layer) or bool(default_layer(model, inputs))
-    except LayerError:
-        has_maps = False
-    candidates = [method for method in map(get_method, list_methods()) if has_maps or not uses_layer(method)]
-    return [method.name for method in candidates if _applies(method, model, inputs, layer, target)]
-
-
-def _applies(method: Method, model: nn.Module, x: Inputs, layer: Where | None, target: TargetLike) -> bool:
-    if any(need.looks_inside for need in method.needs) and scripted(model):
-        return False
-    compares = any(getattr(need, "objective", None) is not None for need in method.needs)
-    if not compares and not isinstance(method, Demanding):
-        return True
-    try:
-        with muted():
-            Request.of(model, x, method, [target], Settings(layer=layer)).answered()
-    except ExplainError:
-        return False
-    return True
 
 
 def _by_name(methods: MethodLike | Iterable[MethodLike]) -> dict[str, Method]:

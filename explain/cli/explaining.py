@@ -34,27 +34,38 @@ from explain.cli.sources import Source, photos_of, read_photo
 from explain.errors import ExplainError, printable
 
 if TYPE_CHECKING:
-    from explain.explanation import Explanation
+    from PIL.Image import Image
+
+    from explain.explainer import Explainer
     from explain.methods import Method
+    from explain.selection import Selection
 
 
 def explain(options: argparse.Namespace, answer: Answer) -> int:
     """Explain each photo."""
     from explain.pictures import percent
 
-    methods = _checked(options)
+    group, named = _checked(options)
     photos, missing = photos_of(options)
     explainer = load_explainer(options, answer)
+    selections: list[Selection] = []  # the first photo's serves for all
 
     def work(source: Source, stem: str, bar: Bar) -> Result:
         photo = read_photo(source, answer)
+        if group is not None and not selections:
+            with blaming(options.model):
+                selections.append(_selected(explainer, photo, group, options))
+            _tell_left_out(selections[0], [method.name for method in named], answer)
+        others = [name for selection in selections for name in selection.methods]
+        methods: list[str | Method] = [
+            *named,
+            *(name for name in others if name not in [method.name for method in named]),
+        ]
         with blaming(options.model):
             explanation = explainer(
                 photo, methods, _targets(options.target), layer=options.layer, top_k=options.top_k, fuse=options.fuse,
                 batch_size=options.batch_size, precision="bf16" if options.bf16 else "full", progress=bar.runs,
             )  # fmt: skip
-        if methods == "all":
-            _tell_left_out(explanation, answer)
         written = explanation.save(
             options.output, stem=stem, overwrite=options.force, style=options.style, alpha=options.alpha,
             colormap=options.colormap,
@@ -69,22 +80,33 @@ def explain(options: argparse.Namespace, answer: Answer) -> int:
     return for_all(photos, missing, work, answer, verb="explained", folder=options.output)
 
 
-def _checked(options: argparse.Namespace) -> list[Method] | str:
-    """Return the methods, and refuse what cannot be meant."""
+def _checked(options: argparse.Namespace) -> tuple[str | None, list[Method]]:
+    """Return the group of methods that was asked for, and single methods; refuse what cannot be meant."""
     from explain.methods import get_method
+    from explain.selection import GROUPS
 
     if options.top_k and options.target:
         raise UsageError("--top-k and --target cannot both be given; leave one out")
     names = options.method or ["gradcam"]
     try:
-        methods = "all" if "all" in names else list(dict.fromkeys(map(get_method, names)))
+        groups = [name for name in names if name in GROUPS]
+        methods = list(dict.fromkeys(get_method(name) for name in names if name not in GROUPS))
         if (options.style, options.alpha, options.colormap) != (None, None, None):
             from explain.pictures import Look
 
             Look(options.style, options.colormap, options.alpha)
     except ExplainError as error:
         raise UsageError(str(error)) from None
-    return methods
+    return max(groups, default=None), methods
+
+
+def _selected(explainer: Explainer, photo: Image, group: str, options: argparse.Namespace) -> Selection:
+    """Choose methods for the model, by a photo."""
+    from explain.selection import select
+
+    target = (_targets(options.target) or [None])[0]
+    x = explainer.as_input(photo)
+    return select(explainer.model, x, group, layer=options.layer, target=target, categories=explainer.categories)
 
 
 def _targets(given: list[str] | None) -> Any:
@@ -92,12 +114,16 @@ def _targets(given: list[str] | None) -> Any:
     return None if given is None else [int(text) if re.fullmatch(r"-?\d+", text) else text for text in given]
 
 
-def _tell_left_out(explanation: Explanation, answer: Answer) -> None:
-    from explain.methods import list_methods
+def _tell_left_out(selection: Selection, named: list[str], answer: Answer) -> None:
+    from explain.selection import MANY
 
-    missing = [name for name in list_methods() if name not in explanation.methods]
-    if missing:
-        answer.note(f"left out, as they are for other networks or targets: {', '.join(missing)}", once=True)
+    unfit = [name for name in selection.unfit if name not in named]
+    if unfit:
+        answer.note(f"left out, as they are for other networks or targets: {', '.join(unfit)}")
+    costly = [f"{name} ({cost:.0f})" for name, cost in selection.costly.items() if name not in named]
+    if costly:
+        told = ", ".join(costly)
+        answer.note(f"left out, as they take {MANY} passes or more: {told}; --method everything takes them too")
 
 
 EXPLAIN = Command(

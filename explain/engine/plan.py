@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 from explain.engine.altered import Alteration, Attributions, Reruns, Scores, Unaltered
@@ -154,6 +155,26 @@ class Plan:
         """How many altered rows a stream has at most."""
         layer = stream.layer or next((reader.layer for reader in stream.readers if reader.layer), None)
         return self.images * stream.of.count(self.channels.get(layer or "", 0))
+
+    def cost(self, shares: Mapping[str, float] = MappingProxyType({})) -> float:
+        """How many passes of one image it takes, forward and backward ones alike.
+
+        Altered rows that begin at a layer count for the part of a pass behind it, which ``shares`` has for each layer;
+        for the whole of it, where it is not known. Where what is run depends on the evidence, it is infinite.
+
+        >>> from explain.methods import AblationCAM
+        >>> plan = Plan({"ablationcam": asks_of(AblationCAM().needs, ["layer4"])}, channels={"layer4": 100})
+        >>> plan.cost(), plan.cost({"layer4": 0.01})
+        (101.0, 2.0)
+        """
+        if any(isinstance(ask.need, Reruns) for ask in self.asks):
+            return float("inf")
+        total = float(self.images * (self.passes + self.passes_back))
+        for stream, inner in self._altered():
+            if not inner.images:
+                return float("inf")  # as many as there may be
+            total += inner.cost(shares) * (shares.get(stream.layer or "", 1.0) if stream.of.of_layer else 1.0)
+        return total
 
     def _altered(self) -> Iterator[tuple[Stream, Plan]]:
         """The streams that have to be run, each with the plan for its rows."""

@@ -7,6 +7,7 @@
     notes what the modules of a network return in one pass
     calls     the calls that the modules of a network make, and which layer a name stands for
     channels  how many channels the maps of layers have
+    shares    which part of a pass lies behind a layer
     choice    the layer to explain by default
 
 A feature map reaches a method as ``(N, C, h, w)``, of a video as ``(N, C, t, h, w)``, whatever the network calls it:
@@ -28,6 +29,7 @@ from explain.layers.choice import default_layer, stage_layers
 from explain.layers.grid import Grid
 from explain.layers.notes import Call, Ran
 from explain.layers.readings import find_grid
+from explain.layers.shares import shares_behind
 from explain.layers.spatial import Grids, enlarge, to_spatial
 
 __all__ = [
@@ -45,6 +47,7 @@ __all__ = [
     "list_layers",
     "look_follows",
     "of_other_images",
+    "shares_behind",
     "split_call",
     "stage_layers",
     "to_spatial",
