@@ -56,11 +56,9 @@ def explain(options: argparse.Namespace, answer: Answer) -> int:
             with blaming(options.model):
                 selections.append(_selected(explainer, photo, group, options))
             _tell_left_out(selections[0], [method.name for method in named], answer)
-        others = [name for selection in selections for name in selection.methods]
-        methods: list[str | Method] = [
-            *named,
-            *(name for name in others if name not in [method.name for method in named]),
-        ]
+        taken = {method.name for method in named}
+        others = [name for selection in selections for name in selection.methods if name not in taken]
+        methods: list[str | Method] = [*named, *others]
         with blaming(options.model):
             explanation = explainer(
                 photo, methods, _targets(options.target), layer=options.layer, top_k=options.top_k, fuse=options.fuse,
