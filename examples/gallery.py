@@ -1,4 +1,4 @@
-"""Draw the pictures of the README: every photo with five methods, one photo with all of them, and concepts.
+"""Draw the pictures of the gallery: photos with five methods, in four styles, with many methods, and concepts.
 
 python examples/gallery.py [folder]
 """
@@ -8,45 +8,75 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from PIL import Image
+
 import explain
 from explain.errors import ExplainError
-from explain.images import EXTENSIONS
-from explain.render import sheet
+from explain.render import CHOICES, Tile, table
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
-
-
 METHODS = ["gradcam", "guidedbackprop", "guidedgradcam", "inputxgradient", "saliency"]
 CONCEPTS = {"chelsea.png": 4, "coffee.png": 3}
+PASSES = 200  # runs of altered photos that a method of the large sheet may take
+# What each photo shows, and the answers that are right; for astronauts and rockets there is no class.
+SHOWN = {
+    "astronaut.png": ("an astronaut", ()),
+    "chelsea.png": ("a tabby cat", ("tabby cat",)),
+    "coffee.png": ("an espresso", ("espresso", "cup")),
+    "grace_hopper.jpg": ("a rear admiral in uniform", ("military uniform",)),
+    "rocket.jpg": ("a rocket", ()),
+}
+
+
+def answer(explanation: explain.Explanation, name: str) -> Tile:
+    """The photo with the model's answer, and what it shows instead where that is wrong."""
+    label, probability = explanation.predictions[0]
+    shows, right = SHOWN[name]
+    remark = "" if label in right else f"wrong: {shows}"
+    return Tile(explanation.photo, f"{label}, {probability:.0%}".replace("%", " %"), remark=remark)
+
+
+def cheap(explainer: explain.Explainer, photo: Path) -> list[str]:
+    """The methods that can explain the model, but for those that run hundreds of altered photos."""
+    x = explainer.as_input(photo)
+    names = explain.applicable_methods(explainer.model, x)
+    return [name for name in names if explain.plan(explainer.model, x, name).rows <= PASSES]
+
+
+def beside(pictures: list[Image.Image], height: int = 520, gap: int = 20) -> Image.Image:
+    """Put pictures of one height next to each other on white."""
+    scaled = [each.resize((round(each.width * height / each.height), height)) for each in pictures]
+    drawn = Image.new("RGB", (sum(each.width + gap for each in scaled) - gap, height), "white")
+    left = 0
+    for each in scaled:
+        drawn.paste(each, (left, 0))
+        left += each.width + gap
+    return drawn
+
+
+def put(picture: Image.Image, file: Path, what: str) -> None:
+    picture.save(file, **({"quality": 90} if file.suffix == ".jpg" else {"optimize": True}))
+    print(f"{what} written to {file}")
 
 
 def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    explainer, methods = explain.Explainer("tiny"), METHODS
-    rows, titles = [], []
-    for path in sorted(p for p in ASSETS.iterdir() if p.suffix in EXTENSIONS):
-        explanation = explainer(path, methods)
-        rows.append([explanation.photo, *(explanation.overlay(method) for method in methods)])
-        (label, probability), *others = explanation.predictions
-        titles.append([f"{label}, {probability:.0%}", *(f"{name}, {share:.0%}" for name, share in others)])
-        print(path.name, *(f"{name} {share:.2f}" for name, share in explanation.predictions), sep="\n    ")
-    drawn = sheet(rows, columns=["photo", *methods], titles=[row[:1] for row in titles], tile=260)
-    drawn.save(folder / "gallery.jpg", quality=88)
-    print(f"every photo with five methods written to {folder / 'gallery.jpg'}")
-    title = explainer(ASSETS / "chelsea.png", methods)
-    title.overlay("gradcam", caption=True).save(folder / "chelsea-gradcam.png")
-    print(f"one overlay written to {folder / 'chelsea-gradcam.png'}")
-    pictures = [title.photo, *(title.overlay(method) for method in methods)]
-    names = ["{}, {:.0%}".format(*title.predictions[0]), *methods]
-    halves = [slice(0, 3), slice(3, None)]
-    hero = sheet([pictures[half] for half in halves], titles=[names[half] for half in halves], tile=320)
-    hero.save(folder / "chelsea.jpg", quality=90)
-    print(f"one photo with five methods written to {folder / 'chelsea.jpg'}")
-    explainer(ASSETS / "chelsea.png", "all").sheet(tile=240).save(folder / "family.jpg", quality=88)
-    print(f"one photo with all methods written to {folder / 'family.jpg'}")
-    concepts = [explainer.concepts(ASSETS / name, count)[0] for name, count in CONCEPTS.items()]
-    sheet([concepts], tile=420).save(folder / "concepts.jpg", quality=90)
-    print(f"concepts written to {folder / 'concepts.jpg'}")
+    explainer = explain.Explainer(crop="whole")
+    found = {name: explainer(ASSETS / name, METHODS) for name in SHOWN}
+    rows = [[answer(each, name), *(Tile(each.overlay(method)) for method in METHODS)] for name, each in found.items()]
+    put(table(rows, ["photo", *METHODS], 260), folder / "gallery.jpg", "every photo with five methods")
+    rows = [
+        [answer(each, name), *(Tile(each.overlay("gradcam", style=style)) for style in CHOICES)]
+        for name, each in found.items()
+    ]
+    put(table(rows, ["photo", *CHOICES], 300), folder / "styles.jpg", "every photo in four styles")
+    cat = found["chelsea.png"]
+    put(cat.overlay("gradcam", caption=True), folder / "chelsea-gradcam.png", "one overlay")
+    put(cat.sheet(320), folder / "chelsea.jpg", "one photo with five methods")
+    family = explainer(ASSETS / "chelsea.png", cheap(explainer, ASSETS / "chelsea.png"))
+    put(family.sheet(240), folder / "family.jpg", "one photo with all methods of few passes")
+    concepts = [explainer.concepts(ASSETS / name, count).picture for name, count in CONCEPTS.items()]
+    put(beside(concepts), folder / "concepts.jpg", "concepts")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 python examples/targets.py [folder]
 
-Trained segmenters and detectors are large downloads. Two stand-ins take their places here, both made of the bundled
+Trained segmenters and detectors are large downloads. Two stand-ins take their places here, both made of the default
 classifier and none of them trained for the task: `Segmenter` asks it for its classes at every place of the last feature
 map, and `Detector` in windows of that map. They return what torchvision's models return, and are asked in the same way.
 """
@@ -25,30 +25,30 @@ from explain.errors import ExplainError
 from explain.hooks import FeatureExtractor
 from explain.images import Box
 from explain.models import CenterCrop, Classifier, load
-from explain.render import sheet
+from explain.render import Tile, table
 from explain.targets import Detection, Segmentation, find_label
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
-STRIDE = 8
+STRIDE = 32
 ORANGE, WHITE = (255, 140, 0), (255, 255, 255)
 
 
 class Trunk(nn.Sequential):
-    """The bundled network up to its last feature map, which has 1/8 of the input's size."""
+    """The default network up to its last feature map, which has 1/32 of the input's size."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         for name, module in network.named_children():
-            if name not in ("avgpool", "fc"):
+            if name not in ("avgpool", "classifier"):
                 self.add_module(name, module)
 
 
 class Segmenter(nn.Module):
     """Takes ``(N, 3, H, W)``, gives a score for each class at each pixel: ``{"out": (N, K, H, W)}``."""
 
-    def __init__(self, network: nn.Module, around: int = 7) -> None:
+    def __init__(self, network: nn.Module, around: int = 3) -> None:
         super().__init__()
-        self.trunk, self.fc, self.around = Trunk(network), network.fc, around
+        self.trunk, self.fc, self.around = Trunk(network), network.classifier, around
 
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         maps = F.avg_pool2d(self.trunk(x), self.around, 1, self.around // 2, count_include_pad=False)
@@ -61,9 +61,9 @@ class Detector(nn.Module):
 
     def __init__(self, network: nn.Module, temperature: float, threshold: float = 0.3, overlap: float = 0.1) -> None:
         super().__init__()
-        self.trunk, self.fc = Trunk(network), network.fc
+        self.trunk, self.fc = Trunk(network), network.classifier
         self.temperature, self.threshold, self.overlap = temperature, threshold, overlap
-        self.windows = [(h, w) for h in (8, 10, 12) for w in (8, 10, 12, 14) if 0.6 < h / w < 1.7]
+        self.windows = [(h, w) for h in (5, 6, 7) for w in (5, 6, 7, 8, 9) if 0.6 < h / w < 1.7]
 
     def forward(self, images: list[torch.Tensor] | torch.Tensor) -> list[dict[str, torch.Tensor]]:
         boxes, logits = [], []
@@ -137,31 +137,31 @@ def boxed(photo: Image.Image, box: list[float], size: tuple[int, int], words: st
 
 def segmentation(bundled: Classifier, photo: Image.Image, labels: list[str], method: str, layer: str) -> Image.Image:
     """A row for each class: where it is predicted, and what speaks for it there."""
-    preprocess = Whole(bundled.preprocess, 96)
+    preprocess = Whole(bundled.preprocess, 320)
     explainer = explain.Explainer(Segmenter(bundled.model), bundled.categories, preprocess)
     maps = explainer.model(preprocess(photo)[None])["out"][0].detach()
-    rows, titles = [], []
+    rows = []
     for label in labels:
         mask = maps.argmax(0) == find_label(label, bundled.categories)
         explanation = explainer(photo, method, Segmentation(label), layer=layer)
-        rows.append([outlined(photo, mask), explanation.overlay(alpha=0.75)])
-        titles.append([f"where {label!r} is predicted", f"{method}, mean logit in this region"])
-    return sheet(rows, titles=titles, tile=500)
+        where = Tile(outlined(photo, mask), f"where {label!r} is predicted")
+        rows.append([where, Tile(explanation.overlay(), f"{method}, mean logit in this region")])
+    return table(rows, tile=500)
 
 
 def detection(bundled: Classifier, photo: Image.Image, method: str, layer: str, count: int = 2) -> Image.Image:
     """A row for each of the best boxes: the box, and what speaks for its score."""
-    preprocess = Whole(bundled.preprocess, 80)
+    preprocess = Whole(bundled.preprocess, 256)
     explainer = explain.Explainer(Detector(bundled.model, bundled.temperature), bundled.categories, preprocess)
     found = explainer.model(preprocess(photo)[None])[0]
-    rows, titles = [], []
+    rows = []
     for box, label, score in zip(*(found[key][:count].tolist() for key in ("boxes", "labels", "scores")), strict=True):
         words = f"{bundled.label(label)} {score:.2f}"
         explanation = explainer(photo, method, Detection(label, box), layer=layer)
         size = preprocess.size(photo.size)
-        rows.append([boxed(photo, box, size, words), boxed(explanation.overlay(alpha=0.75), box, size)])
-        titles.append(["a detection", f"{method}, score of this box"])
-    return sheet(rows, titles=titles, tile=500)
+        found_at = Tile(boxed(photo, box, size, words), "a detection")
+        rows.append([found_at, Tile(boxed(explanation.overlay(), box, size), f"{method}, score of this box")])
+    return table(rows, tile=500)
 
 
 def neuron(bundled: Classifier, photo: Image.Image, layer: str) -> Image.Image:
@@ -175,21 +175,20 @@ def neuron(bundled: Classifier, photo: Image.Image, layer: str) -> Image.Image:
         maps = features(explainer.as_input(photo))[layer][0]
     channel, row, column = (int(i) for i in torch.unravel_index(maps.argmax(), maps.shape))
     explanation = explainer(photo, ["saliency", "guidedbackprop"], [(channel, row, column)])
-    pictures = [photo, *map(explanation.overlay, explanation.methods)]
-    title = f"neuron {channel, row, column} of {layer}"
-    return sheet([pictures], titles=[[title, *explanation.methods]], tile=400)
+    seen = Tile(photo, f"neuron {channel, row, column} of {layer}")
+    return table([[seen, *(Tile(explanation.overlay(method), method) for method in explanation.methods)]], tile=400)
 
 
 def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    bundled = load("tiny")
+    bundled = load()
     photo = side_by_side(*(Image.open(ASSETS / name) for name in ("coffee.png", "chelsea.png")))
-    drawn = segmentation(bundled, photo, ["espresso", "Egyptian cat"], "layercam", "trunk.layer2")
+    drawn = segmentation(bundled, photo, ["espresso", "Egyptian cat"], "layercam", "trunk.features.7")
     drawn.save(folder / "segmentation.jpg", quality=88)
     print(f"regions and what speaks for them written to {folder / 'segmentation.jpg'}")
-    detection(bundled, photo, "layercam", "trunk.layer2").save(folder / "detection.jpg", quality=88)
+    detection(bundled, photo, "layercam", "trunk.features.7").save(folder / "detection.jpg", quality=88)
     print(f"boxes and what speaks for them written to {folder / 'detection.jpg'}")
-    neuron(bundled, Image.open(ASSETS / "chelsea.png"), "layer2").save(folder / "neuron.jpg", quality=88)
+    neuron(bundled, Image.open(ASSETS / "chelsea.png"), "features.7").save(folder / "neuron.jpg", quality=88)
     print(f"a neuron and what it sees written to {folder / 'neuron.jpg'}")
 
 

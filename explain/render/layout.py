@@ -34,6 +34,8 @@ class Group:
 
     heading: str
     tiles: tuple[Tile, ...]
+    goes_on: bool = False
+    """Whether this is the rest of a group that began in the row above."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -88,12 +90,12 @@ def _rows(groups: Sequence[Group], columns: int) -> tuple[int, list[list[Group]]
 
 
 def _between(groups: Sequence[Group], start: int, end: int) -> list[Group]:
-    """Return the groups' tiles from one place to another; a group that goes on has no heading."""
+    """Return the groups' tiles from one place to another."""
     found, first = [], 0
     for group in groups:
         last = first + len(group.tiles)
         tiles = group.tiles[max(0, start - first) : max(0, end - first)]
         if tiles:
-            found.append(replace(group, tiles=tiles, heading=group.heading if first >= start else ""))
+            found.append(replace(group, tiles=tiles, goes_on=first < start))
         first = last
     return found

@@ -32,14 +32,16 @@ def sheet(layout: Layout, tile: int = 300) -> Image.Image:
     return canvas
 
 
-def table(rows: Sequence[Sequence[Tile]], columns: Sequence[str], tile: int = 240) -> Image.Image:
-    """Draw a table of pictures: a name over each column, and what the tiles say below them.
+def table(rows: Sequence[Sequence[Tile]], columns: Sequence[str] = (), tile: int = 240) -> Image.Image:
+    """Draw a table of pictures: names over the columns, if there are any, and what the tiles say below them.
 
     >>> table([[Tile(Image.new("RGB", (40, 30)))] * 3], ["a", "b", "c"], tile=100).width
     332
     """
-    drawing = _Sheet(tile, len(columns))
-    parts = [drawing.names(columns), *(drawing.row([Group("", tuple(row))]) for row in rows)]
+    drawing = _Sheet(tile, max(len(row) for row in rows))
+    parts = [drawing.row([Group("", tuple(row))]) for row in rows]
+    if columns:
+        parts.insert(0, drawing.names(columns))
     canvas = Image.new("RGB", (drawing.width, sum(part.height for part in parts) + drawing.gap), PAPER)
     top = 0
     for part in parts:
@@ -58,7 +60,9 @@ class _Sheet:
         self.width = self.gap + columns * (tile + self.gap)
 
     def head(self, layout: Layout) -> Image.Image:
-        """The title, a fainter line, and the legends at the right."""
+        """The title, a fainter line, and the legends at the right; nothing where there is nothing to say."""
+        if not (layout.title or layout.detail or layout.legends):
+            return Image.new("RGB", (self.width, 0), PAPER)
         large = round(self.text * 1.5)
         height = self.gap + round(large * 1.4) + round(self.text * 1.6)
         strip = Image.new("RGB", (self.width, height), PAPER)
@@ -112,7 +116,7 @@ class _Sheet:
         right = left + len(group.tiles) * (self.tile + self.gap) - self.gap
         draw = ImageDraw.Draw(strip)
         shown = fit(group.heading, right - left, self.text, bold=True)
-        draw.text((left, self.gap), shown, INK, font(self.text, True))
+        draw.text((left, self.gap), shown, FAINT if group.goes_on else INK, font(self.text, True))
         start = left + font(self.text, True).getlength(shown) + self.gap
         if start < right:
             middle = self.gap + round(self.text * 0.65)
