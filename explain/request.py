@@ -17,6 +17,7 @@ from explain.engine import (
     Plan,
     Precision,
     Progress,
+    RelevanceCoverage,
     RuleCoverage,
     Work,
     asks_of,
@@ -41,14 +42,16 @@ from explain.methods import (
     ManyLayers,
     Method,
     MethodLike,
+    Movable,
     Promising,
+    Ranking,
     get_method,
     options,
     uses_layer,
 )
 from explain.methods.base import one_of
 from explain.reasons import why_empty
-from explain.result import Attribution, fused
+from explain.result import Attribution, Channels, fused
 from explain.targets import Target, TargetLike, TopClass, as_target, settle
 
 
@@ -113,7 +116,10 @@ class Request:
         named = settings.layer  # a wrong name is reported even if no method looks at layers
         layers = None if named is None else find_layers(model, inputs, named)
         wanted = _targets(targets, settings.categories)
-        return cls(model, inputs, _by_name(methods), wanted, settings, layers)
+        chosen = _by_name(methods)
+        if layers is not None:
+            chosen = {name: m.in_layer() if isinstance(m, Movable) else m for name, m in chosen.items()}
+        return cls(model, inputs, chosen, wanted, settings, layers)
 
     def answered(self) -> list[dict[str, Attribution]]:
         try:
@@ -250,6 +256,10 @@ def _apply(method: Method, evidence: Sequence[Evidence], how: Fusion | None, exp
     coverage = next((first[need] for need in method.needs if isinstance(need, RuleCoverage)), None)
     if coverage is not None:
         _warn_of_gaps(method, coverage)
+    propagated = next((first[need] for need in method.needs if isinstance(need, RelevanceCoverage)), None)
+    if propagated is not None:
+        coverage = propagated
+        _warn_of_closed(method, propagated)
     maps = {str(item.layer): method(item) for item in evidence}
     for name, values in maps.items():
         if not torch.isfinite(values).all():
@@ -278,7 +288,23 @@ def _apply(method: Method, evidence: Sequence[Evidence], how: Fusion | None, exp
         fuse=how if len(maps) > 1 else None,
         input=explained,
         coverage=coverage,
+        channels=_channels(method, first) if len(maps) == 1 else None,
     )
+
+
+def _channels(method: Method, evidence: Evidence) -> Channels | None:
+    found = method.channels(evidence) if isinstance(method, Ranking) else None
+    return None if found is None else Channels.ranked(found)
+
+
+def _warn_of_closed(method: Method, coverage: Coverage) -> None:
+    """Say what relevance passed by the plain gradient for want of a look inside."""
+    if coverage.missed:
+        missed = ", ".join(f"{count} x {kind}" for kind, count in coverage.missed.items())
+        warn(
+            f"{method.name} cannot look into functions that were written as one operation ({missed}); they pass "
+            "relevance by the plain gradient: write them with torch's own functions to have them covered"
+        )
 
 
 def _warn_of_gaps(method: Method, coverage: Coverage) -> None:

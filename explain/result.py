@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
@@ -24,6 +24,23 @@ ENLARGED = 180  # pixels along the longer side of a map in a picture
 SHOWN = 8  # maps in a picture of a batch
 
 
+class Channels(NamedTuple):
+    """The channels of a layer, the most relevant first: what each counts for, and its number, both ``(N, C)``."""
+
+    values: torch.Tensor
+    indices: torch.Tensor
+
+    @classmethod
+    def ranked(cls, values: torch.Tensor) -> Channels:
+        """Rank channels by what they count for, ``(N, C)``.
+
+        >>> Channels.ranked(torch.tensor([[1.0, 3.0, 2.0]])).indices
+        tensor([[1, 2, 0]])
+        """
+        found = values.sort(dim=1, descending=True, stable=True)
+        return cls(found.values, found.indices)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Attribution:
     """What a method says about a batch of N images; in a notebook it shows its maps.
@@ -36,7 +53,8 @@ class Attribution:
     that promise a sum; ``fuse`` is how several layers' maps became one. ``input`` names the argument that was
     explained, where the model takes several; where several were explained together, this is the first, and ``parts``
     has the attribution of each by its name. ``coverage`` says which operations a rule acted on, for methods that have
-    one.
+    one, and what was taken out of relevance on its way. ``channels`` ranks the channels of the layer, for methods that
+    know what each one counts for.
 
     Of a video ``(N, C, T, H, W)``, all of these have a dimension for frames before height and width.
     """
@@ -55,6 +73,7 @@ class Attribution:
     fuse: Fusion | None = None
     input: str | None = None
     coverage: Coverage | None = field(default=None, repr=False)
+    channels: Channels | None = field(default=None, repr=False)
     parts: Mapping[str, Attribution] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
@@ -74,6 +93,10 @@ class Attribution:
             name: part(value) for name, value in tensors.items() if isinstance(value, torch.Tensor)
         }
         maps = {name: part(values) for name, values in self.maps.items()}
+        if self.coverage is not None and self.coverage.taken:
+            taken["coverage"] = replace(self.coverage, taken={k: part(v) for k, v in self.coverage.taken.items()})
+        if self.channels is not None:
+            taken["channels"] = Channels(*map(part, self.channels))
         return replace(self, maps=maps, parts={name: each[which] for name, each in self.parts.items()}, **taken)
 
     @cached_property

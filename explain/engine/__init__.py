@@ -5,6 +5,13 @@
     constants   what is added: biases, shifts, parameters and buffers
     operations  what happens in a forward pass, as it happens
     rules       what a backward pass does at an operation, as values
+    calls       calls of functions, made again with other arguments
+    linear_maps linear maps among them
+    steps       the steps of a forward pass that relevance rules act on
+    relevance   relevance propagated through them
+    linear_rules, step_rules
+                the rules, as values
+    composites  which rule covers which step
     asks        what a method may ask for, as values
     evidence    what a method sees
     altered     altered rows, as values
@@ -35,13 +42,18 @@ from explain.engine.asks import (
     BiasTerms,
     BlockAttention,
     ClassWeights,
+    Concept,
     InputGradients,
     LayerCurvature,
     LayerGradients,
+    LayerRelevance,
     Need,
+    Relevance,
+    RelevanceCoverage,
     RuleCoverage,
     asks_of,
 )
+from explain.engine.composites import COMPOSITES, Composite, When
 from explain.engine.entry import check_inputs
 from explain.engine.evidence import Evidence, Question
 from explain.engine.passes import gather
@@ -50,6 +62,7 @@ from explain.engine.rules import Coverage, Deconvnet, Guided, Rule
 from explain.engine.work import Precision, Progress, Work
 
 __all__ = [
+    "COMPOSITES",
     "Activations",
     "Alteration",
     "Ask",
@@ -62,6 +75,8 @@ __all__ = [
     "BlockAttention",
     "ClassWeights",
     "Collected",
+    "Composite",
+    "Concept",
     "Coverage",
     "Deconvnet",
     "Evidence",
@@ -70,11 +85,14 @@ __all__ = [
     "InputGradients",
     "LayerCurvature",
     "LayerGradients",
+    "LayerRelevance",
     "Need",
     "Plan",
     "Precision",
     "Progress",
     "Question",
+    "Relevance",
+    "RelevanceCoverage",
     "Reruns",
     "Rows",
     "Rule",
@@ -82,6 +100,7 @@ __all__ = [
     "Scores",
     "Stream",
     "Unaltered",
+    "When",
     "Work",
     "asks_of",
     "check_inputs",

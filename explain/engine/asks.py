@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from explain.engine.composites import Composite
 from explain.engine.rules import Coverage, Rule
 from explain.inputs import Path
 from explain.targets import Objective
@@ -20,15 +21,25 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Backward:
-    """One backward pass over a forward pass: of the score or another objective, under a rule or none.
+class Concept:
+    """Channels of a layer, which relevance is to pass through: all else is held back there."""
 
-    ``second`` marks the pass through a gradient that is needed for curvature.
+    layer: str
+    channels: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Backward:
+    """One backward pass over a forward pass: of the score or another objective, under a rule, a composite or none.
+
+    ``second`` marks the pass through a gradient that is needed for curvature, ``concept`` what relevance goes through.
     """
 
     objective: Objective | None = None
     rule: Rule | None = None
     second: bool = False
+    composite: Composite | None = None
+    concept: Concept | None = None
 
 
 @dataclass(frozen=True)
@@ -58,7 +69,7 @@ class Need(Generic[T]):
     @property
     def looks_inside(self) -> bool:
         """Whether it is about the operations of the network, which scripted modules keep to themselves."""
-        return self.backward is not None and self.backward.rule is not None
+        return self.backward is not None and (self.backward.rule, self.backward.composite) != (None, None)
 
     @property
     def backward(self) -> Backward | None:
@@ -142,6 +153,50 @@ class RuleCoverage(Need[Coverage]):
     @property
     def backward(self) -> Backward:
         return Backward(rule=self.rule)
+
+
+@dataclass(frozen=True)
+class Relevance(Need[torch.Tensor]):
+    """The relevance of the input under a composite, ``(N, C, H, W)``; with a ``concept``, what goes through it."""
+
+    composite: Composite
+    concept: Concept | None = None
+
+    of_input = True
+    whole = True
+
+    @property
+    def backward(self) -> Backward:
+        return Backward(composite=self.composite, concept=self.concept)
+
+
+@dataclass(frozen=True)
+class LayerRelevance(Need[torch.Tensor]):
+    """The relevance of the layer's feature maps under a composite, ``(N, C, h, w)``."""
+
+    composite: Composite
+
+    of_layer = True
+    at_layer = True
+    whole = True
+
+    @property
+    def backward(self) -> Backward:
+        return Backward(composite=self.composite)
+
+
+@dataclass(frozen=True)
+class RelevanceCoverage(Need[Coverage]):
+    """Which rule of a composite covered which operation, and what was taken out of the relevance by which cause."""
+
+    composite: Composite
+    concept: Concept | None = None
+
+    whole = True
+
+    @property
+    def backward(self) -> Backward:
+        return Backward(composite=self.composite, concept=self.concept)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,10 @@ from explain.engine.asks import (
     InputGradients,
     LayerCurvature,
     LayerGradients,
+    LayerRelevance,
     Need,
+    Relevance,
+    RelevanceCoverage,
     RuleCoverage,
 )
 from explain.engine.blocks import attention_gradients
@@ -105,17 +108,44 @@ class _InputGradients(Collector):
 
     def answer(self, forward: Forward, choice: Choice, ask: Ask, gradients: Gradients) -> torch.Tensor:
         if gradients[0] is None:
-            raise TargetError(
-                f"target {choice.name} must depend on the input through differentiable operations, but it does not; "
-                "look for .detach(), .data, no_grad() or rounding in the model or the target"
-                f"{_without_gradients(forward.model)}"
-            )
+            raise TargetError(_unused(forward, choice))
         return at_least_float32(gradients[0].detach())
 
 
 class _RuleCoverage(Collector):
     def answer(self, forward: Forward, choice: Choice, ask: Ask, gradients: Gradients) -> Any:
         return choice.coverage[ask.need.rule]  # type: ignore[attr-defined]
+
+
+class _Relevance(Collector):
+    """Value times gradient, and what rules for the input gave it without one."""
+
+    def sources(self, forward: Forward, ask: Ask) -> list[Source]:
+        return [forward.source(ask.input)]
+
+    def answer(self, forward: Forward, choice: Choice, ask: Ask, gradients: Gradients) -> torch.Tensor:
+        if gradients[0] is None:
+            raise TargetError(_unused(forward, choice))
+        source = forward.source(ask.input)
+        found = source.detach() * gradients[0].detach()
+        paths = list(forward.inputs.paths)
+        place = paths.index(ask.input or forward.inputs.path)
+        deposit = choice.propagated[ask.need.backward].flow.deposits.get(place)  # type: ignore[index]
+        return at_least_float32(found if deposit is None else found + deposit.detach())
+
+
+class _LayerRelevance(_LayerGradients):
+    def answer(self, forward: Forward, choice: Choice, ask: Ask, gradients: Gradients) -> torch.Tensor:
+        gradient = super().answer(forward, choice, ask, gradients)
+        return gradient * forward.spatial(forward.record(_layer(ask)).activation, _layer(ask))
+
+
+class _RelevanceCoverage(Collector):
+    def sources(self, forward: Forward, ask: Ask) -> list[Source]:
+        return [forward.source(None)]  # for the backward pass to go through all of the network
+
+    def answer(self, forward: Forward, choice: Choice, ask: Ask, gradients: Gradients) -> Any:
+        return choice.propagated[ask.need.backward].coverage  # type: ignore[index]
 
 
 class _BiasTerms(Collector):
@@ -168,10 +198,20 @@ COLLECTORS: dict[type[Need[Any]], type[Collector]] = {
     ClassWeights: _ClassWeights,
     InputGradients: _InputGradients,
     RuleCoverage: _RuleCoverage,
+    Relevance: _Relevance,
+    LayerRelevance: _LayerRelevance,
+    RelevanceCoverage: _RelevanceCoverage,
     BiasTerms: _BiasTerms,
     Attention: _Attention,
     BlockAttention: _BlockAttention,
 }
+
+
+def _unused(forward: Forward, choice: Choice) -> str:
+    return (
+        f"target {choice.name} must depend on the input through differentiable operations, but it does not; look for "
+        f".detach(), .data, no_grad() or rounding in the model or the target{_without_gradients(forward.model)}"
+    )
 
 
 def _layer(ask: Ask) -> str:

@@ -103,7 +103,7 @@ class Constants:
     ) -> Any:
         """Note what a call adds; return its result, in the graph."""
         if not isinstance(result, torch.Tensor) or not result.is_floating_point():
-            return self._derive(kind, args, kwargs, result)
+            return self.derive(kind, args, kwargs, result)
         biased = _biased(func)
         if biased is not None:
             given = {**dict(zip(biased.arguments.split(), args, strict=False)), **kwargs}
@@ -115,14 +115,14 @@ class Constants:
             self._note(kwargs.get("beta", 1) * args[0], result)
         elif kind == "softmax":
             self._mark_attention(args[0] if args else kwargs["input"])
-        return self._derive(kind, args, kwargs, result)
+        return self.derive(kind, args, kwargs, result)
 
     def is_constant(self, value: Any) -> bool:
         if isinstance(value, torch.Tensor):
             return value in self._made or _storage(value) in self._own
         return isinstance(value, (int, float))
 
-    def _derive(self, kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Any:
+    def derive(self, kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Any:
         """Note whether a result, or what was written into, is made of constants alone."""
         values = [*args, *kwargs.values()]
         tensors = [

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from explain.engine.asks import Ask
+from explain.engine.asks import Ask, Backward
+from explain.engine.composites import Propagated
 from explain.engine.evidence import at_least_float32
 from explain.engine.operations import Operations
 from explain.engine.rules import Coverage, Rule
+from explain.engine.steps import Step
 from explain.errors import LayerError, ModelError, TargetError
 from explain.hooks import Capture, Record, Source, inspect, recording
 from explain.inputs import Inputs, Path
@@ -30,6 +32,7 @@ class Choice:
     total: torch.Tensor
     classes: torch.Tensor | None
     coverage: dict[Rule, Coverage] = field(default_factory=dict)
+    propagated: dict[Backward, Propagated] = field(default_factory=dict)
     found: dict[Ask, Any] = field(default_factory=dict)
 
     def of_rows(self, images: torch.Tensor) -> Target:
@@ -56,6 +59,7 @@ class Forward:
     output: Any
     graph_is_on: bool
     operations: Operations
+    steps: Sequence[Step] = ()
 
     def __post_init__(self) -> None:
         self.logits = self._logits()

@@ -14,23 +14,27 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import Node
 
 from explain import nested
 from explain.engine.altered import Reruns
 from explain.engine.asked import Asked, EvidenceOf, refuse_shared
-from explain.engine.asks import Ask, Backward, BiasTerms, Need
+from explain.engine.asks import Ask, Backward, BiasTerms, Concept, Need
 from explain.engine.collect import COLLECTORS, Collector
+from explain.engine.composites import propagate
 from explain.engine.entry import alone
 from explain.engine.evidence import Evidence, Origin, Question, at_least_float32
 from explain.engine.forward import Choice, Forward
 from explain.engine.operations import Recorder
 from explain.engine.plan import Plan
+from explain.engine.relevance import Marks, hold_back, node_of
 from explain.engine.replay import Tape
 from explain.engine.reruns import Runner, run_streams
 from explain.engine.rules import apply_rule
+from explain.engine.steps import StepRecorder
 from explain.engine.taping import Taping
 from explain.engine.work import Footprint, Precision, Work, agree, autocast, mixed_precision_now
-from explain.errors import MethodError, note
+from explain.errors import LayerError, MethodError, note
 from explain.hooks import Capture, HookGroup, Source, cut_where_allowed, has_hooks, recording, scripted, untouched
 from explain.inputs import Inputs, InputsLike, Path, as_inputs
 from explain.interrupts import came_by_signal
@@ -150,6 +154,12 @@ class _Passes:
             if plan.reruns:
                 self.footprint.watch(group, model, len(inputs))
             rules, constants = any(b.rule is not None for b in plan.backwards), BiasTerms in by_kind
+            steps = StepRecorder(model)
+            self._marks = Marks()
+            for layer in {split_call(b.concept.layer, model)[0] for b in plan.backwards if b.concept is not None}:
+                self._marks.watch(group, layer)
+            if any(b.composite is not None for b in plan.backwards):
+                stack.enter_context(steps)
             recorder = Recorder(model, rectifiers=rules, constants=constants)
             if rules or constants:
                 stack.enter_context(recorder)
@@ -162,8 +172,9 @@ class _Passes:
             operations = recorder.operations
         self.ran = ran.names
         self.forward = Forward(
-            model, inputs, sources, grids_of(model, inputs), layers, watched, output, graph_is_on, operations
-        )
+            model, inputs, sources, grids_of(model, inputs), layers, watched, output, graph_is_on, operations,
+            steps.steps,
+        )  # fmt: skip
         for layer in (*plan.layers, *plan.watched):
             self.forward.record(layer)  # each exists, before any backward pass
 
@@ -201,11 +212,48 @@ class _Passes:
                 choice.coverage[backward.rule] = apply_rule(backward.rule, group, choice.total, self.forward.operations)
             for collector in {id(c): c for ask in asks if (c := self._collectors[type(ask.need)])}.values():
                 stack.enter_context(collector.during(self.forward, choice))
+            if backward.composite is not None:
+                self._propagate(backward, choice, stack.enter_context(HookGroup()))
+                stack.callback(choice.propagated[backward].flow.close)
             found = _gradients(self.forward.total(choice, backward.objective), wanted, keep) if wanted else ()
             gradients = iter(found)
             for ask in asks:
                 mine = [next(gradients) for _ in sources[ask]]
                 choice.found[ask] = self._collectors[type(ask.need)].answer(self.forward, choice, ask, mine)
+
+    def _propagate(self, backward: Backward, choice: Choice, group: HookGroup) -> None:
+        """Make the backward pass that follows propagate relevance."""
+        forward = self.forward
+        assert backward.composite is not None
+        sources = [forward.source(path) for path in forward.inputs.paths]
+        apart = [] if backward.concept is None else [self._hold_back(backward.concept, group)]
+        layers = [ask.layer for ask in self.plan.answered_at_once if ask.layer and ask.need.backward == backward]
+        apart += [node for layer in layers for each in forward.sources_of(layer) if (node := node_of(each)) is not None]
+        choice.propagated[backward] = propagate(
+            backward.composite, group, choice.total, forward.operations, forward.steps, sources, forward.count, apart
+        )
+
+    def _hold_back(self, concept: Concept, group: HookGroup) -> Node:
+        """Let relevance through some channels of a layer alone; return the Node that its output left."""
+        name, number = split_call(concept.layer, self.forward.model)
+        calls = self._marks.found[name]
+        if not calls or (number is not None and number >= len(calls)):
+            raise LayerError(
+                f"concept must name a layer that the score depends on, got {concept.layer!r}, which was called "
+                f"{len(calls)} times; --list-layers shows them"
+            )
+        node, output, shape = calls[-1 if number is None else number]
+        dim = 1 if len(shape) == self.forward.inputs.x.ndim and not self._channels_last(shape) else len(shape) - 1
+        if max(concept.channels) >= shape[dim]:
+            raise MethodError(
+                f"concept must name channels of {concept.layer}, 0 to {shape[dim] - 1}, got {max(concept.channels)}"
+            )
+        hold_back(group, node, output, concept.channels, dim)
+        return node
+
+    def _channels_last(self, shape: torch.Size) -> bool:
+        grid = self.forward.grids.grid(tuple(shape))
+        return grid is not None and shape[1:-1] == tuple(grid.size) and shape[2:] != tuple(grid.size)
 
 
 def _gradients(total: torch.Tensor, wanted: Sequence[Source], keep: bool) -> Sequence[torch.Tensor | None]:

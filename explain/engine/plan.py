@@ -108,7 +108,11 @@ class Plan:
     def backwards(self) -> tuple[Backward, ...]:
         """The distinct backward passes for one target, the plain one first."""
         found = {ask.need.backward: None for ask in self.answered_at_once if ask.need.backward is not None}
-        return tuple(sorted(found, key=lambda b: (b.second, b.rule is not None, b.objective is not None)))
+        return tuple(
+            sorted(
+                found, key=lambda b: (b.second, b.composite is not None, b.rule is not None, b.objective is not None)
+            )
+        )
 
     @property
     def whole(self) -> bool:
@@ -209,6 +213,8 @@ class Plan:
         end = " and ".join(dict.fromkeys(ask.layer or "the input" for ask in asks))
         how = ", for its curvature" if backward.second else ""
         how += "" if backward.rule is None else f", with the rule {backward.rule.name!r}"
+        how += "" if backward.composite is None else f", with the composite {backward.composite.name!r}"
+        how += "" if backward.concept is None else f", through channels of {backward.concept.layer}"
         return f"{count} from {start} to {end}{how}{self._for(asks)}"
 
     def _run(self, stream: Stream, inner: Plan) -> str:

@@ -75,13 +75,26 @@ def _positive(operation: Operation, gradient: torch.Tensor | None) -> torch.Tens
 
 @dataclass(frozen=True)
 class Coverage:
-    """How many operations of each kind a rule acted on, and how many it could not look into."""
+    """How many operations of each kind a rule acted on, and how many it could not look into.
+
+    Under a ``composite``, ``by_rule`` has the operations by the rule that covered them, and ``taken`` ``(N,)`` what
+    was taken out of each image's relevance on its way, by its cause.
+    """
 
     covered: Mapping[str, int] = field(default_factory=dict)
     missed: Mapping[str, int] = field(default_factory=dict)
+    by_rule: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    taken: Mapping[str, torch.Tensor] = field(default_factory=dict, repr=False)
+    composite: str | None = None
 
     def __str__(self) -> str:
-        return ", ".join(f"{count} x {kind}" for kind, count in self.covered.items()) or "none"
+        if not self.by_rule:
+            return _counted(self.covered) or "none"
+        return "; ".join(f"{rule}: {_counted(kinds)}" for rule, kinds in self.by_rule.items())
+
+
+def _counted(kinds: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
 
 
 def apply_rule(rule: Rule, group: HookGroup, score: torch.Tensor, operations: Operations) -> Coverage:

@@ -15,6 +15,7 @@
                    the kinds of hooks
     group          every kind of hook, for as long as a block lasts
     graph          the autograd Nodes behind a tensor
+    entrances      where a gradient leaves an operation that autograd does not differentiate
     places         what names of layers, their calls and their inputs stand for
     histories      what autograd knows of where a tensor came from, given to tensors that exist
     beginning      where the graph begins in a pass that autograd does not record
@@ -47,6 +48,7 @@ from typing import TYPE_CHECKING, Any
 from explain.hooks.capturing import Capture, capture
 from explain.hooks.copies import copied
 from explain.hooks.eager import is_transforming
+from explain.hooks.entrances import Answer, Entrance
 from explain.hooks.extractor import FeatureExtractor
 from explain.hooks.graph import accumulator, graph
 from explain.hooks.group import HookGroup
@@ -68,7 +70,9 @@ if TYPE_CHECKING:
     from explain.training import Flow, GradientClipper, GradientFlow
 
 __all__ = [
+    "Answer",
     "Capture",
+    "Entrance",
     "Event",
     "FeatureExtractor",
     "Flow",

@@ -10,6 +10,7 @@
     sampling       any method averaged over noise, flips and scales
     path           gradients added up from a baseline to the photo
     relevance      what inputs and biases add to the score
+    lrp            relevance handed back from the score to the input
     attention      vision transformers
     families       which methods belong together
     sources        the papers to cite
@@ -29,7 +30,9 @@ from explain.methods.base import (
     Fusion,
     ManyLayers,
     Method,
+    Movable,
     Promising,
+    Ranking,
     Style,
     options,
     uses_layer,
@@ -47,6 +50,7 @@ from explain.methods.cam import (
 )
 from explain.methods.composed import FinerCAM, RefineCAM
 from explain.methods.families import FAMILIES, control, family
+from explain.methods.lrp import LRP
 from explain.methods.path import IntegratedGradients
 from explain.methods.perturbation import ISCAM, SSCAM, AblationCAM, ScoreCAM
 from explain.methods.registry import MethodLike, get_method, list_methods, register, register_wrapper
@@ -60,6 +64,7 @@ _METHODS: list[Method] = [
     EigenCAM(), EigenGradCAM(), KPCACAM(), FEM(), ShapleyCAM(), FinerCAM(), RefineCAM(), RandomCAM(),
     ScoreCAM(), SSCAM(), ISCAM(), AblationCAM(), FullGrad(), LeGrad(), AttentionRollout(),
     Saliency(), InputXGradient(), GuidedBackprop(), Deconvnet(), GuidedGradCAM(), IntegratedGradients(),
+    LRP(), LRP("AttnLRP"),
     Smooth(), Smooth(statistic="square"), Smooth(statistic="variance"),
 ]  # fmt: skip
 for _method in _METHODS:
@@ -75,6 +80,7 @@ __all__ = [
     "FEM",
     "ISCAM",
     "KPCACAM",
+    "LRP",
     "SSCAM",
     "AblationCAM",
     "AttentionRollout",
@@ -101,8 +107,10 @@ __all__ = [
     "ManyLayers",
     "Method",
     "MethodLike",
+    "Movable",
     "Promising",
     "RandomCAM",
+    "Ranking",
     "RefineCAM",
     "Saliency",
     "ScoreCAM",

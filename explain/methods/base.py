@@ -48,8 +48,8 @@ class Method(Protocol):
 class Complete(Protocol):
     """A method whose values should add up to something known."""
 
-    def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor:
-        """By how much ``(N,)`` they miss it, in units of the score."""
+    def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor | None:
+        """By how much ``(N,)`` they miss it, in units of the score; None where these options promise nothing."""
         ...
 
 
@@ -67,6 +67,22 @@ class ManyLayers(Protocol):
     """A method that looks at one layer of each resolution where none is named, and fuses their maps in its own way."""
 
     fusion: ClassVar[Fusion]
+
+
+@runtime_checkable
+class Movable(Protocol):
+    """A method that explains the input, or a layer where one is named."""
+
+    def in_layer(self) -> Method: ...
+
+
+@runtime_checkable
+class Ranking(Protocol):
+    """A method that says how much each channel of its layer counts."""
+
+    def channels(self, evidence: Evidence) -> torch.Tensor | None:
+        """What each channel counts for: ``(N, C)``; None where these options are about no layer."""
+        ...
 
 
 @runtime_checkable

@@ -228,6 +228,19 @@ INTEGRATEDGRADIENTS = Source(
     "sundararajan2017integratedgradients", "Sundararajan, Mukund and Taly, Ankur and Yan, Qiqi",
     "Axiomatic Attribution for Deep Networks", 2017, _ICML, arxiv="1703.01365",
 )  # fmt: skip
+LRP = Source(
+    "bach2015lrp",
+    r"Bach, Sebastian and Binder, Alexander and Montavon, Gr{\'e}goire and Klauschen, Frederick "
+    r"and M{\"u}ller, Klaus-Robert and Samek, Wojciech",
+    "On Pixel-Wise Explanations for Non-Linear Classifier Decisions by Layer-Wise Relevance Propagation", 2015,
+    "PLOS ONE", "article", doi="10.1371/journal.pone.0130140",
+)  # fmt: skip
+ATTNLRP = Source(
+    "achtibat2024attnlrp",
+    "Achtibat, Reduan and Hatefi, Sayed Mohammad Vakilzadeh and Dreyer, Maximilian and Jain, Aakriti and Wiegand, "
+    "Thomas and Lapuschkin, Sebastian and Samek, Wojciech",
+    "AttnLRP: Attention-Aware Layer-Wise Relevance Propagation for Transformers", 2024, _ICML, arxiv="2402.05602",
+)  # fmt: skip
 SMOOTHGRAD = Source(
     "smilkov2017smoothgrad",
     r"Smilkov, Daniel and Thorat, Nikhil and Kim, Been and Vi{\'e}gas, Fernanda and Wattenberg, Martin",

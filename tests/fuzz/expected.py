@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 import torch
 
+from explain.engine.composites import attn_lrp
 from explain.methods import (
     ISCAM,
+    LRP,
     SSCAM,
     FinerCAM,
     GradCAM,
@@ -121,6 +123,13 @@ def smoothed_cam(network: Pure, x: torch.Tensor, target: int, layer: int) -> tor
     return plain_paths.smooth(lambda z: plain.gradcam(network, z, target, layer), x, noise=drawn(2, x))
 
 
+def relevance(network: Pure, x: torch.Tensor, target: int, layer: int | None) -> torch.Tensor:
+    """Value times gradient: activations as lines from zero, deviations and gates as constants, products in halves."""
+    values = network.forward(x)
+    gradients = network.backward(values, target, "relevance")
+    return x * gradients[0] if layer is None else (values[layer + 1] * gradients[layer + 1]).sum(0)
+
+
 METHODS: dict[str, tuple[MethodLike, Slow]] = {
     "saliency": ("saliency", pixels(plain.saliency)),
     "inputxgradient": ("inputxgradient", pixels(plain.inputxgradient)),
@@ -157,6 +166,8 @@ METHODS: dict[str, tuple[MethodLike, Slow]] = {
     "smoothgrad": (Smooth(samples=2), smoothed("mean")),
     "smoothgrad2": (Smooth(samples=2, statistic="square"), smoothed("squared")),
     "vargrad": (Smooth(samples=2, statistic="variance"), smoothed("variance")),
+    "lrp": (LRP("Gradient"), relevance),
+    "attnlrp": (LRP(attn_lrp(epsilon=0)), relevance),
     "refinecam": ("refinecam", plain_scores.refinecam),  # its layer is a list of them
     "legrad": ("legrad", plain.saliency),  # always refused: none of these networks has attention
     "rollout": ("rollout", plain.saliency),

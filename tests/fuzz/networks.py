@@ -394,6 +394,9 @@ def _compare(ready: Ready, name: str, found: explain.Attribution, figures: Figur
     if any(_is_left_open(ready, each) for each in names if each is not None):
         figures.skipped[LEFT_OPEN] += 1
         return
+    if name in ("lrp", "attnlrp") and not set(seen) <= sees(ready.program):
+        figures.skipped["relevance of a layer that the image does not lead to"] += 1
+        return
     _compare_scores(ready, name, found)
     slow = METHODS[name][1]
     try:

@@ -59,7 +59,7 @@ def pure(step: Step, module: Any, args: Sequence[torch.Tensor], rule: str) -> to
     if step.op == "act":
         done = _act(step, module, x, rule)
     elif step.op == "norm":
-        done = _norm(step.options[0], module, x)
+        done = _norm(step.options[0], module, x, rule)
     elif step.op in ("conv", "deconv"):
         done = _conv(step, module, x)
     elif step.op == "linear":
@@ -71,6 +71,8 @@ def pure(step: Step, module: Any, args: Sequence[torch.Tensor], rule: str) -> to
 
 def _act(step: Step, module: Any, x: torch.Tensor, rule: str) -> torch.Tensor:
     kind = step.options[0]
+    if rule == "relevance" and kind not in ("relu", "leaky_relu", "prelu"):
+        return _line({**RECTIFIERS, **OTHERS}[kind], x)
     if kind in OTHERS:
         return OTHERS[kind](x)
     if kind != "prelu":
@@ -79,11 +81,24 @@ def _act(step: Step, module: Any, x: torch.Tensor, rule: str) -> torch.Tensor:
     return rectified(lambda z: RECTIFIERS["prelu"](z, slope), x, rule)
 
 
+def _line(function: Callable[..., torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """A function, and as its derivative the slope of the line from what it makes of zero."""
+    zero = torch.zeros(1, dtype=x.dtype, requires_grad=True)
+    with torch.enable_grad():
+        start = function(zero)
+        at_zero = torch.autograd.grad(start, zero)[0]
+    value = function(x.detach())
+    slope = torch.where(
+        x.detach() == 0, at_zero, (value - start.detach()) / torch.where(x.detach() == 0, 1, x.detach())
+    )
+    return value + slope * (x - x.detach())
+
+
 def rectified(function: Callable[..., torch.Tensor], x: torch.Tensor, rule: str) -> torch.Tensor:
-    return function(x) if rule == "plain" else Ruled.apply(x, function, rule)
+    return function(x) if rule in ("plain", "relevance") else Ruled.apply(x, function, rule)
 
 
-def _norm(kind: str, module: Any, x: torch.Tensor) -> torch.Tensor:
+def _norm(kind: str, module: Any, x: torch.Tensor, rule: str = "plain") -> torch.Tensor:
     def column(vector: torch.Tensor) -> torch.Tensor:
         return vector[None, :, None, None]
 
@@ -95,6 +110,7 @@ def _norm(kind: str, module: Any, x: torch.Tensor) -> torch.Tensor:
         dims = 2 if groups else 1
         mean = parts.mean(dims, keepdim=True)
         variance = ((parts - mean) ** 2).mean(dims, keepdim=True)
+        variance = variance.detach() if rule == "relevance" else variance
         done = ((parts - mean) / (variance + module.eps).sqrt()).reshape(x.shape)
     return done if module.weight is None else done * column(module.weight) + column(module.bias)
 
@@ -181,6 +197,8 @@ class Pure:
         found = [x[None].clone(), *(other[None] for other in self.beside)]
         for i, step in enumerate(self.program.steps):
             value = pure(step, self.called.get(i), [found[v] for v in step.of], rule)
+            if rule == "relevance" and step.op == "mul":
+                value = self._shared(step, found)
             if replaced is not None and len(found) == replaced[0]:
                 value = replaced[1][None].clone()
             if self.jitter is not None:
@@ -191,6 +209,33 @@ class Pure:
             found.append(value)
         output = answer(self.program, found[-1].clone(), found[self.program.extra])
         return [*found, scores_in(output) if self.score is None else self.score(output)[:, None]]
+
+    def _shared(self, step: Step, found: Sequence[torch.Tensor]) -> torch.Tensor:
+        """A product whose factors get a half each; one that a sigmoid gave is a constant."""
+        gates = [self._is_gate(v) for v in step.of]
+        factors = [found[v] for v in step.of]
+        if gates[0] != gates[1]:
+            factors = [f.detach() if gate else f for f, gate in zip(factors, gates, strict=True)]
+        value = _mul((), factors[0], factors[1], "plain")
+        halves = all(self._signals(v) for v in step.of) and gates[0] == gates[1]
+        value = value.detach() + (value - value.detach()) * (0.5 if halves else 1)
+        return value.detach() if step.style == "no_grad" else value
+
+    def _signals(self, place: int) -> bool:
+        """Whether the image leads to a value by a way that autograd sees."""
+        if place < len(self.program.inputs):
+            return place == 0
+        step = self.program.steps[place - len(self.program.inputs)]
+        return step.style != "no_grad" and step.op != "detach" and any(self._signals(v) for v in _kept(step))
+
+    def _is_gate(self, place: int) -> bool:
+        if place < len(self.program.inputs):
+            return False
+        step = self.program.steps[place - len(self.program.inputs)]
+        if step.op == "act":
+            return bool(step.options[0] == "sigmoid") and self._signals(place)
+        through = ("identity", "slice", "chunk", "same", "flatten", "permute")
+        return step.op in through and self._is_gate(step.of[0]) and self._signals(place)
 
     def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
         with torch.no_grad():
@@ -233,6 +278,10 @@ class Pure:
 
     def __getitem__(self, part: slice) -> Head:
         return Head(self, part.start - 1)
+
+
+def _kept(step: Step) -> Sequence[int]:
+    return step.of[:1] if step.op == "same" else step.of
 
 
 def _constant(step: Step, module: Any) -> torch.Tensor | None:

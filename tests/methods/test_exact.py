@@ -164,7 +164,7 @@ CASES: list[Case] = [
     smooth("square"),
     smooth("variance"),
 ]
-ELSEWHERE = {"refinecam", "legrad", "rollout"}
+ELSEWHERE = {"refinecam", "legrad", "rollout", "lrp", "attnlrp"}
 
 
 def test_every_method_has_a_plain_computation() -> None:

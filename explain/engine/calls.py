@@ -1,0 +1,142 @@
+"""Calls of functions: their arguments laid out in a row, by name, and made again with others."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+_CONVOLUTION = "input weight bias stride padding dilation groups"
+_TRANSPOSED = "input weight bias stride padding output_padding groups dilation"
+_NAMES = {
+    **{f"conv{n}d": _CONVOLUTION for n in (1, 2, 3)},
+    **{f"conv_transpose{n}d": _TRANSPOSED for n in (1, 2, 3)},
+    "linear": "input weight bias",
+    "addmm": "input mat1 mat2",
+    "batch_norm": "input weight bias running_mean running_var training momentum eps",
+    "instance_norm": "input weight bias running_mean running_var use_input_stats momentum eps",
+    "layer_norm": "input normalized_shape weight bias eps",
+    "group_norm": "input num_groups weight bias eps",
+    "rms_norm": "input normalized_shape weight eps",
+    "scaled_dot_product_attention": "query key value attn_mask dropout_p is_causal",
+    "where": "condition input other",
+    "masked_fill": "input mask value",
+    "softmax": "input dim",
+    "cat": "tensors dim",
+    "stack": "tensors dim",
+}
+_ASKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+_BY_OPERATOR = frozenset(["__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__", "__setitem__"])
+_opened: dict[Any, Any] = {}
+
+
+@dataclass(eq=False)
+class Call:
+    """A call: its function, the operation's name, and the arguments; places count those inside of lists of tensors."""
+
+    function: Any
+    kind: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    flat: list[Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.flat = [v for value in (*self.args, *self.kwargs.values()) for v in _spread(value)]
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        return [value for value in self.flat if isinstance(value, torch.Tensor)]
+
+    @property
+    def in_place(self) -> bool:
+        """Whether it overwrites its first argument."""
+        name = str(getattr(self.function, "__name__", ""))
+        named = (name.endswith("_") and not name.endswith("__")) or name in _BY_OPERATOR
+        return named and bool(self.flat) and isinstance(self.flat[0], torch.Tensor)
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """The arguments by name, where the names are known; a tensor's method calls its own ``self``."""
+        names = _NAMES.get(self.kind, "").split()
+        args = self.args
+        if self.kind == "where" and args and not (isinstance(args[0], torch.Tensor) and args[0].dtype == torch.bool):
+            names = ["input", "condition", "other"]
+        return {**dict(zip(names, args, strict=False)), **self.kwargs}
+
+    def made(self, replaced: Mapping[int, torch.Tensor] | None = None) -> Any:
+        """Make it, with some arguments replaced, by place."""
+        if not replaced:
+            return self.function(*self.args, **self.kwargs)
+        values = iter([replaced.get(i, value) for i, value in enumerate(self.flat)])
+        args = [_gathered(value, values) for value in self.args]
+        kwargs = {name: _gathered(value, values) for name, value in self.kwargs.items()}
+        return self.function(*args, **kwargs)
+
+    def out_of_place(self, first: torch.Tensor) -> torch.Tensor | None:
+        """What an in-place call computes of ``first``; None where that is not known."""
+        name = str(getattr(self.function, "__name__", ""))
+        name = name[3:-2] if name in _BY_OPERATOR else name[:-1]
+        plain = getattr(torch, {"truediv": "div"}.get(name, name), None) or getattr(F, name, None)
+        plain = plain or getattr(torch._C._nn, name, None)
+        return None if plain is None else plain(first, *self.args[1:], **self.kwargs)
+
+
+def _spread(value: Any) -> Iterator[Any]:
+    yield from value if _holds_tensors(value) else (value,)
+
+
+def _gathered(value: Any, values: Iterator[Any]) -> Any:
+    return [next(values) for _ in value] if _holds_tensors(value) else next(values)
+
+
+def _holds_tensors(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and any(isinstance(each, torch.Tensor) for each in value)
+
+
+def opened(function: Any) -> Callable[..., Any] | None:
+    """A function of `torch.nn.functional` that shows the calls inside it to modes; None where it is no such function.
+
+    PyTorch shows a mode the function alone: it asks whether there is one, and if so hands the call over. A copy of the
+    function that does not ask does its work in the open.
+
+    >>> opened(F.multi_head_attention_forward).__name__, opened(F.conv2d)
+    ('multi_head_attention_forward', None)
+    """
+    if not isinstance(function, types.FunctionType) or function.__module__ != "torch.nn.functional":
+        return None
+    if function not in _opened:
+        asks = any(name in _ASKS for name in function.__code__.co_names) and function.__name__ not in _CLOSED
+        _opened[function] = _copy(function) if asks else None
+    found: Callable[..., Any] | None = _opened[function]
+    return found
+
+
+_CLOSED = frozenset(["softsign", "gumbel_softmax", "interpolate", "grid_sample", "embedding"])
+
+
+def _copy(function: types.FunctionType) -> Callable[..., Any]:
+    scope = {**function.__globals__, **dict.fromkeys(_ASKS, _no)}
+    found = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
+    found.__kwdefaults__ = function.__kwdefaults__
+    return found
+
+
+def _no(*values: Any) -> bool:
+    return False
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """The address of a tensor's memory; of one that has none, its identity."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):  # a sparse tensor, or one within a transform, has none
+        return id(tensor)
+
+
+def places(call: Call, wanted: Callable[[torch.Tensor], bool]) -> Sequence[int]:
+    """Where the tensors are that are wanted."""
+    return [i for i, value in enumerate(call.flat) if isinstance(value, torch.Tensor) and wanted(value)]

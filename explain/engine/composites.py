@@ -1,0 +1,238 @@
+"""Composites: which rule covers which step, as ordered tuples of (condition, rule), the first that fits.
+
+Those of the literature are here by name, as functions of their numbers. `automatic` takes the one that suits a network.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch.autograd.graph import Node
+
+from explain.engine.linear_rules import AlphaBeta, Epsilon, Flat, Gamma, Gradient, LinearRule, WSquare, ZBox, ZPlus
+from explain.engine.operations import Operations
+from explain.engine.relevance import Flow, Map, consumers, maps_in
+from explain.engine.rules import Coverage
+from explain.engine.step_rules import (
+    ConstantDeviation,
+    Constants,
+    ConstantWeights,
+    Identity,
+    StepRule,
+    Taylor,
+    Uniform,
+)
+from explain.engine.steps import Step
+from explain.hooks import HookGroup
+
+RelevanceRule = LinearRule | StepRule
+
+
+@dataclass(frozen=True)
+class When:
+    """A condition on steps: their kinds (all, if none is given), their module's name, and whether they come first.
+
+    ``module`` is a pattern such as ``"layer4.*"``. ``first`` means the linear maps that the input meets first.
+    """
+
+    kinds: tuple[str, ...] = ()
+    module: str | None = None
+    first: bool = False
+
+    def __call__(self, kind: str, module: str | None, first: bool) -> bool:
+        named = self.module is None or (module is not None and fnmatch.fnmatchcase(module, self.module))
+        return named and (not self.kinds or kind in self.kinds) and (first or not self.first)
+
+
+LINEAR = ("convolution", "dense", "matrixproduct", "batchnorm")
+Rules = tuple[tuple[When, RelevanceRule], ...]
+_FACTORS = When(("product", "quotient", *LINEAR))
+_OTHERS: Rules = (
+    (When(("activation",)), Identity()),
+    (When(("deviation", "batchnorm")), ConstantDeviation()),
+    (When(("sum", "join", "choice")), Constants()),
+)
+_CONSTANT: Rules = ((When(("softmax", "attention")), ConstantWeights()), (_FACTORS, Uniform()), *_OTHERS)
+_TAYLOR: Rules = ((When(("softmax", "attention")), Taylor()), (_FACTORS, Uniform(constant=False)), *_OTHERS)
+
+
+@dataclass(frozen=True)
+class Composite:
+    """Rules for the steps of a network: the first whose condition is met, and that fits, covers a step.
+
+    >>> from explain.engine.composites import Composite, When
+    >>> mine = Composite("mine", ((When(("dense",)), Epsilon(0.1)), (When(("convolution",), "layer1.*"), Gamma(0.5))))
+    >>> mine.rule("convolution", "layer1.0.conv1", False)
+    Gamma(gamma=0.5, epsilon=1e-06)
+    """
+
+    name: str
+    rules: Rules = field(repr=False)
+
+    def rule(self, kind: str, module: str | None, first: bool, step: Step | None = None) -> RelevanceRule | None:
+        """The rule for a step, or for a linear map if no step is given."""
+        for when, rule in self.rules:
+            fits = isinstance(rule, LinearRule) if step is None else isinstance(rule, StepRule) and rule.fits(step)
+            if fits and when(kind, module, first):
+                return rule
+        return None
+
+
+def _composite(name: str, *rules: tuple[When, RelevanceRule], others: Rules = _CONSTANT) -> Composite:
+    return Composite(name, (*rules, *others))
+
+
+def _first(rule: RelevanceRule) -> tuple[When, RelevanceRule]:
+    return When(("convolution", "dense", "matrixproduct"), first=True), rule
+
+
+def epsilon(epsilon: float = 1e-6) -> Composite:
+    """LRP-epsilon at every linear map."""
+    return _composite("Epsilon", (When(LINEAR), Epsilon(epsilon)))
+
+
+def epsilon_plus(epsilon: float = 1e-6, *first: tuple[When, RelevanceRule], name: str = "EpsilonPlus") -> Composite:
+    """z+ at convolutions, epsilon at other maps (Montavon et al., 2019)."""
+    return _composite(name, *first, (When(("convolution",)), ZPlus()), (When(LINEAR), Epsilon(epsilon)))
+
+
+def epsilon_alpha2_beta1(
+    epsilon: float = 1e-6, *first: tuple[When, RelevanceRule], name: str = "EpsilonAlpha2Beta1"
+) -> Composite:
+    """Alpha-beta with 2 and 1 at convolutions, epsilon at other maps."""
+    return _composite(name, *first, (When(("convolution",)), AlphaBeta(2, 1)), (When(LINEAR), Epsilon(epsilon)))
+
+
+def epsilon_gamma_box(
+    epsilon: float = 1e-6,
+    gamma: float = 0.25,
+    low: tuple[float, ...] | None = None,
+    high: tuple[float, ...] | None = None,
+) -> Composite:
+    """z^B at the input, gamma at convolutions, epsilon at other maps (Montavon et al., 2019)."""
+    first = _first(ZBox(low, high))
+    gammas = (When(("convolution",)), Gamma(gamma))
+    return _composite("EpsilonGammaBox", first, gammas, (When(LINEAR), Epsilon(epsilon)))
+
+
+def attn_lrp(epsilon: float = 1e-6, gamma: float = 0.0) -> Composite:
+    """Epsilon at linear maps, or gamma at all of them; softmax by its derivative (Achtibat et al., ICML 2024)."""
+    rule: RelevanceRule = Gamma(gamma, epsilon) if gamma else Epsilon(epsilon)
+    return _composite("AttnLRP", (When(LINEAR), rule), others=_TAYLOR)
+
+
+def cp_lrp(epsilon: float = 1e-6, gamma: float = 0.0) -> Composite:
+    """Epsilon or gamma at linear maps; the weights of attention are constants (Ali et al., ICML 2022)."""
+    rule: RelevanceRule = Gamma(gamma, epsilon) if gamma else Epsilon(epsilon)
+    return _composite("CPLRP", (When(LINEAR), rule))
+
+
+def excitation_backprop() -> Composite:
+    """z+ at every linear map, without biases (Zhang et al., 2016)."""
+    return _composite("ExcitationBackprop", (When(LINEAR), ZPlus(bias=False)))
+
+
+def deep_taylor(low: tuple[float, ...] | None = None, high: tuple[float, ...] | None = None) -> Composite:
+    """z^B at the input and z+ above it, without biases (Montavon et al., 2017)."""
+    return _composite("DeepTaylor", _first(ZBox(low, high)), (When(LINEAR), ZPlus(bias=False)))
+
+
+def _at_input(name: str) -> tuple[tuple[When, RelevanceRule], ...]:
+    return {"Flat": (_first(Flat()),), "Box": (_first(ZBox()),), "W2": (_first(WSquare()),)}.get(name, ())
+
+
+AUTOMATIC = Composite("automatic", ())
+COMPOSITES: dict[str, Composite] = {
+    each.name: each
+    for each in (
+        AUTOMATIC,
+        _composite("Gradient", (When(LINEAR), Gradient())),
+        epsilon(),
+        _composite("EpsilonFlat", *_at_input("Flat"), (When(LINEAR), Epsilon())),
+        _composite("EpsilonBox", *_at_input("Box"), (When(LINEAR), Epsilon())),
+        *(epsilon_plus(1e-6, *_at_input(end), name=f"EpsilonPlus{end}") for end in ("", "Flat", "Box")),
+        *(epsilon_alpha2_beta1(1e-6, *_at_input(end), name=f"EpsilonAlpha2Beta1{end}") for end in ("", "Flat", "Box")),
+        epsilon_gamma_box(),
+        attn_lrp(),
+        cp_lrp(),
+        excitation_backprop(),
+        deep_taylor(),
+    )
+}
+"""The composites that have names, each with its usual numbers."""
+
+
+def suiting(steps: Iterable[Step]) -> Composite:
+    """The composite that suits a network: AttnLRP for attention, EpsilonPlusFlat for convolutions, Epsilon elsewhere.
+
+    A softmax or attention on the way means attention; and one convolution that cuts patches out is none.
+    """
+    kinds = Counter(step.kind for step in steps)
+    if kinds["softmax"] or kinds["attention"]:
+        return COMPOSITES["AttnLRP"]
+    return COMPOSITES["EpsilonPlusFlat" if kinds["convolution"] > 1 else "Epsilon"]
+
+
+@dataclass(eq=False)
+class Propagated:
+    """What a backward pass under a composite found besides gradients."""
+
+    composite: Composite
+    flow: Flow
+    covered: Counter[tuple[str, str]]
+    missed: Counter[str]
+
+    @property
+    def coverage(self) -> Coverage:
+        by_kind: Counter[str] = Counter()
+        by_rule: dict[str, dict[str, int]] = {}
+        for (rule, kind), count in self.covered.items():
+            by_rule.setdefault(rule, {})[kind] = count
+            by_kind[kind] += count
+        return Coverage(dict(by_kind), dict(self.missed), by_rule, dict(self.flow.taken), self.composite.name)
+
+
+def propagate(
+    composite: Composite,
+    group: HookGroup,
+    score: torch.Tensor,
+    operations: Operations,
+    steps: Sequence[Step],
+    sources: Sequence[torch.Tensor],
+    count: int,
+    apart: Collection[Node] = (),
+) -> Propagated:
+    """Make the next backward pass from ``score`` follow a composite, for as long as ``group`` lasts.
+
+    A map whose Node is ``apart`` is not taken together with the normalisation behind it.
+    """
+    nodes = consumers(score)
+    behind = [step for step in steps if step.node in nodes]
+    chosen = suiting(behind) if composite is AUTOMATIC or composite == AUTOMATIC else composite
+    found = Propagated(chosen, Flow(group, count, sources), Counter(), Counter())
+    maps = maps_in(behind, nodes, apart)
+    for each in maps:
+        _attach_map(each, chosen, found)
+    mapped = {id(step) for step in behind if step.linear is not None and step.entrances}
+    for step in behind:
+        if id(step) in mapped:
+            continue
+        rule = chosen.rule(step.kind, step.module, False, step)
+        found.covered[rule.name if rule is not None else "gradient", step.kind] += 1
+        if isinstance(rule, StepRule):
+            rule.attach(step, found.flow)
+    for operation in operations.behind(score):
+        if not operation.rectifies:
+            found.missed[operation.kind] += 1
+    return found
+
+
+def _attach_map(each: Map, composite: Composite, found: Propagated) -> None:
+    rule = composite.rule(each.kind, each.module, each.first)
+    used = rule if isinstance(rule, LinearRule) else Gradient()
+    found.covered[used.name, each.kind] += 1
+    used.attach(each, found.flow)

@@ -1,0 +1,245 @@
+"""Relevance, propagated: a backward pass whose gradient is changed so that value times gradient is relevance.
+
+At each step, a rule says what takes the place of the gradient. An operation that no rule covers keeps autograd's, which
+hands out the relevance in proportion to what was put in, as far as it is linear. What a rule does not hand on (what
+biases and stabilisers take, what a softmax loses) is added up by its cause, for each image.
+
+A normalisation by known statistics that a linear map's result is given to, and nothing else, is one map with it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from torch.autograd.graph import Node
+
+from explain.engine.linear_maps import Linear
+from explain.engine.steps import Kept, Step
+from explain.hooks import Answer, Entrance, HookGroup, Source, first_tensor, graph
+
+Change = Callable[[torch.Tensor], "torch.Tensor | None"]
+
+
+@dataclass(eq=False)
+class Map:
+    """A linear map in the graph: where its input is, where its result leaves, and what both were."""
+
+    kind: str
+    module: str | None
+    linear: Linear
+    x: Kept
+    result: Kept
+    entrance: Entrance
+    exit: Step
+    first: bool = False
+    """Whether no other linear map, but for normalisations, lies between it and the input."""
+
+
+@dataclass(eq=False)
+class Flow:
+    """What a backward pass under a composite leaves behind: what was taken by which cause, and what was deposited.
+
+    ``count`` is the number of images; ``sources`` are the explained inputs.
+    """
+
+    group: HookGroup
+    count: int
+    sources: Sequence[torch.Tensor]
+    taken: dict[str, torch.Tensor] = field(default_factory=dict)
+    deposits: dict[int, torch.Tensor] = field(default_factory=dict)
+    """Relevance that was given to a source itself, by its place among them."""
+    _told: list[Entrance] = field(default_factory=list)
+    _turned: bool = False
+    """Whether the rows of the step that is looked at have the images behind the tokens."""
+
+    def arriving(self, step: Step, change: Change) -> None:
+        """Change the gradient that arrives at a step's result; None stops it there."""
+
+        def arrive(grad_outputs: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...] | None:
+            arrived = grad_outputs[step.output]
+            if arrived is None:
+                return None
+            self._turned = step.turned
+            changed = list(grad_outputs)
+            changed[step.output] = change(arrived)
+            return tuple(changed)
+
+        self.group.node_pre(step.node, arrive)
+
+    def give(self, entrance: Entrance, answer: Answer) -> None:
+        """Say what is to leave by an entrance in the place of the gradient."""
+        turned = self._turned
+
+        def answered(gradient: torch.Tensor | None) -> torch.Tensor | None:
+            self._turned = turned
+            return answer(gradient)
+
+        entrance.give(answered)
+        self._told.append(entrance)
+
+    def close(self) -> None:
+        """Take back what entrances were told that the pass did not come by."""
+        for entrance in self._told:
+            entrance.give(None)
+        self._told.clear()
+
+    def take(self, cause: str, part: torch.Tensor) -> None:
+        """Add to what a cause has taken, from a tensor with rows for the images."""
+        found = per_image(part.detach(), self.count, turned=self._turned)
+        self.taken[cause] = self.taken[cause] + found if cause in self.taken else found
+
+    def deposit(self, place: int, relevance: torch.Tensor) -> None:
+        """Give relevance to a source itself."""
+        known = self.deposits.get(place)
+        self.deposits[place] = relevance if known is None else known + relevance
+
+
+def per_image(tensor: torch.Tensor, count: int, *, turned: bool = False) -> torch.Tensor:
+    """The sum over each image's part: of rows for each image, which may come second, or several rows for each.
+
+    Rows that are ``turned`` have all images for the first token, then all for the next.
+
+    >>> per_image(torch.ones(4, 3), 2), per_image(torch.ones(5, 2, 3), 2)
+    (tensor([6., 6.]), tensor([15., 15.]))
+    >>> per_image(torch.tensor([1.0, 2, 3, 4]), 2, turned=True)
+    tensor([4., 6.])
+    """
+    shape = tensor.shape
+    if turned and tensor.numel() and shape[0] % count == 0 and tensor.ndim < 3:
+        return tensor.reshape(-1, count, tensor.numel() // shape[0]).sum((0, 2))
+    if tensor.ndim > 1 and shape[1] == count and (turned or shape[0] != count):
+        return tensor.transpose(0, 1).reshape(count, -1).sum(1)
+    if tensor.ndim and shape[0] % count == 0:
+        return tensor.reshape(count, -1).sum(1)
+    return tensor.sum().expand(count) / count  # something of the batch as a whole
+
+
+@dataclass(eq=False)
+class Marks:
+    """Where the results of some layers leave them, call by call: the Node, its output, and the tensor's shape."""
+
+    found: dict[str, list[tuple[Node, int, torch.Size]]] = field(default_factory=dict)
+
+    def watch(self, group: HookGroup, layer: str) -> None:
+        calls = self.found.setdefault(layer, [])
+
+        def note(module: nn.Module, args: object, output: object) -> None:
+            tensor = first_tensor(output)
+            if tensor is not None and tensor.grad_fn is not None:
+                calls.append((tensor.grad_fn, tensor.output_nr, tensor.shape))
+
+        group.forward(layer, note)
+
+
+def node_of(source: Source) -> Node | None:
+    """The Node that a tensor, or an edge of the graph, came from."""
+    node: Node | None = source.grad_fn if isinstance(source, torch.Tensor) else source.node
+    return node
+
+
+def hold_back(group: HookGroup, node: Node, output: int, channels: Sequence[int], dim: int) -> None:
+    """Let the gradient of some channels alone arrive at a Node."""
+
+    def arrive(grad_outputs: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...] | None:
+        arrived = grad_outputs[output]
+        if arrived is None:
+            return None
+        kept = torch.zeros(arrived.shape[dim], device=arrived.device, dtype=arrived.dtype)
+        kept[list(channels)] = 1
+        shape = [1] * arrived.ndim
+        shape[dim] = -1
+        changed = list(grad_outputs)
+        changed[output] = arrived * kept.reshape(shape)
+        return tuple(changed)
+
+    group.node_pre(node, arrive)
+
+
+def maps_in(steps: Sequence[Step], nodes: Mapping[Node, int], apart: Collection[Node]) -> list[Map]:
+    """The linear maps among some steps, normalisations taken together with what they normalise.
+
+    ``nodes`` says how many Nodes lead to each one in the graph; those ``apart`` are not taken together with others.
+    """
+    found: list[Map] = []
+    within: set[int] = set()
+    for step in reversed(steps):
+        if step.linear is None or id(step) in within or not step.entrances:
+            continue
+        linear, first = step.linear, step
+        behind = step.behind
+        if step.kind == "batchnorm" and behind is not None and behind.linear is not None and behind.entrances:
+            alone = nodes.get(behind.node) == 1 and behind.node not in apart
+            joined = behind.linear.then(linear.weight, linear.bias) if alone else None
+            if joined is not None:
+                linear, first = joined, behind
+                within.add(id(behind))
+        assert step.result is not None
+        found.append(Map(first.kind, first.module, linear, first.values[0], step.result, first.entrance, step))
+    found.reverse()
+    _mark_first(found)
+    return found
+
+
+def _mark_first(maps: Sequence[Map]) -> None:
+    """Mark the maps that the input meets first: convolutions, linear layers and products, not normalisations."""
+    exits = {m.exit.node for m in maps if m.kind != "batchnorm"}
+    clean: set[Node] = set()
+    for each in maps:
+        node = each.entrance.node
+        if each.kind != "batchnorm" and node is not None:
+            each.first = _is_clean(node, exits, clean)
+
+
+def _is_clean(start: Node, exits: set[Node], clean: set[Node]) -> bool:
+    """Whether none of the exits lies behind a Node."""
+    seen, waiting = {start}, [start]
+    while waiting:
+        for before, _ in waiting.pop().next_functions:
+            if before is None or before in seen or before in clean:
+                continue
+            if before in exits:
+                return False
+            seen.add(before)
+            waiting.append(before)
+    clean |= seen
+    return True
+
+
+def consumers(score: torch.Tensor) -> dict[Node, int]:
+    """How many Nodes of the graph behind a score lead to each of its Nodes."""
+    found: Counter[Node] = Counter()
+    for node in graph(score):
+        found.update(before for before, _ in node.next_functions if before is not None)
+        found.setdefault(node, 0)
+    return found
+
+
+def sources_behind(node: Node | None, sources: Sequence[torch.Tensor]) -> Iterator[int]:
+    """The places of the sources that a Node leads back to."""
+    if node is None:
+        return
+    seen, waiting = {node}, [node]
+    while waiting:
+        current = waiting.pop()
+        variable = getattr(current, "variable", None)
+        yield from (i for i, source in enumerate(sources) if source is variable)
+        for before, _ in current.next_functions:
+            if before is not None and before not in seen:
+                seen.add(before)
+                waiting.append(before)
+
+
+def only_laid_out(node: Node | None) -> bool:
+    """Whether all that lies between an entrance and a source is a change of shape that keeps the order of values."""
+    while node is not None and len(node.next_functions) >= 1:
+        before = node.next_functions[0][0]
+        if before is None or getattr(before, "variable", None) is not None:
+            return before is not None
+        if not before.name().startswith(("View", "UnsafeView", "Unsqueeze", "Squeeze", "Clone")):
+            return False
+        node = before
+    return False

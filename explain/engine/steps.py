@@ -1,0 +1,311 @@
+"""The steps of a forward pass that relevance rules act on: what each computes, from what, and the Node that it left.
+
+A `StepRecorder` sees every call of a function, also those that functions of `torch.nn.functional` written in Python
+make. Of a step it keeps what a rule needs, as it was: what is overwritten later is copied just before. Linear maps,
+normalisations and products are given their inputs through an entrance, so that a rule can take autograd's place.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd.graph import Node
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from explain.engine.calls import Call, opened, places, storage_of
+from explain.engine.constants import Constants
+from explain.engine.linear_maps import Linear, linear_map
+from explain.engine.operations import kind_of
+from explain.errors import MethodError
+from explain.hooks import Entrance, is_transforming
+
+_WORDS = {
+    "convolution": "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d",
+    "dense": "linear addmm",
+    "matrixproduct": "matmul rmatmul mm bmm mv einsum baddbmm",
+    "batchnorm": "batch_norm",
+    "product": "mul",
+    "quotient": "div divide true_divide truediv rtruediv rdiv itruediv",
+    "sum": "add radd iadd sub rsub isub subtract",
+    "join": "cat concat concatenate stack",
+    "choice": "where masked_fill",
+    "rectifier": "relu leaky_relu prelu rrelu abs",
+    "activation": "relu6 threshold hardtanh elu celu selu silu gelu hardswish mish softplus sigmoid tanh hardsigmoid "
+    "log_sigmoid exp erf sin cos pow square sqrt expm1 log1p atan clamp clamp_max softshrink hardshrink",
+    "softmax": "softmax",
+    "deviation": "layer_norm rms_norm group_norm instance_norm",
+    "attention": "scaled_dot_product_attention",
+    "average": "avg_pool1d avg_pool2d avg_pool3d mean sum adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d",
+    "maximum": "max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d max amax "
+    "maximum min amin minimum",
+    "gate": "glu",
+}
+KINDS = {function: kind for kind, functions in _WORDS.items() for function in functions.split()}
+"""What functions do, by their names, in the words that composites use."""
+LINEAR = frozenset(["convolution", "dense", "matrixproduct", "batchnorm"])
+_ENTERED = LINEAR | {"deviation", "product", "quotient", "attention"}
+_SCALES = ("Sigmoid", "Hardsigmoid", "Rsqrt", "Reciprocal", "Softmax")
+_THROUGH = ("View", "UnsafeView", "Unsqueeze", "Squeeze", "Expand", "Transpose", "Permute", "Clone", "Reshape", "Split",
+            "Select", "Slice", "Unbind", "ToCopy", "T")  # fmt: skip
+_QUIET = frozenset(["get", "set", "size", "dim", "stride", "numel", "is_contiguous", "is_floating_point", "len",
+                    "repr", "hash", "element_size", "data_ptr", "is_complex", "delete"])  # fmt: skip
+_CALL = nn.Module._call_impl.__code__
+
+
+@dataclass(eq=False)
+class Kept:
+    """A tensor as it was when it was noted, and whether something has used it.
+
+    ``rectified`` says that a rectifier has overwritten it: what it was is known where it was positive, and no gradient
+    comes back elsewhere.
+    """
+
+    tensor: torch.Tensor
+    is_result: bool = False
+    used: bool = False
+    rectified: bool = False
+
+
+@dataclass(eq=False)
+class Step:
+    """One step: its kind in the words of `KINDS`, its function, the module that it ran in, and the Node that it left.
+
+    ``options`` are the arguments by name that a rule needs, ``shapes`` the constants among all arguments, and the
+    shapes of the others. ``dependent`` are the places of the arguments that a gradient leads to, ``entrances`` how it
+    leaves the step there. ``result`` is what it gave, ``linear`` the map where it is one, ``behind`` the step whose
+    result a normalisation was given, ``scales`` the factors that are no signal, by their place: a "gate", a
+    "denominator", or the "weights" of a softmax. An activation has the ``values`` that it was given and gave; where it
+    overwrote them, the ``slope`` of the line from its ``offset`` at zero.
+    """
+
+    kind: str
+    function: str
+    module: str | None
+    dependent: Sequence[int]
+    node: Node
+    output: int = 0
+    in_place: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+    shapes: Sequence[Any] = ()
+    entrances: Mapping[int, Entrance] = field(default_factory=dict)
+    values: Mapping[int, Kept] = field(default_factory=dict)
+    result: Kept | None = None
+    linear: Linear | None = None
+    behind: Step | None = None
+    scales: Mapping[int, str] = field(default_factory=dict)
+    slope: torch.Tensor | None = None
+    offset: float = 0.0
+    turned: bool = False
+    """Whether tokens come before images, as they do within PyTorch's own attention."""
+
+    @property
+    def entrance(self) -> Entrance:
+        return next(iter(self.entrances.values()))
+
+
+class _Keeper:
+    """Keeps tensors, and copies those that are about to be overwritten."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, list[Kept]] = {}
+
+    def keep(self, tensor: torch.Tensor, *, result: bool = False) -> Kept:
+        kept = Kept(tensor.detach(), is_result=result)
+        self._kept.setdefault(storage_of(tensor), []).append(kept)
+        return kept
+
+    def use(self, tensors: Sequence[torch.Tensor]) -> None:
+        for tensor in tensors:
+            for kept in self._kept.get(storage_of(tensor), ()):
+                kept.used = True
+
+    def overwriting(self, tensor: torch.Tensor, kind: str) -> None:
+        """Take copies of what is about to be overwritten; a result that is rectified at once is left alone."""
+        where, left = storage_of(tensor), []
+        for kept in self._kept.pop(where, ()):
+            if kind == "relu" and kept.is_result and not kept.used and kept.tensor.shape == tensor.shape:
+                kept.rectified = True
+                left.append(kept)
+            else:
+                kept.tensor = kept.tensor.clone()
+        if left:
+            self._kept[where] = left
+
+
+class StepRecorder(TorchFunctionMode):
+    """Notes the steps of this thread's forward pass, until it is left.
+
+    >>> x = torch.randn(2, 3, requires_grad=True)
+    >>> layer = nn.Linear(3, 3)
+    >>> with StepRecorder(layer) as recorder:
+    ...     y = F.softmax(layer(x).relu_(), -1) * x
+    >>> [step.kind for step in recorder.steps]
+    ['dense', 'rectifier', 'softmax', 'product']
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.steps: list[Step] = []
+        self._thread = threading.get_ident()
+        self._names = {module: name for name, module in model.named_modules(remove_duplicate=False)}
+        self._constants = Constants(model)
+        self._keeper = _Keeper()
+        self._made_by: Any = WeakIdKeyDictionary()
+        self._turned = False
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if threading.get_ident() != self._thread:
+            return func(*args, **(kwargs or {}))
+        shown = opened(func)
+        if shown is not None:
+            before, self._turned = self._turned, self._turned or func is F.multi_head_attention_forward
+            try:
+                with self:
+                    return shown(*args, **(kwargs or {}))
+            finally:
+                self._turned = before
+        kind = kind_of(func)
+        if kind in _QUIET:
+            return func(*args, **(kwargs or {}))
+        call = Call(func, kind, args, kwargs or {})
+        if call.in_place:
+            self._keeper.overwriting(call.flat[0], kind)
+        dependent = places(call, lambda t: t.requires_grad and not self._constants.is_constant(t))
+        if kind in KINDS and dependent and torch.is_grad_enabled():
+            if is_transforming():
+                raise MethodError(
+                    f"relevance must be propagated outside torch.vmap and the other transforms of torch.func, but "
+                    f"{kind}() in layer {self._running() or 'model'!r} runs inside one; use integratedgradients"
+                )
+            result = self._note(call, dependent)
+        else:
+            result = call.made()
+        self._keeper.use(call.tensors)
+        return self._constants.derive(kind, args, kwargs or {}, result)
+
+    def _note(self, call: Call, dependent: Sequence[int]) -> Any:
+        """Make a call, and note it as a step."""
+        kind = KINDS[call.kind]
+        before = self._before(kind, call, dependent)
+        entrances = {}
+        if kind in _ENTERED and not call.in_place:
+            entrances = {i: Entrance(call.flat[i]) for i in dependent}
+        first = call.flat[0] if call.in_place and call.flat[0]._is_view() else None
+        apart = None if first is None else call.out_of_place(first.clone())  # a view hides the Node in its base
+        made = call.made({i: entrance.tensor for i, entrance in entrances.items()}) if apart is None else apart
+        for entrance in entrances.values():
+            entrance.entered()
+        result = made[0] if isinstance(made, tuple) else made
+        if isinstance(result, torch.Tensor) and result.grad_fn is not None:
+            step = Step(
+                kind, call.kind, self._running(), dependent, result.grad_fn, result.output_nr, call.in_place,
+                entrances=entrances, turned=self._turned and kind == "dense", **before,
+            )  # fmt: skip
+            self._after(step, call, result)
+            self.steps.append(step)
+            self._made_by[result] = step
+        return made if apart is None else first.copy_(made)  # type: ignore[union-attr]
+
+    def _before(self, kind: str, call: Call, dependent: Sequence[int]) -> dict[str, Any]:
+        """What is noted of a step before it is made."""
+        if kind in LINEAR:
+            linear = linear_map(call, dependent)
+            if linear is not None:
+                x = call.flat[linear.place]
+                behind = self._made_by.get(x) if kind == "batchnorm" else None
+                return {"linear": linear, "values": {0: self._keeper.keep(x)}, "behind": behind}
+        if kind in ("deviation", "batchnorm"):
+            options = {name: value for name, value in call.named.items() if name != "input"}
+            return {"values": {0: self._keeper.keep(call.flat[0])}, "options": options}
+        if kind == "activation":
+            x = call.flat[0]
+            return {"values": {0: Kept(x.detach().clone()) if call.in_place else self._keeper.keep(x)}}
+        if kind == "attention":
+            return {"values": {i: self._keeper.keep(call.flat[i]) for i in dependent if i < 3}}
+        if kind in ("product", "quotient", "matrixproduct"):
+            return {"scales": _scales(kind, call, dependent)}
+        if kind in ("sum", "join", "choice"):
+            return {"options": _others(call), "shapes": _constants(call, dependent)}
+        if kind == "softmax":
+            return {"options": {"dim": call.named.get("dim", -1)}}
+        return {}
+
+    def _after(self, step: Step, call: Call, result: torch.Tensor) -> None:
+        """What is noted of a step when it is made."""
+        if step.linear is not None or step.kind in ("attention", "softmax"):
+            step.result = self._keeper.keep(result, result=True)
+        if step.kind == "activation":
+            x, y = step.values[0].tensor, result.detach()
+            step.offset = _at_zero(call, x)
+            if call.in_place:
+                step.slope, step.values = slope(x, y, step.offset), {}
+            else:
+                step.values = {0: step.values[0], 1: self._keeper.keep(y)}
+
+    def _running(self) -> str | None:
+        """The innermost module that runs, read from Python's stack."""
+        frame: Any = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code is _CALL and (module := frame.f_locals["self"]) in self._names:
+                return str(self._names[module])
+            frame = frame.f_back
+        return None
+
+
+def _constants(call: Call, dependent: Sequence[int]) -> list[Any]:
+    """All arguments that may be added: constants as they are, and the shapes of what a gradient leads to."""
+    return [value.shape if i in dependent else _detached(value) for i, value in enumerate(call.flat)]
+
+
+def _others(call: Call) -> dict[str, Any]:
+    return {
+        name: _detached(value) for name, value in call.named.items() if name in ("dim", "alpha", "condition", "mask")
+    }
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def slope(x: torch.Tensor, y: torch.Tensor, offset: float) -> torch.Tensor:
+    """The slope of the line from (0, offset) to (x, y); NaN at zero."""
+    return torch.where(x == 0, torch.nan, (y - offset) / torch.where(x == 0, 1, x))
+
+
+def _at_zero(call: Call, x: torch.Tensor) -> float:
+    """What an activation makes of zero; 0 where that is not finite."""
+    zero = x.new_zeros(1)
+    with torch.no_grad():
+        found = call.out_of_place(zero) if call.in_place else call.made({0: zero})
+    value = 0.0 if found is None else float(found)
+    return value if abs(value) < float("inf") else 0.0
+
+
+def _scales(kind: str, call: Call, dependent: Sequence[int]) -> dict[int, str]:
+    """The factors that are no signal. Of factors that all are none, each is one."""
+    if kind == "quotient":
+        below = 0 if call.kind.startswith("r") else 1
+        return {i: "denominator" for i in dependent if i == below}
+    found = {i: scale for i in dependent if (scale := _scale(call.flat[i])) is not None}
+    return found if len(found) < len(dependent) else {}
+
+
+def _scale(tensor: torch.Tensor) -> str | None:
+    """What a factor is that a sigmoid, softmax or inverse root gave, perhaps in another shape; None if it is none."""
+    node = tensor.grad_fn
+    while node is not None:
+        name = node.name()
+        if name.startswith(_SCALES):
+            return "weights" if name.startswith("Softmax") else "gate"
+        if not name.startswith(_THROUGH) or len(node.next_functions) != 1:
+            return None
+        node = node.next_functions[0][0]
+    return None

@@ -1,0 +1,84 @@
+"""Relevance slowly: a linear map as a matrix, and each rule as its paper's formula, one pair of units at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+Function = Callable[[torch.Tensor], torch.Tensor]
+Rule = Callable[..., torch.Tensor]
+
+
+def matrix(function: Function, shape: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """A linear map of ``(1, *shape)`` as a matrix ``(outputs, inputs)``, and what it adds."""
+    size = int(torch.tensor(shape).prod())
+    zero = torch.zeros(size, dtype=torch.float64)
+    added = function(zero.reshape(1, *shape)).flatten().detach()
+    columns = []
+    for j in range(size):
+        one = zero.clone()
+        one[j] = 1
+        columns.append(function(one.reshape(1, *shape)).flatten().detach() - added)
+    return torch.stack(columns, 1), added
+
+
+def stable(z: float, epsilon: float) -> float:
+    return z + (epsilon if z >= 0 else -epsilon)
+
+
+def shared(contributions: torch.Tensor, below: torch.Tensor, relevance: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """``R_j = sum_k c_kj / z_k R_k``, where nobody gets anything if z_k is zero."""
+    total = torch.zeros(contributions.shape[1], dtype=contributions.dtype)
+    for k in range(len(contributions)):
+        z = float(contributions[k].sum() + below[k])
+        if z != 0:
+            total += contributions[k] / stable(z, epsilon) * relevance[k]
+    return total
+
+
+def epsilon(w: torch.Tensor, b: torch.Tensor, x: torch.Tensor, r: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+    return shared(w * x, b, r, eps)
+
+
+def gradient(w: torch.Tensor, b: torch.Tensor, x: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+    return shared(w * x, b, r, 0)
+
+
+def alphabeta(
+    w: torch.Tensor, b: torch.Tensor, x: torch.Tensor, r: torch.Tensor, alpha: float = 1, beta: float = 0
+) -> torch.Tensor:
+    c = w * x
+    above = shared(c.clamp(min=0), b.clamp(min=0), alpha * r, 1e-6)
+    return above - shared(c.clamp(max=0), b.clamp(max=0), beta * r, 1e-6)
+
+
+def gamma(w: torch.Tensor, b: torch.Tensor, x: torch.Tensor, r: torch.Tensor, g: float = 0.25) -> torch.Tensor:
+    c, total = w * x, torch.zeros_like(x)
+    for k in range(len(w)):
+        z = float(c[k].sum() + b[k])
+        part = (lambda t: t.clamp(min=0)) if z >= 0 else (lambda t: t.clamp(max=0))
+        own, bias = c[k] + g * part(c[k]), b[k] + g * part(b[k])
+        if float(own.sum() + bias) != 0:
+            total += own / stable(float(own.sum() + bias), 1e-6) * r[k]
+    return total
+
+
+def zplus_without_bias(w: torch.Tensor, b: torch.Tensor, x: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+    return alphabeta(w, torch.zeros_like(b), x, r)
+
+
+def flat(w: torch.Tensor, b: torch.Tensor, x: torch.Tensor, r: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:
+    """``inside`` says which input each output looks at, and how often."""
+    return shared(inside, torch.zeros_like(b), r, 1e-6)
+
+
+def wsquare(w: torch.Tensor, b: torch.Tensor, x: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+    return shared(w * w, torch.zeros_like(b), r, 1e-6)
+
+
+def zbox(
+    w: torch.Tensor, b: torch.Tensor, x: torch.Tensor, r: torch.Tensor, low: torch.Tensor, high: torch.Tensor
+) -> torch.Tensor:
+    c = w * x - w.clamp(min=0) * low - w.clamp(max=0) * high
+    return shared(c, torch.zeros_like(b), r, 1e-6)
