@@ -176,7 +176,8 @@ def gradients(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     grad = torch.autograd.grad
 
     def noted(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        calls.append(1)
+        if torch._C._current_autograd_node() is None:  # within a pass, a rule may differentiate one operation
+            calls.append(1)
         return grad(outputs, *args, **kwargs)
 
     monkeypatch.setattr(torch.autograd, "grad", noted)

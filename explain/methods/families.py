@@ -14,7 +14,7 @@ FAMILIES = (MAPS, PATTERNS, ALTERED, GRADIENTS, RELEVANCE, ATTENTION, OTHERS)
 _BY_MODULE = {
     "cam": MAPS, "composed": MAPS, "sampling": MAPS, "spectral": PATTERNS, "backprop": GRADIENTS, "path": GRADIENTS,
     "perturbation": ALTERED, "masking": ALTERED, "shapley": ALTERED, "surrogate": ALTERED, "relevance": RELEVANCE,
-    "deeplift": RELEVANCE, "attention": ATTENTION,
+    "lrp": RELEVANCE, "deeplift": RELEVANCE, "attention": ATTENTION,
 }  # fmt: skip
 
 
