@@ -44,7 +44,7 @@ class PhotoOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class PhotoRequest:
-    """A question for photos: what `attribute_targets` is called with, and what records tell of it.
+    """A question for photos: what `attribute_targets` is called with, and what records say about it.
 
     ``alone`` says that each photo is explained on its own, since the target or a method may treat the rows of a batch
     differently.

@@ -321,14 +321,14 @@ def _brief(text: str, most: int = 200) -> str:
 
 
 def _summary(attribution: Attribution) -> dict[str, Any]:
-    """What tells that an array is the one that goes with a record, and how it is to be read."""
+    """How to recognise the array that belongs to a record, and how to read it."""
     values = array(attribution.values[0])
     about = {"size": list(attribution.size), "style": attribution.style, "input": attribution.input}
     return {"shape": list(values.shape), "sha256": digest(values.tobytes()), **about}
 
 
 def _apart(attribution: Attribution) -> Attribution:
-    """The same with tensors on the CPU that share their memory with no others, which a pickle would take along."""
+    """The same with tensors on the CPU that share their memory with no others; a pickle would contain those too."""
     tensors = {name: value for name, value in vars(attribution).items() if name in _FIELDS}
     apart: dict[str, Any] = {name: _alone(value) for name, value in tensors.items() if isinstance(value, torch.Tensor)}
     return replace(attribution, maps={name: _alone(values) for name, values in attribution.maps.items()}, **apart)

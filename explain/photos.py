@@ -17,7 +17,7 @@ from explain.images import ImageLike
 
 AT_ONCE = 8  # photos in a batch: on a CPU, larger ones are no faster, and their activations have to fit
 AREA = 64_000_000  # pixels of photos that are held at once, if they are more than one
-NAMED = 3  # failures that one message tells
+NAMED = 3  # failures that one message names
 
 Result = TypeVar("Result")
 
@@ -52,7 +52,7 @@ class _Batches(Generic[Result]):
                 yield _blamed(result, first + place) if isinstance(result, Exception) else result
 
     def _windows(self, images: Iterable[ImageLike]) -> Iterator[tuple[int, list[Photo | Exception]]]:
-        """As many photos as are held at once, with the place of the first."""
+        """The photos that are held at once, with the place of the first."""
         window: list[Photo | Exception] = []
         first = area = 0
         for place, image in enumerate(images):
@@ -73,7 +73,7 @@ class _Batches(Generic[Result]):
             return error
 
     def _results(self, window: list[Photo | Exception]) -> dict[int, Result | Exception]:
-        """What came of each photo: those whose inputs have one shape go together."""
+        """The result of each photo: those whose inputs have the same shape are worked on together."""
         found: dict[int, Result | Exception] = {}
         groups: dict[object, list[tuple[int, Photo]]] = {}
         for place, photo in enumerate(window):
@@ -87,7 +87,7 @@ class _Batches(Generic[Result]):
         return found
 
     def _together(self, photos: list[Photo]) -> Sequence[Result | Exception]:
-        """The results of a batch; if it fails, of each photo alone, so that one cannot spoil the others."""
+        """The results of a batch; if it fails, those of each photo alone, so that one cannot spoil the others."""
         try:
             return self.work(photos)
         except Exception as error:
@@ -119,7 +119,7 @@ def in_batches(
         at_once: the largest batch.
 
     Raises:
-        Exception: what ``work`` raises for each of the first photos, since it will not be their fault.
+        Exception: what ``work`` raises for each of the first photos, since it is hardly their fault.
     """
     return _Batches(prepare, work, at_once).each(images)
 
@@ -146,7 +146,7 @@ def collected(found: Iterable[Result | PhotoError]) -> list[Result]:
 
 
 def rows_are_apart(model: nn.Module, x: torch.Tensor) -> bool:
-    """Whether a model gives an image ``x`` ``(1, C, H, W)`` the same output next to another one as alone.
+    """Whether a model's output for an image ``x`` ``(1, C, H, W)`` is the same next to another image as alone.
 
     It does not where it normalises over the batch, draws random numbers, or takes one image only.
     """

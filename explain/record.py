@@ -70,7 +70,7 @@ class Question:
     precision: Precision = "full"
 
     def target(self, index: int) -> Any:
-        """What was asked, where a class alone would not bring it back."""
+        """What was asked, if a class alone is not enough to ask it again."""
         return self.targets[index] if index < len(self.targets) else None
 
 
@@ -85,7 +85,7 @@ def described(function: Any) -> str:
 
 
 def digest(content: bytes) -> str:
-    """Return the SHA-256 of some bytes, as records have it."""
+    """Return the SHA-256 of some bytes, in the form that records use."""
     return hashlib.sha256(content).hexdigest()
 
 
@@ -131,7 +131,7 @@ def decode(value: Any) -> Any:
     """Read what `encode` has written.
 
     Raises:
-        RecordError: it holds what was the caller's own, or what no version has written.
+        RecordError: it holds something of the caller's own, or something that no version has written.
 
     >>> decode({"class": "GradCAM", "options": {"relu": False}})
     GradCAM(relu=False)
@@ -189,7 +189,7 @@ def method_of(record: Mapping[str, Any]) -> Method:
 
 
 def asked(target: Target) -> Any:
-    """Write a target that is more than a class, since the class alone would not bring it back; None for a class."""
+    """Write a target that is more than a class; None for a class, which needs nothing more."""
     return None if isinstance(target, (ClassTarget, TopClass)) else encode(target)
 
 
@@ -216,19 +216,19 @@ def has_tensor(value: Any) -> bool:
 
 
 def versions() -> dict[str, str]:
-    """The versions of what has a part in every explanation."""
+    """The versions of the packages that every explanation uses."""
     packages = {"numpy": np.__version__, "pillow": PIL.__version__, "torch": str(torch.__version__)}
-    torchvision = getattr(sys.modules.get("torchvision"), "__version__", None)  # only where it had a part in this
+    torchvision = getattr(sys.modules.get("torchvision"), "__version__", None)  # only if it was used for this
     if torchvision is not None:
         packages["torchvision"] = str(torchvision)
     return {"explain": __version__, "python": platform.python_version(), **packages}
 
 
 def upgraded(record: Any, name: str = "record") -> dict[str, Any]:
-    """Bring a record of an older version up to this one, and check that it is one.
+    """Convert a record of an older version to this one, and check it.
 
     Raises:
-        RecordError: it is no record, lacks a field, or was written by a later version of this package.
+        RecordError: it is not a record, lacks a field, or was written by a later version of this package.
     """
     if not isinstance(record, Mapping):
         raise RecordError(f"{name} must hold a JSON object, got {type(record).__name__}; give a record that was saved")
@@ -268,10 +268,10 @@ def _from_first_option(value: Any) -> Any:
         return {"tuple": [_from_first_option(each) for each in value]}
     if not isinstance(value, Mapping):
         return value
-    if "method" not in value:  # a tensor, of which there is the digest alone
+    if "method" not in value:  # a tensor, of which only the digest was kept
         return {"unknown": "a tensor"}
     inner = {name: _from_first_option(each) for name, each in value.items()}
-    if isinstance(value["method"], str):  # where it is a method, it has taken the place of the name
+    if isinstance(value["method"], str):  # if it is a method, it has replaced the name
         name = str(inner.pop("method"))
         try:
             kind: type | None = type(get_method(name))

@@ -123,7 +123,7 @@ class Saved:
         return f"record {str(self.path)!r}"
 
     def _style(self) -> Style:
-        """How a method is shown of which an older record tells the name alone."""
+        """How a method is shown if an older record has only its name."""
         try:
             return get_method(self.method).style
         except MethodError:
@@ -201,12 +201,12 @@ def load(file: str | os.PathLike[str]) -> Saved:
     """Read what `Explanation.save` wrote for one method and target, without loading a model.
 
     Args:
-        file: the record (``.json``) or the values (``.npy``); the other lies beside it under the same name. Nothing in
-            them is run.
+        file: the record (``.json``) or the values (``.npy``); the other file is beside it under the same name. Nothing
+        in them is run.
 
     Raises:
-        RecordError: one of the two is missing or damaged, they do not belong together, or they were written by a later
-            version of this package.
+        RecordError: one of the two files is missing or damaged, they do not belong together, or they were written by a
+            later version of this package.
 
     >>> import explain, tempfile
     >>> from PIL import Image
@@ -270,7 +270,7 @@ def _check_kinds(record: Mapping[str, Any], name: str) -> None:
 
 
 def _if_known(value: Any) -> Any:
-    """An option as it was, or, where it was the caller's own or is known no more, what the record says of it."""
+    """An option as it was, or what the record says of it, if it was the caller's own or is no longer known."""
     try:
         return decode(value)
     except RecordError:
@@ -278,7 +278,7 @@ def _if_known(value: Any) -> Any:
 
 
 def _content(weights: str) -> str:
-    """What tells weights apart: a file's digest, wherever it lies."""
+    """What identifies weights: a file's digest, wherever the file is."""
     return weights.rpartition(" (sha256 ")[2]
 
 

@@ -1,4 +1,4 @@
-"""Every hook handle in the program is owned here; this room knows nothing of images, methods or pictures.
+"""All hook handles of the program are owned here; this room knows nothing of images, methods or pictures.
 
     unwrap         the module inside what is wrapped around it
     select         which modules a caller means
@@ -25,11 +25,11 @@
     ambient        the settings of torch, noted and given back
     preserve       a model and its caller left as they were found
     copies         a model without the modes and hooks of another
-    present        whether anybody has hooks on a model
+    present whether a model has hooks
 
 and the tools made of them:
 
-    extractor      a model cut off behind the last layer of interest
+    extractor a model cut off after the last layer of interest
     timeline       which hook fires when
     inspection     a model as a table
     attention      attention weights and their gradients, read from the graph

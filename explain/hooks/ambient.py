@@ -1,7 +1,7 @@
-"""The settings of torch that belong to a thread: noted, and given back after a block that was broken off.
+"""The settings of torch that belong to a thread: noted, and restored after a block that was interrupted.
 
-A block that ends as it should has put back its own settings. One that is interrupted may have been left by ways that
-skip this: between the last line of a context's beginning and the first line inside it, for one.
+A block that ends normally has restored its own settings. One that is interrupted may have skipped this: between the
+last line of a context's beginning and the first line inside it, for one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Ambient:
         error: BaseException | None = None,
         trace: TracebackType | None = None,
     ) -> None:
-        """Put all back if an error ended the block; shaped like ``__exit__``."""
+        """Restore everything if an error ended the block; takes the arguments of ``__exit__``."""
         if kind is None:
             return
         torch.set_grad_enabled(self._grad)

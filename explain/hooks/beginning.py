@@ -1,9 +1,9 @@
 """Where the graph begins in a pass that autograd does not record: at the input of what computes the layer's output.
 
-Beginning it at the output would be too late: what the layer makes of its output itself (a pooled second output, a
-tensor that it keeps as an attribute) would have no history. So the last module that runs in a layer is given aliases of
-its inputs that start a graph; in a container other than `nn.Sequential`, that module is unknown, and the container
-takes its place. Backward never gets there: it ends at the layer's output.
+Beginning at the output would be too late: what the layer itself makes from its output (a pooled second output, a tensor
+that it keeps as an attribute) would have no history. So the last module that runs in a layer is given aliases of its
+inputs that start a graph; in a container other than `nn.Sequential`, that module is unknown, and the container takes
+its place. Backward never gets there: it ends at the layer's output.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Beginning:
 
 
 def lend(inputs: Any) -> tuple[Any, list[tuple[torch.Tensor, torch.Tensor]]]:
-    """Return inputs with aliases in the places of floating-point tensors, and which stands for which."""
+    """Return inputs with aliases instead of floating-point tensors, and which alias stands for which tensor."""
     made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def lent(path: nested.Path, tensor: torch.Tensor) -> torch.Tensor:
@@ -107,7 +107,7 @@ def lend(inputs: Any) -> tuple[Any, list[tuple[torch.Tensor, torch.Tensor]]]:
 
 
 def _last_in(module: nn.Module) -> nn.Module:
-    """The module that computes what this one gives, as far as that is certain."""
+    """The module that computes the output of this one, as far as that is certain."""
     while getattr(type(module), "forward", None) is nn.Sequential.forward and "forward" not in vars(module):
         children = [child for child in module._modules.values() if child is not None and not _passes_on(child)]
         if not children:

@@ -1,12 +1,12 @@
 """`Capture`: the outputs or inputs of layers in one forward pass, and the gradients that came back to them.
 
 A plain hook that keeps a tensor goes wrong in three ways; this one does not. The recorded activation is a copy, taken
-before a following in-place operation can overwrite it. The gradient is that of every use of the tensor that the layer
-gave, by whatever way it left (a second output, a list, an attribute, an older name), whatever overwrites it later. And
-where autograd records nothing, the graph begins at the layer: the pass below it runs like plain inference.
+before a following in-place operation can overwrite it. The gradient counts every use of the tensor that the layer
+returned, no matter how it left the layer (a second output, a list, an attribute, an older name), and what overwrites it
+later. And where autograd records nothing, the graph begins at the layer: the pass below it runs like plain inference.
 
-One case is special: a layer that returns its input unaltered, as dropout does in evaluation mode. The
-gradient is that of what leaves the layer; ways around it are not the layer's. So it is with a layer's input.
+One case is special: a layer that returns its input unaltered, as dropout does in evaluation mode. The gradient is that
+of what leaves the layer; paths around it do not belong to the layer. The same holds for a layer's input.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from explain.hooks.select import Where
 from explain.interrupts import Unsplit
 
 Ways: TypeAlias = "tuple[list[Source], list[Source]]"
-"""The sources whose gradients add up to that in a tensor, and those that have to be asked for together with them."""
+"""The sources whose gradients add up to that in a tensor, and those that must be asked for together with them."""
 Given: TypeAlias = "dict[int, tuple[torch.Tensor, int]]"
 """The tensors that a module was given, by id, with their versions."""
 
@@ -176,7 +176,7 @@ class Capture:
             )
 
     def _begin_pass(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """See whether gradients are off: where they are so later only, the network itself has turned them off."""
+        """See whether gradients are off: if they are off only later, the network itself has turned them off."""
         self._beginning.cut = self._may_be_cut = self._cut and not torch.is_grad_enabled()
         if self._cut or not self._wanted or not torch.is_grad_enabled():
             return None
@@ -295,7 +295,7 @@ class Capture:
         return nested.replace(output, lambda path, t: new.get(id(t), t)) if new else None
 
     def _attach(self, layer: str, seen: Seen, tensor: torch.Tensor, given: Given) -> tuple[Ways, torch.Tensor | None]:
-        """Let the gradient of a tensor arrive; return its sources, and what is to take its place, if anything is."""
+        """Let the gradient of a tensor arrive; return its sources, and what replaces the tensor, if anything does."""
         if _is_handed_on(tensor, given):
             copy = _copy_with_history(tensor)
             return self._follow(seen, copy), copy
@@ -303,7 +303,7 @@ class Capture:
             return self._follow(seen, tensor), None
         leaf = mark(tensor)
         if leaf is None:
-            self._missing.append(layer)  # only what takes its place has a history
+            self._missing.append(layer)  # only its replacement has a history
             copy = _copy_with_history(tensor)
             return self._follow(seen, copy), copy
         return ([self._collect(seen, leaf)], []), None
@@ -311,9 +311,9 @@ class Capture:
     def _follow(self, seen: Seen, tensor: torch.Tensor) -> Ways:
         """Collect the gradient of every use of a tensor of the graph.
 
-        All uses meet at its Node, but for those of a view that is overwritten later, which go on from its base. A mark
-        put into that base's history has these, and the view's Node has what the layer made of the view before. Autograd
-        takes the two for one Node, unless the base is asked for as well.
+        All uses meet at its Node, except those of a view that is overwritten later: these continue from its base. A
+        mark put into that base's history has these, and the view's Node has what the layer made of the view before.
+        Autograd takes the two for one Node, unless the base is asked for as well.
         """
         source, base = self._collect(seen, tensor), tensor._base
         if base is None or not base.requires_grad:
@@ -326,7 +326,7 @@ class Capture:
         paused = self._paused
 
         def collect(gradient: torch.Tensor | None) -> None:
-            if gradient is not None and not paused:  # what has no derivative brings None
+            if gradient is not None and not paused:  # where there is no derivative, this is None
                 seen.take_gradient(gradient)
 
         tensor.register_hook(collect)  # type: ignore[no-untyped-call]
@@ -359,7 +359,7 @@ def _is_handed_on(tensor: torch.Tensor, given: Given) -> bool:
 
 
 def _copy_with_history(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy, laid out as the tensor is, that is in the graph; a leaf begins it where the tensor is not."""
+    """A copy in the same memory layout that is in the graph; if the tensor is not, a leaf begins the graph."""
     start = tensor if tensor.requires_grad else tensor.detach().requires_grad_()
     return torch.empty_like(start).copy_(start)
 

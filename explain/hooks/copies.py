@@ -1,4 +1,4 @@
-"""Copies of a model, for those who must not share its modes and hooks."""
+"""Copies of a model, for code that must not share its modes and hooks."""
 
 from __future__ import annotations
 
@@ -57,6 +57,6 @@ def _copied(model: nn.Module, share: bool) -> nn.Module:
 
 
 def _tensors_of(module: nn.Module) -> list[torch.Tensor]:
-    """Those that a module holds itself: parameters, buffers, and what its hooks compute from them."""
+    """The tensors that a module holds itself: parameters, buffers, and what its hooks compute from them."""
     held = [*module._parameters.values(), *module._buffers.values(), *vars(module).values()]
     return [value for value in held if isinstance(value, torch.Tensor)]

@@ -1,4 +1,4 @@
-"""Compiled code, run as it was written: what is compiled has no layers to hook and no operations to see."""
+"""Compiled code, run as it was written: compiled code has no layers to hook and no operations to see."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def is_transforming() -> bool:
 def eager() -> AbstractContextManager[None]:
     """Let compiled modules and functions run as the Python code that they were made from, and compile nothing.
 
-    The setting belongs to the process: what other threads have compiled runs uncompiled meanwhile, and gives the same.
+    The setting belongs to the process: compiled code of other threads runs uncompiled meanwhile, with the same results.
     The first of several threads sets it, and the last one gives back what was set before.
     """
     return _Eager()

@@ -1,4 +1,4 @@
-"""Whether a hook has edited a gradient in place, also behind autograd's back.
+"""Whether a hook has edited a gradient in place, even in ways that autograd does not see.
 
 Autograd counts the edits of a tensor, except those through ``tensor.data`` and through memory that is shared with NumPy
 or another library. A hook that asks for one of these is noticed while it runs, and only then the gradients are copied,
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-# What hands out a tensor's memory without autograd's counter.
+# What gives access to a tensor's memory without autograd's counter.
 _UNCOUNTED = frozenset(
     {
         torch.Tensor.data.__get__,  # type: ignore[attr-defined]
@@ -50,7 +50,7 @@ class Edits(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def any(self) -> bool:
-        """Whether one of the gradients is no longer what it was."""
+        """Whether one of the gradients has changed."""
         if [tensor._version for tensor in self._tensors] != self._versions:
             return True
         return self._before is not None and not all(map(_same, self._tensors, self._before))

@@ -1,4 +1,4 @@
-"""`FeatureExtractor`: a model cut off behind the last layer that somebody wants to see."""
+"""`FeatureExtractor`: a model cut off after the last layer that is wanted."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class FeatureExtractor(nn.Module):
         return {name: features[name] for name in self.layers}
 
     def _by_layer(self) -> dict[str, dict[str, Place]]:
-        """The names that are about each layer: several calls may be asked for."""
+        """The names for each layer: several calls may be asked for."""
         found: dict[str, dict[str, Place]] = {}
         for name in self.layers:
             place = place_of(name, self.model)

@@ -2,14 +2,14 @@
 
 PyTorch's own passes a module's inputs and outputs through an identity function that makes views of them, and an
 in-place operation on such a view is an error: a hooked ``ReLU(inplace=True)``, or one behind a hooked convolution,
-breaks the forward pass. Here the two ends are gates that autograd does not take for views, so that nothing is copied
-and anything may overwrite what they hand on.
+breaks the forward pass. Here the two ends are gates that autograd does not treat as views, so that nothing is copied
+and anything may overwrite what they pass on.
 
-The gate of the inputs hands on aliases: the same memory and version counter. When a module has overwritten its input,
-the input is made to go on from there, as it would have without hooks. The gate of the outputs hands on the very tensors
-that the module made, with a new history. So the gradient also comes through it for those who got the tensor by another
-way: an attribute, a list. Only a view, a leaf, a tensor made before the call, and one that is returned twice are handed
-on as aliases; of these, other ways are not seen.
+The gate of the inputs passes on aliases: the same memory and version counter. When a module has overwritten its input,
+the input's history continues from there, as it would have without hooks. The gate of the outputs passes on the very
+tensors that the module made, with a new history. So the gradient also comes through it for those who got the tensor by
+another way: an attribute, a list. Only a view, a leaf, a tensor made before the call, and one that is returned twice
+are passed on as aliases; for these, other ways are not seen.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Gradients = tuple[torch.Tensor | None, ...]
 
 
 class _Gate(torch.autograd.Function):
-    """Hands on aliases (of leaves, copies); in backward, hands ``act`` the gradients, and on what it returns."""
+    """Passes on aliases (copies of leaves); in backward, passes the gradients to ``act``, and on what it returns."""
 
     @staticmethod
     def forward(ctx: Any, act: Callable[[Gradients], Gradients], *tensors: torch.Tensor) -> Gradients:
@@ -47,7 +47,7 @@ class _Gate(torch.autograd.Function):
 
 
 class _OwnGate(_Gate):
-    """Hands on the first ``count`` tensors themselves, with a new history, and aliases of the others."""
+    """Passes on the first ``count`` tensors themselves, with a new history, and aliases of the others."""
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -98,7 +98,7 @@ class FullBackward:
         return None
 
     def remove(self) -> None:
-        """From now on gradients pass, also those of forward passes that are already done."""
+        """From now on gradients pass unchanged, also those of forward passes that are already done."""
         self.hooks.clear()
         self.pre_hooks.clear()
         self._open.clear()
@@ -141,7 +141,7 @@ class _Call:
         return nested.replace(output, lambda path, tensor: made[path])
 
     def _is_own(self, output: torch.Tensor) -> bool:
-        """Whether an output may be handed on itself: the call made it, and it is no view."""
+        """Whether an output itself may be passed on: the call made it, and it is not a view."""
         node: Any = output.grad_fn
         return node is not None and node._sequence_nr() >= self._began and not output._is_view()
 
@@ -152,7 +152,7 @@ class _Call:
             given = given if changed is None else changed
         if self._where:
             self.grad_output = given
-        else:  # no input requires a gradient: this is all there is to know
+        else:  # no input requires a gradient: nothing more will come
             for hook in self.owner.hooks:
                 hook(self.module, (None,) * self.inputs, given)
         return tuple(given[i] for i in self._out)
@@ -210,7 +210,7 @@ def _set_going(
 
 
 def _laid_out(output: Any) -> tuple[list[nested.Path], list[Any]]:
-    """Return what is in a container and the ways to it: what is right in it, then the tensors in containers inside."""
+    """Return the contents of a container and the ways to them: its own items, then the tensors in containers inside."""
     found = [((key,), value) for key, value in nested.items(output)]
     if any(not isinstance(value, torch.Tensor) for _, value in found):
         found += [(path, tensor) for path, tensor in nested.paths(output) if len(path) > 1]
@@ -218,7 +218,7 @@ def _laid_out(output: Any) -> tuple[list[nested.Path], list[Any]]:
 
 
 def _go_on(tensor: torch.Tensor, alias: torch.Tensor, values: Sequence[Any], passed: list[Any]) -> None:
-    """Let an input that the module has overwritten go on from what it made of it; returned, the input is it."""
+    """Let the history of an overwritten input continue from what the module made of it."""
     place = next((i for i, value in enumerate(values) if value is alias), None)
     with _unsafe_preserve_version_counter(tensor):  # its values are not touched again
         Overwritten.apply(tensor, alias if place is None else passed[place])

@@ -54,7 +54,7 @@ class Gates(FullBackward):
         self._placed.append(global_hooks.register_module_forward_hook(out))
 
     def displace(self) -> None:
-        """Take the gates away; those that calls have passed already stay open."""
+        """Remove the gates; those that calls have passed already stay open."""
         while self._placed:
             self._placed[-1].remove()
             self._placed.pop()
@@ -77,9 +77,8 @@ class _InList:
 class BeforeEvery:
     """A hook before the forward of every module that receives the keyword arguments too.
 
-    PyTorch tells them only to hooks that a module has noted as wanting them, whether they are on that module or on
-    every one. So a first hook makes a note in the module that is about to run, before PyTorch looks there for the
-    second one.
+    PyTorch passes them only to hooks that are noted in the module, even if the hook is one for every module. So a first
+    hook makes a note in the module that is about to run, before PyTorch looks there for the second one.
     """
 
     def __init__(self, hook: OnEveryModule) -> None:

@@ -81,7 +81,7 @@ _of_explanations: set[HookGroup] = set()
 
 
 def _begin_child() -> None:
-    """Take away, in a process that has just been forked, the hooks of explanations: these go on in its parent only."""
+    """Remove the hooks of explanations in a process that has just been forked: these continue only in its parent."""
     for group in list(_of_explanations):
         group.remove()
 

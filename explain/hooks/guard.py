@@ -34,7 +34,7 @@ class Site:
 
 
 class Nothing:
-    """What counts as None when a hook returns it: a hook may end by registering another, and so return its handle."""
+    """What counts as None when a hook returns it: a hook that registers another one may return its handle."""
 
     __slots__ = ()
 
@@ -52,7 +52,7 @@ def site_of(fn: Callable[..., Any], where: str, direction: str, takes: Sequence[
         return site
     try:
         signature = inspect.signature(fn)
-    except (TypeError, ValueError):  # some built-ins have none to look at
+    except (TypeError, ValueError):  # some built-ins have no signature
         return site
     try:
         signature.bind(*takes)

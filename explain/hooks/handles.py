@@ -135,7 +135,7 @@ class Hooks:
         return handle
 
     def _expect(self, site: Site, fn: Hook, gates: Sequence[FullBackward] = ()) -> Expected | None:
-        """Note what there is now, to tell later whether a hook should have fired; None for those of this package."""
+        """Note the present state, to decide later whether a hook should have fired; None for hooks of this package."""
         return None if site.trusted else Expected(fn, self._model, gates)
 
     def _on_modules(
@@ -162,8 +162,8 @@ class Hooks:
 def silent(handles: Iterable[Handle]) -> str | None:
     """Name the hooks that should have fired by now, on one line; None if there are none.
 
-    Of several that are the same function, or on the same place, one is enough to have fired: that some layers were not
-    used is no news then.
+    Of several with the same function, or on the same place, it is enough that one has fired: layers that were not used
+    are then no surprise.
     """
     found = list(handles)
     heard = {kind for handle in found if handle.fired for kind in handle.kinds()}

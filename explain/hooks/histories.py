@@ -1,7 +1,7 @@
-"""What autograd knows of where a tensor came from, given to tensors that exist already.
+"""The history of a tensor in autograd, given to tensors that exist already.
 
 Other code may hold a tensor as well: in a list, as an attribute, as a second output. It sees a new history only if the
-very object has it, so that nothing is put in the object's place here where that can be avoided.
+object itself has it, so the object is not replaced here where that can be avoided.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 
 class _Alias(torch.autograd.Function):
-    """The same memory and version counter; autograd does not take it for a view, so that it may be overwritten."""
+    """The same memory and version counter; autograd does not treat it as a view, so it may be overwritten."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
@@ -25,7 +25,7 @@ class _Alias(torch.autograd.Function):
 
 
 class _Marked(torch.autograd.Function):
-    """A place in the history of a tensor: the gradient that comes to it goes on, and to ``mark`` as well."""
+    """A place in the history of a tensor: the gradient that arrives there passes on, and to ``mark`` as well."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, mark: torch.Tensor) -> torch.Tensor:
@@ -72,7 +72,7 @@ def mark(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def go_on_from(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    """Let a tensor that was overwritten through its alias go on from that; whether autograd allows it."""
+    """Let a tensor's history go on from the alias through which it was overwritten; say whether autograd allows it."""
     return _in_place(Overwritten, tensor, other)
 
 

@@ -1,8 +1,8 @@
 """Models in evaluation mode while they are looked at.
 
-A mode belongs to a module, not to a thread. Two threads may explain one model together; but one that trains it would
-find its batch normalisation in evaluation mode while another explains, so that one has to explain a copy (`copied`).
-What can be kept is what another thread asks for meanwhile: its ``model.eval()`` or ``model.train()`` holds afterwards.
+A mode belongs to a module, not to a thread. Two threads may explain one model together; but a thread that trains it
+would find its batch normalisation in evaluation mode while another explains, so the other one has to explain a copy
+(`copied`). What another thread asks for meanwhile is kept: its ``model.eval()`` or ``model.train()`` holds afterwards.
 While a module is held, a ``train`` of ours in the module notes such calls, and does what its own would.
 """
 
@@ -25,7 +25,7 @@ _here = threading.local()
 
 @dataclass(slots=True)
 class _Use:
-    """What a module that is held in evaluation mode is given back when the last that holds it has ended."""
+    """What a module that is held in evaluation mode gets back when the last holder has ended."""
 
     module: nn.Module
     training: bool
@@ -110,7 +110,7 @@ def _depth() -> int:
 
 
 def _train(module: nn.Module, mode: bool = True) -> Any:
-    """Stands in for a module's ``train`` while it is held, to note what another thread wants."""
+    """Replaces a module's ``train`` while it is held, to note what another thread wants."""
     with _lock:
         use = _uses.get(id(module))
         found = type(module).train(module, mode) if use is None or use.method is None else use.method(mode)

@@ -1,4 +1,4 @@
-"""Hooks on every module that runs, and on what modules register as their own."""
+"""Hooks on every module that runs, and on what modules register: submodules, parameters, buffers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class OnEvery(Hooks):
 
         def register(hook: Hook) -> RemovableHandle:
             handle = global_hooks.register_module_forward_hook(hook, with_kwargs=with_kwargs, always_call=always)
-            if with_kwargs:  # PyTorch leaves this flag behind, and warns of it whoever compiles a model later
+            if with_kwargs:  # PyTorch leaves this flag behind, and warns of it when a model is compiled later
                 flags = weakref.ref(global_hooks._global_forward_hooks_with_kwargs)
                 handle.extra_dict_ref = (*handle.extra_dict_ref, flags)
             return handle

@@ -16,7 +16,7 @@ from explain.hooks.saved import SavedTensors
 
 
 class OnGraph(Hooks):
-    """The kinds of hooks that belong to one graph; they need no model, and act in whatever thread runs backward."""
+    """The kinds of hooks that belong to one graph; they need no model, and act in any thread that runs backward."""
 
     def tensor(self, tensor: torch.Tensor, fn: Hook) -> Handle:
         """Call ``fn(gradient)`` when the gradient of ``tensor`` has been computed; what it returns replaces it."""

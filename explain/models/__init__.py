@@ -10,7 +10,7 @@ network      its network
 zoo          torchvision by name
 timm_zoo     timm by name, and what its configurations say
 huggingface  what models of transformers say about themselves
-given        a module that somebody gives: what it says, and what is assumed
+given a module of the user's: what it says, and what is assumed
 custom       package.module:factory
 weights      state dicts from files, safely
 safetensors  the format of that name

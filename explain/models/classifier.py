@@ -109,5 +109,5 @@ def on_device(model: nn.Module, device: str | torch.device) -> nn.Module:
         return model.to(torch.device(device))
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0].split(". ")[0]
-        reason = reason if len(reason) < 100 else "torch knows no such device"  # it lists all that there might be
+        reason = reason if len(reason) < 100 else "torch knows no such device"  # torch lists all that might exist
         raise ModelError(f"device {str(device)!r} cannot be used ({reason}); use 'cpu', or 'cuda' with a GPU") from None

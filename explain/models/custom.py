@@ -34,7 +34,7 @@ def load_custom(name: str, weights: str | Path | None = None, size: int | None =
         module = importlib.import_module(where)
     except ModuleNotFoundError as error:
         if error.name is None or not (where == error.name or where.startswith(error.name + ".")):
-            raise  # the user's module is there, and misses something of its own
+            raise  # the user's module exists, and misses an import of its own
         raise ModelError(
             f"model {name!r}: no module named {error.name!r}; run from its folder, or install it"
         ) from None

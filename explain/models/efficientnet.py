@@ -1,7 +1,7 @@
 """EfficientNet-Lite0: the network of the default model, its parts named as in torchvision's EfficientNet.
 
 The blocks are laid out as torchvision's are, but defined here: importing torchvision would take longer than all the
-rest, and the default model is to work where torchvision does not fit the installed torch.
+rest, and the default model should work even if torchvision does not fit the installed torch.
 """
 
 from __future__ import annotations

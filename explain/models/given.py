@@ -1,4 +1,4 @@
-"""A module that somebody gives: what it says about its preprocessing and labels, and what must be assumed."""
+"""A module of the user's: what it says about its preprocessing and labels, and what must be assumed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from explain.models.classifier import CenterCrop, Classifier
 def as_classifier(model: nn.Module, *, name: str | None = None, size: int | None = None) -> Classifier:
     """Wrap a bare module, with the preprocessing and the labels that it brings along.
 
-    These are, the first that is there: its attributes ``preprocess`` and ``categories``; for a model of timm, its
+    It looks for these, in this order: its attributes ``preprocess`` and ``categories``; for a model of timm, its
     ``pretrained_cfg``; for a model of transformers, its image processor (an attribute ``image_processor``, or the file
     beside the weights) and the ``id2label`` of its configuration. Nothing is downloaded. What is not known is assumed,
     and ``Classifier.assumed`` says so.

@@ -92,7 +92,7 @@ def _brought(model: nn.Module, config: Any) -> Iterator[Processed]:
             with quiet():
                 auto = importlib.import_module("transformers").AutoImageProcessor
                 yield Processed(auto.from_pretrained(source, local_files_only=True, trust_remote_code=False))
-        except Exception:  # it is not here; a foreign file may be wrong in any way
+        except Exception:  # it is not here; a file of others may be wrong in any way
             return
 
 

@@ -31,7 +31,7 @@ def weights_file() -> Path | None:
 def load_imagenet(size: int | None = None) -> Classifier:
     """Load EfficientNet-Lite0; ``size`` is the side of its input in pixels, 224 by default.
 
-    The file holds tensors only, is read with ``weights_only=True``, and must be the published one to the bit.
+    The file holds tensors only, is read with ``weights_only=True``, and must be exactly the published one.
 
     Raises:
         ModelError: the package with the weights is missing, or its file is not the published one.

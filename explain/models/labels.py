@@ -1,4 +1,4 @@
-"""The labels of ImageNet's classes, and the other words that people have for them."""
+"""The labels of ImageNet's classes, and other words for them."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def _read(path: Path) -> Any:
 
 
 def fit_weights(model: nn.Module, state: Mapping[str, torch.Tensor], path: str | Path) -> None:
-    """Load a state dict into a model of the same make.
+    """Load a state dict into a model of the same kind.
 
     Raises:
         ModelError: names or shapes differ; the message names the first that does.
