@@ -133,7 +133,7 @@ class Deconvnet:
     """
 
     name: ClassVar[str] = "deconvnet"
-    about: ClassVar[str] = "positive part of what arrives at each rectifier, sent on"
+    about: ClassVar[str] = "gradient of which each rectifier passes on only the positive part"
     paper: ClassVar[str] = "Zeiler and Fergus, ECCV 2014"
     source: ClassVar[Source] = sources.DECONVNET
     style: ClassVar[Style] = "color"

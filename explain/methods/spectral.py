@@ -184,7 +184,7 @@ class FEM:
     k: float = 2.0
 
     name: ClassVar[str] = "fem"
-    about: ClassVar[str] = "where feature maps are rarely this strong"
+    about: ClassVar[str] = "places where feature maps are unusually strong"
     paper: ClassVar[str] = "Fuad et al., IPTA 2020"
     source: ClassVar[Source] = sources.FEM
     style: ClassVar[Style] = "heat"
