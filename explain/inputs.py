@@ -19,7 +19,7 @@ Path: TypeAlias = "tuple[int | str, ...]"
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """The arguments of a model's forward, one or several tensors of which are explained; the others stay as they are.
+    """The arguments of a model's forward; one or several of their tensors are explained, the others stay as they are.
 
     Of the others, a tensor with as many rows as there are images goes with them: row i belongs to image i, unless it is
     said to be shared.

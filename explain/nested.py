@@ -105,7 +105,7 @@ def _replaced(value: Any, path: Path, change: Callable[[Path, torch.Tensor], tor
     inside = items(value)
     made = [_replaced(inner, (*path, key), change) for key, inner in inside]
     kept = all(new is old for new, (_, old) in zip(made, inside, strict=True))
-    # What holds no tensor is handed on as it is, but for lists and dictionaries: who is given one may write into it.
+    # What holds no tensor is passed on as it is, except lists and dictionaries: the receiver may write into these.
     return value if kept and type(value) not in (list, dict) else with_items(value, made)
 
 

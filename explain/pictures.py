@@ -56,7 +56,7 @@ class Look:
         if self.style is not None:
             self.of("heat")
         else:
-            render.get_style("heat", colormap=self.colormap, alpha=self.alpha)  # a wrong value is told in any case
+            render.get_style("heat", colormap=self.colormap, alpha=self.alpha)  # a wrong value is refused in any case
 
     def of(self, own: str) -> Style:
         """The style for a method whose own is ``own``.

@@ -51,7 +51,7 @@ class Saved:
 
     @cached_property
     def attribution(self) -> Attribution:
-        """The values with what the record tells of them, as a batch of one."""
+        """The values with what the record says about them, as a batch of one."""
         record = self.record
         target, layer, delta = record["target"], record["layer"], record.get("delta")
         about = record.get("values", {})

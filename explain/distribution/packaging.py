@@ -56,7 +56,7 @@ def export_package(
     for torch and Python itself: ``mock`` is looked at first, then ``extern``, then ``intern``.
 
     Args:
-        model: a module whose classes are defined in modules, on whatever device; it is left as it is.
+        model: a module whose classes are defined in modules, on any device; it is left as it is.
         path: the file to write; it appears complete or not at all.
         categories: the labels of the model's classes.
         intern: modules whose source goes in.
@@ -110,7 +110,7 @@ def export_package(
 
 
 def import_package(path: str | os.PathLike[str]) -> Packaged:
-    """Open an archive of `export_package`: its code comes out of the archive, whatever is installed here.
+    """Open an archive of `export_package`: its code comes from the archive, not from what is installed here.
 
     **This runs the code in the archive**: open only what comes from someone you trust.
 

@@ -1,4 +1,4 @@
-"""What became of each module of code when a model was packed, as the archive itself tells it."""
+"""What became of each module of code when a model was packed, as the archive itself records it."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class _CutOff:
         return partial(_all, add)
 
     def _output(self, images: torch.Tensor, make: Callable[[], torch.Tensor], check: bool) -> Any:
-        """What the network gives for maps: from the layer on, or where that fails, the whole of it for each."""
+        """The network's output for maps: run from the layer on, or if that fails, as a whole for each."""
         while True:
             fans_out = self._fans_out and not self._asked.one_at_a_time
             maps = make()  # new ones each time, since the network may overwrite them
@@ -109,7 +109,7 @@ class _CutOff:
             self._fans_out, self._replays, self._tape = self._tape is not None, False, None
 
     def _try_tape(self) -> None:
-        """Replay what lies before the layer for the maps as they are: where that says something else, do without."""
+        """Replay what lies before the layer for the unaltered maps: if the output differs, do without replays."""
         try:
             output = self._scored(self._image, self._image, self._maps(self._image))
             agrees = all(
@@ -219,7 +219,7 @@ class _CutOff:
         return output
 
     def _laid_out(self, maps: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
-        """Feature maps as the layer would have given them."""
+        """Feature maps as the layer would have returned them."""
         raw = self._record.activation
         grid = self._asked.forward.grids.grid(tuple(raw.shape), self._layer)
         assert grid is not None  # the maps were laid out by it

@@ -1,7 +1,7 @@
 """One collector for each kind of evidence: what to watch, what to differentiate, and what to answer.
 
-`COLLECTORS` says which collector answers which need. A collector is made for one forward pass, and told before it which
-asks it is to answer; afterwards it answers them for each target, with the gradients that it asked for.
+`COLLECTORS` says which collector answers which need. A collector is made for one forward pass, and learns before it
+which asks it has to answer; afterwards it answers them for each target, with the gradients that it asked for.
 """
 
 from __future__ import annotations

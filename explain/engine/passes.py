@@ -1,4 +1,4 @@
-"""`gather`: run a plan, and hand over the evidence.
+"""`gather`: run a plan, and return the evidence.
 
 Hooks are on during the passes alone, and act only for the thread that put them there. Gradients are asked of autograd
 for the tensors that need them, so no parameter's ``.grad`` or ``requires_grad`` is touched.

@@ -49,7 +49,7 @@ class Guided:
 
 @dataclass(frozen=True)
 class Deconvnet:
-    """Zeiler and Fergus, 2014: the positive part of what arrives goes on, whatever the rectifier let through before."""
+    """Zeiler and Fergus, 2014: the positive part of what arrives passes on, whatever was let through before."""
 
     name: ClassVar[str] = "deconvnet"
 

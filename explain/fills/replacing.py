@@ -36,7 +36,7 @@ class Black(Replaced):
 
     Args:
         mean: of each channel, or one for all; with pixels between 0 and 1.
-        std: likewise, the deviation that the preprocessing divides by.
+        std: the deviation that the preprocessing divides by, given in the same way.
 
     Raises:
         FillError: one of them is missing or no such numbers; `Black.of` reads them off a preprocessing.

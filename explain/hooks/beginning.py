@@ -35,7 +35,7 @@ class Beginning:
         self._missing: list[str] = []
         self._older: list[tuple[str, torch.Tensor, int]] = []
         self.starts: list[GradientEdge] = []
-        """Where backward goes on to, beyond the layers, so that the user's backward hooks on these fire."""
+        """Where backward continues beyond the layers, so that the user's backward hooks on these fire."""
 
     @property
     def missing(self) -> list[str]:

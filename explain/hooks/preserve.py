@@ -1,8 +1,8 @@
 """A model and its caller, left exactly as they were found; and so is a process that is forked meanwhile.
 
-What there was is noted before it is changed, and given back from the note, whatever line is interrupted.
+The old state is noted before it is changed, and restored from the note, no matter at which line an interrupt comes.
 
-What is under way in a process does not go on in a child forked from it: the threads that would end it stay behind. So
+Work of a process does not continue in a child forked from it: the threads that would finish it stay behind. So
 a child begins with its models' modes as they were found, and without hooks of explanations that others are in.
 """
 
@@ -142,7 +142,7 @@ class _Calculating(Unsplit[None]):
 
 
 def calculating(device: str) -> AbstractContextManager[None]:
-    """Compute without a graph, and in the precision of the tensors at hand, whatever mode the caller is in.
+    """Compute without a graph, and in the precision of the given tensors, in any mode of the caller.
 
     Tensors that are made here may be changed in place by a model, outside inference mode.
 

@@ -127,7 +127,7 @@ class OnModule(Registered):
 
 
 class Scope:
-    """The modules of a model, and whatever modules run inside its call; all modules, without a model."""
+    """The modules of a model, and all modules that run inside its call; without a model, all modules."""
 
     def __init__(self, model: nn.Module | None) -> None:
         self._own = None if model is None else set(model.modules())
@@ -166,7 +166,7 @@ class OnEveryModule(OnModule):
 
 
 def registering(register: Callable[..., RemovableHandle], hook: Registered) -> Callable[[], RemovableHandle]:
-    """Return what registers a hook with PyTorch when it is called, and tells the hook its handle."""
+    """Return a function that registers a hook with PyTorch, and gives the hook its handle."""
 
     def place() -> RemovableHandle:
         hook.handle = register(hook)

@@ -1,4 +1,4 @@
-"""Hooks that never fired: which of them to tell about when their group closes, and why they did not.
+"""Hooks that never fired: which of them to report when their group closes, and why they did not.
 
 It matters that a hook did not fire only if something was computed that it was there for. So nothing is said about a
 group in which, as far as anybody can see, nothing ran; and nothing of hooks of this package.

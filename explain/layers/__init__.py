@@ -1,6 +1,6 @@
 """Layers: their names, the maps they return, and which one to explain by default.
 
-    grid      where the map of a tensor lies, whatever its layout
+    grid where the map of a tensor lies, in any layout
     readings  how a shape may be read as a map, and what it leaves open
     spatial   the maps of a network's layers, laid out and enlarged
     probe     which reading is right, by altering the input
@@ -10,8 +10,8 @@
     shares    which part of a pass lies behind a layer
     choice    the layer to explain by default
 
-A feature map reaches a method as ``(N, C, h, w)``, of a video as ``(N, C, t, h, w)``, whatever the network calls it:
-channels-last maps (Swin) are transposed, and token sequences (ViT) are laid out on their grid without class and
+A feature map reaches a method as ``(N, C, h, w)``, of a video as ``(N, C, t, h, w)``, no matter how the network lays it
+out: channels-last maps (Swin) are transposed, and token sequences (ViT) are laid out on their grid without class and
 register tokens.
 """
 

@@ -117,7 +117,7 @@ class GuidedBackprop:
 class Deconvnet:
     """Send back only what arrives positive at every rectifier, no matter what it let through on the way forward.
 
-    Rectifiers are found as for `GuidedBackprop`; at each, the gradient that arrives is clamped and goes on, for ReLU
+    Rectifiers are found as for `GuidedBackprop`; at each, the gradient that arrives is clamped and passes on, for ReLU
     and for its smooth and leaky relatives alike.
 
     Returns:

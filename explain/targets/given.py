@@ -73,7 +73,8 @@ class Difference(Sum):
     """Why this rather than that: the score of one target less that of another.
 
     Args:
-        this: whatever can be a target: a class index, a label, a callable, a `Target`; None is each image's top class.
+        this: anything that can be a target: a class index, a label, a callable, a `Target`; None is each image's top
+        class.
         that: the same.
 
     >>> why = Difference(2, 0)

@@ -36,8 +36,8 @@ class Categories(tuple[str, ...]):
 def find_label(label: str, categories: Sequence[str] | None) -> int:
     """Return the class that a label names.
 
-    The first of these that fits: the label itself, whatever its case; another word for the class, where the labels are
-    `Categories` with synonyms; the last words of a label or of a synonym ("cat" in "tabby cat"); other words of a
+    The first of these that fits: the label itself, in upper or lower case; another word for the class, where the labels
+    are `Categories` with synonyms; the last words of a label or of a synonym ("cat" in "tabby cat"); other words of a
     label in a row. Each is tried as it is, and then without regard to singular and plural.
 
     Raises:
@@ -116,7 +116,7 @@ def _forms(word: str) -> frozenset[str]:
 
 
 def _suggestion(label: str, categories: Sequence[str], others: Sequence[Sequence[tuple[str, ...]]]) -> str:
-    """Suggest labels that begin or go on like what was typed, those with a similar synonym, or similar ones."""
+    """Suggest labels with a word that begins like what was typed, those with a similar synonym, or similar ones."""
     part = " ".join(_words(label))
     inside = [name for name in categories if len(part) > 2 and f" {part}" in f" {' '.join(_words(name))}"]
     if inside:
