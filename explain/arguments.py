@@ -63,6 +63,9 @@ METHOD = Option(
     "passes, or 'everything'; repeatable (default: gradcam)",
     how=_many("NAME"),
 )  # fmt: skip
+METRIC = Option(
+    ("--metric",), "judge the maps by a metric; repeatable ('explain metrics' lists them)", how=_many("NAME")
+)  # fmt: skip
 TARGET = Option(("--target", "-t"), "label or index to explain; repeatable (default: the top one)", how=_many("CLASS"))
 TOP_K = Option(("--top-k",), "explain the K best classes", how={"type": _count, "metavar": "K"})
 LAYER = Option(("--layer",), "layer to look at; repeatable (default: the last feature map)", how=_many("NAME"))

@@ -7,6 +7,7 @@
     each        the same work for each of several photos
     command     what a command is
     explaining  `explain PHOTO`
+    judging     `--metric`, `explain metrics`
     inspecting  `explain inspect`
     drawing     `explain concepts`
     listing     `explain methods`, `explain models`, `explain layers`

@@ -12,9 +12,10 @@ from explain.cli.command import Command
 from explain.cli.drawing import CONCEPTS
 from explain.cli.explaining import EXPLAIN
 from explain.cli.inspecting import INSPECT
+from explain.cli.judging import METRICS
 from explain.cli.listing import LAYERS, METHODS, MODELS, VERSION
 
-COMMANDS = {command.name: command for command in (METHODS, MODELS, LAYERS, INSPECT, CONCEPTS, VERSION)}
+COMMANDS = {command.name: command for command in (METHODS, METRICS, MODELS, LAYERS, INSPECT, CONCEPTS, VERSION)}
 
 
 def chosen(words: Sequence[str], answer: Answer) -> tuple[Command, argparse.Namespace]:

@@ -17,6 +17,7 @@ from explain.arguments import (
     JSON,
     LAYER,
     METHOD,
+    METRIC,
     MODEL,
     OUTPUT,
     RECURSIVE,
@@ -29,6 +30,7 @@ from explain.cli.answer import Answer
 from explain.cli.bar import Bar
 from explain.cli.command import Command
 from explain.cli.each import Result, for_all
+from explain.cli.judging import checked_metrics, judged, lines_of
 from explain.cli.model import blaming, load_explainer
 from explain.cli.sources import Source, photos_of, read_photo
 from explain.errors import ExplainError, printable
@@ -45,7 +47,7 @@ def explain(options: argparse.Namespace, answer: Answer) -> int:
     """Explain each photo."""
     from explain.pictures import percent
 
-    group, named = _checked(options)
+    (group, named), metrics = _checked(options), checked_metrics(options)
     photos, missing = photos_of(options)
     explainer = load_explainer(options, answer)
     selections: list[Selection] = []  # the first photo's serves for all
@@ -73,7 +75,14 @@ def explain(options: argparse.Namespace, answer: Answer) -> int:
         predictions = [(printable(label), percent(probability)) for label, probability in explanation.predictions]
         width = max((len(label) for label, _ in predictions), default=0)
         lines = [*(f"  {label:<{width}}  {share:>7}" for label, share in predictions), *(f"  wrote {f}" for f in files)]
-        return Result({"image": str(source), "files": files, "records": records}, lines, files)
+        found: dict[str, Any] = {"image": str(source), "files": files, "records": records}
+        if metrics:
+            with blaming(options.model):
+                run = {"layer": options.layer, "fuse": options.fuse, "batch_size": options.batch_size}
+                tables = judged(explanation, photo, methods, metrics, **run)
+            found["metrics"] = [table.to_dict() for table in tables]
+            lines += lines_of(tables, explanation.targets)
+        return Result(found, lines, files)
 
     return for_all(photos, missing, work, answer, verb="explained", folder=options.output)
 
@@ -127,8 +136,8 @@ def _tell_left_out(selection: Selection, named: list[str], answer: Answer) -> No
 EXPLAIN = Command(
     "explain", "See why a vision model said what it said: writes overlays of the photos given.",
     (
-        IMAGES, RECURSIVE, METHOD, TARGET, TOP_K, LAYER, FUSE, *MODEL, BATCH_SIZE, BF16, OUTPUT, FORCE, STYLE, ALPHA,
-        COLORMAP, JSON,
+        IMAGES, RECURSIVE, METHOD, METRIC, TARGET, TOP_K, LAYER, FUSE, *MODEL, BATCH_SIZE, BF16, OUTPUT, FORCE, STYLE,
+        ALPHA, COLORMAP, JSON,
     ),
     explain, example="explain cat.jpg --method gradcam --method guidedbackprop --target tabby",
 )  # fmt: skip

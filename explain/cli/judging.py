@@ -1,0 +1,94 @@
+"""`--metric`: how good the maps of a photo are, in a table; and `explain metrics`, which lists them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from explain.arguments import JSON, PATTERN, UsageError
+from explain.cli.answer import DONE, Answer
+from explain.cli.command import Command
+from explain.errors import ExplainError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from explain.explanation import Explanation
+    from explain.methods import Method
+    from explain.metrics import Metric, Table
+
+
+def checked_metrics(options: argparse.Namespace) -> list[Metric]:
+    """Return the metrics that were named, and refuse what cannot be meant."""
+    from explain.metrics import get_metric
+
+    if options.metric and options.crop == "five":
+        raise UsageError("--metric judges maps of one crop, and --crop five makes one map of five; leave one out")
+    try:
+        return list({metric.name: metric for metric in map(get_metric, options.metric or ())}.values())
+    except ExplainError as error:
+        raise UsageError(str(error)) from None
+
+
+def judged(
+    explanation: Explanation,
+    photo: Image.Image,
+    methods: Sequence[str | Method],
+    metrics: Sequence[Metric],
+    **options: Any,
+) -> list[Table]:
+    """Judge the maps of each target; the methods are run again where a metric asks for it."""
+    from explain.methods import get_method
+    from explain.metrics import OfMethod, evaluate
+
+    explainer = explanation.explainer
+    x, tables = explainer.as_input(photo), []
+    again = any(isinstance(metric, OfMethod) for metric in metrics)
+    objects = {method.name: method for method in map(get_method, methods)}
+    for result in explanation.results:
+        chosen = next(iter(result.values())).target
+        target = int(chosen[0]) if isinstance(chosen, torch.Tensor) else chosen
+        given: Any = {name: objects[name] if again else each for name, each in result.items()}
+        tables.append(evaluate(explainer.model, x, given, metrics, target=target, **options))
+    return tables
+
+
+def lines_of(tables: list[Table], targets: list[str]) -> list[str]:
+    """The tables as they are printed, with what was explained where there are several."""
+    lines = []
+    for table, target in zip(tables, targets, strict=True):
+        lines += [f"  {target}"] if len(tables) > 1 else []
+        lines += [f"  {line}" for line in str(table).splitlines()]
+    return lines
+
+
+def list_metrics(options: argparse.Namespace, answer: Answer) -> int:
+    """List the metrics; of those that are named, the options too."""
+    import fnmatch
+
+    from explain.errors import did_you_mean
+    from explain.metrics import get_metric, list_metrics
+    from explain.metrics.table import ARROWS
+
+    pattern = getattr(options, "pattern", None)
+    names = list_metrics() if pattern is None else fnmatch.filter(list_metrics(), pattern.lower())
+    if not names:
+        raise UsageError(f"metric {pattern!r} is unknown; {did_you_mean(str(pattern), list_metrics())}")
+    for metric in map(get_metric, names):
+        values = {each.name: str(getattr(metric, each.name)) for each in fields(metric)}  # type: ignore[arg-type]
+        about = {"name": metric.name, "about": metric.about, "paper": metric.paper, "units": metric.units}
+        answer.add({**about, "better": metric.better, "options": values})
+        answer.say(f"{metric.name:<24} {ARROWS[metric.better]} {metric.about} ({metric.paper})")
+        if pattern is not None and values:
+            answer.say(f"{'':<24} options: {', '.join(f'{name}={value}' for name, value in values.items())}")
+    return DONE
+
+
+METRICS = Command(
+    "metrics", "list the metrics, with their options if one is named", (PATTERN, JSON), list_metrics, "metrics",
+    example="explain metrics '*mprt*'",
+)  # fmt: skip

@@ -1,0 +1,65 @@
+"""`--metric` and `explain metrics`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+import explain
+from explain.cli import main
+from tests.conftest import ROOT
+
+CAT = str(ROOT / "assets" / "chelsea.png")
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_metrics_are_printed_as_a_table_and_are_part_of_the_document(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [CAT, "--model", "tiny", "--method", "gradcam", "--method", "saliency", "--target", "tabby"]
+    assert main([*arguments, "--metric", "averagedrop", "--metric", "sparseness", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["results"][0]["metrics"][0]
+    explainer = explain.Explainer("tiny")
+    x = explainer.as_input(Image.open(CAT))
+    table = explain.evaluate(
+        explainer.model, x, ["gradcam", "saliency"], ["averagedrop", "sparseness"], target="tabby",
+        categories=explainer.categories,
+    )  # fmt: skip
+    for method in table:
+        for metric in ("averagedrop", "sparseness"):
+            assert found["values"][method][metric] == pytest.approx(table[method][metric].tolist(), rel=1e-4)
+    assert main([*arguments, "--target", "goldfish", "--force", "--metric", "emprt", "--metric", "sparseness"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines if "↑" in line] == [["emprt", "↑", "sparseness", "↑"]] * 2
+    assert torch.tensor([len(line.split()) == 3 for line in lines if line.strip().startswith("saliency")]).sum() == 2
+
+
+def test_metrics_are_listed_with_their_options_if_one_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["metrics"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == explain.list_metrics()
+    assert main(["metrics", "deletion"]) == 0
+    assert "options: steps=64, fill=Zero(), reading=probability" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([CAT, "--metric", "delition"], "metric 'delition' is unknown; did you mean 'deletion'"),
+        ([CAT, "--metric", "deletion", "--crop", "five"], "--metric judges maps of one crop"),
+        (["metrics", "delition"], "metric 'delition' is unknown; did you mean 'deletion'"),
+    ],
+)
+def test_wrong_metrics_are_wrong_usage(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_metrics_that_need_boxes_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([CAT, "--model", "tiny", "--metric", "auc"]) == 1
+    assert "needs to know where the object is" in capsys.readouterr().err

@@ -1,0 +1,220 @@
+"""Metrics against Quantus, grad-cam and Captum, where these follow the papers; where they do not, by name."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import explain
+from explain.fills import Neighbours, Zero
+from explain.metrics import (
+    ROAD,
+    Complexity,
+    EnergyPointingGame,
+    FaithfulnessEstimate,
+    Infidelity,
+    Monotonicity,
+    PixelFlipping,
+    RelevanceRank,
+    Sensitivity,
+    Sparseness,
+)
+from explain.metrics.orders import ranks_of
+from explain.metrics.similarity import gradient_histograms, ssim
+from tests.conftest import TinyNet, settled
+
+quantus = pytest.importorskip("quantus", reason="Quantus comes with the extra 'peers'")
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the peers, about this and that
+
+
+class Small(nn.Module):
+    """Takes NumPy's single precision, as Quantus gives it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = TinyNet()
+        settled(self.net)
+        self.net.fc.weight.data *= 0.1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x)
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    return Small().eval()
+
+
+@pytest.fixture
+def photos() -> torch.Tensor:
+    return torch.rand(2, 3, 12, 12, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def maps() -> torch.Tensor:
+    """Without ties, so that every package has the same order of pixels."""
+    return torch.rand(2, 12, 12, generator=torch.Generator().manual_seed(2))
+
+
+def ask(metric: Any, model: nn.Module, photos: torch.Tensor, maps: torch.Tensor, target: int, **more: Any) -> Any:
+    """Ask Quantus; its maps have a channel."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return metric(
+            model=model, x_batch=photos.numpy(), y_batch=np.full(len(photos), target), a_batch=maps[:, None].numpy(),
+            softmax=True, device="cpu", **more,
+        )  # fmt: skip
+
+
+QUIET = {"disable_warnings": True, "display_progressbar": False}
+
+
+def test_pixel_flipping_is_quantus_to_1e_5(model: nn.Module, photos: torch.Tensor, maps: torch.Tensor) -> None:
+    peer = quantus.PixelFlipping(
+        features_in_step=36, perturb_baseline=0.0, normalise=False, abs=False, return_auc_per_sample=False, **QUIET
+    )
+    theirs = np.array(ask(peer, model, photos, maps, 1))  # it counts each channel for itself, so 36 are 12 pixels
+    table = explain.evaluate(model, photos, {"map": maps}, PixelFlipping(steps=12, fill=Zero()), target=1)
+    ours = table.curve("map", "morf")[1][:, 1:].numpy()  # theirs begins behind the first step
+    assert np.abs(theirs - ours).max() < 1e-5
+
+
+def test_monotonicity_and_faithfulness_estimate_are_quantus(
+    model: nn.Module, photos: torch.Tensor, maps: torch.Tensor
+) -> None:
+    peer = quantus.FaithfulnessEstimate(features_in_step=36, perturb_baseline=0.0, normalise=False, abs=False, **QUIET)
+    theirs = ask(peer, model, photos, maps, 1)
+    metrics = [FaithfulnessEstimate(12, Zero(), "probability"), Monotonicity(12)]
+    table = explain.evaluate(model, photos, {"map": maps}, metrics, target=1)["map"]
+    assert table["faithfulnessestimate"].tolist() == pytest.approx(theirs, abs=1e-5)
+
+
+def test_complexities_are_quantus(model: nn.Module, photos: torch.Tensor, maps: torch.Tensor) -> None:
+    table = explain.evaluate(model, photos, {"map": maps}, [Sparseness(), Complexity()], target=1)["map"]
+    for name, peer in {"sparseness": quantus.Sparseness, "complexity": quantus.Complexity}.items():
+        theirs = ask(peer(normalise=False, abs=True, **QUIET), model, photos, maps, 1)
+        assert table[name].tolist() == pytest.approx([float(v) for v in theirs], abs=1e-4)
+
+
+def test_localisations_are_quantus(model: nn.Module, photos: torch.Tensor, maps: torch.Tensor) -> None:
+    masks = torch.zeros(2, 12, 12, dtype=torch.bool)
+    masks[0, 2:7, 3:9] = True
+    masks[1, 6:12, 0:5] = True
+    table = explain.evaluate(
+        model, photos, {"map": maps}, [EnergyPointingGame(), RelevanceRank()], target=1, masks=masks
+    )["map"]
+    peers = {"energypointinggame": quantus.RelevanceMassAccuracy, "relevancerank": quantus.RelevanceRankAccuracy}
+    for name, peer in peers.items():
+        theirs = ask(peer(normalise=False, abs=False, **QUIET), model, photos, maps, 1, s_batch=masks[:, None].numpy())
+        assert table[name].tolist() == pytest.approx([float(v) for v in theirs], abs=1e-5)
+
+
+def test_roads_interpolation_is_grad_cams_and_quantus_to_1e_5(photos: torch.Tensor, maps: torch.Tensor) -> None:
+    pytest.importorskip("pytorch_grad_cam", reason="grad-cam comes with the extra 'peers'")
+    from pytorch_grad_cam.metrics.road import NoisyLinearImputer
+
+    keep = (ranks_of(maps) >= 72)[:, None].float()
+    ours = Neighbours(noise=0)(photos, keep)
+    for i in range(2):
+        theirs = NoisyLinearImputer(noise=0)(photos[i], keep[i, 0])
+        torch.testing.assert_close(ours[i], theirs.float(), rtol=0, atol=1e-5)
+
+
+def test_road_is_grad_cams_but_for_its_noise(model: nn.Module, photos: torch.Tensor, maps: torch.Tensor) -> None:
+    """Its noise is drawn for each photo anew, so that it is switched off here for both."""
+    pytest.importorskip("pytorch_grad_cam", reason="grad-cam comes with the extra 'peers'")
+    from pytorch_grad_cam.metrics.road import NoisyLinearImputer
+
+    table = explain.evaluate(model, photos, {"map": maps}, ROAD((20, 60), Neighbours(noise=0)), target=1)
+    ranks = ranks_of(maps)
+    for i in range(2):
+        for k, count in enumerate((29, 86)):
+            found = {}
+            for name, covered in {"morf": ranks[i] < count, "lerf": ranks[i] >= 144 - count}.items():
+                filled = NoisyLinearImputer(noise=0)(photos[i], (~covered).float())
+                found[name] = model(filled[None].float())[0].softmax(0)[1].item()
+            expected = (found["lerf"] - found["morf"]) / 2
+            assert table.curve("map", "road")[1][i, k].item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_infidelity_is_captums_with_the_same_noise(model: nn.Module, photos: torch.Tensor) -> None:
+    captum = pytest.importorskip("captum.metrics", reason="Captum comes with the extra 'peers'")
+    values = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(3))
+    metrics = {scaled: Infidelity(5, 0.1, scaled=scaled) for scaled in (True, False)}
+    noises = [metrics[True]._noisy(_Sized(12)).noise(s).float().expand(3, 12, 12) for s in range(5)]  # type: ignore[arg-type]
+    for scaled, metric in metrics.items():
+        calls = iter(noises * 2)
+
+        def perturb(inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            noise = torch.stack([next(calls) for _ in range(len(inputs))])  # noqa: B023
+            return noise, inputs - noise
+
+        ours = explain.evaluate(model, photos, {"map": values}, metric, target=1)["map"]["infidelity"]
+        for i in range(2):
+            calls = iter(noises)
+            theirs = captum.infidelity(
+                model, perturb, photos[i : i + 1], values[i : i + 1], target=1, n_perturb_samples=5, normalize=scaled
+            )
+            assert ours[i].item() == pytest.approx(theirs.item(), abs=1e-5)
+
+
+class _Sized:
+    def __init__(self, side: int) -> None:
+        self.size = (side, side)
+
+
+def test_sensitivity_is_captums_with_the_same_noise(model: nn.Module, photos: torch.Tensor) -> None:
+    captum = pytest.importorskip("captum.metrics", reason="Captum comes with the extra 'peers'")
+    metric = Sensitivity(radius=0.05, samples=4)
+    still = torch.zeros(1, 3, 12, 12)
+    noises = torch.cat([metric._noisy(s, still) for s in range(4)])
+
+    def perturb(inputs: torch.Tensor, radius: float = 0.05) -> torch.Tensor:
+        return inputs + noises
+
+    def gradient(inputs: Any) -> tuple[torch.Tensor, ...]:
+        x = inputs[0] if isinstance(inputs, tuple) else inputs
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(model(x)[:, 1].sum(), x)
+
+    ours = explain.evaluate(model, photos, explain.methods.Saliency(absolute=False), metric, target=1)
+    for i in range(2):
+        theirs = captum.sensitivity_max(
+            gradient, photos[i : i + 1], perturb_func=perturb, n_perturb_samples=4, max_examples_per_batch=4
+        )
+        assert ours["saliency"]["maxsensitivity"][i].item() == pytest.approx(theirs.item(), rel=1e-4)
+
+
+def test_similarities_are_those_of_scikit_image() -> None:
+    metrics = pytest.importorskip("skimage.metrics", reason="scikit-image comes with Quantus")
+    feature = pytest.importorskip("skimage.feature")
+    generator = torch.Generator().manual_seed(0)
+    maps = torch.rand(1, 64, 64, generator=generator, dtype=torch.float64)
+    maps = (maps - maps.min()) / (maps.max() - maps.min())
+    theirs = feature.hog(maps[0].numpy(), orientations=9, pixels_per_cell=(16, 16), cells_per_block=(3, 3))
+    assert np.abs(gradient_histograms(maps)[0].numpy() - theirs).max() < 1e-6
+    other = (0.5 * maps + 0.5 * torch.rand(1, 64, 64, generator=generator, dtype=torch.float64)).clamp(0, 1)
+    other = (other - other.min()) / (other.max() - other.min())
+    score, field = metrics.structural_similarity(
+        maps[0].numpy(), other[0].numpy(), gaussian_weights=True, sigma=1.5, use_sample_covariance=False,
+        data_range=1.0, full=True,
+    )  # fmt: skip
+    assert ssim(maps, other).item() == pytest.approx(score, abs=0.01)  # edges are mirrored there, and left out here
+    assert field.shape == (64, 64)
+
+
+def test_a_quantus_mistake_road_indexes_one_channel_of_three(
+    model: nn.Module, photos: torch.Tensor, maps: torch.Tensor
+) -> None:
+    """Quantus' ROAD fails with photos of three channels and maps of one, which are what there is."""
+    peer = quantus.ROAD(percentages=[20, 50], noise=0.0, **QUIET)
+    with pytest.raises(IndexError):
+        ask(peer, model, photos, maps, 1)
+    ours = explain.evaluate(model, photos, {"map": maps}, ROAD((20, 50)), target=1)["map"]["road"]
+    assert torch.isfinite(ours).all()
