@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from explain.arguments import JSON, PATTERN, UsageError
 from explain.cli.answer import DONE, Answer
 from explain.cli.command import Command
@@ -51,7 +49,7 @@ def judged(
     objects = {method.name: method for method in map(get_method, methods)}
     for result in explanation.results:
         chosen = next(iter(result.values())).target
-        target = int(chosen[0]) if isinstance(chosen, torch.Tensor) else chosen
+        target = chosen if isinstance(chosen, str) else int(chosen[0])
         given: Any = {name: objects[name] if again else each for name, each in result.items()}
         tables.append(evaluate(explainer.model, x, given, metrics, target=target, **options))
     return tables
