@@ -111,3 +111,16 @@ def test_the_changelog_begins_with_this_version() -> None:
     versions = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
     assert versions[0] == explain.__version__
     assert versions == sorted(versions, key=lambda version: [int(part) for part in version.split(".")], reverse=True)
+
+
+OLD = re.compile(
+    r"\b(whereof|thereof|hereof|anew|amid|for ever|hitherto|to be had|is to show|legible)\b", re.I
+)
+
+
+def test_the_english_is_of_today() -> None:
+    pages = [*(ROOT / page for page in PAGES), *ROOT.glob("docs/*.md"), *ROOT.glob("explain/**/*.py")]
+    pages += ROOT.glob("examples/notebooks/*.ipynb")
+    assert len(pages) > 100
+    found = {str(page.relative_to(ROOT)): OLD.findall(page.read_text("utf-8")) for page in pages}
+    assert {page: words for page, words in found.items() if words} == {}
