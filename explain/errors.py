@@ -14,6 +14,7 @@ import unicodedata
 import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import fields
 from typing import Any
 
 from explain.interrupts import Unsplit
@@ -246,6 +247,25 @@ def shown(value: object, width: int = 60) -> str:
         return f"{type(value).__name__} of shape {tuple(shape)}"
     words = " ".join(repr(value).split())
     return words if len(words) <= width else f"{words[: width - 3].rstrip()} ..."
+
+
+def in_short(value: Any) -> str:
+    """Show a dataclass as it shows itself, but arrays and tensors as their kind and shape: a ``__repr__``.
+
+    >>> import dataclasses, numpy
+    >>> @dataclasses.dataclass
+    ... class Point:
+    ...     x: object
+    ...     __repr__ = in_short
+    >>> Point(3), Point(numpy.zeros((2, 4)))
+    (Point(x=3), Point(x=<ndarray of shape (2, 4)>))
+    """
+    found = {field.name: getattr(value, field.name) for field in fields(value) if field.repr}
+    return f"{type(value).__name__}({', '.join(f'{name}={_in_short(each)}' for name, each in found.items())})"
+
+
+def _in_short(value: object) -> str:
+    return f"<{shown(value)}>" if isinstance(getattr(value, "shape", None), tuple) else repr(value)
 
 
 def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:

@@ -222,7 +222,10 @@ def load(file: str | os.PathLike[str]) -> Saved:
         raise RecordError(f"file must be a record (.json) or its values (.npy), got {str(path)!r}; name one of these")
     path = path.with_suffix(".json")
     name = f"record {str(path)!r}"
-    record = upgraded(_read_record(path, name), name)
+    found = _read_record(path, name)
+    if isinstance(found, dict) and found.get("kind") == "concepts":
+        raise RecordError(f"{name} must be of an attribution, got one of concepts; read its maps with numpy.load")
+    record = upgraded(found, name)
     values = _read_values(path.with_suffix(".npy"))
     _check_kinds(record, name)
     about = record.get("values")

@@ -16,13 +16,14 @@ from torch import nn
 import explain
 from explain import render
 from explain.cli import main
-from explain.errors import ExplainError, OutputError
+from explain.errors import ExplainError, OutputError, RecordError
 from explain.hooks import GradientFlow
 from explain.images import Box
-from explain.methods import FAMILIES, family, get_method, list_methods
+from explain.methods import FAMILIES, IntegratedGradients, family, get_method, list_methods
 from explain.models import CenterCrop
 from explain.pictures import Look, layer_of, map_for, remark
 from explain.result import Attribution
+from explain.targets import Detection, Segmentation, Similarity
 from tests.conftest import ROOT
 
 
@@ -216,6 +217,8 @@ def test_concepts_are_saved_with_their_shares_values_and_a_record(tmp_path: Path
     assert [each["share"] for each in record["concepts"]] == concepts.shares
     assert [each["label"] for each in record["concepts"]] == found.labels
     assert record["values"]["shape"] == list(maps.shape)
+    with pytest.raises(RecordError, match="must be of an attribution, got one of concepts; read its maps with numpy"):
+        explain.load(paths[3])
     with pytest.raises(OutputError, match="exists already"):
         found.save(tmp_path / "out")
     assert found.save(tmp_path / "out", overwrite=True, stem="other")[0].name == "other-concepts.png"
@@ -269,6 +272,12 @@ def test_a_repr_is_short_and_harmless(shown: dict[str, Any]) -> None:
     things = {**shown, "Explainer": explainer, "preprocess": explainer.preprocess, "Box": shown["Explanation"].box}
     things["Layout"] = shown["Explanation"].layout()
     things["Scene"] = shown["Explanation"].scene
+    things["Classifier"] = explainer._classifier
+    things["Plan"] = explain.plan(explainer.model, torch.rand(1, 3, 8, 8), ["saliency", "inputxgradient"])
+    things["IntegratedGradients"] = IntegratedGradients(baseline=torch.zeros(3, 8, 8))
+    things["Similarity"] = Similarity(torch.ones(500))
+    things["Segmentation"] = Segmentation(3, torch.ones(9, 9))
+    things["Detection"] = Detection(box=torch.tensor([[0.0, 0, 2, 2]] * 9))
     for name, thing in things.items():
         text = repr(thing)
         assert text.count("\n") <= 1, name

@@ -232,6 +232,9 @@ class Plan:
             lines += [f"  made of these: {self._run(stream, inner)}", *(f"  {line}" for line in inner._nested())]
         return lines
 
+    def __repr__(self) -> str:
+        return f"Plan({', '.join(self.wanted)}; {self._in_all()})"
+
     def _in_all(self) -> str:
         words = [_counted(self.passes, "forward pass", "es"), _counted(self.passes_back, "backward pass", "es")]
         if self.rows:

@@ -13,8 +13,8 @@ FAMILIES = (MAPS, PATTERNS, ALTERED, GRADIENTS, RELEVANCE, ATTENTION, OTHERS)
 
 _BY_MODULE = {
     "cam": MAPS, "composed": MAPS, "sampling": MAPS, "spectral": PATTERNS, "backprop": GRADIENTS, "path": GRADIENTS,
-    "perturbation": ALTERED, "masking": ALTERED, "shapley": ALTERED, "surrogate": ALTERED, "relevance": RELEVANCE,
-    "lrp": RELEVANCE, "deeplift": RELEVANCE, "attention": ATTENTION,
+    "perturbation": ALTERED, "masking": ALTERED, "shapley": ALTERED, "surrogate": ALTERED, "partition": ALTERED,
+    "dependence": ALTERED, "relevance": RELEVANCE, "lrp": RELEVANCE, "deeplift": RELEVANCE, "attention": ATTENTION,
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from explain.engine import Attributions, Blank, Collected, Evidence, Need, Rows, Scores
-from explain.errors import MethodError
+from explain.errors import MethodError, in_short
 from explain.methods import sources
 from explain.methods.backprop import Saliency
 from explain.methods.base import Style, at_least, over_all, spatial_dims
@@ -170,6 +170,8 @@ class IntegratedGradients:
     baseline: float | str | torch.Tensor = 0.0
     rule: Rule = "gausslegendre"
     multiply_by_inputs: bool = True
+
+    __repr__ = in_short
 
     name: ClassVar[str] = "integratedgradients"
     about: ClassVar[str] = "gradients added up from a baseline to the photo"

@@ -81,6 +81,10 @@ class Classifier:
     weights: str | None = None
     assumed: str | None = None
 
+    def __repr__(self) -> str:
+        classes = "no labels" if self.categories is None else f"{len(self.categories)} labels"
+        return f"Classifier({self.name!r}, {type(self.model).__name__}, {classes})"
+
     def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
         """Return calibrated probabilities ``(N, K)`` from logits ``(N, K)``."""
         return (logits.float() / self.temperature).softmax(1)

@@ -10,7 +10,7 @@ import numpy as np
 
 from explain.errors import printable
 from explain.render.html import picture_html
-from explain.render.layout import Layout
+from explain.render.layout import Group, Layout
 from explain.render.legend import Legend
 
 if TYPE_CHECKING:
@@ -32,19 +32,16 @@ def figure(layout: Layout, alternative: str = "") -> Figure:
     drawn = empty((3.4 * columns, min((3.4 * tall + 0.75) * len(rows) + 0.7 + extra, 19.0)), alternative)
     grid = drawn.add_gridspec(len(rows) + bool(layout.legends), columns, height_ratios=_heights(len(rows), layout))
     for r, row in enumerate(rows):
-        tiles = [(tile, group.heading if i == 0 else "") for group in row for i, tile in enumerate(group.tiles)]
-        for c, (tile, heading) in enumerate(tiles):
+        places = [(group, i, tile) for group in row for i, tile in enumerate(group.tiles)]
+        for c, (group, i, tile) in enumerate(places):
             axis = drawn.add_subplot(grid[r, c])
             small = tile.picture.copy()
             small.thumbnail((LARGEST, LARGEST))  # more than a figure can show, and little enough to hold
             axis.imshow(np.asarray(small), interpolation="none")
             axis.set_axis_off()
             axis.set_title(_lines(tile.name, tile.detail, tile.remark), fontsize=10, parse_math=False)
-            if heading:
-                axis.text(
-                    0, 1, printable(heading) + "\n\n\n", transform=axis.transAxes, fontsize=9, fontweight="bold",
-                    va="bottom", parse_math=False,
-                )  # fmt: skip
+            if i == 0 and group.heading:
+                _head(axis, group)
     for i, legend in enumerate(layout.legends[:columns]):
         _draw_legend(drawn.add_subplot(grid[len(rows), i]), legend)
     if layout.title:
@@ -79,6 +76,14 @@ def as_png(drawn: Figure) -> bytes:
 
 def _as_html(drawn: Any) -> str:
     return picture_html(as_png(drawn), drawn.alternative)
+
+
+def _head(axis: Axes, group: Group) -> None:
+    """Write a group's heading over its first tile, above the tile's own words."""
+    axis.text(
+        0, 1, printable(group.heading) + "\n\n\n", transform=axis.transAxes, fontsize=9, fontweight="bold", va="bottom",
+        color="0.45" if group.goes_on else "black", parse_math=False,
+    )  # fmt: skip
 
 
 def _heights(rows: int, layout: Layout) -> list[float]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from explain.errors import TargetError
+from explain.errors import TargetError, in_short
 from explain.targets.base import Composable, Picked, check_class, described, find_logits, find_tensor
 
 EMBEDDINGS = ("embedding", "embeddings", "image_embeds", "pooler_output", "features", "out", "logits")
@@ -130,6 +130,7 @@ class Similarity(Composable):
     embedding: torch.Tensor
 
     name = "similarity"
+    __repr__ = in_short
 
     def __post_init__(self) -> None:
         given = torch.as_tensor(self.embedding).detach()

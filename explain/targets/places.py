@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from explain.errors import TargetError
+from explain.errors import TargetError, in_short
 from explain.targets.base import Composable, Labels, Picked, check_class, described, find_tensor
 from explain.targets.given import find_category
 
@@ -36,6 +36,8 @@ class Segmentation(Composable):
 
     category: int | str
     mask: torch.Tensor | None = None
+
+    __repr__ = in_short
 
     def __post_init__(self) -> None:
         if self.mask is None:
@@ -140,6 +142,8 @@ class Detection(Composable):
     category: int | str | None = None
     box: torch.Tensor | Sequence[float] | None = None
     overlap: float = 0.5
+
+    __repr__ = in_short
 
     def __post_init__(self) -> None:
         if not 0 <= self.overlap <= 1:
