@@ -42,9 +42,10 @@ def check_inputs(model: nn.Module, given: InputsLike) -> Inputs:
         raise ImageError(
             f"{name} must be floating point, got {x.dtype}; use x.float() / 255 or the model's preprocessing"
         )
-    if any(is_lazy(p) for p in model.parameters()):
+    parameters = list(model.parameters())
+    if any(map(is_lazy, parameters)):
         raise ModelError("model must have all its weights, got lazy layers without them; call model(x) once first")
-    parameter = next(model.parameters(), None)
+    parameter = parameters[0] if parameters else None
     if parameter is not None and parameter.is_meta and not x.is_meta:
         raise ModelError("model must hold values, got one on the meta device; load its weights first")
     images = {f"input {dotted(way)}": t for way, t in inputs.others.items() if t.ndim > 3}
@@ -54,7 +55,7 @@ def check_inputs(model: nn.Module, given: InputsLike) -> Inputs:
             raise ImageError(
                 f"{other} must be on the model's device {device}, got {tensor.device}; use .to({device!r})"
             )
-    if any(p.is_inference() for p in model.parameters()):
+    if any(p.is_inference() for p in parameters):
         raise ModelError(
             "model must have weights made outside torch.inference_mode() for gradients to exist, got some made inside "
             "it; build or load it outside"

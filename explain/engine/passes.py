@@ -138,7 +138,9 @@ class _Passes:
         self._collectors: dict[type[Need[Any]], Collector] = {kind: COLLECTORS[kind](a) for kind, a in by_kind.items()}
         sources = {path: inputs.tensor(path) for path in inputs.paths}
         # Altered maps are run in this precision then, one image at a time, and hooks of others would see a replay.
-        tapes = self.cut and len(inputs) == 1 and precision == work.precision and not has_hooks(model)
+        fits = self.cut and len(inputs) == 1 and precision == work.precision
+        behind = next((stream.layer for stream in plan.streams if stream.of.of_layer), None) if fits else None
+        taped = None if behind is None or has_hooks(model) else behind
         if plan.whole:
             sources = {path: tensor.clone().requires_grad_() for path, tensor in sources.items()}
         with ExitStack() as stack:
@@ -164,7 +166,7 @@ class _Passes:
             if rules or constants:
                 stack.enter_context(recorder)
             ran = Ran(group, model)
-            taping = self._taping(group, model) if tapes else None
+            taping = None if taped is None else Taping(group, model, taped)
             given = inputs.replaced(sources)
             with nullcontext() if taping is None else taping.tape:
                 output = given.call(model)
@@ -185,10 +187,6 @@ class _Passes:
         taping = self._tape
         made = None if taping is None else taping.made(self.forward.record(taping.layer).call)
         return {} if taping is None or made is None else {taping.layer: made}
-
-    def _taping(self, group: HookGroup, model: nn.Module) -> Taping | None:
-        layer = next((stream.layer for stream in self.plan.streams if stream.of.of_layer), None)
-        return None if layer is None else Taping(group, model, layer)
 
     def answer(self, choice: Choice, *, last: bool) -> None:
         """Run the backward passes for one target, and answer all that is asked of it."""
@@ -264,9 +262,9 @@ def _gradients(total: torch.Tensor, wanted: Sequence[Source], keep: bool) -> Seq
 
 def _must_be_open(model: nn.Module, plan: Plan) -> None:
     """Refuse what needs to look into scripted modules: what they show depends on what they have run before."""
-    closed = scripted(model)
     looking = [name for name, asks in plan.wanted.items() if any(ask.need.looks_inside for ask in asks)]
-    if closed and looking:
+    closed = scripted(model) if looking else []
+    if closed:
         raise MethodError(
             f"{looking[0] or 'the method'} must see every operation of the model, but layer {closed[0]!r} is scripted; "
             "put the module that it was made from in its place, or use a method that does not look inside, such as "

@@ -84,17 +84,16 @@ class Footprint:
     outputs: list[tuple[str, int]] = field(default_factory=list)
 
     def watch(self, group: HookGroup, model: nn.Module, count: int) -> None:
-        for name, module in hookable(model).items():
-            if name and not any(module.children()):
-                group.forward(name, self._measure(name, count))
+        last = {name: module for name, module in hookable(model).items() if name and not module._modules}
+        named = {module: name for name, module in last.items()}
 
-    def _measure(self, name: str, count: int) -> Callable[..., None]:
         def measure(module: nn.Module, args: Any, output: Any) -> None:
             tensor = first_tensor(output)
             if tensor is not None:
-                self.outputs.append((name, tensor.numel() * tensor.element_size() // count))
+                self.outputs.append((named[module], tensor.numel() * tensor.element_size() // count))
 
-        return measure
+        if last:
+            group.forward(last, measure)
 
     def most(self, device: torch.device, *, graph: bool, after: str | None = None) -> int:
         """How many rows fit into memory: with a graph all outputs stay, without only the largest few."""

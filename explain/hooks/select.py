@@ -10,14 +10,16 @@ from torch import nn
 
 from explain.errors import LayerError, did_you_mean
 
-Where: TypeAlias = "str | nn.Module | type[nn.Module] | Iterable[str | nn.Module | type[nn.Module]]"
+Where: TypeAlias = (
+    "str | nn.Module | type[nn.Module] | Iterable[str | nn.Module | type[nn.Module]] | dict[str, nn.Module]"
+)
 
 
 def select(model: nn.Module, where: Where) -> dict[str, nn.Module]:
     """Return the modules of ``model`` that ``where`` selects, by dotted name, in the order asked for.
 
-    ``where`` is a dotted name, a glob pattern (``"layer*.conv1"``), a module, a module class, or several of these.
-    The model itself is named ``""``.
+    ``where`` is a dotted name, a glob pattern (``"layer*.conv1"``), a module, a module class, or several of these; or
+    what this function returned for the model before. The model itself is named ``""``.
 
     Raises:
         LayerError: a name or pattern matches nothing, a module is not part of the model, or the type is wrong.
@@ -27,6 +29,8 @@ def select(model: nn.Module, where: Where) -> dict[str, nn.Module]:
     """
     if isinstance(where, (str, nn.Module, type)):
         return dict(_select_one(model, where))
+    if isinstance(where, dict) and where:
+        return where
     if not isinstance(where, Iterable):
         raise LayerError(
             f"layer must be a name, a pattern, a module, a module class or several of them, got {where!r}; "

@@ -113,12 +113,13 @@ class Ran:
 
     def __init__(self, group: HookGroup, model: nn.Module) -> None:
         self.names: list[str] = []
-        for name, module in hookable(model).items():
-            if name and not any(module.children()):
-                group.forward(name, partial(self._note, name))
+        last = {name: module for name, module in hookable(model).items() if name and not module._modules}
+        self._named = {module: name for name, module in last.items()}
+        if last:
+            group.forward(last, self._note)  # one hook on all of them, which is the cheapest
 
-    def _note(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
-        self.names.append(name)
+    def _note(self, module: nn.Module, args: Any, output: Any) -> None:
+        self.names.append(self._named[module])
 
 
 class Notes:
