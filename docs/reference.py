@@ -1,0 +1,223 @@
+"""Writes the pages of the reference: one for each room of the package, and one for the command line.
+
+What a room offers is its ``__all__``, or, where it has none, every public class and function that it defines. New names
+and rooms are found by themselves; a room that people use in their own code is entered in `USED`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import re
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import explain
+from explain.arguments import parser
+from explain.cli.commands import COMMANDS
+from explain.cli.explaining import EXPLAIN
+
+USED = ["hooks", "hooks.distributed", "hooks.packaging", "methods", "targets", "fills", "metrics", "layers", "models",
+        "inputs", "images", "render", "saved", "record", "errors"]  # fmt: skip
+"""Rooms that people use in their own code, in the order of the reference."""
+
+LEFT_OUT = {"arguments", "cli", "version", "distribution", "training"}
+"""The command line has a page of its own; what the last two hold, `explain.hooks` offers."""
+
+
+def rooms() -> list[str]:
+    """All rooms that have a page: those that people use, and then what these are made of."""
+    there = [name for name in USED if _exists(name)]
+    return there + sorted(set(explain._ROOMS) - set(there) - LEFT_OUT)
+
+
+def _exists(name: str) -> bool:
+    return name.split(".")[0] in explain._ROOMS
+
+
+def public(module: types.ModuleType) -> list[str]:
+    """The names that a module offers, without those that are modules with pages of their own.
+
+    >>> public(explain.inputs)
+    ['Inputs', 'InputsLike']
+    """
+    names = getattr(module, "__all__", None)
+    if names is None:
+        names = [name for name, value in vars(module).items() if _is_own(name, value, module)]
+    return [name for name in names if not isinstance(getattr(module, name), types.ModuleType)]
+
+
+def _is_own(name: str, value: Any, module: types.ModuleType) -> bool:
+    if name.startswith("_"):
+        return False
+    made_here = getattr(value, "__module__", None) == module.__name__
+    return (made_here and callable(value)) or name in _aliases(module)
+
+
+def _aliases(module: types.ModuleType) -> set[str]:
+    """The type aliases that a module defines, but for those that would be taken for a class of Python's own."""
+    return set(re.findall(r"^(\w+): TypeAlias = ", inspect.getsource(module), re.MULTILINE)) - {"Path"}
+
+
+def write(folder: Path) -> None:
+    """Write all pages; a page that is there and would not change is left alone, so that it is not read again."""
+    folder.mkdir(exist_ok=True)
+    described: dict[int, str] = {}
+    pages = {"explain": _page("explain", described)}
+    pages |= {room: _page(f"explain.{room}", described) for room in rooms()}
+    pages |= {"index": _index(), "command-line": "".join(_command_line())}
+    for name, text in pages.items():
+        path = folder / f"{name}.rst"
+        if not path.exists() or path.read_text("utf-8") != text:
+            path.write_text(text, "utf-8")
+    for path in folder.glob("*.rst"):
+        if path.stem not in pages:
+            path.unlink()
+
+
+def _title(text: str, under: str = "=") -> str:
+    return f"{text}\n{under * len(text)}\n\n"
+
+
+def _index() -> str:
+    used = [room for room in rooms() if room in USED]
+    inside = [room for room in rooms() if room not in USED]
+    return (
+        _title("Reference")
+        + "Every public name, with its options. It is written from the docstrings.\n\n"
+        + _toctree("What you call", ["explain", "command-line", *used])
+        + _toctree("What these are made of", inside)
+    )
+
+
+def _toctree(caption: str, pages: list[str]) -> str:
+    entries = "".join(f"   {page}\n" for page in pages)
+    return f"{_title(caption, '-')}.. toctree::\n   :maxdepth: 1\n\n{entries}\n"
+
+
+def _page(name: str, described: dict[int, str]) -> str:
+    """The page of a module; what an earlier page has described is named, with a link to it."""
+    module = importlib.import_module(name)
+    things = {f"{name}.{each}": getattr(module, each) for each in public(module)}
+    again = [full for full, thing in things.items() if id(thing) in described and _has_identity(thing)]
+    parts = [_title(name), f".. automodule:: {name}\n\n"]
+    if again:
+        links = ", ".join(f":py:obj:`{described[id(things[full])]}`" for full in again)
+        parts.append(f"Also here, and described elsewhere: {links}.\n\n")
+    for full, thing in things.items():
+        if full not in again:
+            described[id(thing)] = full
+            parts.append(_entry(name, full.rpartition(".")[2], thing))
+    return "".join(parts)
+
+
+def _has_identity(thing: Any) -> bool:
+    return isinstance(thing, type | types.FunctionType)
+
+
+def _entry(module: str, name: str, value: Any) -> str:
+    if isinstance(value, type):
+        errors = issubclass(value, BaseException)
+        inherited = "" if errors else "   :inherited-members:\n" * _is_ours_alone(value)
+        return f".. auto{'exception' if errors else 'class'}:: {module}.{name}\n   :members:\n{inherited}\n"
+    if isinstance(value, types.FunctionType):
+        return f".. autofunction:: {module}.{name}\n\n"
+    return f".. py:data:: {name}\n\n   {_about(value)}\n\n"
+
+
+def _is_ours_alone(kind: type) -> bool:
+    """Whether all that a class inherits is of this package, not the many methods of a dictionary or a module."""
+    homes = {each.__module__.split(".")[0] for each in kind.__mro__}
+    return homes <= {"explain", "builtins", "typing", "abc"} and not issubclass(kind, str | int | tuple | dict)
+
+
+def _about(value: Any) -> str:
+    """What a constant or an alias stands for."""
+    if hasattr(value, "__origin__") or hasattr(value, "__args__"):
+        return f"Stands for ``{_short(repr(value))}``."
+    if isinstance(value, str):
+        return f"``{_short(value)}``"
+    if isinstance(value, int | float | tuple | list | dict | frozenset) and len(repr(value)) < 300:
+        return f"``{value!r}``"
+    return f"An object of type ``{type(value).__name__}``."
+
+
+def _short(text: str) -> str:
+    return re.sub(r"\b(typing|collections\.abc|torch\.nn\.modules\.module)\.", "", text)
+
+
+# The command line
+
+
+def _command_line() -> Iterator[str]:
+    yield _title("The command line")
+    yield "``explain --help`` prints the same. ``python -m explain.cli`` is the same command.\n\n"
+    for words, made in parsers():
+        yield _title(f"``{words}``", "-")
+        yield f"{_plain(made.description or '')}\n\n"
+        yield from _options(words, made)
+
+
+def parsers() -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """What is typed for each command, and the parser of its options."""
+    flags = tuple(command.flag for command in COMMANDS.values() if command.flag is not None)
+    every = {option.name: option for option in (*EXPLAIN.options, *flags)}
+    yield "explain", parser("explain", EXPLAIN.about, tuple(every.values()), "")
+    for command in COMMANDS.values():
+        yield f"explain {command.name}", parser(f"explain {command.name}", command.about, command.options, "")
+
+
+def _options(words: str, made: argparse.ArgumentParser) -> Iterator[str]:
+    yield f".. program:: {words}\n\n"
+    for action in made._actions:
+        value = action.metavar or ("|".join(map(str, action.choices)) if action.choices else "")
+        names = ", ".join(f"{name} {value}".strip() for name in action.option_strings)
+        names = names or str(value or action.dest.upper())
+        told = (action.help or "") % {**vars(action), "prog": words}
+        yield f".. option:: {names}\n\n   {_plain(told)}\n\n"
+
+
+def _plain(text: str) -> str:
+    """Words of an argument parser as reStructuredText would have them."""
+    return re.sub(r"([*`|\\])", r"\\\1", " ".join(text.split()))
+
+
+# Docstrings
+
+
+def with_tables(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Keep tables in docstrings of modules as they are set: every paragraph whose lines have columns is a literal."""
+    if what == "module":
+        lines[:] = list(_literal(lines))
+
+
+def without_ways_back(app: Any, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
+    """Take links out of pages of source code: they lead to where a thing is defined, not to where it is offered."""
+    if page == "_modules/index":
+        context["body"] = re.sub(r'<li><a href="builtins.html">.*?</li>', "", context["body"])
+    elif page.startswith("_modules/") and "body" in context:
+        context["body"] = re.sub(r'<a class="viewcode-back".*?</a>', "", context["body"])
+
+
+def _literal(lines: list[str]) -> Iterator[str]:
+    previous = ""
+    for block in _blocks(lines):
+        table = all(re.match(r"\s{4}|[\w/, -]+?\s{2,}\S", line) for line in block) and not block[0].startswith(">>>")
+        if table and not previous.rstrip().endswith("::"):
+            yield from (".. code-block:: text", "")
+            block = block if block[0].startswith("    ") else [f"    {line}" for line in block]
+        yield from (*block, "")
+        previous = block[-1]
+
+
+def _blocks(lines: list[str]) -> Iterator[list[str]]:
+    block: list[str] = []
+    for line in [*lines, ""]:
+        if line.strip():
+            block.append(line)
+        elif block:
+            yield block
+            block = []

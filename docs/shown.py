@@ -1,0 +1,39 @@
+"""Pictures of the gallery: what a block of a script ends with, if it is a picture or shows itself as one."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from PIL import Image
+from sphinx_gallery.scrapers import figure_rst
+
+_last: dict[str, Any] = {}
+
+
+def scraped(block: Any, variables: dict[str, Any], configuration: dict[str, Any]) -> str:
+    """Save the picture that a block ends with, and return the reStructuredText that shows it."""
+    ends_with = variables["example_globals"].get("___")
+    if ends_with is None or ends_with is _last.get("value"):  # what an earlier block ended with
+        return ""
+    _last["value"] = ends_with
+    content = _png(ends_with)
+    if content is None:
+        return ""
+    path = Path(next(variables["image_path_iterator"]))
+    content.save(path)
+    expression = block[1].strip().splitlines()[-1].strip()
+    return figure_rst([str(path)], configuration["src_dir"], f"the picture that {expression} gives")
+
+
+def _png(value: Any) -> Image.Image | None:
+    if isinstance(value, Image.Image):
+        return value
+    if isinstance(value, Figure):
+        value.canvas.draw()
+        return Image.fromarray(np.asarray(value.canvas.buffer_rgba()))
+    drawn = getattr(value, "_repr_png_", lambda: None)()
+    return None if drawn is None else Image.open(io.BytesIO(drawn))

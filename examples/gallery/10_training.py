@@ -1,0 +1,69 @@
+"""
+Gradients in training
+=====================
+
+Training stands still, or the loss jumps: are the gradients too small, or too large?
+Two tools watch them and limit them.
+"""
+
+# %%
+# Ten layers with sigmoids. ``GradientFlow`` notes the gradient of every parameter at
+# each step.
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from explain.hooks import GradientClipper, GradientFlow
+
+torch.manual_seed(0)
+
+
+def deep(activation: type[nn.Module]) -> nn.Sequential:
+    layers = [layer for _ in range(9) for layer in (nn.Linear(32, 32), activation())]
+    return nn.Sequential(*layers, nn.Linear(32, 2))
+
+
+def train(model: nn.Module, steps: int = 20, rate: float = 0.1) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), rate)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        x = torch.randn(64, 32, generator=generator)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), (x[:, 0] > 0).long()).backward()
+        optimizer.step()
+
+
+with GradientFlow(model := deep(nn.Sigmoid)) as flow:
+    train(model)
+flow.plot()
+
+# %%
+# ``verdicts`` compares each layer with the last one, where the backward pass begins.
+
+for name, verdict in flow.verdicts().items():
+    if name.endswith("weight"):
+        print(f"{name:10} {verdict}")
+
+# %%
+# With ReLU and a good start, the gradients reach the first layer.
+
+model = deep(nn.ReLU)
+for layer in model:
+    if isinstance(layer, nn.Linear):
+        nn.init.kaiming_normal_(layer.weight)
+with GradientFlow(model) as flow:
+    train(model)
+flow.plot()
+
+# %%
+# ``GradientClipper`` limits each gradient as it flows, before it is added to
+# ``.grad``. It counts how often it had to.
+
+with GradientClipper(model, norm=0.05) as clipper:
+    train(model)
+print("clipped in 20 steps:", dict(list(clipper.clipped.items())[:4]))
+
+# %%
+# ``examples/training.py`` trains a convolutional network four ways, and draws what
+# became of its gradients.

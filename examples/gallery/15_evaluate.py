@@ -1,0 +1,62 @@
+"""
+How good is a map?
+==================
+
+A map looks convincing, or it does not. Metrics ask for more: does the score fall when
+what the map marks is covered?
+"""
+
+# %%
+# ``explain.evaluate`` runs methods and metrics on a batch, and gives a table.
+# ``deletion`` covers the marked pixels first and should fall fast; ``insertion``
+# brings them back first and should rise fast. ``pointinggame`` asks whether the
+# strongest place lies in a box: here, the box is drawn around the cup and around the
+# cat's face.
+
+import torch
+
+import explain
+from explain.metrics import Deletion, Insertion
+
+explainer = explain.Explainer("tiny")
+photos = ["../../assets/coffee.png", "../../assets/chelsea.png"]
+x = torch.cat([explainer.as_input(photo) for photo in photos])
+found = explain.evaluate(
+    explainer.model,
+    x,
+    ["gradcam", "saliency", "randomcam"],
+    [Deletion(steps=10), Insertion(steps=10), "pointinggame"],
+    boxes=torch.tensor([[15, 5, 65, 75], [10, 5, 75, 75]]),
+)
+print(found)
+
+# %%
+# ``randomcam`` has random weights. A method that is no better than it has not found
+# the evidence.
+#
+# Every figure is there for each photo, too.
+
+print(found["gradcam"]["deletion"])
+
+# %%
+# What "covered" means is part of the question. A fill says what takes the place of
+# covered pixels, and shows itself.
+
+from explain.fills import Blur, Mean, Neighbours
+from explain.images import load_image
+from explain.render import Tile, table
+
+photo = load_image(photos[0])
+fills = [Mean(), Blur(), Neighbours()]
+shown = [Tile(fill.picture(photo)) for fill in fills]
+table([shown], [fill.name for fill in fills])
+
+# %%
+# With another fill, the same metric may say something else. Report which one you
+# used.
+
+mean, blurred = Deletion(steps=10, fill=Mean()), Deletion(steps=10, fill=Blur())
+for metric in (mean, blurred):
+    judged = explain.evaluate(explainer.model, x, ["gradcam", "randomcam"], [metric])
+    print("covered by", metric.fill.name)
+    print(judged)
