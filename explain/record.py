@@ -140,6 +140,15 @@ def decode(value: Any) -> Any:
         return [decode(each) for each in value]
     if not isinstance(value, Mapping):
         return value
+    try:
+        return _decode_tagged(value)
+    except (TypeError, ValueError):  # pairs that are none, keys that cannot be keys, numbers that are none
+        raise RecordError(
+            f"record must hold values as they were written, got {_brief(value)}; give that part yourself"
+        ) from None
+
+
+def _decode_tagged(value: Mapping[str, Any]) -> Any:
     match value:
         case {"float": str(text)}:
             return float(text)

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from PIL import Image
 
 from explain.attribution import Attribution
-from explain.errors import ImageError, MethodError, RecordError
+from explain.engine import Precision
+from explain.errors import ImageError, MethodError, RecordError, raised, shown
 from explain.explainer import Explainer
 from explain.explanation import Explanation
 from explain.images import ImageLike, load_image
-from explain.methods import MethodLike, Style, get_method
+from explain.methods import Fusion, MethodLike, Style, get_method
 from explain.models import TIMM
 from explain.record import decode, described, digest, method_of, unknown, upgraded
 from explain.targets import TargetLike
@@ -132,7 +133,10 @@ class Saved:
     def _why_no_model(self) -> str:
         about = self.record["explainer"]
         reasons = [self._own_part(part) for part in about["own"]]
-        model = decode(about["arguments"]).get("model") or ""
+        arguments = decode(about["arguments"])
+        if not isinstance(arguments, dict):
+            raise RecordError(f"{self._name} must hold arguments of an Explainer by name; use repeat(explainer=...)")
+        model = str(arguments.get("model") or "")
         if ":" in model and not model.startswith(TIMM):
             reasons.append(f"the model ({model}) is code of the caller's own, which no record may run")
         return " and ".join(reasons)
@@ -173,7 +177,12 @@ class Saved:
     def _explainer(self) -> Explainer:
         """Load the model by its name, with its weights as they were."""
         arguments = decode(self.record["explainer"]["arguments"])
-        made = Explainer(**arguments)
+        try:
+            made = Explainer(**arguments)
+        except (TypeError, ValueError) as error:
+            raise RecordError(
+                f"{self._name} must hold arguments of an Explainer, but {raised(error)}; use repeat(explainer=...)"
+            ) from None
         size = self.record["input_size"]
         if "size" not in arguments and described(made.preprocess) != self.record.get("preprocess"):
             made = Explainer(**arguments, size=size[0])  # an older record did not say
@@ -217,6 +226,10 @@ def load(file: str | os.PathLike[str]) -> Saved:
     >>> saved.method, saved.record["target"], saved.values.ndim
     ('saliency', 0, 3)
     """
+    if not isinstance(file, (str, os.PathLike)):
+        raise RecordError(
+            f"file must be the path of a record (.json) or of its values (.npy), got {shown(file)}; name one of these"
+        )
     path = Path(file)
     if path.suffix not in (".json", ".npy"):
         raise RecordError(f"file must be a record (.json) or its values (.npy), got {str(path)!r}; name one of these")
@@ -227,7 +240,7 @@ def load(file: str | os.PathLike[str]) -> Saved:
         raise RecordError(f"{name} must be of an attribution, got one of concepts; read its maps with numpy.load")
     record = upgraded(found, name)
     values = _read_values(path.with_suffix(".npy"))
-    _check_kinds(record, name)
+    _check_fields(record, name)
     about = record.get("values")
     if about is not None and (list(values.shape) != about["shape"] or digest(values.tobytes()) != about["sha256"]):
         raise RecordError(f"{name} must lie beside the values that it tells of, but they differ; save both again")
@@ -262,14 +275,60 @@ def _read_values(path: Path) -> np.ndarray[Any, Any]:
     return values
 
 
-def _check_kinds(record: Mapping[str, Any], name: str) -> None:
+def _is_text(value: Any) -> bool:
+    return value is None or isinstance(value, str)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+def _is_size(value: Any) -> bool:
+    """Whether something is a height and a width, of a video with the frames before them."""
+    return isinstance(value, list) and len(value) in (2, 3) and all(type(each) is int and each > 0 for each in value)
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, list) and all(type(each) is int and each >= 0 for each in value)
+
+
+def _is(*kinds: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kinds)
+
+
+# What the fields of a record are, as far as it is read; a dot leads into a field, and "?" ends one that may be missing.
+_FIELDS: Mapping[str, Callable[[Any], bool]] = {
+    **{"method": _is(str), "options": _is(dict), "score": _is_number, "input_size": _is_size},
+    **{"target": lambda value: isinstance(value, str) or type(value) is int},
+    **{"layer": lambda value: _is_text(value) or _are_texts(value), "image": _is(dict), "image.path?": _is_text},
+    **{"explainer": _is(dict), "explainer.arguments": _is(dict), "explainer.own": _are_texts},
+    **{"values?": _is(dict), "values.shape": _is_shape, "values.sha256": _is(str), "values.size?": _is_size},
+    **{"values.style?": lambda value: value is None or value in get_args(Style)},
+    **{
+        "delta?": lambda value: value is None or _is_number(value),
+        "fuse?": lambda value: value in (None, *get_args(Fusion)),
+    },
+    **{"precision?": lambda value: value in get_args(Precision), "label?": _is(str)},
+}
+
+
+def _check_fields(record: Mapping[str, Any], name: str) -> None:
     """Refuse fields that hold something else than a record does."""
-    kinds: dict[str, Any] = {"image": dict, "method": str, "options": dict, "target": (int, str), "explainer": dict}
-    kinds |= {"score": (int, float), "input_size": list, "layer": (str, list, type(None))}
-    for key, kind in kinds.items():
-        if not isinstance(record.get(key), kind):
-            got = f"{record.get(key)!r:.60}"
-            raise RecordError(f"{name} must have another value for {key!r}, got {got}; give a record that was saved")
+    for field_name, fits in _FIELDS.items():
+        *outer, last = field_name.removesuffix("?").split(".")
+        inside: Any = record
+        for key in outer:
+            inside = inside.get(key)
+        if inside is None or (field_name.endswith("?") and last not in inside):
+            continue  # of what may be missing, all is
+        if last not in inside or not fits(inside[last]):
+            got = f"{inside[last]!r:.60}" if last in inside else "none"
+            whole = ".".join([*outer, last])
+            raise RecordError(f"{name} must have another value for {whole!r}, got {got}; give a record that was saved")
 
 
 def _if_known(value: Any) -> Any:

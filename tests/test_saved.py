@@ -1,0 +1,127 @@
+"""Records that are damaged in any field are read, or refused in one line that says which field it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+import explain
+from explain.errors import ExplainError, RecordError
+from explain.models import CenterCrop
+from tests.conftest import TinyNet, settled
+
+WRONG: list[Any] = [{}, [[1]], None, "x", -1, {"mapping": [[1]]}]
+
+
+@pytest.fixture(scope="module")
+def explainer() -> explain.Explainer:
+    return explain.Explainer(settled(TinyNet()).eval(), categories=list("abcde"), preprocess=CenterCrop(12))
+
+
+@pytest.fixture
+def saved(tmp_path: Path, explainer: explain.Explainer) -> Path:
+    Image.linear_gradient("L").resize((20, 16)).save(tmp_path / "photo.png")
+    return explainer(tmp_path / "photo.png", "smooth(gradcam, samples=2)", "b").save(tmp_path / "out")[2]
+
+
+def places(record: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to every field, those in fields too."""
+    for key, value in record.items():
+        yield (*before, key)
+        if isinstance(value, dict):
+            yield from places(value, (*before, key))
+
+
+def damaged(record: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for *outer, last in places(record):
+        for wrong in ["gone", *WRONG]:
+            other = json.loads(json.dumps(record))
+            inside = other
+            for key in outer:
+                inside = inside[key]
+            if wrong == "gone":
+                del inside[last]
+            else:
+                inside[last] = wrong
+            yield f"{'.'.join([*outer, last])} = {wrong!r}", other
+
+
+@pytest.mark.filterwarnings("ignore:.* is zero everywhere")
+def test_whatever_field_is_damaged_is_refused_in_one_line_or_makes_no_difference(
+    saved: Path, explainer: explain.Explainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = json.loads(saved.read_text("utf-8"))
+    first, tried, refused = explain.load(saved), 0, 0
+    photo = first._photo(None)  # which is not read again and again
+    monkeypatch.setattr("explain.saved.load_image", lambda image: photo.copy())
+    for what, other in damaged(record):
+        saved.write_text(json.dumps(other), "utf-8")
+        tried += 1
+        try:
+            found = explain.load(saved)
+            heatmap = found.heatmap
+            assert torch.equal(found.values, first.values), what
+            assert heatmap.shape == first.heatmap.shape or what.startswith(("input_size", "values")), what
+            found.repeat(explainer)
+        except ExplainError as error:
+            message = str(error)
+            refused += 1
+            assert "\n" not in message, what
+    assert tried > 200
+    assert tried / 4 < refused < tried
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("values", {}, "must have another value for 'values.shape', got none; give a record that was saved"),
+        ("explainer", {}, "must have another value for 'explainer.arguments', got none; give a record that was saved"),
+        ("explainer", {"arguments": {}, "own": [1]}, "must have another value for 'explainer.own', got [1]; give"),
+        ("input_size", [12], "must have another value for 'input_size', got [12]; give"),
+        ("target", True, "must have another value for 'target', got True; give"),
+        ("layer", [1], "must have another value for 'layer', got [1]; give"),
+    ],
+)
+def test_a_damaged_field_is_named(field: str, value: Any, message: str, saved: Path) -> None:
+    record = json.loads(saved.read_text("utf-8"))
+    saved.write_text(json.dumps({**record, field: value}), "utf-8")
+    with pytest.raises(RecordError) as caught:
+        explain.load(saved)
+    assert str(caught.value).startswith(f"record {str(saved)!r} {message}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"mapping": [["nonsense", 1]]}, "must hold arguments of an Explainer, but raised TypeError"),
+        (
+            {"mapping": [["model", "tiny"], ["size", "big"]]},
+            "must hold arguments of an Explainer, but raised TypeError",
+        ),
+        ({"tuple": []}, "must hold arguments of an Explainer by name; use repeat(explainer=...)"),
+        ({"mapping": [[1]]}, "record must hold values as they were written, got {'mapping': [[1]]}"),
+    ],
+)
+def test_damaged_arguments_of_the_explainer_are_refused_when_it_is_made(
+    arguments: dict[str, Any], message: str, saved: Path
+) -> None:
+    record = json.loads(saved.read_text("utf-8"))
+    saved.write_text(json.dumps({**record, "explainer": {"arguments": arguments, "own": []}}), "utf-8")
+    with pytest.raises(RecordError) as caught:
+        explain.load(saved).repeat()
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("given", [None, 3, b"a.json", ["a.json"]])
+def test_what_is_no_path_is_refused(given: Any) -> None:
+    with pytest.raises(
+        RecordError, match=r"file must be the path of a record \(\.json\) or of its values \(\.npy\), got"
+    ):
+        explain.load(given)
