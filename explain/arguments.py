@@ -94,6 +94,9 @@ BATCH_SIZE = Option(
 BF16 = Option(("--bf16",), "run these in bfloat16", default=False, how=_FLAG)
 OUTPUT = Option(("--output", "-o"), "where to write (default: explained)", "explained", how={"metavar": "FOLDER"})
 FORCE = Option(("--force",), "overwrite files that are there", default=False, how=_FLAG)
+SKIP_EXISTING = Option(
+    ("--skip-existing",), "leave photos out whose results are in the folder already", default=False, how=_FLAG
+)  # fmt: skip
 STYLE = Option(
     ("--style",), "how maps are drawn on the photo (default: heat for maps of a layer, else each method's own)",
     how={"choices": ["heat", "contour", "mask", "spotlight"]},

@@ -6,6 +6,8 @@
     model       the model that the options name
     each        the same work for each of several photos
     command     what a command is
+    effects     options without effect
+    existing    photos whose results are there
     explaining  `explain PHOTO`
     judging     `--metric`, `explain metrics`
     inspecting  `explain inspect`

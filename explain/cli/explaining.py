@@ -21,6 +21,7 @@ from explain.arguments import (
     MODEL,
     OUTPUT,
     RECURSIVE,
+    SKIP_EXISTING,
     STYLE,
     TARGET,
     TOP_K,
@@ -30,6 +31,8 @@ from explain.cli.answer import Answer
 from explain.cli.bar import Bar
 from explain.cli.command import Command
 from explain.cli.each import Result, for_all
+from explain.cli.effects import refuse_without_effect
+from explain.cli.existing import finished
 from explain.cli.judging import checked_metrics, judged, lines_of
 from explain.cli.model import blaming, load_explainer
 from explain.cli.sources import Source, photos_of, read_photo
@@ -53,6 +56,9 @@ def explain(options: argparse.Namespace, answer: Answer) -> int:
     selections: list[Selection] = []  # the first photo's serves for all
 
     def work(source: Source, stem: str, bar: Bar) -> Result:
+        there = _existing(options, source, stem, None if group else named) if options.skip_existing else None
+        if there is not None:
+            return there
         photo = read_photo(source, answer)
         if group is not None and not selections:
             with blaming(options.model):
@@ -87,6 +93,12 @@ def explain(options: argparse.Namespace, answer: Answer) -> int:
     return for_all(photos, missing, work, answer, verb="explained", folder=options.output)
 
 
+def _existing(options: argparse.Namespace, source: Source, stem: str, methods: list[Method] | None) -> Result | None:
+    """What is there of a photo's results, if it is all."""
+    names = None if methods is None else [method.name for method in methods]
+    return finished(options.output, source, stem, names, options.top_k or len(options.target or [None]))
+
+
 def _checked(options: argparse.Namespace) -> tuple[str | None, list[Method]]:
     """Return the group of methods that was asked for, and single methods; refuse what cannot be meant."""
     from explain.methods import get_method
@@ -94,6 +106,8 @@ def _checked(options: argparse.Namespace) -> tuple[str | None, list[Method]]:
 
     if options.top_k and options.target:
         raise UsageError("--top-k and --target cannot both be given; leave one out")
+    if options.skip_existing and options.force:
+        raise UsageError("--force and --skip-existing cannot both be given; leave one out")
     names = options.method or ["gradcam"]
     try:
         groups = [name for name in names if name in GROUPS]
@@ -104,6 +118,8 @@ def _checked(options: argparse.Namespace) -> tuple[str | None, list[Method]]:
             Look(options.style, options.colormap, options.alpha)
     except ExplainError as error:
         raise UsageError(str(error)) from None
+    if not groups:
+        refuse_without_effect(options, methods)
     return max(groups, default=None), methods
 
 
@@ -136,8 +152,8 @@ def _tell_left_out(selection: Selection, named: list[str], answer: Answer) -> No
 EXPLAIN = Command(
     "explain", "See why a vision model said what it said: writes overlays of the photos given.",
     (
-        IMAGES, RECURSIVE, METHOD, METRIC, TARGET, TOP_K, LAYER, FUSE, *MODEL, BATCH_SIZE, BF16, OUTPUT, FORCE, STYLE,
-        ALPHA, COLORMAP, JSON,
+        IMAGES, RECURSIVE, METHOD, METRIC, TARGET, TOP_K, LAYER, FUSE, *MODEL, BATCH_SIZE, BF16, OUTPUT, FORCE,
+        SKIP_EXISTING, STYLE, ALPHA, COLORMAP, JSON,
     ),
     explain, example="explain cat.jpg --method gradcam --method guidedbackprop --target tabby",
 )  # fmt: skip
