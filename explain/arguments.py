@@ -48,10 +48,32 @@ def _opacity(text: str) -> float:
     return value
 
 
+def _numbers(text: str) -> list[float]:
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        values = []
+    if len(values) not in (1, 3):
+        raise argparse.ArgumentTypeError(f"must be a number, or one for each channel as in 0.5,0.4,0.3, got {text!r}")
+    return values * (3 // len(values))
+
+
+def _crop(text: str) -> str | float:
+    try:
+        return float(text)
+    except ValueError:
+        if text not in ("center", "whole", "five"):
+            raise argparse.ArgumentTypeError(
+                f"must be center, whole, five, or a share above 0 and up to 1, got {text!r}"
+            ) from None
+    return text
+
+
 def _many(metavar: str) -> dict[str, Any]:
     return {"action": "append", "metavar": metavar}
 
 
+_NUMBERS: Mapping[str, Any] = {"type": _numbers, "metavar": "NUMBERS"}
 _FLAG: Mapping[str, Any] = {"action": "store_true"}
 
 IMAGES = Option(
@@ -83,9 +105,12 @@ MODEL = (
     Option(("--labels",), "the labels of the classes, one a line", how={"metavar": "FILE"}),
     Option(("--size",), "side of the model's input", how={"type": _count, "metavar": "PIXELS"}),
     Option(
-        ("--crop",), "the part of a photo that the model sees", default="center",
-        how={"choices": ["center", "whole", "five"]},
+        ("--crop",), "the part of a photo that the model sees: center, whole, five, or the share that the centre takes",
+        default="center", how={"type": _crop, "metavar": "PART"},
     ),
+    Option(("--mean",), "mean of the training data's channels, such as 0.485,0.456,0.406", how=_NUMBERS),
+    Option(("--std",), "its standard deviation", how=_NUMBERS),
+    Option(("--interpolation",), "how photos are scaled to that size", how={"choices": ["bilinear", "bicubic"]}),
     Option(("--device",), "cpu, cuda, cuda:1, mps, ...", how={"metavar": "NAME"}),
 )  # fmt: skip
 BATCH_SIZE = Option(

@@ -16,12 +16,12 @@ from torch import nn
 from explain.attribution import Attribution, attribute_targets
 from explain.concepts import find_concepts
 from explain.engine import Precision, Progress, check_inputs
-from explain.errors import ImageError, ModelError, PhotoError, TargetError, naming, warn
+from explain.errors import ImageError, ModelError, PhotoError, TargetError, naming
 from explain.explanation import Explanation
 from explain.hooks import Inspection, Where, inspect, unwrapped
 from explain.images import Box, ImageLike, Preprocess, load_image, locate
 from explain.methods import Fusion, Method, MethodLike, get_method, list_methods
-from explain.models import Classifier, Crop, FiveCrops, as_classifier, as_preprocess, cropped, load, on_device
+from explain.models import Classifier, CropLike, FiveCrops, Interpolation, as_preprocess, classifier_of, on_device, seen
 from explain.mosaic import best_of_mean, joined
 from explain.photo_concepts import PhotoConcepts
 from explain.photos import AT_ONCE, Photo, collected, in_batches, rows_are_apart
@@ -71,6 +71,9 @@ class Explainer:
         size: the side of the model's input in pixels, instead of its own.
         crop: the part of a photo that the model sees: "center", the "whole" photo (as long as it is where the network
             takes any size, else padded to a square), or "five": four corners and the centre, whose scores are averaged.
+            A number is the share of the photo's shorter side that the central square takes.
+        mean, std, interpolation: for a preprocessing that cuts out the centre, other values than its own: the mean and
+            standard deviation of each channel for pixels from 0 to 1, and "bilinear" or "bicubic".
         device: where to run, as for ``torch.device``.
         style: what its explanations are shown in, such as "contour"; see `Explanation.overlay`.
 
@@ -91,17 +94,19 @@ class Explainer:
         *,
         weights: str | Path | None = None,
         size: int | None = None,
-        crop: Crop = "center",
+        crop: CropLike = "center",
+        mean: float | Sequence[float] | None = None,
+        std: float | Sequence[float] | None = None,
+        interpolation: Interpolation | None = None,
         device: str | torch.device | None = None,
         style: StyleLike | None = None,
     ) -> None:
         self.style = None if style is None else get_style(style)
-        found = _classifier(model, weights, size)
+        found = classifier_of(model, weights, size)
         self.model = found.model if device is None else on_device(found.model, device)
-        if preprocess is None and found.assumed is not None:
-            warn(found.assumed)
-        chosen: Preprocess = found.preprocess if preprocess is None else as_preprocess(preprocess)
-        self.preprocess = cropped(chosen, crop, self.model)
+        own = None if preprocess is None else as_preprocess(preprocess)
+        view: dict[str, Any] = {"size": size, "crop": crop, "mean": mean, "std": std, "interpolation": interpolation}
+        self.preprocess = seen(found, own, **view)
         given = check_categories(categories)
         self.categories = found.categories if given is None else given
         self.name = found.name
@@ -114,9 +119,7 @@ class Explainer:
             name=found.name,
             weights=found.weights,
             preprocess=described(self.preprocess),
-            arguments={"model": model or found.name, "weights": weights and str(weights), "size": size, "crop": crop}
-            if named
-            else {},
+            arguments={"model": model or found.name, "weights": weights and str(weights), **view} if named else {},
             own=(*([] if named else ["model"]), *([] if preprocess is None else ["preprocess"])),
         )
 
@@ -372,20 +375,6 @@ def explain(image: ImageLike, methods: MethodLike | Iterable[MethodLike] = "grad
     (32, 24)
     """
     return Explainer()(image, methods, **options)
-
-
-def _classifier(model: Any, weights: str | Path | None, size: int | None) -> Classifier:
-    if model is None or isinstance(model, str):
-        return load(model, weights=weights, size=size)
-    if weights is not None:
-        raise ModelError("weights can be given for a model by name only; load them into your module yourself")
-    if isinstance(model, Classifier):
-        if size is not None:
-            raise ModelError("size cannot be changed for a classifier that brings its preprocessing; leave it out")
-        return model
-    if isinstance(model, nn.Module):
-        return as_classifier(model, size=size)
-    raise ModelError(f"model must be an nn.Module, a name or None for the default model, got {type(model).__name__}")
 
 
 def _of_image(found: Sequence[Mapping[str, Attribution]], image: int) -> tuple[Mapping[str, Attribution], ...]:

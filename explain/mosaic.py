@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from explain.attribution import Attribution
-from explain.errors import TargetError
+from explain.errors import TargetError, either
 from explain.hooks.preserve import untouched
 from explain.hooks.structure import first_tensor
 from explain.images import Box
@@ -57,9 +57,9 @@ def best_of_mean(model: nn.Module, x: torch.Tensor, count: int) -> list[int]:
     with untouched(model), torch.no_grad():
         logits = first_tensor(model(x))
     if logits is None or logits.ndim != 2:
+        remedy = either("give target=, or use crop 'whole'", "give --target, or use --crop whole")
         raise TargetError(
-            "target must be given for crop 'five' and a model without class scores (N, K), got None; give target=, or "
-            "use crop 'whole'"
+            f"target must be given for crop 'five' and a model without class scores (N, K), got None; {remedy}"
         )
     return [int(index) for index in logits.mean(0).topk(min(count, logits.shape[1])).indices]
 

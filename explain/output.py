@@ -199,7 +199,8 @@ def _exists(path: Path) -> bool:
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:
             raise
-        raise OutputError(f"output {str(path)!r} must have a shorter name for this file system; pass stem=") from None
+        remedy = either("pass stem=", "rename the photo")
+        raise OutputError(f"output {str(path)!r} must have a shorter name for this file system; {remedy}") from None
     return True
 
 

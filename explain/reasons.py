@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from explain.engine import Activations, Evidence, InputGradients, LayerGradients
+from explain.errors import either
 
 
 def why_empty(evidence: Sequence[Evidence], image: int) -> str:
@@ -31,7 +32,8 @@ def why_empty(evidence: Sequence[Evidence], image: int) -> str:
     if named and torch.equal(first.inputs[image], torch.zeros_like(first.inputs[image])):
         return "the input is zero everywhere; give a photo"
     if any(isinstance(need, LayerGradients) for need in first.found):
-        return f"all that {layer} shows speaks against the target; choose another target, or a signed map (relu=False)"
+        how = either("relu=False", "--method 'gradcam(relu=False)'")
+        return f"all that {layer} shows speaks against the target; choose another target, or a signed map ({how})"
     return f"nothing that it looks at in {layer} speaks for the target; choose another target or method"
 
 

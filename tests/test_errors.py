@@ -555,6 +555,8 @@ JUSTIFIED = {
     ("explain", "__getattr__", "AttributeError"): "what Python asks of a module that looks its names up",
     ("explain.hooks", "__getattr__", "AttributeError"): "what Python asks of a module that looks its names up",
     ("explain.arguments", "_count", "argparse.ArgumentTypeError"): "what argparse asks of a type",
+    ("explain.arguments", "_crop", "argparse.ArgumentTypeError"): "what argparse asks of a type",
+    ("explain.arguments", "_numbers", "argparse.ArgumentTypeError"): "what argparse asks of a type",
     ("explain.arguments", "_opacity", "argparse.ArgumentTypeError"): "what argparse asks of a type",
     ("explain.request", "_must_follow", "_OtherWayError"): "caught by answered, which then chooses other layers",
     ("explain.engine.replay", "__torch_function__", "ReplayError"): "caught by the run, which then runs all of it",

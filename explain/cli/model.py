@@ -31,6 +31,9 @@ def load_explainer(options: argparse.Namespace, answer: Answer) -> Explainer:
             weights=options.weights,
             size=options.size,
             crop=options.crop,
+            mean=options.mean,
+            std=options.std,
+            interpolation=options.interpolation,
             device=options.device,
         )
 

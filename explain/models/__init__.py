@@ -2,6 +2,7 @@
 
 classifier   a model and all that belongs to it
 crops        which part of a photo a model sees
+adjusted     a preprocessing with other values
 imagenet     EfficientNet-Lite0 for ImageNet, the default, with weights from a package of data
 efficientnet its network
 labels       the labels of its classes
@@ -20,10 +21,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from explain.errors import warn
+from torch import nn
+
+from explain.errors import ModelError, warn
+from explain.models.adjusted import adjusted, seen
 from explain.models.bundled import load_bundled
-from explain.models.classifier import CenterCrop, Classifier, class_label, on_device
-from explain.models.crops import Crop, FiveCrops, WholePhoto, cropped
+from explain.models.classifier import CenterCrop, Classifier, Interpolation, class_label, on_device
+from explain.models.crops import Crop, CropLike, FiveCrops, WholePhoto, cropped
 from explain.models.custom import load_custom, with_weights
 from explain.models.given import as_classifier, as_preprocess
 from explain.models.imagenet import PACKAGE, load_imagenet, weights_file
@@ -40,16 +44,21 @@ __all__ = [
     "CenterCrop",
     "Classifier",
     "Crop",
+    "CropLike",
     "FiveCrops",
+    "Interpolation",
     "SmallResNet",
     "WholePhoto",
+    "adjusted",
     "as_classifier",
     "as_preprocess",
     "class_label",
+    "classifier_of",
     "cropped",
     "list_models",
     "load",
     "on_device",
+    "seen",
 ]
 
 
@@ -74,6 +83,27 @@ def load(name: str | None = None, weights: str | Path | None = None, size: int |
     if ":" in name:
         return load_custom(name, weights, size)
     return load_torchvision(name, weights, size)
+
+
+def classifier_of(
+    model: nn.Module | Classifier | str | None, weights: str | Path | None = None, size: int | None = None
+) -> Classifier:
+    """Return a model with all that belongs to it, whatever it was given as.
+
+    Raises:
+        ModelError: it is none, or weights or a size are given for one that has its own.
+    """
+    if model is None or isinstance(model, str):
+        return load(model, weights=weights, size=size)
+    if weights is not None:
+        raise ModelError("weights can be given for a model by name only; load them into your module yourself")
+    if isinstance(model, Classifier):
+        if size is not None:
+            raise ModelError("size cannot be changed for a classifier that brings its preprocessing; leave it out")
+        return model
+    if isinstance(model, nn.Module):
+        return as_classifier(model, size=size)
+    raise ModelError(f"model must be an nn.Module, a name or None for the default model, got {type(model).__name__}")
 
 
 def _default() -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -10,11 +10,13 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import nn
 
-from explain.errors import ModelError
+from explain.errors import ModelError, either
 from explain.images import Box, Preprocess
 from explain.models.classifier import CenterCrop, normalised
 
 Crop: TypeAlias = Literal["center", "whole", "five"]
+CropLike: TypeAlias = Crop | float
+"""A name, or the share of the photo's shorter side that a central square takes."""
 LONGEST = 4  # times the shorter side: longer photos are made smaller
 
 
@@ -92,22 +94,29 @@ class FiveCrops:
         return self.center(image)
 
 
-def cropped(preprocess: Preprocess, crop: Crop, model: nn.Module) -> Preprocess:
+def cropped(preprocess: Preprocess, crop: CropLike, model: nn.Module) -> Preprocess:
     """Return a preprocessing that shows another part of a photo.
 
     Raises:
         ModelError: there is no such crop, or the preprocessing is one that cannot be changed.
     """
-    if crop not in get_args(Crop):
-        raise ModelError(f"crop must be one of {', '.join(map(repr, get_args(Crop)))}, got {crop!r}; use 'center'")
+    share = isinstance(crop, (int, float)) and not isinstance(crop, bool) and 0 < crop <= 1
+    if not share and crop not in get_args(Crop):
+        names = ", ".join(map(repr, get_args(Crop)))
+        raise ModelError(f"crop must be one of {names}, or a share above 0 and up to 1, got {crop!r}; use 'center'")
     if crop == "center":
         return preprocess
-    center = preprocess if isinstance(preprocess, CenterCrop) else _published(preprocess)
+    center = as_center(preprocess)
     if center is None:
-        raise ModelError(
-            f"crop {crop!r} needs a preprocessing that cuts out the centre, got {type(preprocess).__name__}; pass "
-            "preprocess=explain.models.CenterCrop(...) with the model's size, mean and standard deviation"
+        remedy = either(
+            "pass preprocess=explain.models.CenterCrop(...) with the model's size, mean and standard deviation",
+            "use --crop center",
         )
+        raise ModelError(
+            f"crop {crop!r} needs a preprocessing that cuts out the centre, got {type(preprocess).__name__}; {remedy}"
+        )
+    if isinstance(crop, (int, float)):
+        return replace(center, crop=float(crop))
     if crop == "five":
         return FiveCrops(center)
     return WholePhoto(center.side, center.mean, center.std, center.interpolation, pad=not takes_any_size(model))
@@ -122,8 +131,10 @@ def takes_any_size(model: nn.Module) -> bool:
     return averages and not fixed
 
 
-def _published(preprocess: Any) -> CenterCrop | None:
-    """Return the centre crop that torchvision's published transforms amount to, or None for others."""
+def as_center(preprocess: Any) -> CenterCrop | None:
+    """Return the centre crop that a preprocessing is, or torchvision's published transforms amount to; else None."""
+    if isinstance(preprocess, CenterCrop):
+        return preprocess
     names = ("crop_size", "resize_size", "mean", "std", "interpolation")
     if not all(hasattr(preprocess, name) for name in names):
         return None

@@ -12,6 +12,7 @@ from explain.errors import ModelError, muted
 from explain.hooks import unwrapped
 from explain.images import Preprocess
 from explain.models import huggingface, timm_zoo
+from explain.models.adjusted import not_known, what_is_assumed
 from explain.models.classifier import CenterCrop, Classifier
 
 
@@ -32,15 +33,10 @@ def as_classifier(model: nn.Module, *, name: str | None = None, size: int | None
     inner = _inside(model)
     name = name or type(inner).__name__
     preprocess, labels, assumed = _brought(model, inner, size)
-    told = None
+    told = None if assumed is None else not_known(name, assumed)
     if preprocess is None:
         preprocess = CenterCrop(size or 224)
-        assumed = f"a centre crop of {preprocess.side} pixels, ImageNet's mean and standard deviation"
-    if assumed is not None:
-        told = (
-            f"preprocess is not known for model {name!r}; assumed: {assumed}; pass preprocess=, or give the model this "
-            "attribute"
-        )
+        told = what_is_assumed(name, preprocess)
     own = _own(model, inner, "categories")
     return Classifier(model, preprocess, labels if own is None else own, name, assumed=told)
 

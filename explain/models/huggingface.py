@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from explain.errors import ModelError, quiet
+from explain.errors import ModelError, either, quiet
 
 KEPT = ("size", "crop_size", "crop_pct", "image_mean", "image_std", "resample")  # what decides how a photo is seen
 
@@ -130,8 +130,8 @@ def _resized(processed: Processed, size: int | tuple[int, int] | None) -> Proces
     cut = crop if getattr(own, "do_center_crop", False) else {}
     if not {"shortest_edge", "height"} & set(given):
         raise ModelError(
-            f"size cannot be changed for {type(own).__name__}, whose size is {given}; set it there, and pass it as "
-            "preprocess="
+            f"size cannot be changed for {type(own).__name__}, whose size is {given}; "
+            f"{either('set it there, and pass it as preprocess=', 'set it there')}"
         )
     share = height / (cut.get("height") or given.get("height") or given["shortest_edge"])
     values = {"height": height, "width": width, "shortest_edge": height, "longest_edge": max(height, width)}

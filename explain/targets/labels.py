@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import cache
 
-from explain.errors import TargetError, did_you_mean
+from explain.errors import TargetError, did_you_mean, either
 
 
 class Categories(tuple[str, ...]):
@@ -48,7 +48,8 @@ def find_label(label: str, categories: Sequence[str] | None) -> int:
     """
     if categories is None:
         raise TargetError(
-            f"target {label!r} is a label, but the labels are not known; pass categories= or give the class index"
+            f"target {label!r} is a label, but the labels are not known; "
+            f"{either('pass categories=', 'give --labels')}, or give the class index"
         )
     wanted, folded = _words(label), [_words(category) for category in categories]
     exact = [i for i, category in enumerate(categories) if _folded(category) == _folded(label)]

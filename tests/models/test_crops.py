@@ -139,7 +139,7 @@ def test_crops_are_made_of_what_the_model_brings() -> None:
     assert cropped(published, "five", net) == FiveCrops(CenterCrop(224, 0.875))
     with pytest.raises(ModelError, match=r"crop 'whole' needs a preprocessing that cuts out the centre, got function"):
         cropped(lambda image: torch.zeros(3, 8, 8), "whole", net)
-    with pytest.raises(ModelError, match=r"crop must be one of 'center', 'whole', 'five', got 'left'"):
+    with pytest.raises(ModelError, match=r"crop must be one of 'center', 'whole', 'five', or a share .* got 'left'"):
         cropped(plain, "left", net)  # type: ignore[arg-type]
 
 
