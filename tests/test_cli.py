@@ -186,7 +186,7 @@ def test_wrong_usage_is_code_2_and_writes_nothing(
         (["--target", "-1"], "must be a class from 0 to 199 for this model, got -1"),
         (["--top-k", "201"], "top 201 classes, but the model has 200"),
         (["--weights", "x" * 300], "there is none"),
-        (["--layer", "layr3", "--method", "saliency"], "did you mean 'layer3'"),
+        (["--layer", "layr3", "--method", "saliency", "--method", "gradcam"], "did you mean 'layer3'"),
         (["--model", "resnet5"], "did you mean 'resnet50'"),
         (["--model", "no.such:thing"], "no module named 'no'"),
         (["--weights", "none.pt"], "there is none"),

@@ -1,0 +1,149 @@
+"""`--json`: one document on standard output in every case, and nothing else there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+import explain
+from explain.cli import main
+from tests.conftest import ROOT
+
+TALKING = """
+import os, sys
+from explain.models.bundled import load_bundled
+
+def make():
+    print("downloading")
+    os.write(1, b"from below\\n")
+    sys.stdout.write("still downloading")
+    return load_bundled(32)
+
+def short():
+    raise MemoryError
+
+def stopped():
+    raise KeyboardInterrupt
+
+def broken():
+    raise SystemError("not so")
+"""
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_with_photos_and_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "talking.py").write_text(TALKING)
+    for name in "ab":
+        Image.linear_gradient("L").resize((20, 16)).save(tmp_path / f"{name}.png")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "talking", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def document(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any], list[str]]:
+    code = main([*arguments, "--json"])
+    captured = capsys.readouterr()
+    found: dict[str, Any] = json.loads(captured.out)
+    return code, found, captured.err.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "key", "error"),
+    [
+        ([], 2, "results", "name at least one image; explain --help shows the options"),
+        (["a.png", "--nonsense"], 2, "results", "option '--nonsense' is unknown"),
+        (["a.png", "--method", "gradcan"], 2, "results", "method 'gradcan' is unknown; did you mean 'gradcam'"),
+        (["a.png", "--inspect", "--method", "gradcam"], 2, "inspected", "--method would have no effect with --inspect"),
+        (["methods", "--model", "tiny"], 2, "methods", "option '--model' is unknown"),
+        (["models", "zzz"], 2, "models", "model 'zzz' is unknown"),
+        (["a.png", "--model", "resnet5"], 1, "results", "model 'resnet5' is unknown"),
+        (["none.png", "--model", "tiny"], 1, "results", "image 'none.png' does not exist"),
+        (["a.png", "b.png", "--model", "tiny", "--target", "500"], 1, "results", "must be a class from 0 to 199"),
+        (["a.png", "--model", "talking:short"], 1, "results", "memory must hold the model and the photo"),
+        (["a.png", "--model", "talking:stopped"], 130, "results", "interrupted"),
+        (["a.png", "--model", "talking:broken"], 1, "results", "model 'talking:broken' raised SystemError: not so"),
+    ],
+)
+def test_what_goes_wrong_is_in_the_document_too(
+    arguments: list[str], code: int, key: str, error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended, found, err = document(capsys, *arguments)
+    assert (ended, set(found), found[key]) == (code, {key, "errors"}, [])
+    assert len(found["errors"]) == len(err) == 1
+    assert error in found["errors"][0]
+    assert err[0] == f"explain: {found['errors'][0]}"
+
+
+def test_lists_are_documents(capsys: pytest.CaptureFixture[str]) -> None:
+    _, found, _ = document(capsys, "--list-methods")
+    assert [each["name"] for each in found["methods"]] == explain.list_methods()
+    _, found, _ = document(capsys, "methods", "integ*")
+    (one,) = found["methods"]
+    assert one["options"] == {"steps": 50, "baseline": 0.0, "rule": "gausslegendre", "multiply_by_inputs": True}
+    _, found, _ = document(capsys, "models", "tin*")
+    assert "tiny" in found["models"]
+    _, found, _ = document(capsys, "layers", "--model", "tiny")
+    assert [each["name"] for each in found["layers"] if each["default"]] == ["layer3"]
+    assert document(capsys, "--version")[1] == {"version": [explain.__version__], "errors": []}
+    (text,) = document(capsys, "inspect", "--help")[1]["help"]
+    assert text.startswith("usage: explain inspect")
+
+
+def test_an_interrupt_amid_photos_keeps_what_is_done(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inspect = explain.Explainer.inspect
+    monkeypatch.setattr(
+        explain.Explainer, "inspect", lambda self, photo: inspect(self, photo) if "a.png" in photo.filename else stop()
+    )
+    code, found, err = document(capsys, "a.png", "b.png", "--inspect", "--model", "tiny")
+    assert code == 130
+    assert [each["image"] for each in found["inspected"]] == ["a.png"]
+    assert found["errors"] == ["interrupted"]
+    assert err == ["explain: interrupted"]
+
+
+def stop() -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_fault_of_our_own_leaves_a_document_behind_and_is_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr("explain.cli.explaining.photos_of", fail)
+    with pytest.raises(ZeroDivisionError):
+        main(["a.png", "--json"])
+    assert json.loads(capsys.readouterr().out) == {"results": [], "errors": ["raised ZeroDivisionError: ours"]}
+
+
+def test_what_others_print_goes_to_standard_error(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "explain.cli", "a.png", "--model", "talking:make", "-m", "saliency", "--json"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={"PYTHONPATH": f"{ROOT}:{tmp_path}"}, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["results"]) == 1
+    assert sorted(done.stderr.splitlines()) == ["downloading", "from below", "still downloading"]
+
+
+def test_so_it_does_beside_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["a.png", "--model", "talking:make", "--inspect"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("a.png\nlayer")
+    assert "downloading" in captured.err
+
+
+def test_an_option_by_that_name_is_no_wish_for_json_behind_two_dashes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--model", "tiny", "--", "--json"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "explain: image '--json' does not exist; check the path\n"
