@@ -113,9 +113,7 @@ def test_the_changelog_begins_with_this_version() -> None:
     assert versions == sorted(versions, key=lambda version: [int(part) for part in version.split(".")], reverse=True)
 
 
-OLD = re.compile(
-    r"\b(whereof|thereof|hereof|anew|amid|for ever|hitherto|to be had|is to show|legible)\b", re.I
-)
+OLD = re.compile(r"\b(whereof|thereof|hereof|anew|amid|for ever|hitherto|to be had|is to show|legible)\b", re.I)
 
 
 def test_the_english_is_of_today() -> None:

@@ -29,7 +29,7 @@ def refuse_without_effect(options: argparse.Namespace, methods: Sequence[Method]
     heeded = {
         "layer": (any(map(uses_layer, methods)), f"{names} look at no layer"),
         "fuse": (fuses, "the maps of one layer are not fused; name several with --layer"),
-        "batch_size": (any(map(_reruns, methods)), f"{names} run the model once"),
+        "batch_size": (bool(options.metric) or any(map(_reruns, methods)), f"{names} run the model once"),
         "bf16": (any(map(_reruns, methods)), f"{names} run the model once"),
         "alpha": (any(hasattr(style, "alpha") for style in own), "nothing is drawn as heat"),
         "colormap": (

@@ -106,8 +106,9 @@ def _checked(options: argparse.Namespace) -> tuple[str | None, list[Method]]:
 
     if options.top_k and options.target:
         raise UsageError("--top-k and --target cannot both be given; leave one out")
-    if options.skip_existing and options.force:
-        raise UsageError("--force and --skip-existing cannot both be given; leave one out")
+    for name in ("force", "metric"):
+        if options.skip_existing and name in options.given:
+            raise UsageError(f"--{name} and --skip-existing cannot both be given; leave one out")
     names = options.method or ["gradcam"]
     try:
         groups = [name for name in names if name in GROUPS]
