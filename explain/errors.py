@@ -7,17 +7,21 @@ user's own model, target or callback raises is never wrapped: it comes through a
 from __future__ import annotations
 
 import difflib
+import functools
 import logging
 import sys
 import threading
 import unicodedata
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import fields
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from explain.interrupts import Unsplit
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def printable(text: object) -> str:
@@ -225,6 +229,34 @@ def warn(message: str) -> None:
     while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).split(".")[0] == "explain":
         frame, level = frame.f_back, level + 1
     warnings.warn(printable(message), ExplainWarning, stacklevel=level)
+
+
+def deprecated(instead: str, *, since: str, until: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Mark a function or class that will go away: calling it works as before, and warns.
+
+    Args:
+        instead: what to write in its place.
+        since: the version that deprecates it.
+        until: the version that it goes away in.
+
+    >>> @deprecated("new()", since="0.2.0", until="0.3.0")
+    ... def old() -> int:
+    ...     return 3
+    >>> with warnings.catch_warnings(record=True) as said:
+    ...     warnings.simplefilter("always")
+    ...     print(old(), said[0].message)
+    3 old is deprecated since version 0.2.0 and goes away in 0.3.0; use new()
+    """
+
+    def mark(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def warned(*args: P.args, **kwargs: P.kwargs) -> R:
+            warn(f"{function.__name__} is deprecated since version {since} and goes away in {until}; use {instead}")
+            return function(*args, **kwargs)
+
+        return warned
+
+    return mark
 
 
 def raised(error: BaseException) -> str:

@@ -14,6 +14,7 @@ layout     contact sheets as values
 sheet      contact sheets as pictures
 figure     contact sheets as matplotlib figures
 html       pictures and tables in notebooks
+former     names of earlier versions, deprecated
 """
 
 from explain.render.caption import caption, enlargement
@@ -21,6 +22,10 @@ from explain.render.colors import HEAT, SIGNED, colorize
 from explain.render.concepts import concepts
 from explain.render.evidence import smoothed, thresholds
 from explain.render.figure import figure
+from explain.render.former import color as color
+from explain.render.former import heat as heat
+from explain.render.former import intensity as intensity
+from explain.render.former import signed as signed
 from explain.render.html import picture_html, png, table_html
 from explain.render.layout import Group, Layout, Tile
 from explain.render.legend import Legend, bar
