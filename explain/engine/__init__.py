@@ -12,6 +12,7 @@
     linear_rules, step_rules
                 the rules, as values
     composites  which rule covers which step
+    differences differences from a reference, handed back
     asks        what a method may ask for, as values
     evidence    what a method sees
     altered     altered rows, as values
@@ -47,6 +48,7 @@ from explain.engine.asks import (
     LayerCurvature,
     LayerGradients,
     LayerRelevance,
+    Multipliers,
     Need,
     Relevance,
     RelevanceCoverage,
@@ -86,6 +88,7 @@ __all__ = [
     "LayerCurvature",
     "LayerGradients",
     "LayerRelevance",
+    "Multipliers",
     "Need",
     "Plan",
     "Precision",

@@ -6,9 +6,9 @@ pass answers it. From that alone the plan is made; `collect` has a collector for
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
@@ -40,6 +40,13 @@ class Backward:
     second: bool = False
     composite: Composite | None = None
     concept: Concept | None = None
+    reference: Reference | None = None
+
+
+class Reference(Hashable, Protocol):
+    """What inputs are compared with: a frozen value that makes it."""
+
+    def of(self, inputs: torch.Tensor) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,11 @@ class Need(Generic[T]):
     @property
     def looks_inside(self) -> bool:
         """Whether it is about the operations of the network, which scripted modules keep to themselves."""
-        return self.backward is not None and (self.backward.rule, self.backward.composite) != (None, None)
+        return self.backward is not None and (
+            self.backward.rule,
+            self.backward.composite,
+            self.backward.reference,
+        ) != (None, None, None)
 
     @property
     def backward(self) -> Backward | None:
@@ -197,6 +208,20 @@ class RelevanceCoverage(Need[Coverage]):
     @property
     def backward(self) -> Backward:
         return Backward(composite=self.composite, concept=self.concept)
+
+
+@dataclass(frozen=True)
+class Multipliers(Need[torch.Tensor]):
+    """DeepLIFT's multipliers of the input, against a reference: ``(N, C, H, W)``."""
+
+    reference: Reference
+
+    of_input = True
+    whole = True
+
+    @property
+    def backward(self) -> Backward:
+        return Backward(reference=self.reference)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ _NAMES = {
     "where": "condition input other",
     "masked_fill": "input mask value",
     "softmax": "input dim",
+    **{f"max_pool{n}d": "input kernel_size stride padding dilation ceil_mode" for n in (1, 2, 3)},
+    **{f"adaptive_max_pool{n}d": "input output_size" for n in (1, 2, 3)},
     "cat": "tensors dim",
     "stack": "tensors dim",
 }
@@ -76,13 +78,13 @@ class Call:
         kwargs = {name: _gathered(value, values) for name, value in self.kwargs.items()}
         return self.function(*args, **kwargs)
 
-    def out_of_place(self, first: torch.Tensor) -> torch.Tensor | None:
-        """What an in-place call computes of ``first``; None where that is not known."""
+    def apart(self) -> Call | None:
+        """The call out of place, for an in-place one; None where that is not known."""
         name = str(getattr(self.function, "__name__", ""))
         name = name[3:-2] if name in _BY_OPERATOR else name[:-1]
         plain = getattr(torch, {"truediv": "div"}.get(name, name), None) or getattr(F, name, None)
         plain = plain or getattr(torch._C._nn, name, None)
-        return None if plain is None else plain(first, *self.args[1:], **self.kwargs)
+        return None if plain is None else Call(plain, self.kind, self.args, self.kwargs)
 
 
 def _spread(value: Any) -> Iterator[Any]:

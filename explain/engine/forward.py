@@ -11,6 +11,7 @@ from torch import nn
 
 from explain.engine.asks import Ask, Backward
 from explain.engine.composites import Propagated
+from explain.engine.differences import Compared
 from explain.engine.evidence import at_least_float32
 from explain.engine.operations import Operations
 from explain.engine.rules import Coverage, Rule
@@ -60,6 +61,7 @@ class Forward:
     graph_is_on: bool
     operations: Operations
     steps: Sequence[Step] = ()
+    compared: Compared | None = None
 
     def __post_init__(self) -> None:
         self.logits = self._logits()

@@ -19,15 +19,16 @@ from torch.autograd.graph import Node
 from explain import nested
 from explain.engine.altered import Reruns
 from explain.engine.asked import Asked, EvidenceOf, refuse_shared
-from explain.engine.asks import Ask, Backward, BiasTerms, Concept, Need
+from explain.engine.asks import Ask, Backward, BiasTerms, Concept, Need, Reference
 from explain.engine.collect import COLLECTORS, Collector
 from explain.engine.composites import propagate
+from explain.engine.differences import Compared, hand_back
 from explain.engine.entry import alone
 from explain.engine.evidence import Evidence, Origin, Question, at_least_float32
 from explain.engine.forward import Choice, Forward
 from explain.engine.operations import Recorder
 from explain.engine.plan import Plan
-from explain.engine.relevance import Marks, hold_back, node_of
+from explain.engine.relevance import Flow, Marks, hold_back, node_of
 from explain.engine.replay import Tape
 from explain.engine.reruns import Runner, run_streams
 from explain.engine.rules import apply_rule
@@ -162,6 +163,10 @@ class _Passes:
                 self._marks.watch(group, layer)
             if any(b.composite is not None for b in plan.backwards):
                 stack.enter_context(steps)
+            references = {b.reference: None for b in plan.backwards if b.reference is not None}
+            compared = StepRecorder(model, values=True)
+            if references:
+                stack.enter_context(compared)
             recorder = Recorder(model, rectifiers=rules, constants=constants)
             if rules or constants:
                 stack.enter_context(recorder)
@@ -175,8 +180,10 @@ class _Passes:
         self.ran = ran.names
         self.forward = Forward(
             model, inputs, sources, grids_of(model, inputs), layers, watched, output, graph_is_on, operations,
-            steps.steps,
+            steps.steps, Compared(compared.steps),
         )  # fmt: skip
+        for reference in references:
+            self._run_reference(reference, precision)
         for layer in (*plan.layers, *plan.watched):
             self.forward.record(layer)  # each exists, before any backward pass
 
@@ -213,11 +220,29 @@ class _Passes:
             if backward.composite is not None:
                 self._propagate(backward, choice, stack.enter_context(HookGroup()))
                 stack.callback(choice.propagated[backward].flow.close)
+            if backward.reference is not None:
+                stack.callback(self._compare(backward.reference, choice, stack.enter_context(HookGroup())).close)
             found = _gradients(self.forward.total(choice, backward.objective), wanted, keep) if wanted else ()
             gradients = iter(found)
             for ask in asks:
                 mine = [next(gradients) for _ in sources[ask]]
                 choice.found[ask] = self._collectors[type(ask.need)].answer(self.forward, choice, ask, mine)
+
+    def _run_reference(self, reference: Reference, precision: Precision) -> None:
+        """Run the model on what the photo is compared with."""
+        inputs, compared = self.forward.inputs, self.forward.compared
+        assert compared is not None
+        made = {path: reference.of(inputs.tensor(path)).clone().requires_grad_() for path in inputs.paths}
+        with recording(True), autocast(inputs.x, precision), StepRecorder(self.forward.model, values=True) as recorder:
+            inputs.replaced(made).call(self.forward.model)
+        compared.of_reference[reference] = recorder.steps
+
+    def _compare(self, reference: Reference, choice: Choice, group: HookGroup) -> Flow:
+        """Make the backward pass that follows hand back differences from a reference."""
+        compared = self.forward.compared
+        assert compared is not None
+        others = compared.of_reference[reference]
+        return hand_back(group, choice.total, compared.steps, others, self.forward.count)
 
     def _propagate(self, backward: Backward, choice: Choice, group: HookGroup) -> None:
         """Make the backward pass that follows propagate relevance."""

@@ -108,11 +108,7 @@ class Plan:
     def backwards(self) -> tuple[Backward, ...]:
         """The distinct backward passes for one target, the plain one first."""
         found = {ask.need.backward: None for ask in self.answered_at_once if ask.need.backward is not None}
-        return tuple(
-            sorted(
-                found, key=lambda b: (b.second, b.composite is not None, b.rule is not None, b.objective is not None)
-            )
-        )
+        return tuple(sorted(found, key=_order))
 
     @property
     def whole(self) -> bool:
@@ -133,7 +129,7 @@ class Plan:
     @property
     def passes(self) -> int:
         """How many forward passes of all images there are, altered rows apart."""
-        return 1 + self._of_blocks * self.targets
+        return 1 + self._of_blocks * self.targets + len({b.reference for b in self.backwards} - {None})
 
     @property
     def passes_back(self) -> int:
@@ -214,6 +210,7 @@ class Plan:
         how = ", for its curvature" if backward.second else ""
         how += "" if backward.rule is None else f", with the rule {backward.rule.name!r}"
         how += "" if backward.composite is None else f", with the composite {backward.composite.name!r}"
+        how += "" if backward.reference is None else f", against {backward.reference}"
         how += "" if backward.concept is None else f", through channels of {backward.concept.layer}"
         return f"{count} from {start} to {end}{how}{self._for(asks)}"
 
@@ -252,6 +249,11 @@ class Plan:
 
 def _layers(asks: Iterable[Ask]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(ask.layer for ask in asks if ask.layer is not None))
+
+
+def _order(backward: Backward) -> tuple[bool, ...]:
+    handed_back = backward.composite is not None or backward.reference is not None
+    return backward.second, handed_back, backward.rule is not None, backward.objective is not None
 
 
 def _counted(count: int, thing: str, plural: str) -> str:

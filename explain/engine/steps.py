@@ -52,6 +52,8 @@ KINDS = {function: kind for kind, functions in _WORDS.items() for function in fu
 """What functions do, by their names, in the words that composites use."""
 LINEAR = frozenset(["convolution", "dense", "matrixproduct", "batchnorm"])
 _ENTERED = LINEAR | {"deviation", "product", "quotient", "attention"}
+_WITH_VALUES = frozenset(["rectifier", "activation", "product", "quotient", "matrixproduct", "softmax", "attention",
+                          "deviation", "maximum"])  # fmt: skip
 _SCALES = ("Sigmoid", "Hardsigmoid", "Rsqrt", "Reciprocal", "Softmax")
 _THROUGH = ("View", "UnsafeView", "Unsqueeze", "Squeeze", "Expand", "Transpose", "Permute", "Clone", "Reshape", "Split",
             "Select", "Slice", "Unbind", "ToCopy", "T")  # fmt: skip
@@ -143,6 +145,8 @@ class _Keeper:
 class StepRecorder(TorchFunctionMode):
     """Notes the steps of this thread's forward pass, until it is left.
 
+    With ``values``, it keeps what functions and products are given and give, for `differences`.
+
     >>> x = torch.randn(2, 3, requires_grad=True)
     >>> layer = nn.Linear(3, 3)
     >>> with StepRecorder(layer) as recorder:
@@ -151,8 +155,10 @@ class StepRecorder(TorchFunctionMode):
     ['dense', 'rectifier', 'softmax', 'product']
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, values: bool = False) -> None:
         super().__init__()
+        self._values = values
+        self._entered = _ENTERED | _WITH_VALUES - {"rectifier", "activation"} if values else _ENTERED
         self.steps: list[Step] = []
         self._thread = threading.get_ident()
         self._names = {module: name for name, module in model.named_modules(remove_duplicate=False)}
@@ -185,7 +191,7 @@ class StepRecorder(TorchFunctionMode):
                     f"relevance must be propagated outside torch.vmap and the other transforms of torch.func, but "
                     f"{kind}() in layer {self._running() or 'model'!r} runs inside one; use integratedgradients"
                 )
-            result = self._note(call, dependent)
+            result = self._note(call, dependent) if self._is_noted(call, dependent) else call.made()
         else:
             result = call.made()
         self._keeper.use(call.tensors)
@@ -194,13 +200,16 @@ class StepRecorder(TorchFunctionMode):
     def _note(self, call: Call, dependent: Sequence[int]) -> Any:
         """Make a call, and note it as a step."""
         kind = KINDS[call.kind]
+        first = call.flat[0] if call.in_place else None
+        hidden = first is not None and (first._is_view() or kind in ("product", "quotient"))
+        apart = call.apart() if hidden else None  # in its base, a view hides the Node
         before = self._before(kind, call, dependent)
+        replaced: dict[int, torch.Tensor] = {} if apart is None else {0: call.flat[0].clone()}
+        run = call if apart is None else apart
         entrances = {}
-        if kind in _ENTERED and not call.in_place:
-            entrances = {i: Entrance(call.flat[i]) for i in dependent}
-        first = call.flat[0] if call.in_place and call.flat[0]._is_view() else None
-        apart = None if first is None else call.out_of_place(first.clone())  # a view hides the Node in its base
-        made = call.made({i: entrance.tensor for i, entrance in entrances.items()}) if apart is None else apart
+        if kind in self._entered and not run.in_place:
+            entrances = {i: Entrance(replaced.get(i, call.flat[i])) for i in dependent}
+        made = run.made({**replaced, **{i: entrance.tensor for i, entrance in entrances.items()}})
         for entrance in entrances.values():
             entrance.entered()
         result = made[0] if isinstance(made, tuple) else made
@@ -212,10 +221,12 @@ class StepRecorder(TorchFunctionMode):
             self._after(step, call, result)
             self.steps.append(step)
             self._made_by[result] = step
-        return made if apart is None else first.copy_(made)  # type: ignore[union-attr]
+        return made if first is None or apart is None else first.copy_(made)
 
     def _before(self, kind: str, call: Call, dependent: Sequence[int]) -> dict[str, Any]:
         """What is noted of a step before it is made."""
+        if self._values and kind in _WITH_VALUES and not (kind == "matrixproduct" and len(dependent) < 2):
+            return {"values": self._given(call), "options": call.named}
         if kind in LINEAR:
             linear = linear_map(call, dependent)
             if linear is not None:
@@ -238,8 +249,21 @@ class StepRecorder(TorchFunctionMode):
             return {"options": {"dim": call.named.get("dim", -1)}}
         return {}
 
+    def _given(self, call: Call) -> dict[int, Kept]:
+        """The arguments that are tensors or numbers."""
+        found = {}
+        for i, value in enumerate(call.flat[:3]):
+            if isinstance(value, torch.Tensor):
+                found[i] = Kept(value.detach().clone()) if call.in_place and i == 0 else self._keeper.keep(value)
+            elif isinstance(value, (int, float)) and not isinstance(value, bool):
+                found[i] = Kept(torch.tensor(value).to(call.tensors[0]))
+        return found
+
     def _after(self, step: Step, call: Call, result: torch.Tensor) -> None:
         """What is noted of a step when it is made."""
+        if self._values:
+            step.result = self._keeper.keep(result)
+            return
         if step.linear is not None or step.kind in ("attention", "softmax"):
             step.result = self._keeper.keep(result, result=True)
         if step.kind == "activation":
@@ -249,6 +273,12 @@ class StepRecorder(TorchFunctionMode):
                 step.slope, step.values = slope(x, y, step.offset), {}
             else:
                 step.values = {0: step.values[0], 1: self._keeper.keep(y)}
+
+    def _is_noted(self, call: Call, dependent: Sequence[int]) -> bool:
+        """Whether a rule can do something with a call: with ``values``, of maxima it must be a pool."""
+        if not self._values or KINDS[call.kind] != "maximum":
+            return True
+        return call.kind.startswith("max_pool") or call.kind.startswith("adaptive_max_pool")
 
     def _running(self) -> str | None:
         """The innermost module that runs, read from Python's stack."""
@@ -282,9 +312,9 @@ def slope(x: torch.Tensor, y: torch.Tensor, offset: float) -> torch.Tensor:
 
 def _at_zero(call: Call, x: torch.Tensor) -> float:
     """What an activation makes of zero; 0 where that is not finite."""
-    zero = x.new_zeros(1)
+    zero, plain = x.new_zeros(1), call.apart() if call.in_place else call
     with torch.no_grad():
-        found = call.out_of_place(zero) if call.in_place else call.made({0: zero})
+        found = None if plain is None else plain.made({0: zero})
     value = 0.0 if found is None else float(found)
     return value if abs(value) < float("inf") else 0.0
 

@@ -11,6 +11,8 @@
     path           gradients added up from a baseline to the photo
     relevance      what inputs and biases add to the score
     lrp            relevance handed back from the score to the input
+    deeplift       differences from a baseline, handed back
+    expected       gradients between photos and random baselines
     attention      vision transformers
     families       which methods belong together
     sources        the papers to cite
@@ -49,6 +51,8 @@ from explain.methods.cam import (
     XGradCAM,
 )
 from explain.methods.composed import FinerCAM, RefineCAM
+from explain.methods.deeplift import DeepLIFT
+from explain.methods.expected import GradientSHAP
 from explain.methods.families import FAMILIES, control, family
 from explain.methods.lrp import LRP
 from explain.methods.path import IntegratedGradients
@@ -64,7 +68,7 @@ _METHODS: list[Method] = [
     EigenCAM(), EigenGradCAM(), KPCACAM(), FEM(), ShapleyCAM(), FinerCAM(), RefineCAM(), RandomCAM(),
     ScoreCAM(), SSCAM(), ISCAM(), AblationCAM(), FullGrad(), LeGrad(), AttentionRollout(),
     Saliency(), InputXGradient(), GuidedBackprop(), Deconvnet(), GuidedGradCAM(), IntegratedGradients(),
-    LRP(), LRP("AttnLRP"),
+    LRP(), LRP("AttnLRP"), DeepLIFT(), GradientSHAP(),
     Smooth(), Smooth(statistic="square"), Smooth(statistic="variance"),
 ]  # fmt: skip
 for _method in _METHODS:
@@ -88,6 +92,7 @@ __all__ = [
     "Complete",
     "Control",
     "Deconvnet",
+    "DeepLIFT",
     "Demanding",
     "EigenCAM",
     "EigenGradCAM",
@@ -97,6 +102,7 @@ __all__ = [
     "Fusion",
     "GradCAM",
     "GradCAMPlusPlus",
+    "GradientSHAP",
     "GuidedBackprop",
     "GuidedGradCAM",
     "HiResCAM",

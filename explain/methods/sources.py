@@ -241,6 +241,16 @@ ATTNLRP = Source(
     "Thomas and Lapuschkin, Sebastian and Samek, Wojciech",
     "AttnLRP: Attention-Aware Layer-Wise Relevance Propagation for Transformers", 2024, _ICML, arxiv="2402.05602",
 )  # fmt: skip
+DEEPLIFT = Source(
+    "shrikumar2017deeplift", "Shrikumar, Avanti and Greenside, Peyton and Kundaje, Anshul",
+    "Learning Important Features Through Propagating Activation Differences", 2017, _ICML, arxiv="1704.02685",
+)  # fmt: skip
+GRADIENTSHAP = Source(
+    "erion2021expectedgradients",
+    "Erion, Gabriel and Janizek, Joseph D. and Sturmfels, Pascal and Lundberg, Scott M. and Lee, Su-In",
+    "Improving Performance of Deep Learning Models with Axiomatic Attribution Priors and Expected Gradients", 2021,
+    "Nature Machine Intelligence", "article", arxiv="1906.10670",
+)  # fmt: skip
 SMOOTHGRAD = Source(
     "smilkov2017smoothgrad",
     r"Smilkov, Daniel and Thorat, Nikhil and Kim, Been and Vi{\'e}gas, Fernanda and Wattenberg, Martin",

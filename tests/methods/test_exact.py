@@ -164,7 +164,7 @@ CASES: list[Case] = [
     smooth("square"),
     smooth("variance"),
 ]
-ELSEWHERE = {"refinecam", "legrad", "rollout", "lrp", "attnlrp"}
+ELSEWHERE = {"refinecam", "legrad", "rollout", "lrp", "attnlrp", "deeplift", "gradientshap"}
 
 
 def test_every_method_has_a_plain_computation() -> None:

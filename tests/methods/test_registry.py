@@ -35,7 +35,7 @@ from tests.conftest import TinyNet
 
 def test_names_find_methods_and_patterns_list_them() -> None:
     assert list_methods() == sorted(set(list_methods()))
-    assert len(list_methods()) == 34
+    assert len(list_methods()) == 36
     assert explain.list_methods("g*cam*") == ["gradcam", "gradcam++", "guidedgradcam"]
     assert get_method("GradCAM") == GradCAM()
     custom = GradCAM(relu=False)
@@ -177,7 +177,7 @@ WRONG: dict[type, list[Any]] = {
                    torch.zeros(2, dtype=torch.complex64), np.array(["a"]), object(), {}, b"1", 1j, GradCAM],
 }  # fmt: skip
 # Options whose default does not tell their kind
-KINDS = {"blocks": int, "gamma": float, "baseline": torch.Tensor, "composite": str}
+KINDS = {"blocks": int, "gamma": float, "baseline": torch.Tensor, "composite": str, "baselines": torch.Tensor}
 METHODS = [*map(get_method, list_methods()), Augmented(GradCAM())]
 OPTIONS = [(method, option) for method in METHODS for option in options(method) if option != "concept"]
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import explain
-from explain.methods import AblationCAM, IntegratedGradients, Saliency, Smooth
+from explain.methods import AblationCAM, DeepLIFT, IntegratedGradients, Saliency, Smooth
 from explain.methods.sampling import noise
 from tests.methods import plain, plain_paths
 from tests.peers.common import (
@@ -226,3 +226,15 @@ def test_captum_fails_in_inference_mode(explained: Callable[[nn.Module], Any], m
             explained(model).attribute(x.clone(), TARGET)
         found = ours(model, method, x, **layers)
     assert agree(found, ours(model, method, x, **layers), 1e-12)
+
+
+def test_deeplift_is_the_same_on_rectifiers_and_maxima() -> None:
+    """Captum hangs its rule on modules, so every one is a module here, and is called once."""
+    layers = [nn.Conv2d(3, 5, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(5, 4, 2), nn.Tanh(), nn.Flatten()]
+    model = nn.Sequential(*layers, nn.LazyLinear(4)).double()
+    x, baseline = random(1, 2, 3, 10, 8), random(2, 3, 10, 8)
+    model(x)
+    for i, parameter in enumerate(model.parameters()):
+        parameter.data = random(i, *parameter.shape) * 0.4
+    expected = peer.DeepLift(model).attribute(x, baseline[None].expand_as(x).clone(), TARGET)
+    assert agree(expected, ours(model, DeepLIFT(baseline), x))

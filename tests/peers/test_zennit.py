@@ -76,6 +76,9 @@ def test_composites_are_the_same_where_canonisers_know_the_network(network: str,
     target = 3
     with torch.no_grad():
         score = model(x)[:, target]
-    expected = theirs(model, x, make(x)(canonizers=[canonizer], stabilizer=1e-12, epsilon=1e-12), target) * score[:, None, None, None]
+    expected = (
+        theirs(model, x, make(x)(canonizers=[canonizer], stabilizer=1e-12, epsilon=1e-12), target)
+        * score[:, None, None, None]
+    )
     found = explain.attribute(model, x, method, target=target).values
     assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()

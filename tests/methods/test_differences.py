@@ -1,0 +1,111 @@
+"""DeepLIFT and gradients at random points: against plain calculations, and by what their values add up to."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import explain
+from explain.errors import MethodError
+from explain.methods import DeepLIFT, GradientSHAP, IntegratedGradients
+from tests.conftest import TinyNet, settled, snapshot
+from tests.methods.test_relevance import Everything, random
+
+
+def test_rescale_is_its_formula() -> None:
+    """Two layers by hand: m = W2 * (relu(z) - relu(z0)) / (z - z0) * W1."""
+    model = settled(nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.Sigmoid(), nn.Linear(5, 2))).double()
+    x, b = random(0, 3, 3, 2, 2), random(1, 3, 2, 2)
+    z, z0 = model[1](x.flatten(1)), model[1](b.flatten())
+    slope = (z.sigmoid() - z0.sigmoid()) / (z - z0)
+    multipliers = (model[3].weight[1] * slope) @ model[1].weight
+    expected = (multipliers.reshape(x.shape) * (x - b)).detach()
+    found = explain.attribute(model, x, DeepLIFT(b), target=1)
+    assert torch.allclose(found.values, expected, rtol=1e-10)
+    assert found.delta is not None
+    assert found.delta.abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("baseline", [0.3, "mean", random(9, 3, 8, 8)], ids=["number", "mean", "tensor"])
+def test_differences_add_up_through_every_operation(bias: bool, baseline: float | str | torch.Tensor) -> None:
+    model, x = settled(Everything(bias)).double().eval(), random(3, 2, 3, 8, 8)
+    before = snapshot(model)
+    a = explain.attribute(model, x, DeepLIFT(baseline), target=1)
+    assert a.delta is not None
+    assert a.delta.abs().max() <= 1e-7 * a.values.abs().sum()
+    assert snapshot(model) == before
+    alone = explain.attribute(model, x[1:], DeepLIFT(baseline), target=1)
+    assert torch.allclose(a.values[1:], alone.values, rtol=1e-8, atol=1e-10)
+
+
+class Pooled(nn.Module):
+    """Maxima that overlap, factors in place, quotients and a softmax written out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.max_pool2d(F.elu(self.one(x)), 3, 2, padding=1)
+        y = F.adaptive_max_pool2d(y, 4)
+        gate = torch.sigmoid(y.mean((2, 3), keepdim=True))
+        y *= gate
+        z = self.two(y).flatten(1)
+        return z / (1 + z.abs().sum(1, keepdim=True)) + z.softmax(1)
+
+
+def test_differences_add_up_through_maxima_and_quotients() -> None:
+    model = settled(Pooled()).double().eval()
+    a = explain.attribute(model, random(5, 3, 3, 9, 8), DeepLIFT(0.2), target=4)
+    assert a.delta is not None
+    assert a.delta.abs().max() <= 1e-9 * a.values.abs().sum()
+
+
+def test_without_biases_at_zero_it_is_input_times_gradient_for_rectifiers() -> None:
+    layers = [nn.Conv2d(3, 4, 3, bias=False), nn.ReLU(True), nn.Flatten(), nn.Linear(24, 2, bias=False)]
+    model = settled(nn.Sequential(*layers)).double()
+    x = random(2, 2, 3, 4, 5)
+    found = explain.attribute_all(model, x, ["deeplift", "inputxgradient"], target=1)
+    assert torch.allclose(found["deeplift"].values, found["inputxgradient"].values, rtol=1e-10, atol=1e-14)
+
+
+def test_a_baseline_that_takes_another_way_is_refused() -> None:
+    class Branching(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x.relu() if x.sum() > 0 else x.exp().sigmoid()).flatten(1)
+
+    with pytest.raises(MethodError, match="baseline of deeplift must take the same way"):
+        explain.attribute(Branching(), random(0, 1, 3, 2, 2).abs(), "deeplift", target=0)
+
+
+def test_gradients_at_random_points_are_their_formula() -> None:
+    model = settled(TinyNet()).double().eval()
+    x, known = random(0, 2, 3, 12, 10), random(1, 4, 3, 12, 10)
+    method = GradientSHAP(3, known, 0.1, seed=5)
+    points = next(iter(method.needs)).of  # type: ignore[attr-defined]
+    found = explain.attribute(model, x, method, target=2).values
+    for i in range(2):
+        total = torch.zeros_like(x[0])
+        for sample in range(3):
+            start, end, share = points.drawn(x[i], sample)
+            assert any(torch.equal(start, each) for each in known)
+            point = (start + share * (end - start)).requires_grad_()
+            total += torch.autograd.grad(model(point[None])[0, 2], point)[0] * (end - start) / 3
+        assert torch.allclose(found[i], total, rtol=1e-9, atol=1e-12)
+
+
+def test_random_points_come_to_integrated_gradients() -> None:
+    model = settled(TinyNet()).double().eval()
+    x = random(0, 1, 3, 12, 10)
+    exact = explain.attribute(model, x, IntegratedGradients(100), target=1).values
+    found = explain.attribute(model, x, GradientSHAP(400), target=1).values
+    assert (found - exact).abs().max() <= 0.15 * exact.abs().max()
+
+
+def test_backgrounds_of_another_shape_are_refused() -> None:
+    model = settled(TinyNet()).double().eval()
+    with pytest.raises(MethodError, match="baselines of gradientshap must have the shape"):
+        explain.attribute(model, random(0, 1, 3, 12, 10), GradientSHAP(baselines=torch.zeros(2, 3, 4, 4)))
