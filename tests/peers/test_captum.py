@@ -228,13 +228,26 @@ def test_captum_fails_in_inference_mode(explained: Callable[[nn.Module], Any], m
     assert agree(found, ours(model, method, x, **layers), 1e-12)
 
 
-def test_deeplift_is_the_same_on_rectifiers_and_maxima() -> None:
-    """Captum hangs its rule on modules, so every one is a module here, and is called once."""
-    layers = [nn.Conv2d(3, 5, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(5, 4, 2), nn.Tanh(), nn.Flatten()]
-    model = nn.Sequential(*layers, nn.LazyLinear(4)).double()
-    x, baseline = random(1, 2, 3, 10, 8), random(2, 3, 10, 8)
-    model(x)
+def deep(pool: nn.Module) -> nn.Module:
+    """A network of modules, each called once, which Captum hangs its rule on."""
+    layers = [nn.Conv2d(3, 5, 3), nn.ReLU(), pool, nn.Conv2d(5, 4, 2), nn.Tanh(), nn.Flatten(), nn.Linear(24, 4)]
+    model = nn.Sequential(*layers).double()
     for i, parameter in enumerate(model.parameters()):
         parameter.data = random(i, *parameter.shape) * 0.4
+    return model
+
+
+def test_deeplift_is_the_same_where_every_operation_is_a_module() -> None:
+    model, x, baseline = deep(nn.AvgPool2d(2)), random(1, 2, 3, 10, 8), random(2, 3, 10, 8)
     expected = peer.DeepLift(model).attribute(x, baseline[None].expand_as(x).clone(), TARGET)
     assert agree(expected, ours(model, DeepLIFT(baseline), x))
+
+
+def test_captums_deeplift_loses_differences_at_maxima() -> None:
+    """Its values miss the difference of the scores; ours add up to it."""
+    model, x, baseline = deep(nn.MaxPool2d(2)), random(1, 2, 3, 10, 8), random(2, 3, 10, 8)
+    with torch.no_grad():
+        difference = (model(x) - model(baseline[None]))[:, TARGET]
+    theirs = peer.DeepLift(model).attribute(x, baseline[None].expand_as(x).clone(), TARGET)
+    assert (theirs.flatten(1).sum(1) - difference).abs().max() > 0.05
+    assert torch.allclose(ours(model, DeepLIFT(baseline), x).flatten(1).sum(1), difference, rtol=1e-10)
