@@ -36,6 +36,11 @@ def chosen(words: Sequence[str], answer: Answer) -> tuple[Command, argparse.Name
 def _named(command: Command, words: Sequence[str], answer: Answer) -> tuple[Command, argparse.Namespace]:
     answer.key = command.key
     made = parser(f"explain {command.name}", command.about, command.options, _example(command))
+    own = {flag for option in command.options for flag in option.flags}
+    elsewhere = {flag for option in EXPLAIN.options for flag in option.flags} - own
+    for flag in (word.split("=")[0] for word in words):
+        if flag in elsewhere:
+            raise UsageError(f"{flag} would have no effect with {made.prog}; leave it out")
     found = read(made, command.options, words)
     _check_images(command, found, made.prog)
     return command, found

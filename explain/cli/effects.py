@@ -27,14 +27,14 @@ def refuse_without_effect(options: argparse.Namespace, methods: Sequence[Method]
     several = len(options.layer or ()) > 1 or any(re.search(r"[*?\[]", layer) for layer in options.layer or ())
     fuses = several or (not options.layer and any(isinstance(method, ManyLayers) for method in methods))
     heeded = {
-        "layer": (any(map(uses_layer, methods)), f"{names} look at no layer"),
+        "layer": (any(map(uses_layer, methods)), f"no layer is looked at for {names}"),
         "fuse": (fuses, "the maps of one layer are not fused; name several with --layer"),
-        "batch_size": (bool(options.metric) or any(map(_reruns, methods)), f"{names} run the model once"),
-        "bf16": (any(map(_reruns, methods)), f"{names} run the model once"),
+        "batch_size": (bool(options.metric) or any(map(_reruns, methods)), f"the model is run once for {names}"),
+        "bf16": (any(map(_reruns, methods)), f"the model is run once for {names}"),
         "alpha": (any(hasattr(style, "alpha") for style in own), "nothing is drawn as heat"),
         "colormap": (
             bool(options.style) or any(hasattr(style, "colormap") for style in own),
-            f"{names} have no colours",
+            "nothing is drawn with a colour map",
         ),
     }
     for name, (is_heeded, reason) in heeded.items():
