@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 
 from explain.errors import TargetError, did_you_mean, either
 
@@ -86,6 +86,7 @@ def _folded(label: str) -> str:
     return " ".join(label.casefold().replace("_", " ").replace(",", " ").split())
 
 
+@lru_cache(maxsize=8192)
 def _words(label: str) -> tuple[str, ...]:
     return tuple(re.sub(r"[-_,()]", " ", label.casefold()).split())
 
