@@ -140,11 +140,11 @@ def array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 def percent(probability: float) -> str:
     """Return a probability as people read it: whole per cent, with a digit below ten.
 
-    >>> percent(0.873), percent(0.042), percent(0.0001)
-    ('87 %', '4.2 %', '<0.1 %')
+    >>> percent(0.873), percent(0.0997), percent(0.042), percent(0.0001)
+    ('87 %', '10 %', '4.2 %', '<0.1 %')
     """
     share = 100 * probability
-    return f"{share:.0f} %" if share >= 10 else f"{share:.1f} %" if share >= 0.1 else "<0.1 %"
+    return f"{share:.0f} %" if share >= 9.95 else f"{share:.1f} %" if share >= 0.1 else "<0.1 %"
 
 
 def _families(result: Mapping[str, Attribution]) -> list[tuple[str, list[Attribution]]]:

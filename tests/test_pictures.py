@@ -138,6 +138,20 @@ def test_options_of_styles_go_to_those_that_have_them() -> None:
         Look(alpha=2.0)
 
 
+def test_only_maps_of_single_pixels_are_smoothed_and_only_for_styles_that_draw_areas(
+    explainer: explain.Explainer,
+) -> None:
+    found = explainer(spot((90, 60), (50, 30)), METHODS, 0, layer="light").attributions
+    layers, pixels = (found[method] for method in METHODS)
+    heatmap = pixels.heatmap[0].numpy()
+    for name in render.CHOICES:
+        style = render.get_style(name)
+        assert np.array_equal(map_for(layers, style), layers.heatmap[0].numpy())
+        assert np.array_equal(map_for(pixels, style), render.smoothed(heatmap))
+    assert np.array_equal(map_for(pixels, render.Intensity()), heatmap)
+    assert np.array_equal(map_for(pixels, render.Signed()), pixels.signed[0].numpy())
+
+
 def test_the_command_line_has_styles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     photo = tmp_path / "a.png"
     spot((90, 60), (50, 30)).save(photo)
