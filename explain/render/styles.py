@@ -48,7 +48,7 @@ class Style(Protocol):
         ...
 
     def legend(self, photo: Image.Image) -> Legend | None:
-        """The colours that come out on a photo of this brightness."""
+        """The colours that come out on a photo of this brightness; None where there is nothing to be said of them."""
         ...
 
 
@@ -234,8 +234,8 @@ class Color:
         scaled = np.clip(values / (2 * peak) + 0.5, 0, 1)
         return Image.merge("RGB", [Image.fromarray(place(c, photo.size, region, outside=128)) for c in scaled])
 
-    def legend(self, photo: Image.Image) -> None:
-        return None
+    def legend(self, photo: Image.Image) -> Legend:
+        return Legend(((0, 0, 0), (128, 128, 128), (255, 255, 255)), ("−", "0", "+"), "each colour channel")
 
 
 STYLES: dict[str, type[Any]] = {

@@ -125,6 +125,9 @@ def test_zero_is_grey_in_colour_pictures_and_one_channel_is_enough() -> None:
     blank = Image.new("RGB", (8, 8))
     assert set(np.asarray(render.overlay(blank, np.zeros((3, 4, 4)), "color")).ravel().tolist()) <= {127, 128}
     assert render.overlay(blank, np.ones((5, 4, 4)), "color").mode == "RGB"
+    for value, color in zip((-1.0, 0.0, 1.0), render.Color().legend(blank).colors, strict=True):
+        values = np.array([[[value, 1.0]]] * 3)  # 1 is the largest magnitude
+        assert abs(int(np.asarray(render.overlay(blank, values, "color"))[4, 0, 0]) - color[0]) <= 1
 
 
 @pytest.mark.parametrize("name", STYLES)
