@@ -11,7 +11,10 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-DAMPING = 0.8
+IN_CACHE = 2**18
+"""How many values are worked on at once on a CPU: more of them would leave its cache between one step and the next."""
+COARSEST = 256
+"""How many cells the coarsest grid has at most, which is solved at once."""
 ROUNDS = 200  # some ten are enough; what is met then is as near as rounding lets it
 
 
@@ -25,6 +28,11 @@ def interpolated(images: torch.Tensor, covered: torch.Tensor) -> torch.Tensor:
     Returns:
         ``(b, C, H, W)``; the pixels that are not covered are as they were.
     """
+    values = images[0].numel()
+    together = max(1, IN_CACHE // values) if images.device.type == "cpu" else len(images)
+    if len(images) > together:
+        starts = range(0, len(images), together)
+        return torch.cat([interpolated(images[i : i + together], covered[i : i + together]) for i in starts])
     known = (~covered).to(images)
     count = known.sum((2, 3), keepdim=True)
     of_known = (images * known).sum((2, 3), keepdim=True) / count.clamp(min=1)
@@ -37,71 +45,84 @@ def interpolated(images: torch.Tensor, covered: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Level:
-    """The system on one grid: ``share`` ``(b, 1, h, w)`` of each cell is unknown; ``held`` ties it to what is known.
+    """The system on one grid: which cells are ``unknown`` ``(b, 1, h, w)``; ``held`` ties them to what is known.
 
-    The matrix takes u to ``share * (around(share) * u - around(share * u)) + held * u``: differences between unknown
-    neighbours, and the distance from what is known. On the finest grid, this is the system itself.
+    For u that is zero where all is known, the matrix takes u to
+    ``unknown * (around(unknown) * u - around(u)) + held * u``: differences between unknown neighbours, and the distance
+    from what is known. On the finest grid, this is the system itself.
     """
 
-    share: torch.Tensor
+    unknown: torch.Tensor
     held: torch.Tensor
     beside: torch.Tensor
     inverse: torch.Tensor
     """1 by the matrix's diagonal; 0 where nothing is unknown."""
 
     @classmethod
-    def of(cls, share: torch.Tensor, held: torch.Tensor) -> _Level:
-        beside = share * _around(share) + held
+    def of(cls, unknown: torch.Tensor, held: torch.Tensor) -> _Level:
+        beside = unknown * _around(unknown) + held
         some = beside > 0
-        return cls(share, held, beside, torch.where(some, 1 / torch.where(some, beside, 1), 0))
+        return cls(unknown, held, beside, torch.where(some, 1 / torch.where(some, beside, 1), 0))
 
     def times(self, u: torch.Tensor) -> torch.Tensor:
-        return self.beside * u - self.share * _around(self.share * u)
+        return torch.addcmul(self.beside * u, self.unknown, _around(u), value=-1)
+
+    def smoothed(self, u: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        """One step of Jacobi's; this stencil needs no damping."""
+        return torch.addcmul(u, self.inverse, right - self.times(u))
 
 
 def _levels(unknown: torch.Tensor, held: torch.Tensor) -> list[_Level]:
-    """The system on finer to coarser grids: each cell is four of the grid before."""
+    """The system on finer to coarser grids: each cell is four of the grid before, unknown if one of these is."""
     levels = [_Level.of(unknown, held)]
-    while min(levels[-1].share.shape[2:]) > 3:
+    while levels[-1].unknown[0].numel() > COARSEST:
         last = levels[-1]
-        share, held = (F.avg_pool2d(_even(each), 2) for each in (last.share, last.held))
-        levels.append(_Level.of(share, 4 * held))
+        levels.append(_Level.of(F.max_pool2d(_even(last.unknown), 2), 4 * F.avg_pool2d(_even(last.held), 2)))
     return levels
+
+
+def _inverse(level: _Level) -> torch.Tensor:
+    """The inverse ``(b, h w, h w)`` of the coarsest grid's matrix; what is known stays 0."""
+    cells = level.unknown[0].numel()
+    each = torch.eye(cells).to(level.unknown).reshape(cells, 1, *level.unknown.shape[2:])
+    around = _around(each).reshape(cells, cells)
+    unknown = level.unknown.flatten(1)
+    matrix = -around * unknown[:, :, None] * unknown[:, None]
+    diagonal = torch.where(level.beside > 0, level.beside * (1 + 1e-6), 1).flatten(1)  # where nothing is known, it is 0
+    inverse: torch.Tensor = torch.linalg.inv(matrix + torch.diag_embed(diagonal))
+    return inverse * unknown[:, :, None]
 
 
 def _solved(right: torch.Tensor, levels: list[_Level]) -> torch.Tensor:
     """Conjugate gradients for each image and channel at once."""
-    finest = levels[0]
+    finest, coarsest = levels[0], _inverse(levels[-1])
     found, residue = torch.zeros_like(right), right
-    direction = scaled = _cycle(residue, levels)
+    direction = scaled = _cycle(residue, levels, coarsest)
     now = _dot(residue, scaled)
-    enough = 8 * torch.finfo(right.dtype).eps * scaled.abs().amax((2, 3), keepdim=True)
+    enough = 16 * torch.finfo(right.dtype).eps * scaled.abs().amax((2, 3), keepdim=True)
     for _ in range(ROUNDS):
         open_ = (scaled.abs().amax((2, 3), keepdim=True) > enough) & (now > 0)  # it is about what is still wrong
         if not bool(open_.any()):
             break
         applied = finest.times(direction)
         step = torch.where(open_, now / _dot(direction, applied), 0)
-        found = found + step * direction
-        residue = residue - step * applied
-        scaled = _cycle(residue, levels)
+        found = torch.addcmul(found, step, direction)
+        residue = torch.addcmul(residue, step, applied, value=-1)
+        scaled = _cycle(residue, levels, coarsest)
         then = _dot(residue, scaled)
         direction = scaled + torch.where(open_, then / now, 0) * direction
         now = then
     return found
 
 
-def _cycle(right: torch.Tensor, levels: list[_Level]) -> torch.Tensor:
+def _cycle(right: torch.Tensor, levels: list[_Level], coarsest: torch.Tensor) -> torch.Tensor:
     """Solve roughly: smooth, correct from the coarser grid, smooth once more. It is symmetric, as it has to be."""
     level, coarser = levels[0], levels[1:]
-    u = DAMPING * level.inverse * right
-    for _ in range(0 if coarser else 6):
-        u = u + DAMPING * level.inverse * (right - level.times(u))
     if not coarser:
-        return u
-    inside = (level.inverse > 0).to(right)
-    u = u + inside * _finer(_cycle(_coarser(right - level.times(u)), coarser), right.shape[2:])
-    return u + DAMPING * level.inverse * (right - level.times(u))
+        return (right.flatten(2) @ coarsest.mT).reshape(right.shape)
+    u = level.inverse * right
+    correction = _finer(_cycle(_coarser(right - level.times(u)), coarser, coarsest), right.shape[2:])
+    return level.smoothed(torch.addcmul(u, level.unknown, correction), right)
 
 
 def _coarser(maps: torch.Tensor) -> torch.Tensor:
@@ -112,19 +133,16 @@ def _coarser(maps: torch.Tensor) -> torch.Tensor:
         cells = 0.75 * (first + second)
         cells[1:] += 0.25 * second[:-1]
         cells[:-1] += 0.25 * first[1:]
+        cells[0] += 0.25 * first[0]
+        cells[-1] += 0.25 * second[-1]
         even = cells.movedim(0, dim)
     return even
 
 
 def _finer(maps: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
     """Spread coarser cells over finer ones, linearly between their middles."""
-    for dim in (3, 2):
-        cells = maps.movedim(dim, 0)
-        first, second = 0.75 * cells, 0.75 * cells
-        first[1:] += 0.25 * cells[:-1]
-        second[:-1] += 0.25 * cells[1:]
-        maps = torch.stack([first, second], 1).flatten(0, 1).movedim(0, dim)
-    return maps[..., : size[0], : size[1]]
+    found = F.interpolate(maps, scale_factor=2, mode="bilinear", align_corners=False)
+    return found[..., : size[0], : size[1]]
 
 
 def _even(maps: torch.Tensor) -> torch.Tensor:
@@ -137,13 +155,13 @@ def _around(maps: torch.Tensor) -> torch.Tensor:
 
     With 1, 2, 1 down and across, direct neighbours weigh 2 and diagonal ones 1 of 12, and the pixel itself 4.
     """
-    down = 2 * maps
-    down[:, :, 1:] += maps[:, :, :-1]
-    down[:, :, :-1] += maps[:, :, 1:]
+    down = maps / 6
+    down[:, :, 1:].add_(maps[:, :, :-1], alpha=1 / 12)
+    down[:, :, :-1].add_(maps[:, :, 1:], alpha=1 / 12)
     both = 2 * down
     both[..., 1:] += down[..., :-1]
     both[..., :-1] += down[..., 1:]
-    return both.sub_(maps, alpha=4).div_(12)
+    return both.sub_(maps, alpha=1 / 3)
 
 
 def _dot(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
