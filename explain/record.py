@@ -25,7 +25,7 @@ import numpy as np
 import PIL
 import torch
 
-from explain import methods, targets
+from explain import fills, methods, targets
 from explain.engine import Precision
 from explain.errors import ExplainError, RecordError
 from explain.methods import Method, get_method
@@ -297,7 +297,7 @@ def _makes(kind: type) -> set[str]:
 
 def _classes() -> dict[str, type]:
     """The methods and targets of this package, by the names of their classes."""
-    found = [getattr(room, name) for room in (methods, targets) for name in room.__all__]
+    found = [getattr(room, name) for room in (methods, targets, fills) for name in room.__all__]
     return {kind.__name__: kind for kind in found if isinstance(kind, type) and is_dataclass(kind)}
 
 

@@ -31,6 +31,7 @@ from explain.errors import (
     TargetError,
     either,
     image_name,
+    shown,
     warn,
 )
 from explain.hooks import Where, calculating, unwrapped
@@ -38,11 +39,13 @@ from explain.inputs import Inputs, InputsLike, Path, dotted
 from explain.layers import channels_of, default_layer, find_layers, forget, look_follows, stage_layers
 from explain.methods import (
     Complete,
+    Estimated,
     Fusion,
     ManyLayers,
     Method,
     MethodLike,
     Movable,
+    Outcome,
     Promising,
     Ranking,
     get_method,
@@ -64,6 +67,10 @@ class Options(TypedDict, total=False):
     batch_size: int | None
     progress: Progress | None
     precision: Precision
+    runs: int | None
+    until: float | None
+    seconds: float | None
+    keep_partial: bool
 
 
 @dataclass(frozen=True)
@@ -76,14 +83,26 @@ class Settings:
     batch_size: int | None = None
     progress: Progress | None = None
     precision: Precision = "full"
+    runs: int | None = None
+    until: float | None = None
+    seconds: float | None = None
+    keep_partial: bool = False
 
     def __post_init__(self) -> None:
         if self.fuse is not None:
             one_of("attribute", "fuse", self.fuse, ("mean", "max", "product"))
+        if not isinstance(self.keep_partial, bool):
+            raise MethodError(f"keep_partial of attribute must be True or False, got {shown(self.keep_partial)}")
 
     @property
     def work(self) -> Work:
-        return Work(self.batch_size, self.progress, self.precision)
+        return Work(self.batch_size, self.progress, self.precision, self.keep_partial)
+
+    @property
+    def budget(self) -> dict[str, float]:
+        """How much work methods that estimate may do, where it is not their own."""
+        given = {"runs": self.runs, "until": self.until, "seconds": self.seconds}
+        return {name: value for name, value in given.items() if value is not None}
 
 
 class _OtherWayError(Exception):
@@ -116,7 +135,7 @@ class Request:
         named = settings.layer  # a wrong name is reported even if no method looks at layers
         layers = None if named is None else find_layers(model, inputs, named)
         wanted = _targets(targets, settings.categories)
-        chosen = _by_name(methods)
+        chosen = _within(_by_name(methods), settings.budget)
         if layers is not None:
             chosen = {name: m.in_layer() if isinstance(m, Movable) else m for name, m in chosen.items()}
         return cls(model, inputs, chosen, wanted, settings, layers)
@@ -138,7 +157,8 @@ class Request:
         looked_at = self.layers_by_method() if layers is None else layers
         wanted = self._asks(looked_at)
         channels = channels_of(self.model, self.inputs, {layer for names in looked_at.values() for layer in names})
-        return Plan(wanted, len(self.targets), len(self.inputs), channels, self.settings.precision)
+        size = tuple(self.inputs.x.shape[2:])
+        return Plan(wanted, len(self.targets), len(self.inputs), channels, self.settings.precision, size)
 
     def layers_by_method(self, *, refresh: bool = False) -> dict[str, list[str]]:
         """The layers that each method looks at: those asked for, or its own choice."""
@@ -172,10 +192,19 @@ class Request:
             for name, method in self.methods.items():
                 looked_at: Sequence[str | None] = layers[name] or [None]
                 used = [[evidence_of(layer, path) for layer in looked_at] for path in self._paths]
-                with calculating(self.inputs.x.device.type):
-                    answers[name] = self._applied(method, used)
+                if self.settings.keep_partial and not all(_answered(method, each) for row in used for each in row):
+                    continue
+                try:
+                    with calculating(self.inputs.x.device.type):
+                        answers[name] = self._applied(method, used)
+                except KeyboardInterrupt:
+                    if not self.settings.keep_partial:
+                        raise
+                    continue
                 _warn_if_empty(answers[name], used[0])
             found.append(answers)
+        if not all(found):
+            raise KeyboardInterrupt("interrupted before any method had something to show")
         return found
 
     def _must_follow(self, ran: Sequence[str]) -> None:
@@ -221,6 +250,25 @@ def _by_name(methods: MethodLike | Iterable[MethodLike]) -> dict[str, Method]:
     if not chosen:
         raise MethodError("methods must name at least one method, got none; see explain.list_methods()")
     return chosen
+
+
+def _within(methods: dict[str, Method], budget: Mapping[str, float]) -> dict[str, Method]:
+    """The methods with these budgets, as far as each has such an option."""
+    for option, value in budget.items():
+        takers = {name: method for name, method in methods.items() if option in options(method)}
+        if not takers:
+            raise MethodError(
+                f"{option} must be given with a method that estimates, got it with {', '.join(methods)}; leave it out, "
+                "or take kernelshap or rise"
+            )
+        for name, method in takers.items():
+            methods[name] = replace(method, **{option: value})  # type: ignore[type-var]
+    return methods
+
+
+def _answered(method: Method, evidence: Evidence) -> bool:
+    """Whether all that a method needs was found before an interrupt."""
+    return method.needs <= set(evidence.found)
 
 
 def _are_equal(one: object, other: object) -> bool:
@@ -270,6 +318,7 @@ def _apply(method: Method, evidence: Sequence[Evidence], how: Fusion | None, exp
             )
     names = tuple(maps)
     values = next(iter(maps.values()))
+    outcome = method.outcome(first) if isinstance(method, Estimated) and len(maps) == 1 else Outcome()
     if len(maps) > 1 or isinstance(method, ManyLayers):
         how = how or (method.fusion if isinstance(method, ManyLayers) else "mean")
         values = fused(list(maps.values()), how)
@@ -289,6 +338,10 @@ def _apply(method: Method, evidence: Sequence[Evidence], how: Fusion | None, exp
         input=explained,
         coverage=coverage,
         channels=_channels(method, first) if len(maps) == 1 else None,
+        error=outcome.error,
+        spent=outcome.runs,
+        finished=outcome.finished,
+        r2=outcome.r2,
     )
 
 

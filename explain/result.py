@@ -16,7 +16,7 @@ from explain.errors import ImageError
 from explain.images import Box
 from explain.layers import enlarge
 from explain.methods import Fusion, Style
-from explain.methods.base import over_all
+from explain.methods.base import over_all, relative_error
 from explain.render import Group, Layout, Tile, get_style, picture_html, png, sheet
 from explain.render.html import escaped
 
@@ -56,6 +56,11 @@ class Attribution:
     one, and what was taken out of relevance on its way. ``channels`` ranks the channels of the layer, for methods that
     know what each one counts for.
 
+    Of methods that estimate, ``error`` has the standard error of each value, in the same shape; ``runs`` is how many
+    altered photos each image was run with (the most of any), ``finished`` ``(N,)`` whether these are all that were
+    asked for, or fewer because the error was small enough or the time was over (true) or because of an interrupt
+    (false); ``r2`` ``(N,)`` how much of the variance of the scores a surrogate explains.
+
     Of a video ``(N, C, T, H, W)``, all of these have a dimension for frames before height and width.
     """
 
@@ -75,6 +80,10 @@ class Attribution:
     coverage: Coverage | None = field(default=None, repr=False)
     channels: Channels | None = field(default=None, repr=False)
     parts: Mapping[str, Attribution] = field(default_factory=dict, repr=False)
+    error: torch.Tensor | None = field(default=None, repr=False)
+    spent: torch.Tensor | None = field(default=None, repr=False)
+    finished: torch.Tensor | None = field(default=None, repr=False)
+    r2: torch.Tensor | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -87,7 +96,7 @@ class Attribution:
         def part(tensor: torch.Tensor) -> torch.Tensor:
             return tensor[rows]  # a copy, since it is chosen by a list
 
-        per_image = ("values", "target", "score", "logits", "delta")
+        per_image = ("values", "target", "score", "logits", "delta", "error", "spent", "finished", "r2")
         tensors = {name: getattr(self, name) for name in per_image}
         taken: dict[str, Any] = {
             name: part(value) for name, value in tensors.items() if isinstance(value, torch.Tensor)
@@ -98,6 +107,16 @@ class Attribution:
         if self.channels is not None:
             taken["channels"] = Channels(*map(part, self.channels))
         return replace(self, maps=maps, parts={name: each[which] for name, each in self.parts.items()}, **taken)
+
+    @property
+    def runs(self) -> int | None:
+        """How many altered photos each image was run with, the most of any; None for methods that do not count."""
+        return None if self.spent is None else int(self.spent.max())
+
+    @property
+    def relative_error(self) -> torch.Tensor | None:
+        """The largest standard error over the largest magnitude ``(N,)``: what ``until`` is compared with."""
+        return None if self.error is None else relative_error(self.values, self.error)
 
     @cached_property
     def heatmap(self) -> torch.Tensor:

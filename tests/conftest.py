@@ -12,7 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import explain
+from explain.methods import Estimated, get_method
+
 ROOT = Path(__file__).resolve().parents[1]
+COVERING = {name for name in explain.list_methods() if isinstance(get_method(name), Estimated)}
+"""Methods that run hundreds of covered photos: they have tests of their own."""
 HOOK_DICTS = [
     "_forward_hooks",
     "_forward_pre_hooks",

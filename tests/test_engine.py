@@ -33,10 +33,10 @@ from explain.engine import (
 from explain.errors import ExplainError, ExplainWarning, ImageError, LayerError, MethodError, ModelError, TargetError
 from explain.methods import AblationCAM, GradCAM, ShapleyCAM, get_method, uses_layer
 from explain.targets import ClassTarget, ScoreTarget, TopClass
-from tests.conftest import TinyNet, settled, snapshot
+from tests.conftest import COVERING, TinyNet, settled, snapshot
 
 TRANSFORMER = ["legrad", "rollout"]
-METHODS = [name for name in explain.list_methods() if name not in TRANSFORMER]
+METHODS = [name for name in explain.list_methods() if name not in TRANSFORMER and name not in COVERING]
 ANYWHERE = [name for name in METHODS if name != "cam"]  # at any layer
 RERUNNING = {
     name

@@ -33,7 +33,21 @@ A method declares its needs and is otherwise a function of `Evidence`. A new kin
 `asks` and one collector in `collect`.
 """
 
-from explain.engine.altered import Alteration, Attributions, Blank, Collected, Fold, Reruns, Rows, Scores, Unaltered
+from explain.engine.altered import (
+    Alteration,
+    Attributions,
+    Blank,
+    Collected,
+    Explains,
+    Fold,
+    Gradual,
+    OfSize,
+    Reruns,
+    Rows,
+    Runs,
+    Scores,
+    Unaltered,
+)
 from explain.engine.asks import (
     Activations,
     Ask,
@@ -82,7 +96,9 @@ __all__ = [
     "Coverage",
     "Deconvnet",
     "Evidence",
+    "Explains",
     "Fold",
+    "Gradual",
     "Guided",
     "InputGradients",
     "LayerCurvature",
@@ -90,6 +106,7 @@ __all__ = [
     "LayerRelevance",
     "Multipliers",
     "Need",
+    "OfSize",
     "Plan",
     "Precision",
     "Progress",
@@ -100,6 +117,7 @@ __all__ = [
     "Rows",
     "Rule",
     "RuleCoverage",
+    "Runs",
     "Scores",
     "Stream",
     "Unaltered",

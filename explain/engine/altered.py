@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 
@@ -65,10 +65,36 @@ class Collected(Protocol):
     def result(self) -> Any: ...
 
 
+@runtime_checkable
+class Gradual(Protocol):
+    """What adds up results and has something to show before all of them have come."""
+
+    def done(self) -> torch.Tensor:
+        """Which images ``(N,)`` want no more rows."""
+        ...
+
+    def so_far(self) -> torch.Tensor | None:
+        """The map that there is by now, with zeros for images without one; None where no image has any."""
+        ...
+
+    def partial(self) -> Any:
+        """The result, marked as unfinished; None where some image has none yet."""
+        ...
+
+
 class Fold(Hashable, Protocol):
     """A way to add up results of altered rows in constant memory, as a frozen value."""
 
     def begin(self, evidence: Evidence) -> Collected: ...
+
+
+@runtime_checkable
+class OfSize(Protocol):
+    """An alteration whose number of rows depends on how large the photo is."""
+
+    def count_at(self, size: tuple[int, ...]) -> int:
+        """How many rows each image has at most."""
+        ...
 
 
 class Explains(Protocol):
@@ -123,6 +149,8 @@ class Unaltered:
 
     of_layer: bool = False
 
+    is_reference: ClassVar[bool] = True
+
     @property
     def needs(self) -> frozenset[Need[Any]]:
         return frozenset({Activations()}) if self.of_layer else frozenset()
@@ -142,6 +170,7 @@ class Unaltered:
 class Blank:
     """A photo of zeros, which is what preprocessing makes of the training data's mean colour."""
 
+    is_reference: ClassVar[bool] = True
     of_layer: ClassVar[bool] = False
     needs: ClassVar[frozenset[Need[Any]]] = frozenset()
 
@@ -159,8 +188,22 @@ class Blank:
 class Runs(Protocol):
     """Runs altered rows that a method can name only when it sees the evidence."""
 
+    @property
+    def kept(self) -> dict[Any, Any]:
+        """Where a method may keep what it has worked out from its runs."""
+        ...
+
+    @property
+    def keep_partial(self) -> bool:
+        """Whether what there is by an interrupt is wanted."""
+        ...
+
     def scores(self, of: Alteration, *, logits: bool = False) -> torch.Tensor:
         """The score ``(P,)`` of each altered row, or its class scores ``(P, K)``."""
+        ...
+
+    def read(self, of: Alteration, method: Explains, fold: Fold) -> Any:
+        """What a method says of each altered row, added up by a fold."""
         ...
 
 

@@ -75,6 +75,10 @@ class Asked:
     """Whether the network takes as many rows as there are images, and no other number."""
     proved: set[str | None] = field(default_factory=set)
     """Where an altered row, of the input or of a layer, was shown to have the same score alone as among others."""
+    longest: int = 0
+    """The number of rows of the longest stream, of which one is run alone to see that rows do not depend on others."""
+    interrupted: list[BaseException] = field(default_factory=list)
+    """What has ended the work early, where what there is by then is wanted."""
 
     @property
     def model(self) -> nn.Module:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
-from explain.engine.altered import Attributions, Collected, Scores
+from explain.engine.altered import Attributions, Collected, Gradual, Scores
 from explain.engine.asked import Asked, DependentRowsError, EvidenceOf
 from explain.engine.asks import Ask
 from explain.engine.evidence import Evidence, at_least_float32
 from explain.engine.forward import Choice
 from explain.engine.plan import Stream
-from explain.engine.work import Pace, Work, is_out_of_memory
+from explain.engine.work import Pace, Work, is_out_of_memory, takes_maps
 from explain.errors import ExplainError, note, raised
 from explain.interrupts import came_by_signal
 from explain.targets import find_logits
@@ -27,13 +27,17 @@ class Told:
 
     def __init__(self, work: Work, total: int) -> None:
         self._tell, self._total, self._done = work.progress, total, 0
-        self._told = 0
+        self._told, self._with_maps = 0, takes_maps(work.progress)
 
-    def add(self, rows: int) -> None:
-        """Report that so many more rows are done, or no longer wanted."""
+    def add(self, rows: int, maps: Callable[[], Mapping[str, torch.Tensor]] = dict) -> None:
+        """Report that so many more rows are done, or no longer wanted, and the ``maps`` so far to who wants them."""
         self._done += rows
-        if self._tell is not None and self._done > self._told:
-            self._told = self._done
+        if self._tell is None or self._done <= self._told:
+            return
+        self._told = self._done
+        if self._with_maps:
+            self._tell(self._done, self._total, maps())
+        else:
             self._tell(self._done, self._total)
 
     def begin_again(self) -> None:
@@ -63,8 +67,10 @@ class _Kept:
 class Readers:
     """What one target's readers of a stream have added up so far."""
 
-    def __init__(self, stream: Stream, asked: Asked, choice: Choice) -> None:
-        self.choice = choice
+    def __init__(
+        self, stream: Stream, asked: Asked, choice: Choice, names: Mapping[Ask, Sequence[str]] | None = None
+    ) -> None:
+        self.choice, self._names = choice, names or {}
         self._of: dict[Ask, Collected] = {}
         for ask in stream.readers:
             if isinstance(ask.need, Attributions):
@@ -100,6 +106,26 @@ class Readers:
     def results(self) -> dict[Ask, Any]:
         return {ask: collected.result() for ask, collected in self._of.items()}
 
+    def partial(self) -> dict[Ask, Any]:
+        """The results of those that have some although not all rows have come."""
+        found = {ask: each.partial() for ask, each in self._of.items() if isinstance(each, Gradual)}
+        return {ask: result for ask, result in found.items() if result is not None}
+
+    def maps(self) -> dict[str, torch.Tensor]:
+        """The maps that there are so far, by the methods that asked for them."""
+        found = {ask: each.so_far() for ask, each in self._of.items() if isinstance(each, Gradual)}
+        return {
+            name: values for ask, values in found.items() if values is not None for name in self._names.get(ask, ())
+        }
+
+    def waiting(self, owners: torch.Tensor) -> torch.Tensor | None:
+        """Which rows, of images ``(P,)``, are still wanted; None where that is not known of each image."""
+        collected = [self._of[ask] for ask in self._waiting]
+        if not collected or not all(isinstance(each, Gradual) for each in collected):
+            return None
+        done = torch.stack([each.done() for each in collected if isinstance(each, Gradual)]).all(0)
+        return ~done.to(owners.device)[owners] if bool(done.any()) else None
+
 
 def _read(ask: Ask, evidence: Evidence) -> torch.Tensor:
     """What a reader takes from the evidence on altered rows."""
@@ -119,15 +145,17 @@ def in_pieces(
     asked: Asked,
     progress: Told,
     pace: Pace,
+    owners: torch.Tensor | None = None,
 ) -> None:
     """Run rows in pieces of the best size; one that does not fit into memory is halved and run again.
 
     A network that refuses another number of rows than there are images (one that was exported so) gets that number.
     ``run`` takes the numbers of the rows, and whether to check that they do not depend on each other; it returns what
-    adds up the results, so that nothing is added twice.
+    adds up the results, so that nothing is added twice. With ``owners``, whose image each row is of, rows of images
+    that want no more are left out.
     """
     given, images = 1 if asked.one_at_a_time else asked.work.batch_size, len(asked.inputs)
-    start = 0
+    start, wanted = 0, len(numbers)
     while start < len(numbers) and not all(reader.enough() for reader in readers):
         piece = numbers[start : start + (images if asked.fixed else given or pace.size)]
         check = start == 0 and len(piece) > 1 and not asked.fixed
@@ -152,6 +180,22 @@ def in_pieces(
         start += len(piece)
         if given is None:
             pace.note(len(piece), pace.now() - began, len(numbers) - start)
-        progress.add(len(piece))
+        if owners is not None:
+            numbers = _still_wanted(numbers, start, owners, readers)
+        progress.add(len(piece) + wanted - len(numbers), readers[0].maps)
+        wanted = len(numbers)
     if start < len(numbers):
-        progress.add(len(numbers) - start)
+        progress.add(len(numbers) - start, readers[0].maps)
+
+
+def _still_wanted(numbers: torch.Tensor, start: int, owners: torch.Tensor, readers: Sequence[Readers]) -> torch.Tensor:
+    """The rows without those, from the ``start``-th on, that no reader wants any more."""
+    wanted = None
+    for reader in readers:
+        if reader.enough():
+            continue
+        mine = reader.waiting(owners[numbers[start:]])
+        if mine is None:
+            return numbers
+        wanted = mine if wanted is None else wanted | mine
+    return numbers if wanted is None else torch.cat([numbers[:start], numbers[start:][wanted]])

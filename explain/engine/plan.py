@@ -14,7 +14,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-from explain.engine.altered import Alteration, Attributions, Reruns, Scores, Unaltered
+from explain.engine.altered import Alteration, Attributions, OfSize, Reruns, Scores, Unaltered
 from explain.engine.asks import Ask, Backward, BlockAttention, Need, asks_of
 from explain.engine.work import Precision
 
@@ -71,6 +71,8 @@ class Plan:
     images: int = 1
     channels: Mapping[str, int] = field(default_factory=dict)
     precision: Precision = "full"
+    size: tuple[int, ...] = ()
+    """Height and width of the photo, where they are known."""
 
     @cached_property
     def asks(self) -> tuple[Ask, ...]:
@@ -153,6 +155,8 @@ class Plan:
 
     def rows_of(self, stream: Stream) -> int:
         """How many altered rows a stream has at most."""
+        if isinstance(stream.of, OfSize):
+            return self.images * stream.of.count_at(self.size) if self.size else 0
         layer = stream.layer or next((reader.layer for reader in stream.readers if reader.layer), None)
         return self.images * stream.of.count(self.channels.get(layer or "", 0))
 
@@ -181,7 +185,7 @@ class Plan:
         for stream in self.streams:
             if not stream.is_known(self.precision):
                 rows = self.rows_of(stream)
-                yield stream, Plan({"": stream.inner}, self.targets, rows, self.channels, self.precision)
+                yield stream, Plan({"": stream.inner}, self.targets, rows, self.channels, self.precision, self.size)
 
     def __str__(self) -> str:
         lines = [self._forward(), *map(self._back, self.backwards)]
@@ -240,10 +244,13 @@ class Plan:
             words.append(f"{self.rows_back} back")
         return f"in all: {', '.join(words)}"
 
-    def _for(self, asks: Iterable[Ask]) -> str:
+    def names_of(self, *asks: Ask) -> list[str]:
         """The methods that some asks are of."""
         these = set(asks)
-        names = [name for name, wanted in self.wanted.items() if name and wanted & these]
+        return [name for name, wanted in self.wanted.items() if name and wanted & these]
+
+    def _for(self, asks: Iterable[Ask]) -> str:
+        names = self.names_of(*asks)
         return f": {', '.join(names)}" if names else ""
 
 

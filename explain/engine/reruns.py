@@ -9,13 +9,13 @@ of them has not, the network lets rows depend on each other, and every row is ru
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from explain.engine.altered import Alteration, Rows, Scores
+from explain.engine.altered import Alteration, Attributions, Explains, Fold, Rows, Scores
 from explain.engine.asked import (
     Asked,
     DependentImagesError,
@@ -55,20 +55,47 @@ def run_streams(plan: Plan, asked: Asked) -> None:
     with calculating(asked.inputs.x.device.type):
         streams = [(stream, _rows(stream, asked)) for stream in waiting]
     lengths = [len(rows[asked.inputs.path].owners) for _, rows in streams]
-    order = sorted(range(len(streams)), key=lambda i: -lengths[i])  # the longest shows best what rows depend on
+    order = sorted(range(len(streams)), key=lambda i: _when(streams[i][0], lengths[i], len(asked.inputs)))
     streams = [streams[i] for i in order]
-    progress = Told(asked.work, sum(lengths))
+    names = {ask: plan.names_of(ask) for stream in waiting for ask in stream.readers}
+    progress, asked.longest = Told(asked.work, sum(lengths)), max(lengths)
     try:
-        found = [_run(stream, rows, asked, progress) for stream, rows in streams]
+        _run_all(streams, asked, progress, names)
     except DependentRowsError:
         _must_score_alone(asked)
         note("altered rows are run one at a time: the model's scores depend on what stands beside an image")
         asked.one_at_a_time = True
         progress.begin_again()
-        found = [_run(stream, rows, asked, progress) for stream, rows in streams]
-    for results in found:
-        for choice, each in zip(asked.choices, results, strict=True):
-            choice.found.update(each)
+        _run_all(streams, asked, progress, names)
+
+
+def _when(stream: Stream, length: int, images: int) -> tuple[bool, bool, int]:
+    """When a stream is run: what others are compared with first; then the longest, which shows best what rows do."""
+    return length > images, not getattr(stream.of, "is_reference", False), -length
+
+
+def _run_all(
+    streams: Sequence[tuple[Stream, Mapping[Path, Rows]]],
+    asked: Asked,
+    progress: Told,
+    names: Mapping[Ask, Sequence[str]],
+) -> None:
+    """Run streams one after the other, and put what they say into what was found for each target.
+
+    An interrupt ends this with what there is by then, where that is wanted.
+    """
+    for stream, rows in streams:
+        readers = [Readers(stream, asked, choice, names) for choice in asked.choices]
+        try:
+            _run(stream, rows, readers, asked, progress)
+        except KeyboardInterrupt as error:
+            if not asked.work.keep_partial:
+                raise
+            asked.interrupted.append(error)
+        for reader in readers:
+            reader.choice.found.update(reader.partial() if asked.interrupted else reader.results())
+        if asked.interrupted:
+            return
 
 
 def _rows(stream: Stream, asked: Asked) -> dict[Path, Rows]:
@@ -78,14 +105,12 @@ def _rows(stream: Stream, asked: Asked) -> dict[Path, Rows]:
     return dict(zip(asked.inputs.paths, made, strict=True))
 
 
-def _run(stream: Stream, rows: Mapping[Path, Rows], asked: Asked, progress: Told) -> list[dict[Ask, Any]]:
-    """Run a stream, and return what it says for each target."""
-    readers = [Readers(stream, asked, choice) for choice in asked.choices]
+def _run(stream: Stream, rows: Mapping[Path, Rows], readers: Sequence[Readers], asked: Asked, progress: Told) -> None:
+    """Run a stream; the readers take what it says for each target."""
     if stream.of.of_layer:
         behind_layer(stream, rows[asked.inputs.path], readers, asked, progress)
     else:
         _at_input(stream, rows, readers, asked, progress)
-    return [reader.results() for reader in readers]
 
 
 def _alone(asked: Asked, inputs: Inputs) -> Any:
@@ -143,8 +168,13 @@ def _changing_score(image: int, first: str, then: str) -> str:
     )
 
 
-def _known(ask: Ask, asked: Asked, choice: Choice) -> torch.Tensor:
-    """The scores of what is not altered, which are there already."""
+def _known(ask: Ask, asked: Asked, choice: Choice) -> Any:
+    """What is asked of rows that are not altered, which is there already."""
+    if isinstance(ask.need, Attributions):
+        evidence = asked.evidence(choice, ask.layer, ask.input)
+        collected, images = ask.need.fold.begin(evidence), torch.arange(len(asked.inputs), device=asked.inputs.x.device)
+        collected.add(images, images, ask.need.method(evidence))
+        return collected.result()
     if not isinstance(ask.need, Scores) or not ask.need.logits:
         return choice.score
     assert asked.forward.logits is not None
@@ -159,15 +189,29 @@ class Runner:
     choice: Choice
     layer: str | None
     precision: torch.autocast
+    kept: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def keep_partial(self) -> bool:
+        return self.asked.work.keep_partial
 
     def scores(self, of: Alteration, *, logits: bool = False) -> torch.Tensor:
         """The score ``(P,)`` of each altered row, or its class scores ``(P, K)``; equal plans are run once."""
-        ask = Ask(Scores(of, logits), self.layer)
-        if ask not in self.choice.found:
-            with self.precision:
-                run_streams(Plan({"": frozenset({ask})}), replace(self.asked, choices=[self.choice]))
-        found: torch.Tensor = self.choice.found[ask]
+        found: torch.Tensor = self._answer(Ask(Scores(of, logits), self.layer))
         return found
+
+    def read(self, of: Alteration, method: Explains, fold: Fold) -> Any:
+        """What a method says of each altered row, added up by a fold; equal plans are run once."""
+        return self._answer(Ask(Attributions(of, method, fold), self.layer))
+
+    def _answer(self, ask: Ask) -> Any:
+        if self.asked.interrupted:
+            raise self.asked.interrupted[0]
+        if ask not in self.choice.found:
+            work = replace(self.asked.work, keep_partial=False)  # the method decides what to do with an interrupt
+            with self.precision:
+                run_streams(Plan({"": frozenset({ask})}), replace(self.asked, choices=[self.choice], work=work))
+        return self.choice.found[ask]
 
 
 def _at_input(
@@ -180,8 +224,8 @@ def _at_input(
     run = partial(_run_piece, inner, rows, readers, asked)
     kind = (tuple(inputs.x.shape[1:]), inputs.x.dtype, asked.work.precision, graph)
     pace = Pace(asked.model, kind, asked.footprint.most(inputs.x.device, graph=graph), inputs.x.device)
-    count = len(rows[inputs.path].owners)
-    in_pieces(torch.arange(count, device=inputs.x.device), run, readers, asked, progress, pace)
+    owners = rows[inputs.path].owners
+    in_pieces(torch.arange(len(owners), device=inputs.x.device), run, readers, asked, progress, pace, owners)
 
 
 def _run_piece(
@@ -217,7 +261,8 @@ def _run_piece(
         raise DependentRowsError from error  # they are rows here, and may well be of one image
     if check:
         one = inputs.rows(images[:1], {path: tensor[:1] for path, tensor in altered.items()})
-        _check(readers, asked, images, one, [evidence_of(None).score for evidence_of in found])
+        longest = len(first.owners) >= asked.longest
+        _check(readers, asked, images, one, [evidence_of(None).score for evidence_of in found], longest)
     add = []
     for reader, evidence_of in zip(readers, found, strict=True):
         check_width(asked, evidence_of(None).logits)
@@ -227,9 +272,15 @@ def _run_piece(
 
 
 def _check(
-    readers: Sequence[Readers], asked: Asked, images: torch.Tensor, first: Inputs, scores: list[torch.Tensor]
+    readers: Sequence[Readers],
+    asked: Asked,
+    images: torch.Tensor,
+    first: Inputs,
+    scores: list[torch.Tensor],
+    longest: bool,
 ) -> None:
-    """See that rows do not depend on each other: the last one is not altered, and the first one is run alone too.
+    """See that rows do not depend on each other: the last one is not altered, and of the longest stream the first one
+    is run alone too.
 
     Raises:
         DependentRowsError: one of them has another score among the others than alone.
@@ -237,7 +288,7 @@ def _check(
     for reader, score in zip(readers, scores, strict=True):
         if not scores_agree(asked, reader.choice, score[-1:], reader.choice.score[images[-1:]]):
             raise DependentRowsError
-    output = None if None in asked.proved else _alone(asked, first)
+    output = _alone(asked, first) if longest and None not in asked.proved else None
     if output is None:
         return
     for reader, score in zip(readers, scores, strict=True):

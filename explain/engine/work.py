@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 import weakref
 from collections.abc import Callable, Hashable, Iterator
@@ -16,7 +17,9 @@ from explain.errors import MethodError
 from explain.hooks import HookGroup, first_tensor, hookable
 
 Precision: TypeAlias = Literal["full", "bf16"]
-Progress = Callable[[int, int], Any]
+Progress = Callable[..., Any]
+"""Called with the number of altered rows done and their total; and, where it takes three arguments, with the maps that
+there are so far, by method."""
 
 MEMORY = 512 * 2**20
 """Bytes that a batch of altered rows may take on a CPU; on other devices, half of what is free."""
@@ -30,11 +33,13 @@ WORTH_IT = 1.0  # seconds of work from which on the fastest batch size is looked
 @dataclass(frozen=True)
 class Work:
     """How long work is done: ``batch_size`` rows at a time (None: what fits into memory and was fastest in a short
-    trial), telling ``progress(done, total)`` after each piece, in bfloat16 where ``precision`` says so."""
+    trial), telling ``progress(done, total)`` after each piece, in bfloat16 where ``precision`` says so. With
+    ``keep_partial``, an interrupt ends the work early, and what there is by then is the result."""
 
     batch_size: int | None = None
     progress: Progress | None = None
     precision: Precision = "full"
+    keep_partial: bool = False
 
     def __post_init__(self) -> None:
         size = self.batch_size
@@ -42,6 +47,24 @@ class Work:
             raise MethodError(f"batch_size must be a whole number from 1, got {size!r}")
         if self.precision not in ("full", "bf16"):
             raise MethodError(f"precision must be 'full' or 'bf16', got {self.precision!r}")
+
+
+def takes_maps(progress: Progress | None) -> bool:
+    """Whether someone who is told of progress wants the maps so far as well.
+
+    >>> takes_maps(lambda done, total: None), takes_maps(lambda done, total, maps: None)
+    (False, True)
+    """
+    if progress is None:
+        return False
+    try:
+        signature = inspect.signature(progress)
+        signature.bind(0, 0)
+    except ValueError:  # of what is written in C, nobody knows
+        return False
+    except TypeError:
+        return True  # two arguments are not enough
+    return any(each.kind == each.VAR_POSITIONAL or each.name == "maps" for each in signature.parameters.values())
 
 
 @contextmanager

@@ -16,6 +16,16 @@
     attention      vision transformers
     families       which methods belong together
     sources        the papers to cite
+    regions        parts of a photo that are covered as one
+    masks          altered rows for masks
+    estimates      maps that are read off scores as they come
+    coalitions     regions switched off together
+    masking        occlusion and random smooth masks
+    shapley        Shapley values of regions
+    partition      Owen values along a hierarchy of cells
+    surrogate      regions one at a time, and a linear model of the score
+    dependence     variance and dependence for each cell of a grid
+    sources_of_masks  papers of these
     registry       names
 
 To add one, write a class that satisfies `Method`, and `register` it; nothing else needs to know.
@@ -29,10 +39,12 @@ from explain.methods.base import (
     Complete,
     Control,
     Demanding,
+    Estimated,
     Fusion,
     ManyLayers,
     Method,
     Movable,
+    Outcome,
     Promising,
     Ranking,
     Style,
@@ -51,17 +63,23 @@ from explain.methods.cam import (
     XGradCAM,
 )
 from explain.methods.composed import FinerCAM, RefineCAM
+from explain.methods.dependence import HSIC, Sobol
 from explain.methods.deeplift import DeepLIFT
 from explain.methods.expected import GradientSHAP
 from explain.methods.families import FAMILIES, control, family
 from explain.methods.lrp import LRP
+from explain.methods.masking import RISE, Occlusion
+from explain.methods.partition import PartitionSHAP
 from explain.methods.path import IntegratedGradients
 from explain.methods.perturbation import ISCAM, SSCAM, AblationCAM, ScoreCAM
+from explain.methods.regions import Given, Quadtree, Regions, Squares, Superpixels
 from explain.methods.registry import MethodLike, get_method, list_methods, register, register_wrapper
 from explain.methods.relevance import FullGrad
 from explain.methods.sampling import Augmented, Smooth, SmoothGradCAMPlusPlus
+from explain.methods.shapley import KernelSHAP, ShapleySampling
 from explain.methods.sources import Source
 from explain.methods.spectral import FEM, KPCACAM, EigenCAM, EigenGradCAM
+from explain.methods.surrogate import LIME, FeatureAblation
 
 _METHODS: list[Method] = [
     CAM(), GradCAM(), GradCAMPlusPlus(), SmoothGradCAMPlusPlus(), XGradCAM(), HiResCAM(), ElementWiseCAM(), LayerCAM(),
@@ -70,6 +88,7 @@ _METHODS: list[Method] = [
     Saliency(), InputXGradient(), GuidedBackprop(), Deconvnet(), GuidedGradCAM(), IntegratedGradients(),
     LRP(), LRP("AttnLRP"), DeepLIFT(), GradientSHAP(),
     Smooth(), Smooth(statistic="square"), Smooth(statistic="variance"),
+    Occlusion(), FeatureAblation(), RISE(), LIME(), KernelSHAP(), ShapleySampling(), PartitionSHAP(), Sobol(), HSIC(),
 ]  # fmt: skip
 for _method in _METHODS:
     register(_method)
@@ -82,9 +101,12 @@ __all__ = [
     "CAM",
     "FAMILIES",
     "FEM",
+    "HSIC",
     "ISCAM",
     "KPCACAM",
     "LRP",
+    "LIME",
+    "RISE",
     "SSCAM",
     "AblationCAM",
     "AttentionRollout",
@@ -97,9 +119,12 @@ __all__ = [
     "EigenCAM",
     "EigenGradCAM",
     "ElementWiseCAM",
+    "Estimated",
+    "FeatureAblation",
     "FinerCAM",
     "FullGrad",
     "Fusion",
+    "Given",
     "GradCAM",
     "GradCAMPlusPlus",
     "GradientSHAP",
@@ -108,23 +133,33 @@ __all__ = [
     "HiResCAM",
     "InputXGradient",
     "IntegratedGradients",
+    "KernelSHAP",
     "LayerCAM",
     "LeGrad",
     "ManyLayers",
     "Method",
     "MethodLike",
     "Movable",
+    "Occlusion",
+    "Outcome",
+    "PartitionSHAP",
     "Promising",
+    "Quadtree",
     "RandomCAM",
     "Ranking",
     "RefineCAM",
+    "Regions",
     "Saliency",
     "ScoreCAM",
     "ShapleyCAM",
+    "ShapleySampling",
     "Smooth",
     "SmoothGradCAMPlusPlus",
+    "Sobol",
     "Source",
+    "Squares",
     "Style",
+    "Superpixels",
     "XGradCAM",
     "control",
     "family",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
@@ -62,6 +62,28 @@ class Promising(Complete, Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """How an estimate went.
+
+    ``error`` is the standard error, in the shape of the values; ``runs`` ``(N,)`` how many altered photos each image
+    was run with; ``finished`` ``(N,)`` false where an interrupt cut it short; ``r2`` ``(N,)`` how much of the variance
+    of the scores a surrogate explains.
+    """
+
+    error: torch.Tensor | None = None
+    runs: torch.Tensor | None = None
+    finished: torch.Tensor | None = None
+    r2: torch.Tensor | None = None
+
+
+@runtime_checkable
+class Estimated(Protocol):
+    """A method that runs the model on altered photos, and says how that went."""
+
+    def outcome(self, evidence: Evidence) -> Outcome: ...
+
+
 @runtime_checkable
 class ManyLayers(Protocol):
     """A method that looks at one layer of each resolution where none is named, and fuses their maps in its own way."""
@@ -117,6 +139,16 @@ def uses_layer(method: Method) -> bool:
 def over_all(per_image: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Give one number for each image ``(N,)`` the shape in which it meets every value of ``like`` ``(N, ...)``."""
     return per_image.reshape(-1, *[1] * (like.ndim - 1))
+
+
+def relative_error(values: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
+    """The largest standard error over the largest magnitude ``(N,)``; infinite where all values are zero.
+
+    >>> relative_error(torch.tensor([[1.0, -4.0]]), torch.tensor([[0.2, 0.1]]))
+    tensor([0.0500])
+    """
+    largest, peak = error.flatten(1).amax(1), values.abs().flatten(1).amax(1)
+    return torch.where(largest > 0, largest / peak, torch.zeros_like(largest))
 
 
 def spatial_dims(maps: torch.Tensor) -> tuple[int, ...]:

@@ -1,0 +1,203 @@
+"""Maps that are read off altered photos as their scores come: how far they are, how sure, and when to stop."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from explain.engine import Attributions, Collected, Evidence, Need
+from explain.errors import MethodError, shown
+from explain.methods.base import Outcome, relative_error
+from explain.methods.masks import Order
+
+TOGETHER = 16  # scores that are looked at together, if no method has a reason for more
+
+
+@dataclass(frozen=True)
+class Guess:
+    """The map of one image by now, its standard error where there is one yet, and how well a surrogate fits."""
+
+    values: torch.Tensor
+    error: torch.Tensor | None = None
+    r2: float | None = None
+
+
+class Estimating(Protocol):
+    """Takes the scores of each image in the order of its masks.
+
+    ``unit`` scores mean something together only, such as a mask and its opposite.
+    """
+
+    counts: list[int]
+    unit: int
+
+    def take(self, image: int, first: int, scores: torch.Tensor) -> None:
+        """Take the scores of masks from the ``first`` on."""
+        ...
+
+    def guess(self, image: int) -> Guess: ...
+
+
+class Estimator(Protocol):
+    """A way to read a map off scores, as a frozen value."""
+
+    def begin(self, evidence: Evidence) -> Estimating: ...
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Maps ``(N, ...)`` with their standard errors, and how they came about."""
+
+    values: torch.Tensor
+    error: torch.Tensor | None
+    runs: torch.Tensor
+    finished: torch.Tensor
+    r2: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Gradually:
+    """Reads a map off scores as they come, and stops early.
+
+    It does so when the largest standard error is at most ``until`` times the largest magnitude, or when ``seconds`` are
+    over. Scores are looked at in rounds of a fixed number, so that it stops at the same one whatever the batch size.
+    """
+
+    estimator: Estimator
+    until: float | None = None
+    seconds: float | None = None
+
+    def begin(self, evidence: Evidence) -> Collected:
+        return _Gradually(self, self.estimator.begin(evidence), evidence)
+
+
+@dataclass
+class _OfImage:
+    count: int
+    waiting: list[torch.Tensor] = field(default_factory=list)
+    taken: int = 0
+    done: bool = False
+
+    @property
+    def ready(self) -> int:
+        return sum(map(len, self.waiting))
+
+
+class _Gradually:
+    def __init__(self, how: Gradually, estimating: Estimating, evidence: Evidence) -> None:
+        self._how, self._with, self._device = how, estimating, evidence.inputs.device
+        self._order = Order.of(estimating.counts, self._device)
+        self._images = [_OfImage(count, done=count == 0) for count in estimating.counts]
+        unit = estimating.unit
+        self._round = unit * max(1, -(-TOGETHER // unit))
+        self._end = None if how.seconds is None else time.monotonic() + how.seconds
+
+    def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
+        for image in dict.fromkeys(images.tolist()):
+            mine = self._images[image]
+            if not mine.done:
+                mine.waiting.append(values[images == image])
+                self._look(image, mine)
+
+    def _look(self, image: int, mine: _OfImage) -> None:
+        """Take full rounds, and what is left at the end; see whether that is enough."""
+        while not mine.done and (mine.ready >= self._round or (mine.ready and mine.taken + mine.ready >= mine.count)):
+            self._take(image, mine, min(self._round, mine.ready))
+            if mine.taken >= mine.count:
+                mine.done = True
+            elif self._how.until is not None:
+                guess = self._with.guess(image)
+                if guess.error is not None:
+                    reached = relative_error(guess.values[None], guess.error[None])
+                    mine.done = bool(reached <= self._how.until)
+
+    def _take(self, image: int, mine: _OfImage, count: int) -> None:
+        scores = torch.cat(mine.waiting)
+        self._with.take(image, mine.taken, scores[:count])
+        mine.waiting, mine.taken = [scores[count:]], mine.taken + count
+
+    def done(self) -> torch.Tensor:
+        return torch.tensor([each.done for each in self._images], device=self._device)
+
+    def enough(self) -> bool:
+        return all(each.done for each in self._images) or (self._is_over() and self._has_something())
+
+    def _is_over(self) -> bool:
+        return self._end is not None and time.monotonic() >= self._end
+
+    def _has_something(self) -> bool:
+        return all(each.done or each.taken + each.ready >= self._with.unit for each in self._images)
+
+    def so_far(self) -> torch.Tensor | None:
+        guesses = [self._with.guess(i).values if each.taken else None for i, each in enumerate(self._images)]
+        some = next((guess for guess in guesses if guess is not None), None)
+        if some is None:
+            return None
+        return torch.stack([torch.zeros_like(some) if guess is None else guess for guess in guesses])
+
+    def result(self) -> Estimate:
+        return self._result(finished=True)
+
+    def partial(self) -> Estimate | None:
+        return self._result(finished=self.enough()) if self._has_something() else None
+
+    def _result(self, *, finished: bool) -> Estimate:
+        complete = [each.done for each in self._images]
+        for image, mine in enumerate(self._images):
+            whole = mine.ready // self._with.unit * self._with.unit
+            if not mine.done and whole:
+                self._take(image, mine, whole)
+        guesses = [self._with.guess(image) for image in range(len(self._images))]
+        errors = [guess.error for guess in guesses if guess.error is not None]
+        r2 = [guess.r2 for guess in guesses if guess.r2 is not None]
+        return Estimate(
+            values=torch.stack([guess.values for guess in guesses]),
+            error=torch.stack(errors) if len(errors) == len(guesses) else None,
+            runs=torch.tensor([each.taken for each in self._images], device=self._device),
+            finished=torch.tensor([finished or each for each in complete], device=self._device),
+            r2=torch.tensor(r2, dtype=torch.float64, device=self._device) if len(r2) == len(guesses) else None,
+        )
+
+
+class FromScores:
+    """What methods share whose map is read off the scores of altered photos."""
+
+    @property
+    def found(self) -> Attributions:
+        """The estimate that is asked for."""
+        raise NotImplementedError
+
+    @property
+    def beside(self) -> frozenset[Need[Any]]:
+        """What is asked for to compare with."""
+        return frozenset()
+
+    @property
+    def needs(self) -> frozenset[Need[Any]]:
+        return frozenset({self.found}) | self.beside
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        return self._estimate(evidence).values
+
+    def outcome(self, evidence: Evidence) -> Outcome:
+        found = self._estimate(evidence)
+        return Outcome(found.error, found.runs, found.finished, found.r2)
+
+    def _estimate(self, evidence: Evidence) -> Estimate:
+        found: Estimate = evidence[self.found]
+        return found
+
+
+def check_budget(method: Any) -> None:
+    """Refuse budgets that cannot be meant.
+
+    Raises:
+        MethodError: ``until`` or ``seconds`` is not above 0.
+    """
+    for option in ("until", "seconds"):
+        value = getattr(method, option, None)
+        if value is not None and value <= 0:
+            raise MethodError(f"{option} of {method.name} must be a number above 0, got {shown(value)}; leave it out")

@@ -1,0 +1,188 @@
+"""Altered rows for masks: photos that are covered here and there, drawn when they are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch
+
+from explain.engine import Attributions, Collected, Evidence, Need, Rows, Unaltered
+from explain.errors import FillError, MethodError
+from explain.fills import Fill, covering, get_fill
+
+Score = Literal["logit", "probability"]
+"""What is explained: the score as the target picks it, or the probability of its class."""
+
+
+class Drawn(Protocol):
+    """Masks for the photos of a question.
+
+    ``counts`` says how many each image has; ``keep`` gives those with some numbers, of some images: ``(b, 1, H, W)`` in
+    [0, 1], 1 where the photo stays as it is.
+    """
+
+    counts: list[int]
+
+    def keep(self, images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor: ...
+
+
+class Masks(Hashable, Protocol):
+    """A plan of masks, as a frozen value: equal ones are run once for all methods and targets of a call."""
+
+    @property
+    def needs(self) -> frozenset[Need[Any]]: ...
+
+    def most(self, size: tuple[int, ...]) -> int:
+        """How many there are at most for a photo of this size; 0 if that is not known."""
+        ...
+
+    def drawn(self, evidence: Evidence) -> Drawn: ...
+
+
+@dataclass(frozen=True)
+class Order:
+    """In which order masks are run: the first of all images, then the second of all that have one, and so on."""
+
+    images: torch.Tensor
+    numbers: torch.Tensor
+
+    @classmethod
+    def of(cls, counts: list[int], device: torch.device) -> Order:
+        most = max(counts, default=0)
+        there = torch.arange(most, device=device)[:, None] < torch.tensor(counts, device=device)
+        numbers, images = there.nonzero(as_tuple=True)
+        return cls(images, numbers)
+
+
+@dataclass(frozen=True)
+class Covered:
+    """Photos covered by masks."""
+
+    masks: Masks
+    fill: Fill
+
+    of_layer: ClassVar[bool] = False
+
+    @property
+    def needs(self) -> frozenset[Need[Any]]:
+        return self.masks.needs
+
+    def __str__(self) -> str:
+        return f"photos covered by {self.masks}, with {self.fill.name}"
+
+    def count(self, channels: int) -> int:
+        return 0
+
+    def count_at(self, size: tuple[int, ...]) -> int:
+        return self.masks.most(size)
+
+    def rows(self, evidence: Evidence) -> Rows:
+        x = evidence.inputs
+        if not evidence.size:
+            return Rows(torch.arange(len(x), device=x.device), lambda rows: x[rows % len(x)])  # no picture to cover
+        drawn = self.masks.drawn(evidence)
+        order, cover = Order.of(drawn.counts, x.device), covering(self.fill, x)
+
+        def make(rows: torch.Tensor) -> torch.Tensor:
+            images = order.images[rows]
+            return cover(images, drawn.keep(images, order.numbers[rows]).to(x))
+
+        return Rows(order.images, make)
+
+
+@dataclass(frozen=True)
+class Emptied:
+    """Photos of which nothing is left but the fill: what others are compared with."""
+
+    fill: Fill
+
+    of_layer: ClassVar[bool] = False
+    is_reference: ClassVar[bool] = True
+    needs: ClassVar[frozenset[Need[Any]]] = frozenset()
+
+    def __str__(self) -> str:
+        return f"photos covered wholly, with {self.fill.name}"
+
+    def count(self, channels: int) -> int:
+        return 1
+
+    def rows(self, evidence: Evidence) -> Rows:
+        x = evidence.inputs
+        if not evidence.size:
+            return Rows(torch.arange(len(x), device=x.device), lambda rows: x[rows])
+        cover = covering(self.fill, x)
+        return Rows(
+            torch.arange(len(x), device=x.device), lambda rows: cover(rows, x.new_zeros(len(rows), 1, *x.shape[2:]))
+        )
+
+
+@dataclass(frozen=True)
+class ScoreOf:
+    """The score of each row, as the target picks it or as the probability of its class.
+
+    Of targets that are no class, such as a detected box, it is the score in either case. A model that gives one number
+    has the probability that its sigmoid says; one whose class scores are probabilities is taken at its word.
+    """
+
+    kind: Score = "logit"
+
+    needs: ClassVar[frozenset[Need[Any]]] = frozenset()
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        classes, logits = evidence.classes, evidence.logits
+        if self.kind == "logit" or classes is None or logits is None:
+            return evidence.score
+        if logits.shape[1] == 1:
+            return logits[:, 0] if bool(((logits >= 0) & (logits <= 1)).all()) else logits[:, 0].sigmoid()
+        sums = logits.sum(1, keepdim=True)
+        are = (logits >= 0).all(1, keepdim=True) & ((sums - 1).abs() < 1e-4)
+        chances = torch.where(are, logits, logits.softmax(1))
+        return chances.gather(1, classes[:, None].to(chances.device))[:, 0]
+
+
+@dataclass(frozen=True)
+class InOrder:
+    """What was found for each row, in their order."""
+
+    def begin(self, evidence: Evidence) -> Collected:
+        return _InOrder(evidence.score)
+
+
+class _InOrder:
+    def __init__(self, like: torch.Tensor) -> None:
+        self._values, self._numbers = [like.new_zeros(0)], [torch.zeros(0, dtype=torch.long, device=like.device)]
+
+    def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
+        self._values.append(values)
+        self._numbers.append(numbers)
+
+    def enough(self) -> bool:
+        return False
+
+    def result(self) -> torch.Tensor:
+        found = torch.cat(self._values[1:] or self._values)
+        return found[torch.argsort(torch.cat(self._numbers))]
+
+
+def blank_score(fill: Fill, score: Score) -> Attributions:
+    """What asks for the score ``(N,)`` of photos of which nothing is left."""
+    return Attributions(Emptied(fill), ScoreOf(score), InOrder())
+
+
+def whole_score(score: Score) -> Attributions:
+    """What asks for the score ``(N,)`` of the photos as they are, in the precision of the altered ones."""
+    return Attributions(Unaltered(), ScoreOf(score), InOrder())
+
+
+def fill_of(method: str, value: Any, option: str = "fill") -> Fill:
+    """Return the fill that an option stands for.
+
+    Raises:
+        MethodError: it stands for none.
+    """
+    try:
+        return get_fill(value)
+    except (FillError, AttributeError, TypeError) as error:
+        raise MethodError(f"{option} of {method} must be a fill or the name of one: {error}") from None

@@ -1,0 +1,250 @@
+"""Regions of a photo that are covered as one: squares, a quadtree, superpixels, or what the caller gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from explain.errors import MethodError, shown
+from explain.methods.checks import check_options
+
+
+@runtime_checkable
+class Regions(Protocol):
+    """A way to cut photos into regions, as a frozen value.
+
+    Called with photos ``(N, C, H, W)`` or videos, it gives each pixel the number of its region, from 0 on:
+    ``(N, H, W)``. ``most`` is how many there are at most for photos of a size.
+    """
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor: ...
+
+    def most(self, size: tuple[int, ...]) -> int: ...
+
+
+@dataclass(frozen=True)
+class Squares:
+    """A grid of cells, ``across`` in each direction; of a video, in time too. Smaller photos have a cell a pixel.
+
+    >>> Squares(2)(torch.zeros(1, 3, 2, 4))[0]
+    tensor([[0, 0, 1, 1],
+            [2, 2, 3, 3]])
+    """
+
+    across: int = 7
+
+    def __post_init__(self) -> None:
+        check_options(self, across=1)
+
+    def __str__(self) -> str:
+        return f"{self.across} squares across"
+
+    def cells(self, size: tuple[int, ...]) -> tuple[int, ...]:
+        """How many cells there are in each direction."""
+        return tuple(min(self.across, side) for side in size)
+
+    def most(self, size: tuple[int, ...]) -> int:
+        return int(torch.tensor(self.cells(size)).prod())
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        size = tuple(images.shape[2:])
+        found = torch.zeros(size, dtype=torch.long, device=images.device)
+        for dim, (cells, side) in enumerate(zip(self.cells(size), size, strict=True)):
+            along = torch.arange(side, device=images.device) * cells // side
+            found = found * cells + along.reshape([-1 if d == dim else 1 for d in range(len(size))])
+        return found.expand(len(images), *size)
+
+
+@dataclass(frozen=True)
+class Quadtree:
+    """Cells that are small where the photo has detail: the one that varies most is cut into four, again and again.
+
+    Args:
+        count: how many cells there are at most.
+
+    >>> x = torch.zeros(1, 1, 4, 4)
+    >>> x[..., 0, 0] = 1
+    >>> Quadtree(7)(x)[0]
+    tensor([[3, 4, 0, 0],
+            [5, 6, 0, 0],
+            [1, 1, 2, 2],
+            [1, 1, 2, 2]])
+    """
+
+    count: int = 49
+
+    def __post_init__(self) -> None:
+        check_options(self, count=1)
+
+    def __str__(self) -> str:
+        return f"a quadtree of {self.count} cells"
+
+    def most(self, size: tuple[int, ...]) -> int:
+        return self.count
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        return torch.stack([self._of(image.double().cpu()) for image in images]).to(images.device)
+
+    def _of(self, image: torch.Tensor) -> torch.Tensor:
+        cells = [tuple((0, side) for side in image.shape[1:])]
+        while True:
+            spread = [_spread(image, cell) for cell in cells]
+            best = max(range(len(cells)), key=spread.__getitem__)
+            parts = halves(cells[best])
+            if spread[best] < 0 or len(cells) - 1 + len(parts) > self.count:
+                break
+            cells[best : best + 1] = []
+            cells += parts
+        found = torch.zeros(image.shape[1:], dtype=torch.long)
+        for number, cell in enumerate(cells):
+            found[tuple(slice(*ends) for ends in cell)] = number
+        return found
+
+
+Cell = tuple[tuple[int, int], ...]
+"""The first pixel of a box in each direction, and the one behind the last."""
+
+
+def halves(cell: Cell) -> list[Cell]:
+    """Cut a cell in half in each direction in which it has more than one pixel.
+
+    >>> halves(((0, 1), (0, 3)))
+    [((0, 1), (0, 1)), ((0, 1), (1, 3))]
+    """
+    found: list[Cell] = [()]
+    for start, end in cell:
+        middle = (start + end) // 2
+        ends = [(start, middle), (middle, end)] if end - start > 1 else [(start, end)]
+        found = [(*before, part) for before in found for part in ends]
+    return found
+
+
+def _spread(image: torch.Tensor, cell: Cell) -> float:
+    """The sum of squared deviations from a cell's mean colour; -1 for what cannot be cut."""
+    part = image[(slice(None), *(slice(*ends) for ends in cell))].flatten(1)
+    return -1.0 if part.shape[1] == 1 else float((part - part.mean(1, keepdim=True)).square().sum())
+
+
+@dataclass(frozen=True)
+class Superpixels:
+    """Regions of similar colour, by SLIC (Achanta et al., 2012) as in scikit-image, which has to be installed.
+
+    Args:
+        count: about how many; there may be a few more or fewer.
+        compactness: how much nearness counts against colour.
+    """
+
+    count: int = 50
+    compactness: float = 10.0
+
+    def __post_init__(self) -> None:
+        check_options(self, count=1, compactness=0)
+
+    def __str__(self) -> str:
+        return f"about {self.count} superpixels"
+
+    def most(self, size: tuple[int, ...]) -> int:
+        return 0
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        try:
+            from skimage.segmentation import slic
+        except ImportError:
+            raise MethodError(
+                "regions by Superpixels must have scikit-image, which is not installed; run pip install scikit-image, "
+                "or take Squares() or Quadtree()"
+            ) from None
+        if images.ndim != 4:
+            raise MethodError(
+                f"regions by Superpixels must be of photos (N, C, H, W), got {tuple(images.shape)}; take Squares()"
+            )
+        found = []
+        for image in images.double().cpu():
+            least, most = image.aminmax()
+            pixels = ((image - least) / (most - least).clamp(min=1e-12)).movedim(0, -1).numpy()
+            labels = slic(pixels, n_segments=self.count, compactness=self.compactness, channel_axis=-1)
+            found.append(in_a_row(torch.as_tensor(labels)))
+        return torch.stack(found).to(images.device)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Given:
+    """Regions that the caller gives: a tensor of whole numbers ``(H, W)``, or ``(N, H, W)`` with one for each image.
+
+    >>> Given(torch.tensor([[7, 7], [3, 9]]))(torch.zeros(1, 3, 2, 2))
+    tensor([[[1, 1],
+             [0, 2]]])
+    """
+
+    labels: torch.Tensor
+
+    def __post_init__(self) -> None:
+        labels = torch.as_tensor(self.labels).detach().cpu()
+        if labels.dtype.is_floating_point or labels.dtype.is_complex or labels.ndim < 2 or labels.numel() == 0:
+            raise MethodError(
+                f"regions must be whole numbers (H, W), or (N, H, W) with one map for each image, got {shown(labels)}; "
+                "give each pixel the number of its region"
+            )
+        object.__setattr__(self, "labels", labels.long())
+
+    @property
+    def _of(self) -> tuple[tuple[int, ...], bytes]:
+        return tuple(self.labels.shape), self.labels.numpy().tobytes()
+
+    def __repr__(self) -> str:
+        return f"Given({'×'.join(map(str, self.labels.shape))})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Given) and self._of == other._of
+
+    def __hash__(self) -> int:
+        return hash(self._of)
+
+    def most(self, size: tuple[int, ...]) -> int:
+        single = self.labels.ndim == len(size)
+        return max(len(each.unique()) for each in (self.labels[None] if single else self.labels))
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        size = tuple(images.shape[2:])
+        labels = self.labels[None] if self.labels.ndim == len(size) else self.labels
+        if tuple(labels.shape[1:]) != size or len(labels) not in (1, len(images)):
+            raise MethodError(
+                f"regions must have the shape {size} of the photo, or {(len(images), *size)} with one for each image, "
+                f"got {tuple(self.labels.shape)}; resize them without interpolation"
+            )
+        found = torch.stack([in_a_row(each) for each in labels])
+        return found.expand(len(images), *size).to(images.device)
+
+
+def in_a_row(labels: torch.Tensor) -> torch.Tensor:
+    """Number regions from 0 on, without gaps, in the order of their numbers."""
+    found: torch.Tensor = torch.unique(labels, return_inverse=True)[1]
+    return found
+
+
+def regions_of(method: str, value: Any, option: str = "regions") -> Regions:
+    """Return what an option stands for: regions as they are, a tensor or array of numbers, or how many squares across.
+
+    Raises:
+        MethodError: it stands for no regions.
+
+    >>> regions_of("lime", 4)
+    Squares(across=4)
+    """
+    if isinstance(value, Regions) and not isinstance(value, type):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return Squares(value)
+    kind = getattr(getattr(value, "dtype", None), "kind", "")
+    whole = isinstance(value, torch.Tensor) or kind in ("i", "u") or isinstance(value, (list, tuple))
+    if whole:
+        try:
+            return Squares(int(value)) if getattr(value, "ndim", 1) == 0 and int(value) > 0 else Given(value)
+        except (TypeError, ValueError, RuntimeError, MethodError):
+            pass
+    raise MethodError(
+        f"{option} of {method} must be whole numbers (H, W), how many squares across from 1, or an object such as "
+        f"explain.methods.Squares(7), got {shown(value)}; give one of these"
+    )

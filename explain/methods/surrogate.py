@@ -1,0 +1,202 @@
+"""One region at a time, and LIME: what the score loses without a region, and a linear model of the score."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+
+from explain.fills import Fill, Zero
+from explain.methods import sources_of_masks as sources
+from explain.methods.base import Style
+from explain.methods.checks import check_options
+from explain.methods.coalitions import FromRegions, Solved
+from explain.methods.estimates import check_budget
+from explain.methods.masks import Score, fill_of
+from explain.methods.regions import Regions, Squares, regions_of
+from explain.methods.sources import Source
+
+
+@dataclass(frozen=True)
+class OneByOne:
+    """One region covered at a time."""
+
+    def rows(self, regions: int) -> torch.Tensor:
+        return ~torch.eye(regions, dtype=torch.bool, device="cpu")
+
+    def unit(self, regions: int) -> int:
+        return 1
+
+    def most(self, regions: int) -> int:
+        return regions
+
+
+@dataclass(frozen=True)
+class Drop:
+    """What the score loses without each region."""
+
+    compares: ClassVar[bool] = False
+
+    def __call__(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Solved:
+        return Solved((whole - scores) @ (1 - seen))
+
+
+@dataclass(frozen=True)
+class FeatureAblation(FromRegions):
+    r"""What the score loses without each region: :math:`y(x) - y(x_{\setminus R})`.
+
+    Args:
+        regions: ``(H, W)`` whole numbers, the number of each pixel's region; `Squares`, `Quadtree` or `Superpixels`;
+            or how many squares across.
+        fill: what takes the place of what is covered: one of `explain.fills`, or its name.
+        score: explain the ``logit``, or the ``probability`` of the class.
+
+    Returns:
+        ``(N, H, W)``, each pixel with its region's value, in units of the score.
+
+    Zeiler and Fergus, "Visualizing and Understanding Convolutional Networks", ECCV 2014; named as in Captum.
+
+    >>> import explain
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2)).double()
+    >>> x = torch.rand(1, 3, 2, 2, dtype=torch.float64)
+    >>> a = explain.attribute(model, x, FeatureAblation(regions=[[0, 0], [1, 1]]), target=1)
+    >>> torch.allclose(a.values[:, :, 0], (model[1].weight[1].reshape(3, 2, 2) * x).sum((1, 3)))
+    True
+    """
+
+    regions: Regions = field(default_factory=Squares)
+    fill: Fill = field(default_factory=Zero)
+    score: Score = "logit"
+
+    name: ClassVar[str] = "featureablation"
+    about: ClassVar[str] = "what the score loses without each region"
+    paper: ClassVar[str] = "Zeiler and Fergus, ECCV 2014"
+    source: ClassVar[Source] = sources.OCCLUSION
+    style: ClassVar[Style] = "heat"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fill", fill_of(self.name, self.fill))
+        object.__setattr__(self, "regions", regions_of(self.name, self.regions))
+        check_options(self)
+
+    @property
+    def design(self) -> OneByOne:
+        return OneByOne()
+
+    @property
+    def solver(self) -> Drop:
+        return Drop()
+
+
+@dataclass(frozen=True)
+class CoinTosses:
+    """Each region covered or not by the toss of a coin."""
+
+    runs: int
+    seed: int
+
+    def rows(self, regions: int) -> torch.Tensor:
+        generator = torch.Generator("cpu").manual_seed(self.seed % 2**63)
+        return torch.rand(self.runs, regions, generator=generator, device="cpu") < 0.5
+
+    def unit(self, regions: int) -> int:
+        return 1
+
+    def most(self, regions: int) -> int:
+        return self.runs
+
+
+@dataclass(frozen=True)
+class RidgeRegression:
+    """A linear model of the score with an intercept, by least squares with weights for likeness to the photo."""
+
+    width: float
+    ridge: float
+
+    compares: ClassVar[bool] = False
+
+    def __call__(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Solved:
+        """See `LIME`; the photo itself is one more sample, of weight 1."""
+        z = torch.cat([torch.ones_like(seen[:1]), seen])
+        y = torch.cat([scores.new_full((1,), whole), scores])
+        distance = 1 - (z.sum(1) / z.shape[1]).sqrt()
+        weights = torch.exp(-((distance / self.width) ** 2))
+        total = weights.sum()
+        x, t = z - weights @ z / total, y - weights @ y / total
+        curvature = (x * weights[:, None]).T @ x
+        penalty = self.ridge * torch.eye(z.shape[1], dtype=torch.float64, device=z.device)
+        inverse = torch.linalg.pinv(curvature + penalty, hermitian=True)
+        values = inverse @ (x * (weights * t)[:, None]).sum(0)
+        rest = t - x @ values
+        spread = float(weights @ t.square())
+        leverage = ((x @ inverse * x).sum(1) * weights + weights / total).clamp(max=0.99)
+        pulls = x * (weights * rest / (1 - leverage))[:, None]
+        error = (inverse @ (pulls.T @ pulls) @ inverse).diagonal().clamp(min=0).sqrt()
+        r2 = 1 - float(weights @ rest.square()) / spread if spread > 0 else 1.0
+        return Solved(values, error if len(seen) > 1 else None, r2)
+
+
+@dataclass(frozen=True)
+class LIME(FromRegions):
+    r"""A linear model of the score in which regions are covered, near the photo.
+
+    Regions are covered by the toss of a coin. A run in which z of M regions are seen weighs
+    :math:`\exp(-d^2/\text{width}^2)`, with d the cosine distance :math:`1 - \sqrt{z/M}` to the whole photo. The model
+    is fitted by ridge regression, whose intercept is free: the Lasso of the paper may set everything to zero on
+    probabilities. Its coefficients are the values; ``r2`` says how much of the weighted variance of the scores they
+    explain.
+
+    Args:
+        runs: how many covered photos, at most.
+        regions: as for `KernelSHAP`.
+        fill: what takes the place of what is covered: one of `explain.fills`, or its name.
+        score: explain the ``logit``, or the ``probability`` of the class.
+        width: of the kernel.
+        ridge: the penalty on the sum of squared coefficients.
+        seed: of the coins.
+        until, seconds: stop early, when the largest standard error over the largest magnitude is at most ``until``, or
+            after so many seconds.
+
+    Returns:
+        ``(N, H, W)``, each pixel with its region's coefficient, in units of the score, with standard errors.
+
+    Ribeiro, Singh and Guestrin, "Why Should I Trust You?", KDD 2016 (arXiv:1602.04938).
+
+    >>> import explain
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2)).double()
+    >>> x = torch.rand(1, 3, 2, 2, dtype=torch.float64)
+    >>> a = explain.attribute(model, x, LIME(runs=50, regions=2, ridge=0), target=1)
+    >>> torch.allclose(a.values, (model[1].weight[1].reshape(3, 2, 2) * x).sum(1)), f"{a.r2.item():.3f}"
+    (True, '1.000')
+    """
+
+    runs: int = 500
+    regions: Regions = field(default_factory=Squares)
+    fill: Fill = field(default_factory=Zero)
+    score: Score = "logit"
+    width: float = 0.25
+    ridge: float = 1.0
+    seed: int = 0
+    until: float | None = None
+    seconds: float | None = None
+
+    name: ClassVar[str] = "lime"
+    about: ClassVar[str] = "a linear model of the score with regions covered"
+    paper: ClassVar[str] = "Ribeiro et al., KDD 2016"
+    source: ClassVar[Source] = sources.LIME
+    style: ClassVar[Style] = "heat"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fill", fill_of(self.name, self.fill))
+        object.__setattr__(self, "regions", regions_of(self.name, self.regions))
+        check_options(self, runs=1, width=1e-6, ridge=0)
+        check_budget(self)
+
+    @property
+    def design(self) -> CoinTosses:
+        return CoinTosses(self.runs, self.seed)
+
+    @property
+    def solver(self) -> RidgeRegression:
+        return RidgeRegression(self.width, self.ridge)

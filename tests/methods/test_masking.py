@@ -1,0 +1,622 @@
+"""Methods that cover photos: against plain loops, their identities, and when they stop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import explain
+from explain.engine import Evidence, Question
+from explain.errors import ExplainError, MethodError
+from explain.fills import Blur, Mean, Noise
+from explain.layers import Grids
+from explain.methods import (
+    HSIC,
+    LIME,
+    RISE,
+    FeatureAblation,
+    Given,
+    KernelSHAP,
+    Occlusion,
+    PartitionSHAP,
+    Quadtree,
+    ShapleySampling,
+    Sobol,
+    Squares,
+    Superpixels,
+    get_method,
+)
+from explain.methods.coalitions import FromRegions
+from explain.methods.shapley import chance_of_pair, drawn_pairs
+from tests.conftest import settled, snapshot
+from tests.methods import plain_runs
+
+SIZE = (6, 5)
+LABELS = torch.tensor(
+    [[0, 0, 1, 1, 1], [0, 0, 1, 1, 1], [2, 2, 2, 3, 3], [2, 2, 2, 3, 3], [4, 4, 4, 4, 4], [4, 4, 4, 4, 4]]
+)
+EXACT = {"rtol": 1e-8, "atol": 1e-10}
+
+
+class Curved(nn.Module):
+    """A convolution with a smooth bend, so that regions act together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(4, 3)
+        self.rows: list[int] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.rows.append(len(x))
+        return self.fc(nn.functional.softplus(self.conv(x)).square().mean((2, 3)))
+
+
+@pytest.fixture
+def curved() -> Curved:
+    model = settled(Curved()).double().eval()
+    assert isinstance(model, Curved)
+    return model
+
+
+def photos(count: int = 1) -> torch.Tensor:
+    return torch.randn(count, 3, *SIZE, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
+
+def score_of(model: nn.Module, target: int = 1, kind: str = "logit") -> Callable[[torch.Tensor], float]:
+    def score(x: torch.Tensor) -> float:
+        with torch.no_grad():
+            logits = model(x[None])[0]
+        return float((logits.softmax(0) if kind == "probability" else logits)[target])
+
+    return score
+
+
+def linear() -> tuple[nn.Module, torch.Tensor]:
+    """A linear model, and what each pixel of the photo gives to the score of class 1."""
+    model = settled(nn.Sequential(nn.Flatten(), nn.Linear(3 * math.prod(SIZE), 3))).double()
+    weight = model[1].weight.detach()[1].reshape(3, *SIZE)
+    return model, (weight * photos()[0]).sum(0)
+
+
+def drawn(method: FromRegions, regions: int) -> list[list[int]]:
+    return [row.nonzero()[:, 0].tolist() for row in method.design.rows(regions)]
+
+
+def question(x: torch.Tensor) -> Evidence:
+    return Evidence(Question(x, torch.zeros(len(x)), None, "", Grids(tuple(x.shape[2:]))), None, {})
+
+
+@pytest.mark.parametrize(("window", "stride"), [(1, 1), (2, 2), (3, 2), (4, 3), (5, 5)])
+def test_occlusion_is_the_mean_drop_over_windows(window: int, stride: int, curved: Curved) -> None:
+    found = explain.attribute(curved, photos(2), Occlusion(window, stride), target=1)
+    for values, x in zip(found.values, photos(2), strict=True):
+        torch.testing.assert_close(values, plain_runs.occlusion(score_of(curved), x, window, stride), **EXACT)
+
+
+def test_feature_ablation_is_the_drop_without_each_region(curved: Curved) -> None:
+    found = explain.attribute(curved, photos(2), FeatureAblation(regions=LABELS), target=1)
+    for values, x in zip(found.values, photos(2), strict=True):
+        torch.testing.assert_close(values, plain_runs.ablation(score_of(curved), x, LABELS), **EXACT)
+    assert found.runs == 5
+    assert found.error is None
+
+
+def test_rise_is_the_mean_of_masks_times_scores(curved: Curved) -> None:
+    method, x = RISE(runs=70, grid=3, probability=0.4), photos()
+    numbers = torch.arange(70)
+    masks = method.masks.drawn(question(x)).keep(torch.zeros_like(numbers), numbers)[:, 0]
+    found = explain.attribute(curved, x, method, target=1)
+    expected = plain_runs.rise(score_of(curved, kind="probability"), x[0], list(masks), 0.4)
+    torch.testing.assert_close(found.values[0], expected, **EXACT)
+    scores = [score_of(curved, kind="probability")(x[0] * mask) for mask in masks]
+    each = torch.stack([score * mask for score, mask in zip(scores, masks, strict=True)]) / 0.4
+    torch.testing.assert_close(found.error[0], each.std(0) / math.sqrt(70), **EXACT)
+    centred = explain.attribute(curved, x, RISE(runs=70, grid=3, probability=0.4, centred=True), target=1)
+    level = sum(scores) / 70
+    torch.testing.assert_close(centred.values[0], expected - level * masks.mean(0) / 0.4, **EXACT)
+    each = torch.stack([(score - level) * mask for score, mask in zip(scores, masks, strict=True)]) / 0.4
+    torch.testing.assert_close(centred.error[0], each.std(0) / math.sqrt(70), **EXACT)
+
+
+def test_masks_of_rise_are_grids_enlarged_and_shifted_with_the_expectation_of_a_cell() -> None:
+    x = torch.zeros(1, 3, 20, 15, dtype=torch.float64)
+    masks = RISE(runs=3000, grid=4, probability=0.3).masks.drawn(question(x))
+    numbers = torch.arange(3000)
+    found = masks.keep(torch.zeros_like(numbers), numbers)[:, 0]
+    assert found.shape == (3000, 20, 15)
+    assert 0 <= found.min() < found.max() <= 1
+    error = found.std(0) / math.sqrt(3000)
+    assert (((found.mean(0) - 0.3).abs() / error) < 4.5).all()
+    steps = found.diff(dim=2).abs()
+    assert steps.max() <= 1 / 4 + 1e-9  # a cell is 4 wide, and between two of them the mask changes evenly
+    torch.testing.assert_close(masks.keep(torch.zeros(2).long(), torch.tensor([77, 5]))[:, 0], found[[77, 5]])
+
+
+def test_lime_is_weighted_ridge_regression(curved: Curved) -> None:
+    method = LIME(runs=40, regions=LABELS, width=0.4, ridge=0.3, seed=4)
+    found = explain.attribute(curved, photos(2), method, target=1)
+    for i, x in enumerate(photos(2)):
+        values, r2 = plain_runs.lime(score_of(curved), x, LABELS, drawn(method, 5), 0.4, 0.3)
+        torch.testing.assert_close(found.values[i], values, **EXACT)
+        assert found.r2[i].item() == pytest.approx(r2, rel=1e-8)
+
+
+def test_kernelshap_is_the_regression_over_its_pairs(curved: Curved) -> None:
+    labels = torch.arange(30).reshape(SIZE) % 7
+    method = KernelSHAP(runs=40, regions=labels, seed=2)
+    half, draws = drawn_pairs(7, 20, 2)
+    chance = chance_of_pair(half.sum(1), 7)
+    weights = chance / (1 - (1 - chance) ** draws[-1])
+    z = half.double() - half.double().mean(1, keepdim=True)
+    ridge = 0.3 * (6 / 20) ** 2 * float((weights[:, None] * z.square()).sum()) / 6
+    x = photos()
+    coalitions = [row.nonzero()[:, 0].tolist() for row in half]
+    expected = plain_runs.kernel_regression(score_of(curved), x[0], labels, coalitions, weights.tolist(), ridge)
+    found = explain.attribute(curved, x, method, target=1)
+    torch.testing.assert_close(found.values[0], expected, **EXACT)
+    assert found.runs == 40
+
+
+@pytest.mark.parametrize("method", [KernelSHAP(regions=LABELS), ShapleySampling(runs=600, regions=LABELS)])
+def test_all_coalitions_and_many_orders_give_shapley_values(method: Any, curved: Curved) -> None:
+    found = explain.attribute(curved, photos(2), method, target=1)
+    for i, x in enumerate(photos(2)):
+        expected = plain_runs.shapley(score_of(curved), x, LABELS)
+        if isinstance(method, KernelSHAP):
+            torch.testing.assert_close(found.values[i], expected, **EXACT)
+            assert found.error[i].abs().max() == 0
+            assert found.runs == 2**5 - 2
+        else:
+            assert ((found.values[i] - expected).abs() <= 4.5 * found.error[i] + 1e-12).all()
+
+
+def test_shapley_sampling_is_the_mean_gain_over_its_orders(curved: Curved) -> None:
+    method = ShapleySampling(runs=40, regions=LABELS, seed=1)
+    rows = method.design.rows(5).reshape(-1, 4, 5)
+    orders = []
+    for each in rows:
+        steps = torch.cat([torch.zeros(1, 5), each.float(), torch.ones(1, 5)]).diff(dim=0)
+        orders.append(steps.argmax(1).tolist())
+    assert [order[::-1] for order in orders[::2]] == orders[1::2]
+    found = explain.attribute(curved, photos(), method, target=1)
+    expected = plain_runs.permutations(score_of(curved), photos()[0], LABELS, orders)
+    torch.testing.assert_close(found.values[0], expected, **EXACT)
+    assert found.runs == 40
+
+
+@pytest.mark.parametrize(
+    "method",
+    [KernelSHAP(12, LABELS), KernelSHAP(500, LABELS), ShapleySampling(16, LABELS), KernelSHAP(9, 3), KernelSHAP(9, 1)],
+)
+def test_shapley_values_add_up_to_the_difference_of_the_scores(method: Any, curved: Curved) -> None:
+    found = explain.attribute(curved, photos(2), method, target=1)
+    labels = method.regions(photos(2))
+    for i, x in enumerate(photos(2)):
+        first = [(labels[i] == k).nonzero()[0] for k in range(int(labels.max()) + 1)]
+        total = sum(float(found.values[i][tuple(place)]) for place in first)
+        assert total == pytest.approx(score_of(curved)(x) - score_of(curved)(x * 0), rel=1e-9)
+    assert found.delta.abs().max() < 1e-9
+
+
+SHAPLEY = [KernelSHAP(12, LABELS), KernelSHAP(24, LABELS), ShapleySampling(16, LABELS), LIME(64, LABELS, ridge=0)]
+
+
+@pytest.mark.parametrize("method", [*SHAPLEY, FeatureAblation(LABELS), Occlusion(1, 1)])
+def test_of_a_linear_model_each_pixel_gets_what_it_gives(method: Any) -> None:
+    model, pixels = linear()
+    found = explain.attribute(model, photos(), method, target=1).values[0]
+    if not isinstance(method, Occlusion):
+        pixels = plain_runs.on_pixels(LABELS, [float(pixels[k == LABELS].sum()) for k in range(5)])
+    if isinstance(method, KernelSHAP) and method.runs == 12:  # so few that values are drawn towards each other
+        assert float((found - pixels).norm() / pixels.norm()) < 0.5
+    else:
+        torch.testing.assert_close(found, pixels, rtol=0.1 if method == KernelSHAP(24, LABELS) else 1e-8, atol=1e-6)
+
+
+class Product(nn.Module):
+    """The product of the means of the two halves of the photo; what is below them does nothing."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        left, right = x[:, :, :2, :2].mean((1, 2, 3)), x[:, :, :2, 3:].mean((1, 2, 3))
+        return torch.stack([left * right, left + right], 1)
+
+
+def test_symmetry_dummy_and_linearity_of_shapley_values() -> None:
+    labels = torch.zeros(SIZE, dtype=torch.long)
+    labels[:2, 3:], labels[2:, :2], labels[2:, 2:] = 1, 2, 3
+    x = photos()
+    for method in (KernelSHAP(regions=labels), ShapleySampling(runs=24, regions=labels)):
+        value = {}
+        for name, target in {"product": 0, "sum": 1, "both": lambda y: 2 * y[:, 0] + 3 * y[:, 1]}.items():
+            value[name] = explain.attribute(Product(), x, method, target=target).values[0]
+        half = Product()(x)[0, 0] / 2
+        torch.testing.assert_close(value["product"][0, 0], half)  # each has half of what they do together
+        torch.testing.assert_close(value["product"][0, 4], half)
+        assert value["product"][3:].abs().max() < 1e-12  # these do nothing
+        assert value["sum"][3:].abs().max() < 1e-12
+        torch.testing.assert_close(value["both"], 2 * value["product"] + 3 * value["sum"])
+
+
+def test_occlusion_of_one_pixel_is_its_weight_times_the_distance_to_the_fill() -> None:
+    model, _ = linear()
+    weight = model[1].weight.detach()[1].reshape(3, *SIZE)
+    for fill in ("zero", Mean(), Blur(), Noise(seed=3), "neighbours"):
+        method = Occlusion(1, 1, fill)
+        expected = []
+        for place in range(math.prod(SIZE)):
+            keep = torch.ones(1, 1, *SIZE, dtype=torch.float64)
+            keep.view(-1)[place] = 0
+            expected.append((weight * (photos() - method.fill(photos(), keep))[0]).sum())
+        found = explain.attribute(model, photos(), method, target=1).values[0]
+        torch.testing.assert_close(found, torch.stack(expected).reshape(SIZE), **EXACT)
+
+
+METHODS = [
+    Occlusion(3, 2),
+    FeatureAblation(3),
+    RISE(50, 3),
+    LIME(50, 3),
+    KernelSHAP(60, 3),
+    ShapleySampling(40, 3),
+    Sobol(200, 2),
+    HSIC(60, 2),
+    PartitionSHAP(20),
+]
+NAMED = pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+
+
+@NAMED
+def test_a_batch_equals_its_images_whatever_the_batch_size(method: Any, curved: Curved) -> None:
+    together = explain.attribute(curved, photos(3), method, target=[0, 1, 2], batch_size=7)
+    for i in range(3):
+        alone = explain.attribute(curved, photos(3)[i : i + 1], method, target=i, batch_size=32)
+        torch.testing.assert_close(together.values[i : i + 1], alone.values, rtol=1e-10, atol=1e-12)
+        if alone.error is not None:
+            torch.testing.assert_close(together.error[i : i + 1], alone.error, rtol=1e-6, atol=1e-10)
+        assert together[i].runs == alone.runs
+
+
+@NAMED
+def test_several_targets_cost_one_and_nothing_is_left_behind(method: Any, curved: Curved) -> None:
+    explain.attribute(curved, photos(), method, target=0)
+    curved.rows.clear()
+    explain.attribute(curved, photos(), method, target=0)
+    once = sum(curved.rows)
+    curved.rows.clear()
+    before, state = snapshot(curved), torch.get_rng_state()
+    found = explain.attribute_targets(curved, photos(), [method], [0, 1, lambda y: y[:, 2]])
+    if method.name != "partitionshap":  # which goes where the score of each target leads
+        assert sum(curved.rows) <= once + 1  # a callable has to show that its scores follow their rows
+    assert snapshot(curved) == before
+    assert torch.equal(torch.get_rng_state(), state)
+    for target, each in zip([0, 1, 2], found, strict=True):
+        alone = explain.attribute(curved, photos(), method, target=target, batch_size=3)
+        if not (target == 2 and method.score == "probability"):
+            torch.testing.assert_close(each[method.name].values, alone.values, rtol=1e-10, atol=1e-12)
+
+
+def test_the_photo_the_blank_and_equal_masks_are_run_once(curved: Curved) -> None:
+    explain.attribute(curved, photos(), "kernelshap", target=0, runs=20)
+    curved.rows.clear()
+    methods = [KernelSHAP(20, 3), ShapleySampling(32, 3), FeatureAblation(3), LIME(20, 3)]
+    explain.attribute_all(curved, photos(), methods, target=0)
+    masked = 20 + 32 + 9 + 20
+    assert sum(curved.rows) <= 1 + 1 + masked + 4 + 1  # the photo, the blank, a row beside each plan, and one alone
+    curved.rows.clear()
+    explain.attribute_all(curved, photos(), [*methods, Occlusion(3, 3)], target=0)
+    both = explain.attribute_all(curved, photos(), [LIME(20, 3, ridge=0.5)], target=0)
+    assert list(both) == ["lime"]
+
+
+@pytest.mark.parametrize("method", METHODS[2:-2], ids=lambda method: method.name)
+def test_estimates_stop_when_they_are_exact_enough_at_the_same_run_whatever_the_batch_size(
+    method: Any, curved: Curved
+) -> None:
+    class_of = type(method)
+    much = class_of(runs=2000, **({"grid": 3} if method.name in ("rise", "sobol") else {"regions": 4}))
+    found = [explain.attribute(curved, photos(2), much, target=1, until=0.2, batch_size=size) for size in (5, 64)]
+    assert torch.equal(found[0].spent, found[1].spent)
+    torch.testing.assert_close(found[0].values, found[1].values, rtol=1e-10, atol=1e-12)
+    assert 0 < found[0].runs < 2000
+    assert (found[0].relative_error <= 0.2).all()
+    assert found[0].finished.all()
+    assert found[0].options["until"] == 0.2
+
+
+def test_images_that_are_exact_enough_are_not_run_any_more(curved: Curved) -> None:
+    x = torch.cat([photos(), photos() * 0.01])
+    found = explain.attribute(curved, x, KernelSHAP(4000, 4), target=1, until=0.05)
+    assert found.spent[0] != found.spent[1]
+    few = int(found.spent.min()) + int(found.spent.max())
+    assert sum(curved.rows) < few + 90
+
+
+def test_a_budget_in_seconds_ends_with_what_there_is(curved: Curved, monkeypatch: pytest.MonkeyPatch) -> None:
+    from explain.methods import estimates
+
+    clock = [0.0]
+    monkeypatch.setattr(estimates.time, "monotonic", lambda: clock[0])
+
+    def tick(done: int, total: int) -> None:
+        clock[0] += 1
+
+    found = explain.attribute(curved, photos(), RISE(4000, 3), target=1, seconds=3.5, batch_size=10, progress=tick)
+    assert found.runs == 40
+    same = explain.attribute(curved, photos(), RISE(40, 3), target=1)
+    torch.testing.assert_close(found.values, same.values, rtol=1e-10, atol=1e-12)
+    assert found.finished.all()
+
+
+def test_progress_gets_maps_that_sharpen(curved: Curved) -> None:
+    seen: list[Any] = []
+    found = explain.attribute_all(
+        curved,
+        photos(),
+        [RISE(64, 3), KernelSHAP(60, 3)],
+        target=1,
+        batch_size=16,
+        progress=lambda done, total, maps: seen.append((done, total, maps)),
+    )
+    of_rise = [maps["rise"] for _, _, maps in seen if "rise" in maps]
+    assert len(of_rise) == 4
+    assert torch.equal(of_rise[-1], found["rise"].values)
+    assert not torch.equal(of_rise[0], of_rise[-1])
+    assert any("kernelshap" in maps for _, _, maps in seen)
+
+
+def interrupt_after(rows: int) -> Callable[[int, int], None]:
+    def progress(done: int, total: int) -> None:
+        if done >= rows:
+            raise KeyboardInterrupt
+
+    return progress
+
+
+def test_an_interrupt_leaves_nothing_or_what_there_is_as_asked(curved: Curved) -> None:
+    before = snapshot(curved)
+    options: dict[str, Any] = {"target": 1, "batch_size": 16}
+    with pytest.raises(KeyboardInterrupt):
+        explain.attribute(curved, photos(), RISE(640, 3), progress=interrupt_after(64), **options)
+    found = explain.attribute(
+        curved, photos(), RISE(640, 3), progress=interrupt_after(64), keep_partial=True, **options
+    )
+    assert found.runs == 64
+    assert not found.finished.any()
+    same = explain.attribute(curved, photos(), RISE(64, 3), target=1)
+    torch.testing.assert_close(found.values, same.values, rtol=1e-10, atol=1e-12)
+    both = explain.attribute_all(
+        curved,
+        photos(),
+        [RISE(640, 3), LIME(50, 3), "saliency"],
+        progress=interrupt_after(64),
+        keep_partial=True,
+        **options,
+    )
+    assert list(both) == ["rise", "saliency"]  # lime had not begun
+    with pytest.raises(KeyboardInterrupt):
+        explain.attribute(
+            curved, photos(), "scorecam", progress=interrupt_after(1), keep_partial=True, layer="conv", **options
+        )
+    assert snapshot(curved) == before
+
+
+@pytest.mark.parametrize("seeds", [6, pytest.param(50, marks=pytest.mark.long)])
+def test_sampled_shapley_values_lie_within_their_errors(seeds: int, curved: Curved) -> None:
+    """Of many seeds, about 95 in 100 places: a t interval for what is estimated from so many pairs or orders."""
+    from scipy.stats import t as student
+
+    x = photos()
+    exact = explain.attribute(curved, x, KernelSHAP(1022, Given(torch.arange(30).reshape(SIZE) % 10)), target=1)
+    for kind, degrees in ((KernelSHAP, 60 - 10), (ShapleySampling, 6)):
+        inside = []
+        for s in range(seeds):
+            runs = 120 if kind is KernelSHAP else 126
+            found = explain.attribute(curved, x, kind(runs, exact.options["regions"], seed=s), target=1)
+            reach = student.ppf(0.975, degrees) * found.error
+            inside.append(((found.values - exact.values).abs() <= reach).double().mean())
+        least, most = (0.9, 0.99) if seeds == 50 else (0.8, 1.0)
+        assert least <= torch.stack(inside).mean() <= most, kind
+
+
+@pytest.mark.long
+def test_rise_lies_within_its_error(curved: Curved) -> None:
+    long = explain.attribute(curved, photos(), RISE(20000, 3), target=1)
+    inside = []
+    for seed in range(1, 51):
+        found = explain.attribute(curved, photos(), RISE(100, 3, seed=seed), target=1)
+        inside.append(((found.values - long.values).abs() <= 1.98 * found.error).double().mean())
+    assert 0.9 <= torch.stack(inside).mean() <= 0.99
+
+
+def test_probability_and_logit_are_told_apart(curved: Curved) -> None:
+    for kind in ("logit", "probability"):
+        found = explain.attribute(curved, photos(), Occlusion(2, 2, score=kind), target=1)
+        torch.testing.assert_close(
+            found.values[0], plain_runs.occlusion(score_of(curved, kind=kind), photos()[0], 2, 2), **EXACT
+        )
+    chances = nn.Sequential(curved, nn.Softmax(1)).eval()
+    twice = explain.attribute(chances, photos(), Occlusion(2, 2, score="probability"), target=1)
+    torch.testing.assert_close(twice.values, found.values, **EXACT)
+
+
+def test_regions_cut_a_photo_into_parts() -> None:
+    x = photos(2)
+    for regions in (Squares(3), Quadtree(9), Given(LABELS)):
+        labels = regions(x)
+        assert labels.shape == (2, *SIZE)
+        for each in labels:
+            assert each.unique().tolist() == list(range(int(each.max()) + 1))
+            assert int(each.max()) + 1 <= regions.most(SIZE)
+    assert Squares(3)(x).max() == 8
+    assert Squares(9)(x).max() == 6 * 5 - 1
+    assert len(Quadtree(9)(x)[0].unique()) in (7, 8, 9)
+    assert Given(LABELS) == Given(LABELS.numpy()) != Given(LABELS + LABELS % 2)
+    assert hash(Given(LABELS)) == hash(Given(LABELS.clone()))
+    assert KernelSHAP(regions=LABELS) == KernelSHAP(regions=LABELS.tolist())
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Occlusion(7, 1), r"window of occlusion must be no larger than the photo of \(6, 5\), got \(7, 7\)"),
+        (lambda: Occlusion(2, 3), r"stride of occlusion must be no larger than the window of \(2, 2\), or gaps"),
+        (lambda: Occlusion((1, 2, 3)), "window of occlusion must be a whole number or 2 of them"),
+        (lambda: Occlusion(0), "window of occlusion must be a whole number from 1"),
+        (lambda: KernelSHAP(regions=torch.zeros(3, 3).long()), r"regions must have the shape \(6, 5\) of the photo"),
+        (lambda: KernelSHAP(regions=torch.zeros(0, 3).long()), "regions of kernelshap must be whole numbers"),
+        (lambda: KernelSHAP(regions=torch.rand(6, 5)), "regions of kernelshap must be whole numbers"),
+        (lambda: LIME(regions=0), "regions of lime must be whole numbers"),
+        (lambda: LIME(regions=Superpixels()), "regions by Superpixels must have scikit-image"),
+        (lambda: RISE(runs=-5), "runs of rise must be a whole number from 2, got -5"),
+        (lambda: RISE(until=-0.1), "until of rise must be a number above 0, got -0.1"),
+        (lambda: LIME(seconds=0), "seconds of lime must be a number above 0, got 0"),
+        (lambda: RISE(probability=1.0), "probability of rise must be a number between 0 and 1, got 1.0"),
+        (lambda: RISE(fill="grey"), "fill of rise must be a fill or the name of one: fill 'grey' is unknown"),
+        (lambda: ShapleySampling(runs=10, regions=3), "runs of shapleysampling must be at least 16 for 9 regions"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_one_line(
+    make: Callable[[], Any], message: str, curved: Curved, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "skimage.segmentation", None)
+    with pytest.raises(ExplainError, match=message) as caught:
+        explain.attribute(curved, photos(), make(), target=1)
+    assert "\n" not in str(caught.value)
+
+
+def test_budgets_are_for_methods_that_estimate(curved: Curved) -> None:
+    with pytest.raises(MethodError, match="until must be given with a method that estimates, got it with gradcam"):
+        explain.attribute(curved, photos(), "gradcam", until=0.1)
+    both = explain.attribute_all(curved, photos(), ["saliency", "rise"], target=0, runs=20)
+    assert both["rise"].runs == 20
+    assert both["saliency"].runs is None
+
+
+def test_superpixels_come_from_scikit_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+    from types import ModuleType
+
+    given: dict[str, Any] = {}
+
+    def slic(pixels: Any, **options: Any) -> Any:
+        given.update(options, shape=pixels.shape, least=pixels.min(), most=pixels.max())
+        return LABELS.numpy() * 3 + 1
+
+    fake = ModuleType("skimage.segmentation")
+    fake.slic = slic  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "skimage", ModuleType("skimage"))
+    monkeypatch.setitem(sys.modules, "skimage.segmentation", fake)
+    assert torch.equal(Superpixels(5)(photos())[0], LABELS)
+    assert (given["shape"], given["n_segments"], given["least"], given["most"]) == ((6, 5, 3), 5, 0.0, 1.0)
+
+
+def test_a_plan_counts_covered_photos(curved: Curved) -> None:
+    plan = explain.plan(curved, photos(2), [Occlusion(3, 3), KernelSHAP(20, 3), RISE(30), FeatureAblation(LABELS)])
+    assert plan.rows == 2 * (2 * 2 + 20 + 30 + 5 + 1)
+    assert "40 altered rows (photos covered by regions (3 squares across), with zero) forward: kernelshap" in str(plan)
+
+
+def test_half_precision_and_names(curved: Curved) -> None:
+    low = explain.attribute(curved.float(), photos().float(), KernelSHAP(60, 3), target=1, precision="bf16")
+    high = explain.attribute(curved, photos().float(), KernelSHAP(60, 3), target=1)
+    assert float((low.values - high.values).norm() / high.values.norm()) < 0.3
+    assert get_method("kernelshap") == KernelSHAP()
+
+
+def owen(score: Any, x: torch.Tensor, cell: Any, seen: list[Any], without: float, within: float) -> torch.Tensor:
+    """Owen values along halves, by the recursion that defines them."""
+    (top, bottom), (left, right) = cell
+    found = torch.zeros(x.shape[1:], dtype=torch.float64)
+    if bottom - top == right - left == 1:
+        found[top, left] = within - without
+        return found
+    if right - left >= bottom - top:
+        middle = (left + right) // 2
+        one, other = ((top, bottom), (left, middle)), ((top, bottom), (middle, right))
+    else:
+        middle = (top + bottom) // 2
+        one, other = ((top, middle), (left, right)), ((middle, bottom), (left, right))
+
+    def shown(cells: list[Any]) -> float:
+        keep = torch.zeros_like(x[0])
+        for (a, b), (c, d) in cells:
+            keep[a:b, c:d] = 1
+        return score(x * keep)
+
+    for half, rest in ((one, other), (other, one)):
+        found += owen(score, x, half, seen, without, shown([*seen, half])) / 2
+        found += owen(score, x, half, [*seen, rest], shown([*seen, rest]), within) / 2
+    return found
+
+
+def test_partitionshap_gives_owen_values_and_adds_up_at_any_run(curved: Curved) -> None:
+    x = photos()[:, :, :2, :3]
+    score = score_of(curved)
+    expected = owen(score, x[0], ((0, 2), (0, 3)), [], score(x[0] * 0), score(x[0]))
+    found = explain.attribute(curved, x, PartitionSHAP(500), target=1)
+    torch.testing.assert_close(found.values[0], expected, **EXACT)
+    for runs in (2, 3, 10, 40):
+        few = explain.attribute(curved, photos(2), PartitionSHAP(runs), target=1)
+        assert few.delta.abs().max() < 1e-9
+        assert runs - 2 < few.runs <= runs
+    assert found.runs < 64
+
+
+def test_partitionshap_cuts_where_it_matters() -> None:
+    class Corner(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.stack([x[:, :, 1, 1].sum(1), x.sum((1, 2, 3))], 1)
+
+    x = torch.ones(1, 3, 8, 8)
+    found = explain.attribute(Corner(), x, PartitionSHAP(140), target=0).values[0]
+    assert found[1, 1] == found.max() == 3
+    assert found.count_nonzero() == 1
+
+
+def test_sobol_finds_the_indices_of_functions_that_are_known() -> None:
+    class Known(nn.Module):
+        """A sum and a product of the four quarters of the photo."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            quarters = torch.stack([x[:, 0, i, j] for i in (0, 1) for j in (0, 1)], 1)
+            weights = torch.tensor([3.0, 2.0, 1.0, 0.0], dtype=x.dtype)
+            return torch.stack([quarters @ weights, quarters[:, 0] * quarters[:, 1]], 1)
+
+    x = torch.ones(1, 1, 2, 2, dtype=torch.float64)
+    for target, expected in ((0, [9 / 14, 4 / 14, 1 / 14, 0]), (1, [4 / 7, 4 / 7, 0, 0])):
+        found = explain.attribute(Known(), x, Sobol(1440, 2), target=target)
+        off = (found.values.flatten() - torch.tensor(expected, dtype=torch.float64)).abs()
+        assert (off <= 4 * found.error.flatten() + 1e-9).all()
+        assert off.max() < 0.08
+        assert found.values[0, 1, 1].abs() < 1e-12
+
+
+def test_hsic_is_the_trace_of_the_centred_kernels(curved: Curved) -> None:
+    method = HSIC(40, 2)
+    rows = method.design.rows(4).double()
+    labels = Squares(2)(photos())[0]
+    scores = torch.tensor(
+        [score_of(curved)(plain_runs.seen(photos()[0], labels, row.nonzero()[:, 0].tolist())) for row in rows],
+        dtype=torch.float64,
+    )
+    apart = (scores[:, None] - scores).abs()
+    kernel = torch.exp(-(apart**2) / (2 * apart[apart > 1e-6 * apart.max()].median() ** 2))
+    centre = torch.eye(40, dtype=torch.float64) - 1 / 40
+    expected = [torch.trace((row[:, None] == row).double() @ centre @ kernel @ centre) / 40**2 for row in rows.T]
+    found = explain.attribute(curved, photos(), method, target=1)
+    torch.testing.assert_close(found.values.flatten(), torch.stack(expected), **EXACT)
+    assert (rows[:20].sum(0) == 10).all()
+
+
+def test_hsic_of_a_cell_that_does_nothing_is_near_zero() -> None:
+    class One(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x[:, :, 0, 0].sum(1, keepdim=True).repeat(1, 2)
+
+    found = explain.attribute(One(), torch.ones(1, 3, 2, 2), HSIC(400, 2), target=0).values[0]
+    assert found[0, 0] > 20 * found.flatten()[1:].max()
