@@ -11,7 +11,7 @@ from explain.errors import ExplainError, LayerError, muted
 from explain.hooks import Where, scripted
 from explain.inputs import InputsLike
 from explain.layers import default_layer, shares_behind
-from explain.methods import Demanding, Method, MethodLike, get_method, list_methods, uses_layer
+from explain.methods import Demanding, Method, MethodLike, get_method, list_methods, options, uses_layer
 from explain.request import Request, Settings
 from explain.targets import TargetLike
 
@@ -55,8 +55,8 @@ def select(
     >>> chosen = select(model, torch.rand(1, 3, 4, 4))
     >>> chosen.costs["gradcam"], chosen.costs["integratedgradients"], chosen.costs["scorecam"]
     (2.0, 102.0, 402.0)
-    >>> sorted(chosen.costly), chosen.unfit
-    (['iscam', 'scorecam', 'sscam'], ('legrad', 'rollout'))
+    >>> sorted(name for name in chosen.costly if "cam" in name), chosen.unfit
+    (['iscam', 'scorecam', 'sscam'], ('drise', 'featurepermutation', 'legrad', 'rollout'))
     """
     request = Request.of(model, x, list_methods(), [target], Settings(layer=layer, categories=categories))
     fit = _fit(request)
@@ -90,7 +90,7 @@ def applicable_methods(
     >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 5))
     >>> import torch
     >>> sorted(set(list_methods()) - set(applicable_methods(model, torch.rand(1, 3, 4, 4))))
-    ['cam', 'legrad', 'rollout']
+    ['cam', 'drise', 'featurepermutation', 'legrad', 'rollout']
     """
     return _fit(Request.of(model, x, list_methods(), [target], Settings(layer=layer)))
 
@@ -110,6 +110,8 @@ def _fits(request: Request, method: Method) -> bool:
     compares = any(getattr(need, "objective", None) is not None for need in method.needs)
     if not compares and not isinstance(method, Demanding):
         return True
+    if "runs" in options(method):
+        method = replace(method, runs=2)  # type: ignore[type-var]  # as many as it takes to see whether it fits
     try:
         with muted():
             _alone(request, method).answered()

@@ -13,6 +13,7 @@ import argparse
 import statistics
 import time
 import warnings
+from typing import Any
 
 import torch
 import torchvision
@@ -57,13 +58,29 @@ def table() -> Table:
     return Table("methods", ("name", "what it shows", "needs", "cost", "paper"), rows)
 
 
-def cost(model: nn.Module, x: torch.Tensor, method: Method, rounds: int) -> float:
+class AsDetector(nn.Module):
+    """A classifier that says of its best class that it is seen everywhere."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> list[dict[str, torch.Tensor]]:
+        scores, labels = self.model(x).softmax(1).max(1)
+        box = torch.tensor([[0.0, 0.0, x.shape[3], x.shape[2]]])
+        found = zip(labels, scores, strict=True)
+        return [{"boxes": box, "labels": label[None], "scores": score[None]} for label, score in found]
+
+
+def cost(model: nn.Module, x: torch.Tensor, method: Method, rounds: int, target: Any = None) -> float:
+    """The time of a method by that of a bare pass of all images."""
+
     def bare() -> object:
         with torch.inference_mode():
             return model(x)
 
     def run() -> object:
-        return explain.attribute(model, x, method)
+        return explain.attribute(model, x, method, target=target)
 
     passes = statistics.median(interleaved({"bare": bare}, 5)["bare"])
     start = time.perf_counter()
@@ -90,8 +107,12 @@ def main() -> None:
     torch.nn.init.normal_(transformer.heads.head.weight, std=0.1)
     print(table().head())
     for method in map(get_method, list_methods(options.methods)):
-        suited = transformer if isinstance(method, Demanding) and "transformers" in method.only_for else model
-        figure = cost(suited, x, method, rounds)
+        only_for = method.only_for if isinstance(method, Demanding) else ""
+        if "detected boxes" in only_for:
+            figure = cost(AsDetector(model), x, method, rounds, target=explain.targets.Detection())
+        else:
+            suited = transformer if "transformers" in only_for else model
+            figure = cost(suited, x.repeat(2, 1, 1, 1) if "batches" in only_for else x, method, rounds)
         shown = f"{figure:.0f}" if figure > 20 else f"{figure:.1f}"
         print(line([f"`{method.name}`", method.about, needed(method), shown, method.paper]), flush=True)
 

@@ -234,6 +234,11 @@ class BiasTerms(Need[tuple[torch.Tensor, ...]]):
 
 
 @dataclass(frozen=True)
+class Likeness(Need[torch.Tensor]):
+    """How much the best detection in each image is like the one that is explained: ``(N,)``, from 0 to 1."""
+
+
+@dataclass(frozen=True)
 class AttentionMap:
     """One attention: its weights ``(N, heads, queries, keys)``, and the gradient of the score in them, if asked for."""
 

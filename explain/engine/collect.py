@@ -26,6 +26,7 @@ from explain.engine.asks import (
     LayerCurvature,
     LayerGradients,
     LayerRelevance,
+    Likeness,
     Multipliers,
     Need,
     Relevance,
@@ -41,6 +42,7 @@ from explain.errors import MethodError, TargetError, UnusedLayerError
 from explain.hooks import HookGroup, Source
 from explain.hooks.attention import AttentionRecord, attention, by_image
 from explain.layers import of_other_images
+from explain.targets.places import Detected
 
 Gradients = Sequence[torch.Tensor | None]
 
@@ -101,6 +103,16 @@ class _ClassWeights(Collector):
     def answer(self, forward: Forward, choice: Choice, ask: Ask, gradients: Gradients) -> torch.Tensor:
         maps = choice.found[ask.before(Activations())]
         return class_weights(self._heads, maps, forward.logits, choice.classes, _layer(ask))
+
+
+class _Likeness(Collector):
+    def answer(self, forward: Forward, choice: Choice, ask: Ask, gradients: Gradients) -> torch.Tensor:
+        if not isinstance(choice.target, Detected):
+            raise TargetError(
+                "target of a method that compares detections must be an explain.targets.Detection, got "
+                f"{choice.name}; give one, or take rise"
+            )
+        return at_least_float32(choice.target.likeness(forward.output, forward.count).detach())
 
 
 class _InputGradients(Collector):
@@ -197,6 +209,7 @@ COLLECTORS: dict[type[Need[Any]], type[Collector]] = {
     LayerGradients: _LayerGradients,
     LayerCurvature: _LayerCurvature,
     ClassWeights: _ClassWeights,
+    Likeness: _Likeness,
     InputGradients: _InputGradients,
     RuleCoverage: _RuleCoverage,
     Relevance: _Relevance,

@@ -25,6 +25,8 @@
     partition      Owen values along a hierarchy of cells
     surrogate      regions one at a time, and a linear model of the score
     dependence     variance and dependence for each cell of a grid
+    detection      random masks for a detected box
+    permutation    regions exchanged between images
     sources_of_masks  papers of these
     registry       names
 
@@ -64,6 +66,7 @@ from explain.methods.cam import (
 )
 from explain.methods.composed import FinerCAM, RefineCAM
 from explain.methods.dependence import HSIC, Sobol
+from explain.methods.detection import DRISE
 from explain.methods.deeplift import DeepLIFT
 from explain.methods.expected import GradientSHAP
 from explain.methods.families import FAMILIES, control, family
@@ -71,6 +74,7 @@ from explain.methods.lrp import LRP
 from explain.methods.masking import RISE, Occlusion
 from explain.methods.partition import PartitionSHAP
 from explain.methods.path import IntegratedGradients
+from explain.methods.permutation import FeaturePermutation
 from explain.methods.perturbation import ISCAM, SSCAM, AblationCAM, ScoreCAM
 from explain.methods.regions import Given, Quadtree, Regions, Squares, Superpixels
 from explain.methods.registry import MethodLike, get_method, list_methods, register, register_wrapper
@@ -89,6 +93,7 @@ _METHODS: list[Method] = [
     LRP(), LRP("AttnLRP"), DeepLIFT(), GradientSHAP(),
     Smooth(), Smooth(statistic="square"), Smooth(statistic="variance"),
     Occlusion(), FeatureAblation(), RISE(), LIME(), KernelSHAP(), ShapleySampling(), PartitionSHAP(), Sobol(), HSIC(),
+    FeaturePermutation(), DRISE(),
 ]  # fmt: skip
 for _method in _METHODS:
     register(_method)
@@ -99,13 +104,14 @@ register_wrapper("augmented", Augmented)
 
 __all__ = [
     "CAM",
+    "DRISE",
     "FAMILIES",
     "FEM",
     "HSIC",
     "ISCAM",
     "KPCACAM",
-    "LRP",
     "LIME",
+    "LRP",
     "RISE",
     "SSCAM",
     "AblationCAM",
@@ -121,6 +127,7 @@ __all__ = [
     "ElementWiseCAM",
     "Estimated",
     "FeatureAblation",
+    "FeaturePermutation",
     "FinerCAM",
     "FullGrad",
     "Fusion",

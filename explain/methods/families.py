@@ -14,8 +14,8 @@ FAMILIES = (MAPS, PATTERNS, ALTERED, GRADIENTS, RELEVANCE, ATTENTION, OTHERS)
 _BY_MODULE = {
     "cam": MAPS, "composed": MAPS, "sampling": MAPS, "spectral": PATTERNS, "backprop": GRADIENTS, "path": GRADIENTS,
     "perturbation": ALTERED, "masking": ALTERED, "shapley": ALTERED, "surrogate": ALTERED, "partition": ALTERED,
-    "dependence": ALTERED, "relevance": RELEVANCE, "lrp": RELEVANCE, "deeplift": RELEVANCE, "attention": ATTENTION,
-    "expected": GRADIENTS,
+    "dependence": ALTERED, "detection": ALTERED, "permutation": ALTERED, "relevance": RELEVANCE, "lrp": RELEVANCE,
+    "deeplift": RELEVANCE, "attention": ATTENTION, "expected": GRADIENTS,
 }  # fmt: skip
 
 

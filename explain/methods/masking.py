@@ -51,7 +51,7 @@ class Windows:
         [((0, 2), (0, 2)), ((0, 2), (2, 4)), ((0, 2), (4, 5))]
         """
         window = _by_side("window", self.window, [max(1, round(side / 7)) for side in size])
-        stride = _by_side("stride", self.stride, [max(1, length // 2) for length in window])
+        stride = _by_side("stride", self.stride, [(length + 1) // 2 for length in window])
         if any(length > side for length, side in zip(window, size, strict=True)):
             raise MethodError(
                 f"window of occlusion must be no larger than the photo of {size}, got {tuple(window)}; take a smaller "

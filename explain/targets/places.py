@@ -233,6 +233,18 @@ class Detected(Composable):
             picked.append(scores[shared.argmax()] if there else nothing)
         return torch.stack(picked), None
 
+    def likeness(self, output: Any, count: int) -> torch.Tensor:
+        """How much the best detection in each image is like this one ``(count,)``.
+
+        Of a detection with the same label, the overlap times the score; 0 where there is none. (In Petsiuk et al.,
+        2021, the cosine of the class distributions takes part; with a label for each box, that is 1 or 0.)
+        """
+        best = []
+        for i, (boxes, labels, scores) in enumerate(find_detections(output, count, self.name)):
+            alike = torch.where(labels == self.labels[i], overlaps(boxes, self.boxes[i]) * scores.float(), 0.0)
+            best.append(alike.max() if len(alike) else self.boxes.new_zeros(()))
+        return torch.stack(best)
+
     def rows(self, images: torch.Tensor) -> Detected:
         images = images.to(self.labels.device)
         return replace(self, labels=self.labels[images], boxes=self.boxes[images])
