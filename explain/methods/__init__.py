@@ -65,9 +65,9 @@ from explain.methods.cam import (
     XGradCAM,
 )
 from explain.methods.composed import FinerCAM, RefineCAM
+from explain.methods.deeplift import DeepLIFT
 from explain.methods.dependence import HSIC, Sobol
 from explain.methods.detection import DRISE
-from explain.methods.deeplift import DeepLIFT
 from explain.methods.expected import GradientSHAP
 from explain.methods.families import FAMILIES, control, family
 from explain.methods.lrp import LRP
