@@ -1,0 +1,132 @@
+"""Draw what methods that cover a photo say of it, how sure they are, and how few runs they need.
+
+    python examples/perturbation.py [FOLDER] [--photo cat.jpg] [--runs 500] [--errors] [--quick]
+
+Writes a picture of each photo: in the upper row the maps, from occlusion to PartitionSHAP, and below each one its
+standard error, in shares of the largest value. With ``--errors``, also the distance of estimates to a long reference
+of the same method against the number of runs. ``--quick`` takes few runs, to see that it works.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from PIL import Image
+
+import explain
+from explain.methods import HSIC, LIME, RISE, KernelSHAP, Method, Occlusion, PartitionSHAP, ShapleySampling, Sobol
+
+ROOT = Path(__file__).resolve().parents[1]
+PHOTOS = [ROOT / "assets" / "chelsea.png", ROOT / "assets" / "astronaut.png"]
+
+
+def methods(runs: int) -> list[Method]:
+    return [
+        Occlusion(),
+        RISE(runs, centred=True),
+        LIME(runs),
+        KernelSHAP(runs),
+        ShapleySampling(max(runs, 96)),
+        PartitionSHAP(runs),
+        Sobol(max(runs, 264)),
+        HSIC(max(runs, 20)),
+    ]
+
+
+def enlarged(values: torch.Tensor, size: tuple[int, ...]) -> Any:
+    """A map at the size of the photo, without smoothing."""
+    found = torch.nn.functional.interpolate(values[None, None].float(), size=size, mode="nearest")
+    return found[0, 0].numpy()
+
+
+def picture(explainer: explain.Explainer, photo: Path, runs: int) -> Figure:
+    """Maps above, their standard errors below."""
+    with Image.open(photo) as opened:
+        x = explainer.preprocess(opened.convert("RGB"))[None]
+    found = explain.attribute_all(explainer.model, x, methods(runs))
+    figure = Figure(figsize=(2.2 * len(found), 4.9), layout="constrained")
+    axes = figure.subplots(2, len(found))
+    shown = (x[0] - x.min()) / (x.max() - x.min())
+    for column, (name, each) in enumerate(found.items()):
+        peak = float(each.values.abs().max()) or 1.0
+        for axis, values, label in (
+            (axes[0, column], each.values[0], f"{name}\n{each.runs} runs"),
+            (axes[1, column], None if each.error is None else each.error[0], "standard error"),
+        ):
+            axis.imshow(shown.mean(0).numpy(), cmap="gray")
+            axis.set_xticks([])
+            axis.set_yticks([])
+            if values is None:
+                axis.set_title("nothing is drawn", fontsize=9)
+                continue
+            extent = (-0.5, x.shape[3] - 0.5, x.shape[2] - 0.5, -0.5)
+            drawn = enlarged(values, tuple(x.shape[2:])) / peak
+            if label == "standard error":
+                axis.imshow(drawn, cmap="magma", vmin=0, vmax=0.5, alpha=0.8, extent=extent)
+                label = f"error at most {float(values.max()) / peak:.0%}"
+            else:
+                axis.imshow(drawn, cmap="RdBu_r", vmin=-1, vmax=1, alpha=0.7, extent=extent)
+            axis.set_title(label, fontsize=9)
+    category = explainer.categories[int(next(iter(found.values())).target[0])] if explainer.categories else ""
+    figure.suptitle(f"{category}: red raises the score, blue lowers it (Sobol and HSIC have no sign)", fontsize=10)
+    return figure
+
+
+def errors(explainer: explain.Explainer, photos: list[Path], counts: list[int], reference: int) -> Figure:
+    """The relative distance to a reference of many runs, on average over photos, against the number of runs."""
+    kinds: dict[str, Any] = {
+        "rise (centred)": lambda runs: RISE(runs, centred=True, seed=1),
+        "sobol, 4 × 4": lambda runs: Sobol(max(runs, 72), grid=4, seed=1),
+        "kernelshap, 16 squares": lambda runs: KernelSHAP(runs, 4, seed=1),
+        "shapleysampling, 16 squares": lambda runs: ShapleySampling(max(runs, 30), 4, seed=1),
+        "partitionshap": PartitionSHAP,
+    }
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axis = figure.subplots()
+    for name, make in kinds.items():
+        off = []
+        for photo in photos:
+            with Image.open(photo) as opened:
+                x = explainer.preprocess(opened.convert("RGB"))[None]
+            long = explain.attribute(explainer.model, x, make(reference)).values
+            found = [explain.attribute(explainer.model, x, make(runs)) for runs in counts]
+            off.append([float((each.values - long).norm() / long.norm()) for each in found])
+        spent = [int(each.runs or 0) for each in found]
+        axis.plot(spent, np.mean(off, 0), marker="o", label=name)
+    axis.set(xscale="log", yscale="log", xlabel="covered photos", ylabel=f"distance to {reference} runs, relative")
+    axis.legend()
+    return figure
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("perturbation"))
+    parser.add_argument("--photo", type=Path, action="append", help="may be given several times")
+    parser.add_argument("--runs", type=int, default=500)
+    parser.add_argument("--errors", action="store_true", help="draw the error against the number of runs too")
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args(arguments)
+    try:
+        options.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SystemExit(f"perturbation.py: {error}") from None
+    photos = (options.photo or PHOTOS)[: 1 if options.quick else None]
+    explainer = explain.Explainer("tiny" if options.quick else None)
+    for photo in photos:
+        file = options.folder / f"{photo.stem}.png"
+        picture(explainer, photo, 40 if options.quick else options.runs).savefig(file, dpi=110)
+        print(f"written to {file}")
+    if options.errors:
+        counts, reference = ([40, 80], 160) if options.quick else ([30, 60, 125, 250, 500, 1000], 8000)
+        file = options.folder / "errors.png"
+        errors(explainer, photos, counts, reference).savefig(file, dpi=110)
+        print(f"written to {file}")
+
+
+if __name__ == "__main__":
+    main()
