@@ -86,4 +86,5 @@ def setup(app):  # type: ignore[no-untyped-def]
     app.add_html_math_renderer("mathml", (mathml.inline, None), (mathml.block, None))
     reference.write(HERE / "reference")
     app.connect("autodoc-process-docstring", reference.with_tables, priority=100)
+    app.connect("missing-reference", reference.resolved)
     app.connect("html-page-context", reference.without_ways_back)

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from sphinx.util.nodes import make_refnode
+
 import explain
 from explain.arguments import parser
 from explain.cli.commands import COMMANDS
@@ -186,6 +188,19 @@ def _plain(text: str) -> str:
 
 
 # Docstrings
+
+
+def resolved(app: Any, env: Any, node: Any, words: Any) -> Any:
+    """Link a name in a docstring to the one thing in the reference that has it, wherever that is."""
+    if node.get("refdomain") != "py":
+        return None
+    domain, wanted = env.get_domain("py"), str(node.get("reftarget"))
+    found = [full for full in domain.objects if full.split(".")[-1] == wanted or full == f"explain.{wanted}"]
+    found = [full for full in found if not full.startswith("explain.engine.")] or found
+    if not wanted.isidentifier() or len(found) != 1:
+        return None
+    entry = domain.objects[found[0]]
+    return make_refnode(app.builder, node["refdoc"], entry.docname, entry.node_id, words, found[0])
 
 
 def with_tables(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
