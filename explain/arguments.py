@@ -91,6 +91,10 @@ METRIC = Option(
 TARGET = Option(("--target", "-t"), "label or index to explain; repeatable (default: the top one)", how=_many("CLASS"))
 TOP_K = Option(("--top-k",), "explain the K best classes", how={"type": _count, "metavar": "K"})
 LAYER = Option(("--layer",), "layer to look at; repeatable (default: the last feature map)", how=_many("NAME"))
+COMPOSITE = Option(
+    ("--composite",), "the rules of lrp, such as EpsilonPlusFlat or AttnLRP (default: those that suit the model)",
+    how={"metavar": "NAME"},
+)  # fmt: skip
 FUSE = Option(
     ("--fuse",), "how the maps of several layers become one (default: mean)",
     how={"choices": ["mean", "max", "product"]},

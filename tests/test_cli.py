@@ -624,3 +624,23 @@ def test_a_named_pipe_is_refused_and_the_others_still_get_done(capsys: pytest.Ca
     code, out, err = run(capsys, "pipe.png", "good.png", "--method", "saliency")
     assert (code, out[0]) == (1, "good.png")
     assert err == ["explain: image 'pipe.png' must be a file, got a named pipe; save what it gives to a file first"]
+
+
+def test_a_composite_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, CAT, "--composite", "EpsilonPlus")
+    assert (code, err) == (0, [])
+    record = json.loads(Path("explained/chelsea-lrp.json").read_text("utf-8"))
+    assert record["method"] == "lrp"
+    assert record["options"]["composite"] == "EpsilonPlus"
+    code, _, err = run(capsys, CAT, "--composite", "EpsilonPlus", "--method", "gradcam")
+    assert code == 2
+    assert "--composite would have no effect: no rules are chosen for gradcam" in err[-1]
+    code, _, err = run(capsys, CAT, "--composite", "epsilon")
+    assert code == 2
+    assert "composite of lrp must be one of its names, got 'epsilon'; did you mean 'Epsilon'" in err[-1]
+
+
+def test_relevance_heeds_a_layer(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, CAT, "--method", "lrp", "--layer", "layer2")
+    assert (code, err) == (0, [])
+    assert np.load("explained/chelsea-lrp.npy").ndim == 2

@@ -131,3 +131,16 @@ def test_an_example_fails_in_one_line(name: str, folder: Path) -> None:
     with pytest.raises(SystemExit) as raised:
         run(name, *arguments)
     assert re.fullmatch(rf"{name}: .*'?{arguments[-1]}'?.*", str(raised.value))
+
+
+def test_relevance_by_hand_says_what_paper_says(capsys: pytest.CaptureFixture[str]) -> None:
+    """The figures were worked out on paper; each rule's are on the line that names it."""
+    example("lrp_by_hand").main()
+    lines = capsys.readouterr().out.splitlines()
+    on_paper = {
+        "gradient": (4, -5), "epsilon 1": (32 / 15, -8 / 3), "z+": (8 / 3, 0), "z+ without biases": (4, 0),
+        "alpha 2 beta 1": (20 / 3, -12), "gamma 1": (248 / 75, -112 / 75), "w2 at the input": (2.6, 1.4),
+        "flat at the input": (2, 2), "zB in [0, 2] at the input": (3, 1),
+    }  # fmt: skip
+    for name, (one, two) in on_paper.items():
+        assert any(line.startswith(f"{name}: R(x1) = {one:.4g}, R(x2) = {two:.4g};") for line in lines), name

@@ -19,7 +19,7 @@ def refuse_without_effect(options: argparse.Namespace, methods: Sequence[Method]
     Raises:
         UsageError: there is one.
     """
-    from explain.methods import ManyLayers, uses_layer
+    from explain.methods import LRP, ManyLayers, Movable, uses_layer
     from explain.render import get_style
 
     names = ", ".join(method.name for method in methods)
@@ -27,7 +27,11 @@ def refuse_without_effect(options: argparse.Namespace, methods: Sequence[Method]
     several = len(options.layer or ()) > 1 or any(re.search(r"[*?\[]", layer) for layer in options.layer or ())
     fuses = several or (not options.layer and any(isinstance(method, ManyLayers) for method in methods))
     heeded = {
-        "layer": (any(map(uses_layer, methods)), f"no layer is looked at for {names}"),
+        "layer": (
+            any(uses_layer(m) or isinstance(m, Movable) for m in methods),
+            f"no layer is looked at for {names}",
+        ),
+        "composite": (any(isinstance(m, LRP) for m in methods), f"no rules are chosen for {names}"),
         "fuse": (fuses, "the maps of one layer are not fused; name several with --layer"),
         "batch_size": (bool(options.metric) or any(map(_reruns, methods)), f"the model is run once for {names}"),
         "bf16": (any(map(_reruns, methods)), f"the model is run once for {names}"),

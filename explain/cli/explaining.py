@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from explain.arguments import (
@@ -11,6 +12,7 @@ from explain.arguments import (
     BATCH_SIZE,
     BF16,
     COLORMAP,
+    COMPOSITE,
     FORCE,
     FUSE,
     IMAGES,
@@ -101,7 +103,7 @@ def _existing(options: argparse.Namespace, source: Source, stem: str, methods: l
 
 def _checked(options: argparse.Namespace) -> tuple[str | None, list[Method]]:
     """Return the group of methods that was asked for, and single methods; refuse what cannot be meant."""
-    from explain.methods import get_method
+    from explain.methods import LRP, get_method
     from explain.selection import GROUPS
 
     if options.top_k and options.target:
@@ -109,10 +111,12 @@ def _checked(options: argparse.Namespace) -> tuple[str | None, list[Method]]:
     for name in ("force", "metric"):
         if options.skip_existing and name in options.given:
             raise UsageError(f"--{name} and --skip-existing cannot both be given; leave one out")
-    names = options.method or ["gradcam"]
+    names = options.method or ["gradcam" if options.composite is None else "lrp"]
     try:
         groups = [name for name in names if name in GROUPS]
         methods = list(dict.fromkeys(get_method(name) for name in names if name not in GROUPS))
+        if options.composite is not None:
+            methods = [replace(m, composite=options.composite) if isinstance(m, LRP) else m for m in methods]
         if (options.style, options.alpha, options.colormap) != (None, None, None):
             from explain.pictures import Look
 
@@ -153,7 +157,7 @@ def _tell_left_out(selection: Selection, named: list[str], answer: Answer) -> No
 EXPLAIN = Command(
     "explain", "See why a vision model said what it said: writes overlays of the photos given.",
     (
-        IMAGES, RECURSIVE, METHOD, METRIC, TARGET, TOP_K, LAYER, FUSE, *MODEL, BATCH_SIZE, BF16, OUTPUT, FORCE,
+        IMAGES, RECURSIVE, METHOD, METRIC, TARGET, TOP_K, LAYER, FUSE, COMPOSITE, *MODEL, BATCH_SIZE, BF16, OUTPUT, FORCE,
         SKIP_EXISTING, STYLE, ALPHA, COLORMAP, JSON,
     ),
     explain, example="explain cat.jpg --method gradcam --method guidedbackprop --target tabby",
