@@ -157,8 +157,8 @@ def _tell_left_out(selection: Selection, named: list[str], answer: Answer) -> No
 EXPLAIN = Command(
     "explain", "See why a vision model said what it said: writes overlays of the photos given.",
     (
-        IMAGES, RECURSIVE, METHOD, METRIC, TARGET, TOP_K, LAYER, FUSE, COMPOSITE, *MODEL, BATCH_SIZE, BF16, OUTPUT, FORCE,
-        SKIP_EXISTING, STYLE, ALPHA, COLORMAP, JSON,
+        IMAGES, RECURSIVE, METHOD, METRIC, TARGET, TOP_K, LAYER, FUSE, COMPOSITE, *MODEL, BATCH_SIZE, BF16, OUTPUT,
+        FORCE, SKIP_EXISTING, STYLE, ALPHA, COLORMAP, JSON,
     ),
     explain, example="explain cat.jpg --method gradcam --method guidedbackprop --target tabby",
 )  # fmt: skip
