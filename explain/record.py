@@ -142,7 +142,7 @@ def decode(value: Any) -> Any:
         return value
     try:
         return _decode_tagged(value)
-    except (TypeError, ValueError):  # pairs that are none, keys that cannot be keys, numbers that are none
+    except (TypeError, ValueError):  # what are not pairs, keys or numbers
         raise RecordError(
             f"record must hold values as they were written, got {_brief(value)}; give that part yourself"
         ) from None

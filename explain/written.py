@@ -14,7 +14,7 @@ from typing import Any
 
 from explain.errors import ExplainError, shown
 
-LONGEST = 1000  # characters; nobody types more
+LONGEST = 1000  # characters; more is not typed by hand
 
 _NAME = re.compile(r"\s*([\w+.-]+)\s*(?:\((.*)\)\s*)?", re.DOTALL)
 _NAMED = re.compile(r"\s*([A-Za-z_]\w*)\s*=(.*)", re.DOTALL)

@@ -19,7 +19,7 @@ _FLAG = {"action": "store_true"}
 
 
 def _matching(names: list[str], pattern: str | None, what: str) -> list[str]:
-    """The names that a pattern fits; all of them where there is none."""
+    """The names that fit a pattern; all of them without one."""
     found = names if pattern is None else fnmatch.filter(names, pattern.lower())
     if not found:
         raise UsageError(f"{what} {pattern!r} is unknown; {did_you_mean(str(pattern), names)}")

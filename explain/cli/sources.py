@@ -42,7 +42,7 @@ class Source:
 
 
 def named(name: str) -> Source:
-    """The photo that goes by a name."""
+    """The photo with a name."""
     return Source(None if name == STDIN else Path(name))
 
 
@@ -141,7 +141,7 @@ def _piped() -> bytes:
     """Return what standard input gives.
 
     Raises:
-        ImageError: nobody can have put a photo there.
+        ImageError: there cannot be a photo.
     """
     from explain.images import MAX_BYTES
 

@@ -94,7 +94,7 @@ def export_package(
     _check_model(model)
     labels = _labels(categories)
     callbacks = {"mock": on_mock, "extern": on_extern, "intern": on_intern}
-    part = target.with_name(f".explain-{secrets.token_hex(8)}.part")  # which nobody can guess
+    part = target.with_name(f".explain-{secrets.token_hex(8)}.part")  # which cannot be guessed
     try:
         with part.open("xb") as file:  # and which nothing had before: no link is followed
             write(file, model, labels, {"mock": mock, "extern": extern, "intern": intern}, callbacks)

@@ -44,7 +44,7 @@ def attention_gradients(model: nn.Module, inputs: Inputs, target: Any) -> list[t
 
     The output tokens are averaged, and take the place of every token on the way into what comes after the last block:
     whichever of them the network reads, it reads the mean. One forward pass does for all blocks, since the last one
-    hands on a batch with the outputs of all of them; each starts a graph of its own, so one backward pass does too.
+    returns a batch with the outputs of all of them; each starts a graph of its own, so one backward pass does too.
 
     Raises:
         MethodError: the network has no such blocks.

@@ -60,7 +60,7 @@ def takes_maps(progress: Progress | None) -> bool:
     try:
         signature = inspect.signature(progress)
         signature.bind(0, 0)
-    except ValueError:  # of what is written in C, nobody knows
+    except ValueError:  # of what is written in C, this is unknown
         return False
     except TypeError:
         return True  # two arguments are not enough

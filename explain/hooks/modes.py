@@ -94,7 +94,7 @@ def evaluating(model: nn.Module) -> AbstractContextManager[None]:
 
 
 def own_mode(module: nn.Module, twin: nn.Module) -> None:
-    """Give a copy the mode that its original has when nobody holds it."""
+    """Give a copy the mode that its original has when it is not held."""
     with _lock:
         use = _uses.get(id(module))
         if use is None:

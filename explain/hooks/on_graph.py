@@ -57,7 +57,7 @@ class OnGraph(Hooks):
     def node(self, node: Node, fn: Hook) -> Handle:
         """Call ``fn(grad_inputs, grad_outputs)`` after a Node has run; what it returns replaces ``grad_inputs``.
 
-        The Node that accumulates a leaf's gradient, which PyTorch drops together with its hooks when nobody holds it,
+        The Node that accumulates a leaf's gradient, which PyTorch drops together with its hooks when nothing holds it,
         is kept as long as the hook.
         """
         site = site_of(fn, f"Node {node.name()}", "after", ("grad_inputs", "grad_outputs"))

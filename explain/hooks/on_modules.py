@@ -64,7 +64,7 @@ class OnModules(Hooks):
         None. In-place operations inside the module or behind it do no harm. ``prepend`` puts the hook before the
         group's other hooks of this kind on the module.
 
-        An output that the module also hands out by another way, in a list or an attribute, has all its gradients in
+        An output that the module also passes on in another way, in a list or an attribute, has all its gradients in
         ``grad_output``. Where the output is a view of another tensor, only those come that arrive by what was returned.
         """
         modules, sites = self._on_modules(where, fn, "backward", ("module", "grad_input", "grad_output"))

@@ -116,7 +116,7 @@ class Overwriting:
             if first is not None and not first.is_inference():
                 self._given[name] = first, first._version
 
-        if group._model is None or not place_of(name, group._model).of_input:  # which nobody has overwritten yet
+        if group._model is None or not place_of(name, group._model).of_input:  # which nothing has overwritten yet
             group.forward_pre(name, note, with_kwargs=True)
 
     def is_by(self, name: str, output: torch.Tensor) -> bool:

@@ -1,7 +1,7 @@
 """Hooks that never fired: which of them to report when their group closes, and why they did not.
 
 It matters that a hook did not fire only if something was computed that it was there for. So nothing is said about a
-group in which, as far as anybody can see, nothing ran; and nothing of hooks of this package.
+group in which apparently nothing ran, and nothing about hooks of this package.
 """
 
 from __future__ import annotations

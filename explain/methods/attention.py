@@ -104,7 +104,7 @@ def token_grid(method: str, maps: list[torch.Tensor], evidence: Evidence) -> Gri
     """The grid of tokens that all attention is about.
 
     Raises:
-        MethodError: there is none: no attention, or only within windows.
+        MethodError: the model has no attention, or only within windows.
     """
     shapes = {tuple(each.shape[-2:]) for each in maps}
     tokens = next(iter(shapes), (0, 0))

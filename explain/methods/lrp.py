@@ -26,7 +26,7 @@ class LRP:
     the score is ``delta``.
 
     Args:
-        composite: a name, or an `explain.engine.Composite` of one's own. ``automatic`` takes ``AttnLRP`` for networks
+        composite: a name, or an `explain.engine.Composite` of your own. ``automatic`` takes ``AttnLRP`` for networks
             with attention, ``EpsilonPlusFlat`` for convolutional ones, ``Epsilon`` for others. ``Epsilon``,
             ``EpsilonPlus`` and ``EpsilonAlpha2Beta1`` may have ``Flat`` or ``Box`` behind them, the rule at the input;
             there are ``EpsilonGammaBox``, ``AttnLRP``, ``CPLRP``, ``ExcitationBackprop``, ``DeepTaylor``, and

@@ -20,7 +20,7 @@ class EigenCAM:
     r"""Project the feature maps onto their first principal direction: :math:`A\,v_1` of :math:`A = U \Sigma V^T`.
 
     A is the layer's output with a row for each place, not centred, as published. The sign, which a decomposition leaves
-    open, is the one with which the map agrees with the sum of the feature maps. No class is asked for.
+    open, is chosen such that the map agrees with the sum of the feature maps. No class is asked for.
 
     Returns:
         ``(N, h, w)`` at the layer's resolution, in units of the activations.
@@ -48,7 +48,7 @@ class EigenCAM:
 class EigenGradCAM:
     """The first principal component of the products of feature maps and gradients: Eigen-CAM that knows the class.
 
-    The sign is the one with which the map agrees with HiResCAM, the sum of these products.
+    The sign is chosen such that the map agrees with HiResCAM, the sum of these products.
 
     Returns:
         ``(N, h, w)`` at the layer's resolution, in units of the score.

@@ -1,4 +1,4 @@
-"""Axioms: what a map ought to keep by its definition; and ADCC, which asks the method of the photo behind its map."""
+"""Axioms: what a map should fulfil by its definition; and ADCC, which asks the method again about the photo behind it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from explain.metrics.rows import Ask, Soft
 
 @dataclass(frozen=True)
 class Completeness:
-    r"""By how much the values miss the difference of the scores that they ought to add up to.
+    r"""By how much the values miss the difference of the scores that they should add up to.
 
     :math:`\bigl|\sum_i a_i - (f(x) - f(x'))\bigr|`, x' being the covered photo; ``parts`` has the "relative" one, by
     :math:`|f(x) - f(x')|`. Less is better. Values are added up as they are, of maps at the layer's resolution; it says
@@ -40,7 +40,7 @@ class Completeness:
     reading: Reading = "score"
 
     name: ClassVar[str] = "completeness"
-    about: ClassVar[str] = "by how much the values miss the difference of scores that they ought to add up to"
+    about: ClassVar[str] = "by how much the values miss the difference of scores that they should add up to"
     paper: ClassVar[str] = "Sundararajan et al., ICML 2017"
     units: ClassVar[str] = "score"
     better: ClassVar[Better] = "less"

@@ -19,7 +19,7 @@ SHARE = "share"
 
 
 def region_of(metric: str, case: Case) -> torch.Tensor:
-    """Where the object is ``(N, H, W)``; refused where nobody said it."""
+    """Where the object is ``(N, H, W)``; refused if it is not known."""
     if case.regions is None:
         raise MetricError(f"metric {metric!r} needs to know where the object is; give boxes= or masks= to evaluate")
     return case.regions.to(case.images.device)

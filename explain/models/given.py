@@ -17,7 +17,7 @@ from explain.models.classifier import CenterCrop, Classifier
 
 
 def as_classifier(model: nn.Module, *, name: str | None = None, size: int | None = None) -> Classifier:
-    """Wrap a bare module, with the preprocessing and the labels that it brings along.
+    """Wrap a bare module, with the preprocessing and the labels that come with it.
 
     It looks for these, in this order: its attributes ``preprocess`` and ``categories``; for a model of timm, its
     ``pretrained_cfg``; for a model of transformers, its image processor (an attribute ``image_processor``, or the file

@@ -1,4 +1,4 @@
-"""What a model of transformers brings along: its labels, and the image processor that goes with it."""
+"""What comes with a model of transformers: its labels, and the image processor that belongs to it."""
 
 from __future__ import annotations
 

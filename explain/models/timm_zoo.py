@@ -60,7 +60,7 @@ def load_timm(name: str, weights: str | Path | None = None, size: int | None = N
 
 
 def config_of(model: nn.Module) -> Mapping[str, Any] | None:
-    """Return the configuration that a model of timm brings along, or None.
+    """Return the configuration that comes with a model of timm, or None.
 
     Models of transformers that wrap one of timm have it inside their own configuration.
     """

@@ -44,7 +44,7 @@ def no_torchvision(error: Exception) -> ModelError:
 
 
 def list_models() -> list[str]:
-    """Return the names that `load` takes: the models that come along, the default first, then torchvision's."""
+    """Return the names that `load` takes: the models of this package, the default first, then torchvision's."""
     models = torchvision_models()
     return [DEFAULT, TINY, *models.list_models(module=models)]
 

@@ -47,7 +47,7 @@ def overlay(
         An RGB picture of the photo's size.
 
     Raises:
-        ImageError: the photo cannot be read, or the heatmap or box is none.
+        ImageError: the photo cannot be read, or the heatmap or box is not valid.
         ExplainError: an unknown style or colour map, or an opacity outside [0, 1].
 
     >>> overlay(Image.new("RGB", (8, 4)), np.ones((2, 2)), "spotlight").size
