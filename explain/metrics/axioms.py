@@ -1,4 +1,4 @@
-"""Axioms: what a map should fulfil by its definition; and ADCC, which asks the method again about the photo behind it."""
+"""Axioms: what a map should fulfil by its definition; and ADCC, which explains the photo behind a map again."""
 
 from __future__ import annotations
 
