@@ -199,7 +199,7 @@ FOR_CALLERS = {"training", "distribution", "metrics", "fills", "citation", "save
 FOR_CALLERS_ALONE = {
     "see explain.list_methods()", "explain.Inputs(...", "use explain.attribute(model, x)", "explain.images.Box",
     "explain.targets.", "positive=False", "integratedgradients(steps=20)", "gradcam(relu=False)",
-    "methods must name at least one method",
+    "methods must name at least one method", "box=region)",
 }  # fmt: skip
 
 
