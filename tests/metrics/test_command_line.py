@@ -1,8 +1,9 @@
-"""`--metric` and `explain metrics`."""
+"""`--metric`, `explain metrics`, and the page about them."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from PIL import Image
 
 import explain
 from explain.cli import main
+from explain.metrics import get_metric
+from explain.metrics.table import ARROWS
 from tests.conftest import ROOT
 
 CAT = str(ROOT / "assets" / "chelsea.png")
@@ -63,3 +66,10 @@ def test_wrong_metrics_are_wrong_usage(capsys: pytest.CaptureFixture[str], argum
 def test_metrics_that_need_boxes_say_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([CAT, "--model", "tiny", "--metric", "auc"]) == 1
     assert "needs to know where the object is" in capsys.readouterr().err
+
+
+def test_the_page_about_metrics_has_every_one_as_it_describes_itself() -> None:
+    text = (ROOT / "docs" / "metrics.md").read_text("utf-8")
+    rows = re.findall(r"^\| `([^`]+)` \| (.) \| (.+?) \| (.+?) \| (.+?) \|$", text, re.MULTILINE)
+    metrics = map(get_metric, explain.list_metrics())
+    assert rows == [(m.name, ARROWS[m.better], m.about, m.units, m.paper) for m in metrics]
