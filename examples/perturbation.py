@@ -3,7 +3,8 @@
     python examples/perturbation.py [FOLDER] [--photo cat.jpg] [--runs 500] [--errors] [--quick]
 
 Writes a picture of each photo: in the upper row the maps, from occlusion to PartitionSHAP, and below each one its
-standard error, in shares of the largest value. With ``--errors``, also the distance of estimates to a long reference
+standard error, in shares of the largest value; occlusion and PartitionSHAP have none, since nothing is drawn at random,
+nor has an estimate of a single order or sequence. With ``--errors``, also the distance of estimates to a long reference
 of the same method against the number of runs. ``--quick`` takes few runs, to see that it works.
 """
 
@@ -62,7 +63,7 @@ def picture(explainer: explain.Explainer, photo: Path, runs: int) -> Figure:
             axis.set_xticks([])
             axis.set_yticks([])
             if values is None:
-                axis.set_title("nothing is drawn", fontsize=9)
+                axis.set_title("no standard error", fontsize=9)
                 continue
             extent = (-0.5, x.shape[3] - 0.5, x.shape[2] - 0.5, -0.5)
             drawn = enlarged(values, tuple(x.shape[2:])) / peak

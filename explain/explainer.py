@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, overload
 
@@ -18,9 +18,10 @@ from explain.concepts import find_concepts
 from explain.engine import Precision, Progress, check_inputs
 from explain.errors import ImageError, ModelError, PhotoError, TargetError, naming
 from explain.explanation import Explanation
+from explain.fills import Black, get_fill
 from explain.hooks import Inspection, Where, inspect, unwrapped
 from explain.images import Box, ImageLike, Preprocess, load_image, locate
-from explain.methods import Fusion, Method, MethodLike, get_method, list_methods
+from explain.methods import Fusion, Method, MethodLike, get_method, list_methods, options
 from explain.models import Classifier, CropLike, FiveCrops, Interpolation, as_preprocess, classifier_of, on_device, seen
 from explain.mosaic import best_of_mean, joined
 from explain.photo_concepts import PhotoConcepts
@@ -40,6 +41,10 @@ class PhotoOptions(TypedDict, total=False):
     batch_size: int | None
     progress: Progress | None
     precision: Precision
+    runs: int | None
+    until: float | None
+    seconds: float | None
+    keep_partial: bool
 
 
 @dataclass(frozen=True)
@@ -156,6 +161,10 @@ class Explainer:
         batch_size: int | None = None,
         progress: Progress | None = None,
         precision: Precision = "full",
+        runs: int | None = None,
+        until: float | None = None,
+        seconds: float | None = None,
+        keep_partial: bool = False,
     ) -> Explanation | list[Explanation]:
         """Explain one photo, or several.
 
@@ -165,7 +174,7 @@ class Explainer:
             methods: a name or method object, several, "all" (of less than 200 passes) or "everything".
             target: a class index, label or callable, several of these, or None for the top prediction.
             top_k: explain the k best classes, instead of ``target``.
-            layer, fuse, batch_size, progress, precision: see `explain.attribute`.
+            layer, fuse, batch_size, progress, precision, runs, until, seconds, keep_partial: see `explain.attribute`.
 
         Raises:
             PhotosError: some of several photos could not be explained; it holds the explanations of all others.
@@ -173,7 +182,7 @@ class Explainer:
         """
         request = self._request(
             methods, target, layer=layer, top_k=top_k, fuse=fuse, batch_size=batch_size, progress=progress,
-            precision=precision,
+            precision=precision, runs=runs, until=until, seconds=seconds, keep_partial=keep_partial,
         )  # fmt: skip
         if isinstance(image, list | tuple | Iterator) and not isinstance(image, io.IOBase):
             return collected(self._all(image, request))
@@ -211,7 +220,7 @@ class Explainer:
         """Check what is asked for, and note it for the record."""
         if top_k is not None and target is not None:
             raise TargetError("target and top_k cannot both be given; leave one out")
-        chosen = methods if isinstance(methods, str) and methods in GROUPS else _method_list(methods)
+        chosen = methods if isinstance(methods, str) and methods in GROUPS else self._methods(methods)
         known = _method_list(list_methods()) if isinstance(chosen, str) else chosen
         targets = [] if top_k is not None else _target_list(target)
         question = Question(
@@ -226,6 +235,14 @@ class Explainer:
         )
         wanted = targets if top_k is None else top_k
         return PhotoRequest(chosen, wanted, question, {"precision": precision, **options}, alone)
+
+    def _methods(self, methods: MethodLike | Iterable[MethodLike]) -> list[Method]:
+        """The methods; black is what the preprocessing makes of it."""
+        found = _method_list(methods)
+        for i, method in enumerate(found):
+            if options(method).get("fill") == Black():
+                found[i] = replace(method, fill=get_fill(Black(), self.preprocess))  # type: ignore[type-var]
+        return found
 
     def _all(self, images: Iterable[ImageLike], request: PhotoRequest) -> Iterator[Explanation | PhotoError]:
         """Explain photos in batches, if it is the same as explaining each alone."""

@@ -247,6 +247,7 @@ class Explanation:
             "probability": self._probability(index),
             "predictions": [[label, probability] for label, probability in self.predictions],
             "delta": None if attribution.delta is None else float(attribution.delta[0]),
+            "estimate": _estimate(attribution),
             "values": _summary(attribution),
             "versions": versions(),
         }
@@ -318,6 +319,19 @@ class Explanation:
 
 def _brief(text: str, most: int = 200) -> str:
     return text if len(text) <= most else f"{text[: most - 2]}…)"
+
+
+def _estimate(attribution: Attribution) -> dict[str, Any] | None:
+    """How many covered photos a map took, and what was reached: the largest error over the largest value."""
+    if attribution.runs is None:
+        return None
+    reached, r2, finished = attribution.relative_error, attribution.r2, attribution.finished
+    return {
+        "runs": attribution.runs,
+        "error": None if reached is None else float(reached[0]),
+        "finished": finished is None or bool(finished[0]),
+        "r2": None if r2 is None else float(r2[0]),
+    }
 
 
 def _summary(attribution: Attribution) -> dict[str, Any]:

@@ -112,8 +112,9 @@ class KernelRegression:
         inverse = torch.linalg.pinv(curvature + ridge * flat, hermitian=True, rtol=1e-10)
         values = inverse @ (x * (weights * more)[:, None]).sum(0)
         leverage = ((x @ inverse * x).sum(1) * weights).clamp(max=0.99)
+        spread = values.square().sum() / min(n, regions - 1)  # as large as what so few pairs can say
         pulls = x * (weights * (more - x @ values) / (1 - leverage))[:, None]
-        middle = (pulls * (1 - share)[:, None]).T @ pulls + ridge**2 * values.square().sum() / (regions - 1) * flat
+        middle = (pulls * (1 - share)[:, None]).T @ pulls + ridge**2 * spread * flat
         error = (inverse @ middle @ inverse).diagonal().clamp(min=0).sqrt()
         return Solved(even + values - values.mean(), error if n > 1 or everything else None)
 

@@ -706,3 +706,20 @@ def test_videos_are_covered_in_time_too() -> None:
             torch.testing.assert_close(found[0], x[0].sum(0) * given, **EXACT)
     assert explain.attribute(Clip(), x, PartitionSHAP(60), target=0).delta.abs().max() < 1e-9
     assert explain.attribute(Clip(), x, Sobol(120, 2), target=0).values.shape == (1, 2, 2, 2)
+
+
+def test_photos_are_filled_with_the_black_of_the_explainer_and_records_tell_the_runs() -> None:
+    from PIL import Image
+
+    explainer = explain.Explainer("tiny")
+    photo = Image.effect_noise((40, 40), 90).convert("RGB")
+    explanation = explainer(photo, ["kernelshap", Occlusion(20, 20, "black")], runs=30, seconds=100.0)
+    estimate = explanation.record("kernelshap")["estimate"]
+    assert estimate["runs"] == 30
+    assert 0 < estimate["error"] < 10
+    assert (estimate["finished"], estimate["r2"]) == (True, None)
+    fill = explanation.attributions["occlusion"].options["fill"]
+    black = explainer.preprocess(Image.new("RGB", (80, 80)))[:, 0, 0]
+    torch.testing.assert_close(fill.replacement(torch.zeros(1, 3, 2, 2))[0, :, 0, 0], black)
+    assert explanation.record("occlusion")["options"]["fill"]["class"] == "Black"
+    assert explainer(photo, "saliency").record()["estimate"] is None

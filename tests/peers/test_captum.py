@@ -10,7 +10,18 @@ import torch
 from torch import nn
 
 import explain
-from explain.methods import AblationCAM, DeepLIFT, IntegratedGradients, Saliency, Smooth
+from explain.methods import (
+    LIME,
+    AblationCAM,
+    DeepLIFT,
+    FeatureAblation,
+    IntegratedGradients,
+    KernelSHAP,
+    Occlusion,
+    Saliency,
+    ShapleySampling,
+    Smooth,
+)
 from explain.methods.sampling import noise
 from tests.methods import plain, plain_paths
 from tests.peers.common import (
@@ -251,3 +262,77 @@ def test_captums_deeplift_loses_differences_at_maxima() -> None:
     theirs = peer.DeepLift(model).attribute(x, baseline[None].expand_as(x).clone(), TARGET)
     assert (theirs.flatten(1).sum(1) - difference).abs().max() > 0.05
     assert torch.allclose(ours(model, DeepLIFT(baseline), x).flatten(1).sum(1), difference, rtol=1e-10)
+
+
+# Covered photos; Captum adds up in single precision, whatever the model's
+
+
+MASK = torch.tensor([[0, 0, 0, 1, 1, 1, 2, 2]] * 3 + [[3, 3, 3, 4, 4, 4, 5, 5]] * 3)
+
+
+@pytest.mark.parametrize(("window", "stride"), [(2, 2), (3, 2), (3, 3), (4, 1)])
+def test_occlusion_is_the_same(window: int, stride: int) -> None:
+    model, x = plain.module_of(network()), photo()[None]
+    sides = {"sliding_window_shapes": (3, window, window), "strides": (3, stride, stride)}
+    theirs = peer.Occlusion(model).attribute(x, target=TARGET, **sides)
+    assert agree(theirs[:, 0], ours(model, Occlusion(window, stride), x), 1e-6)
+
+
+def test_feature_ablation_is_the_same() -> None:
+    model, x = plain.module_of(network()), photo()[None]
+    theirs = peer.FeatureAblation(model).attribute(x, target=TARGET, feature_mask=MASK[None, None])
+    assert agree(theirs[:, 0], ours(model, FeatureAblation(MASK), x), 1e-6)
+
+
+def test_exact_shapley_values_are_the_same() -> None:
+    model, x = plain.module_of(network()), photo()[None]
+    theirs = peer.ShapleyValues(model).attribute(x, target=TARGET, feature_mask=MASK[None, None])
+    found = explain.attribute(model, x, KernelSHAP(regions=MASK), target=TARGET)
+    assert found.runs == 62
+    assert agree(theirs[:, 0], found.values)
+
+
+def test_shapley_sampling_is_the_same_for_the_same_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = plain.module_of(network()), photo()[None]
+    method = ShapleySampling(30, MASK)
+    rows = method.design.rows(6).reshape(-1, 5, 6).float()
+    orders = [torch.cat([torch.zeros(1, 6), each, torch.ones(1, 6)]).diff(dim=0).argmax(1).tolist() for each in rows]
+    sampler = peer.ShapleyValueSampling(model)
+    sampler.permutation_generator = lambda features, samples: iter(orders)
+    theirs = sampler.attribute(x, target=TARGET, feature_mask=MASK[None, None], n_samples=len(orders))
+    assert agree(theirs[:, 0], ours(model, method, x))
+
+
+def test_kernelshap_keeps_the_sum_where_captum_weighs_its_ends_heavily() -> None:
+    """Captum takes the end points as samples of weight 1,000,000: its values add up only nearly."""
+    model, x = plain.module_of(network()), photo()[None]
+    torch.manual_seed(0)
+    theirs = peer.KernelShap(model).attribute(x, target=TARGET, feature_mask=MASK[None, None], n_samples=600)[:, 0]
+    found = explain.attribute(model, x, KernelSHAP(40, MASK), target=TARGET)
+    exact = ours(model, KernelSHAP(62, MASK), x)
+    gain = float((model(x) - model(0 * x)).detach()[0, TARGET])
+    places = [(0, 0), (0, 3), (0, 6), (3, 0), (3, 3), (3, 6)]
+    assert sum(float(found.values[0][place]) for place in places) == pytest.approx(gain, rel=1e-10)
+    assert abs(sum(float(theirs[0][place]) for place in places) - gain) > 1e-10 * abs(gain)
+    assert off(found.values, exact) < off(theirs, exact)  # with fifteen times as many runs, each drawn again and again
+
+
+def test_lime_is_the_same_with_the_same_samples_kernel_and_ridge() -> None:
+    """Captum's own default is a Lasso, which may set every coefficient to zero."""
+    from captum._utils.models.linear_model import SkLearnRidge
+
+    model, x = plain.module_of(network()), photo()[None]
+    method = LIME(40, MASK, ridge=0.7)
+    drawn = [torch.ones(6, dtype=torch.bool), *method.design.rows(6)]  # ours takes the photo itself as one more sample
+    samples = iter(drawn)
+    lime = peer.LimeBase(
+        model,
+        SkLearnRidge(alpha=0.7),
+        similarity_func=lambda whole, covered, z, **_: torch.exp(-(((1 - z.mean().sqrt()) / 0.25) ** 2)),
+        perturb_func=lambda whole, **_: next(samples).double()[None],
+        perturb_interpretable_space=True,
+        from_interp_rep_transform=lambda z, whole, **_: whole * z[0][MASK],
+        to_interp_rep_transform=None,
+    )
+    theirs = lime.attribute(x, target=TARGET, n_samples=len(drawn))[0][MASK]
+    assert agree(theirs, ours(model, method, x)[0], 1e-6)
