@@ -25,9 +25,9 @@ class LinearRule(Protocol):
     def attach(self, of: Map, flow: Flow) -> None: ...
 
 
-def stabilised(z: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """z + epsilon sign(z), with sign(0) = 1."""
-    return z + torch.where(z < 0, -epsilon, epsilon)
+def signed_epsilon(z: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """What stabilises z as a denominator: epsilon with the sign of z."""
+    return torch.copysign(z.new_tensor(epsilon), z)
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,13 @@ class Epsilon:
     def attach(self, of: Map, flow: Flow) -> None:
         def arrived(gradient: torch.Tensor) -> torch.Tensor:
             z = of.result.tensor
-            share = gradient * (z / stabilised(z, self.epsilon)) if self.epsilon else gradient
+            if not self.epsilon:
+                _take_bias(flow, of.linear.bias, gradient)
+                return gradient
+            added = signed_epsilon(z, self.epsilon)
+            share = torch.add(z, added).reciprocal_().mul_(z).mul_(gradient)
             _take_bias(flow, of.linear.bias, share)
-            if self.epsilon:
-                flow.take("stabiliser", gradient * z - share * z)
+            flow.take("stabiliser", share, added)
             return share
 
         flow.arriving(of.exit, arrived)
@@ -128,8 +131,9 @@ class Gamma(_Altered):
     def back(self, of: Map, relevance: torch.Tensor, flow: Flow) -> torch.Tensor:
         z = of.result.tensor
         below = relevance * (z < 0)
-        found = self._side(of, relevance * (z >= 0), flow, sign=1)
-        return found if not bool(below.any()) else found + self._side(of, below, flow, sign=-1)
+        if not bool(below.any()):
+            return self._side(of, relevance, flow, sign=1)
+        return self._side(of, relevance - below, flow, sign=1) + self._side(of, below, flow, sign=-1)
 
     def _side(self, of: Map, relevance: torch.Tensor, flow: Flow, sign: int) -> torch.Tensor:
         x, weight, bias = of.x.tensor, of.linear.weight, of.linear.bias
@@ -227,13 +231,17 @@ def _signed(tensor: torch.Tensor, sign: int) -> torch.Tensor:
 
 def _take_bias(flow: Flow, bias: torch.Tensor | None, share: torch.Tensor) -> None:
     if bias is not None:
-        flow.take("biases", share * bias)
+        flow.take("biases", share, bias)
 
 
 def _quotient(relevance: torch.Tensor, z: torch.Tensor, epsilon: float, flow: Flow) -> torch.Tensor:
     """Relevance over the stabilised z; where z is zero nobody contributes, so that nobody gets any."""
-    share = torch.where(z == 0, 0, relevance / stabilised(z, epsilon))
-    flow.take("stabiliser", relevance - share * z)
+    added = signed_epsilon(z, epsilon)
+    none = z == 0
+    share = torch.add(z, added).reciprocal_().mul_(relevance).masked_fill_(none, 0)
+    flow.take("stabiliser", share, added)
+    if bool(none.any()):
+        flow.take("stabiliser", relevance * none)
     return share
 
 
@@ -253,18 +261,17 @@ def _shared(
     as behind a rectifier, the map is run once.
     """
     run = of.linear.run
-    both = bool((x < 0).any())
+    both = bool(x.amin() < 0)
     with torch.enable_grad():
         above = (x.clamp(min=0) if both else x).detach().requires_grad_()
         z = run(above, weight)
         below = x.clamp(max=0).detach().requires_grad_() if both else None
         if below is not None:
             z = z + run(below, weight_below)
+        whole = z.detach() if bias is None else z.detach() + bias
+        share = _quotient(relevance, whole, epsilon, flow)
         if bias is not None:
-            z = z + bias
-        share = _quotient(relevance, z.detach(), epsilon, flow)
-        if bias is not None:
-            flow.take("biases", share * bias)
+            flow.take("biases", share, bias)
         if below is None:
             return torch.autograd.grad(z, above, share)[0]
         gradient, gradient_below = torch.autograd.grad(z, (above, below), share)

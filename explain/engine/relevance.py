@@ -87,10 +87,19 @@ class Flow:
             entrance.give(None)
         self._told.clear()
 
-    def take(self, cause: str, part: torch.Tensor) -> None:
-        """Add to what a cause has taken, from a tensor with rows for the images."""
-        found = per_image(part.detach(), self.count, turned=self._turned)
+    def take(self, cause: str, part: torch.Tensor, factor: torch.Tensor | None = None) -> None:
+        """Add to what a cause has taken, from a tensor with rows for the images, times a factor that meets it."""
+        if factor is None:
+            found = per_image(part.detach(), self.count, turned=self._turned)
+        elif factor.shape == part.shape and self._is_by_image(part):
+            found = torch.linalg.vecdot(part.reshape(self.count, -1), factor.reshape(self.count, -1))
+        else:
+            found = per_image(part * factor, self.count, turned=self._turned)
         self.taken[cause] = self.taken[cause] + found if cause in self.taken else found
+
+    def _is_by_image(self, tensor: torch.Tensor) -> bool:
+        """Whether each image has a row of its own, as it lies in memory."""
+        return len(tensor) == self.count and not self._turned and tensor.is_contiguous()
 
     def deposit(self, place: int, relevance: torch.Tensor) -> None:
         """Give relevance to a source itself."""
