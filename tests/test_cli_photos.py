@@ -112,7 +112,7 @@ def test_what_is_wrong_for_all_photos_is_told_once(
     assert code == 1
     assert len(err) == 1
     assert message in err[0]
-    assert err[0].endswith("; this holds for every photo, so that none is explained, 2 more not looked at")
+    assert err[0].endswith(" (this holds for every photo: none is done, 2 more not looked at)")
     assert not any(photo in err[0] for photo in ("a.png", "b.png"))
     assert out[-1].endswith("(2 failed, 2 not looked at)")
 

@@ -80,7 +80,7 @@ class _Run:
             return True
         if general and self.held is not None and self.held[1] == str(error):
             rest = f", {left} more not looked at" if left else ""
-            self.answer.complain(f"{error}; this holds for every photo, so that none is explained{rest}")
+            self.answer.complain(f"{error} (this holds for every photo: none is done{rest})")
             self.held = None
             return False
         self.tell_held()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -148,7 +149,11 @@ def _tell_left_out(selection: Selection, named: list[str], answer: Answer) -> No
     unfit = [name for name in selection.unfit if name not in named]
     if unfit:
         answer.note(f"left out, as they are for other networks or targets: {', '.join(unfit)}")
-    costly = [f"{name} ({cost:.0f})" for name, cost in selection.costly.items() if name not in named]
+    costly = [
+        f"{name} ({cost:.0f})" if math.isfinite(cost) else name
+        for name, cost in selection.costly.items()
+        if name not in named
+    ]
     if costly:
         told = ", ".join(costly)
         answer.note(f"left out, as they take {MANY} passes or more: {told}; --method everything takes them too")
