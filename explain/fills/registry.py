@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import fnmatch
+from dataclasses import fields, replace
 from typing import TypeAlias, TypeVar
 
 from explain.errors import FillError, did_you_mean, shown
 from explain.fills.base import Fill
 from explain.fills.look import Preprocess
 from explain.fills.replacing import Black
+from explain.written import Written, WrittenError, read_written
 
 FillLike: TypeAlias = "str | Fill"
 F = TypeVar("F", bound=Fill)
@@ -40,24 +42,48 @@ def get_fill(fill: FillLike, preprocess: Preprocess | None = None) -> Fill:
     """Return the fill for a name; a fill is returned as it is.
 
     Args:
-        fill: a name from `list_fills`, or a fill.
+        fill: a name from `list_fills`, also with options, or a fill.
         preprocess: what makes a photo the model's input, for the fill "black", which must know it.
 
     Raises:
         FillError: the name is unknown, or the object is no fill.
 
-    >>> get_fill("blur")
-    Blur(kernel=11, sigma=5.0)
+    >>> get_fill("blur"), get_fill("blur(sigma=3)")
+    (Blur(kernel=11, sigma=5.0), Blur(kernel=11, sigma=3.0))
     """
     if isinstance(fill, str):
-        name = fill.strip().lower()
+        read = _read(fill)
+        name = read.name
         if name == "photo":
             raise FillError("fill 'photo' must be given as an object; use explain.fills.Photo(tensor)")
         if name not in _known:
             raise FillError(f"fill {shown(fill)} is unknown; {did_you_mean(name, list_fills())}")
-        fill = _known[name]
+        fill = _made(_known[name], read)
     if isinstance(fill, type):
         raise FillError(f"fill must be a name or an object, got the class {fill.__name__}; use {fill.__name__}()")
     if not isinstance(fill, Fill):
         raise FillError(f"fill must be a name or a fill, got {shown(fill)}; see explain.fills.list_fills()")
     return Black.of(preprocess) if preprocess is not None and fill == Black() else fill
+
+
+def _read(text: str) -> Written:
+    if "(" not in text:
+        return Written(text.strip().lower())
+    try:
+        return read_written(text)
+    except WrittenError as error:
+        raise FillError(f"fill {error}; write it like blur(sigma=3)") from None
+
+
+def _made(fill: Fill, read: Written) -> Fill:
+    """The fill with the options that were written."""
+    if not read.values and not read.options:
+        return fill
+    known = [field.name for field in fields(fill) if field.init]  # type: ignore[arg-type]
+    wrong = [repr(name) for name in read.options if name not in known]
+    if read.values or wrong:
+        got = shown(read.values[0]) if read.values else wrong[0]
+        has = f"its options by name ({', '.join(known)})" if known else "no options"
+        raise FillError(f"fill {read.name} must be given {has}, got {got}; leave it out")
+    made: Fill = replace(fill, **read.options)  # type: ignore[type-var]
+    return made
