@@ -17,9 +17,12 @@ from explain.metrics.orders import ranks_of
 Better = Literal["more", "less"]
 """Whether more or less of a figure is better."""
 
-Reading = Literal["probability", "score", "margin"]
-"""What is read of an altered photo: the softmax of the class that is explained; the target's own score (of a class, its
-logit); or by how much that class's logit is above the best other one."""
+Reading = Literal["probability", "score"]
+"""What is read of an altered photo: the softmax of the class that is explained, or the target's own score (of a class,
+its logit)."""
+
+Read = Literal["probability", "score", "margin"]
+"""What a metric may ask to be read: also by how much that class's logit is above the best other one."""
 
 
 @dataclass(frozen=True, eq=False)

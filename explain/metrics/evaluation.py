@@ -17,7 +17,7 @@ from explain.hooks import calculating, unwrapped
 from explain.inputs import Inputs, InputsLike
 from explain.methods import Method, MethodLike, get_method
 from explain.metrics.again import Asked, OfMethod, World, asked_again, must_be_method
-from explain.metrics.base import Case, Judged, Metric, OfMap, Reading
+from explain.metrics.base import Case, Judged, Metric, OfMap, Read
 from explain.metrics.maps import Maps, MapsLike
 from explain.metrics.readings import ClassReading
 from explain.metrics.registry import MetricLike, by_name
@@ -176,7 +176,7 @@ class _Evaluation:
         with calculating(self.images.device.type):
             asks = {(name, m.name): m.asks(case) for name, case in cases.items() for m in metrics}
             rows = {key: [book.enter(ask.of) for ask in each] for key, each in asks.items()}
-        readings: list[Reading] = list(dict.fromkeys(ask.reading for each in asks.values() for ask in each))
+        readings: list[Read] = list(dict.fromkeys(ask.reading for each in asks.values() for ask in each))
         scores = self._run(book, readings, classes)
         for (name, metric), each in asks.items():
             found = [_looked_up(scores[ask.reading], row) for ask, row in zip(each, rows[name, metric], strict=True)]
@@ -186,8 +186,8 @@ class _Evaluation:
                 judged[name][metric] = one(case, found)
 
     def _run(
-        self, book: Book, readings: Sequence[Reading], classes: torch.Tensor | None
-    ) -> dict[Reading, tuple[torch.Tensor, torch.Tensor]]:
+        self, book: Book, readings: Sequence[Read], classes: torch.Tensor | None
+    ) -> dict[Read, tuple[torch.Tensor, torch.Tensor]]:
         """For each reading, what it is of the photos as they are ``(N,)`` and of all altered ones ``(P,)``."""
         targets = [self._read_as(reading, classes) for reading in readings]
         if not targets:
@@ -197,13 +197,13 @@ class _Evaluation:
             {"metrics": asks_of([plain, *([altered] if len(book) else [])], [])}, len(targets), len(self.images)
         )
         found = gather(self.model, self.inputs, plan, targets, self.settings.work)
-        results: dict[Reading, tuple[torch.Tensor, torch.Tensor]] = {}
+        results: dict[Read, tuple[torch.Tensor, torch.Tensor]] = {}
         for reading, evidence_of in zip(readings, found, strict=True):
             evidence = evidence_of(None)
             results[reading] = evidence[plain], evidence[altered] if len(book) else evidence.score[:0]
         return results
 
-    def _read_as(self, reading: Reading, classes: torch.Tensor | None) -> Target:
+    def _read_as(self, reading: Read, classes: torch.Tensor | None) -> Target:
         if reading == "score":
             return self.settled
         if classes is None:
@@ -213,7 +213,7 @@ class _Evaluation:
             )
         return ClassReading(reading, tuple(classes.tolist()))
 
-    def _as_read(self, case: Case, scores: Mapping[Reading, tuple[torch.Tensor, torch.Tensor]]) -> Case:
+    def _as_read(self, case: Case, scores: Mapping[Read, tuple[torch.Tensor, torch.Tensor]]) -> Case:
         """The case with what was read of the photos as they are in the same precision as of the altered ones."""
         score = scores["score"][0] if "score" in scores else case.score
         probability = scores["probability"][0] if "probability" in scores else case.probability

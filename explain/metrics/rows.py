@@ -11,7 +11,7 @@ import torch
 
 from explain.engine import Evidence, Need, Rows
 from explain.fills import Cover, Fill, covering
-from explain.metrics.base import Case, Judged, Metric, Reading
+from explain.metrics.base import Case, Judged, Metric, Read
 
 Make = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """From whose row each is ``(b,)`` and which of its image's rows it is ``(b,)``, to altered photos ``(b, C, H, W)``."""
@@ -39,7 +39,7 @@ class Ask:
     """Altered photos, and what is to be read of each."""
 
     of: Altered
-    reading: Reading
+    reading: Read
 
 
 @runtime_checkable
@@ -112,7 +112,10 @@ class Soft:
     count: ClassVar[int] = 1
 
     def keys(self, image: int) -> list[Hashable]:
-        return [(self.fill, "soft", digest_of(self.keep[image]))]
+        keep = self.keep[image]
+        if not keep.any():
+            return [(self.fill,)]
+        return [AS_IT_IS if bool((keep == 1).all()) else (self.fill, "soft", digest_of(keep))]
 
     def make(self, images: torch.Tensor, cover: Callable[[Fill], Cover]) -> Make:
         covered = cover(self.fill)

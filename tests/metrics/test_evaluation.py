@@ -16,7 +16,7 @@ import explain
 from explain.errors import ExplainError, MetricError, TargetError
 from explain.fills import Zero
 from explain.methods import GradCAM, Saliency
-from explain.metrics import ROAD, Deletion, Insertion, PixelFlipping, get_metric, list_metrics, register
+from explain.metrics import ROAD, Completeness, Deletion, Insertion, PixelFlipping, get_metric, list_metrics, register
 from explain.metrics.rows import Book, covered_by_rank
 from tests.conftest import snapshot
 
@@ -79,7 +79,8 @@ def test_each_distinct_altered_photo_is_run_once(model: nn.Module, photos: torch
     maps = {"a": torch.randn(3, 12, 10), "b": torch.randn(3, 12, 10)}
     maps["same as a"] = maps["a"].clone()
     fill = Zero()
-    metrics = [Deletion(6, fill), Insertion(6, fill), PixelFlipping("morf", 6, fill), PixelFlipping("lerf", 6, fill)]
+    flipping = [PixelFlipping("morf", 6, fill), PixelFlipping("lerf", 6, fill)]
+    metrics = [Deletion(6, fill), Insertion(6, fill), *flipping, Completeness(fill)]
     explain.evaluate(counting, photos, maps, metrics, target=0, batch_size=4)
     distinct = {row.numpy().tobytes() for row in counting.rows}
     # the photo, the blank photo, and for two distinct maps 5 inner steps from either end
@@ -199,7 +200,7 @@ def test_what_does_not_fit_is_refused_in_one_line(model: nn.Module, changed: dic
 
 OPTIONS: list[tuple[Any, str]] = [
     (lambda: Deletion(steps=0), "steps of deletion must be a whole number from 1, got 0"),
-    (lambda: Deletion(reading="logit"), "reading of deletion must be one of probability, score, margin, got 'logit'"),  # type: ignore[arg-type]
+    (lambda: Deletion(reading="logit"), "reading of deletion must be one of probability, score, got 'logit'"),  # type: ignore[arg-type]
     (lambda: PixelFlipping("both"), "order of pixelflipping must be one of morf, lerf, got 'both'"),  # type: ignore[arg-type]
     (lambda: explain.metrics.ROAD(percentiles=()), "percentiles of road must be per cent above 0 and below 100"),
     (lambda: explain.metrics.ROAD(percentiles=(0, 50)), "percentiles of road must be per cent above 0 and below 100"),
