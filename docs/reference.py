@@ -195,7 +195,8 @@ def resolved(app: Any, env: Any, node: Any, words: Any) -> Any:
     if node.get("refdomain") != "py":
         return None
     domain, wanted = env.get_domain("py"), str(node.get("reftarget"))
-    found = [full for full in domain.objects if full.split(".")[-1] == wanted or full == f"explain.{wanted}"]
+    named = [full for full, entry in domain.objects.items() if not entry.aliased]
+    found = [full for full in named if full.split(".")[-1] == wanted or full == f"explain.{wanted}"]
     found = [full for full in found if not full.startswith("explain.engine.")] or found
     if not wanted.isidentifier() or len(found) != 1:
         return None
