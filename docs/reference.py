@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sphinx.util.nodes import make_refnode
-
 import explain
 from explain.arguments import parser
 from explain.cli.commands import COMMANDS
@@ -192,6 +190,8 @@ def _plain(text: str) -> str:
 
 def resolved(app: Any, env: Any, node: Any, words: Any) -> Any:
     """Link a name in a docstring to the one thing in the reference that has it, wherever that is."""
+    from sphinx.util.nodes import make_refnode  # here, since tests read this module without Sphinx too
+
     if node.get("refdomain") != "py":
         return None
     domain, wanted = env.get_domain("py"), str(node.get("reftarget"))
