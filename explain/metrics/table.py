@@ -12,10 +12,17 @@ from typing import Any
 
 import torch
 
-from explain.errors import MetricError, did_you_mean
+from explain.errors import MetricError, did_you_mean, printable
 from explain.metrics.base import Judged, Metric
 
 ARROWS = {"more": "↑", "less": "↓"}
+
+
+class UnjudgedError(MetricError, KeyError):
+    """A method is not in a table; a mapping says so by a ``KeyError``."""
+
+    def __str__(self) -> str:
+        return printable(self.args[0])  # a KeyError would quote it
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +105,7 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
 
     def _of(self, method: str) -> Mapping[str, Judged]:
         if method not in self.judged:
-            raise KeyError(f"method {method!r} was not judged here; {did_you_mean(method, self.judged)}")
+            raise UnjudgedError(f"method {method!r} was not judged here; {did_you_mean(method, self.judged)}")
         return self.judged[method]
 
     def _one(self, method: str, metric: str) -> Judged:

@@ -139,8 +139,10 @@ def test_the_table_prints_itself_and_comes_as_plain_values(model: nn.Module, pho
     rows = list(csv.DictReader(io.StringIO(table.to_csv())))
     assert len(rows) == 6
     assert float(rows[4]["deletion"]) == pytest.approx(table["saliency"]["deletion"][1].item(), abs=1e-15)
-    with pytest.raises(KeyError, match="did you mean 'gradcam'"):
+    with pytest.raises(KeyError, match=r"^method 'gradcan' was not judged here; did you mean 'gradcam'"):
         table["gradcan"]
+    assert "gradcam" in table
+    assert "gradcan" not in table
     with pytest.raises(MetricError, match="metric 'delition' was not asked for here; did you mean 'deletion'"):
         table.curve("gradcam", "delition")
 
