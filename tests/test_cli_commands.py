@@ -248,3 +248,12 @@ def test_the_same_message_speaks_to_callers_and_to_typists(
     assert "choose another folder, or overwrite it with --force" in err[1]
     with pytest.raises(explain.errors.TargetError, match=r"pass categories=, or give the class index"):
         explain.attribute(torch.nn.Flatten(), torch.rand(1, 3, 2, 2), "saliency", target="cat")
+
+
+def test_what_the_readme_and_the_command_line_write_is_ignored_by_git() -> None:
+    ignored = {line.strip("/") for line in (ROOT / ".gitignore").read_text("utf-8").splitlines()}
+    text = (ROOT / "README.md").read_text("utf-8")
+    written = re.findall(r"\.save(?:fig)?\(\"([^\"/]+)/?\"", text) + re.findall(r"(?:--output|-o) (\S+)", text)
+    assert "explained" in ignored
+    assert [name for name in written if name not in ignored] == []
+    assert len(written) >= 3

@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from explain.errors import MethodError, shown
+from explain.errors import MethodError, either, shown
 from explain.methods.checks import check_options
 
 
@@ -244,7 +244,8 @@ def regions_of(method: str, value: Any, option: str = "regions") -> Regions:
             return Squares(int(value)) if getattr(value, "ndim", 1) == 0 and int(value) > 0 else Given(value)
         except (TypeError, ValueError, RuntimeError, MethodError):
             pass
-    raise MethodError(
-        f"{option} of {method} must be whole numbers (H, W), how many squares across from 1, or an object such as "
-        f"explain.methods.Squares(7), got {shown(value)}; give one of these"
+    kinds = either(
+        "whole numbers (H, W), how many squares across from 1, or an object such as explain.methods.Squares(7)",
+        "how many squares across, from 1",
     )
+    raise MethodError(f"{option} of {method} must be {kinds}, got {shown(value)}; give one of these")
