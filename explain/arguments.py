@@ -102,7 +102,8 @@ FUSE = Option(
 MODEL = (
     Option(
         ("--model",),
-        "efficientnet-lite0 (the default), tiny, a torchvision name, timm:NAME, or your own as package.module:factory",
+        "efficientnet-lite0 (the default), tiny, tiny-transformer, a torchvision name, timm:NAME, or your own as "
+        "package.module:factory",
         how={"metavar": "NAME"},
     ),
     Option(("--weights",), "state dict to load into the model, also as .safetensors", how={"metavar": "FILE"}),

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 from data import validation_files
+from measures import calibration_error, logits_of, top
 
-from explain.images import load_image
 from explain.models import CenterCrop, Classifier, load
 from explain.models.bundled import FILE, load_bundled
 
@@ -27,34 +27,6 @@ EXPECTED = {  # what is on the photos, of the labels that the model has
     "rocket.jpg": ("missile",),
     "grace_hopper.jpg": ("military uniform",),
 }
-
-
-@torch.inference_mode()
-def logits_of(classifier: Classifier, paths: list[Path], batch: int = 250) -> torch.Tensor:
-    """Return the logits ``(N, K)`` of image files."""
-    found = []
-    for start in range(0, len(paths), batch):
-        x = torch.stack([classifier.preprocess(load_image(path)) for path in paths[start : start + batch]])
-        found.append(classifier.model(x))
-    return torch.cat(found)
-
-
-def top(logits: torch.Tensor, labels: torch.Tensor, k: int) -> float:
-    """Return the share of images whose label is among the k best."""
-    return (logits.topk(k, dim=1).indices == labels[:, None]).any(1).float().mean().item()
-
-
-def calibration_error(probabilities: torch.Tensor, labels: torch.Tensor, bins: int = 15) -> float:
-    """Return the expected calibration error (Guo et al., 2017): confidence against accuracy, in bins."""
-    confidence, predicted = probabilities.max(1)
-    right = (predicted == labels).float()
-    which = (confidence * bins).long().clamp(max=bins - 1)
-    error = 0.0
-    for b in range(bins):
-        inside = which == b
-        if inside.any():
-            error += inside.float().mean().item() * abs(confidence[inside].mean() - right[inside].mean()).item()
-    return error
 
 
 def seconds_to_load() -> float:

@@ -9,9 +9,8 @@ import argparse
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from data import classes, validation_files, words
-from evaluate import logits_of
+from measures import fit_temperature, logits_of
 from train import MEAN, STD
 
 from explain.models import CenterCrop, Classifier, SmallResNet
@@ -56,13 +55,6 @@ def labels(folder: Path) -> list[str]:
     found = [PLAIN_NAMES.get(wnid, known[wnid].split(",")[0].strip()) for wnid in classes(folder)]
     assert len({label.casefold() for label in found}) == len(found), "labels must be distinct"
     return found
-
-
-def fit_temperature(logits: torch.Tensor, targets: torch.Tensor) -> float:
-    """Return the temperature with the least negative log-likelihood (Guo et al., 2017)."""
-    candidates = torch.linspace(0.3, 3.0, 541)
-    losses = torch.stack([F.cross_entropy(logits / t, targets) for t in candidates])
-    return float(candidates[losses.argmin()])
 
 
 def main() -> None:

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from data import SIDE, decode, training_files, validation_files
+from muon import orthogonal
 from torch import nn
 
 from explain.models.network import SmallResNet
@@ -50,17 +51,6 @@ class Muon(torch.optim.Optimizer):
                 update = orthogonal(parameter.grad.add(velocity, alpha=group["momentum"]).flatten(1))
                 parameter.mul_(len(parameter) ** 0.5 / parameter.norm())
                 parameter.add_(update.reshape(parameter.shape), alpha=-group["lr"])
-
-
-def orthogonal(matrix: torch.Tensor, rounds: int = 3) -> torch.Tensor:
-    """Push the singular values of a matrix towards one, with the quintic Newton-Schulz iteration of Muon."""
-    tall = matrix.shape[0] > matrix.shape[1]
-    x = (matrix.T if tall else matrix).bfloat16()
-    x = x / (x.norm() + 1e-7)
-    for _ in range(rounds):
-        gram = x @ x.T
-        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * (gram @ gram)) @ x
-    return (x.T if tall else x).float()
 
 
 def initialise(model: nn.Module) -> None:

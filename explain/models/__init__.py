@@ -1,20 +1,22 @@
 """Models by name, with the preprocessing and labels that go with them.
 
-classifier   a model and all that belongs to it
-crops        which part of a photo a model sees
-adjusted     a preprocessing with other values
-imagenet     EfficientNet-Lite0 for ImageNet, the default, with weights from a package of data
-efficientnet its network
-labels       the labels of its classes
-bundled      the small model for Tiny-ImageNet
-network      its network
-zoo          torchvision by name
-timm_zoo     timm by name, and what its configurations say
-huggingface  what models of transformers say about themselves
-given a module of the user's: what it says, and what is assumed
-custom       package.module:factory
-weights      state dicts from files, safely
-safetensors  the format of that name
+classifier       a model and all that belongs to it
+crops            which part of a photo a model sees
+adjusted         a preprocessing with other values
+imagenet         EfficientNet-Lite0 for ImageNet, the default, with weights from a package of data
+efficientnet     its network
+labels           the labels of its classes
+bundled          the small model for Tiny-ImageNet
+network          its network
+tiny_transformer the small transformer for Tiny-ImageNet
+transformer      its network
+zoo              torchvision by name
+timm_zoo         timm by name, and what its configurations say
+huggingface      what models of transformers say about themselves
+given            a module of the user's: what it says, and what is assumed
+custom           package.module:factory
+weights          state dicts from files, safely
+safetensors      the format of that name
 """
 
 from __future__ import annotations
@@ -33,14 +35,18 @@ from explain.models.given import as_classifier, as_preprocess
 from explain.models.imagenet import PACKAGE, load_imagenet, weights_file
 from explain.models.network import SmallResNet
 from explain.models.timm_zoo import TIMM, load_timm
-from explain.models.zoo import DEFAULT, TINY, list_models, load_torchvision
+from explain.models.tiny_transformer import load_tiny_transformer
+from explain.models.transformer import SmallTransformer
+from explain.models.zoo import DEFAULT, TINY, TRANSFORMER, list_models, load_torchvision
 
-OWN = {DEFAULT: load_imagenet, TINY: load_bundled, "bundled": load_bundled}  # the last is what old records say
+OWN = {DEFAULT: load_imagenet, TINY: load_bundled, TRANSFORMER: load_tiny_transformer}
+OWN["bundled"] = load_bundled  # what old records say
 
 __all__ = [
     "DEFAULT",
     "TIMM",
     "TINY",
+    "TRANSFORMER",
     "CenterCrop",
     "Classifier",
     "Crop",
@@ -48,6 +54,7 @@ __all__ = [
     "FiveCrops",
     "Interpolation",
     "SmallResNet",
+    "SmallTransformer",
     "WholePhoto",
     "adjusted",
     "as_classifier",

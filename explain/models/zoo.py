@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from explain.errors import ModelError, did_you_mean
-from explain.models import bundled, imagenet
+from explain.models import bundled, imagenet, tiny_transformer
 from explain.models.classifier import CenterCrop, Classifier
 from explain.models.weights import describe_weights, fit_weights, read_weights
 
-DEFAULT, TINY = imagenet.NAME, bundled.NAME
+DEFAULT, TINY, TRANSFORMER = imagenet.NAME, bundled.NAME, tiny_transformer.NAME
 
 
 def torchvision_models() -> ModuleType:
@@ -46,7 +46,7 @@ def no_torchvision(error: Exception) -> ModelError:
 def list_models() -> list[str]:
     """Return the names that `load` takes: the models of this package, the default first, then torchvision's."""
     models = torchvision_models()
-    return [DEFAULT, TINY, *models.list_models(module=models)]
+    return [DEFAULT, TINY, TRANSFORMER, *models.list_models(module=models)]
 
 
 def load_torchvision(name: str, weights: str | Path | None = None, size: int | None = None) -> Classifier:
