@@ -253,7 +253,8 @@ def _added(step: Step, gradient: torch.Tensor) -> Sequence[torch.Tensor]:
 
 def _summands(step: Step, gradient: torch.Tensor) -> list[torch.Tensor]:
     found = []
-    for place, value in enumerate(step.shapes[:2]):
+    first_alone = step.function == "addcmul"  # the others are factors
+    for place, value in enumerate(step.shapes[: 1 if first_alone else 2]):
         if isinstance(value, (int, float, torch.Tensor)) and not isinstance(value, torch.Size):
             second = place == (0 if step.function == "rsub" else 1)
             sign = -1 if second and "sub" in step.function else 1

@@ -34,7 +34,7 @@ _WORDS = {
     "batchnorm": "batch_norm",
     "product": "mul",
     "quotient": "div divide true_divide truediv rtruediv rdiv itruediv",
-    "sum": "add radd iadd sub rsub isub subtract",
+    "sum": "add radd iadd sub rsub isub subtract addcmul",
     "join": "cat concat concatenate stack",
     "choice": "where masked_fill",
     "rectifier": "relu leaky_relu prelu rrelu abs",
