@@ -231,7 +231,7 @@ ON_TENSORS: dict[str, Mistake] = {
     "a label where none is known": (
         lambda x: explain.attribute(net(), x, target="dog"),
         TargetError,
-        "target 'dog' is a label, but the labels are not known; pass categories= or give the class index",
+        "target 'dog' is a label, but the labels are not known; pass categories=, or give the class index",
     ),
     "a misspelt label": (
         lambda x: explain.attribute(net(), x, target="dgo", categories=LABELS),
@@ -579,6 +579,13 @@ JUSTIFIED = {
     ("explain.saved", "_read_values", "ValueError"): "caught in the same function, and told as a RecordError",
     ("explain.render.placing", "_resampled", "MemoryError"): "what running out of memory is called, also by OpenCV",
     ("explain.targets.given", "_index", "TypeError"): "caught by its caller, which says what was given",
+    ("explain.engine.reruns", "_answer", "self.asked.interrupted[0]"): "the interrupt itself, which came before",
+    ("explain.request", "_answered", "KeyboardInterrupt"): "the interrupt, where nothing can be shown",
+    ("explain.engine.linear_rules", "back", "NotImplementedError"): "what a kind of rules leaves to each of them",
+    ("explain.engine.linear_rules", "shares", "NotImplementedError"): "what a kind of rules leaves to each of them",
+    ("explain.methods.coalitions", "design", "NotImplementedError"): "what a kind of methods leaves to each of them",
+    ("explain.methods.coalitions", "solver", "NotImplementedError"): "what a kind of methods leaves to each of them",
+    ("explain.methods.estimates", "found", "NotImplementedError"): "what a kind of methods leaves to each of them",
 }
 
 

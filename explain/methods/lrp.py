@@ -63,8 +63,7 @@ class LRP:
         if isinstance(self.composite, str):
             object.__setattr__(self, "composite", str(self.composite))
         if not isinstance(self.composite, Composite) and not _is_known(self.composite):
-            known = did_you_mean(str(self.composite), list(COMPOSITES))
-            known = known if known.startswith("did you mean") else f"known: {', '.join(COMPOSITES)}"
+            known = did_you_mean(str(self.composite), COMPOSITES)
             raise MethodError(f"composite of lrp must be one of its names, got {shown(self.composite)}; {known}")
         if not isinstance(self.of_layer, (bool, np.bool_)):
             raise MethodError(f"of_layer of lrp must be True or False, got {shown(self.of_layer)}")
