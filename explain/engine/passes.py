@@ -161,12 +161,12 @@ class _Passes:
             self._marks = Marks()
             for layer in {split_call(b.concept.layer, model)[0] for b in plan.backwards if b.concept is not None}:
                 self._marks.watch(group, layer)
-            if any(b.composite is not None for b in plan.backwards):
-                stack.enter_context(steps)
             references = {b.reference: None for b in plan.backwards if b.reference is not None}
             compared = StepRecorder(model, values=True)
             if references:
                 stack.enter_context(compared)
+            if any(b.composite is not None for b in plan.backwards):
+                stack.enter_context(steps)  # last, to see what a normalisation is given as it was made
             recorder = Recorder(model, rectifiers=rules, constants=constants)
             if rules or constants:
                 stack.enter_context(recorder)

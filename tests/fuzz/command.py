@@ -50,7 +50,7 @@ MODES = (
     *(PLAIN,) * 5, *(JSON,) * 3,
     Mode(("--method", "saliency", "--method", "inputxgradient"), {".png": 3, ".npy": 2, ".json": 2}),
     Mode(("--method", "guidedbackprop", "--top-k", "2", "--json"), {".png": 3, ".npy": 2, ".json": 2}),
-    Mode(("--concepts", "2"), {".png": 1}), Mode(("--inspect",), {}),
+    Mode(("--concepts", "2"), {".png": 1, ".npy": 2, ".json": 1}), Mode(("--inspect",), {}),
 )  # fmt: skip
 
 
