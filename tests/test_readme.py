@@ -39,7 +39,7 @@ for number, block in enumerate(blocks):
         os.chdir(place)
         try:
             exec(compile(block, f"block {number}", "exec"), {"__name__": "__main__"})
-        except BaseException:
+        except BaseException:  # whatever ends the block, SystemExit too, is told to the parent
             (place / "failed").write_text(traceback.format_exc())
             os._exit(1)
         os._exit(0)

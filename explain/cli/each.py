@@ -53,7 +53,7 @@ class _Run:
             self.bar.end()
             self.failed += 1
             return self._goes_on(source, error)
-        except BaseException:
+        except BaseException:  # an interrupt too must not find half a bar on the line; it goes on
             self.bar.wipe()
             raise
         self.bar.end()

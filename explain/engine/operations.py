@@ -90,6 +90,24 @@ def _is_custom(node: Node) -> bool:
     return written or "DifferentiableGraph" in name
 
 
+class Innermost:
+    """Tells the innermost module of a model that runs, and the first of its names.
+
+    The calls are read from Python's stack, which costs nothing before.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._names = {module: name for name, module in model.named_modules()}
+
+    def __call__(self) -> Running:
+        frame = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code is _CALL and (module := frame.f_locals["self"]) in self._names:
+                return self._names[module], module
+            frame = frame.f_back  # type: ignore[assignment]
+        return None, None
+
+
 class Recorder(TorchFunctionMode):
     """Notes the operations that this thread's functional calls make, until it is left.
 
@@ -110,7 +128,7 @@ class Recorder(TorchFunctionMode):
     def __init__(self, model: nn.Module, *, rectifiers: bool, constants: bool) -> None:
         super().__init__()
         self._thread = threading.get_ident()
-        self._names = {module: name for name, module in model.named_modules()}  # by the first of several names
+        self._running = Innermost(model)
         self._noted: dict[Node, Operation] = {}
         self._rectifiers = Rectifiers() if rectifiers else None
         self._constants = Constants(model) if constants else None
@@ -151,15 +169,6 @@ class Recorder(TorchFunctionMode):
         node = result.grad_fn if isinstance(result, torch.Tensor) else None
         if node is not None:
             self._noted[node] = Operation(kind, node, self._running()[0], True, found.inputs, found.turned)
-
-    def _running(self) -> Running:
-        """The innermost module that runs. The calls are read from Python's stack, which costs nothing before."""
-        frame = sys._getframe(1)
-        while frame is not None:
-            if frame.f_code is _CALL and (module := frame.f_locals["self"]) in self._names:
-                return self._names[module], module
-            frame = frame.f_back  # type: ignore[assignment]
-        return None, None
 
 
 _CALL = nn.Module._call_impl.__code__

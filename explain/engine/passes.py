@@ -26,7 +26,7 @@ from explain.engine.differences import Compared, hand_back
 from explain.engine.entry import alone
 from explain.engine.evidence import Evidence, Origin, Question, at_least_float32
 from explain.engine.forward import Choice, Forward
-from explain.engine.operations import Recorder
+from explain.engine.operations import Operations, Recorder
 from explain.engine.plan import Plan
 from explain.engine.relevance import Flow, Marks, hold_back, node_of
 from explain.engine.replay import Tape
@@ -157,30 +157,27 @@ class _Passes:
             if plan.reruns:
                 self.footprint.watch(group, model, len(inputs))
             rules, constants = any(b.rule is not None for b in plan.backwards), BiasTerms in by_kind
-            steps = StepRecorder(model)
             self._marks = Marks()
             for layer in {split_call(b.concept.layer, model)[0] for b in plan.backwards if b.concept is not None}:
                 self._marks.watch(group, layer)
             references = {b.reference: None for b in plan.backwards if b.reference is not None}
-            compared = StepRecorder(model, values=True)
-            if references:
-                stack.enter_context(compared)
-            if any(b.composite is not None for b in plan.backwards):
-                stack.enter_context(steps)  # last, to see what a normalisation is given as it was made
-            recorder = Recorder(model, rectifiers=rules, constants=constants)
-            if rules or constants:
-                stack.enter_context(recorder)
+            compared = stack.enter_context(StepRecorder(model, values=True)) if references else None
+            composites = any(b.composite is not None for b in plan.backwards)
+            # After the other, to see what a normalisation is given as it was made.
+            steps = stack.enter_context(StepRecorder(model)) if composites else None
+            noting = Recorder(model, rectifiers=rules, constants=constants) if rules or constants else None
+            recorder = None if noting is None else stack.enter_context(noting)
             ran = Ran(group, model)
             taping = None if taped is None else Taping(group, model, taped)
             given = inputs.replaced(sources)
             with nullcontext() if taping is None else taping.tape:
                 output = given.call(model)
             graph_is_on = torch.is_grad_enabled() or any(tensor.requires_grad for _, tensor in nested.paths(output))
-            operations = recorder.operations
+            operations = Operations() if recorder is None else recorder.operations
         self.ran = ran.names
         self.forward = Forward(
             model, inputs, sources, grids_of(model, inputs), layers, watched, output, graph_is_on, operations,
-            steps.steps, Compared(compared.steps),
+            () if steps is None else steps.steps, None if compared is None else Compared(compared.steps),
         )  # fmt: skip
         for reference in references:
             self._run_reference(reference, precision)

@@ -7,7 +7,6 @@ normalisations and products are given their inputs through an entrance, so that 
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from explain.engine.calls import Call, opened, places, storage_of
 from explain.engine.constants import Constants
 from explain.engine.linear_maps import Linear, linear_map
-from explain.engine.operations import kind_of
+from explain.engine.operations import Innermost, kind_of
 from explain.errors import MethodError
 from explain.hooks import Entrance, is_transforming
 
@@ -59,7 +58,6 @@ _THROUGH = ("View", "UnsafeView", "Unsqueeze", "Squeeze", "Expand", "Transpose",
             "Select", "Slice", "Unbind", "ToCopy", "T")  # fmt: skip
 _QUIET = frozenset(["get", "set", "size", "dim", "stride", "numel", "is_contiguous", "is_floating_point", "len",
                     "repr", "hash", "element_size", "data_ptr", "is_complex", "delete"])  # fmt: skip
-_CALL = nn.Module._call_impl.__code__
 
 
 @dataclass(eq=False)
@@ -161,7 +159,7 @@ class StepRecorder(TorchFunctionMode):
         self._entered = _ENTERED | _WITH_VALUES - {"rectifier", "activation"} if values else _ENTERED
         self.steps: list[Step] = []
         self._thread = threading.get_ident()
-        self._names = {module: name for name, module in model.named_modules(remove_duplicate=False)}
+        self._running = Innermost(model)
         self._constants = Constants(model)
         self._keeper = _Keeper()
         self._made_by: Any = WeakIdKeyDictionary()
@@ -215,7 +213,7 @@ class StepRecorder(TorchFunctionMode):
         result = made[0] if isinstance(made, tuple) else made
         if isinstance(result, torch.Tensor) and result.grad_fn is not None:
             step = Step(
-                kind, call.kind, self._running(), dependent, result.grad_fn, result.output_nr, call.in_place,
+                kind, call.kind, self._running()[0], dependent, result.grad_fn, result.output_nr, call.in_place,
                 entrances=entrances, turned=self._turned and kind == "dense", **before,
             )  # fmt: skip
             self._after(step, call, result)
@@ -279,15 +277,6 @@ class StepRecorder(TorchFunctionMode):
         if not self._values or KINDS[call.kind] != "maximum":
             return True
         return call.kind.startswith("max_pool") or call.kind.startswith("adaptive_max_pool")
-
-    def _running(self) -> str | None:
-        """The innermost module that runs, read from Python's stack."""
-        frame: Any = sys._getframe(1)
-        while frame is not None:
-            if frame.f_code is _CALL and (module := frame.f_locals["self"]) in self._names:
-                return str(self._names[module])
-            frame = frame.f_back
-        return None
 
 
 def _constants(call: Call, dependent: Sequence[int]) -> list[Any]:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from explain.errors import MethodError
-from explain.hooks import HookGroup, first_tensor, hookable
+from explain.hooks import HookGroup, first_tensor, leaves
 
 Precision: TypeAlias = Literal["full", "bf16"]
 Progress = Callable[..., Any]
@@ -107,7 +107,7 @@ class Footprint:
     outputs: list[tuple[str, int]] = field(default_factory=list)
 
     def watch(self, group: HookGroup, model: nn.Module, count: int) -> None:
-        last = {name: module for name, module in hookable(model).items() if name and not module._modules}
+        last = leaves(model)
         named = {module: name for name, module in last.items()}
 
         def measure(module: nn.Module, args: Any, output: Any) -> None:

@@ -63,7 +63,7 @@ from explain.hooks.registered import acting
 from explain.hooks.select import Where, select
 from explain.hooks.structure import first_tensor, rebuilt, replace_first
 from explain.hooks.timeline import Event, Timeline, timeline
-from explain.hooks.unwrap import hookable, scripted, unwrapped
+from explain.hooks.unwrap import hookable, leaves, scripted, unwrapped
 
 if TYPE_CHECKING:
     from explain.hooks import distributed, packaging
@@ -104,6 +104,7 @@ __all__ = [
     "hookable",
     "inspect",
     "is_transforming",
+    "leaves",
     "name_of",
     "on_layer",
     "packaging",

@@ -46,6 +46,11 @@ def hookable(model: nn.Module) -> dict[str, nn.Module]:
     return {name: module for name, module in found.items() if not name.startswith(closed)}
 
 
+def leaves(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the modules without parts that take hooks, by dotted name; the model itself is not among them."""
+    return {name: module for name, module in hookable(model).items() if name and not any(module.children())}
+
+
 def scripted(model: nn.Module) -> list[str]:
     """Name the modules of a model that are scripted or traced, so that hooks cannot see inside them."""
     return [name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]

@@ -14,7 +14,7 @@ from torch import nn
 from torch.autograd.graph import Node
 
 from explain import nested
-from explain.hooks import HookGroup, hookable, untouched
+from explain.hooks import HookGroup, hookable, leaves, untouched
 from explain.inputs import Inputs
 from explain.layers.grid import MAPS, Grid, Layout, Size
 from explain.layers.readings import Reading, layout_of, read_map, read_tokens
@@ -113,7 +113,7 @@ class Ran:
 
     def __init__(self, group: HookGroup, model: nn.Module) -> None:
         self.names: list[str] = []
-        last = {name: module for name, module in hookable(model).items() if name and not module._modules}
+        last = leaves(model)
         self._named = {module: name for name, module in last.items()}
         if last:
             group.forward(last, self._note)  # one hook on all of them, which is the cheapest

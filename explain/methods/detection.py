@@ -8,14 +8,10 @@ from typing import Any, ClassVar
 import torch
 
 from explain.engine import Attributions, Evidence, Likeness, Need
-from explain.errors import MethodError
 from explain.fills import Fill, Zero
 from explain.methods import sources_of_masks as sources
 from explain.methods.base import Style
-from explain.methods.checks import check_options
-from explain.methods.estimates import FromScores, Gradually, check_budget
-from explain.methods.masking import ScoreWeightedMasks, SmoothGrids
-from explain.methods.masks import Covered, fill_of
+from explain.methods.masking import FromSmoothGrids
 from explain.methods.sources import Source
 
 
@@ -30,7 +26,7 @@ class LikenessOf:
 
 
 @dataclass(frozen=True)
-class DRISE(FromScores):
+class DRISE(FromSmoothGrids):
     r"""RISE for a detected box: each mask is weighted by how much the best detection through it is like that box.
 
     Likeness is the overlap of the boxes (intersection over union) times the score of the detection, if it has the same
@@ -81,20 +77,6 @@ class DRISE(FromScores):
     style: ClassVar[Style] = "heat"
     only_for: ClassVar[str] = "detected boxes"
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "fill", fill_of(self.name, self.fill))
-        check_options(self, runs=2, grid=1)
-        check_budget(self)
-        if not 0 < self.probability < 1:
-            raise MethodError(
-                f"probability of {self.name} must be a number between 0 and 1, got {self.probability}; 0.5 is usual"
-            )
-
-    @property
-    def masks(self) -> SmoothGrids:
-        return SmoothGrids(self.runs, self.grid, self.probability, self.seed)
-
     @property
     def found(self) -> Attributions:
-        fold = Gradually(ScoreWeightedMasks(self.masks, self.centred), self.until, self.seconds)
-        return Attributions(Covered(self.masks, self.fill), LikenessOf(), fold)
+        return self.weighted_by(LikenessOf())

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 
-from explain.engine import Attributions, Evidence, Need
+from explain.engine import Attributions, Evidence, Explains, Need
 from explain.errors import MethodError
 from explain.fills import Fill, Zero
 from explain.methods import sources_of_masks as sources
@@ -303,8 +303,40 @@ class _ScoreWeightedMasks:
         return Guess((mean / self._probability).to(self._like), error)
 
 
+class FromSmoothGrids(FromScores):
+    """What `RISE` and D-RISE share: the options of their masks, and how these are weighted by what is read."""
+
+    name: ClassVar[str]
+    runs: int
+    grid: int
+    probability: float
+    centred: bool
+    fill: Fill
+    seed: int
+    until: float | None
+    seconds: float | None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fill", fill_of(self.name, self.fill))
+        check_options(self, runs=2, grid=1)
+        check_budget(self)
+        if not 0 < self.probability < 1:
+            raise MethodError(
+                f"probability of {self.name} must be a number between 0 and 1, got {self.probability}; 0.5 is usual"
+            )
+
+    @property
+    def masks(self) -> SmoothGrids:
+        return SmoothGrids(self.runs, self.grid, self.probability, self.seed)
+
+    def weighted_by(self, read: Explains) -> Attributions:
+        """The masks, each weighted by what is read of the photo seen through it."""
+        fold = Gradually(ScoreWeightedMasks(self.masks, self.centred), self.until, self.seconds)
+        return Attributions(Covered(self.masks, self.fill), read, fold)
+
+
 @dataclass(frozen=True)
-class RISE(FromScores):
+class RISE(FromSmoothGrids):
     r"""Show the photo through random smooth masks, and add up the masks, each weighted by its score.
 
     :math:`S = \frac{1}{n p} \sum_i y(x \odot m_i)\, m_i`, the expected score given that a pixel is seen. A mask is an
@@ -354,20 +386,6 @@ class RISE(FromScores):
     source: ClassVar[Source] = sources.RISE
     style: ClassVar[Style] = "heat"
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "fill", fill_of(self.name, self.fill))
-        check_options(self, runs=2, grid=1)
-        check_budget(self)
-        if not 0 < self.probability < 1:
-            raise MethodError(
-                f"probability of {self.name} must be a number between 0 and 1, got {self.probability}; 0.5 is usual"
-            )
-
-    @property
-    def masks(self) -> SmoothGrids:
-        return SmoothGrids(self.runs, self.grid, self.probability, self.seed)
-
     @property
     def found(self) -> Attributions:
-        fold = Gradually(ScoreWeightedMasks(self.masks, self.centred), self.until, self.seconds)
-        return Attributions(Covered(self.masks, self.fill), ScoreOf(self.score), fold)
+        return self.weighted_by(ScoreOf(self.score))

@@ -126,7 +126,7 @@ def test_roads_interpolation_is_grad_cams_and_quantus_to_1e_5(photos: torch.Tens
 
 
 def test_road_is_grad_cams_but_for_its_noise(model: nn.Module, photos: torch.Tensor, maps: torch.Tensor) -> None:
-    """Its noise is drawn for each photo anew, so that it is switched off here for both."""
+    """Its noise is drawn again for each photo, so it is switched off here for both."""
     pytest.importorskip("pytorch_grad_cam", reason="grad-cam comes with the extra 'peers'")
     from pytorch_grad_cam.metrics.road import NoisyLinearImputer
 
