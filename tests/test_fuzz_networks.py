@@ -84,6 +84,21 @@ def conv(of: int, channels: int, stride: int = 1) -> Step:
 
 
 FOUND: dict[str, tuple[str, Case]] = {
+    "relevance of a product with what trained weights made of another image": (
+        "lrp",
+        Case(
+            Program(
+                ((1, 4, 4), (1, 4, 4)),
+                (
+                    conv(0, 2),
+                    conv(1, 2),
+                    Step("mul", (2, 3), (), "function_"),
+                    Step("mean", (4,), ("mean",)),
+                    Step("linear", (5,), (2, True)),
+                ),
+            )
+        ),
+    ),
     "ablation for a caller in inference mode, of a map that is changed in place": (
         "ablationcam",
         Case(chain(conv(0, 2), Step("act", (1,), ("relu",), "module_")), layer="m0", mode="inference"),

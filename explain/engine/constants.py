@@ -7,7 +7,7 @@ parameters, buffers and numbers alone; it counts where it meets what depends on 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -76,13 +76,14 @@ class Constant:
 
 @dataclass(eq=False)
 class Constants:
-    """Notes what is added in a forward pass; it has to see every call."""
+    """Notes what is added in a forward pass, all of which it has to see; inputs ``beside`` are constants too."""
 
     model: nn.Module
+    beside: Sequence[torch.Tensor] = ()
     found: list[Constant] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        own = [*self.model.parameters(), *self.model.buffers()]
+        own = [*self.model.parameters(), *self.model.buffers(), *self.beside]
         self._own = {storage for tensor in own if (storage := _storage(tensor))}
         self._made: Any = WeakIdKeyDictionary()
         self._calls: Counter[str] = Counter()

@@ -138,6 +138,7 @@ class _Passes:
             by_kind.setdefault(type(ask.need), []).append(ask)
         self._collectors: dict[type[Need[Any]], Collector] = {kind: COLLECTORS[kind](a) for kind, a in by_kind.items()}
         sources = {path: inputs.tensor(path) for path in inputs.paths}
+        beside = inputs.beside
         # Altered maps are run in this precision then, one image at a time, and hooks of others would see a replay.
         fits = self.cut and len(inputs) == 1 and precision == work.precision
         behind = next((stream.layer for stream in plan.streams if stream.of.of_layer), None) if fits else None
@@ -161,10 +162,10 @@ class _Passes:
             for layer in {split_call(b.concept.layer, model)[0] for b in plan.backwards if b.concept is not None}:
                 self._marks.watch(group, layer)
             references = {b.reference: None for b in plan.backwards if b.reference is not None}
-            compared = stack.enter_context(StepRecorder(model, values=True)) if references else None
+            compared = stack.enter_context(StepRecorder(model, beside, values=True)) if references else None
             composites = any(b.composite is not None for b in plan.backwards)
             # After the other, to see what a normalisation is given as it was made.
-            steps = stack.enter_context(StepRecorder(model)) if composites else None
+            steps = stack.enter_context(StepRecorder(model, beside)) if composites else None
             noting = Recorder(model, rectifiers=rules, constants=constants) if rules or constants else None
             recorder = None if noting is None else stack.enter_context(noting)
             ran = Ran(group, model)
@@ -230,7 +231,8 @@ class _Passes:
         inputs, compared = self.forward.inputs, self.forward.compared
         assert compared is not None
         made = {path: reference.of(inputs.tensor(path)).clone().requires_grad_() for path in inputs.paths}
-        with recording(True), autocast(inputs.x, precision), StepRecorder(self.forward.model, values=True) as recorder:
+        recorder = StepRecorder(self.forward.model, inputs.beside, values=True)
+        with recording(True), autocast(inputs.x, precision), recorder:
             inputs.replaced(made).call(self.forward.model)
         compared.of_reference[reference] = recorder.steps
 

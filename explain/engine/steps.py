@@ -143,7 +143,8 @@ class _Keeper:
 class StepRecorder(TorchFunctionMode):
     """Notes the steps of this thread's forward pass, until it is left.
 
-    With ``values``, it keeps what functions and products are given and give, for `differences`.
+    With ``values``, it keeps what functions and products are given and give, for `differences`. What comes of inputs
+    ``beside`` the explained ones is a constant, whether or not the weights that it meets are trained.
 
     >>> x = torch.randn(2, 3, requires_grad=True)
     >>> layer = nn.Linear(3, 3)
@@ -153,14 +154,14 @@ class StepRecorder(TorchFunctionMode):
     ['dense', 'rectifier', 'softmax', 'product']
     """
 
-    def __init__(self, model: nn.Module, *, values: bool = False) -> None:
+    def __init__(self, model: nn.Module, beside: Sequence[torch.Tensor] = (), *, values: bool = False) -> None:
         super().__init__()
         self._values = values
         self._entered = _ENTERED | _WITH_VALUES - {"rectifier", "activation"} if values else _ENTERED
         self.steps: list[Step] = []
         self._thread = threading.get_ident()
         self._running = Innermost(model)
-        self._constants = Constants(model)
+        self._constants = Constants(model, beside)
         self._keeper = _Keeper()
         self._made_by: Any = WeakIdKeyDictionary()
         self._turned = False
