@@ -93,6 +93,7 @@ def test_a_scripted_model_is_refused(x: torch.Tensor) -> None:
         explain.attribute(scripted, x, target=0)
 
 
+@pytest.mark.usefixtures("new_objects_alone")
 @pytest.mark.parametrize("method", ["gradcam", "refinecam"])
 def test_nothing_stays_alive_of_several_layers_and_targets(method: str, net: TinyNet, x: torch.Tensor) -> None:
     def run() -> None:
@@ -103,6 +104,7 @@ def test_nothing_stays_alive_of_several_layers_and_targets(method: str, net: Tin
     leaves_no_tensors(run)
 
 
+@pytest.mark.usefixtures("new_objects_alone")
 def test_nothing_stays_alive_of_hooks_that_saw_gradients(net: TinyNet, x: torch.Tensor) -> None:
     def run() -> None:
         with explain.hooks.capture(net, ["conv1", "layer1", "layer2"]), explain.hooks.HookGroup(net) as group:
@@ -191,6 +193,7 @@ def count_tensors() -> int:
     return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
 
 
+@pytest.mark.usefixtures("new_objects_alone")
 @pytest.mark.parametrize("method", METHODS)
 def test_nothing_of_a_finished_explanation_stays_alive(method: str, net: TinyNet, x: torch.Tensor) -> None:
     """Without help from the garbage collector: there are no cycles for it to find."""

@@ -77,6 +77,7 @@ ACTIONS: dict[str, Callable[[explain.Explanation, Path], Any]] = {
 }
 
 
+@pytest.mark.usefixtures("new_objects_alone")
 @pytest.mark.parametrize("action", ACTIONS)
 def test_an_explanation_goes_with_all_its_tensors_without_the_collector(
     action: str, photo: Image.Image, explainer: explain.Explainer, tmp_path: Path
@@ -107,6 +108,7 @@ def alive_after(run: Callable[[], list[weakref.ref[Any]]]) -> None:
         gc.enable()
 
 
+@pytest.mark.usefixtures("new_objects_alone")
 def test_concepts_inspections_and_lists_of_layers_go_too(photo: Image.Image, explainer: explain.Explainer) -> None:
     def run() -> list[weakref.ref[Any]]:
         picture, concepts = explainer.concepts(photo, 2)
@@ -117,6 +119,7 @@ def test_concepts_inspections_and_lists_of_layers_go_too(photo: Image.Image, exp
     alive_after(run)
 
 
+@pytest.mark.usefixtures("new_objects_alone")
 def test_an_explanation_that_fails_keeps_nothing_either(photo: Image.Image, explainer: explain.Explainer) -> None:
     def run() -> list[weakref.ref[Any]]:
         for wrong in ({"target": 999}, {"layer": "fc"}, {"target": lambda output: output}, {"layer": "unknown"}):
@@ -127,6 +130,7 @@ def test_an_explanation_that_fails_keeps_nothing_either(photo: Image.Image, expl
     alive_after(run)
 
 
+@pytest.mark.usefixtures("new_objects_alone")
 def test_a_model_goes_with_its_explainer(photo: Image.Image) -> None:
     """Layers are remembered for as long as their model lives, and no longer."""
 

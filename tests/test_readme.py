@@ -63,6 +63,7 @@ def run_blocks(blocks: list[str], folder: Path) -> dict[int, str]:
     return {int(number): said for number, said in found.items()}
 
 
+@pytest.mark.docs
 def test_the_pages_python_runs_as_pasted_and_what_fails_would_be_told(tmp_path: Path) -> None:
     blocks = [block for page in PAGES for block in blocks_of(page, "python")]
     wrong = ["import os; x = 1", "print(x)", "os.getcwd()", "import sys; sys.exit(3)"]

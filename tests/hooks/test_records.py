@@ -74,7 +74,7 @@ def test_every_layer_of_a_network_full_of_in_place_operations_is_exact(grad: boo
             "densenet121",
             ["features.conv0", "features.norm0", "features.denseblock2.denselayer3.norm2", "features.norm5"],
         ),
-        ("vgg11_bn", ["features.0", "features.1", "features.2", "features.26"]),
+        pytest.param("vgg11_bn", ["features.0", "features.1", "features.2", "features.26"], marks=pytest.mark.long),
         ("mobilenet_v2", ["features.0.0", "features.3.conv.1.1", "features.17", "features.18.1"]),
         ("googlenet", ["conv1.bn", "inception3a.branch2.0.conv", "inception5b"]),
     ],
