@@ -105,7 +105,10 @@ def kpcacam(
         activation = torch.stack([channel - mean_of(channel) for channel in activation])
     samples = activation.flatten(1).T
     gamma = 1 / samples.shape[1] if gamma is None else gamma
-    gram = torch.stack([torch.stack([kernel_of(a, b, kernel, gamma, coef0, degree) for b in samples]) for a in samples])
+    gram = x.new_zeros(len(samples), len(samples))
+    for i, a in enumerate(samples):
+        for j, b in enumerate(samples[: i + 1]):
+            gram[i, j] = gram[j, i] = kernel_of(a, b, kernel, gamma, coef0, degree)
     rows, everything = gram.mean(dim=1), gram.mean()
     centred_gram = gram - rows[:, None] - rows[None, :] + everything
     values, vectors = eigen(centred_gram)
