@@ -12,6 +12,7 @@ from explain.hooks import Where, scripted
 from explain.inputs import InputsLike
 from explain.layers import default_layer, shares_behind
 from explain.methods import Demanding, Method, MethodLike, get_method, list_methods, options, uses_layer
+from explain.methods.base import Tried
 from explain.request import Request, Settings
 from explain.targets import TargetLike
 
@@ -110,7 +111,9 @@ def _fits(request: Request, method: Method) -> bool:
     compares = any(getattr(need, "objective", None) is not None for need in method.needs)
     if not compares and not isinstance(method, Demanding):
         return True
-    if "runs" in options(method):
+    if isinstance(method, Tried):
+        method = method.tried()
+    elif "runs" in options(method):
         method = replace(method, runs=2)  # type: ignore[type-var]  # as many as it takes to see whether it fits
     try:
         with muted():

@@ -26,6 +26,7 @@
     asked       what altered rows are made of and how they are run
     pieces      rows in pieces of the best size, and who reads the results
     behind      altered feature maps: what lies behind a layer, run many times
+    sampled     transformers run on some of a photo's tokens
     reruns      altered rows, run once for all that is asked of them
     passes      a plan, run
 
@@ -42,6 +43,7 @@ from explain.engine.altered import (
     Fold,
     Gradual,
     OfSize,
+    OfTokens,
     Reruns,
     Rows,
     Runs,
@@ -56,6 +58,7 @@ from explain.engine.asks import (
     Backward,
     BiasTerms,
     BlockAttention,
+    BlockTokens,
     ClassWeights,
     Concept,
     InputGradients,
@@ -90,6 +93,7 @@ __all__ = [
     "BiasTerms",
     "Blank",
     "BlockAttention",
+    "BlockTokens",
     "ClassWeights",
     "Collected",
     "Composite",
@@ -109,6 +113,7 @@ __all__ = [
     "Multipliers",
     "Need",
     "OfSize",
+    "OfTokens",
     "Plan",
     "Precision",
     "Progress",

@@ -5,7 +5,7 @@ Equal values are run once for all methods and targets of a call, so that what me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -95,6 +95,16 @@ class OfSize(Protocol):
     def count_at(self, size: tuple[int, ...]) -> int:
         """How many rows each image has at most."""
         ...
+
+
+@runtime_checkable
+class OfTokens(Protocol):
+    """An alteration that leaves tokens out where the first block of a transformer begins.
+
+    Its rows are truth values ``(b, h, w)``, true for those that stay: as many in each row. It alters no layer.
+    """
+
+    of_tokens: ClassVar[bool]
 
 
 class Explains(Protocol):
@@ -204,6 +214,18 @@ class Runs(Protocol):
 
     def read(self, of: Alteration, method: Explains, fold: Fold) -> Any:
         """What a method says of each altered row, added up by a fold."""
+        ...
+
+    def read_for_all(self, of: Alteration, method: Explains, fold: Fold) -> Any:
+        """The same, and what it says for the other targets of the call is remembered for them."""
+        ...
+
+    def read_once(self, of: Alteration, method: Explains, fold: Fold) -> Any:
+        """The same, and not remembered."""
+        ...
+
+    def remembered(self) -> Iterator[tuple[Need[Any], Any]]:
+        """What this target has been asked, also on the way for another one, and the answers."""
         ...
 
 

@@ -268,6 +268,13 @@ class BlockAttention(Need[list[torch.Tensor]]):
 
 
 @dataclass(frozen=True)
+class BlockTokens(Need[tuple[torch.Tensor, ...]]):
+    """What each transformer block gives, laid out as maps without class tokens: ``(N, C, h, w)`` each."""
+
+    looks_inside = True
+
+
+@dataclass(frozen=True)
 class Ask:
     """A need, the layer that it is about, and the explained input; None for needs that are not about one.
 

@@ -62,7 +62,7 @@ def attention_gradients(model: nn.Module, inputs: Inputs, target: Any) -> list[t
     means: list[torch.Tensor] = []
 
     def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        key = None if args else _first_keyword(module, kwargs)
+        key = None if args else first_keyword(module, kwargs)
         starts.append(_tokens(args[0] if key is None else kwargs.get(key)).detach().requires_grad_())
         return ((starts[-1], *args[1:]), kwargs) if key is None else ((), {**kwargs, key: starts[-1]})
 
@@ -87,7 +87,7 @@ def attention_gradients(model: nn.Module, inputs: Inputs, target: Any) -> list[t
     return [by_image(gradient, len(inputs)) for gradient in found if gradient is not None]
 
 
-def _first_keyword(module: nn.Module, kwargs: Mapping[str, Any]) -> str:
+def first_keyword(module: nn.Module, kwargs: Mapping[str, Any]) -> str:
     """The keyword of the argument that a module would take first; the order of a call says nothing."""
     known = [name for name in inspect.signature(module.forward).parameters if name in kwargs]
     return next(iter([*known, *kwargs]), "")

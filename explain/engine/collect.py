@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from explain.engine.asks import (
     AttentionMap,
     BiasTerms,
     BlockAttention,
+    BlockTokens,
     ClassWeights,
     InputGradients,
     LayerCurvature,
@@ -33,13 +35,13 @@ from explain.engine.asks import (
     RelevanceCoverage,
     RuleCoverage,
 )
-from explain.engine.blocks import attention_gradients
+from explain.engine.blocks import attention_gradients, transformer_blocks
 from explain.engine.constants import Constant
 from explain.engine.evidence import at_least_float32
 from explain.engine.forward import Choice, Forward
 from explain.engine.linear import Heads, class_weights
 from explain.errors import MethodError, TargetError, UnusedLayerError
-from explain.hooks import HookGroup, Source
+from explain.hooks import HookGroup, Source, first_tensor
 from explain.hooks.attention import AttentionRecord, attention, by_image
 from explain.layers import of_other_images
 from explain.targets.places import Detected
@@ -204,6 +206,23 @@ class _BlockAttention(Collector):
         return attention_gradients(forward.model, forward.inputs, choice.of_rows)
 
 
+class _BlockTokens(Collector):
+    """Keeps what the blocks of a transformer give."""
+
+    def watch(self, group: HookGroup, model: nn.Module, *, cut: bool) -> None:
+        self._found: dict[str, torch.Tensor] = {}
+        for name in transformer_blocks(model):
+            group.forward(name, partial(self._take, name))
+
+    def _take(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        tensor = first_tensor(output)
+        if tensor is not None:
+            self._found[name] = tensor.detach().clone()
+
+    def answer(self, forward: Forward, choice: Choice, ask: Ask, gradients: Gradients) -> tuple[torch.Tensor, ...]:
+        return tuple(forward.spatial(tensor, name) for name, tensor in self._found.items())
+
+
 COLLECTORS: dict[type[Need[Any]], type[Collector]] = {
     Activations: _Activations,
     LayerGradients: _LayerGradients,
@@ -219,6 +238,7 @@ COLLECTORS: dict[type[Need[Any]], type[Collector]] = {
     BiasTerms: _BiasTerms,
     Attention: _Attention,
     BlockAttention: _BlockAttention,
+    BlockTokens: _BlockTokens,
 }
 
 

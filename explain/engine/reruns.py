@@ -8,14 +8,14 @@ of them has not, the network lets rows depend on each other, and every row is ru
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from explain.engine.altered import Alteration, Attributions, Explains, Fold, Rows, Scores
+from explain.engine.altered import Alteration, Attributions, Explains, Fold, OfTokens, Rows, Scores
 from explain.engine.asked import (
     Asked,
     DependentImagesError,
@@ -26,12 +26,13 @@ from explain.engine.asked import (
     scores_agree,
     scores_of,
 )
-from explain.engine.asks import Ask
+from explain.engine.asks import Ask, Need
 from explain.engine.behind import behind_layer
 from explain.engine.evidence import Evidence, Origin
 from explain.engine.forward import Choice
 from explain.engine.pieces import Add, Readers, Told, in_pieces
 from explain.engine.plan import Plan, Stream
+from explain.engine.sampled import sampled_tokens
 from explain.engine.work import Pace, is_out_of_memory
 from explain.errors import ExplainError, note
 from explain.hooks import calculating
@@ -107,7 +108,9 @@ def _rows(stream: Stream, asked: Asked) -> dict[Path, Rows]:
 
 def _run(stream: Stream, rows: Mapping[Path, Rows], readers: Sequence[Readers], asked: Asked, progress: Told) -> None:
     """Run a stream; the readers take what it says for each target."""
-    if stream.of.of_layer:
+    if isinstance(stream.of, OfTokens):
+        sampled_tokens(stream, rows[asked.inputs.path], readers, asked, progress)
+    elif stream.of.of_layer:
         behind_layer(stream, rows[asked.inputs.path], readers, asked, progress)
     else:
         _at_input(stream, rows, readers, asked, progress)
@@ -204,13 +207,31 @@ class Runner:
         """What a method says of each altered row, added up by a fold; equal plans are run once."""
         return self._answer(Ask(Attributions(of, method, fold), self.layer))
 
-    def _answer(self, ask: Ask) -> Any:
+    def read_for_all(self, of: Alteration, method: Explains, fold: Fold) -> Any:
+        """The same, and what it says for the other targets is remembered for them."""
+        return self._answer(Ask(Attributions(of, method, fold), self.layer), self.asked.choices)
+
+    def read_once(self, of: Alteration, method: Explains, fold: Fold) -> Any:
+        """The same, and not remembered."""
+        ask = Ask(Attributions(of, method, fold), self.layer)
+        try:
+            return self._answer(ask)
+        finally:
+            self.choice.found.pop(ask, None)
+
+    def remembered(self) -> Iterator[tuple[Need[Any], Any]]:
+        """What this target has been asked, also on the way for another one, and the answers."""
+        return ((ask.need, found) for ask, found in list(self.choice.found.items()) if ask.layer == self.layer)
+
+    def _answer(self, ask: Ask, choices: Sequence[Choice] = ()) -> Any:
         if self.asked.interrupted:
             raise self.asked.interrupted[0]
         if ask not in self.choice.found:
             work = replace(self.asked.work, keep_partial=False)  # the method decides what to do with an interrupt
             with self.precision:
-                run_streams(Plan({"": frozenset({ask})}), replace(self.asked, choices=[self.choice], work=work))
+                run_streams(
+                    Plan({"": frozenset({ask})}), replace(self.asked, choices=choices or [self.choice], work=work)
+                )
         return self.choice.found[ask]
 
 

@@ -4,6 +4,7 @@
     look        a picture of a fill
     replacing   fills that do not look at the mask: zero, black, mean, blur, noise, another photo
     neighbours  a fill that does: from the pixels around what is covered
+    defocus     a fill that blurs the more, the less is kept
     solving     its linear system, for many masks at once
     registry    fills by name
 
@@ -18,17 +19,19 @@ torch.Size([3, 3, 8, 8])
 """
 
 from explain.fills.base import Cover, Fill, Replacing, blend, covering
+from explain.fills.defocus import Defocus
 from explain.fills.neighbours import Neighbours
 from explain.fills.registry import FillLike, get_fill, list_fills, register
 from explain.fills.replacing import Black, Blur, Mean, Noise, Photo, Zero
 
-for _fill in (Zero(), Black(), Mean(), Blur(), Noise(), Neighbours()):
+for _fill in (Zero(), Black(), Mean(), Blur(), Defocus(), Noise(), Neighbours()):
     register(_fill)
 
 __all__ = [
     "Black",
     "Blur",
     "Cover",
+    "Defocus",
     "Fill",
     "FillLike",
     "Mean",

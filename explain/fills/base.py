@@ -47,6 +47,13 @@ class Replacing(Fill, Protocol):
     def replacement(self, images: torch.Tensor) -> torch.Tensor: ...
 
 
+@runtime_checkable
+class Prepared(Fill, Protocol):
+    """A fill that can be prepared for photos: what ``covering`` gives covers them by many masks."""
+
+    def covering(self, images: torch.Tensor) -> Cover: ...
+
+
 class Looked:
     """What all fills share: a picture to look at."""
 
@@ -100,6 +107,8 @@ def covering(fill: Fill, images: torch.Tensor) -> Cover:
     >>> cover(torch.tensor([1]), torch.tensor([[[[0.0, 1.0]]]]))
     tensor([[[[0., 1.]]]])
     """
+    if isinstance(fill, Prepared):
+        return fill.covering(images)
     if fill.depends_on_mask or not isinstance(fill, Replacing):
         return lambda owners, keep: fill(images[owners], keep)
     replacement = fill.replacement(images)

@@ -33,7 +33,7 @@ def list_fills(pattern: str = "*") -> list[str]:
     """Return the names of the fills that match a glob pattern, in alphabetical order.
 
     >>> list_fills()
-    ['black', 'blur', 'mean', 'neighbours', 'noise', 'zero']
+    ['black', 'blur', 'defocus', 'mean', 'neighbours', 'noise', 'zero']
     """
     return sorted(name for name in _known if fnmatch.fnmatchcase(name, pattern))
 

@@ -27,6 +27,10 @@
     dependence     variance and dependence for each cell of a grid
     detection      random masks for a detected box
     permutation    regions exchanged between images
+    smooth_masks   masks from values on a lattice
+    extremal       the best smooth mask of a given area
+    clusters       rows of numbers that are alike, put together
+    tokens         masks from a transformer's own tokens
     sources_of_masks  papers of these
     registry       names
 
@@ -69,6 +73,7 @@ from explain.methods.deeplift import DeepLIFT
 from explain.methods.dependence import HSIC, Sobol
 from explain.methods.detection import DRISE
 from explain.methods.expected import GradientSHAP
+from explain.methods.extremal import ExtremalPerturbation
 from explain.methods.families import FAMILIES, control, family
 from explain.methods.lrp import LRP
 from explain.methods.masking import RISE, Occlusion
@@ -84,6 +89,7 @@ from explain.methods.shapley import KernelSHAP, ShapleySampling
 from explain.methods.sources import Source
 from explain.methods.spectral import FEM, KPCACAM, EigenCAM, EigenGradCAM
 from explain.methods.surrogate import LIME, FeatureAblation
+from explain.methods.tokens import TIS, ViTCX
 
 _METHODS: list[Method] = [
     CAM(), GradCAM(), GradCAMPlusPlus(), SmoothGradCAMPlusPlus(), XGradCAM(), HiResCAM(), ElementWiseCAM(), LayerCAM(),
@@ -93,7 +99,7 @@ _METHODS: list[Method] = [
     LRP(), LRP("AttnLRP"), DeepLIFT(), GradientSHAP(),
     Smooth(), Smooth(statistic="square"), Smooth(statistic="variance"),
     Occlusion(), FeatureAblation(), RISE(), LIME(), KernelSHAP(), ShapleySampling(), PartitionSHAP(), Sobol(), HSIC(),
-    FeaturePermutation(), DRISE(),
+    FeaturePermutation(), DRISE(), ExtremalPerturbation(), ViTCX(), TIS(),
 ]  # fmt: skip
 for _method in _METHODS:
     register(_method)
@@ -114,6 +120,7 @@ __all__ = [
     "LRP",
     "RISE",
     "SSCAM",
+    "TIS",
     "AblationCAM",
     "AttentionRollout",
     "Augmented",
@@ -126,6 +133,7 @@ __all__ = [
     "EigenGradCAM",
     "ElementWiseCAM",
     "Estimated",
+    "ExtremalPerturbation",
     "FeatureAblation",
     "FeaturePermutation",
     "FinerCAM",
@@ -167,6 +175,7 @@ __all__ = [
     "Squares",
     "Style",
     "Superpixels",
+    "ViTCX",
     "XGradCAM",
     "control",
     "family",

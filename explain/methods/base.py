@@ -115,6 +115,13 @@ class Demanding(Protocol):
 
 
 @runtime_checkable
+class Tried(Protocol):
+    """A method for some networks only, of which a small piece of work shows whether a network is one of them."""
+
+    def tried(self) -> Method: ...
+
+
+@runtime_checkable
 class Control(Protocol):
     """A method that explains nothing, for others to be compared with; ``control`` says what it does instead."""
 

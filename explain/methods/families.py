@@ -16,6 +16,7 @@ _BY_MODULE = {
     "perturbation": ALTERED, "masking": ALTERED, "shapley": ALTERED, "surrogate": ALTERED, "partition": ALTERED,
     "dependence": ALTERED, "detection": ALTERED, "permutation": ALTERED, "relevance": RELEVANCE, "lrp": RELEVANCE,
     "deeplift": RELEVANCE, "attention": ATTENTION, "expected": GRADIENTS,
+    "extremal": ALTERED, "tokens": ALTERED,
 }  # fmt: skip
 
 

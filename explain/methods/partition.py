@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -173,7 +174,8 @@ class _Tree:
         whole = float(evidence[whole_score(how.score)][image])
         blank = float(evidence[blank_score(how.fill, how.score)][image])
         cell = tuple((0, side) for side in evidence.size)
-        self._known: dict[tuple[Cell, ...], float] = {}
+        self._asked = dict[tuple[Cell, ...], float]()
+        self._known: dict[tuple[Cell, ...], float] | None = None
         self.runs, self.finished = 0, True
         first = Part(cell, (), blank, whole)
         self._parts: list[tuple[float, int, Part]] = [(-abs(first.value), 0, first)]
@@ -225,15 +227,26 @@ class _Tree:
 
     def _scores(self, wanted: list[tuple[Cell, ...]], runner: Runs) -> list[float]:
         """The scores of photos that show these cells only; each is run once."""
-        new = [cells for cells in dict.fromkeys(wanted) if cells not in self._known]
+        if self._known is None:
+            self._known = dict(self._run_for_others(runner))
+        asked = [cells for cells in dict.fromkeys(wanted) if cells not in self._asked]
+        new = tuple(cells for cells in asked if cells not in self._known)
         if new:
-            need = Attributions(
-                Covered(Cells(self._image, tuple(new)), self._how.fill), ScoreOf(self._how.score), InOrder()
-            )
-            found = runner.read(need.of, need.method, need.fold)
+            covered = Covered(Cells(self._image, new), self._how.fill)
+            found = runner.read_for_all(covered, ScoreOf(self._how.score), InOrder())
             self._known.update(zip(new, found.double().tolist(), strict=True))
-            self.runs += len(new)
-        return [self._known[cells] for cells in wanted]
+        self._asked.update((cells, self._known[cells]) for cells in asked)
+        self.runs += len(asked)  # as many as it would have taken alone
+        return [self._asked[cells] for cells in wanted]
+
+    def _run_for_others(self, runner: Runs) -> Iterator[tuple[tuple[Cell, ...], float]]:
+        """What photos that were run for other targets of the call score for this one."""
+        for need, found in runner.remembered():
+            of = need.of if isinstance(need, Attributions) else None
+            if not isinstance(of, Covered) or not isinstance(of.masks, Cells) or of.masks.image != self._image:
+                continue
+            if of.fill == self._how.fill and need == Attributions(of, ScoreOf(self._how.score), InOrder()):
+                yield from zip(of.masks.shown, found.double().tolist(), strict=True)
 
     def laid_out(self, evidence: Evidence) -> torch.Tensor:
         """The map ``(H, W)``: each cell's value, spread evenly over its pixels."""

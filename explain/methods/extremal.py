@@ -1,0 +1,239 @@
+"""Extremal perturbations: the smooth mask of a given area through which the score is highest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+
+from explain.engine import Collected, Evidence, InputGradients, Need, Reruns, Rows, Runs
+from explain.errors import MethodError, shown
+from explain.fills import Defocus, Fill, covering
+from explain.hooks import recording
+from explain.methods import sources_of_masks as sources
+from explain.methods.base import Outcome, Style
+from explain.methods.checks import check_options
+from explain.methods.masks import fill_of
+from explain.methods.smooth_masks import SmoothMasks
+from explain.methods.sources import Source
+
+RATE, MOMENTUM = 0.01, 0.9
+WEIGHT, GROWTH = 300.0, 1.0035  # of the area in what is made large, at first, and by how much it grows with each step
+USUAL_STEP = 32  # points of the lattice along the shorter side: 7 pixels of 224
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """Photos that were made already, some of each image; two such plans are never equal."""
+
+    owners: torch.Tensor
+    photos: torch.Tensor
+    of: torch.Tensor
+
+    of_layer: ClassVar[bool] = False
+    needs: ClassVar[frozenset[Need[Any]]] = frozenset()
+
+    def __str__(self) -> str:
+        return "photos seen through masks that are looked for"
+
+    def count(self, channels: int) -> int:
+        return 0
+
+    def rows(self, evidence: Evidence) -> Rows:
+        x = evidence.inputs
+        if x.shape != self.of.shape or not torch.equal(x, self.of):  # an input beside the photo
+            return Rows(self.owners, lambda rows: x[self.owners[rows]])
+        return Rows(self.owners, lambda rows: self.photos[rows])
+
+
+@dataclass(frozen=True)
+class ScoreAndGradient:
+    """The score of each row, and its gradient in the pixels, in one row of numbers."""
+
+    needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients()})
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        gradient = evidence[InputGradients()]
+        return torch.cat([evidence.score.to(gradient)[:, None], gradient.flatten(1)], 1)
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """All rows, in their order."""
+
+    def begin(self, evidence: Evidence) -> Collected:
+        return _Gathered()
+
+
+class _Gathered:
+    def __init__(self) -> None:
+        self._found = list[tuple[torch.Tensor, torch.Tensor]]()
+
+    def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
+        self._found.append((numbers, values))
+
+    def enough(self) -> bool:
+        return False
+
+    def result(self) -> torch.Tensor:
+        numbers, values = (torch.cat(each) for each in zip(*self._found, strict=True))
+        return values[numbers.argsort()]
+
+
+@dataclass(frozen=True)
+class ExtremalPerturbation:
+    r"""Look for the smooth mask of a given area through which the score is highest.
+
+    For each area a, gradient ascent on :math:`y(m \otimes x) - \lambda\,\mathrm{mean}\,(\mathrm{sort}(m) - r_a)^2`,
+    where :math:`m \otimes x` is the photo, blurred where the mask is small, and :math:`r_a` is 1 in its last share a and
+    0 elsewhere; :math:`\lambda` grows from 300 by 0.35 % at each step. The mask is the smooth maximum of Gaussian-like
+    bumps on a lattice, which begin at 1. Every other step sees the photo mirrored. The model must have gradients.
+
+    All that is optimised are the values on the lattice: the model's parameters are not touched.
+
+    Args:
+        area: the share of the photo that is kept; of several, each has a mask, and the map is their mean.
+        steps: of the ascent; each runs the photo forward and back once for each area.
+        keeps: None, or the share of the score that is to be kept: the map is then the mask of the smallest area that
+            keeps it, or of the largest if none does.
+        fill: what is seen where the photo is not: one of `explain.fills` that changes evenly with the mask, or its
+            name; the paper's is the blur of ``defocus``.
+        step: pixels from one point of the lattice to the next; None takes 7 in 224 of the shorter side.
+        sigma: the reach of a point in pixels; None takes three steps.
+
+    Returns:
+        ``(N, H, W)`` from 0 to 1: what the mask keeps.
+
+    Fong, Patrick and Vedaldi, "Understanding Deep Networks via Extremal Perturbations and Smooth Masks", ICCV 2019
+    (arXiv:1910.08485).
+
+    >>> import explain
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+    >>> a = explain.attribute(model, torch.rand(1, 3, 16, 16), ExtremalPerturbation(area=0.2, steps=5), target=1)
+    >>> a.values.shape, a.runs
+    (torch.Size([1, 16, 16]), 5)
+    """
+
+    area: tuple[float, ...] = (0.1,)
+    steps: int = 800
+    keeps: float | None = None
+    fill: Fill = field(default_factory=Defocus)
+    step: int | None = None
+    sigma: float | None = None
+
+    name: ClassVar[str] = "extremalperturbation"
+    about: ClassVar[str] = "the smooth mask of a given area through which the score is highest"
+    paper: ClassVar[str] = "Fong et al., ICCV 2019"
+    source: ClassVar[Source] = sources.EXTREMAL
+    style: ClassVar[Style] = "heat"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fill", fill_of(self.name, self.fill))
+        check_options(self, steps=1, step=1, sigma=1e-6)
+        if not self.area or not all(0 < area < 1 for area in self.area):
+            raise MethodError(f"area of {self.name} must be numbers between 0 and 1, got {shown(self.area)}; use 0.1")
+
+    @property
+    def needs(self) -> frozenset[Need[Any]]:
+        return frozenset({Reruns()})
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        ascent = self._done(evidence)
+        masks = ascent.masks[:, 0].unflatten(0, (-1, len(self.area)))  # (N, areas, H, W)
+        if self.keeps is None:
+            return masks.mean(1)
+        score = evidence.score[:, None].to(ascent.scores)
+        least = score - (1 - self.keeps) * score.abs()
+        order = torch.tensor(self.area).argsort()
+        enough = (ascent.scores.unflatten(0, (-1, len(self.area))) >= least)[:, order]
+        enough[:, -1] = True
+        chosen = order.to(enough.device)[enough.int().argmax(1)]
+        return masks[torch.arange(len(masks), device=masks.device), chosen]
+
+    def outcome(self, evidence: Evidence) -> Outcome:
+        ascent = self._done(evidence)
+        runs = torch.full((len(evidence.inputs),), ascent.steps * len(self.area), device=evidence.inputs.device)
+        return Outcome(runs=runs, finished=torch.full_like(runs, ascent.steps == self.steps, dtype=torch.bool))
+
+    def _done(self, evidence: Evidence) -> _Ascent:
+        """The masks that were found; they are remembered with the evidence."""
+        if len(evidence.size) != 2:
+            raise MethodError(
+                f"input of {self.name} must be photos (N, C, H, W), got {tuple(evidence.inputs.shape)}; take occlusion"
+            )
+        runner = evidence[Reruns()]
+        known = runner.kept.setdefault(self, [])
+        if not known:
+            known.append(_Ascent(self, evidence))
+            known[0].climb(runner)
+        found: _Ascent = known[0]
+        return found
+
+
+class _Ascent:
+    """Masks of all images and areas, made better step by step."""
+
+    def __init__(self, how: ExtremalPerturbation, evidence: Evidence) -> None:
+        self._how, self._x, count = how, evidence.inputs, len(how.area)
+        step = how.step or max(1, min(evidence.size) // USUAL_STEP)
+        self._smooth = SmoothMasks(evidence.size, step, how.sigma or 3.0 * step, self._x)
+        self._owners = torch.arange(len(self._x), device=self._x.device).repeat_interleave(count)
+        self._values = self._x.new_ones(len(self._owners), 1, *self._smooth.lattice)
+        self._cover = covering(how.fill, self._x)
+        self._momentum: torch.Tensor | None = None
+        self.steps = 0
+        self.masks = self._x.new_ones(len(self._owners), 1, *evidence.size)
+        self.scores = evidence.score.repeat_interleave(count)
+        area = torch.tensor(how.area).to(self._x).repeat(len(self._x))[:, None]
+        places = self._smooth.full(self._values)[0].numel()
+        numbers = torch.arange(places, device=self._x.device)
+        self._wanted = (numbers >= (places * (1 - area)).floor()).to(self._x)  # sorted masks of these areas
+
+    def climb(self, runner: Runs) -> None:
+        """Take all steps; an interrupt leaves the masks of the last one, where they are wanted."""
+        try:
+            while self.steps < self._how.steps:
+                self._step(runner)
+        except KeyboardInterrupt:
+            if not runner.keep_partial or not self.steps:
+                raise
+
+    def _step(self, runner: Runs) -> None:
+        full = self._smooth.full(self._values)
+        masks = self._smooth.cropped(full)
+        scores, upwards = self._upwards(masks, runner, mirrored=self.steps % 2 == 0)
+        slope = self._towards_area(full)
+        self._smooth.cropped(slope).add_(upwards)
+        gradient = -self._smooth.back(self._values, full, slope)
+        if self._momentum is None:
+            self._momentum = gradient
+        else:
+            self._momentum = MOMENTUM * self._momentum + (1 - MOMENTUM) * gradient
+        self._values = (self._values - RATE * self._momentum).clamp(0, 1)
+        self.masks, self.scores, self.steps = masks, scores, self.steps + 1
+
+    def _upwards(self, masks: torch.Tensor, runner: Runs, *, mirrored: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """The score of each photo behind its mask, and the gradient of that in the mask."""
+        leaf = masks.clone()
+        with recording(True):
+            leaf.requires_grad_()
+            photos = self._cover(self._owners, leaf)
+            if not photos.requires_grad:
+                raise MethodError(
+                    f"fill of {self._how.name} must change evenly with the mask, got {self._how.fill.name}; use "
+                    "defocus, or blur"
+                )
+            seen = photos.flip(-1) if mirrored else photos
+        made = Made(self._owners, seen.detach(), self._x)
+        found = runner.read_once(made, ScoreAndGradient(), Gathered()).to(masks)
+        (gradient,) = torch.autograd.grad(seen, leaf, found[:, 1:].reshape(seen.shape))
+        return found[:, 0], gradient
+
+    def _towards_area(self, full: torch.Tensor) -> torch.Tensor:
+        """The gradient that draws sorted masks towards zeros and then as many ones as the area has places."""
+        flat = full.flatten(1)
+        ordered, order = flat.sort(1)
+        weight = WEIGHT * GROWTH**self.steps
+        pulls = -2 * weight / flat.shape[1] * (ordered - self._wanted)
+        return torch.zeros_like(flat).scatter_(1, order, pulls).reshape(full.shape)
