@@ -12,13 +12,13 @@ from PIL import Image
 
 from explain import fills
 from explain.errors import FillError
-from explain.fills import Black, Blur, Fill, Mean, Neighbours, Noise, Photo, Zero, covering, get_fill
+from explain.fills import Black, Blur, Defocus, Fill, Mean, Neighbours, Noise, Photo, Zero, covering, get_fill
 from explain.fills.solving import interpolated
 from explain.models import CenterCrop
 
 ALL: list[Fill] = [
     Zero(), Black((0.4, 0.5, 0.6), (0.2, 0.3, 0.4)), Mean(), Blur(5, 1.5), Noise(seed=3), Neighbours(seed=2),
-    Photo(torch.linspace(-1, 1, 3 * 9 * 7).reshape(3, 9, 7)),
+    Defocus(1.5, 4), Photo(torch.linspace(-1, 1, 3 * 9 * 7).reshape(3, 9, 7)),
 ]  # fmt: skip
 EACH = pytest.mark.parametrize("fill", ALL, ids=lambda fill: fill.name)
 
@@ -59,7 +59,7 @@ def test_many_masks_at_once_are_what_each_would_be(fill: Fill, images: torch.Ten
     torch.testing.assert_close(found, fill(images[owners], keep), rtol=0, atol=1e-12)
 
 
-@EACH
+@pytest.mark.parametrize("fill", [fill for fill in ALL if fill.name != "defocus"], ids=lambda fill: fill.name)
 def test_a_mask_in_between_blends(fill: Fill, images: torch.Tensor) -> None:
     half = torch.full((3, 1, 9, 7), 0.25)
     expected = 0.25 * images + 0.75 * fill(images, torch.zeros(3, 1, 9, 7))
@@ -176,7 +176,25 @@ def test_neighbours_of_nothing_are_the_mean_colour(images: torch.Tensor) -> None
     torch.testing.assert_close(found, Mean().replacement(images))
 
 
-@pytest.mark.parametrize("fill", [Zero(), Mean(), Blur(), Noise(), Neighbours()], ids=lambda fill: fill.name)
+def test_a_defocused_photo_is_blurred_less_where_more_is_kept(images: torch.Tensor) -> None:
+    """Between two blurs of 1.5, 1.0, 0.5 and 0 pixels, the nearest ones blend."""
+    keep = torch.rand(3, 1, 9, 7, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    found = Defocus(1.5, 4)(images, keep)
+    blurs = [plain_blur(images[1, 2], 2 * math.ceil(4 * sigma) + 1, sigma) for sigma in (1.5, 1.0, 0.5)]
+    blurs.append(images[1, 2])
+    for y in range(9):
+        for x in range(7):
+            level = 3 * keep[1, 0, y, x].item()
+            below = min(int(level), 2)
+            expected = (below + 1 - level) * blurs[below][y, x] + (level - below) * blurs[below + 1][y, x]
+            assert found[1, 2, y, x].item() == pytest.approx(expected.item(), abs=1e-12)
+    wide = torch.rand(1, 1, 112, 150)
+    torch.testing.assert_close(Defocus()(wide, torch.zeros(1, 1, 112, 150)), Blur(81, 10.0).replacement(wide))
+
+
+@pytest.mark.parametrize(
+    "fill", [Zero(), Mean(), Blur(), Noise(), Defocus(2.0), Neighbours()], ids=lambda fill: fill.name
+)
 def test_videos_are_filled_frame_by_frame_where_colours_are_of_places(fill: Fill) -> None:
     video = torch.randn(2, 3, 4, 9, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     keep = (torch.rand(2, 1, 4, 9, 7, generator=torch.Generator().manual_seed(1)) > 0.5).double()
@@ -193,7 +211,7 @@ def test_videos_are_filled_frame_by_frame_where_colours_are_of_places(fill: Fill
 
 
 def test_fills_are_values_and_have_names() -> None:
-    assert fills.list_fills() == ["black", "blur", "mean", "neighbours", "noise", "zero"]
+    assert fills.list_fills() == ["black", "blur", "defocus", "mean", "neighbours", "noise", "zero"]
     assert get_fill(" Blur ") == Blur()
     assert get_fill(Noise(seed=np.int64(4))) == Noise(seed=4)  # type: ignore[arg-type]
     assert len({Blur(), Blur(11, 5), Blur(3)}) == 2
@@ -231,6 +249,8 @@ WRONG: list[tuple[Any, str]] = [
     (lambda: Blur(kernel=4), "kernel of blur must be an odd whole number from 1, got 4"),
     (lambda: Blur(sigma=0.0), "sigma of blur must be above 0, got 0.0"),
     (lambda: Blur(sigma=float("nan")), "sigma of blur must be a finite number, got nan"),
+    (lambda: Defocus(sigma=0.0), "sigma of defocus must be a finite number above 0, got 0.0"),
+    (lambda: Defocus(levels=1), "levels of defocus must be a whole number from 2, got 1"),
     (lambda: Noise(seed=0.5), "seed of noise must be a whole number, got 0.5"),  # type: ignore[arg-type]
     (lambda: Noise(scale=-1.0), "scale of noise must be a number from 0, got -1.0"),
     (lambda: Neighbours(noise=-1), "noise of neighbours must be a finite number from 0, got -1"),

@@ -118,7 +118,7 @@ class _Entrance:
         places = stored.flatten(1).nonzero()[:, 1].reshape(len(keep), -1) + self._grid.skip
         extra = torch.arange(self._grid.skip, device=places.device).expand(len(keep), -1)
         chosen = torch.cat([extra, places], 1)
-        taken = []
+        taken: list[bool] = []
 
         def take(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             key = None if args else first_keyword(module, kwargs)

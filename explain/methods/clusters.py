@@ -8,11 +8,11 @@ ROUNDS = 100  # after which means need not stand still
 
 
 def complete_linkage(distances: torch.Tensor, most: float) -> torch.Tensor:
-    """Put together what lies apart by less than ``most``, the nearest first: the number of each row's cluster ``(n,)``.
+    """Put together what lies apart by less than ``most``: the number of each row's cluster ``(n,)``.
 
-    Two clusters lie apart by the largest of the ``distances`` ``(n, n)`` between their members. Clusters are numbered by
-    their first members. Each merger joins two clusters of which each is the other's nearest; that they come in another
-    order than by their distances does not matter, since no merger brings clusters closer together.
+    Two clusters lie apart by the largest of the ``distances`` ``(n, n)`` between their members. Clusters are numbered
+    by their first members. Each merger joins two clusters of which each is the other's nearest. These do not come in
+    the order of their distances, which does not matter, since no merger brings clusters closer together.
 
     >>> places = torch.tensor([0.0, 1.0, 5.0, 5.5, 9.0])
     >>> complete_linkage((places[:, None] - places).abs(), 2.0).tolist()
@@ -59,11 +59,12 @@ def means(points: torch.Tensor, count: int, seed: int) -> torch.Tensor:
     >>> means(torch.tensor([[0.0], [1.0], [8.0], [9.0]]), 2, seed=0).sort(0).values.flatten().tolist()
     [0.5, 8.5]
     """
-    distinct = torch.unique(points, dim=0)
+    distinct: torch.Tensor = torch.unique(points, dim=0)
     if len(distinct) <= count:
         return distinct
     order = torch.randperm(len(distinct), generator=torch.Generator("cpu").manual_seed(seed % 2**63), device="cpu")
-    centres, belongs = distinct[order[:count].to(points.device)], torch.full((len(points),), -1, device=points.device)
+    centres: torch.Tensor = distinct[order[:count].to(points.device)]
+    belongs = torch.full((len(points),), -1, device=points.device)
     for _ in range(ROUNDS):
         nearest = torch.cdist(points, centres).argmin(1)
         if torch.equal(nearest, belongs):

@@ -86,9 +86,9 @@ class ExtremalPerturbation:
     r"""Look for the smooth mask of a given area through which the score is highest.
 
     For each area a, gradient ascent on :math:`y(m \otimes x) - \lambda\,\mathrm{mean}\,(\mathrm{sort}(m) - r_a)^2`,
-    where :math:`m \otimes x` is the photo, blurred where the mask is small, and :math:`r_a` is 1 in its last share a and
-    0 elsewhere; :math:`\lambda` grows from 300 by 0.35 % at each step. The mask is the smooth maximum of Gaussian-like
-    bumps on a lattice, which begin at 1. Every other step sees the photo mirrored. The model must have gradients.
+    where :math:`m \otimes x` is the photo, blurred where the mask is small, and :math:`r_a` is 1 in its last share a
+    and 0 elsewhere; :math:`\lambda` grows from 300 by 0.35 % at each step. The mask is the smooth maximum of bumps on
+    a lattice, which begin at 1. Every other step sees the photo mirrored. The model must have gradients.
 
     All that is optimised are the values on the lattice: the model's parameters are not touched.
 
@@ -140,16 +140,17 @@ class ExtremalPerturbation:
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         ascent = self._done(evidence)
-        masks = ascent.masks[:, 0].unflatten(0, (-1, len(self.area)))  # (N, areas, H, W)
+        masks = ascent.masks.reshape(-1, len(self.area), *evidence.size)
         if self.keeps is None:
             return masks.mean(1)
         score = evidence.score[:, None].to(ascent.scores)
         least = score - (1 - self.keeps) * score.abs()
         order = torch.tensor(self.area).argsort()
-        enough = (ascent.scores.unflatten(0, (-1, len(self.area))) >= least)[:, order]
+        enough = (ascent.scores.reshape(-1, len(self.area)) >= least)[:, order]
         enough[:, -1] = True
         chosen = order.to(enough.device)[enough.int().argmax(1)]
-        return masks[torch.arange(len(masks), device=masks.device), chosen]
+        found: torch.Tensor = masks[torch.arange(len(masks), device=masks.device), chosen]
+        return found
 
     def outcome(self, evidence: Evidence) -> Outcome:
         ascent = self._done(evidence)
@@ -235,5 +236,19 @@ class _Ascent:
         flat = full.flatten(1)
         ordered, order = flat.sort(1)
         weight = WEIGHT * GROWTH**self.steps
-        pulls = -2 * weight / flat.shape[1] * (ordered - self._wanted)
+        pulls = -2 * weight / flat.shape[1] * (ordered - shared(ordered, self._wanted))
         return torch.zeros_like(flat).scatter_(1, order, pulls).reshape(full.shape)
+
+
+def shared(ordered: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """What sorted values ``(b, n)`` are drawn to, where equal ones, but for rounding, share what is wanted of them.
+
+    >>> shared(torch.tensor([[0.1, 0.5, 0.5, 0.9]]), torch.tensor([[0.0, 0.0, 1.0, 1.0]]))
+    tensor([[0.0000, 0.5000, 0.5000, 1.0000]])
+    """
+    digits = 9 if ordered.dtype == torch.float64 else 5
+    group = torch.zeros_like(ordered, dtype=torch.long)
+    group[:, 1:] = (ordered.round(decimals=digits).diff(dim=1) != 0).cumsum(1)
+    sums = torch.zeros_like(ordered).scatter_add_(1, group, wanted)
+    counts = torch.zeros_like(ordered).scatter_add_(1, group, torch.ones_like(wanted))
+    return (sums / counts.clamp(min=1)).gather(1, group)

@@ -11,7 +11,7 @@ COLDNESS = 20.0  # the inverse of the temperature of the smooth maximum
 
 
 class SmoothMasks:
-    r"""Masks ``(b, 1, H, W)`` that are made of values ``(b, 1, h, w)`` on a lattice with a point at each ``step``-th pixel.
+    r"""Masks ``(b, 1, H, W)`` that are made of values ``(b, 1, h, w)`` on a lattice, with a point at each ``step``.
 
     A pixel u is the smooth maximum of :math:`k(|u - v| / \sigma)\, \bar m(v)` over the points v around it, with
     :math:`k(z) = \exp(-2 \max(0, z - \tfrac12)^2)`: the mean of these numbers, weighted by :math:`\exp(20\,\cdot)`.

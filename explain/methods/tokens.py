@@ -25,7 +25,7 @@ TOGETHER = 64  # masks that are enlarged at a time
 
 @dataclass(frozen=True)
 class SeenThroughClusters:
-    """The photo seen through each cluster of a layer's maps, with noise where it is covered; and whole, with that noise.
+    """The photo seen through each cluster of a layer's maps, with noise where it is covered; and with the noise alone.
 
     Each cluster has two rows, one of each kind.
     """
@@ -96,7 +96,7 @@ def clustered(maps: torch.Tensor, size: tuple[int, ...], distance: float) -> tor
 
 def _ends(maps: torch.Tensor, size: tuple[int, ...]) -> Sequence[tuple[torch.Tensor, torch.Tensor]]:
     """The least and the largest value of each enlarged map, a few maps at a time."""
-    return [enlarge(some[:, None], size).flatten(1).aminmax(dim=1) for some in maps.split(TOGETHER)]
+    return [enlarge(some[:, None], size).flatten(1).aminmax(dim=1) for some in torch.split(maps, TOGETHER)]
 
 
 def _enlarging(cells: int, length: int) -> torch.Tensor:
@@ -180,7 +180,7 @@ class ViTCX:
 def weighted_mean(maps: torch.Tensor, weights: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
     """The mean of weights ``(K,)`` at each place, weighted by the masks that maps ``(K, h, w)`` make; 0 without any."""
     total, seen = maps.new_zeros(2, *size)
-    for some, mine in zip(maps.split(TOGETHER), weights.to(maps).split(TOGETHER), strict=True):
+    for some, mine in zip(torch.split(maps, TOGETHER), torch.split(weights.to(maps), TOGETHER), strict=True):
         keep = masks(some, size)[:, 0]
         total += torch.einsum("k,khw->hw", mine, keep)
         seen += keep.sum(0)

@@ -1,0 +1,189 @@
+"""Extremal perturbations: against a plain ascent, and what they leave alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import explain
+from explain.errors import ExplainError
+from explain.fills import Blur, Zero
+from explain.methods import ExtremalPerturbation
+from explain.methods.smooth_masks import SmoothMasks
+from tests.conftest import settled, snapshot
+from tests.methods import plain_extremal
+from tests.methods.test_masking import Curved, interrupt_after, photos
+
+EXACT = {"rtol": 1e-8, "atol": 1e-10}
+SIZE = (6, 5)
+
+
+@pytest.fixture
+def curved() -> Curved:
+    model = settled(Curved()).double().eval()
+    assert isinstance(model, Curved)
+    return model
+
+
+@pytest.mark.parametrize(("step", "sigma"), [(2, 4.0), (2, 3.0), (3, 2.0), (1, 2.5)])
+def test_each_pixel_of_a_mask_is_the_smooth_maximum_of_the_points_around(step: int, sigma: float) -> None:
+    masks = SmoothMasks(SIZE, step, sigma, torch.zeros(1, dtype=torch.float64))
+    values = torch.rand(2, 1, *masks.lattice, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    full = masks.full(values)
+    leaf = values[1, 0].clone().requires_grad_()
+    expected = plain_extremal.smooth_mask(leaf, step, sigma)
+    torch.testing.assert_close(full[1, 0], expected.detach(), **EXACT)
+    assert masks.cropped(full).shape == (2, 1, *SIZE)
+    up = torch.randn(full.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    (slope,) = torch.autograd.grad(expected, leaf, up[1, 0])
+    torch.testing.assert_close(masks.back(values, full, up)[1, 0], slope, **EXACT)
+
+
+def test_the_mask_is_what_a_plain_ascent_finds(curved: Curved) -> None:
+    method = ExtremalPerturbation((0.2, 0.5), steps=4, fill=Zero(), step=2, sigma=3.0)
+    found = explain.attribute(curved, photos(2), method, target=[1, 2])
+    for i, (x, target) in enumerate(zip(photos(2), (1, 2), strict=True)):
+        each = [
+            plain_extremal.extremal(lambda seen: curved(seen[None])[0, target], x, area, 4, 2, 3.0)  # noqa: B023
+            for area in (0.2, 0.5)
+        ]
+        torch.testing.assert_close(found.values[i], (each[0] + each[1]) / 2, **EXACT)
+    assert found.runs == 8
+    assert found.finished.all()
+
+
+class Corner(nn.Module):
+    """How much is seen of the upper left corner, and of all."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 20 * torch.stack([x[:, :, :4, :4].mean((1, 2, 3)), x.mean((1, 2, 3))], 1)
+
+
+def test_the_mask_has_its_area_and_lies_where_the_score_comes_from() -> None:
+    class Symmetric(Corner):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) + super().forward(x.flip(-1))  # what is seen mirrored counts as much
+
+    x = torch.ones(1, 3, 12, 12)
+    method = ExtremalPerturbation(0.25, steps=120, fill="zero", step=2, sigma=3.0)
+    values = explain.attribute(Symmetric(), x, method, target=0).values[0]
+    upper = torch.cat([values[:4, :4], values[:4, -4:]])
+    assert upper.mean() > 0.6
+    assert values[6:].mean() < 0.2
+
+
+def test_the_smallest_area_that_keeps_the_score_is_taken() -> None:
+    x = torch.ones(2, 3, 8, 8)
+    method = ExtremalPerturbation((0.6, 0.2, 0.9), steps=2, fill="zero", step=2, sigma=2.0)
+    each = {
+        area: explain.attribute(Corner(), x, ExtremalPerturbation(area, 2, fill="zero", step=2, sigma=2.0), target=1)
+        for area in (0.2, 0.6, 0.9)
+    }
+    seen = {area: Corner()(x * found.values[:, None])[0, 1] / 20 for area, found in each.items()}
+    assert seen[0.2] < seen[0.6] < seen[0.9]
+    for keeps, area in ((0.0, 0.2), (float(seen[0.6] + seen[0.2]) / 2, 0.6), (1.0, 0.9)):
+        of = ExtremalPerturbation(method.area, 2, keeps, "zero", 2, 2.0)  # type: ignore[arg-type]
+        torch.testing.assert_close(explain.attribute(Corner(), x, of, target=1).values, each[area].values)
+
+
+def test_it_leaves_the_model_alone_and_works_in_any_mode(curved: Curved) -> None:
+    method = ExtremalPerturbation(0.3, steps=3, step=2)
+    before, state = snapshot(curved), torch.get_rng_state()
+    expected = explain.attribute(curved, photos(3), method, target=[0, 1, 2]).values
+    assert snapshot(curved) == before
+    assert torch.equal(torch.get_rng_state(), state)
+    for i in range(3):
+        alone = explain.attribute(curved, photos(3)[i : i + 1], method, target=i, batch_size=1)
+        torch.testing.assert_close(alone.values[0], expected[i], **EXACT)
+    for mode in (torch.no_grad(), torch.inference_mode()):
+        with mode:
+            found = explain.attribute(curved, photos(3), method, target=[0, 1, 2])
+        torch.testing.assert_close(found.values, expected, **EXACT)
+    curved.requires_grad_(False)
+    torch.testing.assert_close(explain.attribute(curved, photos(3), method, target=[0, 1, 2]).values, expected, **EXACT)
+
+
+def test_what_was_seen_is_not_remembered(curved: Curved, monkeypatch: pytest.MonkeyPatch) -> None:
+    from explain.engine.reruns import Runner
+
+    kept: list[int] = []
+    read = Runner.read_once
+
+    def watched(self: Runner, *args: Any) -> Any:
+        found = read(self, *args)
+        kept.append(len(self.choice.found))
+        return found
+
+    monkeypatch.setattr(Runner, "read_once", watched)
+    explain.attribute(curved, photos(), ExtremalPerturbation(0.3, steps=4, step=2), target=0)
+    assert kept == [kept[0]] * 4
+
+
+def test_an_interrupt_leaves_the_masks_of_the_last_step(curved: Curved) -> None:
+    done: list[int] = []
+
+    def progress(rows: int, total: int) -> None:
+        done.append(rows)
+        if len(done) == 3:
+            raise KeyboardInterrupt
+
+    method = ExtremalPerturbation(0.3, steps=9, step=2)
+    found = explain.attribute(curved, photos(), method, target=1, progress=progress, keep_partial=True)
+    assert (found.runs, found.finished.tolist()) == (2, [False])
+    same = explain.attribute(curved, photos(), ExtremalPerturbation(0.3, steps=2, step=2), target=1)
+    torch.testing.assert_close(found.values, same.values, **EXACT)
+    with pytest.raises(KeyboardInterrupt):
+        explain.attribute(curved, photos(), method, target=1, progress=interrupt_after(1))
+
+
+class Hard(Zero):
+    """Kept or not, and nothing between."""
+
+    name = "hard"  # type: ignore[misc]
+    depends_on_mask = True  # type: ignore[misc]
+
+    def __call__(self, images: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+        return images * (keep > 0.5)
+
+
+class Rounded(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.detach().mean((2, 3))
+
+
+@pytest.mark.parametrize(
+    ("make", "model", "x", "message"),
+    [
+        (lambda: ExtremalPerturbation(0.0), Corner(), photos(), r"area of extremalperturbation must be numbers betw"),
+        (lambda: ExtremalPerturbation(()), Corner(), photos(), r"area of extremalperturbation must be numbers between"),
+        (lambda: ExtremalPerturbation(steps=0), Corner(), photos(), "steps of extremalperturbation must be a whole"),
+        (
+            lambda: ExtremalPerturbation(fill=Hard()),
+            Corner(),
+            photos(),
+            "fill of extremalperturbation must change evenly with the mask, got hard",
+        ),
+        (
+            lambda: ExtremalPerturbation(),
+            nn.Sequential(nn.AdaptiveAvgPool3d(1), nn.Flatten()),
+            torch.rand(1, 3, 2, 4, 4),
+            r"input of extremalperturbation must be photos \(N, C, H, W\), got \(1, 3, 2, 4, 4\)",
+        ),
+        (lambda: ExtremalPerturbation(), Rounded(), photos(), "must depend on the input through differentiable"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_one_line(make: Any, model: nn.Module, x: Any, message: str) -> None:
+    with pytest.raises(ExplainError, match=message) as caught:
+        explain.attribute(model, x, make(), target=1)
+    assert "\n" not in str(caught.value)
+
+
+def test_any_fill_that_blends_can_be_taken(curved: Curved) -> None:
+    found = [
+        explain.attribute(curved, photos(), ExtremalPerturbation(0.3, 3, fill=fill, step=2), target=1).values
+        for fill in (Zero(), Blur(3), "mean", "defocus")
+    ]
+    assert all(not torch.allclose(one, found[0]) for one in found[1:])
