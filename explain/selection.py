@@ -57,7 +57,7 @@ def select(
     >>> chosen.costs["gradcam"], chosen.costs["integratedgradients"], chosen.costs["scorecam"]
     (2.0, 102.0, 402.0)
     >>> sorted(name for name in chosen.costly if "cam" in name), chosen.unfit
-    (['iscam', 'scorecam', 'sscam'], ('drise', 'featurepermutation', 'legrad', 'rollout'))
+    (['iscam', 'scorecam', 'sscam'], ('drise', 'featurepermutation', 'legrad', 'rollout', 'tis', 'vitcx'))
     """
     request = Request.of(model, x, list_methods(), [target], Settings(layer=layer, categories=categories))
     fit = _fit(request)
@@ -91,7 +91,7 @@ def applicable_methods(
     >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 5))
     >>> import torch
     >>> sorted(set(list_methods()) - set(applicable_methods(model, torch.rand(1, 3, 4, 4))))
-    ['cam', 'drise', 'featurepermutation', 'legrad', 'rollout']
+    ['cam', 'drise', 'featurepermutation', 'legrad', 'rollout', 'tis', 'vitcx']
     """
     return _fit(Request.of(model, x, list_methods(), [target], Settings(layer=layer)))
 

@@ -25,13 +25,16 @@ import explain
 from explain.engine import (
     Activations,
     Attention,
+    Attributions,
     BiasTerms,
+    BlockTokens,
     ClassWeights,
     InputGradients,
     LayerCurvature,
     LayerGradients,
     Need,
     Reruns,
+    Scores,
 )  # fmt: skip
 from explain.methods import Demanding, Method, get_method, list_methods
 
@@ -43,14 +46,15 @@ WORDS: dict[type, str] = {
     InputGradients: "gradients of the pixels",
     BiasTerms: "gradients of all biases",
     Attention: "attention",
-    Reruns: "further runs",
+    BlockTokens: "tokens of all blocks",
+    **dict.fromkeys((Reruns, Attributions, Scores), "further runs"),
 }
 
 
 def needed(method: Method) -> str:
     """The needs of a method in words, in the order of the table above."""
     kinds: list[type[Need]] = [type(need) for need in method.needs]
-    return ", ".join(word for kind, word in WORDS.items() if kind in kinds)
+    return ", ".join(dict.fromkeys(word for kind, word in WORDS.items() if kind in kinds))
 
 
 def table() -> Table:

@@ -49,7 +49,8 @@ class SmoothMasks:
     def cropped(self, full: torch.Tensor) -> torch.Tensor:
         """The part of them that lies on the photo."""
         start = self._beyond * self._step
-        return full[(..., *(slice(start, start + side) for side in self._size))]
+        height, width = self._size
+        return full[..., start : start + height, start : start + width]
 
     def back(self, values: torch.Tensor, full: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         """From the gradient in the masks, with what lies beyond the photo, to that in the values."""

@@ -159,6 +159,7 @@ class Rounded(nn.Module):
     [
         (lambda: ExtremalPerturbation(0.0), Corner(), photos(), r"area of extremalperturbation must be numbers betw"),
         (lambda: ExtremalPerturbation(()), Corner(), photos(), r"area of extremalperturbation must be numbers between"),
+        (lambda: ExtremalPerturbation("0.1"), Corner(), photos(), "area of extremalperturbation must be a list, each"),  # type: ignore[arg-type]
         (lambda: ExtremalPerturbation(steps=0), Corner(), photos(), "steps of extremalperturbation must be a whole"),
         (
             lambda: ExtremalPerturbation(fill=Hard()),

@@ -35,7 +35,7 @@ from tests.conftest import TinyNet
 
 def test_names_find_methods_and_patterns_list_them() -> None:
     assert list_methods() == sorted(set(list_methods()))
-    assert len(list_methods()) == 47
+    assert len(list_methods()) == 50
     assert explain.list_methods("g*cam*") == ["gradcam", "gradcam++", "guidedgradcam"]
     assert get_method("GradCAM") == GradCAM()
     custom = GradCAM(relu=False)
@@ -178,8 +178,18 @@ WRONG: dict[type, list[Any]] = {
 }  # fmt: skip
 # Options whose default does not tell their kind
 KINDS = {"blocks": int, "gamma": float, "baseline": torch.Tensor, "composite": str, "baselines": torch.Tensor}
+KINDS |= {"keeps": float, "step": int, "sigma": float}
 METHODS = [*map(get_method, list_methods()), Augmented(GradCAM())]
-OBJECTS = {"concept", "fill", "regions", "window", "stride", "until", "seconds"}  # those of masks: see test_masking
+OBJECTS = {
+    "area",
+    "concept",
+    "fill",
+    "regions",
+    "window",
+    "stride",
+    "until",
+    "seconds",
+}  # those of masks: see test_masking
 OPTIONS = [(method, option) for method in METHODS for option in options(method) if option not in OBJECTS]
 
 
