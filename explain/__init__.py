@@ -34,6 +34,7 @@ The way through the house, each room importing only from rooms above it:
     output          files that appear complete or not at all
     models/         bundled, torchvision's, the user's own, with preprocessing and labels
     record          what was done, in plain values with a version
+    report/         an explanation as a page for any browser: HTML, CSS and JavaScript in one file
     explanation     `Explanation`: a photo explained, as pictures, files and records
     photo_concepts  the concepts in one photo, as a picture, files and a record
     photos          several photos in batches, in order; each failure is reported for its photo
@@ -101,7 +102,18 @@ _ROOMS = {
         "metrics",
         "mosaic",
     ),
-    *("pictures", "output", "models", "record", "explanation", "photo_concepts", "photos", "explainer", "saved"),
+    *(
+        "pictures",
+        "output",
+        "models",
+        "record",
+        "report",
+        "explanation",
+        "photo_concepts",
+        "photos",
+        "explainer",
+        "saved",
+    ),
     *("arguments", "cli", "version"),
 }
 

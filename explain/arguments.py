@@ -133,6 +133,10 @@ STYLE = Option(
 )  # fmt: skip
 ALPHA = Option(("--alpha",), "opacity of the heat, 0 to 1 (default: 0.65)", how={"type": _opacity, "metavar": "A"})
 COLORMAP = Option(("--colormap",), "any colour map of matplotlib", how={"metavar": "NAME"})
+HTML = Option(
+    ("--html",), "write a page for any browser too, and one with all photos where there are several", default=False,
+    how=_FLAG,
+)  # fmt: skip
 RECURSIVE = Option(("--recursive", "-r"), "look into the folders inside folders too", default=False, how=_FLAG)
 JSON = Option(("--json",), "print one JSON document instead of lines", default=False, how=_FLAG)
 COUNT = Option(("--count", "-k"), "how many concepts (default: 4)", 4, how={"type": _count, "metavar": "K"})

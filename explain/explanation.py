@@ -6,13 +6,14 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from PIL import Image
 
-from explain import pictures, render
+from explain import pictures, render, report
 from explain.attribution import Attribution
+from explain.engine import Progress
 from explain.errors import MethodError, TargetError, did_you_mean, printable
 from explain.images import Box
 from explain.methods import get_method
@@ -185,13 +186,15 @@ class Explanation:
         style: StyleLike | None = None,
         alpha: float | None = None,
         colormap: str | None = None,
+        html: str | None = None,
     ) -> list[Path]:
         """Write for each method and target the overlay (PNG), the raw values (``.npy``) and a record (JSON).
 
         Where there is more than one, a sheet with all of them side by side comes last.
 
         The folder is made if needed. Each file appears complete or not at all. The names begin with ``stem``, by
-        default the photo's own name. ``style``, ``alpha`` and ``colormap`` are those of `overlay`.
+        default the photo's own name. ``style``, ``alpha`` and ``colormap`` are those of `overlay`. ``html`` is a page
+        of `to_html` to write along.
 
         Returns:
             The paths, in that order.
@@ -214,7 +217,52 @@ class Explanation:
                 files.add_json(f"{named}.json", self.record(name, index))
         if several or len(self.methods) > 1:
             files.add_picture(f"{photo}-sheet.png", self.sheet(**look))
+        if html is not None:
+            files.add_text(f"{photo}.html", html)
         return files.write()
+
+    @overload
+    def to_html(
+        self, path: None = None, *, steps: int = report.STEPS, overwrite: bool = False, progress: Progress | None = None
+    ) -> str: ...
+
+    @overload
+    def to_html(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        steps: int = report.STEPS,
+        overwrite: bool = False,
+        progress: Progress | None = None,
+    ) -> Path: ...
+
+    def to_html(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        steps: int = report.STEPS,
+        overwrite: bool = False,
+        progress: Progress | None = None,
+    ) -> str | Path:
+        """Write the report: one page for any browser, which asks neither a server nor the network for anything.
+
+        It shows the photo with every map, for every target, in every style; values under the pointer and in a region;
+        what the model answered; and the command and the Python that make it again. See `explain.report.sheet` for many
+        photos in one page.
+
+        Args:
+            path: where to write it, its folder made if needed; without, the page is returned as a text.
+            steps: in how many steps the evidence of the first eight maps is covered, and shown, for their curves: for
+                each map twice as many runs of the model. 0 leaves the curves out, and so does a copy, which has no
+                model.
+            overwrite: whether a file that is there may be replaced.
+            progress: called with the runs done and their total.
+
+        Raises:
+            OutputError: the file is there already and ``overwrite`` is not set, or it cannot be written.
+        """
+        text = report.page_of(self, steps=steps, progress=progress)
+        return text if path is None else report.written(text, path, overwrite=overwrite)
 
     def record(self, method: str | None = None, target: int | str = 0) -> dict[str, Any]:
         """Return what was done, in plain values: enough for `explain.load` to read it and to repeat it.
@@ -261,7 +309,7 @@ class Explanation:
         return render.png(self.sheet(tile=260))
 
     def _repr_html_(self) -> str:
-        return render.picture_html(self._repr_png_(), self.alternative)
+        return report.widget(self, self._repr_png_(), self.alternative)
 
     def _target(self, target: int | str) -> int:
         if isinstance(target, str):

@@ -111,6 +111,9 @@ class Files:
     def add_json(self, name: str, record: dict[str, Any]) -> None:
         self._add(name, (json_text(record) + "\n").encode("utf-8"))
 
+    def add_text(self, name: str, text: str) -> None:
+        self._add(name, text.encode("utf-8"))
+
     def _add(self, name: str, content: bytes) -> None:
         if name in self._contents:
             raise OutputError(f"output {name!r} would be written twice; choose different names")

@@ -27,7 +27,7 @@ ROOMS = [
     "methods", "citation",
     "reasons", "result", "request", "selection", "attribution", "concepts", "metrics",
     "mosaic", "pictures",
-    "output", "models", "record",
+    "output", "models", "record", "report",
     "explanation", "photo_concepts", "photos", "explainer", "saved",
     "arguments", "cli", "__main__",
 ]  # fmt: skip

@@ -269,6 +269,11 @@ def shown() -> dict[str, Any]:
 def test_results_show_themselves_in_a_notebook(name: str, shown: dict[str, Any]) -> None:
     assert shown[name]._repr_png_().startswith(b"\x89PNG")
     html = shown[name]._repr_html_()
+    if name == "Explanation":  # over its picture, the page in a frame that may do nothing but run its own scripts
+        html, frame = re.fullmatch(
+            r"<div [^<>]+><div [^<>]+>(<img [^<>]+>)</div>(<iframe [^<>]+></iframe></div>)", html
+        ).groups()
+        assert re.search(r' sandbox="allow-scripts allow-downloads" ', frame)
     found = re.fullmatch(r'<img src="data:image/png;base64,[\w+/=]+" alt="([^"<>]+)" style="[^"<>]*">', html)
     assert found is not None, html[-300:]
     assert len(found[1]) > 20

@@ -9,6 +9,7 @@
     effects     options without effect
     existing    photos whose results are there
     explaining  `explain PHOTO`
+    pages       `--html`
     judging     `--metric`, `explain metrics`
     inspecting  `explain inspect`
     drawing     `explain concepts`

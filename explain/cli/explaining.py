@@ -16,6 +16,7 @@ from explain.arguments import (
     COMPOSITE,
     FORCE,
     FUSE,
+    HTML,
     IMAGES,
     JSON,
     LAYER,
@@ -38,6 +39,7 @@ from explain.cli.effects import refuse_without_effect
 from explain.cli.existing import finished
 from explain.cli.judging import checked_metrics, judged, lines_of
 from explain.cli.model import blaming, load_explainer
+from explain.cli.pages import Pages
 from explain.cli.sources import Source, photos_of, read_photo
 from explain.errors import ExplainError, printable
 
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 
     from explain.explainer import Explainer
     from explain.methods import Method
+    from explain.metrics import Table
     from explain.selection import Selection
 
 
@@ -57,6 +60,7 @@ def explain(options: argparse.Namespace, answer: Answer) -> int:
     photos, missing = photos_of(options)
     explainer = load_explainer(options, answer)
     selections: list[Selection] = []  # the first photo's serves for all
+    pages = Pages()
 
     def work(source: Source, stem: str, bar: Bar) -> Result:
         there = _existing(options, source, stem, None if group else named) if options.skip_existing else None
@@ -75,9 +79,14 @@ def explain(options: argparse.Namespace, answer: Answer) -> int:
                 photo, methods, _targets(options.target), layer=options.layer, top_k=options.top_k, fuse=options.fuse,
                 batch_size=options.batch_size, precision="bf16" if options.bf16 else "full", progress=bar.runs,
             )  # fmt: skip
+        tables: list[Table] = []
+        if metrics:
+            with blaming(options.model):
+                run = {"layer": options.layer, "fuse": options.fuse, "batch_size": options.batch_size}
+                tables = judged(explanation, photo, methods, metrics, **run)
         written = explanation.save(
             options.output, stem=stem, overwrite=options.force, style=options.style, alpha=options.alpha,
-            colormap=options.colormap,
+            colormap=options.colormap, html=pages.page(explanation, tables, bar.runs) if options.html else None,
         )  # fmt: skip
         files = [str(place) for place in written]
         records = [explanation.record(m, t) for t in range(len(explanation.results)) for m in explanation.methods]
@@ -85,15 +94,13 @@ def explain(options: argparse.Namespace, answer: Answer) -> int:
         width = max((len(label) for label, _ in predictions), default=0)
         lines = [*(f"  {label:<{width}}  {share:>7}" for label, share in predictions), *(f"  wrote {f}" for f in files)]
         found: dict[str, Any] = {"image": str(source), "files": files, "records": records}
-        if metrics:
-            with blaming(options.model):
-                run = {"layer": options.layer, "fuse": options.fuse, "batch_size": options.batch_size}
-                tables = judged(explanation, photo, methods, metrics, **run)
+        if tables:
             found["metrics"] = [table.to_dict() for table in tables]
             lines += lines_of(tables, explanation.targets)
         return Result(found, lines, files)
 
-    return for_all(photos, missing, work, answer, verb="explained", folder=options.output)
+    code = for_all(photos, missing, work, answer, verb="explained", folder=options.output)
+    return pages.end(options, answer) or code
 
 
 def _existing(options: argparse.Namespace, source: Source, stem: str, methods: list[Method] | None) -> Result | None:
@@ -109,7 +116,7 @@ def _checked(options: argparse.Namespace) -> tuple[str | None, list[Method]]:
 
     if options.top_k and options.target:
         raise UsageError("--top-k and --target cannot both be given; leave one out")
-    for name in ("force", "metric"):
+    for name in ("force", "metric", "html"):
         if options.skip_existing and name in options.given:
             raise UsageError(f"--{name} and --skip-existing cannot both be given; leave one out")
     names = options.method or ["gradcam" if options.composite is None else "lrp"]
@@ -163,7 +170,7 @@ EXPLAIN = Command(
     "explain", "See why a vision model said what it said: writes overlays of the photos given.",
     (
         IMAGES, RECURSIVE, METHOD, METRIC, TARGET, TOP_K, LAYER, FUSE, COMPOSITE, *MODEL, BATCH_SIZE, BF16, OUTPUT,
-        FORCE, SKIP_EXISTING, STYLE, ALPHA, COLORMAP, JSON,
+        FORCE, SKIP_EXISTING, HTML, STYLE, ALPHA, COLORMAP, JSON,
     ),
     explain, example="explain cat.jpg --method gradcam --method guidedbackprop --target tabby",
 )  # fmt: skip

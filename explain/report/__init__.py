@@ -1,0 +1,26 @@
+"""The report: an explanation as one file for any browser, without a server, a network or a library.
+
+    subject    what a report can be made of
+    planes     maps, quantised at their own resolution
+    again      the command and the Python that make it again
+    curves     deletion and insertion
+    costs      how many passes each method takes
+    places     boxes and regions that were asked for
+    item       one photo, as plain values
+    page       values, HTML, CSS and JavaScript, put together into one file
+    single     one photo in one file
+    sheets     many photos in one file, to filter and sort
+    writing    pages as files
+    widget     what a notebook shows
+
+The parts of the page lie in ``static`` as plain files. The page gets its data through one small interface, `Source` in
+``static/source.js``: here it reads what lies in the file itself; another one may ask a live model.
+"""
+
+from explain.report.curves import STEPS
+from explain.report.sheets import entry, figures_in, sheet, sheet_html, sheet_of
+from explain.report.single import page_of
+from explain.report.widget import widget
+from explain.report.writing import written
+
+__all__ = ["STEPS", "entry", "figures_in", "page_of", "sheet", "sheet_html", "sheet_of", "widget", "written"]

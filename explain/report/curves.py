@@ -1,0 +1,91 @@
+"""What happens to the score while the evidence is covered, or shown: the curves of deletion and insertion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from explain.errors import ExplainError
+from explain.metrics import Deletion, Insertion, MetricLike, evaluate
+from explain.record import decode, unknown
+from explain.report.subject import Subject
+from explain.result import Attribution
+
+DIGITS = 5
+STEPS = 20
+MOST = 8
+"""Maps that get curves, so that a report of many methods and targets does not take minutes: the first ones."""
+Progress = Callable[[int, int], None]
+
+
+def can_be_run(subject: Subject) -> bool:
+    """Whether the model is at hand, and saw one part of the photo."""
+    return subject.explainer is not None and not subject.crops
+
+
+def curves(subject: Subject, steps: int, progress: Progress | None = None) -> list[dict[str, dict[str, Any]]]:
+    """Return for each target and method the curves of deletion and insertion, in so many steps.
+
+    Each takes as many runs of the model as steps, and no more than the first `MOST` maps have them. A target is left
+    without where it is no class and cannot be asked again, and so is everything where the model is not at hand.
+    """
+    if not steps or not can_be_run(subject):
+        return [{} for _ in subject.results]
+    x, left, found = subject.explainer.as_input(subject.photo), MOST, []
+    for index, result in enumerate(subject.results):
+        maps = dict(list(result.items())[:left])
+        left -= len(maps)
+        found.append(_of_target(subject, x, index, maps, steps, progress))
+    return found
+
+
+def _of_target(
+    subject: Subject,
+    x: torch.Tensor,
+    index: int,
+    maps: Mapping[str, Attribution],
+    steps: int,
+    progress: Progress | None,
+) -> dict[str, dict[str, Any]]:
+    target, reading = _asked(subject, index, maps)
+    if target is None:
+        return {}
+    metrics: list[MetricLike] = [Deletion(steps=steps, reading=reading), Insertion(steps=steps, reading=reading)]
+    try:
+        table = evaluate(subject.explainer.model, x, maps, metrics, target=target, progress=progress)
+    except ExplainError:  # a map or target that cannot be judged has no curve
+        return {}
+    found = {}
+    for name in maps:
+        at, deletion = table.curve(name, "deletion")
+        insertion = table.curve(name, "insertion")[1]
+        found[name] = {
+            "at": _plain(at),
+            "deletion": _plain(deletion[0]),
+            "insertion": _plain(insertion[0]),
+            "areas": {each: round(float(table[name][each][0]), DIGITS) for each in ("deletion", "insertion")},
+            "reading": reading,
+        }
+    return found
+
+
+def _asked(subject: Subject, index: int, maps: Mapping[str, Attribution]) -> tuple[Any, Any]:
+    """The target to ask again, and what to read; None where that cannot be done."""
+    if not maps:
+        return None, "score"
+    chosen = next(iter(maps.values())).target
+    asked = subject.question.target(index)
+    if isinstance(chosen, torch.Tensor) and asked is None:
+        return int(chosen[0]), "score" if subject.probabilities is None else "probability"
+    if asked is None or unknown(asked):
+        return None, "score"
+    try:
+        return decode(asked), "score"
+    except ExplainError:
+        return None, "score"
+
+
+def _plain(values: torch.Tensor) -> list[float]:
+    return [round(value, DIGITS) for value in values.double().tolist()]

@@ -1,0 +1,112 @@
+"""The page: values, HTML, CSS and JavaScript put together into one file that asks the network for nothing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from explain.errors import printable
+from explain.render.colors import lookup_table
+from explain.version import __version__
+
+FORMAT = 1
+STYLES = ("look.css",)
+SCRIPTS = (
+    "elements.js",
+    "source.js",
+    "planes.js",
+    "areas.js",
+    "colors.js",
+    "pane.js",
+    "stage.js",
+    "film.js",
+    "panels.js",
+    "evidence.js",
+    "tables.js",
+    "viewer.js",
+    "sheet.js",
+    "start.js",
+)
+COLORMAPS = ("plasma", "viridis", "inferno", "cividis", "RdBu_r", "PuOr_r")
+"""The colour maps that a page brings along: four for magnitudes, two for contributions."""
+
+
+def page(index: Mapping[str, Any], items: Sequence[Mapping[str, Any]], *, title: str, widget: bool = False) -> str:
+    """Return a page as one text.
+
+    Args:
+        index: what the page is about; its ``photos`` say in short what each item is.
+        items: what `explain.report.item` returns for each photo.
+        title: what a window or tab is called.
+        widget: whether it is shown inside another page.
+
+    Nothing in the values can become markup or a script: they are JSON in which ``<`` is written as an escape, the
+    scripts put them into texts only, and the page forbids every script and style but its own, by their hashes.
+
+    >>> "<img" in page({"photos": [{"name": "<img src=x>"}]}, [], title="<img>")
+    False
+    """
+    style, script = (_static_files(names) for names in (STYLES, SCRIPTS))
+    about = {"format": FORMAT, "version": __version__, "colormaps": _colormaps(), "widget": widget, **index}
+    data = [_block("index", about), *(_block(f"item-{number}", each) for number, each in enumerate(items))]
+    parts = {
+        "title": html.escape(printable(title)),
+        "policy": html.escape(_policy(style, script)),
+        "kind": "widget" if widget else "report",
+        "style": style,
+        "script": script,
+        "data": "\n".join(data),
+        "words": _words(index),
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _static("page.html"))
+
+
+def _policy(style: str, script: str) -> str:
+    """What the page may load: pictures from within itself, its own style and its own script, and nothing else."""
+    return (
+        f"default-src 'none'; img-src data: blob:; style-src {_hash(style)}; script-src {_hash(script)}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode('utf-8')).digest()).decode('ascii')}'"
+
+
+def _block(name: str, values: Any) -> str:
+    """Values as a block of JSON that no text in it can end."""
+    text = json.dumps(values, separators=(",", ":"), allow_nan=False)  # ASCII only, so that any encoding reads it
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return f'<script type="application/json" id="{name}">{text}</script>'
+
+
+def _words(index: Mapping[str, Any]) -> str:
+    """What is said where scripts do not run."""
+    rows = [
+        f"<tr><td>{html.escape(printable(each.get('name', '')))}</td>"
+        f"<td>{html.escape(printable(each.get('label', '')))}</td></tr>"
+        for each in index.get("photos", ())
+    ]
+    return f"<table><thead><tr><th>photo</th><th>best answer</th></tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+@cache
+def _colormaps() -> dict[str, str]:
+    return {name: base64.b64encode(lookup_table(name).tobytes()).decode("ascii") for name in COLORMAPS}
+
+
+@cache
+def _static(name: str) -> str:
+    return (resources.files("explain.report") / "static" / name).read_text("utf-8")
+
+
+def _static_files(names: Sequence[str]) -> str:
+    return "\n".join(_static(name) for name in names)

@@ -1,0 +1,81 @@
+"""Maps as they travel in a page: quantised, at their own resolution, packed, as text."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from typing import Any
+
+import numpy as np
+
+from explain.pictures import array
+from explain.result import Attribution
+
+Array = np.ndarray[Any, Any]
+
+COARSE = 64 * 64
+"""Cells up to which a map gets 16 bits: it is small anyway. Larger ones get 8, with finer steps near zero."""
+
+
+def plane(values: Array) -> dict[str, Any]:
+    """Quantise a map ``(h, w)``.
+
+    ``scale`` is its largest magnitude, which the steps are shares of: of 16 bits, ``step / 65535`` (``step / 32767``
+    where there are negative values); of 8 bits, ``(step / 255) ** 2`` (``sign * (step / 127) ** 2``). ``filter`` says
+    that each step is written as its difference to the one at its left. The bytes are packed with zlib, low ones first.
+
+    >>> found = plane(np.array([[0.0, 2.0], [1.0, 0.5]], np.float32))
+    >>> found["width"], found["bits"], found["signed"], found["scale"]
+    (2, 16, False, 2.0)
+    """
+    values = np.nan_to_num(np.asarray(values, np.float64), posinf=0.0, neginf=0.0)
+    signed, scale = bool((values < 0).any()), float(np.abs(values).max(initial=0.0))
+    shares = values / scale if scale > 0 else values
+    coarse = values.size <= COARSE
+    if not coarse:
+        shares = np.sign(shares) * np.sqrt(np.abs(shares))
+    kind = np.dtype(f"<{'i' if signed else 'u'}{2 if coarse else 1}")
+    steps = np.rint(shares * np.iinfo(kind).max).astype(kind)
+    plain, left = zlib.compress(steps.tobytes(), 9), zlib.compress(_differences(steps).tobytes(), 9)
+    return {
+        "width": int(values.shape[1]),
+        "height": int(values.shape[0]),
+        "bits": 16 if coarse else 8,
+        "signed": signed,
+        "scale": scale,
+        "filter": "left" if len(left) < len(plain) else "none",
+        "data": base64.b64encode(min(plain, left, key=len)).decode("ascii"),
+    }
+
+
+def map_of(attribution: Attribution, longest: int | None = None) -> tuple[Array, str]:
+    """Return the map ``(h, w)`` of the first image, and what its values are.
+
+    That is "heat" for a map of a layer, "signed" for contributions of single pixels (added up over the channels), and
+    "intensity" for magnitudes of single pixels. Maps of single pixels are averaged down to ``longest`` cells a side.
+    """
+    values = attribution.values[0].float()
+    if values.ndim == 2:
+        return array(values), "heat"
+    if attribution.style == "signed":
+        return _averaged(array(values.sum(0)), longest), "signed"
+    return _averaged(array(values.abs().amax(0)), longest), "intensity"
+
+
+def _averaged(values: Array, longest: int | None) -> Array:
+    if longest is None or max(values.shape) <= longest:
+        return values
+    import cv2
+
+    share = longest / max(values.shape)
+    height, width = (max(1, round(length * share)) for length in values.shape)
+    smaller: Array = cv2.resize(values.astype(np.float32), (width, height), interpolation=cv2.INTER_AREA)
+    return smaller
+
+
+def _differences(steps: Array) -> Array:
+    """Each step less the one at its left; what leaves the range comes back at its other end."""
+    unsigned = steps.view(f"<u{steps.dtype.itemsize}")
+    found = unsigned.copy()
+    found[:, 1:] -= unsigned[:, :-1]
+    return found

@@ -1,0 +1,24 @@
+"""One photo in one file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from explain.report.curves import Progress
+from explain.report.item import Detail, item, name_of, summary
+from explain.report.page import page
+from explain.report.subject import Subject
+
+
+def page_of(
+    subject: Subject,
+    *,
+    steps: int,
+    figures: Sequence[Mapping[str, Any]] = (),
+    progress: Progress | None = None,
+) -> str:
+    """Return the page of one photo; ``figures`` has what metrics say, for each target ``{method: {metric: value}}``."""
+    values = item(subject, Detail(steps=steps), figures=figures, progress=progress)
+    short = summary(subject)
+    return page({"photos": [short]}, [values], title=f"{short['label']} – {name_of(subject)}")

@@ -1,0 +1,133 @@
+// The photo loses its evidence: the curves of deletion and insertion, to drag along.
+
+const PLOT = { width: 340, height: 150, left: 38, right: 10, top: 10, bottom: 24 };
+
+class Evidence {
+  constructor(item, change) {
+    this.item = item;
+    this.change = change;
+    this.way = choices('', [
+      ['deletion', 'Cover', 'Cover the places with the most evidence first'],
+      ['insertion', 'Uncover', 'Show the places with the most evidence first, on a blurred photo'],
+    ], (way) => change({ way, cover: this.state.cover ?? 0 }));
+    this.share = slider('Share of the pixels', { step: 0.5 }, (share) => change({ cover: share }));
+    this.play = el('button', { type: 'button', class: 'plain-button', onclick: () => this.toggle() }, '▶ Play');
+    this.stop = el('button', { type: 'button', class: 'plain-button', onclick: () => { this.halt(); change({ cover: null }); } }, 'Back to the map');
+    this.plot = svg('svg', { class: 'plot', viewBox: `0 0 ${PLOT.width} ${PLOT.height}`, role: 'img', onpointerdown: (event) => this.press(event) });
+    this.words = el('p', { class: 'hint' });
+    this.element = el('section', { class: 'card' }, el('h2', {}, 'Does the evidence matter?'), this.way, this.plot, this.share,
+      el('div', { class: 'buttons' }, this.play, this.stop), this.words);
+  }
+
+  take(state) {
+    this.state = state;
+    this.way.take(state.way);
+    this.share.take(state.cover ?? 0);
+    this.stop.disabled = state.cover === null;
+    const { curve } = this.item.maps[state.target][state.method];
+    this.plot.toggleAttribute('hidden', !curve);
+    this.plot.style.display = curve ? '' : 'none';
+    if (curve) this.draw(curve, state);
+    this.words.textContent = this.told(curve, state);
+  }
+
+  told(curve, state) {
+    const method = this.item.methods[state.method].name;
+    const { label, probability } = this.item.targets[state.target];
+    if (!curve) return `Covers what ${method} takes for evidence, the most first. The answers of the model to such photos are not in this file.`;
+    const what = curve.reading === 'probability' ? 'probability' : 'score';
+    const now = state.cover === null ? null : valueAt(curve, state.way, state.cover / 100);
+    const done = state.way === 'deletion' ? 'covered' : 'shown';
+    const told = now === null
+      ? `If ${method} is right, the ${what} of ${label} falls fast while its places are covered, and rises fast while they are shown.`
+      : `With ${state.cover} % ${done}: ${what} ${what === 'score' ? figure(now) : percent(now)}.`;
+    const own = probability !== null && what === 'probability' && Math.abs(curve.deletion[0] - probability) > 0.005
+      ? ' The curves read the plain softmax, the list of answers the calibrated one.' : '';
+    return `${told} Areas: deletion ${figure(curve.areas.deletion)} (less is better), insertion ${figure(curve.areas.insertion)} (more is better).${own}`;
+  }
+
+  draw(curve, state) {
+    const all = [...curve.deletion, ...curve.insertion];
+    const probability = curve.reading === 'probability';
+    const least = probability ? 0 : Math.min(0, ...all);
+    const most = probability ? Math.min(1, Math.max(0.1, Math.ceil(10 * Math.max(...all)) / 10)) : Math.max(...all, least + 1e-9);
+    const x = (share) => PLOT.left + share * (PLOT.width - PLOT.left - PLOT.right);
+    const y = (value) => PLOT.top + (1 - (value - least) / (most - least)) * (PLOT.height - PLOT.top - PLOT.bottom);
+    const path = (values) => values.map((value, i) => `${i ? 'L' : 'M'}${x(curve.at[i]).toFixed(1)} ${y(value).toFixed(1)}`).join('');
+    const text = (words, attributes) => svg('text', attributes, words);
+    const grid = [0, 0.5, 1].map((share) => {
+      const value = least + share * (most - least);
+      return [svg('line', { x1: PLOT.left, x2: PLOT.width - PLOT.right, y1: y(value), y2: y(value), class: 'grid' }),
+        text(probability ? percent(value) : figure(value), { x: PLOT.left - 6, y: y(value) + 3.5, class: 'end' })];
+    });
+    const ends = [0, 50, 100].map((share) => text(`${share} %`, { x: x(share / 100), y: PLOT.height - 6, class: share ? (share === 100 ? 'end' : 'middle') : '' }));
+    const lines = ['deletion', 'insertion'].map((name) => svg('path', { d: path(curve[name]), class: `curve ${name}${name === state.way ? ' active' : ''}` }));
+    const names = ['deletion', 'insertion'].map((name) => this.name(curve, name, x, y));
+    const share = (state.cover ?? 0) / 100;
+    const dot = state.cover === null ? null : [
+      svg('line', { x1: x(share), x2: x(share), y1: PLOT.top, y2: PLOT.height - PLOT.bottom, class: 'now' }),
+      svg('circle', { cx: x(share), cy: y(valueAt(curve, state.way, share)), r: 4.5, class: 'dot' })];
+    this.plot.replaceChildren(...[grid, ends, lines, names, dot].flat(2).filter(Boolean));
+    this.plot.setAttribute('aria-label', `Curves of ${this.item.methods[state.method].name}: ${['deletion', 'insertion'].map((name) =>
+      `${name} from ${percent(curve[name][0])} to ${percent(curve[name].at(-1))}, area ${figure(curve.areas[name])}`).join('; ')}`);
+  }
+
+  // The name stands at its curve, where the two are farthest apart.
+  name(curve, name, x, y) {
+    const other = name === 'deletion' ? 'insertion' : 'deletion';
+    let best = 1;
+    curve.at.forEach((share, i) => {
+      if (share > 0.15 && share < 0.8 && Math.abs(curve[name][i] - curve[other][i]) > Math.abs(curve[name][best] - curve[other][best])) best = i;
+    });
+    const line = y(curve[name][best]);
+    const at = line < PLOT.top + 14 ? line + 14 : line - 7;
+    return svg('text', { x: clamp(x(curve.at[best]), 70, PLOT.width - 50), y: at, class: `name middle ${name}` }, name === 'deletion' ? 'covered' : 'shown');
+  }
+
+  press(event) {
+    event.preventDefault();
+    this.halt();
+    const take = (moved) => {
+      const bounds = this.plot.getBoundingClientRect();
+      const place = ((moved.clientX - bounds.left) / bounds.width) * PLOT.width;
+      const share = clamp((place - PLOT.left) / (PLOT.width - PLOT.left - PLOT.right), 0, 1);
+      this.change({ cover: Math.round(200 * share) / 2 });
+    };
+    this.plot.setPointerCapture(event.pointerId);
+    this.plot.addEventListener('pointermove', take);
+    this.plot.addEventListener('lostpointercapture', () => this.plot.removeEventListener('pointermove', take), { once: true });
+    take(event);
+  }
+
+  toggle() {
+    if (this.playing) {
+      this.halt();
+      return;
+    }
+    const begin = this.state.cover === null || this.state.cover >= 100 ? 0 : this.state.cover;
+    const started = performance.now();
+    this.play.textContent = '❚❚ Pause';
+    const step = (now) => {
+      const share = Math.min(100, begin + (now - started) / 60);
+      this.change({ cover: Math.round(2 * share) / 2 });
+      if (share >= 100) this.halt();
+      else this.playing = requestAnimationFrame(step);
+    };
+    this.playing = requestAnimationFrame(step);
+  }
+
+  halt() {
+    if (this.playing) cancelAnimationFrame(this.playing);
+    this.playing = null;
+    this.play.textContent = '▶ Play';
+  }
+}
+
+function valueAt(curve, way, share) {
+  const { at } = curve;
+  const values = curve[way];
+  let i = 1;
+  while (i < at.length - 1 && at[i] < share) i++;
+  const part = (share - at[i - 1]) / (at[i] - at[i - 1]);
+  return values[i - 1] + (values[i] - values[i - 1]) * clamp(part, 0, 1);
+}

@@ -1,0 +1,110 @@
+// Many photos: filtered, sorted, and opened one at a time.
+
+const SORTS = [['number', 'Order of the photos'], ['name', 'Name'], ['label', 'Answer'], ['probability', 'Probability']];
+
+class Sheet {
+  constructor(source, colors, { state, keep, open }) {
+    this.source = source;
+    this.colors = colors;
+    this.state = state;
+    this.keep = keep;
+    this.open = open;
+    const { photos } = source.index;
+    this.photos = photos.map((photo, number) => ({ ...photo, number }));
+    const change = (patch) => { Object.assign(this.state, patch); this.draw(); };
+    this.search = el('input', { type: 'search', id: 'search', placeholder: 'name or answer', oninput: () => change({ find: this.search.value }) });
+    this.label = selection('Answer', (label) => change({ label }));
+    this.right = selection('Right or wrong', (right) => change({ right }));
+    this.sort = selection('Sort by', (sort) => change({ sort }));
+    this.down = el('button', { type: 'button', class: 'plain-button', onclick: () => change({ down: !this.state.down }) });
+    this.count = el('p', { role: 'status', class: 'hint' });
+    this.grid = el('ul', { class: 'grid' });
+    this.fillSelections();
+    this.cards = new Map();
+    this.watch = new IntersectionObserver((entries) => entries.filter((entry) => entry.isIntersecting).forEach((entry) => this.load(entry.target)), { rootMargin: '300px' });
+    this.element = el('div', { class: 'sheet' }, el('div', { class: 'heading' }, el('h1', {}, source.index.title ?? 'Photos')),
+      el('form', { class: 'filters', role: 'search', onsubmit: (event) => event.preventDefault() },
+        el('div', { class: 'selection' }, el('label', { for: 'search' }, 'Find'), this.search), this.label, this.right, this.sort, this.down),
+      this.count, this.grid);
+    this.draw();
+  }
+
+  fillSelections() {
+    const labels = [...new Set(this.photos.map((photo) => photo.label))].sort();
+    this.label.fill([[null, [['', 'all answers'], ...labels.map((label) => [label, label])]]]);
+    this.right.fill([[null, [['', 'both'], ['right', '✓ right'], ['wrong', '✗ wrong']]]]);
+    this.right.hidden = !this.photos.some((photo) => photo.truth !== undefined);
+    const figures = new Set();
+    this.photos.forEach((photo) => Object.entries(photo.figures ?? {}).forEach(([method, values]) =>
+      Object.keys(values).forEach((metric) => figures.add(`${metric} of ${method}`))));
+    const checked = this.photos.some((photo) => photo.passed !== undefined) ? [['passed', 'Verdict']] : [];
+    this.sort.fill([[null, [...SORTS, ...checked, ...[...figures].map((name) => [name, name])]]]);
+  }
+
+  value(photo) {
+    const { sort } = this.state;
+    if (sort in photo || SORTS.some(([name]) => name === sort)) return photo[sort] ?? null;
+    const [metric, method] = sort.split(' of ');
+    return photo.figures?.[method]?.[metric] ?? null;
+  }
+
+  chosen() {
+    const { find, label, right, down } = this.state;
+    const wanted = find.trim().toLowerCase();
+    const kept = this.photos.filter((photo) =>
+      (!wanted || `${photo.name} ${photo.label} ${photo.truth ?? ''}`.toLowerCase().includes(wanted))
+      && (!label || photo.label === label)
+      && (!right || photo.right === (right === 'right')));
+    const order = (one, other) => (typeof one === 'string' ? one.localeCompare(other) : Number(one) - Number(other));
+    return kept.sort((a, b) => {
+      const [one, other] = [this.value(a), this.value(b)];
+      if (one === null || other === null) return (one === null) - (other === null);
+      return (down ? -1 : 1) * order(one, other) || a.number - b.number;
+    });
+  }
+
+  draw() {
+    const { state } = this;
+    this.search.value = state.find;
+    this.label.take(state.label);
+    this.right.take(state.right);
+    this.sort.take(state.sort);
+    this.down.textContent = state.down ? '↓ falling' : '↑ rising';
+    this.down.setAttribute('aria-label', state.down ? 'Order: falling; press for rising' : 'Order: rising; press for falling');
+    const chosen = this.chosen();
+    this.grid.replaceChildren(...chosen.map((photo) => this.card(photo)));
+    const known = chosen.filter((photo) => photo.right !== undefined);
+    const right = known.filter((photo) => photo.right).length;
+    const all = this.photos.length;
+    this.count.textContent = `${chosen.length === all ? `${all} photos` : `${chosen.length} of ${all} photos`}${known.length ? `; right: ${right} of ${known.length} (${percent(right / known.length)})` : ''}`;
+    this.keep(state);
+  }
+
+  card(photo) {
+    if (!this.cards.has(photo.number)) {
+      const { sort } = this.state;
+      const canvas = el('canvas', { 'aria-hidden': 'true' });
+      const mine = photo.right === undefined ? null : el('span', { class: `mark ${photo.right ? 'passed' : 'failed'}` }, photo.right ? '✓ right' : `✗ it is ${photo.truth}`);
+      const card = el('li', {}, el('button', { type: 'button', onclick: () => this.open(photo.number) }, canvas,
+        el('span', { class: 'label' }, photo.label, ' ', el('b', {}, photo.probability === null ? '' : percent(photo.probability))),
+        mine, photo.passed === undefined ? null : mark(photo.passed),
+        el('span', { class: 'name' }, photo.name), el('span', { class: 'figure' })));
+      card.dataset.number = photo.number;
+      this.cards.set(photo.number, card);
+      this.watch.observe(card);
+    }
+    const card = this.cards.get(photo.number);
+    const { sort } = this.state;
+    card.querySelector('.figure').textContent = sort.includes(' of ') ? `${sort} ${figure(this.value(photo))}` : '';
+    return card;
+  }
+
+  async load(card) {
+    this.watch.unobserve(card);
+    const item = await this.source.item(Number(card.dataset.number));
+    const image = el('img', { src: item.photo, alt: '' });
+    const first = item.maps[0][0];
+    const [plane] = await Promise.all([unpackedPlane(first.plane), image.decode().catch(() => {})]);
+    smallPicture(card.querySelector('canvas'), image, item, new FineMap(plane, first.kind, item), this.colors, 200);
+  }
+}

@@ -1,0 +1,91 @@
+// What stands below: about the map, all methods in a table, the verdict, and how to make it again.
+
+function aboutMap(item, state) {
+  const method = item.methods[state.method];
+  const map = item.maps[state.target][state.method];
+  const rows = [
+    ['method', method.paper ? `${method.name}, ${method.paper}` : method.name],
+    ['looks at', method.layer || 'the pixels of the photo'],
+    ['map', `${map.plane.width} × ${map.plane.height} values, the largest ${figure(map.plane.scale)}`],
+    ['score', `${figure(map.score)} for ${item.targets[state.target].label}`],
+    method.passes === null || method.passes === undefined ? null : ['cost', `${Number(method.passes.toFixed(1))} passes of the model`],
+    map.runs ? ['altered photos', String(map.runs)] : null,
+    map.delta === null ? null : ['misses its sum by', figure(map.delta)],
+    map.remark ? ['beware', map.remark] : null,
+  ].filter(Boolean);
+  const about = method.about ? method.about[0].toUpperCase() + method.about.slice(1) : '';
+  return el('section', { class: 'card' }, el('h2', {}, 'About this map'), el('p', {}, about ? `${about}.` : ''),
+    el('dl', {}, rows.map(([name, value]) => [el('dt', {}, name), el('dd', {}, value)])),
+    el('p', { class: 'hint' }, 'A map explains the model and not the world: it shows what the score depends on, not that the answer is right. Each map is scaled by its own maximum.'));
+}
+
+function allMethods(item, state) {
+  const maps = item.maps[state.target];
+  const metrics = [...new Set(maps.flatMap((map) => Object.keys(map.figures)))];
+  const curves = maps.some((map) => map.curve);
+  const head = ['method', 'family', 'layer', 'passes', ...(curves ? ['deletion ↓', 'insertion ↑'] : []), ...metrics];
+  const rows = maps.map((map, number) => {
+    const method = item.methods[number];
+    const passes = method.passes === null || method.passes === undefined ? (map.runs ? String(map.runs) : '–') : String(Number(method.passes.toFixed(1)));
+    return {
+      current: number === state.method,
+      cells: [method.name + (method.control ? ' (null map)' : ''), method.family, method.layer || 'pixels', passes,
+        ...(curves ? ['deletion', 'insertion'].map((name) => figure(map.curve?.areas[name])) : []),
+        ...metrics.map((name) => figure(map.figures[name]))],
+    };
+  });
+  return el('section', { class: 'card wide' }, el('h2', {}, 'All methods'),
+    table(`Methods for ${item.targets[state.target].label}`, head, rows),
+    curves ? el('p', { class: 'hint' }, 'Areas under the curves: less is better for deletion (↓), more for insertion (↑). Blurred maps are favoured by both; a figure is no verdict.') : null);
+}
+
+// The answers of a check, where there was one: worst first, in words and signs.
+function verdicts(item, state) {
+  const found = item.maps[state.target].map((map, number) => [item.methods[number].name, map.verdict]).filter(([, verdict]) => verdict);
+  if (!found.length) return null;
+  return el('section', { class: 'card wide' }, el('h2', {}, 'Checked'),
+    found.map(([name, verdict]) => el('div', { class: 'verdict' },
+      el('h3', {}, name, ' ', mark(verdict.passed)),
+      el('ul', {}, verdict.answers.map((answer) => el('li', {}, mark(answer.passed), ' ', el('b', {}, answer.question), ' ', answer.reason))))));
+}
+
+function mark(passed) {
+  const [sign, word, name] = passed === null ? ['?', 'not told', 'open'] : passed ? ['✓', 'passed', 'passed'] : ['✗', 'failed', 'failed'];
+  return el('span', { class: `mark ${name}` }, `${sign} ${word}`);
+}
+
+class Again {
+  constructor(item) {
+    this.item = item;
+    this.way = 'python';
+    const ways = [['python', 'Python'], ...(item.again.command ? [['command', 'Command line']] : []), ['record', 'Record']];
+    this.ways = choices('', ways, (way) => { this.way = way; this.draw(); });
+    this.text = el('pre', { tabindex: 0, role: 'group', 'aria-label': 'Text to copy' });
+    this.copy = el('button', { type: 'button', class: 'plain-button', onclick: () => this.copied() }, 'Copy');
+    this.said = el('span', { role: 'status', class: 'hint' });
+    this.element = el('section', { class: 'card wide' }, el('h2', {}, 'Make it again'), el('div', { class: 'buttons' }, this.ways, this.copy, this.said), this.text,
+      item.again.command ? null : el('p', { class: 'hint' }, `There is no command for it: ${item.again.why}.`));
+  }
+
+  take(state) {
+    this.state = state;
+    this.draw();
+  }
+
+  draw() {
+    this.ways.take(this.way);
+    const { again, records } = this.item;
+    this.text.textContent = this.way === 'record' ? JSON.stringify(records[this.state.target][this.state.method], null, 2) : again[this.way];
+    this.said.textContent = '';
+  }
+
+  async copied() {
+    try {
+      await navigator.clipboard.writeText(this.text.textContent);
+      this.said.textContent = 'Copied.';
+    } catch {
+      getSelection().selectAllChildren(this.text);
+      this.said.textContent = 'Selected: copy it with the keyboard.';
+    }
+  }
+}

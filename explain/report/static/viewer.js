@@ -1,0 +1,288 @@
+// One photo: everything about it, kept in one state that the address shows.
+
+const USUAL = {
+  method: 0, target: 0, layer: 0, view: 'heat', opacity: null, share: 100, colormap: '', compare: 'none', wipe: 50,
+  cover: null, way: 'deletion', region: null, not: null,
+};
+
+class Viewer {
+  constructor(item, colors, { state = {}, keep = () => {}, widget = false }) {
+    this.item = item;
+    this.colors = colors;
+    this.keep = keep;
+    this.state = this.valid({ ...USUAL, ...state });
+    this.maps = new Map();
+    this.redraw = once(() => this.draw());
+    const change = (patch) => this.change(patch);
+    this.stage = new Stage(item, colors, {
+      point: (u, v) => { this.point = u === null ? null : [u, v]; this.read(); },
+      region: (region) => change({ region }),
+      wipe: (share) => change({ wipe: Math.round(100 * share) }),
+    });
+    this.film = new Film(item, colors, (method) => change({ method, layer: 0, cover: null }));
+    this.answers = new Answers(item, (target) => change({ target, not: this.state.not === target ? null : this.state.not, cover: null }));
+    this.look = new Look(item, colors, change);
+    this.why = new Why(item, change);
+    this.evidence = new Evidence(item, change);
+    this.again = new Again(item);
+    this.title = el('h1', {});
+    this.reading = el('p', { class: 'reading' });
+    this.regionWords = el('p', { class: 'region-words', role: 'status' });
+    this.pencil = el('button', { type: 'button', class: 'plain-button', 'aria-pressed': 'false', onclick: () => this.pencilPressed() }, 'Draw a region');
+    this.save = el('button', { type: 'button', class: 'plain-button', onclick: () => this.picture() }, 'Save the picture');
+    this.below = el('div', { class: 'below' });
+    const about = `${item.model}, ${item.input[1]} × ${item.input[0]} pixels`;
+    this.element = el('div', { class: 'viewer' },
+      el('div', { class: 'main' },
+        el('div', { class: 'heading' }, this.title, el('p', { class: 'sub' }, `${item.name} · ${about}`)),
+        el('div', { class: 'easel' }, this.stage.element),
+        el('div', { class: 'under' }, this.look.legend, el('div', { class: 'buttons' }, this.pencil, this.save)),
+        this.regionWords, this.reading, this.film.element),
+      el('div', { class: 'side' }, this.answers.element, this.look.element, this.evidence.element, this.why.element),
+      widget ? null : this.below,
+      widget ? null : el('div', { class: 'foot' }, this.again.element));
+    this.ready = this.draw();
+  }
+
+  valid(state) {
+    const { methods, targets } = this.item;
+    const within = (value, count) => (Number.isInteger(value) && value >= 0 && value < count ? value : 0);
+    state.method = within(state.method, methods.length);
+    state.target = within(state.target, targets.length);
+    state.layer = within(state.layer, this.item.maps[state.target][state.method].layers.length + 1);
+    if (!VIEWS.some(([view]) => view === state.view)) state.view = 'heat';
+    if (state.not !== null && (state.not === state.target || !targets[state.not])) state.not = null;
+    const [kind, t, m] = String(state.compare).split(':');
+    if (kind === 'map' ? !(this.item.maps[t] && this.item.maps[t][m]) : !['none', 'photo'].includes(kind)) state.compare = 'none';
+    return state;
+  }
+
+  change(patch) {
+    if ('cover' in patch && patch.cover === null) this.evidence.halt();
+    Object.assign(this.state, patch);
+    this.valid(this.state);
+    this.redraw();
+  }
+
+  // A map by target, method and layer; unpacked once.
+  map(target, method, layer = 0) {
+    const key = `${target}/${method}/${layer}`;
+    if (!this.maps.has(key)) {
+      const found = this.item.maps[target][method];
+      const packed = layer ? found.layers[layer - 1].plane : found.plane;
+      this.maps.set(key, unpackedPlane(packed).then((plane) => new FineMap(plane, found.kind, this.item)));
+    }
+    return this.maps.get(key);
+  }
+
+  async shown() {
+    const { target, method, layer, not } = this.state;
+    const map = await this.map(target, method, layer);
+    if (not === null) return map;
+    const key = `${target}-${not}/${method}/${layer}`;
+    if (!this.maps.has(key)) {
+      const other = await this.map(not, method, layer);
+      this.maps.set(key, Promise.resolve(new FineMap(difference(map, other), map.inPixels ? 'signed' : 'heat', this.item)));
+    }
+    return this.maps.get(key);
+  }
+
+  async draw() {
+    const { state, stage } = this;
+    await stage.front.photo.decode().catch(() => {});
+    const map = await this.shown();
+    this.now = map;
+    const opacity = state.opacity ?? usualOpacity(state.view, map.kind);
+    const look = { view: state.view, share: state.share / 100, opacity: opacity / 100, colormap: state.colormap };
+    const label = this.item.targets[state.target].label;
+    if (state.cover === null) stage.front.showMap(map, look);
+    else stage.front.showCovered(await this.map(state.target, state.method, state.layer), state.cover / 100, state.way);
+    await this.drawOther(look);
+    this.title.replaceChildren(...(state.not === null ? ['Why ', el('em', {}, label), '?']
+      : ['Why ', el('em', {}, label), ', and not ', el('em', {}, this.item.targets[state.not].label), '?']));
+    this.film.take(state.method);
+    this.answers.take(state.target);
+    this.look.take(state, map, opacity);
+    this.why.take(state);
+    this.evidence.take(state);
+    this.again.take(state);
+    this.tables();
+    this.describe(label);
+    await this.mark();
+    this.read();
+    this.small();
+    this.keep(state);
+  }
+
+  async drawOther(look) {
+    const { state, stage } = this;
+    const names = [this.item.methods[state.method].name];
+    if (state.compare === 'none' || state.cover !== null) {
+      stage.compare(null);
+      return;
+    }
+    if (state.compare === 'photo') {
+      stage.back.showPhoto();
+      names.push('the photo');
+    } else {
+      const [, t, m] = state.compare.split(':').map(Number);
+      const other = await this.map(t, m);
+      stage.back.showMap(other, { ...look, opacity: (state.opacity ?? usualOpacity(state.view, other.kind)) / 100 });
+      names.push(t === state.target ? this.item.methods[m].name : `${this.item.methods[m].name}, ${this.item.targets[t].label}`);
+    }
+    stage.compare(state.wipe / 100, ...names);
+  }
+
+  tables() {
+    const { item, state } = this;
+    const key = `${state.target}/${state.method}`;
+    if (this.tabled === key) return;
+    this.tabled = key;
+    this.below.replaceChildren(...[aboutMap(item, state), verdicts(item, state), allMethods(item, state)].filter(Boolean));
+  }
+
+  async mark() {
+    let { place } = this.item.targets[this.state.target];
+    if (place && place.mask) {
+      this.place ??= new Map();
+      if (!this.place.has(place)) {
+        const mask = await unpackedPlane(place.mask);
+        this.place.set(place, { outline: outline(mask.values, mask.width, mask.height, 0.5) });
+      }
+      place = this.place.get(place);
+    }
+    this.marked = place;
+    this.stage.drawMarks(place, this.state.region);
+  }
+
+  describe(label) {
+    const { state, now } = this;
+    const method = this.item.methods[state.method].name;
+    const thirds = ['left', 'middle', 'right'];
+    const rows = ['top', 'middle', 'bottom'];
+    let [best, where] = [-1, ''];
+    for (let v = 0; v < 3; v++) {
+      for (let u = 0; u < 3; u++) {
+        const share = now.within([u / 3, v / 3, (u + 1) / 3, (v + 1) / 3]).for;
+        if (share > best) [best, where] = [share, u === 1 && v === 1 ? 'in the middle' : `at the ${rows[v]} ${thirds[u]}`];
+      }
+    }
+    this.stage.element.setAttribute('aria-label',
+      `${this.item.name} with the map of ${method} for ${label}: most of the evidence, ${percent(best)}, lies ${where} of what the model saw. Arrow keys read values, with Shift they draw a region, Escape ends it.`);
+  }
+
+  read() {
+    const { point, now, state } = this;
+    this.stage.drawMarks(this.marked ?? null, state.region);
+    this.readRegion();
+    if (!now) return;
+    if (!point) {
+      this.reading.textContent = 'Point at the photo to read values; drag to measure a region.';
+      return;
+    }
+    const [u, v] = point;
+    if (u < 0 || v < 0 || u > 1 || v > 1) {
+      this.reading.textContent = 'The model did not see this part of the photo.';
+      return;
+    }
+    const [left, top, right, bottom] = this.item.box;
+    const [x, y] = [Math.round(left + u * (right - left)), Math.round(top + v * (bottom - top))];
+    const { share, value } = now.at(u, v);
+    this.reading.textContent = `At ${x}, ${y}: ${percent(Math.abs(share))} of the largest value (${figure(value)})${share < 0 ? ', against' : ''}`;
+  }
+
+  readRegion() {
+    const { region } = this.state;
+    if (!region || !this.now) {
+      this.regionWords.textContent = '';
+      return;
+    }
+    const label = this.item.targets[this.state.target].label;
+    const found = this.now.within(region);
+    const [u0, v0, u1, v1] = region;
+    const words = `${percent(found.for)} of the evidence for ${label} is in here, on ${percent((u1 - u0) * (v1 - v0))} of what the model saw`;
+    const text = found.against === null ? `${words}.` : `${words}; and ${percent(found.against)} of what speaks against it.`;
+    if (this.regionWords.textContent !== text) this.regionWords.textContent = text;
+  }
+
+  small() {
+    const { target } = this.state;
+    if (this.smallOf === target) return;
+    this.smallOf = target;
+    const begin = window.requestIdleCallback ?? ((work) => setTimeout(work, 30));
+    begin(() => this.film.draw(this.stage.front.photo, (method) => this.map(target, method)));
+  }
+
+  pencilPressed() {
+    const pressed = this.pencil.getAttribute('aria-pressed') !== 'true';
+    this.pencil.setAttribute('aria-pressed', String(pressed));
+    this.stage.drawing = pressed;
+    this.stage.element.classList.toggle('drawing', pressed);
+  }
+
+  // What is on the stage, as a file.
+  picture() {
+    const { stage, state, now, item } = this;
+    const image = stage.front.photo;
+    const canvas = el('canvas', {});
+    canvas.width = image.naturalWidth;
+    canvas.height = image.naturalHeight;
+    const context = canvas.getContext('2d');
+    context.drawImage(image, 0, 0);
+    const base = stage.front.element.dataset.base;
+    if (base !== 'color') {
+      context.globalCompositeOperation = 'saturation';
+      context.fillStyle = '#808080';
+      context.fillRect(0, 0, canvas.width, canvas.height);
+      context.globalCompositeOperation = 'source-over';
+    }
+    if (base === 'pale') {
+      context.fillStyle = 'rgb(255 255 255 / 60%)';
+      context.fillRect(0, 0, canvas.width, canvas.height);
+    }
+    const scale = canvas.width / item.size[0];
+    const [left, top, right, bottom] = item.box.map((edge) => edge * scale);
+    const layer = state.cover === null ? stage.front.canvas : stage.front.cover;
+    context.globalAlpha = state.cover === null ? Number(stage.front.canvas.style.opacity || 1) : 1;
+    if (!layer.hidden) context.drawImage(layer, left, top, right - left, bottom - top);
+    context.globalAlpha = 1;
+    if (state.view === 'contour' && state.cover === null) drawLines(context, stage.front.lines, [left, top, right, bottom], now);
+    canvas.toBlob((blob) => {
+      const link = el('a', { href: URL.createObjectURL(blob), download: `${item.name.replace(/\.[^.]*$/, '')}-${item.methods[state.method].name}.png` });
+      link.click();
+      setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+    });
+  }
+
+  key(event) {
+    if (event.altKey || event.ctrlKey || event.metaKey || !settings.keys) return;
+    if (event.target.matches('input[type=text], input[type=search], select, textarea')) return;
+    const { item, state } = this;
+    const next = (value, count, back) => (value + (back ? count - 1 : 1)) % count;
+    const back = event.shiftKey;
+    const layers = item.maps[state.target][state.method].layers.length + 1;
+    const does = {
+      m: () => ({ method: next(state.method, item.methods.length, back), layer: 0, cover: null }),
+      t: () => ({ target: next(state.target, item.targets.length, back), not: null, cover: null }),
+      l: () => ({ layer: next(state.layer, layers, back), cover: null }),
+      v: () => ({ view: VIEWS[next(VIEWS.findIndex(([view]) => view === state.view), VIEWS.length, back)][0], opacity: null, cover: null }),
+      w: () => ({ compare: state.compare === 'none' ? 'photo' : 'none', cover: null }),
+      c: () => ({ cover: state.cover === null ? 20 : null }),
+    }[event.key.toLowerCase()];
+    if (!does) return;
+    event.preventDefault();
+    this.change(does());
+  }
+}
+
+function drawLines(context, lines, [left, top, right, bottom]) {
+  context.save();
+  context.translate(left, top);
+  context.scale(right - left, bottom - top);
+  for (const path of lines.children) {
+    context.lineWidth = (path.classList.contains('wide') ? 5 : 2.5) / (right - left);
+    context.strokeStyle = path.getAttribute('stroke') ?? '#18181c';
+    context.stroke(new Path2D(path.getAttribute('d')));
+  }
+  context.restore();
+}

@@ -1,0 +1,352 @@
+"""The report as a file: what is in it is right, nothing in it is markup, and it asks for nothing from elsewhere."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import io
+import json
+import re
+import zlib
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import explain
+from explain import report
+from explain.cli import main
+from explain.errors import ExplainError, MetricError, OutputError
+from explain.methods import LRP, GradCAM, IntegratedGradients, Smooth
+from explain.metrics import Deletion, Insertion
+from explain.report.again import again
+from explain.report.item import Detail, item
+from explain.report.page import page
+from explain.report.planes import plane
+from explain.targets import Detection, Segmentation
+from tests.report.conftest import HOSTILE, LABELS, photo
+
+
+class Read(HTMLParser):
+    """The elements of a page, and what its blocks of data hold, read by Python's own parser."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.texts: dict[str, str] = {}
+        self.data: dict[str, Any] = {}
+        self._id: str | None = None
+        self._inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        self._inside = tag
+        self._id = dict(attrs).get("id") if tag == "script" else None
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "script" and self._id:
+            self.data[self._id] = json.loads(data)
+        elif self._inside in ("script", "style", "title"):
+            self.texts[self._inside] = self.texts.get(self._inside, "") + data
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside, self._id = "", None
+
+
+def unpacked(packed: dict[str, Any]) -> np.ndarray[Any, Any]:
+    """A map as the page reads it, written from what `plane` says of its form."""
+    kind = np.dtype(f"<{'i' if packed['signed'] else 'u'}{packed['bits'] // 8}")
+    steps = np.frombuffer(zlib.decompress(base64.b64decode(packed["data"])), kind.str.replace("i", "u"))
+    steps = steps.reshape(packed["height"], packed["width"])
+    if packed["filter"] == "left":
+        steps = np.cumsum(steps, axis=1, dtype=steps.dtype)
+    shares = steps.view(kind) / np.iinfo(kind).max
+    return packed["scale"] * (shares if packed["bits"] == 16 else np.sign(shares) * shares**2)
+
+
+@pytest.mark.parametrize("size", [(7, 7), (1, 1), (3, 200), (80, 90)])
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("smooth", [False, True])
+def test_maps_survive_their_packing(size: tuple[int, int], signed: bool, smooth: bool) -> None:
+    values = np.random.default_rng(1).normal(size=size).astype(np.float32)
+    values = np.cumsum(values, axis=1) if smooth else values
+    values = values if signed else np.abs(values)
+    packed = plane(values)
+    assert (packed["width"], packed["height"]) == size[::-1]
+    peak = np.abs(values).max()
+    off = np.abs(unpacked(packed) - values)
+    if packed["bits"] == 16:
+        assert off.max() <= peak / 2**15
+    else:  # a step near v is 2 * sqrt(v) / 127 wide, of the peak
+        step = 2 * np.sqrt(np.abs(values) / peak) / (127 if signed else 255) + 1 / 127**2
+        assert (off <= step * peak * 0.51).all()
+
+
+def test_maps_of_zeros_and_of_numbers_that_are_none_are_packed_too() -> None:
+    assert not unpacked(plane(np.zeros((4, 5), np.float32))).any()
+    assert np.isfinite(unpacked(plane(np.array([[np.nan, np.inf, 1.0]])))).all()
+
+
+def test_a_page_has_the_maps_and_answers_of_its_explanation(explanation: Any) -> None:
+    found = Read(explanation.to_html(steps=4)).data
+    short, full = found["index"]["photos"][0], found["item-0"]
+    assert short["label"] == full["predictions"][0][0] == explain.errors.printable(explanation.predictions[0][0])
+    assert full["targets"][0]["label"] == "tabby cat"
+    assert full["targets"][1]["probability"] == pytest.approx(float(explanation.probabilities[1]))
+    assert [method["name"] for method in full["methods"]] == explanation.methods
+    for target, result in enumerate(explanation.results):
+        for number, attribution in enumerate(result.values()):
+            values = attribution.values[0]
+            values = (values.sum(0) if values.ndim == 3 else values).numpy()
+            one = full["maps"][target][number]
+            assert np.abs(unpacked(one["plane"]) - values).max() <= np.abs(values).max() / 100
+            assert one["score"] == pytest.approx(float(attribution.score[0]))
+            layers = {each["layer"]: unpacked(each["plane"]) for each in one["layers"]}
+            assert set(layers) == set(attribution.maps)
+            for name, each in attribution.maps.items():
+                assert np.abs(layers[name] - each[0].numpy()).max() <= each.abs().max() / 2**15
+    assert full["box"] == pytest.approx([18.0, 3.0, 72.0, 57.0])
+    assert full["zero"] == [64, 128, 128]  # the preprocessing's mean, which is what deletion covers with
+    assert full["records"][1][2] == json.loads(json.dumps(explanation.record("inputxgradient", 1)))
+    shown = Image.open(io.BytesIO(base64.b64decode(full["photo"].split(",")[1])))
+    assert shown.size == explanation.photo.size
+    assert np.abs(np.asarray(shown).astype(int) - np.asarray(explanation.photo)).mean() < 8
+
+
+def test_the_curves_are_those_of_the_metrics(explanation: Any, explainer: explain.Explainer) -> None:
+    full = item(explanation, Detail(steps=4))
+    x = explainer.as_input(explanation.photo)
+    for target, result in enumerate(explanation.results):
+        table = explain.evaluate(
+            explainer.model, x, dict(result), [Deletion(steps=4), Insertion(steps=4)], target=target
+        )
+        for number, name in enumerate(result):
+            curve = full["maps"][target][number]["curve"]
+            for metric in ("deletion", "insertion"):
+                at, values = table.curve(name, metric)
+                assert curve["at"] == at.tolist()
+                assert curve[metric] == pytest.approx(values[0].tolist(), abs=1e-5)
+                assert curve["areas"][metric] == pytest.approx(float(table[name][metric]), abs=1e-5)
+
+
+def test_no_more_than_eight_maps_have_curves_and_a_copy_has_none(explainer: explain.Explainer) -> None:
+    found = explainer(photo(), ["gradcam", "saliency", "layercam", "hirescam", "inputxgradient"], [0, 1])
+    maps = item(found, Detail(steps=2))["maps"]
+    assert [[one["curve"] is not None for one in row] for row in maps] == [[True] * 5, [True] * 3 + [False] * 2]
+    import copy
+
+    alone = copy.copy(found)
+    assert alone.explainer is None
+    full = Read(alone.to_html()).data["item-0"]
+    assert not any(one["curve"] for row in full["maps"] for one in row)
+    assert {method["passes"] for method in full["methods"]} == {None}
+
+
+def test_the_costs_are_those_of_the_plan(explainer: explain.Explainer) -> None:
+    found = explainer(photo(), ["gradcam", IntegratedGradients(steps=3)], 0)
+    cost = [method["passes"] for method in item(found, Detail())["methods"]]
+    x = explainer.as_input(found.photo)
+    assert cost == [
+        explain.plan(explainer.model, x, method).cost() for method in ("gradcam", IntegratedGradients(steps=3))
+    ]
+
+
+@pytest.mark.parametrize("text", ["page", "sheet", "widget"])
+def test_nothing_in_a_page_becomes_markup(text: str, explanation: Any) -> None:
+    """The page has the elements that a harmless one has, and the names arrive as the texts that they are."""
+    if text == "page":
+        written = explanation.to_html(steps=0)
+    elif text == "sheet":
+        written = report.sheet_html([explanation, explanation], title=HOSTILE, truth=[HOSTILE, None])
+    else:
+        found = Read(explanation._repr_html_())
+        assert found.tags == ["div", "div", "img", "iframe"]
+        written = dict(found.attributes)["srcdoc"] or ""
+    found = Read(written)
+    outside = [tag for tag in found.tags if tag not in ("tr", "td", "th")]
+    blocks = 1 + (2 if text == "sheet" else 1)
+    assert outside == [
+        "html", "head", "meta", "meta", "meta", "meta", "title", "link", "style", "body", "div", "div", "h1", "p",
+        "table", "thead", "tbody", *["script"] * (blocks + 1),
+    ]  # fmt: skip
+    assert not any(name.startswith("on") for name, _ in found.attributes)
+    labels = [target["label"] for target in found.data["item-0"]["targets"]]
+    assert labels == [explain.errors.printable(label) for label in LABELS[:2]]
+    assert found.data["item-0"]["name"] == '"><img src=x>.png'
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", written)
+    assert "src=" not in re.sub(r"<script.*?</script>", "", written, flags=re.DOTALL).replace("&lt;img src=x", "")
+
+
+def test_a_page_forbids_all_but_its_own_script_and_style(explanation: Any) -> None:
+    found = Read(explanation.to_html(steps=0))
+    policy = dict(part.strip().split(" ", 1) for part in _policy(found).split(";"))
+    assert policy.pop("default-src") == policy.pop("base-uri") == policy.pop("form-action") == "'none'"
+    assert policy.pop("img-src") == "data: blob:"
+    for name in ("style", "script"):
+        digest = base64.b64encode(hashlib.sha256(found.texts[name].encode()).digest()).decode()
+        assert policy.pop(f"{name}-src") == f"'sha256-{digest}'"
+    assert not policy
+
+
+def _policy(found: Read) -> str:
+    return next(value for name, value in found.attributes if name == "content" and value and "default-src" in value)
+
+
+def test_data_cannot_end_its_block_or_fill_another_place() -> None:
+    found = Read(page({"photos": [{"name": "</script><b>{{script}}"}]}, [], title="{{data}}"))
+    assert found.data["index"]["photos"][0]["name"] == "</script><b>{{script}}"
+    assert found.texts["title"] == "{{data}}"
+    assert "b" not in found.tags
+
+
+def test_a_page_is_written_whole_and_replaces_nothing_unasked(explanation: Any, tmp_path: Path) -> None:
+    place = explanation.to_html(tmp_path / "new" / "cat.html", steps=0)
+    assert place == tmp_path / "new" / "cat.html"
+    assert place.read_text("utf-8") == explanation.to_html(steps=0)
+    with pytest.raises(OutputError, match=r"exists already; choose another folder, or pass overwrite=True"):
+        explanation.to_html(place, steps=0)
+    assert explanation.to_html(place, steps=0, overwrite=True) == place
+
+
+@pytest.fixture
+def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Curves in two steps, which take less time than the usual ones."""
+    monkeypatch.setattr(report, "STEPS", 2)
+
+
+@pytest.mark.usefixtures("few_steps")
+def test_the_command_makes_the_same_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a page says to type is typed, and gives the same values; its Python too."""
+    import shlex
+
+    place = tmp_path / "-a b.png"
+    photo().save(place)
+    made = explain.Explainer("tiny", crop="whole")(
+        place, ["gradcam", "integratedgradients(steps=3, baseline=blur)", Smooth(GradCAM(), samples=2)], [281 % 200, 3]
+    )
+    found = again(made)
+    assert found.command is not None
+    words = shlex.split(found.command)
+    assert words[0] == "explain"
+    assert main([*words[1:], "-o", str(tmp_path / "out")]) == 0
+    told = capsys.readouterr().out
+    assert "-a-b.html" in told or "a-b.html" in told
+    records = {path.name: json.loads(path.read_text()) for path in (tmp_path / "out").glob("*.json")}
+    digests = {record["values"]["sha256"] for record in records.values()}
+    wanted = {made.record(name, index)["values"]["sha256"] for name in made.methods for index in range(2)}
+    assert digests == wanted
+    names: dict[str, Any] = {}
+    exec(found.python.rsplit("\n", 1)[0], names)
+    repeated = names["explanation"]
+    assert {repeated.record(n, i)["values"]["sha256"] for n in repeated.methods for i in range(2)} == wanted
+
+
+def test_what_was_the_callers_own_is_said(explanation: Any, explainer: explain.Explainer) -> None:
+    found = again(explanation)
+    assert found.command is None
+    assert "the model was your own" in found.why
+    assert "model = ...  # your Small" in found.python
+    assert "preprocess = ..." in found.python
+    assert "layer=['first', 'second']" in found.python
+    compile(found.python, "again", "exec")
+    box = again(explainer(photo(), LRP(composite="Epsilon"), 0))
+    assert "lrp(composite=" in box.python
+    assert "photo = ..." in box.python
+
+
+def test_boxes_and_regions_that_were_asked_for_are_marked(explainer: explain.Explainer) -> None:
+    from explain.record import asked
+    from explain.report.places import place
+
+    class Asked:
+        input_size, crops = (32, 64), ()
+
+        def __init__(self, target: Any) -> None:
+            self.question = type("Question", (), {"target": lambda _, index: asked(target)})()
+
+    found: Any = place(Asked(Detection(1, (16, 8, 48, 32))), 0)  # type: ignore[arg-type]
+    assert found == {"box": [0.25, 0.25, 0.75, 1.0]}
+    mask = torch.zeros(32, 64)
+    mask[:8, 8:] = 1
+    found = place(Asked(Segmentation(1, mask)), 0)  # type: ignore[arg-type]
+    assert (unpacked(found["mask"]) == mask.numpy()).all()
+    assert place(Asked(Detection(1)), 0) is None  # type: ignore[arg-type]
+    assert item(explainer(photo(), "gradcam", 0), Detail())["targets"][0]["place"] is None
+
+
+def test_a_sheet_knows_right_and_wrong_and_figures(explainer: explain.Explainer, tmp_path: Path) -> None:
+    found = explainer([photo(seed=seed) for seed in range(3)], ["gradcam", "saliency"])
+    best = [each.predictions[0][0] for each in found]
+    classes: list[Any] = [LABELS.index(best[0]), "tabby cat" if best[1] != "tabby cat" else "{{data}}", None]
+    place = report.sheet(found, tmp_path / "sheet.html", truth=classes, metrics=["sparseness"])
+    data = Read(place.read_text("utf-8")).data
+    photos = data["index"]["photos"]
+    assert [each.get("right") for each in photos] == [True, False, None]
+    table = explain.evaluate(
+        explainer.model, explainer.as_input(found[1].photo), dict(found[1].attributions), "sparseness"
+    )
+    assert photos[1]["figures"]["saliency"]["sparseness"] == pytest.approx(float(table["saliency"]["sparseness"]))
+    assert data["item-1"]["maps"][0][1]["figures"] == photos[1]["figures"]["saliency"]
+    with pytest.raises(ExplainError, match=r"truth must hold a class for each of the 3 photos, got 1"):
+        report.sheet_html(found, truth=[0])
+    with pytest.raises(ExplainError, match=r"explanations must hold at least one explanation, got none"):
+        report.sheet_html([])
+    import copy
+
+    with pytest.raises(MetricError, match=r"metrics need an explanation with its explainer and one crop"):
+        report.sheet_html([copy.copy(found[0])], metrics="sparseness")
+
+
+@pytest.mark.usefixtures("few_steps")
+def test_the_command_line_writes_a_page_for_each_photo_and_one_for_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b"):
+        photo(seed=ord(name)).save(tmp_path / f"{name}.png")
+    out = str(tmp_path / "out")
+    words = [str(tmp_path / "a.png"), str(tmp_path / "b.png"), "--model", "tiny", "--html", "-o", out]
+    assert main([*words, "--metric", "sparseness"]) == 0
+    assert "contact-sheet.html, a page with all of them" in capsys.readouterr().out
+    one = Read((tmp_path / "out" / "a.html").read_text("utf-8")).data["item-0"]
+    assert one["maps"][0][0]["curve"]["at"][-1] == 1
+    assert one["maps"][0][0]["figures"].keys() == {"sparseness"}
+    sheet = Read((tmp_path / "out" / "contact-sheet.html").read_text("utf-8")).data
+    assert [each["name"] for each in sheet["index"]["photos"]] == ["a.png", "b.png"]
+    assert main([*words, "--skip-existing"]) == 2
+    assert "--html and --skip-existing cannot both be given" in capsys.readouterr().err
+    assert main([words[0], "--model", "tiny", "--html", "-o", str(tmp_path / "single"), "--json"]) == 0
+    files = json.loads(capsys.readouterr().out)["results"][0]["files"]
+    assert [Path(file).name for file in files] == ["a-gradcam.png", "a-gradcam.npy", "a-gradcam.json", "a.html"]
+
+
+def test_what_a_notebook_shows_runs_no_model_and_is_small(explanation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("the model was run")
+
+    monkeypatch.setattr(type(explanation.explainer.model), "forward", refuse)
+    frame = explanation._repr_html_()
+    assert frame.isascii()
+    assert len(re.sub(r"<img [^<>]+>", "", frame)) < 220_000
+    assert html.unescape(frame).count("<iframe") == 1
+
+
+def test_a_page_as_long_as_it_may_be(tmp_path: Path) -> None:
+    """Eight methods, three targets, a photo of 1000 pixels: at most 1.5 MB, with the noise that packs worst."""
+    values = np.abs(np.random.default_rng(0).normal(size=(224, 224)))
+    pixels = len(plane(values)["data"])
+    layers = len(plane(values[:7, :7])["data"])
+    about = photo(1000, 750)
+    noise = np.random.default_rng(0).normal(0, 12, (750, 1000, 3))
+    grainy = Image.fromarray(np.clip(np.asarray(about) + noise, 0, 255).astype(np.uint8))
+    from explain.report.item import _photo
+
+    assert len(page({"photos": []}, [], title="")) < 130_000
+    assert len(_photo(grainy, 1280)) + 3 * (4 * pixels + 4 * layers) < 1_370_000
