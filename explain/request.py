@@ -45,6 +45,7 @@ from explain.methods import (
     Method,
     MethodLike,
     Movable,
+    OneInput,
     Outcome,
     Promising,
     Ranking,
@@ -138,6 +139,7 @@ class Request:
         chosen = _within(_by_name(methods), settings.budget)
         if layers is not None:
             chosen = {name: m.in_layer() if isinstance(m, Movable) else m for name, m in chosen.items()}
+        _must_take_them(chosen, inputs)
         return cls(model, inputs, chosen, wanted, settings, layers)
 
     def answered(self) -> list[dict[str, Attribution]]:
@@ -250,6 +252,16 @@ def _by_name(methods: MethodLike | Iterable[MethodLike]) -> dict[str, Method]:
     if not chosen:
         raise MethodError("methods must name at least one method, got none; see explain.list_methods()")
     return chosen
+
+
+def _must_take_them(methods: Mapping[str, Method], inputs: Inputs) -> None:
+    """Refuse several explained inputs for a method that takes one."""
+    alone = [name for name, method in methods.items() if isinstance(method, OneInput)]
+    if alone and len(inputs.paths) > 1:
+        raise MethodError(
+            f"method {alone[0]} must explain one input, got {', '.join(map(dotted, inputs.paths))}; name one of them "
+            "in explain.Inputs(..., explained=...), or take integratedgradients"
+        )
 
 
 def _within(methods: dict[str, Method], budget: Mapping[str, float]) -> dict[str, Method]:

@@ -26,9 +26,9 @@ from explain.errors import ExplainError, ExplainWarning, LayerError, ModelError
 from explain.hooks import HookGroup
 from explain.methods import GradCAM, get_method
 from tests import interruptions
-from tests.conftest import COVERING, TinyNet, settled, snapshot
+from tests.conftest import ATTENDING, COVERING, TinyNet, settled, snapshot
 
-METHODS = [name for name in explain.list_methods() if name not in ("legrad", "rollout") and name not in COVERING]
+METHODS = [name for name in explain.list_methods() if name not in ATTENDING | COVERING]
 
 
 def test_data_parallel_is_looked_into(net: TinyNet, x: torch.Tensor) -> None:

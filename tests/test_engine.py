@@ -33,10 +33,9 @@ from explain.engine import (
 from explain.errors import ExplainError, ExplainWarning, ImageError, LayerError, MethodError, ModelError, TargetError
 from explain.methods import AblationCAM, GradCAM, ShapleyCAM, get_method, uses_layer
 from explain.targets import ClassTarget, ScoreTarget, TopClass
-from tests.conftest import COVERING, TinyNet, settled, snapshot
+from tests.conftest import ATTENDING, COVERING, TinyNet, settled, snapshot
 
-TRANSFORMER = ["legrad", "rollout"]
-METHODS = [name for name in explain.list_methods() if name not in TRANSFORMER and name not in COVERING]
+METHODS = [name for name in explain.list_methods() if name not in ATTENDING | COVERING]
 ANYWHERE = [name for name in METHODS if name != "cam"]  # at any layer
 RERUNNING = {
     name
@@ -491,7 +490,7 @@ class TestTransformers:
         model = torchvision.models.VisionTransformer(12, 4, 2, 2, 8, 12, num_classes=5)
         return settled(model).double().train()
 
-    @pytest.mark.parametrize("method", TRANSFORMER)
+    @pytest.mark.parametrize("method", sorted(ATTENDING - COVERING))
     @pytest.mark.parametrize("frozen", [False, True])
     def test_model_and_caller_are_left_as_found(self, method: str, frozen: bool, vit: nn.Module) -> None:
         vit.requires_grad_(not frozen)
@@ -552,7 +551,7 @@ def test_ablations_fan_out_at_the_layer_where_the_network_lets_them(net: TinyNet
         torch.testing.assert_close(found[i : i + 1], alone, rtol=1e-10, atol=1e-13)
 
 
-@pytest.mark.parametrize("method", sorted(RERUNNING - {"deeplift"}))  # one row for each image
+@pytest.mark.parametrize("method", sorted(RERUNNING - {"deeplift", "deepliftshap"}))  # one row for each image
 def test_the_size_of_the_pieces_makes_no_difference_and_progress_is_told(
     method: str, net: TinyNet, x: torch.Tensor
 ) -> None:

@@ -355,7 +355,8 @@ ON_TENSORS: dict[str, Mistake] = {
     "a baseline that is none": (
         lambda x: IntegratedGradients(baseline="black"),  # type: ignore[arg-type]
         MethodError,
-        "baseline of integratedgradients must be a number, a tensor (C, H, W), 'mean' or 'blur', got 'black'; 0 is "
+        "baseline of integratedgradients must be a number, a tensor (C, H, W) or one of mean, blur, "
+        "least, most, got 'black'; 0 is "
         "usual",
     ),
     "a baseline of another size": (

@@ -40,7 +40,7 @@ def test_every_method_is_exact_on_many_random_networks(case: Case) -> None:
     check_some(case)
 
 
-BY_THEIR_SUM = {"deeplift", "gradientshap"}
+BY_THEIR_SUM = {"deeplift", "deepliftshap", "gradientshap", "expectedgradients"}
 
 
 def test_every_method_is_drawn() -> None:

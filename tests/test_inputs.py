@@ -17,9 +17,9 @@ import explain
 from explain.errors import ExplainWarning, ImageError, LayerError, ModelError
 from explain.inputs import Inputs, as_inputs
 from explain.layers import calls, default_layer, list_layers, stage_layers
-from tests.conftest import COVERING, settled, snapshot
+from tests.conftest import ATTENDING, COVERING, settled, snapshot
 
-METHODS = sorted(set(explain.list_methods()) - COVERING - {"cam", "legrad", "rollout"})
+METHODS = sorted(set(explain.list_methods()) - COVERING - ATTENDING - {"cam"})
 
 
 class Siamese(nn.Module):

@@ -16,10 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import explain
 from explain.engine import Attributions, BlockAttention, Scores
 from explain.methods import AblationCAM, Augmented, IntegratedGradients, Smooth, get_method
-from tests.conftest import COVERING, TinyNet, settled
+from tests.conftest import ATTENDING, COVERING, TinyNet, settled
 
-TRANSFORMER = ["legrad", "rollout"]
-METHODS = [name for name in explain.list_methods() if name not in TRANSFORMER and name not in COVERING]
+METHODS = [name for name in explain.list_methods() if name not in ATTENDING | COVERING]
 RERUNNING = [n for n in METHODS if any(isinstance(need, (Scores, Attributions)) for need in get_method(n).needs)]
 ONE_PASS = [name for name in METHODS if name not in RERUNNING]
 X = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

@@ -14,10 +14,10 @@ from torchvision.models.video.mvit import MSBlockConfig, MViT
 import explain
 from explain.layers import default_layer
 from explain.methods import Augmented, GradCAM, IntegratedGradients, Saliency, Smooth
-from tests.conftest import COVERING, settled, snapshot
+from tests.conftest import ATTENDING, COVERING, settled, snapshot
 
 FRAMES = 3
-METHODS = sorted(set(explain.list_methods()) - COVERING - {"legrad", "rollout"})
+METHODS = sorted(set(explain.list_methods()) - COVERING - ATTENDING)
 NOISY = {"sscam", "smoothgrad", "smoothgrad2", "vargrad", "smoothgradcam++"}  # noise differs from frame to frame
 PLAIN = ["gradcam", "layercam", "saliency", "guidedbackprop", IntegratedGradients(steps=2)]
 

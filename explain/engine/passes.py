@@ -133,6 +133,7 @@ class _Passes:
         self, model: nn.Module, inputs: Inputs, plan: Plan, work: Work, precision: Precision, cut: bool
     ) -> None:
         self.plan, self.cut, self.footprint = plan, cut and not plan.whole, Footprint()
+        self._precision = precision
         by_kind: dict[type[Need[Any]], list[Ask]] = {}
         for ask in plan.answered_at_once:
             by_kind.setdefault(type(ask.need), []).append(ask)
@@ -161,8 +162,8 @@ class _Passes:
             self._marks = Marks()
             for layer in {split_call(b.concept.layer, model)[0] for b in plan.backwards if b.concept is not None}:
                 self._marks.watch(group, layer)
-            references = {b.reference: None for b in plan.backwards if b.reference is not None}
-            compared = stack.enter_context(StepRecorder(model, beside, values=True)) if references else None
+            comparing = any(b.reference is not None for b in plan.backwards)
+            compared = stack.enter_context(StepRecorder(model, beside, values=True)) if comparing else None
             composites = any(b.composite is not None for b in plan.backwards)
             # After the other, to see what a normalisation is given as it was made.
             steps = stack.enter_context(StepRecorder(model, beside)) if composites else None
@@ -180,8 +181,6 @@ class _Passes:
             model, inputs, sources, grids_of(model, inputs), layers, watched, output, graph_is_on, operations,
             () if steps is None else steps.steps, None if compared is None else Compared(compared.steps),
         )  # fmt: skip
-        for reference in references:
-            self._run_reference(reference, precision)
         for layer in (*plan.layers, *plan.watched):
             self.forward.record(layer)  # each exists, before any backward pass
 
@@ -202,6 +201,8 @@ class _Passes:
                     choice.found[ask] = collector.answer(self.forward, choice, ask, ())
         for i, backward in enumerate(self.plan.backwards):
             self._back(backward, choice, keep=not last or i < len(self.plan.backwards) - 1)
+            if last and backward.reference is not None and self.forward.compared is not None:
+                self.forward.compared.of_reference.pop(backward.reference)  # of many, one is in memory at a time
 
     def _back(self, backward: Backward, choice: Choice, *, keep: bool) -> None:
         """Run one backward pass to all that asks for it."""
@@ -226,13 +227,13 @@ class _Passes:
                 mine = [next(gradients) for _ in sources[ask]]
                 choice.found[ask] = self._collectors[type(ask.need)].answer(self.forward, choice, ask, mine)
 
-    def _run_reference(self, reference: Reference, precision: Precision) -> None:
+    def _run_reference(self, reference: Reference) -> None:
         """Run the model on what the photo is compared with."""
         inputs, compared = self.forward.inputs, self.forward.compared
         assert compared is not None
         made = {path: reference.of(inputs.tensor(path)).clone().requires_grad_() for path in inputs.paths}
         recorder = StepRecorder(self.forward.model, inputs.beside, values=True)
-        with recording(True), autocast(inputs.x, precision), recorder:
+        with recording(True), autocast(inputs.x, self._precision), recorder:
             inputs.replaced(made).call(self.forward.model)
         compared.of_reference[reference] = recorder.steps
 
@@ -240,6 +241,8 @@ class _Passes:
         """Make the backward pass that follows hand back differences from a reference."""
         compared = self.forward.compared
         assert compared is not None
+        if reference not in compared.of_reference:
+            self._run_reference(reference)
         others = compared.of_reference[reference]
         return hand_back(group, choice.total, compared.steps, others, self.forward.count)
 

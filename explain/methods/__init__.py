@@ -9,6 +9,9 @@
     perturbation   scores of masked inputs, and of feature maps taken away
     sampling       any method averaged over noise, flips and scales
     path           gradients added up from a baseline to the photo
+    blurred        gradients added up while a blurred photo becomes sharp
+    guided         gradients added up along a path that the network lays
+    idgi           changes of the score along a path, shared out by the gradient
     relevance      what inputs and biases add to the score
     lrp            relevance handed back from the score to the input
     deeplift       differences from a baseline, handed back
@@ -31,7 +34,8 @@
     extremal       the best smooth mask of a given area
     clusters       rows of numbers that are alike, put together
     tokens         masks from a transformer's own tokens
-    sources_of_masks  papers of these
+    sources_of_masks, sources_of_paths
+                   papers of some of these
     registry       names
 
 To add one, write a class that satisfies `Method`, and `register` it; nothing else needs to know.
@@ -50,6 +54,7 @@ from explain.methods.base import (
     ManyLayers,
     Method,
     Movable,
+    OneInput,
     Outcome,
     Promising,
     Ranking,
@@ -57,6 +62,7 @@ from explain.methods.base import (
     options,
     uses_layer,
 )
+from explain.methods.blurred import BlurIntegratedGradients
 from explain.methods.cam import (
     CAM,
     ElementWiseCAM,
@@ -69,12 +75,14 @@ from explain.methods.cam import (
     XGradCAM,
 )
 from explain.methods.composed import FinerCAM, RefineCAM
-from explain.methods.deeplift import DeepLIFT
+from explain.methods.deeplift import DeepLIFT, DeepLIFTSHAP
 from explain.methods.dependence import HSIC, Sobol
 from explain.methods.detection import DRISE
-from explain.methods.expected import GradientSHAP
+from explain.methods.expected import ExpectedGradients, GradientSHAP
 from explain.methods.extremal import ExtremalPerturbation
 from explain.methods.families import FAMILIES, control, family
+from explain.methods.guided import GuidedIntegratedGradients
+from explain.methods.idgi import IDGI
 from explain.methods.lrp import LRP
 from explain.methods.masking import RISE, Occlusion
 from explain.methods.partition import PartitionSHAP
@@ -96,7 +104,8 @@ _METHODS: list[Method] = [
     EigenCAM(), EigenGradCAM(), KPCACAM(), FEM(), ShapleyCAM(), FinerCAM(), RefineCAM(), RandomCAM(),
     ScoreCAM(), SSCAM(), ISCAM(), AblationCAM(), FullGrad(), LeGrad(), AttentionRollout(),
     Saliency(), InputXGradient(), GuidedBackprop(), Deconvnet(), GuidedGradCAM(), IntegratedGradients(),
-    LRP(), LRP("AttnLRP"), DeepLIFT(), GradientSHAP(),
+    BlurIntegratedGradients(), GuidedIntegratedGradients(), IDGI(), GradientSHAP(), ExpectedGradients(),
+    LRP(), LRP("AttnLRP"), DeepLIFT(), DeepLIFTSHAP(),
     Smooth(), Smooth(statistic="square"), Smooth(statistic="variance"),
     Occlusion(), FeatureAblation(), RISE(), LIME(), KernelSHAP(), ShapleySampling(), PartitionSHAP(), Sobol(), HSIC(),
     FeaturePermutation(), DRISE(), ExtremalPerturbation(), ViTCX(), TIS(),
@@ -114,6 +123,7 @@ __all__ = [
     "FAMILIES",
     "FEM",
     "HSIC",
+    "IDGI",
     "ISCAM",
     "KPCACAM",
     "LIME",
@@ -124,15 +134,18 @@ __all__ = [
     "AblationCAM",
     "AttentionRollout",
     "Augmented",
+    "BlurIntegratedGradients",
     "Complete",
     "Control",
     "Deconvnet",
     "DeepLIFT",
+    "DeepLIFTSHAP",
     "Demanding",
     "EigenCAM",
     "EigenGradCAM",
     "ElementWiseCAM",
     "Estimated",
+    "ExpectedGradients",
     "ExtremalPerturbation",
     "FeatureAblation",
     "FeaturePermutation",
@@ -145,6 +158,7 @@ __all__ = [
     "GradientSHAP",
     "GuidedBackprop",
     "GuidedGradCAM",
+    "GuidedIntegratedGradients",
     "HiResCAM",
     "InputXGradient",
     "IntegratedGradients",
@@ -156,6 +170,7 @@ __all__ = [
     "MethodLike",
     "Movable",
     "Occlusion",
+    "OneInput",
     "Outcome",
     "PartitionSHAP",
     "Promising",

@@ -122,6 +122,13 @@ class Tried(Protocol):
 
 
 @runtime_checkable
+class OneInput(Protocol):
+    """A method that looks at one explained input, and cannot tell what several of them do together."""
+
+    one_input: ClassVar[bool]
+
+
+@runtime_checkable
 class Control(Protocol):
     """A method that explains nothing, for others to be compared with; ``control`` says what it does instead."""
 

@@ -7,14 +7,15 @@ from typing import Any, ClassVar
 
 import torch
 
-from explain.engine import Blank, Evidence, Multipliers, Need, Question, Scores
-from explain.errors import MethodError
+from explain.engine import Evidence, Multipliers, Need, Question, Scores
 from explain.layers import Grids
 from explain.methods import sources
 from explain.methods.base import Style
 from explain.methods.checks import check_options
-from explain.methods.path import PathStart
+from explain.methods.expected import mean_score, scores_of, several
+from explain.methods.path import PathStart, check_baseline, score_of
 from explain.methods.sources import Source
+from explain.methods.sources_of_masks import KERNELSHAP
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,22 @@ class Baseline:
         """The baseline of each input."""
         question = Question(inputs, inputs.new_zeros(len(inputs)), None, "", Grids(tuple(inputs.shape[2:])))
         return self.start.of(Evidence(question, None, {}))
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """One of several baselines, for all photos."""
+
+    baselines: torch.Tensor
+    index: int
+
+    def __str__(self) -> str:
+        return f"baseline {self.index + 1} of {len(self.baselines)}"
+
+    def of(self, inputs: torch.Tensor) -> torch.Tensor:
+        """The baseline, for each input."""
+        known = several(self.baselines, inputs[0], "deepliftshap")
+        return known[self.index].expand_as(inputs)
 
 
 @dataclass(frozen=True)
@@ -70,15 +87,11 @@ class DeepLIFT:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if isinstance(self.baseline, str) and self.baseline not in ("mean", "blur"):
-            raise MethodError(
-                f"baseline of {self.name} must be a number, a tensor (C, H, W), 'mean' or 'blur', got "
-                f"{self.baseline!r}; 0 is usual"
-            )
+        check_baseline(self.name, self.baseline)
 
     @property
     def _start(self) -> PathStart:
-        return PathStart(self.baseline)
+        return PathStart(self.baseline, self.name)
 
     @property
     def _multipliers(self) -> Multipliers:
@@ -86,9 +99,7 @@ class DeepLIFT:
 
     @property
     def _below(self) -> Scores:
-        """The score of the baseline; a blank photo is one that other methods ask about too."""
-        is_blank = isinstance(self.baseline, (int, float)) and self.baseline == 0
-        return Scores(Blank() if is_blank else self._start)
+        return score_of(self.baseline, self.name)
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
@@ -104,3 +115,68 @@ class DeepLIFT:
     def promised(self, evidence: Evidence) -> torch.Tensor:
         """The difference of the scores at the photo and at the baseline."""
         return evidence.score - evidence[self._below]
+
+
+@dataclass(frozen=True)
+class DeepLIFTSHAP:
+    r"""Share the difference of the score from the mean of several baselines' out, as DeepLIFT does against each.
+
+    The mean of `DeepLIFT` over the baselines, all of which are taken: nothing is drawn at random. The values add up to
+    the score minus the mean score of the baselines. The network is run once more for each of them, forward and back.
+
+    Args:
+        baselines: a tensor ``(B, C, H, W)``, such as some photos of the training data; or a value for every input,
+            which makes it `DeepLIFT`.
+
+    Returns:
+        ``(N, C, H, W)``, in units of the score; positive speaks for the target, negative against it.
+
+    Lundberg and Lee, "A Unified Approach to Interpreting Model Predictions", NeurIPS 2017 (Deep SHAP).
+
+    >>> import explain, torch
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4, 2))
+    >>> photos = torch.rand(5, 3, 4, 4)
+    >>> a = explain.attribute(model, photos[:2], DeepLIFTSHAP(photos[2:]), target=0)
+    >>> a.values.shape, bool((a.delta.abs() < 1e-5).all())
+    (torch.Size([2, 3, 4, 4]), True)
+    """
+
+    baselines: float | torch.Tensor = 0.0
+
+    name: ClassVar[str] = "deepliftshap"
+    about: ClassVar[str] = "difference of the score from several baselines', handed back"
+    paper: ClassVar[str] = "Lundberg and Lee, NeurIPS 2017"
+    source: ClassVar[Source] = KERNELSHAP
+    style: ClassVar[Style] = "signed"
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    @property
+    def _references(self) -> list[OneOf | Baseline]:
+        if not isinstance(self.baselines, torch.Tensor):
+            return [Baseline(PathStart(self.baselines, self.name))]
+        return [OneOf(self.baselines, index) for index in range(len(self.baselines))]
+
+    @property
+    def _below(self) -> Scores:
+        return scores_of(self.baselines, self.name)
+
+    @property
+    def needs(self) -> frozenset[Need[Any]]:
+        return frozenset({self._below, *map(Multipliers, self._references)})
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        x, references = evidence.inputs, self._references
+        return sum((evidence[Multipliers(r)] * (x - r.of(x)) for r in references), torch.zeros_like(x)) / len(
+            references
+        )
+
+    def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor:
+        """By how much the values miss the score minus the mean score of the baselines."""
+        return values.flatten(1).sum(1) - self.promised(evidence)
+
+    def promised(self, evidence: Evidence) -> torch.Tensor:
+        """The score minus the mean score of the baselines."""
+        return evidence.score - mean_score(evidence[self._below], evidence)

@@ -1,18 +1,23 @@
-"""Gradients at random places between the photo and baselines, multiplied with the difference of the two."""
+"""Gradients at random places between the photo and baselines, multiplied with the difference of the two.
+
+`ExpectedGradients` is the method of the paper; `GradientSHAP` is the same with noise on the photo, as the package shap
+has it. Without noise, both draw the same points, and are run once.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 
-from explain.engine import Attributions, Collected, Evidence, Need, Rows
+from explain.engine import Attributions, Collected, Evidence, Need, Rows, Scores
 from explain.errors import MethodError
 from explain.methods import sources
 from explain.methods.backprop import Saliency
 from explain.methods.base import Style, at_least
 from explain.methods.checks import check_options
+from explain.methods.path import score_of
 from explain.methods.sources import Source
 
 
@@ -24,6 +29,8 @@ class RandomPoints:
     baselines: float | torch.Tensor
     sigma: float
     seed: int
+    method: str = field(default="gradientshap", compare=False)
+    """What errors call the method."""
 
     of_layer: ClassVar[bool] = False
     needs: ClassVar[frozenset[Need[Any]]] = frozenset()
@@ -57,14 +64,57 @@ class RandomPoints:
         end = x + self.sigma * (x.max() - x.min()) * torch.randn(x.shape, generator=g, dtype=torch.float64).to(x)
         if not isinstance(self.baselines, torch.Tensor):
             return torch.full_like(x, float(self.baselines)), end, share
-        known = self.baselines.detach().to(x)
-        known = known[None] if known.ndim == x.ndim else known
-        if known.shape[1:] != x.shape:
-            raise MethodError(
-                f"baselines of gradientshap must have the shape (B, {', '.join(map(str, x.shape))}), got "
-                f"{tuple(self.baselines.shape)}; give it inputs that the model would take"
-            )
+        known = several(self.baselines, x, self.method, alone=self.method == "gradientshap")
         return known[min(int(which * len(known)), len(known) - 1)], end, share
+
+
+def several(baselines: torch.Tensor, x: torch.Tensor, method: str, *, alone: bool = False) -> torch.Tensor:
+    """Baselines ``(B, C, H, W)`` for a photo ``(C, H, W)``; one ``alone`` may come without its first dimension.
+
+    Raises:
+        MethodError: they are of another shape.
+    """
+    known = baselines.detach().to(x)
+    known = known[None] if alone and known.ndim == x.ndim else known
+    if known.shape[1:] != x.shape or not len(known):
+        raise MethodError(
+            f"baselines of {method} must have the shape (B, {', '.join(map(str, x.shape))}), got "
+            f"{tuple(baselines.shape)}; give it inputs that the model would take"
+        )
+    return known
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """All baselines, for each photo."""
+
+    baselines: torch.Tensor
+    method: str = field(compare=False)
+
+    of_layer: ClassVar[bool] = False
+    needs: ClassVar[frozenset[Need[Any]]] = frozenset()
+
+    def __str__(self) -> str:
+        return "the baselines"
+
+    def count(self, channels: int) -> int:
+        return len(self.baselines)
+
+    def rows(self, evidence: Evidence) -> Rows:
+        x = evidence.inputs
+        known = several(self.baselines, x[0], self.method)
+        owners = torch.arange(len(x), device=x.device).repeat_interleave(len(known))
+        return Rows(owners, lambda rows: known[rows % len(known)])
+
+
+def scores_of(baselines: float | torch.Tensor, method: str) -> Scores:
+    """What asks for the scores of all baselines."""
+    return Scores(Baselines(baselines, method)) if isinstance(baselines, torch.Tensor) else score_of(baselines, method)
+
+
+def mean_score(scores: torch.Tensor, evidence: Evidence) -> torch.Tensor:
+    """The mean score of the baselines of each image ``(N,)``, from those of all."""
+    return scores.reshape(len(evidence.inputs), -1).mean(1)
 
 
 @dataclass(frozen=True)
@@ -98,7 +148,8 @@ class GradientSHAP:
     r"""Average :math:`(x - b) \odot \nabla y\bigl(b + t(x - b)\bigr)` over random baselines b and places t in [0, 1].
 
     With one baseline and no noise it is integrated gradients with random points, and its values add up to
-    :math:`y(x) - y(b)` as the samples grow; with several, to the mean of that (expected gradients).
+    :math:`y(x) - y(b)` as the samples grow; with several, to the mean of that. Without noise it is `ExpectedGradients`,
+    which says by how much they miss it.
 
     Args:
         samples: the number of points.
@@ -111,7 +162,7 @@ class GradientSHAP:
         ``(N, C, H, W)``, in units of the score; positive speaks for the target, negative against it.
 
     Erion et al., "Improving Performance of Deep Learning Models with Axiomatic Attribution Priors and Expected
-    Gradients", Nature Machine Intelligence 2021; the noise as in Lundberg and Lee's implementation.
+    Gradients", Nature Machine Intelligence 2021; the noise, and the name, as in Lundberg and Lee's package shap.
 
     >>> import explain, torch
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
@@ -148,3 +199,70 @@ class GradientSHAP:
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         found: torch.Tensor = evidence[self._gradients]
         return found
+
+
+@dataclass(frozen=True)
+class ExpectedGradients:
+    r"""Average :math:`(x - b) \odot \nabla y\bigl(b + t(x - b)\bigr)` over random baselines b and places t in [0, 1].
+
+    The baselines are photos, such as some of the training data; their mean takes the place of a single one that would
+    have to be chosen. The values add up to the score minus the mean score of the baselines as the samples grow, and by
+    how much they miss that is ``delta``. `GradientSHAP` is this with noise on the photo.
+
+    Args:
+        samples: the number of points.
+        baselines: a tensor ``(B, C, H, W)`` to draw from; or a value for every input, which makes it integrated
+            gradients at random places.
+        seed: of baselines and places; each photo has the same draws, whichever stand beside it.
+
+    Returns:
+        ``(N, C, H, W)``, in units of the score; positive speaks for the target, negative against it.
+
+    Erion et al., "Improving Performance of Deep Learning Models with Axiomatic Attribution Priors and Expected
+    Gradients", Nature Machine Intelligence 2021.
+
+    >>> import explain, torch
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    >>> photos = torch.rand(5, 3, 2, 2)
+    >>> a = explain.attribute(model, photos[:1], ExpectedGradients(baselines=photos), target=0)
+    >>> a.values.shape, a.delta.shape
+    (torch.Size([1, 3, 2, 2]), torch.Size([1]))
+    """
+
+    samples: int = 20
+    baselines: float | torch.Tensor = 0.0
+    seed: int = 0
+
+    name: ClassVar[str] = "expectedgradients"
+    about: ClassVar[str] = "gradients between the photo and other photos, on average"
+    paper: ClassVar[str] = "Erion et al., 2021"
+    source: ClassVar[Source] = sources.GRADIENTSHAP
+    style: ClassVar[Style] = "signed"
+
+    def __post_init__(self) -> None:
+        check_options(self, samples=1, seed=0)
+
+    @property
+    def _gradients(self) -> Attributions:
+        points = RandomPoints(self.samples, self.baselines, 0.0, self.seed, self.name)
+        return Attributions(points, Saliency(absolute=False), Differences(points))
+
+    @property
+    def _below(self) -> Scores:
+        return scores_of(self.baselines, self.name)
+
+    @property
+    def needs(self) -> frozenset[Need[Any]]:
+        return frozenset({self._gradients, self._below})
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        found: torch.Tensor = evidence[self._gradients]
+        return found
+
+    def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor:
+        """By how much the values miss the score minus the mean score of the baselines."""
+        return values.flatten(1).sum(1) - self.promised(evidence)
+
+    def promised(self, evidence: Evidence) -> torch.Tensor:
+        """The score minus the mean score of the baselines."""
+        return evidence.score - mean_score(evidence[self._below], evidence)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -38,11 +38,19 @@ def quadrature(rule: Rule, steps: int) -> tuple[np.ndarray[Any, Any], np.ndarray
     return (np.arange(steps) + first) / steps, np.full(steps, 1 / steps)
 
 
+BASELINES = ("mean", "blur", "least", "most")
+"""Baselines by name: the photo's mean colour, the photo blurred, and the least and largest value of each channel."""
+
+
 @dataclass(frozen=True)
 class PathStart:
-    """The photo's baseline: a number for all values, ``mean``, ``blur``, or a tensor that holds it."""
+    """The photo's baseline: a number for all values, one of `BASELINES`, or a tensor that holds it.
+
+    ``method`` is what errors call the method; equal baselines of two methods are one.
+    """
 
     baseline: float | str | torch.Tensor = 0.0
+    method: str = field(default="integratedgradients", compare=False)
 
     of_layer: ClassVar[bool] = False
     needs: ClassVar[frozenset[Need[Any]]] = frozenset()
@@ -65,20 +73,42 @@ class PathStart:
             own = own[None] if own.ndim == x.ndim - 1 else own
             if own.shape[1:] != x.shape[1:] or len(own) not in (1, evidence.images):
                 raise MethodError(
-                    f"baseline of integratedgradients must have the shape {tuple(x.shape[1:])} of an image, got "
+                    f"baseline of {self.method} must have the shape {tuple(x.shape[1:])} of an image, got "
                     f"{tuple(self.baseline.shape)}; give it one that the model would take"
                 )
             return evidence.of_images(own)
         if isinstance(self.baseline, str) and x.ndim < 4:  # an input beside the photo that is no picture
             raise MethodError(
-                f"baseline of integratedgradients must be a number for inputs that are no pictures, got "
+                f"baseline of {self.method} must be a number for inputs that are no pictures, got "
                 f"{self.baseline!r} for one of shape {tuple(x.shape)}; use 0"
             )
         if self.baseline == "mean":
             return x.mean(spatial_dims(x), keepdim=True).expand_as(x)
+        if self.baseline in ("least", "most"):
+            ends = x.amin if self.baseline == "least" else x.amax
+            return ends(spatial_dims(x), keepdim=True).expand_as(x)
         if self.baseline == "blur":
             return _blurred(x)
         return torch.full_like(x, float(self.baseline))
+
+
+def check_baseline(method: str, value: object) -> None:
+    """Refuse a text that names no baseline.
+
+    Raises:
+        MethodError: it is none of `BASELINES`.
+    """
+    if isinstance(value, str) and value not in BASELINES:
+        raise MethodError(
+            f"baseline of {method} must be a number, a tensor (C, H, W) or one of {', '.join(BASELINES)}, got "
+            f"{value!r}; 0 is usual"
+        )
+
+
+def score_of(baseline: float | str | torch.Tensor, method: str) -> Scores:
+    """What asks for the score of the baseline; a blank photo is one that other methods ask about too."""
+    is_blank = isinstance(baseline, (int, float)) and baseline == 0
+    return Scores(Blank() if is_blank else PathStart(baseline, method))
 
 
 @dataclass(frozen=True)
@@ -148,8 +178,9 @@ class IntegratedGradients:
 
     Args:
         steps: the number of points.
-        baseline: a value for every input, ``mean`` (each image's mean colour), ``blur`` (the image, blurred), or a
-            tensor ``(C, H, W)``; 0 is what preprocessing makes of the training data's mean colour.
+        baseline: a value for every input, ``mean`` (each image's mean colour), ``blur`` (the image, blurred),
+            ``least`` or ``most`` (the least or largest value of each of its channels), or a tensor ``(C, H, W)``; 0
+            is what preprocessing makes of the training data's mean colour.
         rule: ``gausslegendre``, ``left``, ``right``, ``midpoint`` or ``trapezoid``.
         multiply_by_inputs: multiply the mean gradient along the path with :math:`x - b`, as published; False gives the
             mean gradient itself, in units of the score per unit of the input.
@@ -182,11 +213,7 @@ class IntegratedGradients:
     def __post_init__(self) -> None:
         check_options(self, steps=1)
         at_least(self.name, "steps", self.steps, 2 if self.rule == "trapezoid" else 1, whole=True)
-        if isinstance(self.baseline, str) and self.baseline not in ("mean", "blur"):
-            raise MethodError(
-                f"baseline of {self.name} must be a number, a tensor (C, H, W), 'mean' or 'blur', got "
-                f"{self.baseline!r}; 0 is usual"
-            )
+        check_baseline(self.name, self.baseline)
 
     @property
     def gradients(self) -> Attributions:
@@ -196,7 +223,7 @@ class IntegratedGradients:
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
-        return frozenset({self.gradients, self._below})
+        return frozenset({self.gradients, self.below})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         total: torch.Tensor = evidence[self.gradients]
@@ -209,13 +236,11 @@ class IntegratedGradients:
 
     def promised(self, evidence: Evidence) -> torch.Tensor:
         """The difference of the scores at the photo and at the baseline."""
-        return evidence.score - evidence[self._below]
+        return evidence.score - evidence[self.below]
 
     @property
-    def _below(self) -> Scores:
-        """The score of the baseline; a blank photo is one that other methods ask about too."""
-        is_blank = isinstance(self.baseline, (int, float)) and self.baseline == 0
-        return Scores(Blank() if is_blank else PathStart(self.baseline))
+    def below(self) -> Scores:
+        return score_of(self.baseline, self.name)
 
     def _way(self, evidence: Evidence) -> torch.Tensor:
         return evidence.inputs - PathStart(self.baseline).of(evidence)

@@ -8,12 +8,15 @@ import torch
 
 from explain.engine.composites import attn_lrp
 from explain.methods import (
+    IDGI,
     ISCAM,
     LRP,
     SSCAM,
+    BlurIntegratedGradients,
     FinerCAM,
     GradCAM,
     GradCAMPlusPlus,
+    GuidedIntegratedGradients,
     IntegratedGradients,
     MethodLike,
     Smooth,
@@ -21,7 +24,7 @@ from explain.methods import (
 )
 from explain.methods.sampling import noise
 from tests.fuzz.pure import Pure
-from tests.methods import plain, plain_factors, plain_masks, plain_paths, plain_scores
+from tests.methods import plain, plain_factors, plain_masks, plain_paths, plain_scores, plain_steps
 
 Slow = Callable[[Pure, torch.Tensor, int, int], torch.Tensor]  # network, image, class, layer -> values
 
@@ -109,6 +112,20 @@ def integrated(network: Pure, x: torch.Tensor, target: int, layer: int) -> torch
     return plain_paths.integratedgradients(network, x, target, baseline=zero, points=points, weights=weights)
 
 
+def blurred(network: Pure, x: torch.Tensor, target: int, layer: int) -> torch.Tensor:
+    return plain_steps.blurintegratedgradients(network, x, target, steps=2, sigma=0.2 * min(x.shape[1:]))
+
+
+def guided(network: Pure, x: torch.Tensor, target: int, layer: int) -> torch.Tensor:
+    zero = torch.zeros_like(x)
+    path = plain_steps.guided(network, x, target, baseline=zero, steps=2, fraction=0.25, distance=0.02)
+    return plain_steps.along(network, target, path)
+
+
+def by_direction(network: Pure, x: torch.Tensor, target: int, layer: int) -> torch.Tensor:
+    return plain_steps.idgi(network, target, plain_steps.straight(x, torch.zeros_like(x), 3))
+
+
 def noisy_maps(network: Pure, x: torch.Tensor, target: int, layer: int) -> torch.Tensor:
     maps = plain.forward(network, x)[layer + 1]
     span = torch.stack([m.max() - m.min() for m in maps])[:, None, None]
@@ -163,6 +180,9 @@ METHODS: dict[str, tuple[MethodLike, Slow]] = {
     "ablationcam": ("ablationcam", plain_masks.ablationcam),
     "fullgrad": ("fullgrad", pixels(plain_paths.fullgrad)),
     "integratedgradients": (IntegratedGradients(steps=3), integrated),
+    "blurintegratedgradients": (BlurIntegratedGradients(2), blurred),
+    "guidedintegratedgradients": (GuidedIntegratedGradients(2), guided),
+    "idgi": (IDGI(IntegratedGradients(3)), by_direction),
     "smoothgrad": (Smooth(samples=2), smoothed("mean")),
     "smoothgrad2": (Smooth(samples=2, statistic="square"), smoothed("squared")),
     "vargrad": (Smooth(samples=2, statistic="variance"), smoothed("variance")),
@@ -173,6 +193,7 @@ METHODS: dict[str, tuple[MethodLike, Slow]] = {
     "rollout": ("rollout", plain.saliency),
 }
 RERUNS = frozenset({"scorecam", "sscam", "iscam", "ablationcam", "smooth(gradcam)", "smoothgradcam++", "smoothgrad",
-                    "smoothgrad2", "vargrad", "integratedgradients", "kpcacam"})  # fmt: skip
+                    "smoothgrad2", "vargrad", "integratedgradients", "kpcacam", "blurintegratedgradients",
+                    "guidedintegratedgradients", "idgi"})  # fmt: skip
 CHEAP = tuple(name for name in METHODS if name not in RERUNS)
 MOST_PLACES = 16  # the plain kernel method rotates a matrix with a row for each place by hand

@@ -17,15 +17,18 @@ from explain.engine import Attention, gather, plan_of
 from explain.errors import MethodError
 from explain.methods import (
     FEM,
+    IDGI,
     ISCAM,
     KPCACAM,
     SSCAM,
     AblationCAM,
     Augmented,
+    BlurIntegratedGradients,
     FinerCAM,
     FullGrad,
     GradCAM,
     GradCAMPlusPlus,
+    GuidedIntegratedGradients,
     HiResCAM,
     InputXGradient,
     IntegratedGradients,
@@ -41,7 +44,7 @@ from explain.methods import (
 from explain.methods.sampling import noise
 from explain.targets import as_target
 from tests.conftest import COVERING, GuidedFunction, TinyNet, settled
-from tests.methods import plain, plain_attention, plain_factors, plain_masks, plain_paths, plain_scores
+from tests.methods import plain, plain_attention, plain_factors, plain_masks, plain_paths, plain_scores, plain_steps
 
 
 def random_network(seed: int) -> list[plain.Layer]:
@@ -111,6 +114,32 @@ def at_layer(slow: Callable[..., torch.Tensor], **options: Any) -> Callable[...,
     return lambda layers, x, target: slow(layers, x, target, LAYER, **options)
 
 
+def blur_path(layers: list[plain.Layer], x: torch.Tensor, target: int) -> torch.Tensor:
+    return plain_steps.blurintegratedgradients(layers, x, target, steps=3, sigma=0.2 * min(x.shape[1:]))
+
+
+def guided_path(layers: list[plain.Layer], x: torch.Tensor, target: int, method: Any) -> Any:
+    options = {"steps": method.steps, "fraction": method.fraction, "distance": method.distance}
+    return plain_steps.guided(layers, x, target, baseline=torch.full_like(x, method.baseline), **options)
+
+
+def guided(method: GuidedIntegratedGradients) -> Case:
+    return method, lambda layers, x, target: plain_steps.along(layers, target, guided_path(layers, x, target, method))
+
+
+def straight_idgi(layers: list[plain.Layer], x: torch.Tensor, target: int) -> torch.Tensor:
+    return plain_steps.idgi(layers, target, plain_steps.straight(x, torch.full_like(x, 0.3), 4))
+
+
+def blurred_idgi(layers: list[plain.Layer], x: torch.Tensor, target: int) -> torch.Tensor:
+    return plain_steps.idgi(layers, target, plain_steps.blurs(x, 0.4 * min(x.shape[1:]), 3))
+
+
+def guided_idgi(layers: list[plain.Layer], x: torch.Tensor, target: int) -> torch.Tensor:
+    path = guided_path(layers, x, target, GuidedIntegratedGradients(4))
+    return plain_steps.idgi(layers, target, path)
+
+
 Case = tuple[MethodLike, Callable[..., torch.Tensor]]
 CASES: list[Case] = [
     ("saliency", plain.saliency),
@@ -160,11 +189,18 @@ CASES: list[Case] = [
     ("fullgrad", plain_paths.fullgrad),
     (FullGrad(rescale=False), lambda layers, x, target: plain_paths.fullgrad(layers, x, target, rescale="none")),
     (IntegratedGradients(steps=7), integrated),
+    (BlurIntegratedGradients(3), blur_path),
+    guided(GuidedIntegratedGradients(5)),
+    guided(GuidedIntegratedGradients(3, 0.2, 0.1, 1.0)),
+    (IDGI(IntegratedGradients(4, 0.3)), straight_idgi),
+    (IDGI(BlurIntegratedGradients(3, 0.4)), blurred_idgi),
+    (IDGI(GuidedIntegratedGradients(4)), guided_idgi),
     smooth("mean"),
     smooth("square"),
     smooth("variance"),
 ]
-ELSEWHERE = {"refinecam", "legrad", "rollout", "lrp", "attnlrp", "deeplift", "gradientshap"}
+ELSEWHERE = {"refinecam", "legrad", "rollout", "lrp", "attnlrp", "deeplift", "deepliftshap", "gradientshap",
+             "expectedgradients"}  # fmt: skip
 
 
 def test_every_method_has_a_plain_computation() -> None:
@@ -176,8 +212,8 @@ def test_every_method_has_a_plain_computation() -> None:
 @pytest.mark.filterwarnings("ignore:.* is zero everywhere")  # a random network may have nothing to say for a class
 def test_a_method_equals_its_plain_computation(case: Case, seed: int) -> None:
     method, slow = case
-    # The plain kernel methods rotate matrices with a row for each place by hand: a few places do.
-    small = isinstance(get_method(method), KPCACAM)
+    # The plain kernel methods rotate matrices with a row for each place by hand: a few places do; paths have steps.
+    small = isinstance(get_method(method), (KPCACAM, BlurIntegratedGradients, GuidedIntegratedGradients, IDGI))
     layers, x = random_network(seed), photo(seed + 10, (1, 3, 3, 4) if small else (2, 3, 6, 5))
     model = plain.module_of(layers)
     for target in (0, 4):

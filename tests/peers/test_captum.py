@@ -14,6 +14,7 @@ from explain.methods import (
     LIME,
     AblationCAM,
     DeepLIFT,
+    DeepLIFTSHAP,
     FeatureAblation,
     IntegratedGradients,
     KernelSHAP,
@@ -252,6 +253,12 @@ def test_deeplift_is_the_same_where_every_operation_is_a_module() -> None:
     model, x, baseline = deep(nn.AvgPool2d(2)), random(1, 2, 3, 10, 8), random(2, 3, 10, 8)
     expected = peer.DeepLift(model).attribute(x, baseline[None].expand_as(x).clone(), TARGET)
     assert agree(expected, ours(model, DeepLIFT(baseline), x))
+
+
+def test_deepliftshap_is_the_same_where_every_operation_is_a_module() -> None:
+    model, x, baselines = deep(nn.AvgPool2d(2)), random(1, 2, 3, 10, 8), random(2, 4, 3, 10, 8)
+    expected = peer.DeepLiftShap(model).attribute(x, baselines, TARGET)
+    assert agree(expected, ours(model, DeepLIFTSHAP(baselines), x))
 
 
 def test_captums_deeplift_loses_differences_at_maxima() -> None:

@@ -1,0 +1,103 @@
+"""Paths other than the straight line, and what is shared out along the gradient: slowly and plainly, value by value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+
+from tests.methods.plain import Layer, backward, forward
+
+Step = tuple[torch.Tensor, torch.Tensor]
+"""Where a step begins, and where it ends."""
+
+
+def blurred(x: torch.Tensor, sigma: float) -> torch.Tensor:
+    """Each pixel is the mean of all pixels, weighted by a Gaussian of their distance."""
+    if sigma == 0:
+        return x
+    found, (height, width) = torch.zeros_like(x), x.shape[1:]
+    for i in range(height):
+        for j in range(width):
+            total = 0.0
+            for k in range(height):
+                for m in range(width):
+                    weight = math.exp(-((i - k) ** 2 + (j - m) ** 2) / (2 * sigma**2))
+                    found[:, i, j] += weight * x[:, k, m]
+                    total += weight
+            found[:, i, j] /= total
+    return found
+
+
+def blurintegratedgradients(
+    layers: list[Layer], x: torch.Tensor, target: int, *, steps: int, sigma: float
+) -> torch.Tensor:
+    """The gradient at the middle of each step times what the step changes; ``sigma`` in pixels (Xu 2020)."""
+    total = torch.zeros_like(x)
+    for i in range(steps):
+        begin, middle, end = (blurred(x, sigma * (1 - (i + part) / steps)) for part in (0, 0.5, 1))
+        total += backward(layers, forward(layers, middle), target)[0] * (end - begin)
+    return total
+
+
+def straight(x: torch.Tensor, baseline: torch.Tensor, steps: int) -> Iterator[Step]:
+    """A straight line in equal steps."""
+    for i in range(steps):
+        yield baseline + i / steps * (x - baseline), baseline + (i + 1) / steps * (x - baseline)
+
+
+def blurs(x: torch.Tensor, sigma: float, steps: int) -> Iterator[Step]:
+    """Less and less blurred."""
+    for i in range(steps):
+        yield blurred(x, sigma * (1 - i / steps)), blurred(x, sigma * (1 - (i + 1) / steps))
+
+
+def guided(
+    layers: list[Layer], x: torch.Tensor, target: int, *, baseline: torch.Tensor, steps: int, fraction: float,
+    distance: float,
+) -> Iterator[Step]:  # fmt: skip
+    """The path of guided integrated gradients: first algorithm of Kapishnikov 2021, never ``distance`` off the line."""
+    whole = float((x - baseline).abs().sum())
+    now = baseline.clone()
+    for i in range(steps):
+        gradient = backward(layers, forward(layers, now), target)[0].flatten().tolist()
+        begin, done = now.clone(), (i + 1) / steps
+        least = baseline + max(done - distance, 0) * (x - baseline)
+        most = baseline + min(done + distance, 1) * (x - baseline)
+        values = now.flatten().tolist()
+        ends = list(zip(least.flatten().tolist(), most.flatten().tolist(), x.flatten().tolist(), strict=True))
+        for j, (low, high, _) in enumerate(ends):
+            values[j] = max(values[j], low) if high >= low else min(values[j], low)
+        while True:
+            gap = sum(abs(end - value) for (_, _, end), value in zip(ends, values, strict=True)) - whole * (1 - done)
+            moving = [j for j, (_, high, _) in enumerate(ends) if abs(high - values[j]) > 1e-13]
+            if gap <= 1e-12 * whole or not moving:
+                break
+            sizes = sorted(abs(gradient[j]) if j in moving else math.inf for j in range(len(values)))
+            threshold = sizes[int((len(values) - 1) * fraction)]
+            chosen = [j for j in moving if abs(gradient[j]) <= threshold]
+            gain = sum(abs(ends[j][1] - values[j]) for j in chosen)
+            part = min(1.0, gap / gain)
+            for j in chosen:
+                values[j] += part * (ends[j][1] - values[j])
+            if gap < gain:
+                break
+        now = torch.tensor(values, dtype=x.dtype).reshape(x.shape)
+        yield begin, now
+
+
+def along(layers: list[Layer], target: int, path: Iterator[Step]) -> torch.Tensor:
+    """The gradient where each step begins, times the step."""
+    return sum(backward(layers, forward(layers, begin), target)[0] * (end - begin) for begin, end in path)
+
+
+def idgi(layers: list[Layer], target: int, path: Iterator[Step]) -> torch.Tensor:
+    """What each step changes of the score, times the squared gradient over its sum (Yang 2023)."""
+    total: torch.Tensor | float = 0.0
+    for begin, end in path:
+        square = backward(layers, forward(layers, begin), target)[0] ** 2
+        change = forward(layers, end)[-1][target] - forward(layers, begin)[-1][target]
+        total = total + square / square.sum() * change
+    assert isinstance(total, torch.Tensor)
+    return total

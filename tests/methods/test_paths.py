@@ -1,0 +1,180 @@
+"""Paths other than a straight line, and several baselines: what values add up to, and whom they do not depend on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import explain
+from explain.errors import MethodError
+from explain.methods import (
+    IDGI,
+    BlurIntegratedGradients,
+    DeepLIFT,
+    DeepLIFTSHAP,
+    ExpectedGradients,
+    GradientSHAP,
+    GuidedIntegratedGradients,
+    IntegratedGradients,
+    get_method,
+)
+from explain.methods.blurred import blurred
+from tests.conftest import TinyNet, settled, snapshot
+from tests.methods.test_relevance import random
+
+PHOTOS = random(7, 4, 3, 12, 10)
+PATHS = [
+    BlurIntegratedGradients(3),
+    GuidedIntegratedGradients(3),
+    IDGI(IntegratedGradients(3)),
+    IDGI(BlurIntegratedGradients(3)),
+    IDGI(GuidedIntegratedGradients(3)),
+    ExpectedGradients(3, PHOTOS),
+    DeepLIFTSHAP(PHOTOS[:2]),
+]
+
+
+def net() -> nn.Module:
+    return settled(TinyNet()).double().eval()
+
+
+@pytest.mark.parametrize("method", PATHS, ids=str)
+def test_each_image_is_explained_as_it_is_alone_and_the_model_is_left_as_found(method: Any) -> None:
+    model, x = net(), random(0, 3, 3, 12, 10)
+    before = snapshot(model)
+    whole = explain.attribute(model, x, method, target=torch.tensor([3, 1, 0]))
+    assert snapshot(model) == before
+    with torch.inference_mode():
+        alone = explain.attribute(model.requires_grad_(False), x[1:2], method, target=1, batch_size=2)
+    torch.testing.assert_close(whole.values[1:2], alone.values, rtol=1e-9, atol=1e-12)
+    assert whole.delta is not None
+    assert alone.delta is not None
+    torch.testing.assert_close(whole.delta[1:2], alone.delta, rtol=1e-7, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", PATHS[:5], ids=str)
+def test_values_add_up_exactly_for_a_linear_model(method: Any) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(360, 2)).double()
+    a = explain.attribute(model, random(1, 2, 3, 12, 10), method, target=1)
+    assert a.delta is not None
+    assert a.delta.abs().max() < 1e-12
+
+
+@pytest.mark.parametrize(
+    "make", [BlurIntegratedGradients, GuidedIntegratedGradients, lambda steps: GuidedIntegratedGradients(steps, 0.2)]
+)
+def test_values_add_up_better_with_more_steps(make: Any) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(75, 6), nn.Softplus(), nn.Linear(6, 2)).double()
+    x = random(1, 2, 3, 5, 5)
+    few, many = (explain.attribute(model, x, make(steps), target=1).delta for steps in (4, 32))
+    assert few is not None
+    assert many is not None
+    assert many.abs().max() < 0.2 * few.abs().max()
+
+
+@pytest.mark.parametrize("path", ["integratedgradients", "blurintegratedgradients", "guidedintegratedgradients"])
+def test_changes_of_the_score_add_up_whatever_the_steps(path: str) -> None:
+    a = explain.attribute(net(), random(1, 2, 3, 12, 10), get_method(f"idgi(path={path}(steps=2))"), target=1)
+    assert a.delta is not None
+    assert a.delta.abs().max() < 1e-12
+
+
+def test_a_change_without_a_gradient_is_nobodys() -> None:
+    """All units are off at the baseline: the first step changes the score, and no direction says why."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3, 1), nn.ReLU(), nn.Linear(1, 1)).double()
+    with torch.no_grad():
+        for parameter, value in zip(model.parameters(), (1.0, -1.0, 2.0, 0.5), strict=True):
+            parameter.fill_(value)
+    x = torch.ones(1, 3, 1, 1).double()
+    a = explain.attribute(model, x, IDGI(IntegratedGradients(2)), target=0)
+    assert torch.allclose(a.values.flatten(), torch.full((3,), (4.0 - 1.0) / 3).double())
+    assert a.delta is not None
+    assert float(a.delta) == pytest.approx(-1)  # half of the way takes the score from 0 to 1
+
+
+def test_a_guided_path_never_leaves_the_line_by_more_than_its_distance() -> None:
+    given: list[torch.Tensor] = []
+    model, x = net(), random(2, 1, 3, 12, 10)
+    model.register_forward_pre_hook(lambda module, args: given.append(args[0].detach().clone()))
+    explain.attribute(model, x, GuidedIntegratedGradients(10, distance=0.15), target=1)
+    shares = [float(g.sum() / x.sum()) for g in given]
+    points = [g / x for g in given if 0 < (g / x).std() < 0.2]
+    assert len(points) >= 8, shares
+    for step, point in enumerate(points, start=10 - len(points)):
+        assert (point - step / 10).abs().max() <= 0.15 + 1e-9
+        assert float((x.abs() * point).sum() / x.abs().sum()) == pytest.approx(step / 10)
+
+
+def test_a_blur_of_everything_is_the_mean_and_weights_add_up_at_the_edges() -> None:
+    x = random(0, 2, 3, 5, 7)
+    assert torch.allclose(blurred(x, 1e5), x.mean((-2, -1), keepdim=True).expand_as(x), rtol=1e-6)
+    assert torch.allclose(blurred(torch.ones_like(x), 1.3), torch.ones_like(x))
+    assert torch.equal(blurred(x, 0.0), x)
+
+
+def test_expected_gradients_are_gradientshap_without_noise_and_are_run_once() -> None:
+    model, x = net(), random(0, 2, 3, 12, 10)
+    ours, theirs = ExpectedGradients(5, PHOTOS, seed=3), GradientSHAP(5, PHOTOS, seed=3)
+    found = explain.attribute_all(model, x, [ours, theirs], target=1)
+    assert torch.equal(found["expectedgradients"].values, found["gradientshap"].values)
+    together, alone = (explain.plan(model, x, methods).rows_back for methods in ([ours, theirs], [theirs]))
+    assert together == alone == 10
+    scores = model(PHOTOS)[:, 1].detach()
+    a = found["expectedgradients"]
+    assert a.delta is not None
+    torch.testing.assert_close(a.delta, a.values.flatten(1).sum(1) - (a.score - scores.mean()), rtol=1e-9, atol=1e-12)
+
+
+def test_deepliftshap_is_the_mean_of_deeplift() -> None:
+    model, x = net(), random(0, 2, 3, 12, 10)
+    found = explain.attribute(model, x, DeepLIFTSHAP(PHOTOS), target=1)
+    each = [explain.attribute(model, x, DeepLIFT(photo), target=1).values for photo in PHOTOS]
+    torch.testing.assert_close(found.values, torch.stack(each).mean(0), rtol=1e-9, atol=1e-12)
+    assert found.delta is not None
+    assert found.delta.abs().max() < 1e-10
+    several = explain.attribute_targets(model, x, DeepLIFTSHAP(PHOTOS), [1, 2])
+    torch.testing.assert_close(several[0]["deepliftshap"].values, found.values, rtol=1e-12, atol=1e-12)
+
+
+def test_baselines_of_least_and_largest_values_are_those_of_each_channel() -> None:
+    x = random(0, 2, 3, 12, 10)
+    for name, ends in (("least", x.amin((2, 3), keepdim=True)), ("most", x.amax((2, 3), keepdim=True))):
+        found = explain.attribute(net(), x, IntegratedGradients(3, name), target=1)
+        for i in range(2):
+            own = explain.attribute(net(), x[i : i + 1], IntegratedGradients(3, ends[i].expand_as(x[i])), target=1)
+            torch.testing.assert_close(found.values[i], own.values[0], rtol=1e-9, atol=1e-12)
+
+
+class Pair(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x * y).flatten(1)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: IDGI("saliency"), "path of idgi must be integratedgradients, blurintegratedgradients or guided"),
+        (
+            lambda: GuidedIntegratedGradients(distance=2),
+            "distance of guidedintegratedgradients must be a number from 0",
+        ),
+        (
+            lambda: explain.attribute(net(), PHOTOS, DeepLIFTSHAP(torch.zeros(2, 3, 4, 4)), target=0),
+            r"baselines of deepliftshap must have the shape \(B, 3, 12, 10\), got \(2, 3, 4, 4\)",
+        ),
+        (
+            lambda: explain.attribute(net(), PHOTOS, ExpectedGradients(baselines=PHOTOS[0]), target=0),
+            r"baselines of expectedgradients must have the shape \(B, 3, 12, 10\), got \(3, 12, 10\)",
+        ),
+        (
+            lambda: explain.attribute(Pair(), explain.Inputs((PHOTOS, PHOTOS), explained=[0, 1]), "idgi", target=0),
+            "method idgi must explain one input, got 0, 1; name one",
+        ),
+    ],
+)
+def test_what_cannot_be_followed_is_refused(make: Any, message: str) -> None:
+    with pytest.raises(MethodError, match=message):
+        make()
