@@ -6,14 +6,13 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import torch
 from PIL import Image
 
-from explain import pictures, render, report
+from explain import pictures, render
 from explain.attribution import Attribution
-from explain.engine import Progress
 from explain.errors import MethodError, TargetError, did_you_mean, printable
 from explain.images import Box
 from explain.methods import get_method
@@ -22,6 +21,7 @@ from explain.output import Files, distinct, slug
 from explain.pictures import Look, Scene, array, layer_of, percent
 from explain.record import FORMAT, Origin, Question, digest, encode, versions
 from explain.render import Layout, Style, StyleLike
+from explain.report import Reported
 from explain.targets import find_label
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ SHOWN_PREDICTIONS = 5
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Explanation:
+class Explanation(Reported):
     """What a model sees in one photo, and why; in a notebook it shows itself.
 
     ``results`` has a dictionary of attributions by method for each target. ``box`` is the part of the photo that the
@@ -221,49 +221,6 @@ class Explanation:
             files.add_text(f"{photo}.html", html)
         return files.write()
 
-    @overload
-    def to_html(
-        self, path: None = None, *, steps: int = report.STEPS, overwrite: bool = False, progress: Progress | None = None
-    ) -> str: ...
-
-    @overload
-    def to_html(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        steps: int = report.STEPS,
-        overwrite: bool = False,
-        progress: Progress | None = None,
-    ) -> Path: ...
-
-    def to_html(
-        self,
-        path: str | os.PathLike[str] | None = None,
-        *,
-        steps: int = report.STEPS,
-        overwrite: bool = False,
-        progress: Progress | None = None,
-    ) -> str | Path:
-        """Write the report: one page for any browser, which asks neither a server nor the network for anything.
-
-        It shows the photo with every map, for every target, in every style; values under the pointer and in a region;
-        what the model answered; and the command and the Python that make it again. See `explain.report.sheet` for many
-        photos in one page.
-
-        Args:
-            path: where to write it, its folder made if needed; without, the page is returned as a text.
-            steps: in how many steps the evidence of the first eight maps is covered, and shown, for their curves: for
-                each map twice as many runs of the model. 0 leaves the curves out, and so does a copy, which has no
-                model.
-            overwrite: whether a file that is there may be replaced.
-            progress: called with the runs done and their total.
-
-        Raises:
-            OutputError: the file is there already and ``overwrite`` is not set, or it cannot be written.
-        """
-        text = report.page_of(self, steps=steps, progress=progress)
-        return text if path is None else report.written(text, path, overwrite=overwrite)
-
     def record(self, method: str | None = None, target: int | str = 0) -> dict[str, Any]:
         """Return what was done, in plain values: enough for `explain.load` to read it and to repeat it.
 
@@ -307,9 +264,6 @@ class Explanation:
 
     def _repr_png_(self) -> bytes:
         return render.png(self.sheet(tile=260))
-
-    def _repr_html_(self) -> str:
-        return report.widget(self, self._repr_png_(), self.alternative)
 
     def _target(self, target: int | str) -> int:
         if isinstance(target, str):

@@ -12,15 +12,28 @@
     sheets     many photos in one file, to filter and sort
     writing    pages as files
     widget     what a notebook shows
+    reported   `to_html`, for an `explain.Explanation`
 
 The parts of the page lie in ``static`` as plain files. The page gets its data through one small interface, `Source` in
 ``static/source.js``: here it reads what lies in the file itself; another one may ask a live model.
 """
 
 from explain.report.curves import STEPS
+from explain.report.reported import Reported
 from explain.report.sheets import entry, figures_in, sheet, sheet_html, sheet_of
 from explain.report.single import page_of
 from explain.report.widget import widget
 from explain.report.writing import written
 
-__all__ = ["STEPS", "entry", "figures_in", "page_of", "sheet", "sheet_html", "sheet_of", "widget", "written"]
+__all__ = [
+    "STEPS",
+    "Reported",
+    "entry",
+    "figures_in",
+    "page_of",
+    "sheet",
+    "sheet_html",
+    "sheet_of",
+    "widget",
+    "written",
+]

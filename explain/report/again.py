@@ -146,7 +146,7 @@ def _as_typed(method: Method) -> str | None:
     except ExplainError:
         return None
     wraps = "(" in method.name
-    parts = []
+    parts: list[str] = []
     for name, value in options(method).items():
         inner = wraps and isinstance(value, Method)
         if name in usual and usual[name] == value and not inner:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from explain.engine import Progress
 from explain.errors import ExplainError
 from explain.metrics import Deletion, Insertion, MetricLike, evaluate
 from explain.record import decode, unknown
@@ -17,7 +18,6 @@ DIGITS = 5
 STEPS = 20
 MOST = 8
 """Maps that get curves, so that a report of many methods and targets does not take minutes: the first ones."""
-Progress = Callable[[int, int], None]
 
 
 def can_be_run(subject: Subject) -> bool:

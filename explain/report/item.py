@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from PIL import Image
 
+from explain.engine import Progress
 from explain.errors import ExplainError, printable
 from explain.fills.look import scale_of
 from explain.methods import control, family, get_method
 from explain.pictures import layer_of, remark
 from explain.report.again import again
 from explain.report.costs import costs
-from explain.report.curves import Progress, curves
+from explain.report.curves import curves
 from explain.report.places import place
 from explain.report.planes import map_of, plane
 from explain.report.subject import Subject
@@ -59,6 +60,7 @@ def item(
     found = curves(subject, detail.steps, progress) if run else [{} for _ in subject.results]
     passes = costs(subject) if run else {}
     made = again(subject)
+    records = [{name: subject.record(name, index) for name in result} for index, result in enumerate(subject.results)]
     return {
         "name": name_of(subject),
         "photo": _photo(subject.photo, detail.side),
@@ -73,7 +75,12 @@ def item(
         "methods": [_method(attribution, passes) for attribution in subject.results[0].values()],
         "maps": [
             [
-                _map(attribution, detail, found[index].get(name), _of(figures, index, name))
+                {
+                    **_map(attribution, detail),
+                    "curve": found[index].get(name),
+                    "figures": _of(figures, index, name),
+                    "verdict": records[index][name].get("verdict"),
+                }
                 for name, attribution in result.items()
             ]
             for index, result in enumerate(subject.results)
@@ -85,13 +92,13 @@ def item(
 
 def summary(subject: Subject) -> dict[str, Any]:
     """What a contact sheet says of a photo before it is opened."""
-    best = subject.predictions[:1]
+    best, verdict = subject.predictions[:1], subject.record().get("verdict")
     return {
         "name": name_of(subject),
         "label": printable(best[0][0]) if best else printable(subject.targets[0]),
         "probability": best[0][1] if best else None,
         "target": printable(subject.targets[0]),
-        "size": list(subject.photo.size),
+        "passed": None if verdict is None else verdict["passed"],
     }
 
 
@@ -161,9 +168,7 @@ def _method(attribution: Attribution, passes: Mapping[str, float]) -> dict[str, 
     }
 
 
-def _map(
-    attribution: Attribution, detail: Detail, curve: Mapping[str, Any] | None, figures: dict[str, Any]
-) -> dict[str, Any]:
+def _map(attribution: Attribution, detail: Detail) -> dict[str, Any]:
     values, kind = map_of(attribution, detail.cells)
     layers = [
         {"layer": name, "plane": plane(each[0].float().cpu().numpy())}
@@ -178,6 +183,4 @@ def _map(
         "score": float(attribution.score[0]),
         "delta": None if attribution.delta is None else float(attribution.delta[0]),
         "runs": attribution.runs,
-        "curve": curve,
-        "figures": figures,
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from explain.report.curves import Progress
+from explain.engine import Progress
 from explain.report.item import Detail, item, name_of, summary
 from explain.report.page import page
 from explain.report.subject import Subject

@@ -13,12 +13,13 @@ DETAIL = Detail(side=800, cells=128, live=False)
 HEIGHT = 660  # pixels
 
 
-def widget(subject: Subject, picture: bytes, alternative: str) -> str:
+def widget(subject: Subject) -> str:
     """Return the page in a frame, over a picture of the same.
 
     The frame runs its own scripts and nothing else: it can neither read nor change the notebook. Where a notebook is
     shown without frames or scripts, the picture is what is seen.
     """
+    picture, alternative = subject._repr_png_(), subject.alternative
     text = page({"photos": [summary(subject)]}, [item(subject, DETAIL)], title=alternative, widget=True)
     below = f'<div style="max-height: {HEIGHT}px; overflow: hidden">{picture_html(picture, alternative)}</div>'
     ascii_only = (

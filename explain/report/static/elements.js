@@ -74,7 +74,7 @@ function table(caption, head, rows) {
       el('caption', {}, caption),
       el('thead', {}, el('tr', {}, head.map((text) => el('th', { scope: 'col' }, text)))),
       el('tbody', {}, rows.map((row) => el('tr', { 'aria-current': row.current ? 'true' : null }, row.cells.map((cell, i) =>
-        (i ? el('td', { class: typeof cell === 'number' || /^[<≈−-]?\d/.test(cell) ? 'number' : null }, cell)
+        (i ? el('td', { class: typeof cell === 'string' && /^[<≈−-]?\d/.test(cell) ? 'number' : null }, cell)
           : el('th', { scope: 'row' }, cell))))))));
 }
 

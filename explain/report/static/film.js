@@ -16,7 +16,7 @@ class Film {
       this.inputs.push(input);
       this.canvases.push(canvas);
       const label = el('label', { class: 'frame', title: method.about }, input, canvas, el('span', {}, method.name),
-        method.control ? el('small', {}, 'null map') : null);
+        method.control ? el('small', {}, 'null map') : null, el('small', { class: 'checked' }));
       families.set(method.family, [...(families.get(method.family) || []), label]);
     });
     const many = item.methods.length > 5 && families.size > 1;
@@ -25,7 +25,10 @@ class Film {
     this.element = el('fieldset', { class: 'film' }, el('legend', { class: 'hidden' }, 'Method'), groups);
   }
 
-  take(number) {
+  take(number, target) {
+    this.item.maps[target].forEach(({ verdict }, i) => {
+      this.canvases[i].parentElement.querySelector('.checked').replaceChildren(...(verdict ? [mark(verdict.passed)] : []));
+    });
     this.inputs.forEach((input, i) => { input.checked = i === number; });
   }
 

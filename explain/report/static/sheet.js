@@ -37,7 +37,7 @@ class Sheet {
     const figures = new Set();
     this.photos.forEach((photo) => Object.entries(photo.figures ?? {}).forEach(([method, values]) =>
       Object.keys(values).forEach((metric) => figures.add(`${metric} of ${method}`))));
-    const checked = this.photos.some((photo) => photo.passed !== undefined) ? [['passed', 'Verdict']] : [];
+    const checked = this.photos.some((photo) => photo.passed !== null) ? [['passed', 'Verdict']] : [];
     this.sort.fill([[null, [...SORTS, ...checked, ...[...figures].map((name) => [name, name])]]]);
   }
 
@@ -87,7 +87,7 @@ class Sheet {
       const mine = photo.right === undefined ? null : el('span', { class: `mark ${photo.right ? 'passed' : 'failed'}` }, photo.right ? '✓ right' : `✗ it is ${photo.truth}`);
       const card = el('li', {}, el('button', { type: 'button', onclick: () => this.open(photo.number) }, canvas,
         el('span', { class: 'label' }, photo.label, ' ', el('b', {}, photo.probability === null ? '' : percent(photo.probability))),
-        mine, photo.passed === undefined ? null : mark(photo.passed),
+        mine, photo.passed === null ? null : mark(photo.passed),
         el('span', { class: 'name' }, photo.name), el('span', { class: 'figure' })));
       card.dataset.number = photo.number;
       this.cards.set(photo.number, card);

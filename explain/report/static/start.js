@@ -100,7 +100,7 @@ class Page {
     document.title = `${this.source.index.photos[number].label} – ${item.name}`;
     this.navigation(true);
     await this.viewer.ready;
-    document.documentElement.dataset.ready = 'true';
+    document.documentElement.dataset.ready = String(Math.round(performance.now()));
     if (this.many) window.scrollTo(0, 0);
   }
 
@@ -115,7 +115,7 @@ class Page {
     this.sheet.draw();
     document.title = this.source.index.title ?? 'Photos';
     this.navigation(false);
-    document.documentElement.dataset.ready = 'true';
+    document.documentElement.dataset.ready = String(Math.round(performance.now()));
   }
 
   navigation(open) {

@@ -39,18 +39,39 @@ function allMethods(item, state) {
     curves ? el('p', { class: 'hint' }, 'Areas under the curves: less is better for deletion (↓), more for insertion (↑). Blurred maps are favoured by both; a figure is no verdict.') : null);
 }
 
-// The answers of a check, where there was one: worst first, in words and signs.
+// The answers of a check, where there was one; a map has passed if none of them failed.
+const QUESTIONS = {
+  depends_on_model: 'Does it depend on the model?',
+  depends_on_class: 'Does it depend on the class?',
+  faithful: 'Is it faithful?',
+  stable: 'Is it stable?',
+};
+
 function verdicts(item, state) {
-  const found = item.maps[state.target].map((map, number) => [item.methods[number].name, map.verdict]).filter(([, verdict]) => verdict);
+  const found = item.maps[state.target].map((map, number) => [number, map.verdict]).filter(([, verdict]) => verdict);
   if (!found.length) return null;
+  const current = found.filter(([number]) => number === state.method);
+  const names = [...new Set(found.flatMap(([, verdict]) => Object.keys(verdict.answers)))];
+  const row = ([number, verdict]) => ({
+    current: number === state.method,
+    cells: [item.methods[number].name, mark(verdict.passed), ...names.map((name) => answered(verdict.answers[name]))],
+  });
+  const reasons = ([, verdict]) => [...Object.entries(verdict.answers).map(([name, answer]) =>
+    el('li', {}, el('b', {}, QUESTIONS[name] ?? name), ' ', mark(answer.passed), ' ', answer.reason)),
+  ...(verdict.notes ?? []).map((note) => el('li', {}, note))];
   return el('section', { class: 'card wide' }, el('h2', {}, 'Checked'),
-    found.map(([name, verdict]) => el('div', { class: 'verdict' },
-      el('h3', {}, name, ' ', mark(verdict.passed)),
-      el('ul', {}, verdict.answers.map((answer) => el('li', {}, mark(answer.passed), ' ', el('b', {}, answer.question), ' ', answer.reason))))));
+    table(`Answers for ${item.targets[state.target].label}`, ['method', 'verdict', ...names.map((name) => QUESTIONS[name] ?? name)], found.map(row)),
+    el('ul', { class: 'reasons' }, current.flatMap(reasons)),
+    el('p', { class: 'hint' }, 'A verdict is the worst of its answers. That a map passed does not mean that the model is right.'));
+}
+
+function answered(answer) {
+  if (!answer) return '–';
+  return el('span', {}, mark(answer.passed), answer.figure === null ? '' : ` ${figure(answer.figure)}`);
 }
 
 function mark(passed) {
-  const [sign, word, name] = passed === null ? ['?', 'not told', 'open'] : passed ? ['✓', 'passed', 'passed'] : ['✗', 'failed', 'failed'];
+  const [sign, word, name] = passed === null || passed === undefined ? ['–', 'not asked', 'open'] : passed ? ['✓', 'passed', 'passed'] : ['✗', 'failed', 'failed'];
   return el('span', { class: `mark ${name}` }, `${sign} ${word}`);
 }
 

@@ -100,7 +100,7 @@ class Viewer {
     await this.drawOther(look);
     this.title.replaceChildren(...(state.not === null ? ['Why ', el('em', {}, label), '?']
       : ['Why ', el('em', {}, label), ', and not ', el('em', {}, this.item.targets[state.not].label), '?']));
-    this.film.take(state.method);
+    this.film.take(state.method, state.target);
     this.answers.take(state.target);
     this.look.take(state, map, opacity);
     this.why.take(state);
