@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from explain.errors import ExplainError, did_you_mean
+from explain.errors import ExplainError, close_to, did_you_mean
 
 
 class UsageError(ExplainError):
@@ -59,14 +59,22 @@ def _numbers(text: str) -> list[float]:
 
 
 def _crop(text: str) -> str | float:
+    if text in CROPS:
+        return text
     try:
-        return float(text)
+        share = float(text)
     except ValueError:
-        if text not in ("center", "whole", "five"):
-            raise argparse.ArgumentTypeError(
-                f"must be center, whole, five, or a share above 0 and up to 1, got {text!r}"
-            ) from None
-    return text
+        share = -1.0
+    if not 0 < share <= 1:
+        raise argparse.ArgumentTypeError(
+            f"must be {', '.join(CROPS)}, or a share above 0 and up to 1, got {text!r}{_nearest(text, CROPS)}"
+        )
+    return share
+
+
+def _nearest(text: str, known: Iterable[str]) -> str:
+    close = close_to(text, known, 1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _many(metavar: str) -> dict[str, Any]:
@@ -75,14 +83,15 @@ def _many(metavar: str) -> dict[str, Any]:
 
 _NUMBERS: Mapping[str, Any] = {"type": _numbers, "metavar": "NUMBERS"}
 _FLAG: Mapping[str, Any] = {"action": "store_true"}
+CROPS = ("center", "whole", "five")
 
 IMAGES = Option(
     ("images",), "photos, and folders of photos", default=(), how={"nargs": "*", "metavar": "IMAGE"}
 )  # fmt: skip
 METHOD = Option(
     ("--method", "-m"),
-    "how to explain: a name, also with options as in 'integratedgradients(steps=20)'; 'all' that take less than 200 "
-    "passes, or 'everything'; repeatable (default: gradcam)",
+    "how to explain: a name, also with options as in 'integratedgradients(steps=20)'; 'all' takes each method of fewer "
+    "than 200 passes, 'everything' takes them all; repeatable (default: gradcam)",
     how=_many("NAME"),
 )  # fmt: skip
 METRIC = Option(
@@ -148,7 +157,14 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         told = message.removeprefix("argument ").replace(": ", " ", 1)
-        raise UsageError(f"{told}; {self.prog} --help shows the options")
+        raise UsageError(told if "did you mean" in told else f"{told}; {self.prog} --help shows the options")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Say what may be chosen, and what comes closest."""
+        if action.choices is not None and value not in action.choices:
+            known = list(map(str, action.choices))
+            told = f"must be one of {', '.join(known)}, got {value!r}{_nearest(str(value), known)}"
+            raise argparse.ArgumentError(action, told)
 
 
 def parser(prog: str, about: str, options: Iterable[Option], epilog: str = "") -> argparse.ArgumentParser:

@@ -10,6 +10,7 @@ from torch import nn
 from explain.engine import (
     Plan,
 )
+from explain.errors import keywords
 from explain.inputs import InputsLike
 from explain.methods import (
     MethodLike,
@@ -32,7 +33,13 @@ __all__ = [
     "plan",
 ]
 
+_OF_OTHERS = {
+    **{"methods": "explain.attribute_all takes several", "targets": "explain.attribute_targets takes several"},
+    **{"top_k": "explain.attribute_targets takes a number of best classes for its targets"},
+}
 
+
+@keywords(Options, elsewhere=_OF_OTHERS)
 def attribute(
     model: nn.Module,
     x: InputsLike,
@@ -87,6 +94,7 @@ def attribute(
     return attribute_targets(model, x, [method], [target], **options)[0][method.name]
 
 
+@keywords(Options, elsewhere={name: hint for name, hint in _OF_OTHERS.items() if name != "methods"})
 def attribute_all(
     model: nn.Module,
     x: InputsLike,
@@ -105,6 +113,7 @@ def attribute_all(
     return attribute_targets(model, x, methods, [target], **options)[0]
 
 
+@keywords(Options)
 def attribute_targets(
     model: nn.Module,
     x: InputsLike,
@@ -115,7 +124,7 @@ def attribute_targets(
     """Attribute several scores per image with several methods, in one forward pass; other arguments as for `attribute`.
 
     Args:
-        methods: names or method objects; "all" for those that the network can be explained with in less than 200
+        methods: names or method objects; "all" for those that the network can be explained with in fewer than 200
             passes each, or "everything" for the others too.
         targets: a list of targets, or a number k for each image's k best classes.
 
@@ -131,6 +140,7 @@ def attribute_targets(
     return Request.of(model, x, chosen(model, x, methods, targets, settings), targets, settings).answered()
 
 
+@keywords(Options)
 def plan(
     model: nn.Module,
     x: InputsLike,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from explain.errors import MethodError, shown
+from explain.errors import MethodError, keywords, shown
 from explain.methods import Method, MethodLike, Source, get_method, options
 from explain.version import __version__
 
@@ -18,6 +18,7 @@ PACKAGE = Source(
 )
 
 
+@keywords()
 def cite(*methods: MethodLike) -> str:
     """Return BibTeX entries for methods, or for this package if none is named.
 

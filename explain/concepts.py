@@ -12,7 +12,7 @@ from PIL import Image
 from torch import nn
 
 from explain.engine import Activations, Evidence, Need, Reruns, Rows, Work, check_inputs, gather, plan_of
-from explain.errors import LayerError, MethodError, warn
+from explain.errors import LayerError, MethodError, keywords, warn
 from explain.hooks import Where, calculating, unwrapped
 from explain.images import Box
 from explain.inputs import InputsLike
@@ -87,6 +87,7 @@ class Concepts:
         return self.logits.topk(min(count, self.logits.shape[1]), dim=1).indices
 
 
+@keywords()
 def find_concepts(
     model: nn.Module,
     x: InputsLike,

@@ -1,21 +1,25 @@
 """Every error and warning this package raises on its own account.
 
 Each message is one line that says which argument, what it must be, what it was, and what to do about it. What the
-user's own model, target or callback raises is never wrapped: it comes through as it is.
+user's own model, target or callback raises is never wrapped: it comes through as it is. (What torch says of an input
+that does not fit the model's weights is told in our words; it stays there as the cause.)
 """
 
 from __future__ import annotations
 
 import difflib
 import functools
+import inspect
 import logging
+import re
 import sys
 import threading
 import unicodedata
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import fields
+from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar
 
 from explain.interrupts import Unsplit
@@ -51,6 +55,10 @@ class ExplainError(Exception):
         return printable(super().__str__())  # names and labels in it come from anywhere
 
 
+class ArgumentError(ExplainError, TypeError):
+    """A function was called with an argument that it does not have."""
+
+
 class ImageError(ExplainError):
     """An image could not be read or turned into what a model takes."""
 
@@ -73,6 +81,10 @@ class MethodError(ExplainError):
 
 class ModelError(ExplainError):
     """A model could not be found, loaded or run, or gave something that is not a score."""
+
+
+class LabelsError(ModelError):
+    """The labels that were given are not those of the model's classes."""
 
 
 class FillError(ExplainError):
@@ -174,6 +186,18 @@ def either(python: str, command: str) -> str:
     return command if getattr(_here, "typed", False) else python
 
 
+def option(name: str) -> str:
+    """How messages call an argument: by its name, or as it is typed.
+
+    >>> with typed():
+    ...     option("batch_size")
+    '--batch-size'
+    >>> option("batch_size")
+    'batch_size'
+    """
+    return either(name, f"--{name.replace('_', '-')}")
+
+
 _lock = threading.Lock()
 _filters, _listeners = ExitStack(), 0
 
@@ -259,6 +283,50 @@ def deprecated(instead: str, *, since: str, until: str) -> Callable[[Callable[P,
     return mark
 
 
+def keywords(
+    *more: type, elsewhere: Mapping[str, str] = MappingProxyType({})
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Refuse keyword arguments that a function does not have, in one line with a hint.
+
+    Args:
+        more: typed dictionaries of what its ``**options`` may hold.
+        elsewhere: for names that a caller may look for here, what takes them.
+
+    Raises:
+        ArgumentError: an argument is unknown; like all that Python says of arguments, it is a ``TypeError`` too.
+
+    >>> @keywords(elsewhere={"model": "Explainer(model=...) takes it"})
+    ... def explain(image: str, methods: str = "gradcam") -> str:
+    ...     return methods
+    >>> explain("cat.jpg", metod="lrp")
+    Traceback (most recent call last):
+    explain.errors.ArgumentError: explain has no argument 'metod'; did you mean 'methods'?
+    """
+
+    def mark(function: Callable[P, R]) -> Callable[P, R]:
+        kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        own = [name for name, each in inspect.signature(function).parameters.items() if each.kind in kinds]
+        known = dict.fromkeys([*own, *(name for each in more for name in each.__annotations__)])
+        known.pop("self", None)
+
+        @functools.wraps(function)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            wrong = next((name for name in kwargs if name not in known), None)
+            if wrong is not None:
+                hint = elsewhere.get(wrong) or did_you_mean(wrong, known)
+                raise ArgumentError(f"{_spoken(function)} has no argument {wrong!r}; {hint}")
+            return function(*args, **kwargs)
+
+        return checked
+
+    return mark
+
+
+def _spoken(function: Callable[..., Any]) -> str:
+    """What a function is called when it is spoken of: one that makes or is an object, by its class."""
+    return re.sub(r"\.__\w+__$", "", function.__qualname__)
+
+
 def raised(error: BaseException) -> str:
     """Say on one line what code that is not ours raised.
 
@@ -303,17 +371,36 @@ def _in_short(value: object) -> str:
 def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:
     """Return a clause that suggests the closest of ``known`` names for a misspelt one, or lists the first few.
 
+    Capitals, dashes, dots, spaces and underlines make no difference.
+
     >>> did_you_mean("gradcan", ["gradcam", "saliency"])
+    "did you mean 'gradcam'?"
+    >>> did_you_mean("Grad-CAM", ["xgradcam", "gradcam"])
     "did you mean 'gradcam'?"
     >>> did_you_mean("zzz", ["gradcam", "saliency"])
     'known: gradcam, saliency'
     """
     names = list(dict.fromkeys(known))
-    folded = {candidate.casefold(): candidate for candidate in reversed(names)}
-    close = [folded[match] for match in difflib.get_close_matches(name.casefold(), list(folded), n=count, cutoff=0.6)]
+    close = close_to(name, names, count)
     if close:
         return f"did you mean {' or '.join(repr(match) for match in close)}?"
     if not names:
         return "none is known"
     shown = ", ".join(names[:8])
     return f"known: {shown}" + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def close_to(name: str, known: Iterable[str], count: int = 3) -> list[str]:
+    """Return the ``known`` names that a misspelt one may stand for, the closest first; one that is the same, alone.
+
+    >>> close_to("centre", ["center", "whole", "five"])
+    ['center']
+    """
+    plain = {_plain(candidate): candidate for candidate in reversed(list(dict.fromkeys(known)))}
+    if _plain(name) in plain:
+        return [plain[_plain(name)]]
+    return [plain[match] for match in difflib.get_close_matches(_plain(name), list(plain), n=count, cutoff=0.6)]
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"(?<=\w)[-_. ]+(?=\w)", "", name.casefold())

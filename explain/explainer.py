@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypedDict, Unpack, overload
+from typing import Any, Unpack, overload
 
-import numpy as np
 import torch
 from torch import nn
 
 from explain.attribution import Attribution, attribute_targets
 from explain.concepts import find_concepts
 from explain.engine import Precision, Progress, check_inputs
-from explain.errors import ImageError, ModelError, PhotoError, TargetError, naming
+from explain.errors import ImageError, LabelsError, PhotoError, TargetError, either, keywords, naming, shown
 from explain.explanation import Explanation
 from explain.fills import Black, get_fill
 from explain.hooks import Inspection, Where, inspect, unwrapped
-from explain.images import Box, ImageLike, Preprocess, load_image, locate
+from explain.images import Box, ImageLike, Preprocess, load_image, locate, source_of
 from explain.methods import Fusion, Method, MethodLike, get_method, list_methods, options
 from explain.models import Classifier, CropLike, FiveCrops, Interpolation, as_preprocess, classifier_of, on_device, seen
 from explain.mosaic import best_of_mean, joined
@@ -28,23 +26,15 @@ from explain.photo_concepts import PhotoConcepts
 from explain.photos import AT_ONCE, Photo, collected, in_batches, rows_are_apart
 from explain.record import Origin, Question, asked, class_name, described, encode_fields, has_tensor
 from explain.render import StyleLike, get_style
+from explain.request import Common
 from explain.selection import GROUPS
-from explain.targets import TargetLike, as_target, check_categories
+from explain.targets import TargetLike, as_list, as_target, check_categories
 
 
-class PhotoOptions(TypedDict, total=False):
+class PhotoOptions(Common, total=False):
     """The keyword arguments of a question; see `Explainer`."""
 
-    layer: Where | None
     top_k: int | None
-    fuse: Fusion | None
-    batch_size: int | None
-    progress: Progress | None
-    precision: Precision
-    runs: int | None
-    until: float | None
-    seconds: float | None
-    keep_partial: bool
 
 
 @dataclass(frozen=True)
@@ -60,6 +50,11 @@ class PhotoRequest:
     question: Question
     options: Mapping[str, Any]
     alone: bool
+
+
+_MADE_WITH = ("model", "categories", "preprocess", "weights", "size", "crop", "mean", "std", "interpolation", "device")
+_OF_EXPLAINER = {name: f"explain.Explainer({name}=...) takes it, and then the photo" for name in _MADE_WITH}
+_OF_EXPLAINER["style"] = "explain.Explainer(style=...), overlay(style=...) and save(style=...) take it"
 
 
 class Explainer:
@@ -91,6 +86,7 @@ class Explainer:
     ('tabby cat', 3)
     """
 
+    @keywords(elsewhere={"labels": "categories=... takes them"})
     def __init__(
         self,
         model: nn.Module | Classifier | str | None = None,
@@ -149,6 +145,7 @@ class Explainer:
         **options: Unpack[PhotoOptions],
     ) -> list[Explanation]: ...
 
+    @keywords(elsewhere=_OF_EXPLAINER)
     def __call__(
         self,
         image: Any,
@@ -171,7 +168,7 @@ class Explainer:
         Args:
             image: a path, the bytes of a file, a PIL image or an array; see `explain.images.load_image`. A list, tuple
                 or iterator of these gives a list, in their order; see `each` for more than fit into memory.
-            methods: a name or method object, several, "all" (of less than 200 passes) or "everything".
+            methods: a name or method object, several, "all" (of fewer than 200 passes) or "everything".
             target: a class index, label or callable, several of these, or None for the top prediction.
             top_k: explain the k best classes, instead of ``target``.
             layer, fuse, batch_size, progress, precision, runs, until, seconds, keep_partial: see `explain.attribute`.
@@ -188,6 +185,7 @@ class Explainer:
             return collected(self._all(image, request))
         return self._explained([self._photo(image)], request)[0]
 
+    @keywords(PhotoOptions, elsewhere=_OF_EXPLAINER)
     def each(
         self,
         images: Iterable[ImageLike],
@@ -220,9 +218,13 @@ class Explainer:
         """Check what is asked for, and note it for the record."""
         if top_k is not None and target is not None:
             raise TargetError("target and top_k cannot both be given; leave one out")
+        if top_k is not None and (isinstance(top_k, bool) or not isinstance(top_k, int)):
+            raise TargetError(
+                f"top_k must be a whole number from 1, got {shown(top_k)}; leave it out for the top class"
+            )
         chosen = methods if isinstance(methods, str) and methods in GROUPS else self._methods(methods)
         known = _method_list(list_methods()) if isinstance(chosen, str) else chosen
-        targets = [] if top_k is not None else _target_list(target)
+        targets = [] if top_k is not None else as_list(target)
         question = Question(
             {method.name: class_name(method) for method in known},
             tuple(asked(as_target(each, self.categories)) for each in targets),
@@ -259,7 +261,7 @@ class Explainer:
         return in_batches(images, self._photo, work, at_once)
 
     def _photo(self, image: ImageLike, place: int = 0) -> Photo:
-        photo, source = load_image(image), _source(image)
+        photo, source = load_image(image), source_of(image)
         return Photo(photo, source, self.as_input(photo), source or f"photo {place}")
 
     def _explained(self, photos: list[Photo], request: PhotoRequest) -> list[Explanation]:
@@ -328,6 +330,7 @@ class Explainer:
             explainer=self,
         )
 
+    @keywords()
     def concepts(self, image: ImageLike, count: int = 4, *, layer: Where | None = None) -> PhotoConcepts:
         """Find the concepts that a layer sees in one photo; see `explain.find_concepts`.
 
@@ -356,9 +359,9 @@ class Explainer:
             return
         classes = logits.shape[1]
         if len(self.categories) != classes:
-            raise ModelError(
-                f"categories must hold a label for each of the model's {classes} classes, got {len(self.categories)}; "
-                "give them all, in the order of the classes"
+            raise LabelsError(
+                f"{either('categories', '--labels')} must hold a label for each of the model's {classes} classes, got "
+                f"{len(self.categories)}; give them all, in the order of the classes"
             )
 
     def as_input(self, image: ImageLike) -> torch.Tensor:
@@ -383,7 +386,13 @@ class Explainer:
         return x if parameter is None else x.to(parameter.device, parameter.dtype)
 
 
-def explain(image: ImageLike, methods: MethodLike | Iterable[MethodLike] = "gradcam", **options: Any) -> Explanation:
+@keywords(PhotoOptions, elsewhere=_OF_EXPLAINER)
+def explain(
+    image: ImageLike,
+    methods: MethodLike | Iterable[MethodLike] = "gradcam",
+    target: TargetLike | Sequence[TargetLike] = None,
+    **options: Unpack[PhotoOptions],
+) -> Explanation:
     """Explain a photo with the default model; options as for calling an `Explainer`.
 
     >>> from PIL import Image
@@ -391,7 +400,7 @@ def explain(image: ImageLike, methods: MethodLike | Iterable[MethodLike] = "grad
     >>> explanation.overlay("gradcam").size
     (32, 24)
     """
-    return Explainer()(image, methods, **options)
+    return Explainer()(image, methods, target, **options)
 
 
 def _of_image(found: Sequence[Mapping[str, Attribution]], image: int) -> tuple[Mapping[str, Attribution], ...]:
@@ -402,15 +411,3 @@ def _method_list(methods: MethodLike | Iterable[MethodLike]) -> list[Method]:
     if isinstance(methods, str) or not isinstance(methods, Iterable):
         return [get_method(methods)]
     return [get_method(method) for method in methods]
-
-
-def _target_list(target: Any) -> list[TargetLike]:
-    if isinstance(target, torch.Tensor | np.ndarray):
-        target = target.reshape(-1).tolist()
-    return list(target) if isinstance(target, list | tuple) else [target]
-
-
-def _source(image: ImageLike) -> str | None:
-    if isinstance(image, (str, os.PathLike)):
-        return str(image)
-    return str(getattr(image, "filename", "")) or None

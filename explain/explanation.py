@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from PIL import Image
 
 from explain import pictures, render
 from explain.attribution import Attribution
-from explain.errors import MethodError, TargetError, did_you_mean, printable
+from explain.errors import MethodError, TargetError, did_you_mean, keywords, printable
 from explain.images import Box
 from explain.methods import get_method
 from explain.models import class_label
@@ -34,8 +34,9 @@ SHOWN_PREDICTIONS = 5
 class Explanation(Reported):
     """What a model sees in one photo, and why; in a notebook it shows itself.
 
-    ``results`` has a dictionary of attributions by method for each target. ``box`` is the part of the photo that the
-    model saw and the maps lie on; where it saw several, ``crops`` are these, and ``box`` is the whole photo.
+    ``explanation["gradcam"]`` is the attribution of a method for the first target, and iterating gives the methods'
+    names. ``results`` has a dictionary of attributions by method for each target. ``box`` is the part of the photo that
+    the model saw and the maps lie on; where it saw several, ``crops`` are these, and ``box`` is the whole photo.
     ``probabilities`` ``(K,)`` are those of the classes, where the model gives any. ``style`` is what it is shown in,
     where not in each method's own. ``explainer`` is what made this, for more questions about the same photo. Everything
     else works without it: a copy and a pickle hold the data, on the CPU, and never the model; there, ``explainer`` is
@@ -65,6 +66,35 @@ class Explanation(Reported):
         """The attributions for the first target, by method."""
         return self.results[0]
 
+    def __getitem__(self, method: str) -> Attribution:
+        """Return the attribution of one method, for the first target."""
+        return self._attribution(method, 0)
+
+    def __iter__(self) -> Iterator[str]:
+        """Go through the names of the methods, as through those of a dictionary."""
+        return iter(self.results[0])
+
+    def __len__(self) -> int:
+        return len(self.results[0])
+
+    def __contains__(self, method: object) -> bool:
+        return method in self.results[0]
+
+    @property
+    def values(self) -> torch.Tensor:
+        """The raw values of the first method for the first target: ``(h, w)`` at the layer's resolution, or
+        ``(C, H, W)``.
+
+        Those of another are ``explanation["saliency"].values[0]``, and for another target
+        ``explanation.results[1]["saliency"].values[0]``.
+        """
+        return self._attribution(None, 0).values[0]
+
+    @property
+    def heatmap(self) -> torch.Tensor:
+        """``(H, W)`` from 0 to 1 at the resolution of the model's input, of the first method for the first target."""
+        return self._attribution(None, 0).heatmap[0]
+
     @property
     def methods(self) -> list[str]:
         return list(self.results[0])
@@ -86,6 +116,7 @@ class Explanation(Reported):
             for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)
         ]
 
+    @keywords()
     def overlay(
         self,
         method: str | None = None,
@@ -134,6 +165,7 @@ class Explanation(Reported):
         """The photo, where maps lie on it, and which parts of it the model saw."""
         return Scene(self.photo, self.box, self.crops or (self.box,))
 
+    @keywords()
     def layout(
         self, *, style: StyleLike | None = None, alpha: float | None = None, colormap: str | None = None
     ) -> Layout:
@@ -147,6 +179,7 @@ class Explanation(Reported):
             legends=pictures.legends(self.scene, self.results, look),
         )
 
+    @keywords()
     def figure(
         self, *, style: StyleLike | None = None, alpha: float | None = None, colormap: str | None = None
     ) -> Figure:
@@ -157,6 +190,7 @@ class Explanation(Reported):
         layout = self.layout(style=style, alpha=alpha, colormap=colormap)
         return render.figure(layout, self.alternative)
 
+    @keywords()
     def sheet(
         self,
         tile: int = 300,
@@ -177,6 +211,7 @@ class Explanation(Reported):
         source = f"the photo {Path(self.source).name}" if self.source else "a photo"
         return f"{source} with maps of what speaks for {' and '.join(self.targets)}: {', '.join(self.methods)}"
 
+    @keywords()
     def save(
         self,
         folder: str | os.PathLike[str],

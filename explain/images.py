@@ -81,6 +81,17 @@ def load_image(image: ImageLike) -> Image.Image:
         raise ImageError(f"image {str(path)!r} cannot be read: {_reason(error)}") from None
 
 
+def source_of(image: ImageLike) -> str | None:
+    """Return the path of the file that an image comes from, where that is known.
+
+    >>> source_of("cat.jpg"), source_of(b"...")
+    ('cat.jpg', None)
+    """
+    if isinstance(image, (str, os.PathLike)):
+        return str(image)
+    return str(getattr(image, "filename", "")) or None
+
+
 _KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 

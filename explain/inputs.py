@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -152,15 +153,22 @@ class Inputs:
         return self._each(lambda path, t: t.clone(memory_format=_layout_for(t)))
 
     def call(self, model: nn.Module) -> Any:
-        """Call the model on copies of all tensors. A note on what it raises says so where the input explains it."""
+        """Call the model on copies of all tensors. A note on what it raises says so where the input explains it.
+
+        Raises:
+            ImageError: torch refuses the input, since it has another precision, or other channels, than the weights.
+            Exception: anything else that the model raises.
+        """
         copies = self.copied()
         try:
             return model(*copies.args, **copies.kwargs)
         except ExplainError:
             raise
         except Exception as error:
-            for note in _misfits(model, self.x, "x" if self.name is None else f"input {self.name}"):
-                error.add_note(f"explain: {note}")
+            for refused, told in _misfits(model, self.x, "x" if self.name is None else f"input {self.name}"):
+                if type(error) is RuntimeError and refused.search(str(error)):
+                    raise ImageError(told) from error
+                error.add_note(f"explain: {told}")
             raise
 
     @property
@@ -206,20 +214,31 @@ def as_inputs(x: InputsLike) -> Inputs:
     return Inputs((x,))
 
 
-def _misfits(model: nn.Module, x: torch.Tensor, name: str) -> Iterator[str]:
-    """Say what does not fit between an input and the model that has just failed on it."""
+# What torch says where an input has another precision than weights, or other dimensions, or other channels.
+_PRECISION = re.compile(r"same dtype|scalar type|Input type \(.*\) and (weight|bias) type|mixed dtype")
+_DIMENSIONS = re.compile(r"Expected \dD .* input to conv\dd, but got input of size")
+_CHANNELS = re.compile(r"to have \d+ channels, but got \d+ channels instead")
+
+
+def _misfits(model: nn.Module, x: torch.Tensor, name: str) -> Iterator[tuple[re.Pattern[str], str]]:
+    """Say what does not fit between an input and the model that has just failed on it, and how torch would say it."""
     weight = next((p for p in model.parameters() if p.is_floating_point()), None)
     if weight is not None and weight.dtype != x.dtype:
-        yield f"{name} is {x.dtype}, but the model's weights are {weight.dtype}; use {name}.to({weight.dtype})"
+        yield _PRECISION, f"{name} must be {weight.dtype} as the weights are, got {x.dtype}; use x.to({weight.dtype})"
     known = {nn.Conv2d: 4, nn.Conv3d: 5}
     layer, first = next(((n, m) for n, m in model.named_modules() if type(m) in known), ("", None))
     if not isinstance(first, (nn.Conv2d, nn.Conv3d)):
         return
-    ours, takes = f"{name} has", f"but the model's first convolution ({layer}) takes"
+    takes = f"for the model's first convolution ({layer})"
     if x.ndim != known[type(first)]:
-        yield f"{ours} {x.ndim} dimensions, {takes} {known[type(first)]}"
+        remedy = "explain the frames of a video one by one" if x.ndim == 5 else "give it videos (N, C, T, H, W)"
+        yield _DIMENSIONS, f"{name} must have {known[type(first)]} dimensions {takes}, got {x.ndim}; {remedy}"
     elif x.shape[1] != first.in_channels:
-        yield f"{ours} {x.shape[1]} channels, {takes} {first.in_channels}"
+        remedies = {1: "use x.expand(-1, 3, -1, -1) for photos in grey", 4: "leave out transparency with x[:, :3]"}
+        other = "give it the channels that it was trained with"
+        remedy = remedies.get(x.shape[1], other) if first.in_channels == 3 and x.ndim == 4 else other
+        channels = f"{first.in_channels} channel{'s' * (first.in_channels > 1)}"
+        yield _CHANNELS, f"{name} must have {channels} {takes}, got {x.shape[1]}; {remedy}"
 
 
 def _layout_for(tensor: torch.Tensor) -> torch.memory_format:

@@ -12,6 +12,7 @@ from PIL import Image
 
 from explain import render
 from explain.concepts import Concepts, name_concepts
+from explain.errors import keywords
 from explain.images import Box
 from explain.output import Files, slug
 from explain.pictures import Scene, array
@@ -81,6 +82,7 @@ class PhotoConcepts:
             "versions": versions(),
         }
 
+    @keywords()
     def save(self, folder: str | os.PathLike[str], *, stem: str | None = None, overwrite: bool = False) -> list[Path]:
         """Write the picture (PNG), the maps ``(K, h, w)`` and vectors ``(K, C)`` (``.npy``), and a record (JSON).
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from explain import render
 from explain.images import Box
-from explain.methods import FAMILIES, control, family
+from explain.methods import FAMILIES, control, divides_by_score, family
 from explain.render import Group, Legend, Style, StyleLike, Tile
 from explain.result import Attribution
 
@@ -127,6 +127,8 @@ def remark(attribution: Attribution) -> str:
     """What a map must not be taken for: one of a method that explains nothing, or one that says nothing."""
     if not attribution.values[:1].any():
         return "zero everywhere"
+    if float(attribution.score[0]) < 0 and divides_by_score(attribution.method):
+        return "negative score: signs reversed"
     does = control(attribution.method)
     return f"null map: {does}" if does else ""
 

@@ -11,11 +11,12 @@ from explain.engine import Activations, Evidence, InputGradients, LayerGradients
 from explain.errors import either
 
 
-def why_empty(evidence: Sequence[Evidence], image: int) -> str:
+def why_empty(evidence: Sequence[Evidence], image: int, *, turned: bool = False) -> str:
     """Say why a method that saw this evidence found nothing in one image, and what to do.
 
     Looked at in turn: whether the layer is active at all, whether the score depends on it, and whether that is because
-    the model's output is a saturated softmax.
+    the model's output is a saturated softmax. ``turned`` says that the method divided by a negative score, which
+    reverses all signs.
     """
     first = evidence[0]
     named = [item.layer for item in evidence if item.layer]
@@ -31,6 +32,11 @@ def why_empty(evidence: Sequence[Evidence], image: int) -> str:
         return f"the score does not change with {layer} (the gradient is zero); choose another layer or target"
     if named and torch.equal(first.inputs[image], torch.zeros_like(first.inputs[image])):
         return "the input is zero everywhere; give a photo"
+    if turned:
+        return (
+            f"the score is negative ({float(first.score[image]):.3g}) and the method divides by it, which reverses all "
+            "signs, so that what speaks for the target is left out; choose a target with a positive score, or gradcam"
+        )
     if any(isinstance(need, LayerGradients) for need in first.found):
         how = either("relu=False", "--method 'gradcam(relu=False)'")
         return f"all that {layer} shows speaks against the target; choose another target, or a signed map ({how})"

@@ -38,6 +38,7 @@ from explain.hooks import Where, calculating, unwrapped
 from explain.inputs import Inputs, InputsLike, Path, dotted
 from explain.layers import channels_of, default_layer, find_layers, forget, look_follows, stage_layers
 from explain.methods import (
+    ByScore,
     Complete,
     Estimated,
     Fusion,
@@ -59,12 +60,11 @@ from explain.result import Attribution, Channels, fused
 from explain.targets import Target, TargetLike, TopClass, as_target, settle
 
 
-class Options(TypedDict, total=False):
-    """How to explain, as all functions of this module take it; see `attribute`."""
+class Common(TypedDict, total=False):
+    """How to explain, tensors and photos alike; see `attribute`."""
 
     layer: Where | None
     fuse: Fusion | None
-    categories: Sequence[str] | None
     batch_size: int | None
     progress: Progress | None
     precision: Precision
@@ -72,6 +72,12 @@ class Options(TypedDict, total=False):
     until: float | None
     seconds: float | None
     keep_partial: bool
+
+
+class Options(Common, total=False):
+    """How to explain tensors, as `attribute` and its relatives take it."""
+
+    categories: Sequence[str] | None
 
 
 @dataclass(frozen=True)
@@ -203,7 +209,8 @@ class Request:
                     if not self.settings.keep_partial:
                         raise
                     continue
-                _warn_if_empty(answers[name], used[0])
+                _warn_of_signs(method, answers[name])
+                _warn_if_empty(method, answers[name], used[0])
             found.append(answers)
         if not all(found):
             raise KeyboardInterrupt("interrupted before any method had something to show")
@@ -247,7 +254,7 @@ def _by_name(methods: MethodLike | Iterable[MethodLike]) -> dict[str, Method]:
         if not _are_equal(chosen.setdefault(method.name, method), method):
             raise MethodError(
                 f"methods must have different names, got two of {method.name!r}; ask for them in two "
-                f"{either('calls', 'commands')}"
+                f"{either('calls', 'commands, the second with another --output')}"
             )
     if not chosen:
         raise MethodError("methods must name at least one method, got none; see explain.list_methods()")
@@ -387,9 +394,24 @@ def _warn_of_gaps(method: Method, coverage: Coverage) -> None:
         )
 
 
-def _warn_if_empty(attribution: Attribution, evidence: Sequence[Evidence]) -> None:
+def _warn_of_signs(method: Method, attribution: Attribution) -> None:
+    """Say for which images a method divided by a negative score: as published, that turns its map into the opposite."""
+    if not isinstance(method, ByScore):
+        return
+    below = ((attribution.score < 0) & attribution.values.flatten(1).any(1)).nonzero().flatten().tolist()
+    if below:
+        scores = ", ".join(f"{float(attribution.score[i]):.3g}" for i in below)
+        warn(
+            f"{attribution.method} divides by the score, which is negative for image "
+            f"{', '.join(map(image_name, below))} ({scores}): that reverses all signs, so that its positive values "
+            "speak against the target; choose a target with a positive score, or gradcam"
+        )
+
+
+def _warn_if_empty(method: Method, attribution: Attribution, evidence: Sequence[Evidence]) -> None:
     reasons: dict[str, list[str]] = {}
     for image in (attribution.values.flatten(1) == 0).all(1).nonzero().flatten().tolist():
-        reasons.setdefault(why_empty(evidence, image), []).append(image_name(image))
+        turned = isinstance(method, ByScore) and bool(attribution.score[image] < 0)
+        reasons.setdefault(why_empty(evidence, image, turned=turned), []).append(image_name(image))
     for reason, images in reasons.items():
         warn(f"{attribution.method} is zero everywhere for image {', '.join(images)}: {reason}")

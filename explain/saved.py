@@ -16,7 +16,7 @@ from PIL import Image
 
 from explain.attribution import Attribution
 from explain.engine import Precision
-from explain.errors import ImageError, MethodError, RecordError, raised, shown
+from explain.errors import ImageError, MethodError, RecordError, keywords, raised, shown
 from explain.explainer import Explainer
 from explain.explanation import Explanation
 from explain.images import ImageLike, load_image
@@ -75,6 +75,7 @@ class Saved:
         """``(H, W)`` float32 in [0, 1] at the resolution of the model's input."""
         return self.attribution.heatmap[0]
 
+    @keywords()
     def repeat(
         self,
         explainer: Explainer | None = None,
@@ -206,6 +207,7 @@ class Saved:
             )
 
 
+@keywords()
 def load(file: str | os.PathLike[str]) -> Saved:
     """Read what `Explanation.save` wrote for one method and target, without loading a model.
 
@@ -231,6 +233,8 @@ def load(file: str | os.PathLike[str]) -> Saved:
             f"file must be the path of a record (.json) or of its values (.npy), got {shown(file)}; name one of these"
         )
     path = Path(file)
+    if path.is_dir():
+        raise RecordError(_not_a_folder(path))
     if path.suffix not in (".json", ".npy"):
         raise RecordError(f"file must be a record (.json) or its values (.npy), got {str(path)!r}; name one of these")
     path = path.with_suffix(".json")
@@ -245,6 +249,12 @@ def load(file: str | os.PathLike[str]) -> Saved:
     if about is not None and (list(values.shape) != about["shape"] or digest(values.tobytes()) != about["sha256"]):
         raise RecordError(f"{name} must lie beside the values that it tells of, but they differ; save both again")
     return Saved(path, record, torch.from_numpy(values))
+
+
+def _not_a_folder(path: Path) -> str:
+    inside = sorted(path.glob("*.json"))
+    remedy = f"load what is in it, such as {str(inside[0])!r}" if inside else "it holds none"
+    return f"file must be a record (.json) or its values (.npy), got the folder {str(path)!r}; {remedy}"
 
 
 def _read_record(path: Path, name: str) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from explain.errors import ExplainError, LayerError, muted
+from explain.errors import ExplainError, LayerError, keywords, muted
 from explain.hooks import Where, scripted
 from explain.inputs import InputsLike
 from explain.layers import default_layer, shares_behind
@@ -49,7 +49,7 @@ def select(
     target: TargetLike = None,
     categories: Sequence[str] | None = None,
 ) -> Selection:
-    """Choose methods for a network and a target: "all" that take less than 200 passes, or "everything".
+    """Choose methods for a network and a target: "all" that take fewer than 200 passes, or "everything".
 
     >>> model = nn.Sequential(nn.Conv2d(3, 400, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(400, 5))
     >>> import torch
@@ -81,6 +81,7 @@ def chosen(
     return select(model, x, methods, layer=request.layers, target=first).methods
 
 
+@keywords()
 def applicable_methods(
     model: nn.Module, x: InputsLike, *, layer: Where | None = None, target: TargetLike = None
 ) -> list[str]:

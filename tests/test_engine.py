@@ -457,7 +457,7 @@ def test_a_model_that_turns_gradients_off_says_so(x: torch.Tensor) -> None:
                 features = self.conv(x)
             return self.fc(features.mean((2, 3)))
 
-    with pytest.raises(LayerError, match="the score does not use it in sight of gradients"):
+    with pytest.raises(LayerError, match="the score does not use it, or not through differentiable operations"):
         explain.attribute(Frozen(), x.float(), "gradcam", target=0, layer="conv")
     with torch.inference_mode():
         inference = nn.Conv2d(3, 2, 3)

@@ -311,9 +311,9 @@ ON_TENSORS: dict[str, Mistake] = {
     "no_grad inside the model, for a layer": (
         lambda x: explain.attribute(Frozen(), x, layer="net.layer2"),
         LayerError,
-        "layer 'net.layer2' must influence the score of target top-1, but the score does not use it in sight of "
-        "gradients; choose a layer or target that depend on each other, without no_grad(), detach() or checkpoints "
-        "between",
+        "layer 'net.layer2' must influence the score of target top-1, but the score does not use it, or not "
+        "through differentiable operations; choose a layer or target that depend on each other, without no_grad(), "
+        "detach() or checkpoints between",
     ),
     "detach() inside the model, for pixels": (
         lambda x: explain.attribute(Wrapped(torch.Tensor.detach), x, "saliency"),
@@ -488,7 +488,7 @@ ON_FILES: dict[str, tuple[Callable[[], Any], type[ExplainError], str]] = {
     "weights of another network": (
         lambda: explain.Explainer("tiny", weights="other.pt"),
         ModelError,
-        "weights 'other.pt' must fit the model, but ... tensors are missing, 1 unknown and 0 of another shape "
+        "weights 'other.pt' must fit the model, but ... tensors are missing and 1 tensor is unknown "
         "(conv1.weight is missing); take those of this very network",
     ),
     "weights for a module": (
@@ -555,6 +555,7 @@ def test_a_mistake_with_files_is_told_in_these_words(
 JUSTIFIED = {
     ("explain", "__getattr__", "AttributeError"): "what Python asks of a module that looks its names up",
     ("explain.hooks", "__getattr__", "AttributeError"): "what Python asks of a module that looks its names up",
+    ("explain.arguments", "_check_value", "argparse.ArgumentError"): "what argparse asks of its own checks",
     ("explain.arguments", "_count", "argparse.ArgumentTypeError"): "what argparse asks of a type",
     ("explain.arguments", "_crop", "argparse.ArgumentTypeError"): "what argparse asks of a type",
     ("explain.arguments", "_numbers", "argparse.ArgumentTypeError"): "what argparse asks of a type",

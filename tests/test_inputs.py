@@ -252,27 +252,50 @@ def test_what_is_explained_must_be_among_the_inputs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("x", "note"),
+    ("x", "message"),
     [
         (
             torch.rand(1, 3, 8, 8),
-            "x is torch.float32, but the model's weights are torch.float64; use x.to(torch.float64)",
+            "x must be torch.float64 as the weights are, got torch.float32; use x.to(torch.float64)",
         ),
-        (torch.rand(1, 1, 8, 8).double(), "x has 1 channels, but the model's first convolution (conv1) takes 3"),
-        (torch.rand(1, 3, 2, 8, 8).double(), "x has 5 dimensions, but the model's first convolution (conv1) takes 4"),
+        (
+            torch.rand(1, 1, 8, 8).double(),
+            "x must have 3 channels for the model's first convolution (conv1), got 1; use x.expand(-1, 3, -1, -1) for "
+            "photos in grey",
+        ),
+        (
+            torch.rand(1, 3, 2, 8, 8).double(),
+            "x must have 4 dimensions for the model's first convolution (conv1), got 5; explain the frames of a video "
+            "one by one",
+        ),
     ],
     ids=["dtype", "channels", "dimensions"],
 )
 @pytest.mark.parametrize("method", ["gradcam", "saliency"])
-def test_what_the_model_raises_comes_through_with_a_note_where_the_input_explains_it(
-    method: str, x: torch.Tensor, note: str, net: nn.Module
+def test_what_torch_refuses_in_an_input_is_one_line_with_its_own_words_as_the_cause(
+    method: str, x: torch.Tensor, message: str, net: nn.Module
 ) -> None:
     with pytest.raises(RuntimeError) as plain:
         net(x)
-    with pytest.raises(RuntimeError) as caught:
+    with pytest.raises(ImageError) as caught:
         explain.attribute(net, x, method, target=0)
-    assert str(caught.value) == str(plain.value)
-    assert caught.value.__notes__ == [f"explain: {note}"]
+    assert str(caught.value) == message
+    assert str(caught.value.__cause__) == str(plain.value)
+
+
+def test_what_the_model_itself_raises_comes_through_with_a_note_where_the_input_may_explain_it(net: nn.Module) -> None:
+    """It is not known to be the input's fault, even though the input has another precision."""
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("no such size")
+
+    net.register_forward_pre_hook(refuse)
+    with pytest.raises(RuntimeError, match="no such size") as caught:
+        explain.attribute(net, torch.rand(1, 3, 8, 8), target=0)
+    assert not isinstance(caught.value, ImageError)
+    assert caught.value.__notes__ == [
+        "explain: x must be torch.float64 as the weights are, got torch.float32; use x.to(torch.float64)"
+    ]
 
 
 class Matching(nn.Module):

@@ -36,7 +36,11 @@ __all__ = ["DONE", "FAILED", "INTERRUPTED", "USAGE", "main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return 0, 1 if something could not be explained, 2 for wrong usage, 130 if interrupted."""
+    """Run the command line, and return its exit code.
+
+    0 if all is done; 1 if a photo could not be explained or a file not written; 2 if what was asked for cannot be done
+    whatever the photo, as with an option, method, model, layer or label that does not exist; 130 if interrupted.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a label that the terminal cannot show is no reason to stop

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Sequence
 
 from explain.arguments import IMAGES, UsageError, parser, read
@@ -14,6 +15,7 @@ from explain.cli.explaining import EXPLAIN
 from explain.cli.inspecting import INSPECT
 from explain.cli.judging import METRICS
 from explain.cli.listing import LAYERS, METHODS, MODELS, VERSION
+from explain.errors import close_to
 
 COMMANDS = {command.name: command for command in (METHODS, METRICS, MODELS, LAYERS, INSPECT, CONCEPTS, VERSION)}
 
@@ -30,7 +32,16 @@ def chosen(words: Sequence[str], answer: Answer) -> tuple[Command, argparse.Name
         if not os.path.lexists(words[0]):
             return _named(COMMANDS[words[0]], words[1:], answer)
         answer.note(f"{words[0]!r} is taken for the file or folder of that name, not for the command {words[0]}")
+    elif words:
+        _refuse_misspelt(words[0])
     return _plain(words, answer)
+
+
+def _refuse_misspelt(word: str) -> None:
+    """Refuse a first word that looks like the name of a command, and is none, nor a file or folder."""
+    close = close_to(word, COMMANDS, 1) if re.fullmatch(r"[A-Za-z]+", word) and not os.path.lexists(word) else []
+    if close:
+        raise UsageError(f"{word!r} is neither a file nor a command; did you mean 'explain {close[0]}'?")
 
 
 def _named(command: Command, words: Sequence[str], answer: Answer) -> tuple[Command, argparse.Namespace]:

@@ -7,10 +7,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from explain.cli.answer import DONE, FAILED, Answer, notes
+from explain.cli.answer import DONE, FAILED, USAGE, Answer, notes
 from explain.cli.bar import Bar, duration
 from explain.cli.sources import Source, stems
-from explain.errors import ExplainError, FolderError, ImageError, OutputError
+from explain.errors import (
+    ExplainError,
+    FolderError,
+    ImageError,
+    LabelsError,
+    LayerError,
+    MethodError,
+    OutputError,
+    TargetError,
+)
+
+ASKED = (LabelsError, LayerError, MethodError, TargetError)
+"""Errors about what was asked for, rather than about a photo."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +53,8 @@ class _Run:
     done: int = 0
     skipped: int = 0
     failed: int = 0
-    held: tuple[Source, str] | None = None  # the first failure, as long as it may be that of all photos
+    held: tuple[Source, ExplainError] | None = None  # the first failure, as long as it may be that of all photos
+    refused: bool = False  # whether what was asked for cannot be done, whatever the photo
 
     def take(self, source: Source, stem: str) -> bool:
         """Do the work on a photo; return whether any other photo can be worked on."""
@@ -74,15 +87,15 @@ class _Run:
             self.tell_held()
             self.answer.complain(_blamed(source, error) + (f"; stopped, {left} more not looked at" if left else ""))
             return False
-        general = isinstance(error, ExplainError) and not isinstance(error, (ImageError, OutputError))
-        if general and self.held is None and not self.done and not self.skipped:
-            self.held = source, str(error)
-            return True
-        if general and self.held is not None and self.held[1] == str(error):
-            rest = f", {left} more not looked at" if left else ""
-            self.answer.complain(f"{error} (this holds for every photo: none is done{rest})")
-            self.held = None
-            return False
+        if isinstance(error, ExplainError) and not isinstance(error, (ImageError, OutputError)):
+            if self.held is None and not self.done and not self.skipped:
+                self.held = source, error
+                return True
+            if self.held is not None and str(self.held[1]) == str(error):
+                rest = f", {left} more not looked at" if left else ""
+                self.answer.complain(f"{error} (this holds for every photo: none is done{rest})")
+                self.held, self.refused = None, isinstance(error, ASKED)
+                return False
         self.tell_held()
         self.answer.complain(_blamed(source, error))
         return True
@@ -90,9 +103,16 @@ class _Run:
     def tell_held(self) -> None:
         """Tell what was wrong with the first photo, since it is not so with all of them."""
         if self.held is not None:
-            source, message = self.held
+            source, error = self.held
             self.held = None
-            self.answer.complain(_named(source, message))
+            self.answer.complain(_named(source, str(error)))
+
+    def end(self) -> None:
+        """Tell what was wrong with the only photo that could be read; what was asked for is not its fault."""
+        if self.held is not None and isinstance(self.held[1], ASKED):
+            self.answer.complain(str(self.held[1]))
+            self.held, self.refused = None, True
+        self.tell_held()
 
     def sum_up(self, folder: str | None) -> None:
         """Say in one line what has been done."""
@@ -120,7 +140,8 @@ def for_all(
     """Do the work on each photo and say what came of it, and at the end how it went with all of them.
 
     What fails for one photo is told, and the others still get done. Where no file can be written, or the first two
-    photos fail in the same way on account of the model, the layer or the target, the rest is left.
+    photos fail in the same way on account of the model, the layer or the target, the rest is left. What was asked for
+    and cannot be done with this model is a matter of usage, and not of the photo.
     """
     for error in missing:
         answer.complain(str(error))
@@ -131,10 +152,10 @@ def for_all(
             if not run.take(source, stem):
                 break
     finally:
-        run.tell_held()
+        run.end()
         if total > 1:
             run.sum_up(folder)
-    return FAILED if answer.errors else DONE
+    return USAGE if run.refused else FAILED if answer.errors else DONE
 
 
 def _blamed(source: Source, error: ExplainError | MemoryError) -> str:

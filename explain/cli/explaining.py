@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,7 @@ from explain.cli.judging import checked_metrics, judged, lines_of
 from explain.cli.model import blaming, load_explainer
 from explain.cli.pages import Pages
 from explain.cli.sources import Source, photos_of, read_photo
-from explain.errors import ExplainError, printable
+from explain.errors import ExplainError, TargetError, printable
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -59,24 +60,27 @@ def explain(options: argparse.Namespace, answer: Answer) -> int:
     (group, named), metrics = _checked(options), checked_metrics(options)
     photos, missing = photos_of(options)
     explainer = load_explainer(options, answer)
+    targets = _targets(options.target, explainer.categories)
     selections: list[Selection] = []  # the first photo's serves for all
     pages = Pages()
 
     def work(source: Source, stem: str, bar: Bar) -> Result:
-        there = _existing(options, source, stem, None if group else named) if options.skip_existing else None
+        count = options.top_k or len(targets or [None])
+        names = None if group else [method.name for method in named]
+        there = finished(options.output, source, stem, names, count) if options.skip_existing else None
         if there is not None:
             return there
         photo = read_photo(source, answer)
         if group is not None and not selections:
             with blaming(options.model):
-                selections.append(_selected(explainer, photo, group, options))
+                selections.append(_selected(explainer, photo, group, options, targets))
             _tell_left_out(selections[0], [method.name for method in named], answer)
         taken = {method.name for method in named}
         others = [name for selection in selections for name in selection.methods if name not in taken]
         methods: list[str | Method] = [*named, *others]
         with blaming(options.model):
             explanation = explainer(
-                photo, methods, _targets(options.target), layer=options.layer, top_k=options.top_k, fuse=options.fuse,
+                photo, methods, targets, layer=options.layer, top_k=options.top_k, fuse=options.fuse,
                 batch_size=options.batch_size, precision="bf16" if options.bf16 else "full", progress=bar.runs,
             )  # fmt: skip
         tables: list[Table] = []
@@ -101,12 +105,6 @@ def explain(options: argparse.Namespace, answer: Answer) -> int:
 
     code = for_all(photos, missing, work, answer, verb="explained", folder=options.output)
     return pages.end(options, answer) or code
-
-
-def _existing(options: argparse.Namespace, source: Source, stem: str, methods: list[Method] | None) -> Result | None:
-    """What is there of a photo's results, if it is all."""
-    names = None if methods is None else [method.name for method in methods]
-    return finished(options.output, source, stem, names, options.top_k or len(options.target or [None]))
 
 
 def _checked(options: argparse.Namespace) -> tuple[str | None, list[Method]]:
@@ -136,18 +134,36 @@ def _checked(options: argparse.Namespace) -> tuple[str | None, list[Method]]:
     return max(groups, default=None), methods
 
 
-def _selected(explainer: Explainer, photo: Image, group: str, options: argparse.Namespace) -> Selection:
+def _selected(
+    explainer: Explainer, photo: Image, group: str, options: argparse.Namespace, targets: list[int | str] | None
+) -> Selection:
     """Choose methods for the model, by a photo."""
     from explain.selection import select
 
-    target = (_targets(options.target) or [None])[0]
+    target = targets[0] if targets else None
     x = explainer.as_input(photo)
     return select(explainer.model, x, group, layer=options.layer, target=target, categories=explainer.categories)
 
 
-def _targets(given: list[str] | None) -> Any:
-    """Targets as the API takes them: whole numbers are class indices, the rest labels."""
-    return None if given is None else [int(text) if re.fullmatch(r"-?\d+", text) else text for text in given]
+def _targets(given: list[str] | None, categories: Sequence[str] | None) -> list[int | str] | None:
+    """Targets as the API takes them: whole numbers are class indices, the rest labels; each class once."""
+    if given is None:
+        return None
+    found: dict[int | str, int | str] = {}
+    for text in given:
+        target = int(text) if re.fullmatch(r"-?\d+", text) else text
+        found.setdefault(_class_of(target, categories), target)
+    return list(found.values())
+
+
+def _class_of(target: int | str, categories: Sequence[str] | None) -> int | str:
+    """The class that a label names; one that names none is told with the photo."""
+    from explain.targets import find_label
+
+    try:
+        return find_label(target, categories) if isinstance(target, str) else target
+    except TargetError:
+        return target
 
 
 def _tell_left_out(selection: Selection, named: list[str], answer: Answer) -> None:

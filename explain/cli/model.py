@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from explain.arguments import UsageError
 from explain.cli.answer import Answer, notes
-from explain.errors import ExplainError, raised
+from explain.errors import ExplainError, ModelError, raised
 
 if TYPE_CHECKING:
     from explain.explainer import Explainer
@@ -19,23 +20,27 @@ def load_explainer(options: argparse.Namespace, answer: Answer) -> Explainer:
     """Load the model.
 
     Raises:
-        ExplainError: it, its weights or its labels cannot be used.
+        UsageError: it, its weights or its labels cannot be used.
+        ExplainError: code of the user's own raised something.
     """
     from explain.explainer import Explainer
 
     labels = None if options.labels is None else _read_labels(options.labels)
     with notes(answer), blaming(options.model):
-        return Explainer(
-            options.model,
-            categories=labels,
-            weights=options.weights,
-            size=options.size,
-            crop=options.crop,
-            mean=options.mean,
-            std=options.std,
-            interpolation=options.interpolation,
-            device=options.device,
-        )
+        try:
+            return Explainer(
+                options.model,
+                categories=labels,
+                weights=options.weights,
+                size=options.size,
+                crop=options.crop,
+                mean=options.mean,
+                std=options.std,
+                interpolation=options.interpolation,
+                device=options.device,
+            )
+        except ModelError as error:  # there is no such model, or not with these options
+            raise UsageError(str(error)) from error
 
 
 @contextmanager
@@ -54,8 +59,8 @@ def _read_labels(path: str) -> list[str]:
         labels = [line.strip() for line in Path(path).read_text("utf-8-sig").rstrip().splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise ExplainError(f"labels {path!r} cannot be read: {reason}; give a text file with a label a line") from None
+        raise UsageError(f"labels {path!r} cannot be read: {reason}; give a text file with a label a line") from None
     if "" in labels:
         line = labels.index("") + 1
-        raise ExplainError(f"labels {path!r} must have a label on every line, but line {line} is empty; fill it")
+        raise UsageError(f"labels {path!r} must have a label on every line, but line {line} is empty; fill it")
     return labels

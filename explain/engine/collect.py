@@ -40,7 +40,7 @@ from explain.engine.constants import Constant
 from explain.engine.evidence import at_least_float32
 from explain.engine.forward import Choice, Forward
 from explain.engine.linear import Heads, class_weights
-from explain.errors import MethodError, TargetError, UnusedLayerError
+from explain.errors import MethodError, TargetError, UnusedLayerError, either
 from explain.hooks import HookGroup, Source, first_tensor
 from explain.hooks.attention import AttentionRecord, attention, by_image
 from explain.layers import of_other_images
@@ -110,9 +110,10 @@ class _ClassWeights(Collector):
 class _Likeness(Collector):
     def answer(self, forward: Forward, choice: Choice, ask: Ask, gradients: Gradients) -> torch.Tensor:
         if not isinstance(choice.target, Detected):
+            kind = either("a detected box, explain.targets.Detection,", "a detected box")
             raise TargetError(
-                "target of a method that compares detections must be an explain.targets.Detection, got "
-                f"{choice.name}; give one, or take rise"
+                f"target must be {kind} for a method that compares detections, got "
+                f"{choice.name if choice.classes is None else 'a class'}; drise is for detectors, so take rise"
             )
         return at_least_float32(choice.target.likeness(forward.output, forward.count).detach())
 
@@ -256,7 +257,7 @@ def _layer(ask: Ask) -> str:
 
 def _of_layer(gradient: torch.Tensor | None, forward: Forward, choice: Choice, ask: Ask) -> torch.Tensor:
     if gradient is None:
-        hidden = "" if choice.total.requires_grad else " in sight of gradients"
+        hidden = "" if choice.total.requires_grad else ", or not through differentiable operations"
         raise UnusedLayerError(
             f"layer {ask.layer!r} must influence the score of target {choice.name}, but the score does not use "
             f"it{hidden}; choose a layer or target that depend on each other, without no_grad(), detach() or "

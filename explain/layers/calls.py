@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from explain import nested
-from explain.errors import ExplainError
+from explain.errors import ExplainError, keywords
 from explain.hooks import Where, name_of, place_of, select_places, unwrapped
 from explain.inputs import Inputs, InputsLike, as_inputs
 from explain.interrupts import came_by_signal
@@ -54,6 +54,7 @@ class Look:
         return calls[-1] if calls else None
 
 
+@keywords()
 def list_layers(model: nn.Module, x: InputsLike) -> list[Call]:
     """Run ``model`` on the first image of ``x`` and list the calls of its modules, as they return.
 

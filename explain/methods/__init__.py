@@ -46,6 +46,7 @@ from functools import partial
 from explain.methods.attention import AttentionRollout, LeGrad
 from explain.methods.backprop import Deconvnet, GuidedBackprop, GuidedGradCAM, InputXGradient, Saliency
 from explain.methods.base import (
+    ByScore,
     Complete,
     Control,
     Demanding,
@@ -80,7 +81,7 @@ from explain.methods.dependence import HSIC, Sobol
 from explain.methods.detection import DRISE
 from explain.methods.expected import ExpectedGradients, GradientSHAP
 from explain.methods.extremal import ExtremalPerturbation
-from explain.methods.families import FAMILIES, control, family
+from explain.methods.families import FAMILIES, control, divides_by_score, family
 from explain.methods.guided import GuidedIntegratedGradients
 from explain.methods.idgi import IDGI
 from explain.methods.lrp import LRP
@@ -135,6 +136,7 @@ __all__ = [
     "AttentionRollout",
     "Augmented",
     "BlurIntegratedGradients",
+    "ByScore",
     "Complete",
     "Control",
     "Deconvnet",
@@ -193,6 +195,7 @@ __all__ = [
     "ViTCX",
     "XGradCAM",
     "control",
+    "divides_by_score",
     "family",
     "get_method",
     "list_methods",

@@ -129,6 +129,13 @@ class OneInput(Protocol):
 
 
 @runtime_checkable
+class ByScore(Protocol):
+    """A method that divides by the score, so that a negative one reverses all signs."""
+
+    by_score: ClassVar[bool]
+
+
+@runtime_checkable
 class Control(Protocol):
     """A method that explains nothing, for others to be compared with; ``control`` says what it does instead."""
 

@@ -64,7 +64,7 @@ class Coalitions:
     needs: ClassVar[frozenset[Need[object]]] = frozenset()
 
     def __str__(self) -> str:
-        return f"regions ({self.regions})"
+        return f"regions, {self.regions}"
 
     def most(self, size: tuple[int, ...]) -> int:
         return self.design.most(self.regions.most(size))

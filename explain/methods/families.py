@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from explain.errors import MethodError
-from explain.methods.base import Control, Method
+from explain.methods.base import ByScore, Control, Method
 from explain.methods.registry import get_method
 
 MAPS, PATTERNS, ALTERED = "class activation maps", "patterns of the feature maps", "altered inputs"
@@ -50,3 +50,15 @@ def control(method: str | Method) -> str:
         return ""
     inner = getattr(found, "method", None)
     return found.control if isinstance(found, Control) else control(inner) if isinstance(inner, Method) else ""
+
+
+def divides_by_score(method: str | Method) -> bool:
+    """Whether a method divides by the score, so that a negative one reverses all signs.
+
+    >>> divides_by_score("ablationcam"), divides_by_score("gradcam")
+    (True, False)
+    """
+    try:
+        return isinstance(get_method(method), ByScore)
+    except MethodError:
+        return False

@@ -70,7 +70,7 @@ class Covered:
         return self.masks.needs
 
     def __str__(self) -> str:
-        return f"photos covered by {self.masks}, with {self.fill.name}"
+        return f"photos covered by {self.masks}; fill: {self.fill.name}"
 
     def count(self, channels: int) -> int:
         return 0
@@ -103,7 +103,7 @@ class Emptied:
     needs: ClassVar[frozenset[Need[Any]]] = frozenset()
 
     def __str__(self) -> str:
-        return f"photos covered wholly, with {self.fill.name}"
+        return f"photos covered wholly; fill: {self.fill.name}"
 
     def count(self, channels: int) -> int:
         return 1

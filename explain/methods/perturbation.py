@@ -259,7 +259,7 @@ class AblationCAM:
 
     Returns:
         ``(N, h, w)`` at the layer's resolution, in units of the activations. A negative score reverses all signs, as
-        the formula says.
+        the formula says, and is warned of: what speaks for the target is then negative.
 
     Desai and Ramaswamy, "Ablation-CAM", WACV 2020.
 
@@ -276,6 +276,7 @@ class AblationCAM:
     paper: ClassVar[str] = "Desai and Ramaswamy, WACV 2020"
     source: ClassVar[Source] = sources.ABLATIONCAM
     style: ClassVar[Style] = "heat"
+    by_score: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need[Any]]] = frozenset(
         {Activations(), Scores(WithoutOneMap()), Scores(Unaltered(of_layer=True))}
     )

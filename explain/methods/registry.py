@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from itertools import accumulate
 from typing import TypeAlias, TypeVar
 
-from explain.errors import MethodError, did_you_mean, shown
+from explain.errors import MethodError, did_you_mean, keywords, shown
 from explain.methods.base import Method
 from explain.written import Written, WrittenError, read_written
 
@@ -44,6 +44,7 @@ def register_wrapper(name: str, wrapper: Callable[..., Method]) -> None:
     _wrappers[name] = wrapper
 
 
+@keywords()
 def list_methods(pattern: str = "*") -> list[str]:
     """Return the names of the methods that match a glob pattern, in alphabetical order.
 

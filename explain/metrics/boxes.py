@@ -13,6 +13,7 @@ from explain.errors import MetricError
 from explain.metrics.base import Better, Case, Judged, check
 from explain.metrics.curves import check_shares
 from explain.metrics.maps import Sign
+from explain.metrics.places import how_to_tell
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class MaxBoxAccV2:
 
     def __call__(self, case: Case) -> Judged:
         if case.boxes is None:
-            raise MetricError("metric 'maxboxaccv2' needs the boxes of the object; give boxes= to evaluate")
+            raise MetricError(f"metric 'maxboxaccv2' needs the boxes of the object; {how_to_tell()}")
         maps = case.maps.of_places(self.sign).double()
         least, most = (ends.reshape(-1, 1, 1) for ends in maps.flatten(1).aminmax(dim=1))
         levels = torch.where(most > least, (maps - least) / torch.where(most > least, most - least, 1), 1).cpu().numpy()

@@ -12,7 +12,7 @@ from torch import nn
 
 from explain.attribution import attribute_targets
 from explain.engine import Plan, Scores, Unaltered, asks_of, check_inputs, gather
-from explain.errors import MetricError, shown
+from explain.errors import MetricError, keywords, shown
 from explain.hooks import calculating, unwrapped
 from explain.inputs import Inputs, InputsLike
 from explain.methods import Method, MethodLike, get_method
@@ -31,6 +31,7 @@ from explain.targets import ClassTarget, Target, TargetLike, as_target
 Judgeable: TypeAlias = "MethodLike | MapsLike"
 
 
+@keywords(Options)
 def evaluate(
     model: nn.Module,
     x: InputsLike,

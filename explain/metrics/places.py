@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
-from explain.errors import MetricError
+from explain.errors import MetricError, either
 from explain.metrics.base import Better, Case, Judged, check, undefined
 from explain.metrics.curves import check_shares, share_counts
 from explain.metrics.maps import Sign
@@ -18,10 +18,18 @@ NOTHING = "its map has no positive value"
 SHARE = "share"
 
 
+def how_to_tell() -> str:
+    """Say how a caller tells where the object is."""
+    return either(
+        "give boxes= or masks= to evaluate",
+        "the command line cannot be told, so use explain.evaluate(..., boxes=...) in Python, or another metric",
+    )
+
+
 def region_of(metric: str, case: Case) -> torch.Tensor:
     """Where the object is ``(N, H, W)``; refused if it is not known."""
     if case.regions is None:
-        raise MetricError(f"metric {metric!r} needs to know where the object is; give boxes= or masks= to evaluate")
+        raise MetricError(f"metric {metric!r} needs to know where the object is; {how_to_tell()}")
     return case.regions.to(case.images.device)
 
 
@@ -122,7 +130,7 @@ class RelevanceMass:
     """
 
     name: ClassVar[str] = "relevancemass"
-    about: ClassVar[str] = "share of the map's squares that lies on the object"
+    about: ClassVar[str] = "share of the map's squared values that lies on the object"
     paper: ClassVar[str] = "Arras et al., Information Fusion 2022"
     units: ClassVar[str] = SHARE
     better: ClassVar[Better] = "more"

@@ -88,7 +88,7 @@ class MPRT(_Compared):
     @property
     def about(self) -> str:
         which = {"top": "from the output on", "bottom": "from the input on", "independent": "one group at a time"}
-        smooth = ", averaged over noise" if self.samples else ""
+        smooth = " averaged over noise" if self.samples else ""
         return f"how alike the map{smooth} stays while layers are initialised once more, {which[self.order]}"
 
     @property

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import TypeAlias, TypeVar
 
-from explain.errors import MetricError, did_you_mean, shown
+from explain.errors import MetricError, did_you_mean, keywords, shown
 from explain.metrics.base import Metric
 
 MetricLike: TypeAlias = "str | Metric"
@@ -32,6 +32,7 @@ def register(metric: M) -> M:
     return metric
 
 
+@keywords()
 def list_metrics(pattern: str = "*") -> list[str]:
     """Return the names of the metrics that match a glob pattern, in alphabetical order.
 

@@ -21,14 +21,15 @@ safetensors      the format of that name
 
 from __future__ import annotations
 
+from os import PathLike
 from pathlib import Path
 
 from torch import nn
 
-from explain.errors import ModelError, warn
+from explain.errors import ModelError, option, shown, warn
 from explain.models.adjusted import adjusted, seen
 from explain.models.bundled import load_bundled
-from explain.models.classifier import CenterCrop, Classifier, Interpolation, class_label, on_device
+from explain.models.classifier import CenterCrop, Classifier, Interpolation, check_size, class_label, on_device
 from explain.models.crops import Crop, CropLike, FiveCrops, WholePhoto, cropped
 from explain.models.custom import load_custom, with_weights
 from explain.models.given import as_classifier, as_preprocess
@@ -80,6 +81,10 @@ def load(name: str | None = None, weights: str | Path | None = None, size: int |
     Raises:
         ModelError: one line that says what is missing.
     """
+    if size is not None:
+        check_size(size)
+    if weights is not None and not isinstance(weights, (str, PathLike)):
+        raise ModelError(f"weights must be a file, got {shown(weights)}; load tensors into a module of your own")
     if name is None:
         name = _default()
     if name in OWN:
@@ -102,11 +107,15 @@ def classifier_of(
     """
     if model is None or isinstance(model, str):
         return load(model, weights=weights, size=size)
+    if size is not None:
+        check_size(size)
     if weights is not None:
         raise ModelError("weights can be given for a model by name only; load them into your module yourself")
     if isinstance(model, Classifier):
         if size is not None:
-            raise ModelError("size cannot be changed for a classifier that brings its preprocessing; leave it out")
+            raise ModelError(
+                f"{option('size')} cannot be changed for a classifier that brings its preprocessing; leave it out"
+            )
         return model
     if isinstance(model, nn.Module):
         return as_classifier(model, size=size)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
-from explain.errors import ModelError, either, shown, warn
+from explain.errors import ModelError, either, option, shown, warn
 from explain.images import Preprocess
 from explain.models.classifier import CenterCrop, Classifier, Interpolation
 from explain.models.crops import CropLike, as_center, cropped
@@ -36,11 +36,12 @@ def adjusted(
         return preprocess
     if interpolation is not None and interpolation not in get_args(Interpolation):
         known = " or ".join(map(repr, get_args(Interpolation)))
-        raise ModelError(f"interpolation must be {known}, got {shown(interpolation)}; use 'bilinear'")
+        raise ModelError(f"{option('interpolation')} must be {known}, got {shown(interpolation)}; use 'bilinear'")
     center = as_center(preprocess)
     if center is None:
         raise ModelError(
-            f"mean, std and interpolation cannot be changed for {type(preprocess).__name__}; "
+            f"{option('mean')}, {option('std')} and {option('interpolation')} cannot be changed for "
+            f"{type(preprocess).__name__}; "
             f"{either('pass preprocess=', 'leave them out, and set them there')}"
         )
     given: dict[str, Any] = {} if interpolation is None else {"interpolation": interpolation}
@@ -56,12 +57,15 @@ def _three(values: Any, name: str, least: float, most: float) -> tuple[float, ..
     several = list(values) if isinstance(values, Sequence) and not isinstance(values, str) else [values] * 3
     numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in several)
     if len(several) != 3 or not numbers or not all(math.isfinite(value) for value in several):
-        raise ModelError(f"{name} must be a number, or one for each of the three channels, got {shown(values)}")
+        raise ModelError(f"{option(name)} must be a number, or one for each of the three channels, got {shown(values)}")
     if not all(least <= value <= most for value in several):
         wanted = "from 0 to 1" if most == 1 else "above 0"
-        raise ModelError(
-            f"{name} must be {wanted}, for pixels from 0 to 1, got {shown(values)}; divide those for pixels up to 255"
+        remedy = (
+            "divide by 255 what was measured on pixels from 0 to 255"
+            if max(several) > 1
+            else "use 0.5, or leave it out"
         )
+        raise ModelError(f"{option(name)} must be {wanted} for pixels from 0 to 1, got {shown(values)}; {remedy}")
     return tuple(float(value) for value in several)
 
 
@@ -111,5 +115,8 @@ def what_is_assumed(name: str, center: CenterCrop, known: Collection[str] = ()) 
 
 def not_known(name: str, assumed: str) -> str:
     """Say that a model says nothing of its preprocessing, what is assumed, and how to tell it."""
-    remedy = either("pass preprocess=", "give --size, --mean and --std")
-    return f"preprocess is not known for model {name!r}; assumed: {assumed}; {remedy}, or give the model this attribute"
+    remedy = either(
+        "pass preprocess=, or give the model an attribute preprocess",
+        "give --size, --mean and --std, or give the model an attribute preprocess",
+    )
+    return f"preprocess is not known for model {name!r}; assumed: {assumed}; {remedy}"

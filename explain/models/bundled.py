@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from explain.errors import ModelError
+from explain.errors import ModelError, option
 from explain.models.classifier import CenterCrop, Classifier
 from explain.models.labels import with_synonyms
 from explain.models.network import SmallResNet
@@ -30,7 +30,9 @@ def load_bundled(size: int | None = None) -> Classifier:
     state = {name: t.float() if t.is_floating_point() else t for name, t in content["state_dict"].items()}
     model.load_state_dict(state, assign=True)
     if size is not None and size < 16:
-        raise ModelError(f"size must be at least 16 pixels for the model 'tiny', got {size}")
+        raise ModelError(
+            f"{option('size')} must be at least 16 pixels for the model 'tiny', got {size}; leave it out for 80"
+        )
     view = content["preprocess"]
     preprocess = CenterCrop(size or view["side"], view["crop"], tuple(view["mean"]), tuple(view["std"]))
     return Classifier(model.eval(), preprocess, with_synonyms(content["categories"]), NAME, content["temperature"])

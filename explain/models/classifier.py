@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -11,11 +12,24 @@ import torch
 from PIL import Image
 from torch import nn
 
-from explain.errors import ModelError
+from explain.errors import ModelError, option, shown
 from explain.images import Box, Preprocess
 
 Interpolation: TypeAlias = Literal["bilinear", "bicubic"]
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def check_size(size: object) -> None:
+    """Refuse what cannot be the side of an input in pixels.
+
+    Raises:
+        ModelError: it is no whole number from 1.
+    """
+    if isinstance(size, bool) or not isinstance(size, Integral) or size < 1:
+        raise ModelError(
+            f"{option('size')} must be a whole number of pixels from 1, got {shown(size)}; leave it out to take the "
+            "model's own"
+        )
 
 
 @dataclass(frozen=True)
@@ -36,8 +50,7 @@ class CenterCrop:
     interpolation: Interpolation = "bilinear"
 
     def __post_init__(self) -> None:
-        if self.side < 1:
-            raise ModelError(f"size must be at least 1 pixel, got {self.side}")
+        check_size(self.side)
 
     def box(self, size: tuple[int, int]) -> Box:
         """Return the square that is cut out of a photo of ``size`` (width, height)."""
@@ -111,7 +124,7 @@ def on_device(model: nn.Module, device: str | torch.device) -> nn.Module:
     """
     try:
         return model.to(torch.device(device))
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
         reason = str(error).splitlines()[0].split(". ")[0]
         reason = reason if len(reason) < 100 else "torch knows no such device"  # torch lists all that might exist
         raise ModelError(f"device {str(device)!r} cannot be used ({reason}); use 'cpu', or 'cuda' with a GPU") from None

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import nn
 
-from explain.errors import ModelError, either
+from explain.errors import ModelError, close_to, either, option, shown
 from explain.images import Box, Preprocess
 from explain.models.classifier import CenterCrop, normalised
 
@@ -103,7 +103,10 @@ def cropped(preprocess: Preprocess, crop: CropLike, model: nn.Module) -> Preproc
     share = isinstance(crop, (int, float)) and not isinstance(crop, bool) and 0 < crop <= 1
     if not share and crop not in get_args(Crop):
         names = ", ".join(map(repr, get_args(Crop)))
-        raise ModelError(f"crop must be one of {names}, or a share above 0 and up to 1, got {crop!r}; use 'center'")
+        raise ModelError(
+            f"{option('crop')} must be one of {names}, or a share above 0 and up to 1, got {shown(crop)}; "
+            f"{_nearest(crop)}"
+        )
     if crop == "center":
         return preprocess
     center = as_center(preprocess)
@@ -120,6 +123,11 @@ def cropped(preprocess: Preprocess, crop: CropLike, model: nn.Module) -> Preproc
     if crop == "five":
         return FiveCrops(center)
     return WholePhoto(center.side, center.mean, center.std, center.interpolation, pad=not takes_any_size(model))
+
+
+def _nearest(crop: object) -> str:
+    close = close_to(crop, get_args(Crop), 1) if isinstance(crop, str) else []
+    return f"did you mean {close[0]!r}?" if close else "use 'center'"
 
 
 def takes_any_size(model: nn.Module) -> bool:

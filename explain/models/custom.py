@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import nn
 
-from explain.errors import ModelError, did_you_mean
+from explain.errors import ModelError, did_you_mean, option
 from explain.models.classifier import Classifier
 from explain.models.given import as_classifier
 from explain.models.weights import describe_weights, fit_weights, read_weights
@@ -49,7 +49,9 @@ def load_custom(name: str, weights: str | Path | None = None, size: int | None =
     if isinstance(found, nn.Module):
         found = as_classifier(found, name=name, size=size)
     elif size is not None and isinstance(found, Classifier):
-        raise ModelError(f"size cannot be changed for model {name!r}, which brings its own preprocessing; leave it out")
+        raise ModelError(
+            f"{option('size')} cannot be changed for model {name!r}, which brings its own preprocessing; leave it out"
+        )
     if not isinstance(found, Classifier):
         raise ModelError(f"model {name!r} must return an nn.Module, got {type(found).__name__}")
     return found if weights is None else with_weights(found, weights)

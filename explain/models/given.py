@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from explain.errors import ModelError, muted
+from explain.errors import ModelError, muted, option
 from explain.hooks import unwrapped
 from explain.images import Preprocess
 from explain.models import huggingface, timm_zoo
@@ -64,7 +64,9 @@ def _brought(
     """Return the preprocessing and the labels that come with a module, and what is assumed of the first."""
     own = _own(model, inner, "preprocess")
     if callable(own) and size is not None:
-        raise ModelError("size cannot be changed for a model that brings its own preprocessing; leave it out")
+        raise ModelError(
+            f"{option('size')} cannot be changed for a model that brings its own preprocessing; leave it out"
+        )
     preprocess: Preprocess | None = own if callable(own) else None
     labels: Sequence[str] | None = None
     assumed: str | None = None

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from explain.errors import ModelError, either, quiet
+from explain.errors import ModelError, either, option, quiet
 
 KEPT = ("size", "crop_size", "crop_pct", "image_mean", "image_std", "resample")  # what decides how a photo is seen
 
@@ -130,7 +130,7 @@ def _resized(processed: Processed, size: int | tuple[int, int] | None) -> Proces
     cut = crop if getattr(own, "do_center_crop", False) else {}
     if not {"shortest_edge", "height"} & set(given):
         raise ModelError(
-            f"size cannot be changed for {type(own).__name__}, whose size is {given}; "
+            f"{option('size')} cannot be changed for {type(own).__name__}, whose size is {given}; "
             f"{either('set it there, and pass it as preprocess=', 'set it there')}"
         )
     share = height / (cut.get("height") or given.get("height") or given["shortest_edge"])

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from explain.errors import ModelError
+from explain.errors import ModelError, option
 from explain.models.classifier import CenterCrop, Classifier
 from explain.models.labels import with_synonyms
 from explain.models.transformer import SmallTransformer
@@ -47,8 +47,8 @@ def load_tiny_transformer(size: int | None = None) -> Classifier:
     view = content["preprocess"]
     if size not in (None, view["side"]):
         raise ModelError(
-            f"size must be {view['side']} pixels for the model {NAME!r}, whose tokens have fixed places, got {size}; "
-            "use the model 'tiny' for other sizes"
+            f"{option('size')} must be {view['side']} pixels for the model {NAME!r}, whose tokens have fixed places, "
+            f"got {size}; use the model 'tiny' for other sizes"
         )
     with torch.device("meta"):  # no time spent on initial values that are replaced at once
         model = SmallTransformer(**content["architecture"])

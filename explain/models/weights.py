@@ -34,8 +34,8 @@ def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
         raise
     except pickle.UnpicklingError:
         raise ModelError(
-            f"weights {str(path)!r} must hold tensors only, but it is no PyTorch file, or one that would run code; "
-            "save model.state_dict() and use that"
+            f"weights {str(path)!r} must be a PyTorch file with nothing but tensors, but it is of another kind, or has "
+            "to run code to load; save model.state_dict() and use that"
         ) from None
     except Exception as error:  # a damaged file may break the reader anywhere
         reason = " ".join(str(error).split())[:100]
@@ -81,10 +81,25 @@ def fit_weights(model: nn.Module, state: Mapping[str, torch.Tensor], path: str |
         else:
             first = f"{extra[0]} is not in the model; {did_you_mean(extra[0], own)}"
         raise ModelError(
-            f"weights {str(path)!r} must fit the model, but {len(missing)} tensors are missing, {len(extra)} unknown "
-            f"and {len(wrong)} of another shape ({first}); take those of this very network"
+            f"weights {str(path)!r} must fit the model, but {_told(missing, extra, wrong)} ({first}); take those of "
+            "this very network"
         )
     model.load_state_dict(state)
+
+
+def _told(missing: list[str], extra: list[str], wrong: list[str]) -> str:
+    """Say how many tensors do not fit, and why.
+
+    >>> _told(["a"], [], ["b", "c"])
+    '1 tensor is missing and 2 tensors have another shape'
+    """
+    kinds = [(missing, "is missing", "are missing"), (extra, "is unknown", "are unknown")]
+    kinds.append((wrong, "has another shape", "have another shape"))
+    return " and ".join(
+        f"1 tensor {one}" if len(names) == 1 else f"{len(names)} tensors {several}"
+        for names, one, several in kinds
+        if names
+    )
 
 
 def describe_weights(path: str | Path) -> str:

@@ -113,7 +113,5 @@ def _transforms(published: Any, size: int | None) -> Any:
     preprocess = published.transforms()
     if size is None:
         return preprocess
-    if size < 1:
-        raise ModelError(f"size must be at least 1 pixel, got {size}")
     crop, resize = preprocess.crop_size[0], preprocess.resize_size[0]
     return CenterCrop(size, crop / max(crop, resize), tuple(preprocess.mean), tuple(preprocess.std))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from explain.errors import ImageError, shown
+from explain.errors import ImageError, keywords, shown
 from explain.images import Box, ImageLike, load_image
 from explain.render.placing import Array, Region
 from explain.render.styles import Reading, Style, StyleLike, get_style
@@ -18,6 +18,7 @@ LARGEST = float(np.finfo(np.float32).max)
 Edges = tuple[float, float, float, float]
 
 
+@keywords()
 def overlay(
     photo: ImageLike,
     heatmap: Any,

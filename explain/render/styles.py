@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkabl
 import numpy as np
 from PIL import Image
 
-from explain.errors import ExplainError, did_you_mean, shown
+from explain.errors import ExplainError, did_you_mean, option, shown
 from explain.images import Box
 from explain.render.colors import HEAT, INTENSITY, SIGNED, lookup_table
 from explain.render.evidence import fine, thresholds
@@ -274,7 +274,9 @@ def with_options(style: Style, *, strict: bool, **options: Any) -> Style:
     for name in given:
         if strict and name not in known:
             having = [each for each in CHOICES if name in {field.name for field in fields(STYLES[each])}]
-            raise ExplainError(f"{name} is for the styles {', '.join(having)}, got style {style.name!r}; leave it out")
+            raise ExplainError(
+                f"{option(name)} is for the styles {', '.join(having)}, got style {style.name!r}; leave it out"
+            )
     taken = {name: value for name, value in given.items() if name in known}
     return replace(style, **taken) if taken else style  # type: ignore[type-var]
 
@@ -282,7 +284,7 @@ def with_options(style: Style, *, strict: bool, **options: Any) -> Style:
 def _check(colormap: str, alpha: float = 1.0) -> None:
     """Refuse an unknown colour map and an opacity outside [0, 1]."""
     if not 0 <= alpha <= 1:
-        raise ExplainError(f"alpha must be an opacity from 0 to 1, got {alpha}")
+        raise ExplainError(f"{option('alpha')} must be an opacity from 0 to 1, got {shown(alpha)}; 0.65 is usual")
     lookup_table(colormap)
 
 

@@ -43,7 +43,7 @@ from explain.targets.base import (
 )
 from explain.targets.classes import BinaryLogit, Category, ClassTarget, Similarity, TopClass
 from explain.targets.functions import ScoreTarget
-from explain.targets.given import Difference, TargetLike, as_target, check_categories
+from explain.targets.given import Difference, TargetLike, as_list, as_target, check_categories
 from explain.targets.labels import Categories, find_label
 from explain.targets.objectives import Contrast, Objective, ResidualSoftmax
 from explain.targets.places import Detection, Segmentation
@@ -73,6 +73,7 @@ __all__ = [
     "Target",
     "TargetLike",
     "TopClass",
+    "as_list",
     "as_target",
     "check_categories",
     "find_label",

@@ -69,6 +69,17 @@ def as_target(target: TargetLike, categories: Sequence[str] | None = None) -> Ta
     )
 
 
+def as_list(target: Any) -> list[TargetLike]:
+    """Return one target, or several in a list, tuple, array or tensor, as a list of targets.
+
+    >>> as_list("tabby"), as_list((281, None)), as_list(torch.tensor([3, 4]))
+    (['tabby'], [281, None], [3, 4])
+    """
+    if isinstance(target, torch.Tensor) or hasattr(target, "tolist"):
+        return list(target.reshape(-1).tolist())
+    return list(target) if isinstance(target, (list, tuple)) else [target]
+
+
 class Difference(Sum):
     """Why this rather than that: the score of one target less that of another.
 

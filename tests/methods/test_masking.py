@@ -538,7 +538,7 @@ def test_superpixels_come_from_scikit_image(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_plan_counts_covered_photos(curved: Curved) -> None:
     plan = explain.plan(curved, photos(2), [Occlusion(3, 3), KernelSHAP(20, 3), RISE(30), FeatureAblation(LABELS)])
     assert plan.rows == 2 * (2 * 2 + 20 + 30 + 5 + 1)
-    assert "40 altered rows (photos covered by regions (3 squares across), with zero) forward: kernelshap" in str(plan)
+    assert "40 altered rows (photos covered by regions, 3 squares across; fill: zero) forward: kernelshap" in str(plan)
 
 
 def test_half_precision_and_names(curved: Curved) -> None:
@@ -695,7 +695,7 @@ def test_drise_weighs_masks_by_the_most_similar_detection() -> None:
         total += max(alike) * mask
     assert missed < 40
     torch.testing.assert_close(found.values[0], total / (40 * 0.5), rtol=1e-6, atol=1e-7)  # overlaps are in float32
-    with pytest.raises(ExplainError, match="target of a method that compares detections must be an explain"):
+    with pytest.raises(ExplainError, match="target must be a detected box, explain"):
         explain.attribute(linear()[0], photos(), method, target=1)
 
 

@@ -65,10 +65,10 @@ def test_a_number_stands_for_all_channels_and_the_rest_stays() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"mean": 123.7}, "mean must be from 0 to 1, for pixels from 0 to 1, got 123.7; divide those for pixels up to"),
+        ({"mean": 123.7}, "mean must be from 0 to 1 for pixels from 0 to 1, got 123.7; divide by 255 what was"),
         ({"mean": (0.1, 0.2)}, "mean must be a number, or one for each of the three channels, got (0.1, 0.2)"),
         ({"mean": "0.5"}, "mean must be a number, or one for each of the three channels, got '0.5'"),
-        ({"std": (0.1, 0.0, 0.1)}, "std must be above 0, for pixels from 0 to 1, got (0.1, 0.0, 0.1)"),
+        ({"std": (0.1, 0.0, 0.1)}, "std must be above 0 for pixels from 0 to 1, got (0.1, 0.0, 0.1)"),
         ({"std": float("nan")}, "std must be a number, or one for each of the three channels, got nan"),
         ({"interpolation": "cubic"}, "interpolation must be 'bilinear' or 'bicubic', got 'cubic'; use 'bilinear'"),
         ({"crop": 0}, "crop must be one of 'center', 'whole', 'five', or a share above 0 and up to 1, got 0; use"),
