@@ -48,14 +48,14 @@ def _opacity(text: str) -> float:
     return value
 
 
-def _numbers(text: str) -> list[float]:
+def _numbers(text: str) -> float | list[float]:
     try:
         values = [float(part) for part in text.split(",")]
     except ValueError:
         values = []
     if len(values) not in (1, 3):
         raise argparse.ArgumentTypeError(f"must be a number, or one for each channel as in 0.5,0.4,0.3, got {text!r}")
-    return values * (3 // len(values))
+    return values[0] if len(values) == 1 else values
 
 
 def _crop(text: str) -> str | float:

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import nn
 
 from explain.engine import Activations, Evidence, Need, Reruns, Rows, Work, check_inputs, gather, plan_of
-from explain.errors import LayerError, MethodError, keywords, warn
+from explain.errors import LayerError, MethodError, keywords, option, warn
 from explain.hooks import Where, calculating, unwrapped
 from explain.images import Box
 from explain.inputs import InputsLike
@@ -135,7 +135,10 @@ def find_concepts(
         rows = maps.movedim(1, -1).reshape(-1, channels).double()
         most = min(rows.shape)
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= most:
-            raise MethodError(f"count must be a whole number from 1 to {most} at layer {names[0]}, got {count!r}")
+            raise MethodError(
+                f"{option('count')} must be a whole number from 1 to {most} at layer {names[0]}, got {count!r:.60}; 4 "
+                "is usual"
+            )
         where, what = factorise(rows, count, seed)
         strongest = where.amax(0).clamp(min=torch.finfo(where.dtype).tiny)
         where, what = where / strongest, what * strongest[:, None]

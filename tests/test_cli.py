@@ -188,7 +188,7 @@ def test_wrong_usage_is_code_2_and_writes_nothing(
         (["--layer", "layer9"], "did you mean 'layer"),
         (["--layer", "fc"], "must give a spatial map, got shape (1, 200)"),
         (["--target", "-1"], "must be a class from 0 to 199 for this model, got -1"),
-        (["--top-k", "201"], "top 201 classes, but the model has 200"),
+        (["--top-k", "201"], "must be among the 200 best classes, since the model has no more, got number 201"),
         (["--weights", "x" * 300], "there is none"),
         (["--layer", "layr3", "--method", "saliency", "--method", "gradcam"], "did you mean 'layer3'"),
         (["--model", "resnet5"], "did you mean 'resnet50'"),

@@ -267,7 +267,7 @@ ON_TENSORS: dict[str, Mistake] = {
     "more top classes than classes": (
         lambda x: explain.attribute_targets(net(), x, "gradcam", 6),
         TargetError,
-        "target asks for the top 6 classes, but the model has 5; ask for at most 5",
+        "target must be among the 5 best classes, since the model has no more, got number 6; ask for at most 5",
     ),
     "no top class": (
         lambda x: explain.attribute_targets(net(), x, "gradcam", 0),

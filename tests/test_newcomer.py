@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -184,3 +185,99 @@ def test_a_negative_score_is_said_to_turn_ablationcam_round() -> None:
     with pytest.warns(ExplainWarning, match="so that its positive values speak against the target"):
         against = explain.attribute(Negative(-1.0), X, "ablationcam", target=0, layer="conv")
     assert (against.values > 0).all()
+
+
+def test_deconvnet_sees_the_photo_through_max_pooling_only() -> None:
+    def network(pool: nn.Module) -> nn.Module:
+        layers = (nn.Conv2d(3, 4, 3), nn.ReLU(), pool, nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(5))
+        made = nn.Sequential(*layers)
+        made(X)
+        return settled(made).eval()
+
+    photos = torch.rand(2, 3, 12, 10, generator=torch.Generator().manual_seed(3))
+    for pool, same in ((nn.AvgPool2d(2), True), (nn.MaxPool2d(2), False)):
+        one, other = explain.attribute(network(pool), photos, "deconvnet", target=0).values
+        assert torch.equal(one, other) == same
+
+
+# The command line
+
+REFUSED = {
+    "--crop centre": "--crop must be center, whole, five, or a share above 0 and up to 1, got 'centre'; did you mean "
+    "'center'?",
+    "--crop 0": "--crop must be center, whole, five, or a share above 0 and up to 1, got '0'; explain --help shows the "
+    "options",
+    "--style heet": "--style must be one of heat, contour, mask, spotlight, got 'heet'; did you mean 'heat'?",
+    "--style contour --alpha 0.5": "--alpha is for the styles heat, got style 'contour'; leave it out",
+    "--method grad-cam": "method 'grad-cam' is unknown; did you mean 'gradcam'?",
+    "--metod gradcam": "option '--metod' is unknown; did you mean '--method' or '--model' or '--list-methods'?",
+    "--metric relevancemass": "metric 'relevancemass' needs to know where the object is, which cannot be typed; use "
+    "explain.evaluate(..., boxes=...) in Python, or another metric",
+    "--layer nope": "layer 'nope' is not in the model; known: conv1, bn1, relu, layer1, layer1.0, layer1.0.conv1, "
+    "layer1.0.bn1, layer1.0.conv2 and 84 more; 'explain layers PHOTO' lists them",
+    "--target tabbby": "target 'tabbby' is not a label of this model; did you mean 'tabby cat'?",
+    "--top-k 300": "target must be among the 200 best classes, since the model has no more, got number 201; ask for at "
+    "most 200",
+    "--mean 300": "--mean must be from 0 to 1 for pixels from 0 to 1, got 300.0; divide by 255 what was measured on "
+    "pixels from 0 to 255",
+    "--labels two.txt": "--labels must hold a label for each of the model's 200 classes, got 2; give them all, in the "
+    "order of the classes",
+    "--method drise": "target must be a detected box for a method that compares detections, got a class; drise is for "
+    "detectors, so take rise",
+    "--method gradcam --method gradcam(relu=False)": "methods must have different names, got two of 'gradcam'; ask for "
+    "them in two commands, the second with another --output",
+}
+
+
+@pytest.mark.parametrize("typed", REFUSED)
+def test_what_cannot_be_done_is_code_2_and_one_line_in_the_words_of_the_command_line(
+    typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("two.txt").write_text("cat\ndog\n")
+    code, out, err = run(capsys, CAT, "--model", "tiny", *typed.split(" "))
+    assert (code, out, err) == (2, [], [f"explain: {REFUSED[typed]}"])
+    assert not Path("explained").exists()
+
+
+def test_a_command_that_is_misspelt_is_not_taken_for_a_photo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = "explain: 'method' is neither a file nor a command; did you mean 'explain methods'?"
+    assert run(capsys, "method") == (2, [], [said])
+    assert run(capsys, "nothere") == (1, [], ["explain: image 'nothere' does not exist; check the path"])
+    assert run(capsys, "method.jpg") == (1, [], ["explain: image 'method.jpg' does not exist; check the path"])
+    Path("method").mkdir()
+    assert "holds no images" in run(capsys, "method")[2][0]
+
+
+def test_a_class_that_is_named_twice_is_explained_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    common = [CAT, "--model", "tiny", "--method", "saliency", "--skip-existing"]
+    code, out, err = run(capsys, *common, "--target", "tabby", "--target", "66", "--target", "tabby cat")
+    assert (code, err) == (0, [])
+    assert [line for line in out if "wrote" in line] == [
+        f"  wrote explained/chelsea-saliency.{end}" for end in ("png", "npy", "json")
+    ]
+    again = run(capsys, *common, "--target", "66", "--target", "tabby")[1]
+    assert again[1] == "  skipped: its results are there"
+
+
+def test_codes_tell_what_was_asked_for_from_what_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where one photo cannot be read, what is wrong with the question is still told as such."""
+    monkeypatch.chdir(tmp_path)
+    options = ["--model", "tiny", "--method", "saliency"]
+    assert run(capsys, CAT, "none.jpg", *options)[0] == 1
+    code, _, err = run(capsys, "none.jpg", CAT, *options, "--target", "tabbby", "--force")
+    assert code == 2
+    assert [line.split(";")[0] for line in err] == [
+        "explain: image 'none.jpg' does not exist",
+        "explain: target 'tabbby' is not a label of this model",
+    ]
+    twice = run(capsys, CAT, CAT, *options, "--target", "tabbby", "--force")
+    assert (twice[0], len(twice[2])) == (2, 1)

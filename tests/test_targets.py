@@ -83,7 +83,7 @@ def test_a_callable_is_a_target_with_its_name() -> None:
         (3, "must be a class from 0 to 2 for this model, got 3"),
         (-1, "must be a class from 0 to 2 for this model, got -1"),
         ([1, 2, 0], "one class for each of the 2 images, got 3"),
-        (TopClass(3), "top 4 classes, but the model has 3"),
+        (TopClass(3), "among the 3 best classes, since the model has no more, got number 4"),
         (lambda output: output, r"shape \(2,\), got \(2, 3\)"),
         (lambda output: 3.0, "must return a tensor of 2 scores, got float"),
     ],

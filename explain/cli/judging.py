@@ -22,14 +22,21 @@ if TYPE_CHECKING:
 
 def checked_metrics(options: argparse.Namespace) -> list[Metric]:
     """Return the metrics that were named, and refuse what cannot be meant."""
-    from explain.metrics import get_metric
+    from explain.metrics import OfObject, get_metric
 
     if options.metric and options.crop == "five":
         raise UsageError("--metric judges maps of one crop, and --crop five makes one map of five; leave one out")
     try:
-        return list({metric.name: metric for metric in map(get_metric, options.metric or ())}.values())
+        chosen = {metric.name: metric for metric in map(get_metric, options.metric or ())}
     except ExplainError as error:
         raise UsageError(str(error)) from None
+    for name, metric in chosen.items():
+        if isinstance(metric, OfObject):
+            raise UsageError(
+                f"metric {name!r} needs to know where the object is, which cannot be typed; use explain.evaluate(..., "
+                "boxes=...) in Python, or another metric"
+            )
+    return list(chosen.values())
 
 
 def judged(

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from torch import nn
 
-from explain.errors import LayerError, did_you_mean
+from explain.errors import LayerError, close_to, did_you_mean, either
 
 Where: TypeAlias = (
     "str | nn.Module | type[nn.Module] | Iterable[str | nn.Module | type[nn.Module]] | dict[str, nn.Module]"
@@ -77,4 +77,7 @@ def _by_name(model: nn.Module, where: str) -> list[tuple[str, nn.Module]]:
         found = [(name, module) for name, module in names.items() if fnmatch.fnmatchcase(name, where)]
         if found:
             return found
-    raise LayerError(f"layer {where!r} is not in the model; {did_you_mean(where, names)}")
+    close = close_to(where, names)
+    listed = either("explain.list_layers(model, x) lists them", "'explain layers PHOTO' lists them")
+    hint = did_you_mean(where, names) if close or len(names) <= 8 else f"{did_you_mean(where, names)}; {listed}"
+    raise LayerError(f"layer {where!r} is not in the model; {hint}")

@@ -121,7 +121,9 @@ class Deconvnet:
     and for its smooth and leaky relatives alike.
 
     Returns:
-        ``(N, C, H, W)``. It hardly depends on the target.
+        ``(N, C, H, W)``. It hardly depends on the target; and on the photo only through max pooling, which sends the
+        gradient back to where the maxima were. A network without, such as the default model, gives the same picture for
+        every photo.
 
     Zeiler and Fergus, "Visualizing and Understanding Convolutional Networks", ECCV 2014.
 
@@ -133,7 +135,9 @@ class Deconvnet:
     """
 
     name: ClassVar[str] = "deconvnet"
-    about: ClassVar[str] = "gradient of which each rectifier passes on only the positive part"
+    about: ClassVar[str] = (
+        "gradient of which each rectifier passes on only the positive part; needs max pooling to see the photo"
+    )
     paper: ClassVar[str] = "Zeiler and Fergus, ECCV 2014"
     source: ClassVar[Source] = sources.DECONVNET
     style: ClassVar[Style] = "color"

@@ -32,7 +32,7 @@ of what: altered photos, another class, a randomised copy of the model.
 
 from explain.metrics.again import Found, OfMethod, Setting, World
 from explain.metrics.axioms import ADCC, Completeness, InputInvariance
-from explain.metrics.base import Better, Case, Judged, Metric, OfMap, Reading
+from explain.metrics.base import Better, Case, Judged, Metric, OfMap, OfObject, Reading
 from explain.metrics.boxes import MaxBoxAccV2
 from explain.metrics.complexity import Complexity, EffectiveComplexity, Sparseness
 from explain.metrics.curves import ROAD, Comprehensiveness, Deletion, Insertion, PixelFlipping, Sufficiency
@@ -118,6 +118,7 @@ __all__ = [
     "NonSensitivity",
     "OfMap",
     "OfMethod",
+    "OfObject",
     "OfScores",
     "PixelFlipping",
     "PointingGame",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 
@@ -100,6 +100,13 @@ class OfMap(Metric, Protocol):
     """A metric that needs nothing but the map, and where the object is."""
 
     def __call__(self, case: Case) -> Judged: ...
+
+
+@runtime_checkable
+class OfObject(Protocol):
+    """A metric that has to be told where the object is."""
+
+    of_object: ClassVar[bool]
 
 
 def need_probability(probability: torch.Tensor | None) -> torch.Tensor:

@@ -13,7 +13,6 @@ from explain.errors import MetricError
 from explain.metrics.base import Better, Case, Judged, check
 from explain.metrics.curves import check_shares
 from explain.metrics.maps import Sign
-from explain.metrics.places import how_to_tell
 
 
 @dataclass(frozen=True)
@@ -45,6 +44,7 @@ class MaxBoxAccV2:
     sign: Sign = "own"
 
     name: ClassVar[str] = "maxboxaccv2"
+    of_object: ClassVar[bool] = True
     about: ClassVar[str] = "whether boxes around the map's parts meet the object's boxes; see its docstring"
     paper: ClassVar[str] = "Choe et al., TPAMI 2022"
     units: ClassVar[str] = "share of degrees of overlap"
@@ -56,7 +56,7 @@ class MaxBoxAccV2:
 
     def __call__(self, case: Case) -> Judged:
         if case.boxes is None:
-            raise MetricError(f"metric 'maxboxaccv2' needs the boxes of the object; {how_to_tell()}")
+            raise MetricError("metric 'maxboxaccv2' needs the boxes of the object; give boxes= to evaluate")
         maps = case.maps.of_places(self.sign).double()
         least, most = (ends.reshape(-1, 1, 1) for ends in maps.flatten(1).aminmax(dim=1))
         levels = torch.where(most > least, (maps - least) / torch.where(most > least, most - least, 1), 1).cpu().numpy()

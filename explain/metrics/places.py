@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
-from explain.errors import MetricError, either
+from explain.errors import MetricError
 from explain.metrics.base import Better, Case, Judged, check, undefined
 from explain.metrics.curves import check_shares, share_counts
 from explain.metrics.maps import Sign
@@ -18,18 +18,10 @@ NOTHING = "its map has no positive value"
 SHARE = "share"
 
 
-def how_to_tell() -> str:
-    """Say how a caller tells where the object is."""
-    return either(
-        "give boxes= or masks= to evaluate",
-        "the command line cannot be told, so use explain.evaluate(..., boxes=...) in Python, or another metric",
-    )
-
-
 def region_of(metric: str, case: Case) -> torch.Tensor:
     """Where the object is ``(N, H, W)``; refused if it is not known."""
     if case.regions is None:
-        raise MetricError(f"metric {metric!r} needs to know where the object is; {how_to_tell()}")
+        raise MetricError(f"metric {metric!r} needs to know where the object is; give boxes= or masks= to evaluate")
     return case.regions.to(case.images.device)
 
 
@@ -60,6 +52,7 @@ class PointingGame:
     sign: Sign = "own"
 
     name: ClassVar[str] = "pointinggame"
+    of_object: ClassVar[bool] = True
     about: ClassVar[str] = "whether the map's largest value lies on the object, or near it"
     paper: ClassVar[str] = "Zhang et al., IJCV 2018"
     units: ClassVar[str] = "0 or 1"
@@ -98,6 +91,7 @@ class EnergyPointingGame:
     sign: Sign = "own"
 
     name: ClassVar[str] = "energypointinggame"
+    of_object: ClassVar[bool] = True
     about: ClassVar[str] = "share of the map's positive values that lies on the object"
     paper: ClassVar[str] = "Wang et al., CVPR Workshops 2020"
     units: ClassVar[str] = SHARE
@@ -130,6 +124,7 @@ class RelevanceMass:
     """
 
     name: ClassVar[str] = "relevancemass"
+    of_object: ClassVar[bool] = True
     about: ClassVar[str] = "share of the map's squared values that lies on the object"
     paper: ClassVar[str] = "Arras et al., Information Fusion 2022"
     units: ClassVar[str] = SHARE
@@ -159,6 +154,7 @@ class RelevanceRank:
     seed: int = 0
 
     name: ClassVar[str] = "relevancerank"
+    of_object: ClassVar[bool] = True
     about: ClassVar[str] = "share of as many top pixels as the object has that lie on it"
     paper: ClassVar[str] = "Arras et al., Information Fusion 2022"
     units: ClassVar[str] = SHARE
@@ -196,6 +192,7 @@ class AttributionLocalisation:
     sign: Sign = "own"
 
     name: ClassVar[str] = "attributionlocalisation"
+    of_object: ClassVar[bool] = True
     about: ClassVar[str] = "share of the positive values on the object, by the object's share of the photo"
     paper: ClassVar[str] = "Kohlbrenner et al., IJCNN 2020"
     units: ClassVar[str] = "ratio"
@@ -233,6 +230,7 @@ class TopKIntersection:
     seed: int = 0
 
     name: ClassVar[str] = "topkintersection"
+    of_object: ClassVar[bool] = True
     about: ClassVar[str] = "share of the top pixels that lie on the object"
     paper: ClassVar[str] = "Theiner et al., WACV 2022"
     units: ClassVar[str] = SHARE
@@ -268,6 +266,7 @@ class AUC:
     sign: Sign = "own"
 
     name: ClassVar[str] = "auc"
+    of_object: ClassVar[bool] = True
     about: ClassVar[str] = "chance that a pixel of the object has a larger value than one beside it"
     paper: ClassVar[str] = "Fawcett, Pattern Recognition Letters 2006"
     units: ClassVar[str] = "0 to 1"
@@ -306,6 +305,7 @@ class IoU:
     sign: Sign = "own"
 
     name: ClassVar[str] = "iou"
+    of_object: ClassVar[bool] = True
     about: ClassVar[str] = "intersection over union with the object at each photo's best threshold"
     paper: ClassVar[str] = "Zhou et al., CVPR 2016"
     units: ClassVar[str] = "0 to 1"

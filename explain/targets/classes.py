@@ -81,8 +81,8 @@ class TopClass(Composable):
         scores = find_logits(output, count).detach()
         if not 0 <= self.rank < scores.shape[1]:
             raise TargetError(
-                f"target asks for the top {self.rank + 1} classes, but the model has {scores.shape[1]}; "
-                f"ask for at most {scores.shape[1]}"
+                f"target must be among the {scores.shape[1]} best classes, since the model has no more, got number "
+                f"{self.rank + 1}; ask for at most {scores.shape[1]}"
             )
         return ClassTarget(tuple(scores.topk(self.rank + 1, dim=1).indices[:, self.rank].tolist()))
 
