@@ -16,7 +16,17 @@ from PIL import Image
 
 from explain.attribution import Attribution
 from explain.engine import Precision
-from explain.errors import ImageError, MethodError, RecordError, keywords, raised, shown
+from explain.errors import (
+    ArgumentError,
+    ExplainError,
+    ImageError,
+    MethodError,
+    ModelError,
+    RecordError,
+    keywords,
+    raised,
+    shown,
+)
 from explain.explainer import Explainer
 from explain.explanation import Explanation
 from explain.images import ImageLike, load_image
@@ -180,9 +190,10 @@ class Saved:
         arguments = decode(self.record["explainer"]["arguments"])
         try:
             made = Explainer(**arguments)
-        except (TypeError, ValueError) as error:
+        except (ArgumentError, ModelError, TypeError, ValueError) as error:
+            told = f"they are refused: {error}" if isinstance(error, ExplainError) else raised(error)
             raise RecordError(
-                f"{self._name} must hold arguments of an Explainer, but {raised(error)}; use repeat(explainer=...)"
+                f"{self._name} must hold arguments of an Explainer, but {told}; use repeat(explainer=...)"
             ) from None
         size = self.record["input_size"]
         if "size" not in arguments and described(made.preprocess) != self.record.get("preprocess"):

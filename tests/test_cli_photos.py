@@ -109,7 +109,7 @@ def test_what_is_wrong_for_all_photos_is_told_once(
     for name in "bcd":
         Image.linear_gradient("L").save(f"{name}.png")
     code, out, err = run(capsys, ".", *options)
-    assert code == 1
+    assert code == 2
     assert len(err) == 1
     assert message in err[0]
     assert err[0].endswith(" (this holds for every photo: none is done, 2 more not looked at)")

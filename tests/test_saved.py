@@ -99,10 +99,13 @@ def test_a_damaged_field_is_named(field: str, value: Any, message: str, saved: P
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"mapping": [["nonsense", 1]]}, "must hold arguments of an Explainer, but raised TypeError"),
+        (
+            {"mapping": [["nonsense", 1]]},
+            "must hold arguments of an Explainer, but they are refused: Explainer has no argument 'nonsense'",
+        ),
         (
             {"mapping": [["model", "tiny"], ["size", "big"]]},
-            "must hold arguments of an Explainer, but raised TypeError",
+            "must hold arguments of an Explainer, but they are refused: size must be a whole number of pixels",
         ),
         ({"tuple": []}, "must hold arguments of an Explainer by name; use repeat(explainer=...)"),
         ({"mapping": [[1]]}, "record must hold values as they were written, got {'mapping': [[1]]}"),
