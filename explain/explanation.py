@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +19,10 @@ from explain.methods import get_method
 from explain.models import class_label
 from explain.output import Files, distinct, slug
 from explain.pictures import Look, Scene, array, layer_of, percent
-from explain.record import FORMAT, Origin, Question, digest, encode, versions
+from explain.record import FORMAT, Origin, Question, digest, encode, estimate_of, values_of, versions
 from explain.render import Layout, Style, StyleLike
 from explain.report import Reported
+from explain.result import alone, apart
 from explain.targets import find_label
 
 if TYPE_CHECKING:
@@ -57,8 +58,8 @@ class Explanation(Reported):
     explainer: Any = field(default=None, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        results = tuple({name: _apart(each) for name, each in result.items()} for result in self.results)
-        probabilities = None if self.probabilities is None else _alone(self.probabilities)
+        results = tuple({name: apart(each) for name, each in result.items()} for result in self.results)
+        probabilities = None if self.probabilities is None else alone(self.probabilities)
         return {**vars(self), "results": results, "probabilities": probabilities, "explainer": None}
 
     @property
@@ -287,8 +288,8 @@ class Explanation(Reported):
             "probability": self._probability(index),
             "predictions": [[label, probability] for label, probability in self.predictions],
             "delta": None if attribution.delta is None else float(attribution.delta[0]),
-            "estimate": _estimate(attribution),
-            "values": _summary(attribution),
+            "estimate": estimate_of(attribution),
+            "values": values_of(attribution),
             "versions": versions(),
         }
 
@@ -356,37 +357,3 @@ class Explanation(Reported):
 
 def _brief(text: str, most: int = 200) -> str:
     return text if len(text) <= most else f"{text[: most - 2]}…)"
-
-
-def _estimate(attribution: Attribution) -> dict[str, Any] | None:
-    """How many covered photos a map took, and what was reached: the largest error over the largest value."""
-    if attribution.runs is None:
-        return None
-    reached, r2, finished = attribution.relative_error, attribution.r2, attribution.finished
-    return {
-        "runs": attribution.runs,
-        "error": None if reached is None else float(reached[0]),
-        "finished": finished is None or bool(finished[0]),
-        "r2": None if r2 is None else float(r2[0]),
-    }
-
-
-def _summary(attribution: Attribution) -> dict[str, Any]:
-    """How to recognise the array that belongs to a record, and how to read it."""
-    values = array(attribution.values[0])
-    about = {"size": list(attribution.size), "style": attribution.style, "input": attribution.input}
-    return {"shape": list(values.shape), "sha256": digest(values.tobytes()), **about}
-
-
-def _apart(attribution: Attribution) -> Attribution:
-    """The same with tensors on the CPU that share their memory with no others; a pickle would contain those too."""
-    tensors = {name: value for name, value in vars(attribution).items() if name in _FIELDS}
-    apart: dict[str, Any] = {name: _alone(value) for name, value in tensors.items() if isinstance(value, torch.Tensor)}
-    return replace(attribution, maps={name: _alone(values) for name, values in attribution.maps.items()}, **apart)
-
-
-_FIELDS = frozenset(each.name for each in fields(Attribution))
-
-
-def _alone(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().cpu().clone()

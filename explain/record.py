@@ -29,6 +29,8 @@ from explain import fills, methods, targets
 from explain.engine import Precision
 from explain.errors import ExplainError, RecordError
 from explain.methods import Method, get_method
+from explain.pictures import array
+from explain.result import Attribution
 from explain.targets import Category, ClassTarget, Sum, Target, TopClass
 from explain.version import __version__
 
@@ -231,6 +233,26 @@ def versions() -> dict[str, str]:
     if torchvision is not None:
         packages["torchvision"] = str(torchvision)
     return {"explain": __version__, "python": platform.python_version(), **packages}
+
+
+def estimate_of(attribution: Attribution) -> dict[str, Any] | None:
+    """How many covered photos a map took, and what was reached: the largest error over the largest value."""
+    if attribution.runs is None:
+        return None
+    reached, r2, finished = attribution.relative_error, attribution.r2, attribution.finished
+    return {
+        "runs": attribution.runs,
+        "error": None if reached is None else float(reached[0]),
+        "finished": finished is None or bool(finished[0]),
+        "r2": None if r2 is None else float(r2[0]),
+    }
+
+
+def values_of(attribution: Attribution) -> dict[str, Any]:
+    """How to recognise the array that belongs to a record, and how to read it."""
+    values = array(attribution.values[0])
+    about = {"size": list(attribution.size), "style": attribution.style, "input": attribution.input}
+    return {"shape": list(values.shape), "sha256": digest(values.tobytes()), **about}
 
 
 def upgraded(record: Any, name: str = "record") -> dict[str, Any]:

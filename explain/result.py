@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
@@ -210,3 +210,16 @@ def fused(maps: Sequence[torch.Tensor], how: Fusion = "mean") -> torch.Tensor:
     size = max((tuple(m.shape[1:]) for m in maps), key=prod)
     stacked = torch.stack([enlarge(_by_maximum(each)[:, None], size)[:, 0] for each in maps])
     return stacked.mean(0) if how == "mean" else stacked.amax(0) if how == "max" else stacked.clamp(min=0).prod(0)
+
+
+def apart(attribution: Attribution) -> Attribution:
+    """The same with tensors on the CPU that share their memory with no others; a pickle would contain those too."""
+    own = {each.name for each in fields(Attribution)}
+    tensors = {name: value for name, value in vars(attribution).items() if name in own}
+    taken: dict[str, Any] = {name: alone(value) for name, value in tensors.items() if isinstance(value, torch.Tensor)}
+    return replace(attribution, maps={name: alone(values) for name, values in attribution.maps.items()}, **taken)
+
+
+def alone(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a tensor on the CPU that shares its memory with no other."""
+    return tensor.detach().cpu().clone()
