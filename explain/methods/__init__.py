@@ -25,6 +25,7 @@
     coalitions     regions switched off together
     masking        occlusion and random smooth masks
     shapley        Shapley values of regions
+    pair_regression  Shapley values from coalitions and their opposites
     partition      Owen values along a hierarchy of cells
     surrogate      regions one at a time, and a linear model of the score
     dependence     variance and dependence for each cell of a grid
@@ -90,7 +91,7 @@ from explain.methods.partition import PartitionSHAP
 from explain.methods.path import IntegratedGradients
 from explain.methods.permutation import FeaturePermutation
 from explain.methods.perturbation import ISCAM, SSCAM, AblationCAM, ScoreCAM
-from explain.methods.regions import Given, Quadtree, Regions, Squares, Superpixels
+from explain.methods.regions import Given, Quadtree, Regions, Squares, Superpixels, region_values
 from explain.methods.registry import MethodLike, get_method, list_methods, register, register_wrapper
 from explain.methods.relevance import FullGrad
 from explain.methods.sampling import Augmented, Smooth, SmoothGradCAMPlusPlus
@@ -200,6 +201,7 @@ __all__ = [
     "get_method",
     "list_methods",
     "options",
+    "region_values",
     "register",
     "register_wrapper",
     "uses_layer",

@@ -224,6 +224,23 @@ def in_a_row(labels: torch.Tensor) -> torch.Tensor:
     return found
 
 
+def region_values(values: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
+    """One value for each region ``(M,)``, of each map ``(N, H, W)``: the mean over its pixels, which are all the same.
+
+    Args:
+        values: maps in which each pixel has the value of its region, such as those of `KernelSHAP`.
+        labels: the number of each pixel's region, ``(N, H, W)``, or ``(H, W)`` for all maps; as `Squares` gives them.
+
+    >>> region_values(torch.tensor([[[3.0, 3.0], [3.0, 1.0]]]), torch.tensor([[0, 0], [0, 1]]))[0].sum()
+    tensor(4.)
+    """
+    found = []
+    for each, of in zip(values, labels.to(values.device).expand_as(values), strict=True):
+        sums = each.new_zeros(int(of.max()) + 1).index_add_(0, of.flatten(), each.flatten())
+        found.append(sums / of.flatten().bincount().clamp(min=1))
+    return found
+
+
 def regions_of(method: str, value: Any, option: str = "regions") -> Regions:
     """Return what an option stands for: regions as they are, a tensor or array of numbers, or how many squares across.
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import ClassVar
@@ -18,7 +20,8 @@ from explain.methods.checks import check_options
 from explain.methods.coalitions import FromRegions, Solved
 from explain.methods.estimates import check_budget
 from explain.methods.masks import Score, blank_score, fill_of, whole_score
-from explain.methods.regions import Regions, Squares, regions_of
+from explain.methods.pair_regression import PairRegression
+from explain.methods.regions import Regions, Squares, region_values, regions_of
 from explain.methods.sources import Source
 
 AT_ONCE = 256  # coalitions that are drawn together
@@ -26,17 +29,18 @@ AT_ONCE = 256  # coalitions that are drawn together
 
 @dataclass(frozen=True)
 class Pairs:
-    """Coalitions of regions and their opposites, by the Shapley kernel; each pair once.
+    """Coalitions of regions and their opposites; each pair once.
 
-    Sizes k are drawn in proportion to (M − 1) / (k (M − k)). A pair that is drawn again is not run again. Where so
-    many runs are enough for all coalitions, all of them are run, in random order.
+    The first ones are what a random order uncovers one after the other, which tells most while runs are few. The sizes
+    k of the others are drawn in proportion to (M − 1) / (k (M − k)), the Shapley kernel. Where so many runs are enough
+    for all coalitions, all of them are run, in random order.
     """
 
     runs: int
     seed: int
 
     def rows(self, regions: int) -> torch.Tensor:
-        half = drawn_pairs(regions, self.runs // 2, self.seed)[0]
+        half = drawn_pairs(regions, self.runs // 2, self.seed)
         return torch.stack([half, ~half], 1).flatten(0, 1)
 
     def unit(self, regions: int) -> int:
@@ -47,85 +51,38 @@ class Pairs:
 
 
 @lru_cache(maxsize=8)
-def drawn_pairs(regions: int, pairs: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """One coalition of each pair ``(n, M)``, and how many draws it took to come to it ``(n,)``; 0 if all are there."""
+def drawn_pairs(regions: int, pairs: int, seed: int) -> torch.Tensor:
+    """One coalition of each pair ``(n, M)``."""
     generator = torch.Generator("cpu").manual_seed(seed % 2**63)
     if regions <= 24 and pairs >= 2 ** (regions - 1) - 1:
         numbers = torch.arange(1, 2 ** (regions - 1), device="cpu")
         found = (numbers[:, None] >> torch.arange(regions, device="cpu")) & 1 == 1
-        order = torch.randperm(len(found), generator=generator, device="cpu")
-        return found[order], torch.zeros(len(found), dtype=torch.float64, device="cpu")
+        return found[torch.randperm(len(found), generator=generator, device="cpu")]
+    seen, kept = set[bytes](), list[torch.Tensor]()
+    for coalition in itertools.chain(_of_an_order(regions, generator), _by_kernel(regions, generator)):
+        key = (coalition ^ coalition[0]).numpy().tobytes()  # the same for a coalition and its opposite
+        if key not in seen:
+            seen.add(key)
+            kept.append(coalition)
+        if len(kept) >= pairs:
+            break
+    return torch.stack(kept[:pairs]) if pairs else torch.zeros(0, regions, dtype=torch.bool, device="cpu")
+
+
+def _of_an_order(regions: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
+    """What a random order uncovers, one region after the other: the smallest and the largest first."""
+    place = torch.randperm(regions, generator=generator, device="cpu").argsort()
+    for size in sorted(range(1, regions), key=lambda size: min(size, regions - size)):
+        yield place < size
+
+
+def _by_kernel(regions: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
+    """Coalitions drawn by the Shapley kernel."""
     chances = torch.tensor([1 / (k * (regions - k)) for k in range(1, regions)], dtype=torch.float64, device="cpu")
-    seen, kept, draws, drawn = set[bytes](), list[torch.Tensor](), list[int](), 0
-    while len(kept) < pairs:
+    while True:
         sizes = torch.multinomial(chances, AT_ONCE, replacement=True, generator=generator) + 1
         ranks = torch.rand(AT_ONCE, regions, generator=generator, device="cpu").argsort(1).argsort(1)
-        for coalition in ranks < sizes[:, None]:
-            drawn += 1
-            key = (coalition ^ coalition[0]).numpy().tobytes()  # the same for a coalition and its opposite
-            if key not in seen and len(kept) < pairs:
-                seen.add(key)
-                kept.append(coalition)
-                draws.append(drawn)
-    return torch.stack(kept), torch.tensor(draws, dtype=torch.float64, device="cpu")
-
-
-def chance_of_pair(size: torch.Tensor, regions: int) -> torch.Tensor:
-    """How probable it is to draw a coalition of this size, or its opposite."""
-    weights = [1 / (k * (regions - k)) for k in range(1, regions)]
-    chances = [2 * w / sum(weights) / math.comb(regions, k) for k, w in enumerate(weights, start=1)]
-    of_sizes = torch.tensor([0.0, *chances, 0.0], dtype=torch.float64, device=size.device)
-    return of_sizes.index_select(0, size.long())
-
-
-@dataclass(frozen=True)
-class KernelRegression:
-    """The Shapley values that fit the scores of pairs best, and add up to the difference between the ends exactly.
-
-    A pair (z, 1 − z) says how much more z gives than 1 − z, whatever regions do in twos. What a pair stands for is its
-    probability over the chance that so many draws come to it. With few pairs, values are drawn a little towards each
-    other, by 0.3 ((M − 1) / n)² of the mean curvature. The standard error is that of leaving out one pair in turn
-    (MacKinnon and White's third), over the pairs that were not drawn.
-    """
-
-    pairs: int
-    seed: int
-
-    compares: ClassVar[bool] = True
-
-    def __call__(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Solved:
-        regions, gain = seen.shape[1], whole - blank
-        even = torch.full((regions,), gain / regions, dtype=torch.float64, device=seen.device)
-        z, n = seen[::2], len(seen) // 2
-        if regions == 1:
-            return Solved(even, torch.zeros_like(even))
-        if not n:
-            return Solved(even)
-        chance, share = self._shares(z)
-        weights = chance / share
-        more = (scores[::2] - scores[1::2] + gain) / 2 - z.sum(1) * gain / regions
-        x = z - z.mean(1, keepdim=True)
-        curvature = (x * weights[:, None]).T @ x
-        flat = torch.eye(regions, dtype=torch.float64, device=seen.device) - 1 / regions
-        everything = bool((share == 1).all())
-        ridge = 0.0 if everything else 0.3 * ((regions - 1) / n) ** 2 * float(curvature.trace()) / (regions - 1)
-        inverse = torch.linalg.pinv(curvature + ridge * flat, hermitian=True, rtol=1e-10)
-        values = inverse @ (x * (weights * more)[:, None]).sum(0)
-        leverage = ((x @ inverse * x).sum(1) * weights).clamp(max=0.99)
-        spread = values.square().sum() / min(n, regions - 1)  # as large as what so few pairs can say
-        pulls = x * (weights * (more - x @ values) / (1 - leverage))[:, None]
-        middle = (pulls * (1 - share)[:, None]).T @ pulls + ridge**2 * spread * flat
-        error = (inverse @ middle @ inverse).diagonal().clamp(min=0).sqrt()
-        return Solved(even + values - values.mean(), error if n > 1 or everything else None)
-
-    def _shares(self, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """How probable each pair is, and the chance that it is among those that were run."""
-        regions, n = z.shape[1], len(z)
-        chance = chance_of_pair(z.sum(1), regions)
-        draws = drawn_pairs(regions, self.pairs, self.seed)[1]
-        if not len(draws) or not draws[-1]:
-            return chance, torch.full_like(chance, n / len(draws) if len(draws) else 1.0)
-        return chance, 1 - (1 - chance) ** draws[n - 1].to(chance.device)
+        yield from ranks < sizes[:, None]
 
 
 class AddsUp(FromRegions):
@@ -135,11 +92,7 @@ class AddsUp(FromRegions):
         """By how much the values of the regions miss it ``(N,)``."""
         labels = self.regions(evidence.inputs)
         gain: torch.Tensor = evidence[whole_score(self.score)] - evidence[blank_score(self.fill, self.score)]
-        sums = [
-            torch.stack([each[of == number].mean() for number in range(int(of.max()) + 1)]).sum()
-            for of, each in zip(labels, values, strict=True)
-        ]
-        return torch.stack(sums) - gain
+        return torch.stack([each.sum() for each in region_values(values, labels)]) - gain
 
 
 @dataclass(frozen=True)
@@ -147,9 +100,11 @@ class KernelSHAP(AddsUp):
     r"""The Shapley values of regions, by weighted regression on the scores of random coalitions.
 
     A region's value is what it adds to the score on average, over all orders in which regions may be uncovered; the
-    values of all regions add up to :math:`y(x) - y(\text{fill})`, exactly. Coalitions come in pairs with their
-    opposites (Covert and Lee, 2021), none twice, and the sum is a condition of the regression, not a sample with a
-    large weight. Where ``runs`` are enough for all coalitions, these are run, and the values are exact.
+    values of all regions add up to :math:`y(x) - y(\text{fill})`, exactly: this is a condition of the regression, not a
+    sample with a large weight. Coalitions come in pairs with their opposites (Covert and Lee, 2021), none twice. Where
+    ``runs`` are enough for all coalitions, these are run, and the values are exact. With fewer, the published
+    regression takes all that regions do together for noise; here, what they do in threes is a random part of the
+    regression (generalised least squares), which about halves the error.
 
     Args:
         runs: how many covered photos, at most; the photo itself and the blank one are not counted.
@@ -162,8 +117,9 @@ class KernelSHAP(AddsUp):
             after so many seconds.
 
     Returns:
-        ``(N, H, W)``, each pixel with its region's value, in units of the score, with standard errors; ``delta`` is by
-        how much the regions' values miss the sum.
+        ``(N, H, W)``, in units of the score, with standard errors. Each pixel has the whole value of its region, so the
+        sum over pixels is not that over regions: `region_values` gives one value for each. ``delta`` is by how much
+        these miss the difference of the scores.
 
     Lundberg and Lee, "A Unified Approach to Interpreting Model Predictions", NeurIPS 2017 (arXiv:1705.07874).
 
@@ -200,8 +156,8 @@ class KernelSHAP(AddsUp):
         return Pairs(self.runs, self.seed)
 
     @property
-    def solver(self) -> KernelRegression:
-        return KernelRegression(self.runs // 2, self.seed)
+    def solver(self) -> PairRegression:
+        return PairRegression()
 
 
 @dataclass(frozen=True)
@@ -273,8 +229,8 @@ class ShapleySampling(AddsUp):
             after so many seconds.
 
     Returns:
-        ``(N, H, W)``, each pixel with its region's value, in units of the score, with standard errors where there is
-        more than one pair of orders.
+        ``(N, H, W)``, in units of the score, with standard errors where there is more than one pair of orders. Each
+        pixel has the whole value of its region, so the sum over pixels is not that over regions: see `region_values`.
 
     Štrumbelj and Kononenko, "Explaining prediction models and individual predictions with feature contributions",
     Knowledge and Information Systems 2014.

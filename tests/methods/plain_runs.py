@@ -103,29 +103,53 @@ def lime(
     return on_pixels(labels, fitted[1:].tolist()), float(r2)
 
 
-def kernel_regression(
+def pair_regression(
     score: ScoreOf,
     x: torch.Tensor,
     labels: torch.Tensor,
     coalitions: Sequence[Sequence[int]],
-    weights: Sequence[float],
-    ridge: float,
-) -> torch.Tensor:
-    """Least squares over coalitions and their opposites, under the condition that the values add up to the gain.
+    variances: Sequence[tuple[float, float]],
+) -> tuple[list[float], list[float]]:
+    """The best linear estimates of Shapley values, and their standard errors, by a table of all coalitions.
 
-    Solved by Lagrange's multipliers; ``ridge`` draws the values towards their mean.
+    The score is a sum over sets of regions of a random number times a product of signs. Sets of one region have the
+    variance 1 in all, sets of three ``threes``, and each pair of coalitions has a rest of the variance ``rest``. Of the
+    ``variances``, the most likely ones are taken.
     """
     count = int(labels.max()) + 1
-    everything = set(range(count))
-    blank, gain = score(seen(x, labels, [])), score(x) - score(seen(x, labels, []))
-    system, right = torch.zeros(count + 1, count + 1).double(), torch.zeros(count + 1).double()
-    for coalition, weight in zip(coalitions, weights, strict=True):
-        for part in (set(coalition), everything - set(coalition)):
-            z = torch.tensor([float(r in part) for r in range(count)]).double()
-            system[:count, :count] += weight / 2 * torch.outer(z, z)
-            right[:count] += weight / 2 * z * (score(seen(x, labels, sorted(part))) - blank)
-    # under the condition, z and its opposite see the same deviations
-    system[:count, :count] += ridge * (torch.eye(count) - 1 / count)
-    system[count, :count] = system[:count, count] = 1
-    right[count] = gain
-    return on_pixels(labels, torch.linalg.solve(system, right)[:count].tolist())
+    whole = (1 << count) - 1
+    pairs = [number for number in range(1 << count) if number & 1]  # one of each pair, the whole photo among them
+    signs = torch.tensor([[1.0 if number >> r & 1 else -1.0 for r in range(count)] for number in pairs]).double()
+    shapley_of = torch.zeros(count, len(pairs)).double()
+    for column, number in enumerate(pairs):
+        for part, sign in ((number, 1.0), (whole ^ number, -1.0)):  # half a difference, once up and once down
+            size = part.bit_count()
+            for r in range(count):
+                before = size - (part >> r & 1)
+                weight = math.factorial(before) * math.factorial(count - before - 1) / math.factorial(count)
+                shapley_of[r, column] += sign * weight * (1 if part >> r & 1 else -1)
+    numbers = [whole, *(sum(1 << r for r in coalition) for coalition in coalitions)]
+    observed = [(pairs.index(number), 1.0) if number & 1 else (pairs.index(whole ^ number), -1.0) for number in numbers]
+
+    def scored(number: int) -> float:
+        return score(seen(x, labels, [r for r in range(count) if number >> r & 1]))
+
+    half = torch.tensor([(scored(number) - scored(whole ^ number)) / 2 for number in numbers]).double()
+    best: tuple[float, list[float], list[float]] | None = None
+    for threes, rest in variances:
+        prior = rest * torch.eye(len(pairs)).double()
+        for size, variance in ((1, 1.0), (3, threes)):
+            for regions in itertools.combinations(range(count), size):
+                product = signs[:, list(regions)].prod(1)
+                prior += variance / math.comb(count, size) * torch.outer(product, product)
+        rows = torch.stack([sign * prior[place] for place, sign in observed])
+        covariance = torch.stack([sign * rows[:, place] for place, sign in observed], 1)
+        solved = torch.linalg.solve(covariance, half)
+        scale = float(half @ solved) / len(half)
+        likelihood = -0.5 * (len(half) * math.log(scale) + float(torch.logdet(covariance)))
+        if best is None or likelihood > best[0]:
+            after = prior - rows.T @ torch.linalg.solve(covariance, rows)
+            errors = (scale * (shapley_of @ after @ shapley_of.T).diagonal()).clamp(min=0).sqrt()
+            best = likelihood, (shapley_of @ rows.T @ solved).tolist(), errors.tolist()
+    assert best is not None
+    return best[1], best[2]

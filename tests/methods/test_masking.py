@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -32,9 +33,10 @@ from explain.methods import (
     Squares,
     Superpixels,
     get_method,
+    pair_regression,
 )
 from explain.methods.coalitions import FromRegions
-from explain.methods.shapley import chance_of_pair, drawn_pairs
+from explain.methods.shapley import drawn_pairs
 from tests.conftest import settled, snapshot
 from tests.methods import plain_runs
 
@@ -148,20 +150,27 @@ def test_lime_is_weighted_ridge_regression(curved: Curved) -> None:
         assert found.r2[i].item() == pytest.approx(r2, rel=1e-8)
 
 
-def test_kernelshap_is_the_regression_over_its_pairs(curved: Curved) -> None:
-    labels = torch.arange(30).reshape(SIZE) % 7
-    method = KernelSHAP(runs=40, regions=labels, seed=2)
-    half, draws = drawn_pairs(7, 20, 2)
-    chance = chance_of_pair(half.sum(1), 7)
-    weights = chance / (1 - (1 - chance) ** draws[-1])
-    z = half.double() - half.double().mean(1, keepdim=True)
-    ridge = 0.3 * (6 / 20) ** 2 * float((weights[:, None] * z.square()).sum()) / 6
-    x = photos()
-    coalitions = [row.nonzero()[:, 0].tolist() for row in half]
-    expected = plain_runs.kernel_regression(score_of(curved), x[0], labels, coalitions, weights.tolist(), ridge)
-    found = explain.attribute(curved, x, method, target=1)
-    torch.testing.assert_close(found.values[0], expected, **EXACT)
-    assert found.runs == 40
+def test_kernelshap_is_the_best_linear_estimate_from_its_pairs(curved: Curved) -> None:
+    labels, x = torch.arange(30).reshape(SIZE) % 7, photos()
+    for runs in (6, 12, 40):
+        coalitions = [row.nonzero()[:, 0].tolist() for row in drawn_pairs(7, runs // 2, 2)]
+        variances = list(itertools.product(pair_regression.THREES, pair_regression.REST))
+        values, errors = plain_runs.pair_regression(score_of(curved), x[0], labels, coalitions, variances)
+        found = explain.attribute(curved, x, KernelSHAP(runs=runs, regions=labels, seed=2), target=1)
+        torch.testing.assert_close(found.values[0], plain_runs.on_pixels(labels, values), **EXACT)
+        torch.testing.assert_close(found.error[0], plain_runs.on_pixels(labels, errors), **EXACT)
+        assert found.runs == runs
+
+
+def test_pairs_are_those_of_an_order_first_and_none_comes_twice() -> None:
+    half = drawn_pairs(9, 60, 1)
+    keys = {tuple((row ^ row[0]).tolist()) for row in half}
+    assert len(keys) == len(half) == 60
+    first = half[:8][half[:8].sum(1).argsort()]
+    assert first.sum(1).tolist() == list(range(1, 9))
+    assert (first[:-1] <= first[1:]).all()
+    assert torch.equal(drawn_pairs(9, 30, 1), half[:30])
+    assert drawn_pairs(9, 0, 1).shape == (0, 9)
 
 
 @pytest.mark.parametrize("method", [KernelSHAP(regions=LABELS), ShapleySampling(runs=600, regions=LABELS)])
@@ -351,7 +360,7 @@ def test_estimates_stop_when_they_are_exact_enough_at_the_same_run_whatever_the_
 
 def test_images_that_are_exact_enough_are_not_run_any_more(curved: Curved) -> None:
     x = torch.cat([photos(), photos() * 0.01])
-    found = explain.attribute(curved, x, KernelSHAP(4000, 4), target=1, until=0.05)
+    found = explain.attribute(curved, x, KernelSHAP(4000, 4), target=1, until=0.01)
     assert found.spent[0] != found.spent[1]
     few = int(found.spent.min()) + int(found.spent.max())
     assert sum(curved.rows) < few + 90
