@@ -40,6 +40,7 @@ The way through the house, each room importing only from rooms above it:
     photos          several photos in batches, in order; each failure is reported for its photo
     explainer       `Explainer`: photos and a model in, an `Explanation` of each out
     saved           what was saved, read back without a model, and done again
+    runs/           all photos of a folder or data set explained, stored as they come, continued after anything
     arguments       the options of the command line
     cli             arguments in, lines and exit codes out
 
@@ -60,6 +61,7 @@ _HOME = {
     "Explanation": "explain.explanation",
     "ExplainError": "explain.errors",
     "ExplainWarning": "explain.errors",
+    "Run": "explain.runs",
     "applicable_methods": "explain.attribution",
     "Concepts": "explain.concepts",
     "Inputs": "explain.inputs",
@@ -74,7 +76,9 @@ _HOME = {
     "list_methods": "explain.methods",
     "list_metrics": "explain.metrics",
     "load": "explain.saved",
+    "open_run": "explain.runs",
     "plan": "explain.attribution",
+    "run": "explain.runs",
 }
 _ROOMS = {
     *(
@@ -114,6 +118,7 @@ _ROOMS = {
         "explainer",
         "saved",
     ),
+    "runs",
     *("arguments", "cli", "version"),
 }
 
@@ -125,6 +130,7 @@ __all__ = [
     "Explainer",
     "Explanation",
     "Inputs",
+    "Run",
     "__version__",
     "applicable_methods",
     "attribute",
@@ -138,7 +144,9 @@ __all__ = [
     "list_methods",
     "list_metrics",
     "load",
+    "open_run",
     "plan",
+    "run",
 ]
 
 
@@ -165,4 +173,5 @@ if TYPE_CHECKING:
     from explain.layers import list_layers
     from explain.methods import list_methods
     from explain.metrics import evaluate, list_metrics
+    from explain.runs import Run, open_run, run
     from explain.saved import load

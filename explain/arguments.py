@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NoReturn
 
 from explain.errors import ExplainError, close_to, did_you_mean
@@ -32,9 +33,9 @@ class Option:
         return self.flags[0].lstrip("-").replace("-", "_")
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1, got {text!r}")
+def _count(text: str, least: int = 1) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"must be a whole number from {least}, got {text!r}")
     return int(text)
 
 
@@ -150,6 +151,25 @@ RECURSIVE = Option(("--recursive", "-r"), "look into the folders inside folders 
 JSON = Option(("--json",), "print one JSON document instead of lines", default=False, how=_FLAG)
 COUNT = Option(("--count", "-k"), "how many concepts (default: 4)", 4, how={"type": _count, "metavar": "K"})
 PATTERN = Option(("pattern",), "which of them: a name, or a pattern as in '*cam*'", how={"nargs": "?"})
+SOURCE = Option(
+    ("source",),
+    "a folder of photos, a list (.csv, .tsv, .json, .jsonl: path, label, x0, y0, x1, y1), or WebDataset shards (.tar)",
+    how={"nargs": "?", "metavar": "SOURCE"},
+)  # fmt: skip
+RUN_OUTPUT = Option(
+    ("--output", "-o"), "the file of the run, which is continued if it is there (default: run.sqlite)", "run.sqlite",
+    how={"metavar": "RUN"},
+)  # fmt: skip
+WORKERS = Option(
+    ("--workers",), "processes that read photos ahead (default: one for every two processors)",
+    how={"type": partial(_count, least=0), "metavar": "N"},
+)  # fmt: skip
+PICTURES = Option(
+    ("--pictures",), "draw the maps of some photos: worst:50 (the least probable labels), best:50, or source for all",
+    how={"metavar": "WHICH"},
+)  # fmt: skip
+RUN = Option(("run",), "the file of a run", how={"nargs": "?", "metavar": "RUN"})
+FILE = Option(("file",), "where to write: .parquet, .csv or .jsonl", how={"nargs": "?", "metavar": "FILE"})
 
 
 class _Parser(argparse.ArgumentParser):

@@ -107,6 +107,10 @@ class RecordError(ExplainError):
     """A record cannot be read, or lacks what is needed to repeat it."""
 
 
+class RunError(ExplainError):
+    """A run over many photos cannot be written, continued or read, or its source cannot be used."""
+
+
 class PhotoError(ExplainError):
     """One of several photos could not be explained; ``__cause__`` is what went wrong."""
 
@@ -207,6 +211,18 @@ def muted() -> AbstractContextManager[None]:
     return _Setting("muted", True)
 
 
+def overheard(messages: list[str]) -> AbstractContextManager[None]:
+    """Enter the package's own warnings in this thread in a list, instead of showing them.
+
+    >>> said: list[str] = []
+    >>> with overheard(said):
+    ...     warn("the map is empty")
+    >>> said
+    ['the map is empty']
+    """
+    return _Setting("overheard", messages)
+
+
 class _Quiet(Unsplit[None]):
     _listens = False
 
@@ -248,6 +264,9 @@ def note(message: str) -> None:
 def warn(message: str) -> None:
     """Warn the caller of the package: the warning carries the line outside it that led here."""
     if getattr(_here, "muted", False):
+        return
+    if getattr(_here, "overheard", None) is not None:
+        _here.overheard.append(printable(message))
         return
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).split(".")[0] == "explain":

@@ -587,6 +587,11 @@ JUSTIFIED = {
     ("explain.engine.linear_rules", "shares", "NotImplementedError"): "what a kind of rules leaves to each of them",
     ("explain.methods.coalitions", "design", "NotImplementedError"): "what a kind of methods leaves to each of them",
     ("explain.methods.coalitions", "solver", "NotImplementedError"): "what a kind of methods leaves to each of them",
+    ("explain.runs.runner", "_enter", "general[0]"): "what the work on photos raised, which came from there",
+    ("explain.runs.shards", "_must_end", "tarfile.ReadError"): "caught by entries, which tells it as trouble",
+    ("explain.runs.workers", "__iter__", "self._error"): "what the source raised in another thread",
+    ("explain.runs.workers", "_begin", "CannotBeginError"): "caught by the run, which then goes without workers",
+    ("explain.runs.writer", "_check", "self._error"): "a RunError of another thread",
     ("explain.methods.estimates", "found", "NotImplementedError"): "what a kind of methods leaves to each of them",
 }
 

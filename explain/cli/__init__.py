@@ -13,6 +13,7 @@
     judging     `--metric`, `explain metrics`
     inspecting  `explain inspect`
     drawing     `explain concepts`
+    running     `explain run`, `explain export`
     listing     `explain methods`, `explain models`, `explain layers`
     commands    which of them was typed
 

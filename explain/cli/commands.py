@@ -15,9 +15,12 @@ from explain.cli.explaining import EXPLAIN
 from explain.cli.inspecting import INSPECT
 from explain.cli.judging import METRICS
 from explain.cli.listing import LAYERS, METHODS, MODELS, VERSION
+from explain.cli.running import EXPORT, RUN
 from explain.errors import close_to
 
-COMMANDS = {command.name: command for command in (METHODS, METRICS, MODELS, LAYERS, INSPECT, CONCEPTS, VERSION)}
+COMMANDS = {
+    command.name: command for command in (RUN, EXPORT, METHODS, METRICS, MODELS, LAYERS, INSPECT, CONCEPTS, VERSION)
+}
 
 
 def chosen(words: Sequence[str], answer: Answer) -> tuple[Command, argparse.Namespace]:

@@ -60,7 +60,7 @@ def explain(options: argparse.Namespace, answer: Answer) -> int:
     (group, named), metrics = _checked(options), checked_metrics(options)
     photos, missing = photos_of(options)
     explainer = load_explainer(options, answer)
-    targets = _targets(options.target, explainer.categories)
+    targets = targets_of(options.target, explainer.categories)
     selections: list[Selection] = []  # the first photo's serves for all
     pages = Pages()
 
@@ -145,7 +145,7 @@ def _selected(
     return select(explainer.model, x, group, layer=options.layer, target=target, categories=explainer.categories)
 
 
-def _targets(given: list[str] | None, categories: Sequence[str] | None) -> list[int | str] | None:
+def targets_of(given: list[str] | None, categories: Sequence[str] | None) -> list[int | str] | None:
     """Targets as the API takes them: whole numbers are class indices, the rest labels; each class once."""
     if given is None:
         return None

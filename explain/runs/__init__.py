@@ -1,0 +1,52 @@
+"""Runs: all photos of a source explained, stored in one SQLite file that survives anything.
+
+    sources     what a source is: names first, pixels later; folders
+    items       what one item of a list or data set holds
+    lists       CSV, tab-separated, JSON and JSON lines
+    shards      WebDataset: plain tar files
+    datasets    data sets of PyTorch and Hugging Face, lists in Python
+    given       what was given as a source, as a source
+    labels      from a source's labels to the classes of a model
+    preparing   from an entry to what the model is given
+    workers     the same ahead, in processes
+    batches     photos of one shape together
+    judging     metrics of the maps of a batch
+    explaining  the question, and its answers for a batch
+    maps        a map as it is stored
+    schema      the tables
+    manifest    what fixes a run
+    lock        one run at a time writes a file
+    store       the file, as it is written
+    writer      the thread that writes
+    reading     the file, as it is read: rows
+    exporting   Parquet, CSV and JSON lines
+    pictures    overlays, when they are asked for
+    result      `Run`: a file that was read, and what can be made of it
+    runner      `run`: all of it together
+
+A source is one class; anything that gives entries and reads them can be run.
+"""
+
+from explain.runs.exporting import export
+from explain.runs.given import source_of
+from explain.runs.pictures import write_pictures
+from explain.runs.reading import Row
+from explain.runs.result import Run, open_run
+from explain.runs.runner import State, run
+from explain.runs.sources import Content, Entry, Folder, Source, Trouble
+
+__all__ = [
+    "Content",
+    "Entry",
+    "Folder",
+    "Row",
+    "Run",
+    "Source",
+    "State",
+    "Trouble",
+    "export",
+    "open_run",
+    "run",
+    "source_of",
+    "write_pictures",
+]

@@ -1,0 +1,178 @@
+"""What is asked of every photo of a run, and the answers for a batch of photos."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from explain.attribution import Attribution, attribute_targets
+from explain.errors import RunError, either, naming, overheard
+from explain.explainer import Explainer
+from explain.methods import Method, MethodLike
+from explain.metrics import Metric, get_metric
+from explain.models import FiveCrops, class_label
+from explain.photos import rows_are_apart
+from explain.runs.batches import at_once
+from explain.runs.judging import boxes_on_input, judged
+from explain.runs.labels import Labels
+from explain.runs.maps import pack
+from explain.runs.preparing import Prepared
+from explain.runs.store import Answer, Result
+from explain.selection import select
+from explain.targets import TargetLike
+
+
+class Question:
+    """What is asked of every photo of a run.
+
+    Args:
+        explainer: the model with all that belongs to it.
+        methods, target, options: as for calling an `Explainer`.
+        metrics: how the maps are judged.
+
+    Raises:
+        ExplainError: something of it is unknown, or does not go together.
+    """
+
+    def __init__(
+        self,
+        explainer: Explainer,
+        methods: MethodLike | Iterable[MethodLike],
+        target: Any,
+        metrics: Sequence[Metric | str],
+        **options: Any,
+    ) -> None:
+        if isinstance(explainer.preprocess, FiveCrops):
+            remedy = either("use crop='whole'", "use --crop whole")
+            raise RunError(f"explainer must see one part of each photo in a run, got five crops; {remedy}")
+        self.explainer = explainer
+        request = explainer._request(methods, target, **options)
+        self.asked: Sequence[Method] | str = request.methods
+        self.methods = None if isinstance(request.methods, str) else list(request.methods)
+        self.targets: list[TargetLike] | int = request.targets
+        self.options = request.options
+        self.metrics = list({metric.name: metric for metric in map(get_metric, metrics)}.values())
+        self.batch_size: int | None = options.get("batch_size")
+        self._apart: bool | None = False if request.alone else None
+
+    def at_once(self, photo: Prepared) -> int:
+        """How many photos like this one are explained together."""
+        if self._apart is False:
+            return 1
+        return self.batch_size or at_once(photo.x, self._device)
+
+    @property
+    def _device(self) -> torch.device:
+        return next((p.device for p in self.explainer.model.parameters()), torch.device("cpu"))
+
+    def answers(self, photos: list[Prepared], labels: Labels) -> list[Answer]:
+        """Explain photos whose inputs have one shape, together where that is the same as each alone."""
+        if self._apart is None and len(photos) > 1:
+            self._apart = rows_are_apart(self.explainer.model, self._batch(photos[:1]))
+        if len(photos) > 1 and not self._apart:
+            return [answer for photo in photos for answer in self.answers([photo], labels)]
+        if self.metrics:  # those with boxes first, so that each kind is a part in one piece
+            photos = sorted(photos, key=lambda photo: not boxes_on_input(photo))
+        notes: list[str] = []
+        with overheard(notes), naming([photo.entry.name for photo in photos]):
+            x = self._batch(photos)
+            if self.methods is None:
+                self.methods = self._chosen(x[:1])
+            found = attribute_targets(
+                self.explainer.model, x, self.methods, self.targets, categories=self.explainer.categories,
+                **self.options,
+            )  # fmt: skip
+            return self._stored(photos, x, found, labels, notes)
+
+    def _batch(self, photos: list[Prepared]) -> torch.Tensor:
+        return self.explainer._placed(torch.stack([photo.x for photo in photos]))
+
+    def _chosen(self, x: torch.Tensor) -> list[Method]:
+        """The methods of a group, which are chosen by the first photo."""
+        assert isinstance(self.asked, str)
+        target = None if isinstance(self.targets, int) else self.targets[0]
+        names = select(
+            self.explainer.model, x, self.asked, layer=self.options.get("layer"), target=target,
+            categories=self.explainer.categories,
+        ).methods  # fmt: skip
+        return self.explainer._methods(names)
+
+    def _stored(
+        self,
+        photos: list[Prepared],
+        x: torch.Tensor,
+        found: Sequence[dict[str, Attribution]],
+        labels: Labels,
+        notes: list[str],
+    ) -> list[Answer]:
+        logits = next(iter(found[0].values())).logits
+        self.explainer._check_categories(logits)
+        several = logits is not None and logits.shape[1] > 1
+        probabilities = self.explainer._classifier.probabilities(logits).cpu() if several else None  # type: ignore[arg-type]
+        results: list[list[Result]] = [[] for _ in photos]
+        for place, of_target in enumerate(found):
+            figures = self._figures(photos, x, of_target, place)
+            for name, attribution in of_target.items():
+                for i, result in enumerate(self._results(attribution, probabilities)):
+                    results[i].append(replace(result, metrics=figures[i][name] if figures else {}))
+        return [
+            Answer(self._row(photo, labels, None if probabilities is None else probabilities[i]), tuple(results[i]),
+                   (*photo.notes, *(notes if not i else ())))
+            for i, photo in enumerate(photos)
+        ]  # fmt: skip
+
+    def _figures(self, photos: list[Prepared], x: torch.Tensor, found: dict[str, Attribution], place: int) -> Any:
+        if not self.metrics:
+            return None
+        methods = {method.name: method for method in self.methods or ()}
+        target = None if isinstance(self.targets, int) else self.targets[place]
+        options = {name: self.options.get(name) for name in ("layer", "fuse", "batch_size")}
+        return judged(self.explainer.model, x, photos, found, methods, self.metrics, target, **options)
+
+    def _results(self, attribution: Attribution, probabilities: torch.Tensor | None) -> list[Result]:
+        """The rows of one method and target, one for each photo."""
+        values: np.ndarray[Any, Any] = attribution.values.float().cpu().numpy()
+        error = attribution.relative_error
+        layer = attribution.layer if not isinstance(attribution.layer, tuple) else json.dumps(attribution.layer)
+        columns = [_numbers(each, len(values)) for each in (attribution.score, attribution.delta, error)]
+        spent = _numbers(attribution.spent, len(values))
+        found = []
+        for i, (score, delta, missing) in enumerate(zip(*columns, strict=True)):
+            index = None if isinstance(attribution.target, str) else int(attribution.target[i])
+            known = probabilities is not None and index is not None and index < probabilities.shape[1]
+            found.append(Result(
+                method=attribution.method,
+                target=str(attribution.target) if index is None else class_label(self.explainer.categories, index),
+                index=index,
+                score=score or 0.0,
+                probability=float(probabilities[i, index]) if known else None,  # type: ignore[index]
+                layer=layer,
+                map=pack(values[i]),
+                delta=delta,
+                runs=None if spent[i] is None else int(spent[i]),  # type: ignore[arg-type]
+                error=missing,
+            ))  # fmt: skip
+        return found
+
+    def _row(self, photo: Prepared, labels: Labels, probabilities: torch.Tensor | None) -> tuple[Any, ...]:
+        """The columns of ``photos``."""
+        index, label = labels.of(photo.label)
+        best = None if probabilities is None else int(probabilities.argmax())
+        known = probabilities is not None and index is not None and index < len(probabilities)
+        return (
+            photo.entry.name, photo.entry.path, photo.entry.stamp, photo.sha256, *photo.size, label, index,
+            float(probabilities[index]) if known else None,  # type: ignore[index]
+            None if best is None else class_label(self.explainer.categories, best), best,
+            None if best is None else float(probabilities[best]),  # type: ignore[index]
+            photo.box.left, photo.box.top, photo.box.right, photo.box.bottom, *map(int, photo.x.shape[-2:]),
+            json.dumps(photo.boxes) if photo.boxes else None,
+        )  # fmt: skip
+
+
+def _numbers(values: torch.Tensor | None, count: int) -> list[float | None]:
+    return [None] * count if values is None else [float(value) for value in values.tolist()]

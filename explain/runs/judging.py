@@ -1,0 +1,111 @@
+"""Metrics of the maps of a batch; photos without boxes are left out where a metric needs them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from explain.attribution import Attribution
+from explain.errors import MetricError, muted
+from explain.methods import Method
+from explain.metrics import Case, Metric, OfMap, OfMethod, OfScores, evaluate
+from explain.metrics.maps import Maps
+from explain.metrics.truth import as_boxes
+from explain.runs.preparing import Prepared
+from explain.runs.sources import Corners
+from explain.targets import TargetLike
+
+Figures = list[dict[str, dict[str, float | None]]]
+"""For each photo, by method: a figure for each metric, None where it is not defined."""
+
+
+def needs_boxes(metric: Metric) -> bool:
+    """Whether a metric says nothing of a photo without boxes; it is tried on a map of four pixels.
+
+    >>> from explain.metrics import get_metric
+    >>> needs_boxes(get_metric("pointinggame")), needs_boxes(get_metric("deletion"))
+    (True, False)
+    """
+    if not isinstance(metric, OfMap) or isinstance(metric, (OfScores, OfMethod)):
+        return False
+    images, box = torch.zeros(1, 3, 2, 2), as_boxes([[0, 0, 1, 2]], 1, (2, 2))
+    region = torch.tensor([[[True, False], [True, False]]])
+    maps = Maps.of("map", torch.tensor([[[1.0, 2.0], [3.0, 4.0]]]), images)
+
+    def works(case: Case) -> bool:
+        try:
+            with muted():
+                metric(case)
+        except MetricError:
+            return False
+        return True
+
+    score = torch.zeros(1)
+    return works(Case(maps, images, score, boxes=box, regions=region)) and not works(Case(maps, images, score))
+
+
+def boxes_on_input(photo: Prepared) -> list[Corners]:
+    """Return the boxes of a photo in pixels of the model's input, as far as the model saw them."""
+    height, width = photo.x.shape[-2:]
+    across, down = width / photo.box.width, height / photo.box.height
+    found = []
+    for x0, y0, x1, y1 in photo.boxes:
+        left, right = ((x - photo.box.left) * across for x in (x0, x1))
+        top, bottom = ((y - photo.box.top) * down for y in (y0, y1))
+        edges = (max(left, 0.0), max(top, 0.0), min(right, float(width)), min(bottom, float(height)))
+        if round(edges[0]) < round(edges[2]) and round(edges[1]) < round(edges[3]):
+            found.append(edges)
+    return found
+
+
+def judged(
+    model: torch.nn.Module,
+    x: torch.Tensor,
+    photos: Sequence[Prepared],
+    found: Mapping[str, Attribution],
+    methods: Mapping[str, Method],
+    metrics: Sequence[Metric],
+    target: TargetLike,
+    **options: Any,
+) -> Figures:
+    """Judge the maps of a batch.
+
+    Args:
+        model, x: the model, and its inputs ``(N, C, H, W)``, those with boxes first.
+        photos: what they were made of.
+        found: the maps by method.
+        methods: the methods, which are run again where a metric asks for it.
+        metrics: how to judge.
+        target: what was explained, where it is no class.
+        options: as for `explain.evaluate`.
+    """
+    again = any(isinstance(metric, OfMethod) for metric in metrics)
+    placed = [metric for metric in metrics if needs_boxes(metric)]
+    boxes = [boxes_on_input(photo) for photo in photos] if placed else []
+    with_boxes = sum(map(bool, boxes))
+    empty: dict[str, float | None] = {metric.name: None for metric in metrics}
+    figures: Figures = [{name: dict(empty) for name in found} for _ in photos]
+    parts = [(slice(0, len(photos)), list(metrics))]
+    if placed:
+        parts = [
+            (slice(0, with_boxes), list(metrics)),
+            (slice(with_boxes, len(photos)), [metric for metric in metrics if metric not in placed]),
+        ]
+    for rows, asked in parts:
+        if not asked or not len(photos[rows]):
+            continue
+        maps = {name: each[rows] for name, each in found.items()}
+        classes = next(iter(maps.values())).target
+        given: Any = {name: methods[name] for name in maps} if again else maps
+        known = boxes[rows] if placed and rows.start == 0 else None
+        table = evaluate(
+            model, x[rows], given, asked, boxes=known, target=target if isinstance(classes, str) else classes, **options
+        )
+        for name in maps:
+            for metric, values in table[name].items():
+                for place, value in enumerate(values.tolist()):
+                    figures[rows.start + place][name][metric] = None if math.isnan(value) else value
+    return figures

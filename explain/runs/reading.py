@@ -1,0 +1,280 @@
+"""The file of a run as it is read, one row after the other."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import torch
+from PIL import Image
+
+from explain.attribution import Attribution
+from explain.errors import RunError, did_you_mean, printable
+from explain.images import Box, load_image
+from explain.pictures import Scene
+from explain.render import Style
+from explain.runs.maps import unpack
+from explain.runs.schema import APPLICATION, FORMAT
+from explain.runs.sources import Corners, text
+
+_ROW = """
+SELECT r.id, r.method, r.target, r.class AS target_class, r.score, r.probability, r.layer, r.delta, r.runs, r.error,
+       r.shape, r.scale, r.map, m.style, p.name, p.path, p.sha256, p.width, p.height, p.label, p.label_class,
+       p.label_probability, p.prediction, p.prediction_class, p.probability AS prediction_probability,
+       p."left", p.top, p."right", p.bottom, p.input_height, p.input_width, p.boxes
+FROM results r JOIN photos p ON p.id = r.photo JOIN methods m ON m.name = r.method
+"""
+_WRITABLE, _UNCHANGING = urlencode({"mode": "rw"}), urlencode({"mode": "ro", "immutable": 1})
+ORDERS = {
+    "source": "p.id",
+    "worst": "p.label_class IS NULL, p.label_probability, p.probability, p.id",
+    "best": "p.label_class IS NULL, p.label_probability DESC, p.probability DESC, p.id",
+}
+"""Orders of photos: as they were explained; from the one that the model knows least about to the one that it knows
+best, by the probability of the label where that is known, and else of the prediction; and the other way round."""
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """What one method says about one target of one photo.
+
+    ``label`` is what the source says that the photo shows, ``prediction`` what the model says, ``target`` what was
+    explained; a number ends in ``_class``. ``box`` is the part of the photo that the model saw, ``boxes`` where the
+    object is, both in pixels of the photo. ``metrics`` has a figure by name, None where it is not defined.
+    """
+
+    name: str
+    method: str
+    target: str
+    target_class: int | None
+    score: float
+    probability: float | None
+    label: str | None
+    label_class: int | None
+    label_probability: float | None
+    prediction: str | None
+    prediction_class: int | None
+    prediction_probability: float | None
+    layer: str | tuple[str, ...] | None
+    path: str | None
+    sha256: str
+    size: tuple[int, int]
+    box: Box
+    input_size: tuple[int, int]
+    boxes: tuple[Corners, ...] = ()
+    delta: float | None = None
+    runs: int | None = None
+    error: float | None = None
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    style: Any = "heat"
+    _stored: tuple[bytes, tuple[int, ...], float] = field(default=(b"", (0,), 0.0), repr=False)
+
+    @cached_property
+    def values(self) -> torch.Tensor:
+        """The raw attribution, float32: ``(h, w)`` at the layer's resolution, or ``(C, H, W)``.
+
+        Stored in half precision: no value is off by more than ``2**-11`` of itself, apart from very small ones.
+        """
+        return unpack(*self._stored)
+
+    @property
+    def correct(self) -> bool | None:
+        """Whether the prediction is the label, where both are classes of the model."""
+        if self.label_class is None or self.prediction_class is None:
+            return None
+        return self.label_class == self.prediction_class
+
+    @cached_property
+    def attribution(self) -> Attribution:
+        """The values with what is known about them, as a batch of one."""
+        return Attribution(
+            method=self.method,
+            values=self.values[None],
+            target=self.target if self.target_class is None else torch.tensor([self.target_class]),
+            score=torch.tensor([self.score]),
+            layer=self.layer,
+            size=self.input_size,
+            style=self.style,
+            delta=None if self.delta is None else torch.tensor([self.delta]),
+        )
+
+    @property
+    def heatmap(self) -> torch.Tensor:
+        """``(H, W)`` float32 in [0, 1] at the resolution of the model's input."""
+        return self.attribution.heatmap[0]
+
+    def overlay(self, style: Style, photo: Any = None) -> Image.Image:
+        """Draw the map on the photo, which is read again.
+
+        Args:
+            style: one of `explain.render`.
+            photo: the photo, where it had no file.
+
+        Raises:
+            ImageError: the photo cannot be read.
+        """
+        photo = self.path if photo is None else photo
+        if photo is None:
+            raise RunError(f"photo must be given to draw the map of {self.name!r}, which had no file; give it")
+        return Scene(load_image(photo), self.box, (self.box,)).overlay(self.attribution, style)
+
+
+class Stored:
+    """What is stored of a run; also while it is being written, by this process or another.
+
+    Args:
+        file: where it is.
+
+    Raises:
+        RunError: there is no run, or a later version has written it.
+    """
+
+    def __init__(self, file: str | os.PathLike[str]) -> None:
+        self.path = Path(file)
+        if not self.path.is_file():
+            raise RunError(f"run {text(file)!r} must be a file, but there is none; check the path")
+        try:
+            with closing(self._opened()) as db:
+                application = db.execute("PRAGMA application_id").fetchone()[0]
+                version = db.execute("PRAGMA user_version").fetchone()[0]
+        except sqlite3.DatabaseError as error:
+            raise RunError(f"run {text(file)!r} cannot be read ({error}); give a file that explain.run wrote") from None
+        if application != APPLICATION:
+            raise RunError(f"run {text(file)!r} must be the file of a run, got another database; check the path")
+        if version != FORMAT:
+            raise RunError(f"run {text(file)!r} must have format {FORMAT}, got {version}; update this package")
+
+    def __len__(self) -> int:
+        return int(self._one("SELECT count(*) FROM results"))
+
+    def __repr__(self) -> str:
+        state = "" if self.ended else ", not at its end"
+        bad = f", {len(self.failures)} failed" if self.failures else ""
+        return printable(
+            f"{type(self).__name__}({text(self.path)!r}: {self.photos} photos, {', '.join(self.methods)}{bad}{state})"
+        )
+
+    @property
+    def photos(self) -> int:
+        """How many photos have been explained."""
+        return int(self._one("SELECT count(*) FROM photos"))
+
+    @property
+    def methods(self) -> list[str]:
+        """The names of the methods, in the order in which they were asked for."""
+        return [name for (name,) in self.query("SELECT method FROM results GROUP BY method ORDER BY min(id)")]
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """Why photos could not be explained, by their names."""
+        return dict(self.query("SELECT name, reason FROM failures ORDER BY name"))
+
+    @property
+    def notes(self) -> list[str]:
+        """Warnings about single photos, such as why a map is zero."""
+        return [note for (note,) in self.query("SELECT note FROM notes")]
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """What the run is: its source, model, weights, methods, targets, options and versions."""
+        return {key: json.loads(value) for key, value in self.query("SELECT key, value FROM manifest")}
+
+    @property
+    def ended(self) -> bool:
+        """Whether all photos have been looked at."""
+        return bool(self._one("SELECT count(*) FROM manifest WHERE key = 'ended'"))
+
+    def rows(
+        self,
+        method: str | None = None,
+        *,
+        label: str | None = None,
+        prediction: str | None = None,
+        correct: bool | None = None,
+        order: str = "source",
+    ) -> Iterator[Row]:
+        """Give what was found for each photo, method and target, one after the other.
+
+        Args:
+            method: of this method only.
+            label, prediction: of photos with this label, or prediction, only.
+            correct: of photos that the model knows, or takes for something else, only.
+            order: "source", "worst" (the probability of the label is lowest) or "best".
+
+        Raises:
+            RunError: there is no such method or order.
+        """
+        if method is not None and method not in self.methods:
+            raise RunError(f"method {method!r} is not in this run; {did_you_mean(method, self.methods)}")
+        if order not in ORDERS:
+            raise RunError(f"order must be one of {', '.join(ORDERS)}, got {order!r}")
+        wanted = {"r.method": method, "p.label": label, "p.prediction": prediction}
+        terms = [f"{column} = ?" for column, value in wanted.items() if value is not None]
+        if correct is not None:
+            terms.append(f"p.label_class {'=' if correct else '<>'} p.prediction_class")
+        where = f" WHERE {' AND '.join(terms)}" if terms else ""
+        return self._rows(f"{where} ORDER BY {ORDERS[order]}, r.id", [v for v in wanted.values() if v is not None])
+
+    def query(self, statement: str, values: Any = ()) -> Iterator[tuple[Any, ...]]:
+        """Ask something in SQL; see the tables in the documentation. Nothing can be changed in this way.
+
+        Raises:
+            RunError: SQLite does not understand it, or cannot read the file.
+        """
+        try:
+            with closing(self._opened()) as db:
+                yield from db.execute(statement, values)
+        except sqlite3.Error as error:
+            raise RunError(f"run {text(self.path)!r} cannot be asked {statement.strip()!r:.60}: {error}") from None
+
+    def _one(self, statement: str) -> Any:
+        return next(self.query(statement))[0]
+
+    def _rows(self, clause: str, values: Any) -> Iterator[Row]:
+        try:
+            with closing(self._opened()) as db, closing(self._opened()) as other:
+                db.row_factory = sqlite3.Row
+                judged = bool(other.execute("SELECT count(*) FROM metrics").fetchone()[0])
+                for found in db.execute(_ROW + clause, values):
+                    asked = "SELECT metric, value FROM metrics WHERE result = ?"
+                    yield _row(found, dict(other.execute(asked, (found["id"],))) if judged else {})
+        except sqlite3.Error as error:
+            raise RunError(f"run {text(self.path)!r} cannot be read: {error}; take another copy of it") from None
+
+    def _opened(self) -> sqlite3.Connection:
+        """Open the file for reading; where nothing can be written beside it, as a file that does not change.
+
+        SQLite tidies up beside a file when the last one who may write closes it, so we may, and promise not to.
+        """
+        address = self.path.absolute().as_uri()
+        try:
+            db = sqlite3.connect(f"{address}?{_WRITABLE}", uri=True, check_same_thread=False)
+            db.execute("PRAGMA query_only = ON")
+            db.execute("SELECT count(*) FROM sqlite_master")
+        except sqlite3.OperationalError:
+            db = sqlite3.connect(f"{address}?{_UNCHANGING}", uri=True, check_same_thread=False)
+        return db
+
+
+def _row(found: sqlite3.Row, metrics: Mapping[str, float | None]) -> Row:
+    same = {key: found[key] for key in found.keys() if key in Row.__dataclass_fields__}  # noqa: SIM118
+    layer, boxes = found["layer"], found["boxes"]
+    several = layer is not None and layer.startswith("[")
+    return Row(**{
+        **same,
+        "layer": tuple(json.loads(layer)) if several else layer,
+        "size": (found["width"], found["height"]),
+        "input_size": (found["input_height"], found["input_width"]),
+        "box": Box(found["left"], found["top"], found["right"], found["bottom"]),
+        "boxes": () if boxes is None else tuple(tuple(box) for box in json.loads(boxes)),
+        "metrics": metrics,
+        "_stored": (found["map"], tuple(json.loads(found["shape"])), found["scale"]),
+    })  # fmt: skip

@@ -1,0 +1,69 @@
+"""`Run`: the file of a run, and all that can be made of it without a model."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from explain.render import StyleLike
+from explain.runs.exporting import export
+from explain.runs.pictures import write_pictures
+from explain.runs.reading import Stored
+
+
+class Run(Stored):
+    """A run over many photos, as it is in its file.
+
+    ``len(run)`` is the number of rows: one for each photo, method and target. Nothing is kept in memory.
+
+    Args:
+        file: where it is.
+
+    Raises:
+        RunError: there is no run, or a later version has written it.
+
+    >>> import explain, tempfile
+    >>> from PIL import Image
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))
+    >>> explainer = explain.Explainer(model, preprocess=explain.models.CenterCrop(8))
+    >>> photos = [Image.new("RGB", (9, 8), color) for color in ("red", "blue")]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = explain.run(photos, explainer, ["gradcam", "saliency"], output=f"{folder}/run.sqlite", workers=0)
+    ...     run = Run(f"{folder}/run.sqlite")
+    ...     len(run), run.methods, [row.name for row in run.rows(method="gradcam")]
+    (4, ['gradcam', 'saliency'], ['photo 0', 'photo 1'])
+    """
+
+    def export(self, file: str | os.PathLike[str], *, overwrite: bool = False) -> int:
+        """Write all rows into one table, and return how many; see `explain.runs.export`."""
+        return export(self, file, overwrite=overwrite)
+
+    def write_pictures(
+        self,
+        which: str,
+        folder: str | os.PathLike[str],
+        *,
+        source: Any = None,
+        style: StyleLike | None = None,
+        overwrite: bool = False,
+    ) -> tuple[list[Path], dict[str, str]]:
+        """Write overlays of some photos, such as "worst:50"; see `explain.runs.write_pictures`."""
+        return write_pictures(self, which, folder, source=source, style=style, overwrite=overwrite)
+
+
+def open_run(file: str | os.PathLike[str]) -> Run:
+    """Open the file of a run for reading; no model is loaded.
+
+    Args:
+        file: what was given to `explain.run` as ``output``.
+
+    Raises:
+        RunError: there is no run, or a later version has written it.
+
+    >>> open_run("none.sqlite")
+    Traceback (most recent call last):
+    explain.errors.RunError: run 'none.sqlite' must be a file, but there is none; check the path
+    """
+    return Run(file)

@@ -1,0 +1,265 @@
+"""`run`: the photos of a source explained one batch after the other, and stored as they come."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from explain.engine import Precision
+from explain.errors import RunError, keywords, shown, warn
+from explain.explainer import Explainer
+from explain.hooks import Where
+from explain.methods import Fusion, MethodLike
+from explain.metrics import Metric
+from explain.models import Classifier
+from explain.runs.batches import each_explained, in_batches
+from explain.runs.explaining import Question
+from explain.runs.given import source_of
+from explain.runs.labels import Labels
+from explain.runs.lock import alone
+from explain.runs.manifest import manifest_of
+from explain.runs.preparing import Failed, Preparer, Ready, in_process
+from explain.runs.result import Run
+from explain.runs.sources import Entry, Source, Trouble, text
+from explain.runs.store import Answer, Store
+from explain.runs.workers import CannotBeginError, Workers, default_workers
+from explain.runs.writer import Writer
+from explain.targets import TargetLike
+
+TIMEOUT = 60.0  # seconds that one photo may take to be read
+
+
+@dataclass(frozen=True)
+class State:
+    """How far a run is: photos that were explained and that failed, in this go; those that were there before.
+
+    ``total`` is None where the source does not know how many photos it has.
+    """
+
+    done: int
+    failed: int
+    there: int
+    total: int | None
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Photos a second."""
+        return (self.done + self.failed) / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def left(self) -> float | None:
+        """Seconds that the rest takes at this rate; None while nothing is known.
+
+        >>> State(10, 0, 50, 100, 5.0).left
+        20.0
+        """
+        if self.total is None or not self.rate:
+            return None
+        return max(0, self.total - self.there - self.done - self.failed) / self.rate
+
+
+@keywords(
+    elsewhere={
+        "device": "explain.Explainer(device=...) takes it",
+        "labels": "explain.Explainer(categories=...) takes them",
+    }
+)
+def run(
+    source: Any,
+    explainer: Explainer | nn.Module | Classifier | str | None = None,
+    methods: MethodLike | Iterable[MethodLike] = "gradcam",
+    *,
+    output: str | os.PathLike[str],
+    target: TargetLike | Sequence[TargetLike] = None,
+    top_k: int | None = None,
+    metrics: Iterable[Metric | str] = (),
+    layer: Where | None = None,
+    fuse: Fusion | None = None,
+    batch_size: int | None = None,
+    precision: Precision = "full",
+    runs: int | None = None,
+    until: float | None = None,
+    seconds: float | None = None,
+    workers: int | None = None,
+    timeout: float = TIMEOUT,
+    progress: Callable[[State], None] | None = None,
+) -> Run:
+    """Explain all photos of a source, and store the maps in one SQLite file.
+
+    A run may be interrupted in any way, also by a loss of power: the same call continues it. A photo is in the file
+    with all its results or not at all, and never twice. What cannot be explained is listed in ``run.failures``, and
+    tried again when the run is continued; a photo whose file has changed since is explained again.
+
+    Args:
+        source: a folder (with the folders inside it; where these hold all photos, their names are labels), a list in a
+            file (CSV, TSV, JSON: ``path``, ``label``, ``x0 y0 x1 y1`` or ``boxes``), WebDataset shards (tar), a data
+            set of PyTorch or Hugging Face, or a list or iterator of photos.
+        explainer: an `Explainer`, or what one is made of: a model, its name, or None for the default model.
+        methods, target, top_k, layer, fuse, precision, runs, until, seconds: as for calling an `Explainer`.
+        output: the file. If there is a run in it already, it is continued.
+        metrics: judge each map by these, too; those that need boxes leave photos without them out.
+        batch_size: photos, and altered inputs of methods that run the model many times, at once; by default as many
+            photos as suit the size of the input.
+        workers: processes that read and preprocess photos ahead; by default one for every two processors, and 0 for
+            none. With workers, a photo that takes longer than ``timeout`` seconds to be read is given up.
+        progress: called with a `State` after each batch.
+
+    Returns:
+        The `Run`: ``len(run)``, ``run.rows()``, ``run.failures``.
+
+    Raises:
+        RunError: the source or the file cannot be used, another run writes the file, or it was begun with other
+            options; the message says which.
+        ExplainError: as for calling an `Explainer`, for what holds for all photos.
+
+    >>> import explain, tempfile
+    >>> from PIL import Image
+    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))
+    >>> explainer = explain.Explainer(model, preprocess=explain.models.CenterCrop(8))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     photos = [Image.new("RGB", (9, 8), color) for color in ("red", "blue")]
+    ...     found = run(photos, explainer, output=f"{folder}/run.sqlite", workers=0)
+    ...     [(row.name, tuple(row.values.shape)) for row in found.rows()], found.ended
+    ([('photo 0', (6, 6)), ('photo 1', (6, 6))], True)
+    """
+    _check(workers, timeout, batch_size)
+    photos = source_of(source)
+    made = explainer if isinstance(explainer, Explainer) else Explainer(explainer)
+    question = Question(
+        made, methods, target, list(metrics), top_k=top_k, layer=layer, fuse=fuse, batch_size=batch_size,
+        precision=precision, runs=runs, until=until, seconds=seconds,
+    )  # fmt: skip
+    if photos.count == 0:
+        raise RunError(f"source must have photos, but {text(str(source))!r:.100} has none; check what it holds")
+    file = Path(output)
+    _make_folder(file)
+    manifest = manifest_of(
+        source=photos, origin=made._origin, model=made.model, categories=made.categories, methods=question.asked,
+        targets=question.targets, metrics=question.metrics, options=question.options,
+    )  # fmt: skip
+    with alone(file):
+        store = Store(file, manifest)
+        try:
+            count = default_workers() if workers is None else workers
+            _Go(photos, question, store, count, timeout, progress).through()
+        finally:
+            store.close()
+    return Run(file)
+
+
+@dataclass
+class _Go:
+    """One go at a run: from where it was to its end, or to what stops it."""
+
+    source: Source
+    question: Question
+    store: Store
+    workers: int
+    timeout: float
+    progress: Callable[[State], None] | None
+    begun: float = field(default_factory=time.monotonic)
+    done: int = 0
+    failed: int = 0
+    there: int = 0
+
+    def through(self) -> None:
+        self.known = self.store.done()
+        self.succeeded = bool(self.known)
+        self.labels = Labels(self.question.explainer.categories, self.source.classes)
+        self.troubles: list[Failed] = []
+        self.named: set[str] = set()
+        writer = Writer()
+        try:
+            with closing(self._explained()) as batches:
+                for found in batches:
+                    self._enter(found, writer)
+        except BaseException:  # what is done is kept; what stopped us is more to the point than what the writer says
+            with suppress(RunError):
+                writer.close()
+            raise
+        writer.put(lambda: self.store.write(self.troubles))
+        writer.close()
+        self.failed += len(self.troubles)
+        self._tell()
+        self.store.forget_failures(but=self.named | {each.name for each in self.troubles})
+        self.store.end(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
+
+    def _enter(self, found: list[Answer | Failed], writer: Writer) -> None:
+        failures = [each for each in found if isinstance(each, Failed)]
+        self.succeeded |= len(failures) < len(found)
+        general = [each.general for each in failures if each.general is not None]
+        if general and not self.succeeded:
+            raise general[0]
+        methods = self.question.methods
+        if not self.done and methods is not None:
+            writer.put(lambda: self.store.enter_methods(methods))
+        self.done += len(found) - len(failures)
+        self.failed += len(failures)
+        writer.put(lambda: self.store.write(found))
+        self._tell()
+
+    def _explained(self) -> Generator[list[Answer | Failed], None, None]:
+        """The results of each batch."""
+        preparer = Preparer(self.source, self.question.explainer.preprocess)
+        ready, close = self._ready(preparer)
+        try:
+            for batch in in_batches(ready, self.question.at_once):
+                if isinstance(batch, Failed):
+                    yield [batch]
+                else:
+                    yield each_explained(batch, lambda photos: self.question.answers(photos, self.labels))
+        finally:
+            close()
+
+    def _ready(self, preparer: Preparer) -> tuple[Iterable[Ready], Callable[[], None]]:
+        """Photos as the model takes them, and what ends the processes that prepare them."""
+        entries = self._entries()
+        if self.workers:
+            try:
+                found = Workers(preparer, entries, self.workers, self.timeout)
+                return found, found.close
+            except CannotBeginError as error:
+                warn(f"photos are read one after the other, since no worker process can be started ({error})")
+        return in_process(preparer, entries), lambda: None
+
+    def _entries(self) -> Iterator[Entry]:
+        """What is still to be explained."""
+        for entry in self.source.entries():
+            if isinstance(entry, Trouble):
+                self.troubles.append(Failed(entry.name, entry.reason))
+            elif entry.name not in self.named:
+                self.named.add(entry.name)
+                if entry.name in self.known and self.known[entry.name] == entry.stamp:
+                    self.there += 1
+                else:
+                    yield entry
+
+    def _tell(self) -> None:
+        if self.progress is not None:
+            passed = time.monotonic() - self.begun
+            self.progress(State(self.done, self.failed, self.there, self.source.count, passed))
+
+
+def _check(workers: int | None, timeout: float, batch_size: int | None) -> None:
+    for name, value, least in (("workers", workers, 0), ("batch_size", batch_size, 1)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            raise RunError(f"{name} must be a whole number from {least}, got {shown(value)}; leave it out")
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
+        raise RunError(f"timeout must be a number of seconds above 0, got {shown(timeout)}; leave it out")
+
+
+def _make_folder(file: Path) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"output {text(file)!r} cannot be written: {error.strerror}; choose another file") from None
+    if file.is_dir():
+        raise RunError(f"output {text(file)!r} must be a file, got a folder; name a file in it, such as run.sqlite")

@@ -1,0 +1,100 @@
+"""The tables of a run: one SQLite file, readable with anything that reads SQLite. See docs/runs.md."""
+
+from __future__ import annotations
+
+FORMAT = 1
+"""The version of the tables."""
+APPLICATION = 0x4578706C  # by which a file is known as a run: "Expl"
+
+TABLES = """
+CREATE TABLE manifest (
+    key TEXT PRIMARY KEY,
+    value TEXT NOT NULL               -- JSON
+) WITHOUT ROWID;
+
+CREATE TABLE methods (
+    name TEXT PRIMARY KEY,
+    class TEXT,                       -- in explain.methods; NULL for one of the caller's own
+    options TEXT NOT NULL,            -- JSON, as in the record of an explanation
+    style TEXT NOT NULL,              -- how its maps are drawn
+    paper TEXT
+) WITHOUT ROWID;
+
+CREATE TABLE photos (
+    id INTEGER PRIMARY KEY,
+    name TEXT NOT NULL UNIQUE,        -- from the folder on, as in the list, or the number of the item
+    path TEXT,                        -- NULL where there is no file
+    stamp TEXT,                       -- size and time of the file, by which a change is noticed
+    sha256 TEXT NOT NULL,             -- of the upright RGB pixels, or of the tensor
+    width INTEGER NOT NULL,
+    height INTEGER NOT NULL,
+    label TEXT,                       -- what the source says that it shows
+    label_class INTEGER,              -- the class of the model; NULL where the label is none of the model's
+    label_probability REAL,
+    prediction TEXT,                  -- what the model says; NULL where it gives no class scores
+    prediction_class INTEGER,
+    probability REAL,                 -- of the prediction
+    "left" REAL NOT NULL, top REAL NOT NULL, "right" REAL NOT NULL, bottom REAL NOT NULL,  -- what the model saw of it
+    input_height INTEGER NOT NULL,
+    input_width INTEGER NOT NULL,
+    boxes TEXT                        -- JSON: [[x0, y0, x1, y1], ...] in pixels of the photo, ends exclusive
+);
+
+CREATE TABLE results (
+    id INTEGER PRIMARY KEY,
+    photo INTEGER NOT NULL REFERENCES photos (id) ON DELETE CASCADE,
+    method TEXT NOT NULL REFERENCES methods (name),
+    target TEXT NOT NULL,             -- the label, or the name of a target that is no class
+    class INTEGER,                    -- NULL for a target that is no class
+    score REAL NOT NULL,              -- what was explained
+    probability REAL,                 -- of the class
+    layer TEXT,                       -- JSON list where there are several
+    delta REAL,                       -- by how much the values miss the sum that the method promises
+    runs INTEGER,                     -- of methods that estimate: how many covered photos
+    error REAL,                       -- of methods that estimate: the largest error over the largest value
+    shape TEXT NOT NULL,              -- JSON: of the map
+    scale REAL NOT NULL,              -- what the numbers of the map are multiplied with
+    map BLOB NOT NULL                 -- float16, little-endian, row after row
+);
+CREATE UNIQUE INDEX once ON results (photo, method, ifnull(class, target));
+
+CREATE TABLE metrics (
+    result INTEGER NOT NULL REFERENCES results (id) ON DELETE CASCADE,
+    metric TEXT NOT NULL,
+    value REAL,                       -- NULL where it is not defined
+    PRIMARY KEY (result, metric)
+) WITHOUT ROWID;
+
+CREATE TABLE failures (
+    name TEXT PRIMARY KEY,
+    path TEXT,
+    reason TEXT NOT NULL
+) WITHOUT ROWID;
+
+CREATE TABLE notes (
+    note TEXT PRIMARY KEY             -- warnings, such as why a map is zero
+) WITHOUT ROWID;
+
+CREATE VIEW explained AS  -- all but the maps
+    SELECT r.id, p.name, p.path, p.sha256, p.label, p.label_class, p.label_probability, p.prediction,
+           p.prediction_class, p.probability AS prediction_probability, p.prediction_class = p.label_class AS correct,
+           r.method, r.target, r.class, r.score, r.probability, r.layer, r.delta, r.runs, r.error, r.shape, r.scale
+    FROM results r JOIN photos p ON p.id = r.photo;
+
+CREATE VIEW classes AS  -- how well the model knows each class
+    SELECT label, label_class, count(*) AS photos, sum(prediction_class = label_class) AS correct,
+           avg(prediction_class = label_class) AS accuracy, avg(label_probability) AS label_probability
+    FROM photos WHERE label_class IS NOT NULL GROUP BY label_class;
+
+CREATE VIEW confusions AS  -- which classes are taken for which, the most frequent first
+    SELECT label, prediction, count(*) AS photos
+    FROM photos WHERE prediction_class <> label_class GROUP BY label_class, prediction_class ORDER BY photos DESC;
+
+CREATE VIEW duplicates AS  -- the same pixels under several names
+    SELECT sha256, count(*) AS photos, json_group_array(name) AS names
+    FROM photos GROUP BY sha256 HAVING count(*) > 1;
+
+CREATE VIEW judged AS  -- the mean of each metric for each method
+    SELECT r.method, m.metric, avg(m.value) AS mean, count(m.value) AS photos
+    FROM metrics m JOIN results r ON r.id = m.result GROUP BY r.method, m.metric;
+"""

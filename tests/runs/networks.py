@@ -1,0 +1,53 @@
+"""A network, photos and the means to look into a run, for the tests of runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import nn
+
+import explain
+from tests.conftest import TinyNet, settled
+
+
+def picture(number: int, size: tuple[int, int] = (24, 20)) -> Image.Image:
+    pixels = np.random.default_rng(number).integers(0, 256, (size[1], size[0], 3))
+    return Image.fromarray(pixels.astype(np.uint8))
+
+
+def as_it_is(image: Image.Image) -> torch.Tensor:
+    """A preprocessing that keeps the size, so that photos differ in it."""
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255
+
+
+def explainer(model: nn.Module | None = None, **options: Any) -> explain.Explainer:
+    return explain.Explainer(model or settled(TinyNet()).eval(), preprocess=as_it_is, **options)
+
+
+def folder_of(path: Path, count: int, size: tuple[int, int] = (24, 20)) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        picture(number, size).save(path / f"{number:03}.png")
+    return path
+
+
+def contents(run: explain.Run) -> dict[tuple[str, str, str], tuple[Any, ...]]:
+    """All rows of a run, by what they are of."""
+    return {
+        (row.name, row.method, row.target): (row.sha256, row.prediction, row.values, row.score, row.probability)
+        for row in run.rows()
+    }
+
+
+def assert_same(one: explain.Run, other: explain.Run) -> None:
+    found, expected = contents(one), contents(other)
+    assert found.keys() == expected.keys()
+    assert len(one) == len(found)
+    for key, (sha256, prediction, values, score, probability) in found.items():
+        assert expected[key][:2] == (sha256, prediction)
+        torch.testing.assert_close(values, expected[key][2], rtol=2e-3, atol=1e-6)
+        torch.testing.assert_close(torch.tensor([score, probability]), torch.tensor(expected[key][3:]))

@@ -1,0 +1,224 @@
+"""What runs survive: a kill at any time, dead and hanging workers, a full disk, a file that others use."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import signal
+import sqlite3
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+import explain
+from explain.errors import RunError, quiet
+from explain.runs import workers
+from explain.runs.preparing import Preparer
+from explain.runs.sources import Content, Entry, Source
+from tests.runs.networks import as_it_is, assert_same, explainer, folder_of, picture
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked, for speed")
+LATE = 30.0  # seconds after which something never happens
+
+
+def until(happened: Callable[[], Any], late: float = LATE) -> None:
+    end = time.monotonic() + late
+    while not happened():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.005)
+
+
+def forked(work: Callable[[], None]) -> Any:
+    process = multiprocessing.get_context("fork").Process(target=work)
+    with quiet():
+        process.start()
+    return process
+
+
+def children(parent: int) -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+
+
+def is_there(pid: int) -> bool:
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+
+
+def rows(file: Path) -> int:
+    try:
+        return len(explain.open_run(file))
+    except RunError:
+        return 0
+
+
+def slowly(image: Image.Image) -> torch.Tensor:
+    time.sleep(0.02)
+    return as_it_is(image)
+
+
+def test_a_run_that_is_killed_at_any_time_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    folder, file = folder_of(tmp_path / "photos", 30), tmp_path / "run.sqlite"
+    methods = ["gradcam", "saliency"]
+    model = explainer().model
+
+    def go() -> None:
+        made = explain.Explainer(model, preprocess=slowly)
+        explain.run(folder, made, methods, output=file, target=1, workers=1, batch_size=3)
+
+    before = 0
+    for _ in range(2):
+        process = forked(go)
+        until(lambda: rows(file) > before)  # noqa: B023
+        workers_ = children(process.pid)
+        assert len(workers_) == 1
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        until(lambda: not any(map(is_there, workers_)))  # noqa: B023
+        with sqlite3.connect(file) as db:
+            assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+            counts = db.execute("SELECT count(*) FROM results GROUP BY photo").fetchall()
+        db.close()
+        assert {count for (count,) in counts} == {2}
+        assert before < rows(file) < 60
+        before = rows(file)
+    made = explainer(model)
+    run = explain.run(folder, explain.Explainer(model, preprocess=slowly), methods, output=file, target=1, workers=0)
+    assert (run.photos, len(run), run.ended) == (30, 60, True)
+    whole = explain.run(folder, made, methods, output=tmp_path / "whole.sqlite", target=1, workers=0)
+    assert_same(run, whole)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["photos", "run.sqlite", "whole.sqlite"]
+
+
+def test_another_process_cannot_write_the_file_meanwhile(tmp_path: Path) -> None:
+    folder, file = folder_of(tmp_path / "photos", 60), tmp_path / "run.sqlite"
+    made = explain.Explainer(explainer().model, preprocess=slowly)
+    process = forked(lambda: explain.run(folder, made, output=file, workers=0, batch_size=1))  # type: ignore[arg-type, return-value]
+    until(lambda: rows(file))
+    with pytest.raises(
+        RunError, match=r"output '.*run.sqlite' is being written by another run; wait until it ends, or"
+    ):
+        explain.run(folder, made, output=file, workers=0)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+
+
+class Trap(Source):
+    """A few photos, some of which do something to the process that reads them."""
+
+    kind = "trap"
+
+    def __init__(self, **traps: Callable[[], Any]) -> None:
+        self.traps = traps
+
+    def entries(self) -> Iterator[Entry]:
+        for name in ("a", "b", "c", "d"):
+            yield Entry(name, ord(name))
+
+    def read(self, entry: Entry) -> Content:
+        self.traps.get(entry.name, int)()
+        return Content(picture(entry.where))
+
+    def identity(self) -> dict[str, Any]:
+        return {"kind": self.kind}
+
+
+def test_a_photo_that_hangs_its_decoder_is_given_up(tmp_path: Path) -> None:
+    run = explain.run(
+        Trap(b=lambda: time.sleep(60)), explainer(), output=tmp_path / "run.sqlite", workers=1, timeout=0.2
+    )
+    assert run.failures == {"b": "image 'b' took longer than 0.2 s to be read; mend it or allow more time"}
+    assert [row.name for row in run.rows()] == ["a", "c", "d"]
+
+
+def test_a_worker_that_dies_costs_its_photo_only(tmp_path: Path) -> None:
+    run = explain.run(
+        Trap(c=lambda: os.kill(os.getpid(), signal.SIGKILL)), explainer(), output=tmp_path / "run.sqlite", workers=2
+    )
+    told = "image 'c' ended its worker process while it was read (out of memory?); read it alone"
+    assert run.failures == {"c": told}
+    assert [row.name for row in run.rows()] == ["a", "b", "d"]
+    run = explain.run(Trap(), explainer(), output=tmp_path / "run.sqlite", workers=1)
+    assert (run.photos, run.failures) == (4, {})
+
+
+def test_a_source_that_breaks_off_is_told_and_what_came_before_is_kept(tmp_path: Path) -> None:
+    class Broken(Trap):
+        def entries(self) -> Iterator[Entry]:
+            yield from list(super().entries())[:2]
+            raise ConnectionError("the list ended early")
+
+    for count in (0, 1):
+        file = tmp_path / f"{count}.sqlite"
+        with pytest.raises(ConnectionError, match="the list ended early"):
+            explain.run(Broken(), explainer(), output=file, workers=count, batch_size=1)
+        assert explain.open_run(file).photos in (1, 2)
+        assert explain.run(Trap(), explainer(), output=file, workers=0).photos == 4
+
+
+def test_workers_read_ahead_but_not_without_end() -> None:
+    listed: list[int] = []
+
+    def entries() -> Iterator[Entry]:
+        for number in range(1000):
+            listed.append(number)
+            yield Entry(f"photo {number}", 97)
+
+    found = workers.Workers(Preparer(Trap(), as_it_is), entries(), 1, 60.0)
+    first = next(iter(found))
+    until(lambda: len(listed) > workers.AHEAD)
+    time.sleep(0.05)
+    found.close()
+    assert getattr(first, "entry", None) == Entry("photo 0", 97)
+    assert len(listed) <= workers.AHEAD + 2
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """No file can grow beyond this: to SQLite it is the same as a disk that is full."""
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_full_disk_ends_the_run_and_loses_nothing_that_was_written(tmp_path: Path) -> None:
+    folder, file = folder_of(tmp_path / "photos", 12, (64, 48)), tmp_path / "run.sqlite"
+    options: dict[str, Any] = {"output": file, "target": 1, "workers": 0, "batch_size": 1}
+    with (
+        files_of_at_most(300_000),
+        pytest.raises(
+            RunError, match=r"output '.*' cannot be written \(.*(disk|full).*the same command goes on where it"
+        ),
+    ):
+        explain.run(folder, explainer(), "saliency", **options)
+    with sqlite3.connect(file) as db:
+        assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    db.close()
+    assert 0 < rows(file) < 12
+    run = explain.run(folder, explainer(), "saliency", **options)
+    assert_same(run, explain.run(folder, explainer(), "saliency", **{**options, "output": tmp_path / "whole.sqlite"}))
+
+
+def test_a_file_that_another_program_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("explain.runs.store.PATIENCE", 0.05)
+    file = tmp_path / "run.sqlite"
+    explain.run([picture(0)], explainer(), output=file, workers=0)
+    db = sqlite3.connect(file, isolation_level=None)
+    db.execute("BEGIN IMMEDIATE")
+    with pytest.raises(RunError, match=r"cannot be written \(database is locked\); make room or end the program that"):
+        explain.run([picture(0), picture(1)], explainer(), output=file, workers=0)
+    db.close()
+    assert len(explain.run([picture(0), picture(1)], explainer(), output=file, workers=0)) == 2

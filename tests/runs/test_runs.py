@@ -1,0 +1,477 @@
+"""A run: each photo once with all its results, the same as alone; continued, refused, and what fails is listed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sqlite3
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import explain
+from explain.errors import ExplainWarning, LayerError, MethodError, ModelError, RunError, TargetError
+from explain.images import locate
+from explain.methods import GradCAM
+from explain.metrics import evaluate
+from explain.runs import State
+from explain.runs.lock import alone
+from explain.runs.maps import pack, unpack
+from explain.runs.schema import FORMAT
+from tests.conftest import TinyNet, settled, snapshot
+from tests.runs.networks import as_it_is, assert_same, contents, explainer, folder_of, picture
+
+METHODS = ["gradcam", "saliency"]
+
+
+def test_each_row_is_what_the_photo_gives_alone(tmp_path: Path) -> None:
+    photos = [picture(number, (24, 20) if number % 3 else (20, 28)) for number in range(7)]
+    made = explainer(categories=list("abcde"))
+    before = snapshot(made.model)
+    run = explain.run(photos, made, METHODS, output=tmp_path / "run.sqlite", target=[None, "b"], workers=0)
+    assert snapshot(made.model) == before
+    seen = set()
+    for row in run.rows():
+        photo = photos[int(row.name.split()[1])]
+        alone_ = explain.attribute(made.model, as_it_is(photo)[None], row.method, target=row.target_class)
+        torch.testing.assert_close(row.values, alone_.values[0], rtol=1e-3, atol=1e-6)
+        torch.testing.assert_close(torch.tensor([row.score]), alone_.score)
+        assert row.layer == alone_.layer
+        torch.testing.assert_close(row.heatmap, alone_.heatmap[0], rtol=2e-3, atol=1e-3)
+        probabilities = alone_.logits[0].softmax(0)  # type: ignore[index]
+        assert row.probability == pytest.approx(float(probabilities[row.target_class]), rel=1e-5)
+        assert row.prediction_class == int(probabilities.argmax())
+        assert row.prediction == "abcde"[int(probabilities.argmax())]
+        assert row.prediction_probability == pytest.approx(float(probabilities.max()), rel=1e-5)
+        assert row.sha256 == hashlib.sha256(photo.tobytes()).hexdigest()
+        assert (row.size, row.input_size, row.box) == (photo.size, photo.size[::-1], locate(as_it_is, photo.size))
+        seen.add((row.name, row.method, row.target))
+    tops = {row.name: row.prediction for row in run.rows()}
+    wanted = {(n, m, t) for n in tops for m in METHODS for t in (tops[n], "b")}
+    assert seen == wanted  # where the prediction is b, both targets are one row
+    assert (len(run), run.photos, run.methods, run.failures, run.ended) == (len(wanted), 7, METHODS, {}, True)
+
+
+def test_maps_are_stored_in_half_precision_with_a_scale() -> None:
+    values = np.random.default_rng(0).standard_normal((3, 8, 9)).astype(np.float32) * 1e-7
+    found = pack(values)
+    assert (len(found.content), found.shape, found.scale) == (2 * 3 * 8 * 9, (3, 8, 9), float(np.abs(values).max()))
+    back = unpack(found.content, found.shape, found.scale)
+    error = (back.numpy().astype(np.float64) - values) / np.abs(values)
+    assert np.abs(error).max() < 2.0**-11 * 1.01
+    assert back.abs().max() == np.abs(values).max()
+    assert unpack(*vars(pack(np.zeros((2, 2), np.float32))).values()).tolist() == [[0, 0], [0, 0]]
+
+
+def test_workers_find_the_same_in_the_same_order(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "photos", 9)
+    (folder / "004.png").write_bytes(b"no photo")
+    one = explain.run(folder, explainer(), METHODS, output=tmp_path / "1.sqlite", workers=0)
+    two = explain.run(folder, explainer(), METHODS, output=tmp_path / "2.sqlite", workers=2)
+    assert_same(one, two)
+    names = [f"{number:03}.png" for number in range(9) if number != 4]
+    assert [row.name for row in two.rows("gradcam")] == names
+    assert two.failures == one.failures
+    assert list(two.failures) == ["004.png"]
+
+
+def test_a_run_is_one_database_with_a_row_for_each_photo_method_and_target(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "photos", 3)
+    folder_of(folder / "more", 1)
+    explain.run(folder, explainer(), METHODS, output=tmp_path / "run.sqlite", target=1, workers=0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["photos", "run.sqlite"]
+    db = sqlite3.connect(tmp_path / "run.sqlite")
+    assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert db.execute("SELECT count(*), count(DISTINCT name || method || class) FROM explained").fetchone() == (8, 8)
+    _, shape, scale, content = db.execute(
+        "SELECT p.name, r.shape, r.scale, r.map FROM results r JOIN photos p ON p.id = r.photo "
+        "WHERE r.method = 'gradcam' AND p.name = '001.png'"
+    ).fetchone()
+    values = np.frombuffer(content, "<f2").reshape(json.loads(shape)) * np.float32(scale)
+    alone_ = explain.attribute(explainer().model, as_it_is(picture(1))[None], "gradcam", target=1)
+    np.testing.assert_allclose(values, alone_.values[0], rtol=1e-3, atol=1e-6)
+    same = db.execute("SELECT photos, names FROM duplicates").fetchall()
+    assert same == [(2, '["000.png","more/000.png"]')]
+    with pytest.raises(sqlite3.IntegrityError, match="UNIQUE"):
+        db.execute("INSERT INTO results SELECT NULL, photo, method, target, class, score, probability, layer, delta, "
+                   "runs, error, shape, scale, map FROM results LIMIT 1")  # fmt: skip
+    db.close()
+
+
+def test_labels_say_which_predictions_are_right(tmp_path: Path) -> None:
+    made = explainer(categories=list("abcde"))
+    photos = [picture(number) for number in range(6)]
+    says = [int(made.model(as_it_is(photo)[None]).argmax()) for photo in photos]
+    given = [(photo, "abcde"[said] if number % 3 else (said + 1) % 5) for number, (photo, said) in
+             enumerate(zip(photos, says, strict=True))]  # fmt: skip
+    run = explain.run([*given, (picture(9), "zebra")], made, output=tmp_path / "run.sqlite", workers=0)
+    rows = list(run.rows())
+    assert [row.correct for row in rows] == [False, True, True, False, True, True, None]
+    assert (rows[6].label, rows[6].label_class) == ("zebra", None)
+    assert [row.name for row in run.rows(correct=False)] == ["photo 0", "photo 3"]
+    assert sum(count for _, _, count in run.query("SELECT * FROM confusions")) == 2
+    assert sum(right for (right,) in run.query("SELECT correct FROM classes")) == 4
+    worst = [row.label_probability for row in run.rows(order="worst")]
+    assert worst[:-1] == sorted(p for p in worst if p is not None)
+    assert worst[-1] is None
+    assert [row.label_probability for row in run.rows(order="best")] == [*worst[-2::-1], None]
+    label = rows[1].label
+    assert [row.name for row in run.rows(label=label)] == [row.name for row in rows if row.label == label]
+
+
+def test_metrics_are_stored_and_those_of_boxes_only_where_there_are_some(tmp_path: Path) -> None:
+    folder_of(tmp_path / "photos", 3)
+    (tmp_path / "list.csv").write_text(
+        "path,x0,y0,x1,y1\nphotos/000.png,,,,\nphotos/001.png,2,3,9,11\nphotos/002.png,0,0,24,10\n"
+    )
+    made, names = explainer(), ["pointinggame", "insertion", "maxboxaccv2"]
+    run = explain.run(tmp_path / "list.csv", made, METHODS, output=tmp_path / "run.sqlite", metrics=names, workers=0)
+    assert len(run) == 6
+    for row in run.rows():
+        number = int(Path(row.name).stem)
+        x = as_it_is(picture(number))[None]
+        boxes = {1: [[2, 3, 9, 11]], 2: [[0, 0, 24, 10]]}.get(number)
+        judged = names if boxes else ["insertion"]
+        table = evaluate(made.model, x, row.method, judged, boxes=boxes)[row.method]
+        expected = {name: float(table[name][0]) for name in judged}
+        assert {name: value for name, value in row.metrics.items() if value is not None} == pytest.approx(expected)
+        assert list(row.metrics) == sorted(names)
+        assert row.boxes == ((2.0, 3.0, 9.0, 11.0),) * (number == 1) + ((0.0, 0.0, 24.0, 10.0),) * (number == 2)
+    assert {metric: count for _, metric, _, count in run.query("SELECT * FROM judged WHERE method = 'gradcam'")} == {
+        "pointinggame": 2, "insertion": 3, "maxboxaccv2": 2,
+    }  # fmt: skip
+
+
+def test_metrics_that_ask_the_method_again_judge_it_for_the_same_class(tmp_path: Path) -> None:
+    made = explainer()
+    run = explain.run(
+        [picture(0), picture(1)], made, METHODS, output=tmp_path / "r", metrics=["randomlogit"], workers=0
+    )
+    for row in run.rows():
+        x = as_it_is(picture(int(row.name[-1])))[None]
+        table = evaluate(made.model, x, row.method, "randomlogit", target=row.target_class)
+        assert row.metrics["randomlogit"] == pytest.approx(float(table[row.method]["randomlogit"][0]), rel=1e-3)
+
+
+class Counting(TinyNet):
+    """Notes the inputs of each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[int] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.rows.append(len(x))
+        return super().forward(x)
+
+
+def test_photos_run_in_batches_and_the_same_call_does_nothing_twice(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "photos", 7)
+    made = explainer(settled(Counting()).eval())
+    again: dict[str, Any] = {"output": tmp_path / "run.sqlite", "target": 1, "workers": 0, "batch_size": 3}
+    explain.run(folder, made, "gradcam", **again)
+    assert made.model.rows.count(3) >= 2
+    made.model.rows.clear()
+    states: list[State] = []
+    run = explain.run(folder, made, "gradcam", **again, progress=states.append)
+    assert (made.model.rows, len(run), run.ended) == ([], 7, True)
+    assert (states[-1].done, states[-1].there, states[-1].total, states[-1].left) == (0, 7, 7, None)
+    picture(50).save(folder / "x.png")
+    picture(60).save(folder / "002.png")
+    run = explain.run(folder, made, "gradcam", **again)
+    assert len(run) == 8
+    shas = {row.name: row.sha256 for row in run.rows()}
+    assert shas["002.png"] == hashlib.sha256(picture(60).tobytes()).hexdigest()
+    assert max(made.model.rows) <= 2
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("error", [Stop, KeyboardInterrupt])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_is_done_before_an_interruption_is_kept_and_the_rest_is_done_later(
+    error: type[BaseException], workers: int, tmp_path: Path
+) -> None:
+    folder = folder_of(tmp_path / "photos", 8)
+    options: dict[str, Any] = {"output": tmp_path / "run.sqlite", "batch_size": 2, "workers": workers}
+
+    def stop(state: State) -> None:
+        if state.done >= 4:
+            raise error
+
+    with pytest.raises(error):
+        explain.run(folder, explainer(), METHODS, progress=stop, **options)
+    threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("explain")]
+    assert threads == []
+    run = explain.open_run(tmp_path / "run.sqlite")
+    assert (run.photos, len(run), run.ended) == (4, 8, False)
+    assert "not at its end" in repr(run)
+    run = explain.run(folder, explainer(), METHODS, **options)
+    assert_same(run, explain.run(folder, explainer(), METHODS, output=tmp_path / "whole.sqlite", workers=0))
+    assert run.ended
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"methods": ["gradcam"]}, 'its methods, saliency was {"class": "Saliency", .* and is now null; give the same'),
+        (
+            {"methods": [GradCAM(relu=False), "saliency"]},
+            "its methods, gradcam, options, relu was true and is now false",
+        ),
+        ({"target": 2}, r"its targets was .* and is now .*; give the same, or another output"),
+        ({"top_k": 2, "target": None}, "its targets was .* and is now 2"),
+        ({"layer": "layer1"}, 'its layer was null and is now "layer1"'),
+        ({"metrics": ["insertion"]}, "its metrics, insertion was null and is now .Insertion"),
+        ({"explainer": explainer(settled(TinyNet(), seed=3).eval())}, "its weights was "),
+        ({"explainer": explainer(categories=list("abcde"))}, "its categories was null and is now"),
+        ({"source": "other"}, "its source, path was .*photos. and is now .*other"),
+    ],
+)
+def test_a_run_with_other_options_refuses_to_be_mixed_in(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"source": "photos", "explainer": explainer(), "methods": METHODS, "target": 1}
+    for name in ("photos", "other"):
+        folder_of(tmp_path / name, 1)
+
+    def go(options: dict[str, Any]) -> explain.Run:
+        given = {**options, "source": tmp_path / options["source"]}
+        return explain.run(output=tmp_path / "run.sqlite", workers=0, **given)
+
+    before = contents(go(options))
+    with pytest.raises(RunError, match=f"run '.*run.sqlite' must be continued as it was begun, but {message}"):
+        go({**options, **changed})
+    assert contents(go(options)).keys() == before.keys()
+
+
+def test_versions_are_part_of_what_a_run_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"output": tmp_path / "run.sqlite", "workers": 0}
+    run = explain.run([picture(0)], explainer(), **options)
+    assert run.manifest["versions"]["torch"] == str(torch.__version__)
+    monkeypatch.setattr("explain.runs.manifest.versions", lambda: {**run.manifest["versions"], "torch": "1.0"})
+    with pytest.raises(
+        RunError, match=r'but its versions, torch was ".*" and is now "1.0"; give the same, or another output'
+    ):
+        explain.run([picture(0)], explainer(), **options)
+
+
+def test_a_call_that_explained_nothing_leaves_no_options_behind(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"output": tmp_path / "run.sqlite", "workers": 0}
+    with pytest.raises(LayerError, match="layr1"):
+        explain.run([picture(0)], explainer(), layer="layr1", **options)
+    assert len(explain.run([picture(0)], explainer(), layer="layer1", **options)) == 1
+
+
+def test_two_runs_into_one_file_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "run.sqlite"
+    options: dict[str, Any] = {"output": file, "workers": 0}
+
+    def again(state: State) -> None:
+        with pytest.raises(
+            RunError, match=r"output '.*run.sqlite' is being written by another run; wait until it ends"
+        ):
+            explain.run([picture(0)], explainer(), **options)
+
+    explain.run([picture(0)], explainer(), progress=again, **options)
+    child = os.fork()
+    if not child:  # another process, which has inherited nothing of the lock
+        try:
+            with alone(file):
+                os._exit(0)
+        except RunError:
+            os._exit(3)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    with alone(file):
+        child = os.fork()
+        if not child:
+            try:
+                from explain.runs import lock
+
+                lock._ours.clear()  # as in a process that was not forked
+                with alone(file):
+                    os._exit(0)
+            except RunError:
+                os._exit(3)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    assert not (tmp_path / "run.sqlite-lock").exists()
+
+
+def test_bad_files_are_listed_with_their_reason_and_tried_again(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "photos", 3)
+    (folder / "bad.png").write_bytes(b"no photo")
+    (folder / "empty.jpg").write_bytes(b"")
+    options: dict[str, Any] = {"output": tmp_path / "run.sqlite", "workers": 0}
+    states: list[State] = []
+    run = explain.run(folder, explainer(), progress=states.append, **options)
+    assert list(run.failures) == ["bad.png", "empty.jpg"]
+    assert "bad.png' is not an image that Pillow can read; convert it to PNG or JPEG" in run.failures["bad.png"]
+    assert (len(run), run.ended, states[-1].failed, states[-1].done) == (3, True, 2, 3)
+    assert "2 failed" in repr(run)
+    picture(9).save(folder / "bad.png")
+    (folder / "empty.jpg").unlink()
+    run = explain.run(folder, explainer(), **options)
+    assert (len(run), run.failures) == (4, {})
+
+
+def test_a_photo_that_breaks_the_model_does_not_spoil_its_batch(tmp_path: Path) -> None:
+    class Fragile(TinyNet):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if (x.flatten(1).amax(1) == 0).any():
+                raise ZeroDivisionError("black")
+            return super().forward(x)
+
+    photos = [picture(0), Image.new("RGB", (24, 20)), picture(1)]
+    made = explainer(settled(Fragile()).eval())
+    run = explain.run(photos, made, output=tmp_path / "run.sqlite", workers=0)
+    assert run.failures == {"photo 1": "raised ZeroDivisionError: black"}
+    assert [row.name for row in run.rows()] == ["photo 0", "photo 2"]
+    with pytest.raises(ZeroDivisionError, match="black"):
+        explain.run(photos[1:2], made, output=tmp_path / "other.sqlite", workers=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"methods": "gradcan"}, MethodError, "did you mean 'gradcam'"),
+        ({"layer": "layr1"}, LayerError, "layr1"),
+        ({"target": 9}, TargetError, "9"),
+        ({"target": 1, "top_k": 2}, TargetError, "cannot both"),
+        ({"explainer": explainer(categories=["a"])}, ModelError, "a label for each of the model's 5 classes, got 1"),
+        ({"workers": -1}, RunError, "workers must be a whole number from 0, got -1; leave it out"),
+        ({"batch_size": 0}, RunError, "batch_size must be a whole number from 1, got 0"),
+        ({"timeout": 0}, RunError, "timeout must be a number of seconds above 0, got 0"),
+        ({"source": []}, RunError, r"source must have photos, but '\[\]' has none; check what it holds"),
+        ({"metod": "lrp"}, TypeError, "run has no argument 'metod'; did you mean 'methods'"),
+        ({"output": "."}, RunError, "output '.' must be a file, got a folder; name a file in it, such as run.sqlite"),
+        ({"output": "/dev/null/x"}, RunError, "cannot be written: "),
+    ],
+)
+def test_what_is_wrong_for_all_photos_is_raised(
+    options: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    given = {"source": [picture(0)], "explainer": explainer(), "output": tmp_path / "run.sqlite", "workers": 0}
+    with pytest.raises(error, match=message):
+        explain.run(**{**given, **options})
+
+
+def test_five_crops_are_refused(tmp_path: Path) -> None:
+    made = explain.Explainer("tiny", crop="five")
+    with pytest.raises(RunError, match="explainer must see one part of each photo in a run, got five crops; use crop="):
+        explain.run([picture(0)], made, output=tmp_path / "run.sqlite", workers=0)
+
+
+def test_other_files_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("this is no database at all")
+    with sqlite3.connect(tmp_path / "other.sqlite") as db:
+        db.execute("CREATE TABLE cats (name TEXT)")
+    db.close()
+    for name, message in (("text", "got something else"), ("other.sqlite", "got another database")):
+        before = (tmp_path / name).read_bytes()
+        with pytest.raises(RunError, match=f"must be a run or a new file, {message}; choose another"):
+            explain.run([picture(0)], explainer(), output=tmp_path / name, workers=0)
+        with pytest.raises(RunError, match=r"run '.*' (cannot be read|must be the file of a run)"):
+            explain.open_run(tmp_path / name)
+        assert (tmp_path / name).read_bytes() == before
+
+
+def test_tensors_are_given_to_the_model_as_they_are(tmp_path: Path) -> None:
+    x = torch.rand(3, 3, 12, 10)
+    made = explain.Explainer(settled(TinyNet()).eval(), preprocess=lambda photo: 1 / 0)  # type: ignore[arg-type]
+    run = explain.run([(each, 1) for each in x], made, output=tmp_path / "run.sqlite", target=0, workers=0)
+    expected = explain.attribute(made.model, x, "gradcam", target=0).values
+    rows = list(run.rows())
+    torch.testing.assert_close(torch.stack([row.values for row in rows]), expected, rtol=1e-3, atol=1e-6)
+    assert rows[0].sha256 == hashlib.sha256(x[0].numpy().tobytes()).hexdigest()
+    assert (rows[0].label_class, rows[0].path, rows[0].size) == (1, None, (10, 12))
+
+
+def test_warnings_about_photos_are_kept_as_notes(tmp_path: Path) -> None:
+    model = settled(TinyNet()).eval()
+    torch.nn.init.zeros_(model.fc.weight)
+    run = explain.run([picture(0), picture(1)], explainer(model), output=tmp_path / "run.sqlite", workers=0)
+    assert len(run.notes) == 1
+    assert run.notes[0].startswith("gradcam is zero everywhere for image photo 0, photo 1: ")
+    assert [row.values.any().item() for row in run.rows()] == [False, False]
+
+
+def test_a_group_of_methods_is_chosen_by_the_first_photo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("explain.selection.list_methods", lambda: ["gradcam", "saliency", "rollout"])
+    options: dict[str, Any] = {"output": tmp_path / "run.sqlite", "workers": 0}
+    run = explain.run([picture(0), picture(1)], explainer(), "all", **options)
+    assert sorted(run.methods) == ["gradcam", "saliency"]
+    assert run.manifest["methods"] == "all"
+
+
+def test_photos_go_alone_where_the_rows_of_a_batch_are_not_apart(tmp_path: Path) -> None:
+    class Centred(Counting):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x - x.mean(0) / 2)
+
+    made = explainer(settled(Centred()).eval())
+    run = explain.run([picture(n) for n in range(3)], made, "saliency", output=tmp_path / "r", target=1, workers=0)
+    assert made.model.rows.count(2) == 1  # the question whether they are
+    assert set(made.model.rows) == {1, 2}
+    alone_ = explain.attribute(made.model, as_it_is(picture(2))[None], "saliency", target=1)
+    torch.testing.assert_close(list(run.rows())[2].values, alone_.values[0], rtol=1e-3, atol=1e-6)
+
+
+def test_rows_can_be_read_while_the_run_goes_on_and_from_a_folder_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[int] = []
+    file = tmp_path / "run.sqlite"
+    photos = [picture(number) for number in range(4)]
+    made = explainer()
+    explain.run(photos, made, output=file, workers=0, batch_size=1,
+                progress=lambda state: counts.append(len(explain.open_run(file))))  # fmt: skip
+    assert counts == sorted(counts)
+    run = explain.open_run(file)
+    connect = sqlite3.connect
+
+    def refused(address: str, **options: Any) -> sqlite3.Connection:
+        if "mode=rw" in address:
+            raise sqlite3.OperationalError("unable to open database file")
+        return connect(address, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", refused)
+    assert next(run.rows()).name == "photo 0"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.sqlite"]
+
+
+def test_what_is_asked_of_a_run_wrongly_is_refused(tmp_path: Path) -> None:
+    run = explain.run([picture(0)], explainer(), output=tmp_path / "run.sqlite", workers=0)
+    with pytest.raises(RunError, match="method 'gradcan' is not in this run; did you mean 'gradcam'"):
+        run.rows("gradcan")
+    with pytest.raises(RunError, match="order must be one of source, worst, best, got 'first'"):
+        run.rows(order="first")
+    with pytest.raises(RunError, match="cannot be asked 'DELETE FROM photos': attempt to write a readonly database"):
+        list(run.query("DELETE FROM photos"))
+    with sqlite3.connect(run.path) as db:
+        db.execute("PRAGMA user_version = 9")
+    db.close()
+    for open_again in (explain.open_run, lambda file: explain.run([picture(0)], explainer(), output=file, workers=0)):
+        with pytest.raises(RunError, match=r"must have format 1, got 9; update this package"):
+            open_again(run.path)
+    assert FORMAT == 1
+
+
+def test_no_worker_is_no_reason_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(self: Any) -> None:
+        raise AssertionError("daemonic processes are not allowed to have children")
+
+    monkeypatch.setattr("multiprocessing.process.BaseProcess.start", refused)
+    with pytest.warns(ExplainWarning, match=r"photos are read one after the other, since no worker .* \(daemonic"):
+        run = explain.run([picture(0)], explainer(), output=tmp_path / "run.sqlite", workers=1)
+    assert len(run) == 1

@@ -1,0 +1,312 @@
+"""What a source finds: names, labels and boxes, of folders, lists, shards and data sets."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+import tarfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from explain.errors import ImageError, RunError
+from explain.images import load_image
+from explain.runs import Entry, Source, Trouble, source_of
+from explain.runs.labels import Labels
+from tests.runs.networks import folder_of, picture
+
+
+def listed(source: Source) -> list[tuple[str, Any, Any]]:
+    found = [entry for entry in source.entries() if isinstance(entry, Entry)]
+    assert source.count in (None, len(found))
+    return [(entry.name, entry.label, entry.boxes) for entry in found]
+
+
+def read(source: Source, name: str) -> tuple[bytes, Any]:
+    entry = next(entry for entry in source.entries() if isinstance(entry, Entry) and entry.name == name)
+    content = source.read(entry)
+    return load_image(content.image).tobytes(), content.label
+
+
+def test_a_folder_has_the_photos_of_the_folders_inside_it_in_order(tmp_path: Path) -> None:
+    for name in ("b.png", "a/c.png", "a/deep/d.PNG", ".hidden.png", "a/.git/e.png", "a/notes.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        picture(len(name)).save(tmp_path / name, format="PNG")
+    source = source_of(tmp_path)
+    assert listed(source) == [("a/c.png", None, ()), ("a/deep/d.PNG", None, ()), ("b.png", None, ())]
+    assert read(source, "a/c.png") == (picture(7).tobytes(), None)
+    first = next(iter(source.entries()))
+    assert isinstance(first, Entry)
+    os.utime(tmp_path / "a/c.png", ns=(1, 1))
+    assert first.stamp != next(iter(source.entries())).stamp  # type: ignore[union-attr]
+
+
+def test_folders_that_hold_all_photos_are_labels(tmp_path: Path) -> None:
+    for name in ("cat/1.png", "cat/in/2.png", "dog/1.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        picture(1).save(tmp_path / name)
+    assert listed(source_of(str(tmp_path))) == [("cat/1.png", "cat", ()), ("cat/in/2.png", "cat", ()),
+                                                ("dog/1.png", "dog", ())]  # fmt: skip
+    assert [label for _, label, _ in listed(source_of(tmp_path / "cat"))] == [None, None]
+    picture(1).save(tmp_path / "top.png")
+    assert {label for _, label, _ in listed(source_of(tmp_path))} == {None}
+
+
+def test_a_folder_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder_of(tmp_path / "in", 1)
+    folder_of(tmp_path / "other", 1)
+    scandir = os.scandir
+
+    def refused(path: str) -> Any:
+        if str(path).endswith("in"):
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    found = list(source_of(tmp_path).entries())
+    assert found[0] == Trouble("in", "folder cannot be read: Permission denied; check its permissions")
+    assert [each.name for each in found[1:]] == ["other/000.png"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_names_that_are_no_text_can_be_stored(tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9.png")
+    try:
+        picture(1).save(tmp_path / name)
+    except OSError:
+        pytest.skip("this file system has no such names")
+    source = source_of(tmp_path)
+    assert listed(source) == [("caf\\xe9.png", None, ())]
+    assert read(source, "caf\\xe9.png")[0] == picture(1).tobytes()
+
+
+def test_a_table_has_labels_and_boxes(tmp_path: Path) -> None:
+    folder_of(tmp_path / "photos", 3)
+    table = tmp_path / "list.csv"
+    table.write_text(
+        "\ufeffPath, label,x0,y0,x1,y1\nphotos/000.png,cat,1,2,5,6\nphotos/001.png,3,,,,\n"
+        'photos/000.png,cat,0,0,2,2.5\n"photos/002.png",,,,,\n'
+    )
+    source = source_of(table)
+    assert listed(source) == [
+        ("photos/000.png", "cat", ((1.0, 2.0, 5.0, 6.0), (0.0, 0.0, 2.0, 2.5))),
+        ("photos/001.png", 3, ()),
+        ("photos/002.png", None, ()),
+    ]
+    assert read(source, "photos/001.png")[0] == picture(1).tobytes()
+    (tmp_path / "list.tsv").write_text("file\tboxes\nphotos/000.png\t[[1, 2, 3, 4]]\n")
+    assert listed(source_of(tmp_path / "list.tsv")) == [("photos/000.png", None, ((1.0, 2.0, 3.0, 4.0),))]
+
+
+def test_json_lists_hold_the_same(tmp_path: Path) -> None:
+    rows: list[Any] = [{"image": "a.png", "label": 2, "boxes": [[1, 2, 3, 4], [0, 0, 1, 1]]}, "b.png"]
+    (tmp_path / "list.json").write_text(json.dumps(rows))
+    expected = [("a.png", 2, ((1.0, 2.0, 3.0, 4.0), (0.0, 0.0, 1.0, 1.0))), ("b.png", None, ())]
+    assert listed(source_of(tmp_path / "list.json")) == expected
+    (tmp_path / "list.jsonl").write_text("\n".join([*map(json.dumps, rows), ""]))
+    assert listed(source_of(tmp_path / "list.jsonl")) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", "path,label\na.png,cat\na.png,dog\n", r"photo 2: photo 'a.png' must have one label, got 'cat' and"),
+        ("a.csv", "path,x0,y0,x1,y1\na.png,5,0,2,2\n", r"photo 1: boxes must be x0 y0 x1 y1 with x0 < x1 and y0 < y1"),
+        ("a.csv", "path,boxes\na.png,[1\n", r"photo 1: Expecting"),
+        ("a.csv", "path,x0\na.png,5\n", r"photo 1: boxes must be x0 y0 x1 y1"),
+        ("a.csv", "pth,label\na.png,cat\n", r"photo 1: must have a path, but has none; did you mean 'pth'\?"),
+        ("a.json", '{"a.png": 1}', r"must hold a JSON list, got dict; put its photos into one list"),
+        ("a.json", "[1", r"cannot be read as a list \(Expecting"),
+        ("a.json", "[1]", r"photo 1: must be an object or a path, got int"),
+        ("a.csv", "path\n\xff", r"cannot be read as a list \('utf-8' codec"),
+    ],
+)
+def test_a_list_that_is_none_is_refused_by_its_line(name: str, content: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content.encode("latin-1"))
+    with pytest.raises(RunError, match=message) as caught:
+        listed(source_of(tmp_path / name))
+    assert str(caught.value).startswith(f"source '{tmp_path}")
+
+
+def shard(path: Path, members: list[tuple[str, bytes]]) -> Path:
+    with tarfile.open(path, "w") as tar:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return path
+
+
+def png(number: int) -> bytes:
+    buffer = io.BytesIO()
+    picture(number).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def test_shards_hold_photos_with_labels(tmp_path: Path) -> None:
+    about = json.dumps({"label": "dog", "boxes": [[0, 0, 3, 4]]}).encode()
+    shard(tmp_path / "s-08.tar", [("a.png", png(1)), ("a.cls", b"7\n"), ("in/a.txt", b"cat"), ("in/a.seg.png", b"x"),
+                                  ("in/a.png", png(2))])  # fmt: skip
+    shard(tmp_path / "s-09.tar", [("b.json", about), ("b.png", png(3)), ("c.txt", b"no photo")])
+    expected = [("s-08.tar/a", 7, ()), ("s-08.tar/in/a", "cat", ()), ("s-09.tar/b", "dog", ((0.0, 0.0, 3.0, 4.0),))]
+    for given in ("s-{08..09}.tar", "s-*.tar", ""):
+        source = source_of(str(tmp_path / given))
+        assert listed(source) == expected
+        assert read(source, "s-08.tar/in/a")[0] == picture(2).tobytes()
+    assert len(listed(source_of(tmp_path / "s-09.tar"))) == 1
+
+
+def test_a_damaged_shard_is_told_and_the_others_are_read(tmp_path: Path) -> None:
+    members = [(f"{number}.png", png(number)) for number in range(3)]
+    whole = shard(tmp_path / "a.tar", members).read_bytes()
+    second = whole.index(b"1.png")
+    shard(tmp_path / "d.tar", members)
+    damages = {"a.tar": whole[: second + 700], "b.tar": whole[:second] + b"\xff" * 600 + whole[second + 600 :]}
+    for name, content in damages.items():
+        (tmp_path / name).write_bytes(content)
+    with tarfile.open(tmp_path / "c.tar", "w:gz") as tar:
+        tar.add(tmp_path / "d.tar")
+    found = list(source_of(str(tmp_path / "[a-d].tar")).entries())
+    troubles = [each for each in found if isinstance(each, Trouble)]
+    assert [each.name for each in troubles] == ["a.tar", "b.tar", "c.tar"]
+    assert all("is damaged or no plain tar file" in each.reason for each in troubles)
+    names = [each.name for each in found if isinstance(each, Entry)]
+    assert names[-3:] == ["d.tar/0", "d.tar/1", "d.tar/2"]
+    assert "b.tar/0" in names
+
+
+class Items:
+    """What data sets of PyTorch are: a length, and items by number."""
+
+    def __init__(self, items: list[Any], **about: Any) -> None:
+        self.items = items
+        vars(self).update(about)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, place: int) -> Any:
+        return self.items[place]
+
+
+def test_a_data_set_of_torch_is_read_by_number(tmp_path: Path) -> None:
+    source = source_of(Items([(picture(0), 3), (picture(1), torch.tensor(1))], classes=["a", "b"], root=tmp_path))
+    assert listed(source) == [("item 0", None, ()), ("item 1", None, ())]
+    assert read(source, "item 1") == (picture(1).tobytes(), 1)
+    assert source.classes == ["a", "b"]
+    assert source.identity()["root"] == str(tmp_path)
+    pixels = torch.from_numpy(np.array(picture(2))).permute(2, 0, 1)
+    assert read(source_of(Items([pixels])), "item 0") == (picture(2).tobytes(), None)
+    arrays = source_of(np.stack([np.array(picture(2))]))
+    assert read(arrays, "item 0") == (picture(2).tobytes(), None)
+
+
+def test_a_folder_of_torchvision_and_its_subsets_keep_the_names_of_their_files(tmp_path: Path) -> None:
+    from torch.utils.data import Subset
+    from torchvision.datasets import ImageFolder
+
+    folder_of(tmp_path / "cat", 2)
+    folder_of(tmp_path / "dog", 1)
+    images = ImageFolder(str(tmp_path))
+    names = [str(tmp_path / name) for name in ("cat/000.png", "cat/001.png", "dog/000.png")]
+    assert [name for name, _, _ in listed(source_of(images))] == names
+    subset = Subset(Subset(images, [2, 1]), [1, 0])
+    assert [name for name, _, _ in listed(source_of(subset))] == names[1:]
+    assert read(source_of(subset), names[2]) == (picture(0).tobytes(), 1)
+
+
+def hugging_face(rows: list[dict[str, Any]], **features: Any) -> Any:
+    """Something with the attributes of ``datasets.Dataset`` that are used."""
+    return Items(rows, features=features, column_names=list(features), _fingerprint="abc")
+
+
+def test_the_columns_of_a_hugging_face_data_set_are_found_by_their_features() -> None:
+    kinds = {name: type(name, (SimpleNamespace,), {}) for name in ("Image", "ClassLabel", "Value")}
+    rows = [
+        {"id": 1, "picture": picture(0), "kind": 1},
+        {"id": 2, "picture": {"bytes": png(1), "path": None}, "kind": 0},
+    ]
+    given = hugging_face(
+        rows, id=kinds["Value"](), picture=kinds["Image"](), kind=kinds["ClassLabel"](names=["cat", "dog"])
+    )
+    source = source_of(given)
+    assert read(source, "item 0") == (picture(0).tobytes(), 1)
+    assert read(source, "item 1") == (picture(1).tobytes(), 0)
+    assert (source.classes, source.identity()["fingerprint"]) == (["cat", "dog"], "abc")
+    with pytest.raises(RunError, match="must have a column with images, got id; cast one to an Image"):
+        source_of(hugging_face(rows, id=kinds["Value"]()))
+    with pytest.raises(RunError, match="must be one split of a data set, got several: train, test; choose one"):
+        source_of({"train": given, "test": given})
+
+
+def test_a_real_hugging_face_data_set(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets", reason="an extra")
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
+    given = datasets.Dataset.from_dict({"image": [picture(0), picture(1)], "label": [0, 1]}, features=features)
+    source = source_of(given)
+    assert read(source, "item 1") == (picture(1).tobytes(), 1)
+    assert source.classes == ["cat", "dog"]
+    stream = source_of(given.to_iterable_dataset())
+    assert read(stream, "photo 1") == (picture(1).tobytes(), 1)
+
+
+def test_lists_and_iterators_of_photos(tmp_path: Path) -> None:
+    picture(0).save(tmp_path / "0.png")
+    opened = Image.open(tmp_path / "0.png")
+    given = [tmp_path / "0.png", (picture(1), "cat"), np.array(picture(2)), opened, {"image": picture(3), "label": 4}]
+    names = [str(tmp_path / "0.png"), "photo 1", "photo 2", str(tmp_path / "0.png"), "photo 4"]
+    assert [name for name, _, _ in listed(source_of(given))] == names
+    assert read(source_of(given), "photo 1") == (picture(1).tobytes(), "cat")
+    assert read(source_of(iter(given)), "photo 4") == (picture(3).tobytes(), 4)
+    assert source_of(iter(given)).count is None
+    assert read(source_of(str(tmp_path / "0.png")), str(tmp_path / "0.png"))[0] == picture(0).tobytes()
+    opened.close()
+
+
+def test_an_item_without_an_image_is_refused() -> None:
+    source = source_of([{"text": "no image", "number": 3}])
+    with pytest.raises(ImageError, match=r"must have an image under one of image, img, .*, got text, number"):
+        read(source, "photo 0")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            "none",
+            "source 'none' must be a folder, a list, a shard or a photo, but there is no such file; check the path",
+        ),
+        ("none.csv", "source 'none.csv' must be a list of photos, but there is no such file; check the path"),
+        ("none-*.tar", "source 'none-.*.tar' must be a pattern that some files fit, but none does"),
+        ("none.tar", "source '.*none.tar' must be a tar file, but there is no such file"),
+        (__file__, "must be a folder or one of .csv, .*, .tar, got a file .py; give explain.run a folder or a list"),
+        (3, "source must be a folder, a list of photos or a data set, got 3; see explain.run"),
+        (b"abc", "source must be a folder, a list of photos or a data set, got b'abc'"),
+    ],
+)
+def test_what_is_no_source_is_refused(given: Any, message: str) -> None:
+    with pytest.raises(RunError, match=message):
+        source_of(given)
+
+
+def test_labels_are_found_by_name_and_never_guessed() -> None:
+    labels = Labels(["tench, Tinca tinca", "crane", "crane", "golden retriever", "retriever, tench"])
+    assert labels.of("Golden_Retriever") == (3, "golden retriever")
+    assert labels.of("tench") == (None, "tench")  # a part of two labels
+    assert labels.of("tinca-tinca") == (0, "tench, Tinca tinca")
+    assert labels.of("crane") == (None, "crane")
+    assert labels.of("dog") == (None, "dog")
+    assert labels.of(4) == (4, "retriever, tench")
+    assert labels.of(5) == (None, "5")
+    assert labels.of(None) == (None, None)
+    assert Labels(None).of(7) == (7, "class 7")
+    named = Labels(["cat", "dog", "owl"], classes=["owl", "bat", "cat"])
+    assert [named.of(number) for number in range(3)] == [(2, "owl"), (None, "bat"), (0, "cat")]
+    assert Labels(["cat", "dog"], classes=["n01", "n02"]).of(1) == (1, "dog")  # none of its names is known here
