@@ -134,7 +134,8 @@ def pair_regression(
     def scored(number: int) -> float:
         return score(seen(x, labels, [r for r in range(count) if number >> r & 1]))
 
-    half = torch.tensor([(scored(number) - scored(whole ^ number)) / 2 for number in numbers]).double()
+    differences = [(scored(number) - scored(whole ^ number)) / 2 for number in numbers]
+    half = torch.tensor(differences, dtype=torch.float64)
     best: tuple[float, list[float], list[float]] | None = None
     for threes, rest in variances:
         prior = rest * torch.eye(len(pairs)).double()
