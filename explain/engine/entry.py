@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from explain.errors import ExplainError, ImageError, ModelError
-from explain.hooks import is_transforming
+from explain.hooks import is_transforming, parameters_of
 from explain.inputs import Inputs, InputsLike, Path, as_inputs, dotted
 from explain.interrupts import Unsplit
 
@@ -42,7 +42,7 @@ def check_inputs(model: nn.Module, given: InputsLike) -> Inputs:
         raise ImageError(
             f"{name} must be floating point, got {x.dtype}; use x.float() / 255 or the model's preprocessing"
         )
-    parameters = list(model.parameters())
+    parameters = parameters_of(model)
     if any(map(is_lazy, parameters)):
         raise ModelError("model must have all its weights, got lazy layers without them; call model(x) once first")
     parameter = parameters[0] if parameters else None

@@ -66,10 +66,11 @@ def gather(
     work, inputs = work or Work(), as_inputs(inputs).detached()
     _must_be_open(model, plan)
     with alone(), untouched(model):
-        passes = cut_where_allowed(partial(_Passes, model, inputs, plan, work, precision))
+        run = partial(_Passes, model, inputs, plan, work, precision, follow=told is not None)
+        passes = cut_where_allowed(run)
         if passes.forward.layers.misses and passes.cut:
             note("the pass is recorded from the input on: what a layer gives reaches the score in more than one way")
-            passes = _Passes(model, inputs, plan, work, precision, False)
+            passes = run(False)
         if told is not None:
             told(passes.ran)
         choices = [passes.forward.choose(target) for target in targets]  # all of them fit before the first backward
@@ -126,11 +127,20 @@ def _with_leave(
 class _Passes:
     """One forward pass, and the backward passes over it.
 
-    It is ``cut`` where nothing but layers is asked for: gradients are off until the first of them.
+    It is ``cut`` where nothing but layers is asked for: gradients are off until the first of them. The modules that run
+    are noted if someone wants to ``follow`` them.
     """
 
     def __init__(
-        self, model: nn.Module, inputs: Inputs, plan: Plan, work: Work, precision: Precision, cut: bool
+        self,
+        model: nn.Module,
+        inputs: Inputs,
+        plan: Plan,
+        work: Work,
+        precision: Precision,
+        cut: bool,
+        *,
+        follow: bool,
     ) -> None:
         self.plan, self.cut, self.footprint = plan, cut and not plan.whole, Footprint()
         self._precision = precision
@@ -169,14 +179,14 @@ class _Passes:
             steps = stack.enter_context(StepRecorder(model, beside)) if composites else None
             noting = Recorder(model, rectifiers=rules, constants=constants) if rules or constants else None
             recorder = None if noting is None else stack.enter_context(noting)
-            ran = Ran(group, model)
+            ran = Ran(group, model) if follow else None
             taping = None if taped is None else Taping(group, model, taped)
             given = inputs.replaced(sources)
             with nullcontext() if taping is None else taping.tape:
                 output = given.call(model)
             graph_is_on = torch.is_grad_enabled() or any(tensor.requires_grad for _, tensor in nested.paths(output))
             operations = Operations() if recorder is None else recorder.operations
-        self.ran = ran.names
+        self.ran = [] if ran is None else ran.names
         self.forward = Forward(
             model, inputs, sources, grids_of(model, inputs), layers, watched, output, graph_is_on, operations,
             () if steps is None else steps.steps, None if compared is None else Compared(compared.steps),

@@ -63,7 +63,7 @@ from explain.hooks.registered import acting
 from explain.hooks.select import Where, select
 from explain.hooks.structure import first_tensor, rebuilt, replace_first
 from explain.hooks.timeline import Event, Timeline, timeline
-from explain.hooks.unwrap import hookable, leaves, scripted, unwrapped
+from explain.hooks.unwrap import hookable, leaves, modules_of, parameters_of, scripted, unwrapped
 
 if TYPE_CHECKING:
     from explain.hooks import distributed, packaging
@@ -105,9 +105,11 @@ __all__ = [
     "inspect",
     "is_transforming",
     "leaves",
+    "modules_of",
     "name_of",
     "on_layer",
     "packaging",
+    "parameters_of",
     "place_of",
     "rebuilt",
     "recording",

@@ -19,6 +19,7 @@ from torch.nn.modules import module as global_hooks
 from explain import nested
 from explain.hooks.group import HookGroup
 from explain.hooks.histories import alias, go_on_from, is_alias
+from explain.hooks.unwrap import modules_of
 
 _PASSING_ON = (nn.Identity, nn.modules.dropout._DropoutNd)
 
@@ -118,7 +119,7 @@ def _last_in(module: nn.Module) -> nn.Module:
 
 def _has_backward_hooks(module: nn.Module) -> bool:
     everywhere = global_hooks._global_backward_hooks or global_hooks._global_backward_pre_hooks
-    return bool(everywhere) or any(m._backward_hooks or m._backward_pre_hooks for m in module.modules())
+    return bool(everywhere) or any(m._backward_hooks or m._backward_pre_hooks for m in modules_of(module))
 
 
 def _passes_on(module: nn.Module) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import nn
 
+from explain.hooks.unwrap import modules_of
 from explain.interrupts import Unsplit
 
 _lock = threading.RLock()
@@ -49,7 +50,7 @@ class Evaluating(Unsplit[None]):
         self.disturbed = False
 
     def begin(self) -> None:
-        modules = list(self._model.modules())
+        modules = list(modules_of(self._model))
         _here.depth = _depth() + 1
         self._counted = True
         with _lock:

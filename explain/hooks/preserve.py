@@ -19,6 +19,7 @@ from explain.errors import HookError, ModelError
 from explain.hooks import modes
 from explain.hooks.ambient import Ambient
 from explain.hooks.eager import eager
+from explain.hooks.unwrap import parameters_of
 from explain.interrupts import Unsplit
 
 _lock = threading.RLock()
@@ -86,7 +87,7 @@ class _Untouched(Unsplit[None]):
         self._stack.enter_context(torch.inference_mode(False))
         self._stack.enter_context(torch.set_grad_enabled(self._grad))
         self._stack.enter_context(eager())
-        self._stack.enter_context(preserving_rng([p.device for p in self._model.parameters()]))
+        self._stack.enter_context(preserving_rng([p.device for p in parameters_of(self._model)]))
         self._stack.enter_context(self._modes)
 
     def end(self, error: BaseException | None) -> None:

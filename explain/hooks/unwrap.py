@@ -39,21 +39,49 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model
 
 
+def modules_of(model: nn.Module) -> dict[nn.Module, str]:
+    """Return a model's modules, each with the first of its dotted names: what ``named_modules()`` gives, but faster.
+
+    Every explanation walks over its model several times, which is a part of its cost where the model is small.
+
+    >>> layer = nn.Linear(2, 2)
+    >>> list(modules_of(nn.Sequential(layer, nn.Sequential(nn.ReLU(), layer))).values())
+    ['', '0', '1', '1.0']
+    """
+    found = {model: ""}
+
+    def add(parent: nn.Module, start: str) -> None:
+        for name, module in parent._modules.items():
+            if module is not None and module not in found:
+                found[module] = start + name
+                add(module, f"{start}{name}.")
+
+    add(model, "")
+    return found
+
+
+def parameters_of(model: nn.Module) -> list[nn.Parameter]:
+    """Return a model's parameters, each once, as ``parameters()`` does, but faster."""
+    return list(dict.fromkeys(p for module in modules_of(model) for p in module._parameters.values() if p is not None))
+
+
 def hookable(model: nn.Module) -> dict[str, nn.Module]:
     """Return the modules that take hooks, by dotted name: all but scripted ones and what is in them."""
-    found = {name: module for name, module in model.named_modules() if not isinstance(module, RecursiveScriptModule)}
+    found = {
+        name: module for module, name in modules_of(model).items() if not isinstance(module, RecursiveScriptModule)
+    }
     closed = tuple(f"{name}." for name in found if isinstance(found[name], torch.jit.ScriptModule))
     return {name: module for name, module in found.items() if not name.startswith(closed)}
 
 
 def leaves(model: nn.Module) -> dict[str, nn.Module]:
     """Return the modules without parts that take hooks, by dotted name; the model itself is not among them."""
-    return {name: module for name, module in hookable(model).items() if name and not any(module.children())}
+    return {name: module for name, module in hookable(model).items() if name and not any(module._modules.values())}
 
 
 def scripted(model: nn.Module) -> list[str]:
     """Name the modules of a model that are scripted or traced, so that hooks cannot see inside them."""
-    return [name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]
+    return [name for module, name in modules_of(model).items() if isinstance(module, torch.jit.ScriptModule)]
 
 
 def _told(given: object) -> str:

@@ -14,7 +14,7 @@ from torch import nn
 
 from explain import nested
 from explain.errors import ExplainError, keywords
-from explain.hooks import Where, name_of, place_of, select_places, unwrapped
+from explain.hooks import Where, modules_of, name_of, place_of, select_places, unwrapped
 from explain.inputs import Inputs, InputsLike, as_inputs
 from explain.interrupts import came_by_signal
 from explain.layers.given import givers
@@ -82,7 +82,7 @@ def remembered(model: nn.Module, inputs: Inputs, *, whole: bool = False) -> Look
     take = partial(take_look, model, inputs, whole=whole)
     if not all(isinstance(value, (int, float, str, NoneType)) for value in inputs.constants):
         return take()  # who knows what it says
-    modules = tuple(_tokens.setdefault(module, object()) for module in model.modules())
+    modules = tuple(_tokens.setdefault(module, object()) for module in modules_of(model))
     key = (inputs.path, inputs.sizes, inputs.constants, modules)
     known = _looks.setdefault(model, {})
     look = known.get(key) or known.setdefault(key, take())  # of two threads, the first one's
@@ -242,10 +242,11 @@ def grids_of(model: nn.Module, inputs: Inputs) -> Grids:
     def layout(layer: str, shape: Size) -> Layout | None:
         return layout_of(model.get_submodule(place_of(layer, model).module), shape, tuple(inputs.x.shape[2:]))
 
+    @cache
     def call(layer: str) -> Call | None:
         place = place_of(layer, model)
         module = model.get_submodule(place.module)  # one that has several names was noted under its first
-        first = next(known for known, each in model.named_modules() if each is module)
+        first = modules_of(model)[module]
         return _giver(model, inputs, look(), first, place.call) if place.of_input else look().call_of(first, place.call)
 
     def grid(layer: str) -> Grid | None:
