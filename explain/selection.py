@@ -56,8 +56,8 @@ def select(
     >>> chosen = select(model, torch.rand(1, 3, 4, 4))
     >>> chosen.costs["gradcam"], chosen.costs["integratedgradients"], chosen.costs["scorecam"]
     (2.0, 102.0, 402.0)
-    >>> sorted(name for name in chosen.costly if "cam" in name), chosen.unfit
-    (['iscam', 'scorecam', 'sscam'], ('drise', 'featurepermutation', 'legrad', 'rollout', 'tis', 'vitcx'))
+    >>> sorted(name for name in chosen.costly if "cam" in name), chosen.unfit[:4]
+    (['iscam', 'scorecam', 'sscam'], ('cheferattribution', 'cheferbimodal', 'drise', 'featurepermutation'))
     """
     request = Request.of(model, x, list_methods(), [target], Settings(layer=layer, categories=categories))
     fit = _fit(request)
@@ -91,8 +91,8 @@ def applicable_methods(
 
     >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 5))
     >>> import torch
-    >>> sorted(set(list_methods()) - set(applicable_methods(model, torch.rand(1, 3, 4, 4))))
-    ['cam', 'drise', 'featurepermutation', 'legrad', 'rollout', 'tis', 'vitcx']
+    >>> sorted(set(list_methods()) - set(applicable_methods(model, torch.rand(1, 3, 4, 4))))[3:7]
+    ['drise', 'featurepermutation', 'gradientrollout', 'legrad']
     """
     return _fit(Request.of(model, x, list_methods(), [target], Settings(layer=layer)))
 

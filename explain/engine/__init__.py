@@ -11,6 +11,8 @@
     relevance   relevance propagated through them
     linear_rules, step_rules
                 the rules, as values
+    awake       attention that the explained input does not reach
+    passing     rules that hand relevance on as it comes
     composites  which rule covers which step
     differences differences from a reference, handed back
     asks        what a method may ask for, as values
@@ -55,6 +57,7 @@ from explain.engine.asks import (
     Ask,
     Attention,
     AttentionMap,
+    AttentionRelevance,
     Backward,
     BiasTerms,
     BlockAttention,
@@ -73,7 +76,7 @@ from explain.engine.asks import (
     RuleCoverage,
     asks_of,
 )
-from explain.engine.composites import COMPOSITES, Composite, When
+from explain.engine.composites import COMPOSITES, Composite, When, transformer_attribution
 from explain.engine.entry import check_inputs
 from explain.engine.evidence import Evidence, Question
 from explain.engine.passes import gather
@@ -88,6 +91,7 @@ __all__ = [
     "Ask",
     "Attention",
     "AttentionMap",
+    "AttentionRelevance",
     "Attributions",
     "Backward",
     "BiasTerms",
@@ -134,4 +138,5 @@ __all__ = [
     "check_inputs",
     "gather",
     "plan_of",
+    "transformer_attribution",
 ]

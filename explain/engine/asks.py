@@ -248,9 +248,13 @@ class AttentionMap:
 
 @dataclass(frozen=True)
 class Attention(Need[tuple[AttentionMap, ...]]):
-    """Every attention of the network, in order, with gradients of the score on request."""
+    """Every attention of the network that the input reaches, in order, with gradients of the score on request.
+
+    With ``beside``, also what it does not reach, such as attention among words alone.
+    """
 
     gradients: bool = False
+    beside: bool = False
 
     whole = True
     looks_inside = True
@@ -258,6 +262,22 @@ class Attention(Need[tuple[AttentionMap, ...]]):
     @property
     def backward(self) -> Backward | None:
         return Backward() if self.gradients else None
+
+
+@dataclass(frozen=True)
+class AttentionRelevance(Need[tuple[AttentionMap, ...]]):
+    """Every attention of the network, in order, with the gradients that a composite brings to its weights.
+
+    The relevance of a weight is its value times that gradient.
+    """
+
+    composite: Composite
+
+    whole = True
+
+    @property
+    def backward(self) -> Backward:
+        return Backward(composite=self.composite)
 
 
 @dataclass(frozen=True)

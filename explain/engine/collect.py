@@ -20,6 +20,7 @@ from explain.engine.asks import (
     Ask,
     Attention,
     AttentionMap,
+    AttentionRelevance,
     BiasTerms,
     BlockAttention,
     BlockTokens,
@@ -40,6 +41,7 @@ from explain.engine.constants import Constant
 from explain.engine.evidence import at_least_float32
 from explain.engine.forward import Choice, Forward
 from explain.engine.linear import Heads, class_weights
+from explain.engine.relevance import sources_behind
 from explain.errors import MethodError, TargetError, UnusedLayerError, either
 from explain.hooks import HookGroup, Source, first_tensor
 from explain.hooks.attention import AttentionRecord, attention, by_image
@@ -188,7 +190,8 @@ class _Attention(Collector):
     _records: list[AttentionRecord]
 
     def sources(self, forward: Forward, ask: Ask) -> list[Source]:
-        return [forward.source(None)]  # for the backward pass to go through all of the network
+        # For the backward pass to go through all of the network.
+        return [forward.source(None), *(forward.beside if getattr(ask.need, "beside", False) else ())]
 
     @contextmanager
     def during(self, forward: Forward, choice: Choice) -> Iterator[None]:
@@ -198,8 +201,27 @@ class _Attention(Collector):
 
     def answer(self, forward: Forward, choice: Choice, ask: Ask, gradients: Gradients) -> tuple[AttentionMap, ...]:
         count = forward.count
-        found = [(by_image(r.weights, count), r.gradient) for r in self._records]
+        found = [(by_image(r.weights, count), r.gradient) for r in self._of(forward, ask)]
         return tuple(AttentionMap(w, None if g is None else by_image(g, count)) for w, g in found)
+
+    def _of(self, forward: Forward, ask: Ask) -> list[AttentionRecord]:
+        """The records that are asked for: what the input does not reach may or may not have a graph."""
+        if getattr(ask.need, "beside", False):
+            return self._records
+        sources = list(forward.sources.values())
+        return [record for record in self._records if any(True for _ in sources_behind(record.node, sources))]
+
+
+class _AttentionRelevance(_Attention):
+    """The same under a composite; a fused kernel hands half of what arrives to the values, which comes before it."""
+
+    def answer(self, forward: Forward, choice: Choice, ask: Ask, gradients: Gradients) -> tuple[AttentionMap, ...]:
+        found = super().answer(forward, choice, ask, gradients)
+        halves = [0.5 if record.fused else 1.0 for record in self._of(forward, ask)]
+        return tuple(
+            AttentionMap(each.weights, None if each.gradient is None else each.gradient * half)
+            for each, half in zip(found, halves, strict=True)
+        )
 
 
 class _BlockAttention(Collector):
@@ -238,6 +260,7 @@ COLLECTORS: dict[type[Need[Any]], type[Collector]] = {
     RelevanceCoverage: _RelevanceCoverage,
     BiasTerms: _BiasTerms,
     Attention: _Attention,
+    AttentionRelevance: _AttentionRelevance,
     BlockAttention: _BlockAttention,
     BlockTokens: _BlockTokens,
 }

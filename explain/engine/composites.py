@@ -15,6 +15,7 @@ from torch.autograd.graph import Node
 
 from explain.engine.linear_rules import AlphaBeta, Epsilon, Flat, Gamma, Gradient, LinearRule, WSquare, ZBox, ZPlus
 from explain.engine.operations import Operations
+from explain.engine.passing import Balanced, Pass
 from explain.engine.relevance import Flow, Map, consumers, maps_in
 from explain.engine.rules import Coverage
 from explain.engine.step_rules import (
@@ -72,6 +73,11 @@ class Composite:
 
     name: str
     rules: Rules = field(repr=False)
+
+    @property
+    def looks_at_summands(self) -> bool:
+        """Whether a rule needs what sums and softmaxes are given."""
+        return any(isinstance(rule, (Balanced, Pass)) for _, rule in self.rules)
 
     def rule(self, kind: str, module: str | None, first: bool, step: Step | None = None) -> RelevanceRule | None:
         """The rule for a step, or for a linear map if no step is given."""
@@ -139,6 +145,14 @@ def excitation_backprop() -> Composite:
 def deep_taylor(low: tuple[float, ...] | None = None, high: tuple[float, ...] | None = None) -> Composite:
     """z^B at the input and z+ above it, without biases (Montavon et al., 2017)."""
     return _composite("DeepTaylor", _first(ZBox(low, high)), (When(LINEAR), ZPlus(bias=False)))
+
+
+def transformer_attribution() -> Composite:
+    """What Chefer et al. (CVPR 2021) hand back to attention: z+ without biases, all else passed on, sums balanced."""
+    passed = When(("activation", "deviation", "softmax", "attention")), Pass()
+    factors = _FACTORS, Uniform(constant=False)
+    rules = ((When(LINEAR), ZPlus(1e-9, bias=False)), passed, (When(("sum",)), Balanced()), factors)
+    return _composite("TransformerAttribution", *rules)
 
 
 def _at_input(name: str) -> tuple[tuple[When, RelevanceRule], ...]:

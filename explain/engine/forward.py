@@ -62,6 +62,8 @@ class Forward:
     operations: Operations
     steps: Sequence[Step] = ()
     compared: Compared | None = None
+    beside: Sequence[torch.Tensor] = ()
+    """What a backward pass goes to for attention that the explained inputs do not reach."""
 
     def __post_init__(self) -> None:
         self.logits = self._logits()

@@ -19,7 +19,8 @@ from torch.autograd.graph import Node
 from explain import nested
 from explain.engine.altered import Reruns
 from explain.engine.asked import Asked, EvidenceOf, refuse_shared
-from explain.engine.asks import Ask, Backward, BiasTerms, Concept, Need, Reference
+from explain.engine.asks import Ask, Attention, Backward, BiasTerms, Concept, Need, Reference
+from explain.engine.awake import Awake
 from explain.engine.collect import COLLECTORS, Collector
 from explain.engine.composites import propagate
 from explain.engine.differences import Compared, hand_back
@@ -172,11 +173,14 @@ class _Passes:
             self._marks = Marks()
             for layer in {split_call(b.concept.layer, model)[0] for b in plan.backwards if b.concept is not None}:
                 self._marks.watch(group, layer)
+            beside_it = any(isinstance(ask.need, Attention) and ask.need.beside for ask in plan.answered_at_once)
+            awake = stack.enter_context(Awake(list(sources.values()))) if beside_it else None
             comparing = any(b.reference is not None for b in plan.backwards)
             compared = stack.enter_context(StepRecorder(model, beside, values=True)) if comparing else None
             composites = any(b.composite is not None for b in plan.backwards)
             # After the other, to see what a normalisation is given as it was made.
-            steps = stack.enter_context(StepRecorder(model, beside)) if composites else None
+            summands = any(b.composite.looks_at_summands for b in plan.backwards if b.composite is not None)
+            steps = stack.enter_context(StepRecorder(model, beside, summands=summands)) if composites else None
             noting = Recorder(model, rectifiers=rules, constants=constants) if rules or constants else None
             recorder = None if noting is None else stack.enter_context(noting)
             ran = Ran(group, model) if follow else None
@@ -190,6 +194,7 @@ class _Passes:
         self.forward = Forward(
             model, inputs, sources, grids_of(model, inputs), layers, watched, output, graph_is_on, operations,
             () if steps is None else steps.steps, None if compared is None else Compared(compared.steps),
+            () if awake is None else awake.leaves,
         )  # fmt: skip
         for layer in (*plan.layers, *plan.watched):
             self.forward.record(layer)  # each exists, before any backward pass

@@ -154,9 +154,11 @@ class StepRecorder(TorchFunctionMode):
     ['dense', 'rectifier', 'softmax', 'product']
     """
 
-    def __init__(self, model: nn.Module, beside: Sequence[torch.Tensor] = (), *, values: bool = False) -> None:
+    def __init__(
+        self, model: nn.Module, beside: Sequence[torch.Tensor] = (), *, values: bool = False, summands: bool = False
+    ) -> None:
         super().__init__()
-        self._values = values
+        self._values, self._summands = values, summands
         self._entered = _ENTERED | _WITH_VALUES - {"rectifier", "activation"} if values else _ENTERED
         self.steps: list[Step] = []
         self._thread = threading.get_ident()
@@ -239,14 +241,21 @@ class StepRecorder(TorchFunctionMode):
             x = call.flat[0]
             return {"values": {0: Kept(x.detach().clone()) if call.in_place else self._keeper.keep(x)}}
         if kind == "attention":
-            return {"values": {i: self._keeper.keep(call.flat[i]) for i in dependent if i < 3}}
+            options = {name: call.named.get(name) for name in ("attn_mask", "is_causal", "scale")}
+            return {"values": {i: self._keeper.keep(call.flat[i]) for i in dependent if i < 3}, "options": options}
         if kind in ("product", "quotient", "matrixproduct"):
             return {"scales": _scales(kind, call, dependent)}
         if kind in ("sum", "join", "choice"):
-            return {"options": _others(call), "shapes": _constants(call, dependent)}
+            kept = {"options": _others(call), "shapes": _constants(call, dependent)}
+            return {**kept, **self._summed(call, dependent)} if kind == "sum" else kept
         if kind == "softmax":
-            return {"options": {"dim": call.named.get("dim", -1)}}
+            return {"options": {"dim": call.named.get("dim", -1)}, **self._summed(call, dependent)}
         return {}
+
+    def _summed(self, call: Call, dependent: Sequence[int]) -> dict[str, Any]:
+        """What a sum or softmax is given, where that is asked for."""
+        given = self._given(call) if self._summands else {}
+        return {"values": {i: value for i, value in given.items() if i in dependent}}
 
     def _given(self, call: Call) -> dict[int, Kept]:
         """The arguments that are tensors or numbers."""

@@ -23,6 +23,7 @@ class AttentionRecord:
     the next backward pass finds as their gradient while ``group`` is alive."""
 
     def __init__(self, node: Node, group: HookGroup) -> None:
+        self.node = node
         self._node: Any = node
         self.gradient: torch.Tensor | None = None
         self.fused = node.name().startswith(_FUSED)

@@ -17,6 +17,7 @@
     deeplift       differences from a baseline, handed back
     expected       gradients between photos and random baselines
     attention      vision transformers
+    chefer         attention weighted by gradients and followed through all blocks
     families       which methods belong together
     sources        the papers to cite
     regions        parts of a photo that are covered as one
@@ -76,6 +77,7 @@ from explain.methods.cam import (
     ShapleyCAM,
     XGradCAM,
 )
+from explain.methods.chefer import CheferAttribution, CheferBimodal, GradientRollout
 from explain.methods.composed import FinerCAM, RefineCAM
 from explain.methods.deeplift import DeepLIFT, DeepLIFTSHAP
 from explain.methods.dependence import HSIC, Sobol
@@ -105,6 +107,7 @@ _METHODS: list[Method] = [
     CAM(), GradCAM(), GradCAMPlusPlus(), SmoothGradCAMPlusPlus(), XGradCAM(), HiResCAM(), ElementWiseCAM(), LayerCAM(),
     EigenCAM(), EigenGradCAM(), KPCACAM(), FEM(), ShapleyCAM(), FinerCAM(), RefineCAM(), RandomCAM(),
     ScoreCAM(), SSCAM(), ISCAM(), AblationCAM(), FullGrad(), LeGrad(), AttentionRollout(),
+    GradientRollout(), CheferAttribution(), CheferBimodal(),
     Saliency(), InputXGradient(), GuidedBackprop(), Deconvnet(), GuidedGradCAM(), IntegratedGradients(),
     BlurIntegratedGradients(), GuidedIntegratedGradients(), IDGI(), GradientSHAP(), ExpectedGradients(),
     LRP(), LRP("AttnLRP"), DeepLIFT(), DeepLIFTSHAP(),
@@ -138,6 +141,8 @@ __all__ = [
     "Augmented",
     "BlurIntegratedGradients",
     "ByScore",
+    "CheferAttribution",
+    "CheferBimodal",
     "Complete",
     "Control",
     "Deconvnet",
@@ -158,6 +163,7 @@ __all__ = [
     "Given",
     "GradCAM",
     "GradCAMPlusPlus",
+    "GradientRollout",
     "GradientSHAP",
     "GuidedBackprop",
     "GuidedGradCAM",

@@ -191,6 +191,9 @@ METHODS: dict[str, tuple[MethodLike, Slow]] = {
     "refinecam": ("refinecam", plain_scores.refinecam),  # its layer is a list of them
     "legrad": ("legrad", plain.saliency),  # always refused: none of these networks has attention
     "rollout": ("rollout", plain.saliency),
+    "gradientrollout": ("gradientrollout", plain.saliency),
+    "cheferattribution": ("cheferattribution", plain.saliency),
+    "cheferbimodal": ("cheferbimodal", plain.saliency),
 }
 RERUNS = frozenset({"scorecam", "sscam", "iscam", "ablationcam", "smooth(gradcam)", "smoothgradcam++", "smoothgrad",
                     "smoothgrad2", "vargrad", "integratedgradients", "kpcacam", "blurintegratedgradients",

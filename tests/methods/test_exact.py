@@ -199,7 +199,7 @@ CASES: list[Case] = [
     smooth("square"),
     smooth("variance"),
 ]
-ELSEWHERE = {"refinecam", "legrad", "rollout", "lrp", "attnlrp", "deeplift", "deepliftshap", "gradientshap",
+ELSEWHERE = {"cheferattribution", "cheferbimodal", "gradientrollout", "refinecam", "legrad", "rollout", "lrp", "attnlrp", "deeplift", "deepliftshap", "gradientshap",
              "expectedgradients"}  # fmt: skip
 
 

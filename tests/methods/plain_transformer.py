@@ -1,0 +1,218 @@
+"""Transformers as plain matrices, and what their attention has of the score: slowly, relevance as itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Block(nn.Module):
+    """Attention and two linear layers, each behind a normalisation and beside a shortcut."""
+
+    def __init__(self, width: int, heads: int, *, fused: bool) -> None:
+        super().__init__()
+        self.heads, self.fused = heads, fused
+        self.one, self.two = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def split(self, x: torch.Tensor) -> torch.Tensor:
+        return x.unflatten(-1, (self.heads, -1)).transpose(-3, -2)
+
+    def attended(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        if self.fused:
+            return F.scaled_dot_product_attention(q, k, v)
+        return (q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5).softmax(-1) @ v
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.one(x)
+        found = self.attended(self.split(self.q(y)), self.split(self.k(y)), self.split(self.v(y)))
+        x = x + self.out(found.transpose(-3, -2).flatten(-2))
+        return x + self.down(F.gelu(self.up(self.two(x))))
+
+
+class Transformer(nn.Module):
+    """A vision transformer on patches of 2 x 2 pixels, with a class token."""
+
+    def __init__(self, *, fused: bool, width: int = 6, depth: int = 2, places: int = 9) -> None:
+        super().__init__()
+        self.patches, self.head, self.norm = nn.Conv2d(3, width, 2, 2), nn.Linear(width, 4), nn.LayerNorm(width)
+        self.start = nn.Parameter(torch.randn(1, 1, width))
+        self.places = nn.Parameter(torch.randn(1, places + 1, width))
+        self.blocks = nn.Sequential(*(Block(width, 2, fused=fused) for _ in range(depth)))
+
+    def tokens(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.patches(x).flatten(2).transpose(1, 2)
+        return torch.cat([self.start.expand(len(x), -1, -1), found], 1) + self.places
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.blocks(self.tokens(x)))[:, 0])
+
+
+def _quotient(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.where(b == 0, 0, a / torch.where(b == 0, 1, b))
+
+
+def of_linear(layer: nn.Linear, x: torch.Tensor, relevance: torch.Tensor) -> torch.Tensor:
+    """By positive contributions, row by row."""
+    found = torch.zeros_like(x)
+    for i, row in enumerate(x):
+        parts = (layer.weight * row).clamp(min=0)  # (out, in)
+        found[i] = (parts * _quotient(relevance[i], parts.sum(1))[:, None]).sum(0)
+    return found
+
+
+def of_sum(x: torch.Tensor, y: torch.Tensor, relevance: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """In proportion to what each adds; then scaled so that both keep what came, by the magnitudes of their sums."""
+    a, b = x * _quotient(relevance, x + y), y * _quotient(relevance, x + y)
+    sizes = a.sum().abs() + b.sum().abs()
+    a_whole, b_whole = (each.sum().abs() / sizes * relevance.sum() for each in (a, b))
+    return a * (a_whole / a.sum()), b * (b_whole / b.sum())
+
+
+def of_product(x: torch.Tensor, y: torch.Tensor, relevance: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Half to each factor, in proportion to the terms."""
+    share = _quotient(relevance, x @ y)
+    return x * (share @ y.transpose(-2, -1)) / 2, y * (x.transpose(-2, -1) @ share) / 2
+
+
+def cheferattribution(model: Transformer, x: torch.Tensor, target: int) -> torch.Tensor:
+    """The map ``(h * w)`` of one photo ``(3, H, W)`` (Chefer et al., CVPR 2021)."""
+    kept: list[dict[str, Any]] = []
+    now = model.tokens(x[None])[0]
+    for block in model.blocks:
+        y = block.one(now)
+        q, k, v = (block.split(layer(y)) for layer in (block.q, block.k, block.v))
+        scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
+        a = scores.softmax(-1)
+        mixed = (a @ v).transpose(-3, -2).flatten(-2)
+        added = block.out(mixed)
+        middle = now + added
+        z = block.two(middle)
+        up = block.up(z)
+        more = block.down(F.gelu(up))
+        kept.append({"x": now, "y": y, "q": q, "k": k, "v": v, "a": a, "mixed": mixed, "added": added,
+                     "middle": middle, "z": z, "up": up, "more": more})  # fmt: skip
+        now = middle + more
+    read = model.norm(now)
+    logit = model.head(read[0])[target]
+    gradients = torch.autograd.grad(logit, [each["a"] for each in kept])
+    with torch.no_grad():
+        relevance = torch.zeros_like(now)
+        start = torch.zeros(1, 4, dtype=x.dtype)
+        start[0, target] = 1
+        relevance[:1] = of_linear(model.head, read[:1], start)
+        joint = torch.eye(len(now), dtype=x.dtype)
+        found = []
+        for block, each in zip(list(model.blocks)[::-1], kept[::-1], strict=True):
+            relevance, of_block = _handed_back(block, each, relevance)
+            found.append(of_block)
+        for a, gradient in zip(found[::-1], gradients, strict=True):
+            joint = (torch.eye(len(now), dtype=x.dtype) + (a * gradient).clamp(min=0).mean(0)) @ joint
+    return joint[0, 1:]
+
+
+def _handed_back(block: Block, kept: dict[str, Any], relevance: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The relevance of what a block was given, and of its attention."""
+    shortcut, more = of_sum(kept["middle"], kept["more"], relevance)
+    of_up = of_linear(block.down, F.gelu(kept["up"]), more)
+    relevance = shortcut + of_linear(block.up, kept["z"], of_up)
+    shortcut, added = of_sum(kept["x"], kept["added"], relevance)
+    of_mixed = block.split(of_linear(block.out, kept["mixed"], added))
+    of_a, of_v = of_product(kept["a"], kept["v"], of_mixed)
+    of_q, of_k = of_product(kept["q"], kept["k"].transpose(-2, -1), of_a)
+    parts = ((block.q, of_q), (block.k, of_k.transpose(-2, -1)), (block.v, of_v))
+    joined = [of_linear(layer, kept["y"], part.transpose(-3, -2).flatten(-2)) for layer, part in parts]
+    return shortcut + torch.stack(joined).sum(0), of_a
+
+
+def gradientrollout(weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The map of one photo from attention ``(heads, T, T)`` and its gradients (Gildenblat 2020)."""
+    tokens = weights[0].shape[-1]
+    joint = torch.eye(tokens, dtype=weights[0].dtype)
+    for a, g in zip(weights, gradients, strict=True):
+        mean = torch.zeros_like(a[0])
+        for head in range(len(a)):
+            mean += torch.where(a[head] * g[head] > 0, a[head] * g[head], 0) / len(a)
+        mixed = mean + torch.eye(tokens, dtype=a.dtype)
+        joint = torch.stack([row / row.sum() for row in mixed]) @ joint
+    return joint[0, 1:]
+
+
+class Meeting(nn.Module):
+    """A photo's tokens and words: attention within each, then each looks at the other at once, twice over."""
+
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.patches, self.head = nn.Conv2d(3, width, 2, 2), nn.Linear(width, 3)
+        self.layers = nn.ModuleList(nn.Linear(width, 3 * width) for _ in range(8))
+        self.seen: list[torch.Tensor] = []
+
+    def attend(self, number: int, to: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
+        q = self.layers[number](to).chunk(3, -1)[0]
+        _, k, v = self.layers[number](of).chunk(3, -1)
+        weights = (q.unflatten(-1, (2, -1)).transpose(1, 2) @ k.unflatten(-1, (2, -1)).permute(0, 2, 3, 1)).softmax(-1)
+        self.seen.append(weights)
+        return to + (weights @ v.unflatten(-1, (2, -1)).transpose(1, 2)).transpose(1, 2).flatten(2)
+
+    def forward(self, x: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+        self.seen.clear()
+        tokens = self.patches(x).flatten(2).transpose(1, 2)
+        for i in (0, 4):
+            words, tokens = self.attend(i, words, words), self.attend(i + 1, tokens, tokens)
+            words, tokens = self.attend(i + 2, words, tokens), self.attend(i + 3, tokens, words)
+        return self.head(words[:, 0])
+
+
+class Queries(nn.Module):
+    """Learned queries that look at a photo's tokens, and at each other, as detectors have them."""
+
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.meeting, self.queries = Meeting(width), nn.Parameter(torch.randn(1, 4, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        attend = self.meeting.attend
+        self.meeting.seen.clear()
+        tokens = self.meeting.patches(x).flatten(2).transpose(1, 2)
+        tokens = attend(0, tokens, tokens)
+        queries = attend(1, self.queries.expand(len(x), -1, -1), tokens)
+        queries = attend(2, attend(3, queries, queries), tokens)
+        return self.meeting.head(queries[:, 2])
+
+
+def cheferbimodal(weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], photo: int) -> torch.Tensor:
+    """What the others' tokens have of the photo's, ``(others, photo)``: rule by rule (Chefer et al., ICCV 2021).
+
+    Attentions are of one photo, ``(heads, queries, keys)``; two that look at each other come one behind the other.
+    """
+    other = next(size for each in weights for size in each.shape[1:] if size != photo)
+    kind = {"s": other, "q": photo}
+    r = {a + b: torch.zeros(kind[a], kind[b], dtype=weights[0].dtype) for a in "sq" for b in "sq"}
+    for name in ("ss", "qq"):
+        r[name] += torch.eye(len(r[name]), dtype=weights[0].dtype)
+    old, last = r, ""
+    for a, g in zip(weights, gradients, strict=True):
+        bar = sum((a[h] * g[h]).clamp(min=0) for h in range(len(a))) / len(a)
+        rows, columns = ("q" if size == photo else "s" for size in bar.shape)
+        old = old if rows != columns and last == columns + rows else dict(r)
+        if rows == columns:
+            other_kind = "q" if rows == "s" else "s"
+            r[rows * 2] = r[rows * 2] + bar @ old[rows * 2]
+            r[rows + other_kind] = r[rows + other_kind] + bar @ old[rows + other_kind]
+            last = ""
+            continue
+        r[rows + columns] = r[rows + columns] + _alike(old[rows * 2]).T @ bar @ _alike(old[columns * 2])
+        r[rows * 2] = r[rows * 2] + bar @ old[columns + rows]
+        last = "" if last else rows + columns
+    return r["sq"]
+
+
+def _alike(relevance: torch.Tensor) -> torch.Tensor:
+    rest = relevance - torch.eye(len(relevance), dtype=relevance.dtype)
+    rows = [row / row.sum() if row.sum() else row for row in rest]
+    return torch.stack(rows) + torch.eye(len(relevance), dtype=relevance.dtype)

@@ -1,0 +1,115 @@
+"""Attention weighted by gradients or relevance, against plain matrices."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+import explain
+from explain.errors import MethodError
+from explain.methods import CheferBimodal
+from tests.conftest import settled, snapshot
+from tests.methods import plain_transformer as plain
+from tests.methods.test_relevance import random
+
+
+def transformer(*, fused: bool) -> plain.Transformer:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return plain.Transformer(fused=fused).double().eval()
+
+
+def attention_of(model: nn.Module, seen: list[torch.Tensor], score: torch.Tensor) -> tuple[list[torch.Tensor], ...]:
+    gradients = torch.autograd.grad(score, seen, allow_unused=True)
+    pairs = zip(seen, gradients, strict=True)
+    both = [(each[0].detach(), torch.zeros_like(each[0]) if g is None else g[0]) for each, g in pairs]
+    return [each for each, _ in both], [g for _, g in both]
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_relevance_times_gradient_is_its_formula(fused: bool) -> None:
+    model, x = transformer(fused=fused), random(0, 2, 3, 6, 6)
+    before = snapshot(model)
+    for target in (0, 3):
+        found = explain.attribute(model, x, "cheferattribution", target=target)
+        for i in range(2):
+            expected = plain.cheferattribution(model, x[i], target)
+            torch.testing.assert_close(found.values[i].flatten(), expected, rtol=1e-5, atol=1e-9)
+    assert snapshot(model) == before
+
+
+def test_it_does_not_matter_who_computes_attention_nor_who_shares_the_batch() -> None:
+    x = random(1, 3, 3, 6, 6)
+    found = [explain.attribute(transformer(fused=fused), x, "cheferattribution", target=1).values for fused in (1, 0)]
+    torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-12)
+    frozen = transformer(fused=True).requires_grad_(False)
+    alone = explain.attribute(frozen, x[2:], "cheferattribution", target=1).values
+    torch.testing.assert_close(alone, found[0][2:], rtol=1e-9, atol=1e-12)
+
+
+def test_gradient_rollout_is_its_formula() -> None:
+    model, x = transformer(fused=False), random(0, 1, 3, 6, 6)
+    kept: list[torch.Tensor] = []
+    attended = plain.Block.attended
+
+    def watched(block: plain.Block, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        kept.append((q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5).softmax(-1))
+        return kept[-1] @ v
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plain.Block, "attended", watched)
+        score = model(x)[0, 2]
+    assert plain.Block.attended is attended
+    expected = plain.gradientrollout(*attention_of(model, kept, score))
+    found = explain.attribute(model, x, "gradientrollout", target=2).values
+    torch.testing.assert_close(found.flatten(), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_maps_depend_on_the_class() -> None:
+    model, x = transformer(fused=True), random(0, 1, 3, 6, 6)
+    for name in ("cheferattribution", "gradientrollout"):
+        one, other = (explain.attribute(model, x, name, target=target).values for target in (0, 1))
+        assert (one - other).abs().max() > 0.01 * one.abs().max()
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_tokens_that_meet_are_followed_rule_by_rule(frozen: bool) -> None:
+    model = settled(plain.Meeting()).double()
+    x, words = random(0, 2, 3, 6, 6), random(1, 2, 5, 6)
+    expected = []
+    for i in range(2):
+        score = model(x[i : i + 1], words[i : i + 1])[0, 1]
+        expected.append(plain.cheferbimodal(*attention_of(model, model.seen, score), photo=9)[0].reshape(3, 3))
+    found = explain.attribute(model.requires_grad_(not frozen), (x, words), "cheferbimodal", target=1)
+    torch.testing.assert_close(found.values, torch.stack(expected), rtol=1e-9, atol=1e-12)
+
+
+def test_queries_that_look_at_a_photo_are_followed_rule_by_rule() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = plain.Queries().double().eval()
+    x = random(0, 2, 3, 6, 6)
+    expected = []
+    for i in range(2):
+        score = model(x[i : i + 1])[0, 1]
+        found = plain.cheferbimodal(*attention_of(model, model.meeting.seen, score), photo=9)
+        expected.append(found[2].reshape(3, 3))
+    for free in (True, False):
+        model.requires_grad_(free)
+        a = explain.attribute(model, x, CheferBimodal(token=2), target=1)
+        torch.testing.assert_close(a.values, torch.stack(expected), rtol=1e-9, atol=1e-12)
+
+
+def test_networks_without_the_kind_of_attention_are_refused() -> None:
+    x = random(0, 1, 3, 12, 12)
+    vit = torchvision.models.VisionTransformer(12, 4, 2, 2, 8, 12, num_classes=5).double()
+    with pytest.raises(MethodError, match=r"cheferbimodal must have attention between .* got attention of shapes"):
+        explain.attribute(vit, x, "cheferbimodal", target=0)
+    conv = nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(200, 2)).double()
+    for name in ("cheferattribution", "gradientrollout", "cheferbimodal"):
+        with pytest.raises(MethodError, match=rf"{name} must have attention"):
+            explain.attribute(conv, x, name, target=0)
+    with pytest.raises(MethodError, match="token of cheferbimodal must be one of the 4 tokens beside"):
+        explain.attribute(plain.Queries().double(), random(0, 1, 3, 6, 6), CheferBimodal(9), target=0)
