@@ -21,8 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ALONG_PATHS = {"blurintegratedgradients", "guidedintegratedgradients", "idgi", "expectedgradients", "xrai"}
 COVERING = {name for name in explain.list_methods() if isinstance(get_method(name), Estimated)} | ALONG_PATHS
 """Methods that run hundreds of covered photos, or follow paths of their own: they have their own tests."""
-ATTENDING = {name for name in explain.list_methods() if "attention" in getattr(get_method(name), "only_for", "")
-             or "transformer" in getattr(get_method(name), "only_for", "")}  # fmt: skip
+ATTENDING = {name for name in explain.list_methods() if "transformers" in getattr(get_method(name), "only_for", "")}
 """Methods for networks with attention."""
 HOOK_DICTS = [
     "_forward_hooks",

@@ -199,8 +199,10 @@ CASES: list[Case] = [
     smooth("square"),
     smooth("variance"),
 ]
-ELSEWHERE = {"cheferattribution", "cheferbimodal", "gradientrollout", "refinecam", "legrad", "rollout", "lrp", "attnlrp", "deeplift", "deepliftshap", "gradientshap",
-             "expectedgradients"}  # fmt: skip
+ELSEWHERE = {
+    "attnlrp", "cheferattribution", "cheferbimodal", "deeplift", "deepliftshap", "expectedgradients", "gradientrollout",
+    "gradientshap", "legrad", "lrp", "refinecam", "rollout",
+}  # fmt: skip
 
 
 def test_every_method_has_a_plain_computation() -> None:
