@@ -39,6 +39,16 @@ def _count(text: str, least: int = 1) -> int:
     return int(text)
 
 
+def _above_zero(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text!r}")
+    return value
+
+
 def _opacity(text: str) -> float:
     try:
         value = float(text)
@@ -130,6 +140,16 @@ MODEL = (
 )  # fmt: skip
 BATCH_SIZE = Option(
     ("--batch-size",), "inputs at once in methods that run the model many times", how={"type": _count, "metavar": "N"}
+)  # fmt: skip
+BUDGET = (
+    Option(
+        ("--runs",), "how many altered photos methods that estimate run at most", how={"type": _count, "metavar": "N"}
+    ),
+    Option(
+        ("--until",), "end them when the largest standard error is at most this share of the largest value",
+        how={"type": _above_zero, "metavar": "SHARE"},
+    ),
+    Option(("--seconds",), "end each of them after this time", how={"type": _above_zero, "metavar": "S"}),
 )  # fmt: skip
 BF16 = Option(("--bf16",), "run these in bfloat16", default=False, how=_FLAG)
 OUTPUT = Option(("--output", "-o"), "where to write (default: explained)", "explained", how={"metavar": "FOLDER"})

@@ -129,6 +129,8 @@ def test_photos_and_options_come_in_any_order(capsys: pytest.CaptureFixture[str]
         ),
         (["a.png", "--bf16"], "--bf16 would have no effect: the model is run once for gradcam; leave it out"),
         (["a.png", "--batch-size", "3"], "--batch-size would have no effect: the model is run once for gradcam"),
+        (["a.png", "--runs", "9"], "--runs would have no effect: nothing is estimated by gradcam; leave it out"),
+        (["a.png", "-m", "occlusion", "--until", "0.1"], "--until would have no effect: nothing is estimated by occl"),
         (["a.png", "-m", "saliency", "--alpha", "1"], "--alpha would have no effect: nothing is drawn as heat; leave"),
         (["a.png", "-m", "guidedbackprop", "--colormap", "jet"], "--colormap would have no effect: nothing is drawn"),
     ],
@@ -151,11 +153,31 @@ def test_options_without_effect_are_refused(
         ["--layer", "layer2", "-m", "saliency", "-m", "gradcam"],
         ["--batch-size", "4", "-m", "smoothgrad(samples=2)"],
         ["--alpha", "1", "-m", "saliency", "--style", "heat"],
+        ["--seconds", "0.2", "-m", "partitionshap", "-m", "gradcam"],
     ],
 )
 def test_options_with_effect_are_taken(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, "a.png", "--model", "tiny", "--size", "32", "--target", "1", *arguments)
     assert (code, err) == (0, [])
+
+
+def test_budgets_are_those_of_every_method_that_estimates(capsys: pytest.CaptureFixture[str]) -> None:
+    typed = ["-m", "kernelshap", "-m", "rise", "-m", "gradcam", "--runs", "24", "--until", "0.5", "--seconds", "60"]
+    code, _, err = run(capsys, "a.png", "--model", "tiny", "--size", "32", "--target", "1", *typed)
+    assert (code, err) == (0, [])
+    for name in ("kernelshap", "rise"):
+        record = json.loads(Path(f"explained/a-{name}.json").read_text())
+        assert {key: record["options"][key] for key in ("runs", "until", "seconds")} == {
+            "runs": 24, "until": 0.5, "seconds": 60.0,
+        }  # fmt: skip
+        assert record["estimate"]["runs"] <= 24
+    for wrong in ("0", "-1", "nan", "inf", "soon"):
+        assert run(capsys, "a.png", "-m", "rise", f"--seconds={wrong}")[2] == [
+            f"explain: --seconds must be a number above 0, got {wrong!r}; explain --help shows the options"
+        ]
+    few = run(capsys, "a.png", "-m", "shapleysampling(regions=2)", "--runs", "1", "--force")[2]
+    assert few[0].startswith("explain: ")
+    assert "runs of shapleysampling must be at least 6 for 4 regions" in few[0]
 
 
 def test_methods_are_typed_with_their_options(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,7 @@ def refuse_without_effect(options: argparse.Namespace, methods: Sequence[Method]
         UsageError: there is one.
     """
     from explain.methods import LRP, ManyLayers, Movable, uses_layer
+    from explain.methods import options as options_of
     from explain.render import get_style
 
     names = ", ".join(method.name for method in methods)
@@ -34,6 +35,10 @@ def refuse_without_effect(options: argparse.Namespace, methods: Sequence[Method]
         "composite": (any(isinstance(m, LRP) for m in methods), f"no rules are chosen for {names}"),
         "fuse": (fuses, "the maps of one layer are not fused; name several with --layer"),
         "batch_size": (bool(options.metric) or any(map(_reruns, methods)), f"the model is run once for {names}"),
+        **{
+            option: (any(option in options_of(m) for m in methods), f"nothing is estimated by {names}")
+            for option in ("runs", "until", "seconds")
+        },
         "bf16": (any(map(_reruns, methods)), f"the model is run once for {names}"),
         "alpha": (any(hasattr(style, "alpha") for style in own), "nothing is drawn as heat"),
         "colormap": (

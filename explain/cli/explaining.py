@@ -13,6 +13,7 @@ from explain.arguments import (
     ALPHA,
     BATCH_SIZE,
     BF16,
+    BUDGET,
     COLORMAP,
     COMPOSITE,
     FORCE,
@@ -34,6 +35,7 @@ from explain.arguments import (
 )  # fmt: skip
 from explain.cli.answer import Answer
 from explain.cli.bar import Bar
+from explain.cli.budgets import within_budget
 from explain.cli.command import Command
 from explain.cli.each import Result, for_all
 from explain.cli.effects import refuse_without_effect
@@ -77,7 +79,7 @@ def explain(options: argparse.Namespace, answer: Answer) -> int:
             _tell_left_out(selections[0], [method.name for method in named], answer)
         taken = {method.name for method in named}
         others = [name for selection in selections for name in selection.methods if name not in taken]
-        methods: list[str | Method] = [*named, *others]
+        methods: list[str | Method] = [*named, *within_budget(others, options)]
         with blaming(options.model):
             explanation = explainer(
                 photo, methods, targets, layer=options.layer, top_k=options.top_k, fuse=options.fuse,
@@ -123,6 +125,7 @@ def _checked(options: argparse.Namespace) -> tuple[str | None, list[Method]]:
         methods = list(dict.fromkeys(get_method(name) for name in names if name not in GROUPS))
         if options.composite is not None:
             methods = [replace(m, composite=options.composite) if isinstance(m, LRP) else m for m in methods]
+        methods = within_budget(methods, options)
         if (options.style, options.alpha, options.colormap) != (None, None, None):
             from explain.pictures import Look
 
@@ -185,8 +188,8 @@ def _tell_left_out(selection: Selection, named: list[str], answer: Answer) -> No
 EXPLAIN = Command(
     "explain", "See why a vision model said what it said: writes overlays of the photos given.",
     (
-        IMAGES, RECURSIVE, METHOD, METRIC, TARGET, TOP_K, LAYER, FUSE, COMPOSITE, *MODEL, BATCH_SIZE, BF16, OUTPUT,
-        FORCE, SKIP_EXISTING, HTML, STYLE, ALPHA, COLORMAP, JSON,
+        IMAGES, RECURSIVE, METHOD, METRIC, TARGET, TOP_K, LAYER, FUSE, COMPOSITE, *MODEL, BATCH_SIZE, BF16, *BUDGET,
+        OUTPUT, FORCE, SKIP_EXISTING, HTML, STYLE, ALPHA, COLORMAP, JSON,
     ),
     explain, example="explain cat.jpg --method gradcam --method guidedbackprop --target tabby",
 )  # fmt: skip

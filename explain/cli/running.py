@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from explain.arguments import (
     BATCH_SIZE,
     BF16,
+    BUDGET,
     COMPOSITE,
     FILE,
     FORCE,
@@ -33,6 +34,7 @@ from explain.arguments import (
 from explain.arguments import RUN as RUN_FILE
 from explain.cli.answer import DONE, FAILED, INTERRUPTED, Answer, notes
 from explain.cli.bar import PAUSE, SURE, WIDTH, duration
+from explain.cli.budgets import given_budget, within_budget
 from explain.cli.command import Command
 from explain.cli.each import ASKED
 from explain.cli.effects import refuse_without_effect
@@ -130,6 +132,8 @@ def _checked(options: argparse.Namespace) -> str | list[Method]:
     groups = [name for name in names if name in GROUPS]
     if groups and len(names) > 1:
         raise UsageError(f"--method {groups[0]} takes the others too, in a run; leave them out")
+    if groups and given_budget(options):
+        raise UsageError(f"--{next(iter(given_budget(options)))} must be given with named methods in a run; name them")
     try:
         Look(options.style)
         if options.pictures is not None:
@@ -139,6 +143,7 @@ def _checked(options: argparse.Namespace) -> str | list[Method]:
         methods = list(dict.fromkeys(map(get_method, names)))
         if options.composite is not None:
             methods = [replace(m, composite=options.composite) if isinstance(m, LRP) else m for m in methods]
+        methods = within_budget(methods, options)
     except ExplainError as error:
         raise UsageError(str(error)) from None
     refuse_without_effect(options, methods)
@@ -208,8 +213,8 @@ def export(options: argparse.Namespace, answer: Answer) -> int:
 RUN = Command(
     "run", "explain all photos of a folder, list or shards, and store the maps in one file",
     (
-        SOURCE, METHOD, METRIC, TARGET, TOP_K, LAYER, FUSE, COMPOSITE, *MODEL, BATCH_SIZE, BF16, RUN_OUTPUT, WORKERS,
-        PICTURES, STYLE, FORCE, JSON,
+        SOURCE, METHOD, METRIC, TARGET, TOP_K, LAYER, FUSE, COMPOSITE, *MODEL, BATCH_SIZE, BF16, *BUDGET,
+        RUN_OUTPUT, WORKERS, PICTURES, STYLE, FORCE, JSON,
     ),
     run, "runs", example="explain run photos --output run.sqlite --method gradcam",
 )  # fmt: skip

@@ -104,7 +104,7 @@ class KernelSHAP(AddsUp):
     sample with a large weight. Coalitions come in pairs with their opposites (Covert and Lee, 2021), none twice. Where
     ``runs`` are enough for all coalitions, these are run, and the values are exact. With fewer, the published
     regression takes all that regions do together for noise; here, what they do in threes is a random part of the
-    regression (generalised least squares), which about halves the error.
+    regression (generalised least squares), which makes the error smaller.
 
     Args:
         runs: how many covered photos, at most; the photo itself and the blank one are not counted.
