@@ -50,7 +50,7 @@ class Evidence {
     const all = [...curve.deletion, ...curve.insertion];
     const probability = curve.reading === 'probability';
     const least = probability ? 0 : Math.min(0, ...all);
-    const most = probability ? Math.min(1, Math.max(0.1, Math.ceil(10 * Math.max(...all)) / 10)) : Math.max(...all, least + 1e-9);
+    const most = probability ? Math.min(1, rounded(Math.max(...all))) : Math.max(...all, least + 1e-9);
     const x = (share) => PLOT.left + share * (PLOT.width - PLOT.left - PLOT.right);
     const y = (value) => PLOT.top + (1 - (value - least) / (most - least)) * (PLOT.height - PLOT.top - PLOT.bottom);
     const path = (values) => values.map((value, i) => `${i ? 'L' : 'M'}${x(curve.at[i]).toFixed(1)} ${y(value).toFixed(1)}`).join('');
@@ -121,6 +121,12 @@ class Evidence {
     this.playing = null;
     this.play.textContent = '▶ Play';
   }
+}
+
+// The next larger 1, 2 or 5 with zeros: where an axis ends.
+function rounded(value) {
+  const power = 10 ** Math.floor(Math.log10(Math.max(value, 1e-6)));
+  return power * [1, 2, 5, 10].find((step) => step * power >= value * 0.999);
 }
 
 function valueAt(curve, way, share) {
