@@ -25,7 +25,6 @@ from explain.report.planes import map_of, plane
 from explain.report.subject import Subject
 from explain.result import Attribution
 
-QUALITY = 86  # of the JPEG
 GREY = (124, 117, 104)  # the mean colour of ImageNet, where a model's own zero is not known
 
 
@@ -33,11 +32,13 @@ GREY = (124, 117, 104)  # the mean colour of ImageNet, where a model's own zero 
 class Detail:
     """How much of a photo a page holds.
 
-    ``side`` is the photo's longer side in pixels at most, ``cells`` that of maps of single pixels (None: all that they
-    have). ``steps`` are those of the curves, 0 for none. Without ``live`` the model is not run at all.
+    ``side`` is the photo's longer side in pixels at most, ``quality`` that of its JPEG, ``cells`` the longer side of
+    maps of single pixels (None: all that they have). ``steps`` are those of the curves, 0 for none. Without ``live``
+    the model is not run at all.
     """
 
     side: int = 1280
+    quality: int = 86
     cells: int | None = None
     steps: int = 0
     live: bool = True
@@ -63,7 +64,7 @@ def item(
     records = [{name: subject.record(name, index) for name in result} for index, result in enumerate(subject.results)]
     return {
         "name": name_of(subject),
-        "photo": _photo(subject.photo, detail.side),
+        "photo": _photo(subject.photo, detail),
         "size": list(subject.photo.size),
         "model": printable(subject.origin.name),
         "input": list(subject.input_size),
@@ -111,14 +112,14 @@ def _of(figures: Sequence[Mapping[str, Any]], index: int, method: str) -> dict[s
     return dict(figures[index].get(method, {})) if index < len(figures) else {}
 
 
-def _photo(photo: Image.Image, side: int) -> str:
-    """The photo as the address of a JPEG, its longer side at most ``side`` pixels."""
-    share = min(1.0, side / max(photo.size))
+def _photo(photo: Image.Image, detail: Detail) -> str:
+    """The photo as the address of a JPEG."""
+    share = min(1.0, detail.side / max(photo.size))
     if share < 1:
         size = max(1, round(photo.width * share)), max(1, round(photo.height * share))
         photo = photo.resize(size, Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
-    photo.save(buffer, "JPEG", quality=QUALITY, optimize=True)
+    photo.save(buffer, "JPEG", quality=detail.quality, optimize=True)
     return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
 
 

@@ -20,7 +20,7 @@ from explain.targets import find_label
 Entry = tuple[dict[str, Any], dict[str, Any]]
 """What a sheet says of a photo in short, and all of it."""
 
-DETAIL = Detail(side=640, cells=128)
+DETAIL = Detail(side=640, quality=80, cells=128)
 """What a sheet holds of each photo: enough to look at, and 200 of them can still be mailed."""
 
 

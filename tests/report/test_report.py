@@ -349,4 +349,4 @@ def test_a_page_as_long_as_it_may_be(tmp_path: Path) -> None:
     from explain.report.item import _photo
 
     assert len(page({"photos": []}, [], title="")) < 130_000
-    assert len(_photo(grainy, 1280)) + 3 * (4 * pixels + 4 * layers) < 1_370_000
+    assert len(_photo(grainy, Detail())) + 3 * (4 * pixels + 4 * layers) < 1_370_000

@@ -58,7 +58,7 @@ class Evidence {
     const grid = [0, 0.5, 1].map((share) => {
       const value = least + share * (most - least);
       return [svg('line', { x1: PLOT.left, x2: PLOT.width - PLOT.right, y1: y(value), y2: y(value), class: 'grid' }),
-        text(probability ? percent(value) : figure(value), { x: PLOT.left - 6, y: y(value) + 3.5, class: 'end' })];
+        text(probability ? `${Number((100 * value).toPrecision(2))}\u00a0%` : figure(value), { x: PLOT.left - 6, y: y(value) + 3.5, class: 'end' })];
     });
     const ends = [0, 50, 100].map((share) => text(`${share} %`, { x: x(share / 100), y: PLOT.height - 6, class: share ? (share === 100 ? 'end' : 'middle') : '' }));
     const lines = ['deletion', 'insertion'].map((name) => svg('path', { d: path(curve[name]), class: `curve ${name}${name === state.way ? ' active' : ''}` }));

@@ -47,7 +47,7 @@ class Look {
     this.compare = selection('Wipe between this map and', (compare) => change({ compare, cover: null }));
     this.bar = el('canvas', { class: 'ramp', 'aria-hidden': 'true' });
     this.legend = el('div', { class: 'legend' });
-    this.element = el('section', { class: 'card' }, el('h2', {}, 'How it is drawn'), this.view, this.opacity, this.share,
+    this.element = el('section', { class: 'card drawing-card' }, el('h2', {}, 'How it is drawn'), this.view, this.opacity, this.share,
       el('div', { class: 'pair' }, this.colormap, this.layer), this.compare);
   }
 
@@ -109,7 +109,7 @@ class Why {
     this.one = selection('Why', (target) => change({ target: Number(target), cover: null }));
     this.other = selection('and not', (not) => change({ not: not === '' ? null : Number(not), cover: null, compare: 'none' }));
     this.words = el('p', { class: 'hint', role: 'status' });
-    this.element = el('section', { class: 'card' }, el('h2', {}, 'Why this, and not that?'),
+    this.element = el('section', { class: 'card why-card' }, el('h2', {}, 'Why this, and not that?'),
       el('div', { class: 'pair' }, this.one, this.other), this.words);
     this.element.hidden = item.targets.length < 2;
   }
