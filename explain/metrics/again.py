@@ -13,7 +13,7 @@ from explain.attribution import attribute_targets
 from explain.errors import MetricError, muted
 from explain.hooks import calculating
 from explain.inputs import Inputs
-from explain.methods import Method
+from explain.methods import Method, Movable
 from explain.metrics.base import Case, Judged, Metric
 from explain.metrics.maps import Maps
 from explain.request import Options
@@ -174,15 +174,22 @@ class _Asking:
         return found
 
     def _by_layers(self, names: Iterable[str]) -> dict[tuple[str, ...] | None, list[str]]:
-        """Methods that look at the same layers, and have different names, are run together."""
+        """Methods that look at the same layers are run together; those that look at none go along with any.
+
+        A method that explained the input, and would explain a layer where one is named, stays by itself.
+        """
         groups: dict[tuple[str, ...] | None, list[str]] = {}
         for name in names:
             layer = self.methods[name].attribution.layer
             groups.setdefault((layer,) if isinstance(layer, str) else layer, []).append(name)
-        if None in groups and len(groups) > 1:  # methods without a layer go along with any
-            alone = groups.pop(None)
-            groups[next(iter(groups))] += alone
-        return groups
+        without = groups.pop(None, [])
+        alone = [name for name in without if isinstance(self.methods[name].method, Movable)]
+        others = [name for name in without if name not in alone]
+        if groups:
+            groups[next(iter(groups))] += others
+        else:
+            alone = without
+        return {**groups, **({None: alone} if alone else {})}
 
     def _found(self, name: str, answer: Attribution, images: torch.Tensor, rows: slice) -> Found:
         part = answer[rows]

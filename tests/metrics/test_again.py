@@ -44,6 +44,16 @@ def values_of(model: nn.Module, photo: torch.Tensor, method: Any, target: int) -
     return explain.attribute(model, photo[None], method, target=target, layer=CAM).values[0]
 
 
+def test_methods_asked_again_together_look_where_each_of_them_looked(model: nn.Module, photos: torch.Tensor) -> None:
+    """Relevance of the pixels stays that, although it could be of the layer that others look at."""
+    methods, metrics = ["gradcam", "lrp", "saliency"], [RandomLogit(samples=2), Sensitivity(samples=2)]
+    together = explain.evaluate(model, photos, methods, metrics, target=TARGETS)
+    for method in methods:
+        apart = explain.evaluate(model, photos, method, metrics, target=TARGETS)[method]
+        for metric in metrics:
+            torch.testing.assert_close(together[method][metric.name], apart[metric.name])
+
+
 def test_sensitivity_and_stability_by_their_formulas(model: nn.Module, photos: torch.Tensor) -> None:
     around = {"radius": 0.3, "samples": 4, "seed": 2}
     metrics = [

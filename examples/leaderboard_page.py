@@ -1,0 +1,369 @@
+"""What was measured for the leaderboard, as tables, a figure, and the page docs/leaderboard.md."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from standings import DRAWS, beaten, correlations, draws, figures, ranks
+
+import explain
+from explain.methods import family
+from explain.metrics import Metric
+
+ROOT = Path(__file__).resolve().parents[1]
+ASSETS, PAGE = ROOT / "assets" / "leaderboard", ROOT / "docs" / "leaderboard.md"
+BASELINES = ["centre blob", "edges", "uniform", "randomcam"]
+REFERENCE = "the box itself"
+QUALITY = ["pointinggame", "energypointinggame", "relevancerank", "auc", "deletion", "insertion", "road"]
+ABOUT_BOXES, FAITHFUL = QUALITY[:4], QUALITY[4:]
+FEW = 20  # photos: a method measured on fewer stands in a table of its own
+SIGNS = {"more": 1, "less": -1}
+
+
+# From records to a summary
+
+
+def collected(results: Path, metrics: Mapping[str, Metric]) -> dict[str, Any]:
+    """A summary of all records in a folder, by model."""
+    found = {}
+    for folder in sorted(path for path in results.glob("*") if path.is_dir()):
+        records = [json.loads(file.read_text("utf-8")) for file in sorted(folder.glob("*.json"))]
+        if records:
+            found[folder.name] = of_model(records, metrics)
+    import torch
+
+    return {"models": found, "made with": {"explain": explain.__version__, "torch": torch.__version__.split("+")[0]}}
+
+
+def of_model(records: Sequence[Any], metrics: Mapping[str, Metric]) -> dict[str, Any]:
+    """Means with intervals, costs, who beats which baseline, and how alike metrics rank the methods."""
+    names = sorted({name for record in records for name in record["values"]})
+    weights = draws(len(records))
+    values = {metric: matrix(records, names, metric) for metric in metrics}
+    values = {metric: each for metric, each in values.items() if not np.isnan(each).all()}
+    signs = {metric: SIGNS[metrics[metric].better] for metric in values}
+    by = [name for name in BASELINES if name in names]
+    methods: dict[str, Any] = {name: about(name, records) | {"metrics": {}} for name in names}
+    for metric, each in values.items():
+        better = beaten(each, weights, names, by, signs[metric])
+        for name, figure, over in zip(names, figures(each, weights), better, strict=True):
+            if figure["photos"]:
+                methods[name]["metrics"][metric] = rounded(figure) | {"better than": over}
+    ranked = [i for i, name in enumerate(names) if methods[name]["kind"] == "method"]
+    alike = correlations({metric: each[:, ranked] for metric, each in values.items()}, weights[:501], signs)
+    return {
+        "photos": len(records),
+        "share of the box": round(statistics.fmean(record["share"] for record in records), 3),
+        "side": records[0]["side"],
+        "pointing": {
+            which: round(statistics.fmean(r["pointing"][which] for r in records if "pointing" in r), 3)
+            for which in ("random", "centre")
+        },
+        "metrics": {name: described(metrics[name]) for name in values},
+        "methods": methods,
+        "correlations": [rounded(each) for each in alike],
+    }
+
+
+def matrix(records: Sequence[Any], names: Sequence[str], metric: str) -> Any:
+    """The values of a metric ``(photos, methods)``; NaN where there is none."""
+    rows = [[record["values"].get(name, {}).get(metric) for name in names] for record in records]
+    return np.array([[np.nan if value is None else value for value in row] for row in rows], dtype=np.float64)
+
+
+def about(name: str, records: Sequence[Any]) -> dict[str, Any]:
+    costs = [record["costs"][name] for record in records if name in record["costs"]]
+    failed = [record["errors"][name] for record in records if name in record["errors"]]
+    kind = "reference" if name == REFERENCE else "baseline" if name in BASELINES else "method"
+    found: dict[str, Any] = {"kind": kind, "family": family(name) if kind == "method" else kind}
+    if costs and name != REFERENCE:
+        found["cost"] = round(statistics.median(costs), 2)
+    return found | ({"refused": failed[0], "refused on": len(failed)} if failed else {})
+
+
+def described(metric: Metric) -> dict[str, str]:
+    return {"about": metric.about, "better": metric.better, "units": metric.units, "options": repr(metric)}
+
+
+def rounded(figure: Mapping[str, Any]) -> dict[str, Any]:
+    """Figures with five digits; None where there is none."""
+    plain = {
+        name: (None if np.isnan(value) else float(f"{value:.5g}")) if isinstance(value, float) else value
+        for name, value in figure.items()
+    }
+    return {**plain}
+
+
+# From the summary to files
+
+
+def write(found: Mapping[str, Any], assets: Path, page: Path) -> list[Path]:
+    """Write the summary, the table, a figure for each model, and the page."""
+    assets.mkdir(parents=True, exist_ok=True)
+    summary, table = assets / "leaderboard.json", assets / "leaderboard.csv"
+    summary.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    table.write_text(as_csv(found), "utf-8")
+    pictures = [assets / f"{name}.png" for name in found["models"]]
+    for (name, model), file in zip(found["models"].items(), pictures, strict=True):
+        from leaderboard_figure import figure
+
+        figure(name, model).savefig(file, dpi=110)
+    page.write_text(as_page(found, planted(assets)), "utf-8")
+    return [summary, table, *pictures, page]
+
+
+def planted(assets: Path) -> Any:
+    """What examples/planted_evidence.py has found, if it has run."""
+    file = assets / "planted.json"
+    return json.loads(file.read_text("utf-8")) if file.exists() else None
+
+
+def as_csv(found: Mapping[str, Any]) -> str:
+    """A line for each model, method and metric."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["model", "method", "family", "cost", "metric", "mean", "low", "high", "photos", "better than"])
+    for model, each in found["models"].items():
+        for name, method in each["methods"].items():
+            for metric, figure in method["metrics"].items():
+                mean = [figure[key] for key in ("mean", "low", "high", "photos")]
+                over = "; ".join(figure["better than"])
+                writer.writerow([model, name, method["family"], method.get("cost", ""), metric, *mean, over])
+    return out.getvalue()
+
+
+def standing(model: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """For each method its rank by each metric of quality, 1 for the best."""
+    methods = {name: each for name, each in model["methods"].items() if each["kind"] == "method"}
+    found: dict[str, dict[str, float]] = {name: {} for name in methods}
+    for metric in (each for each in QUALITY if each in model["metrics"]):
+        sign = SIGNS[model["metrics"][metric]["better"]]
+        means = [each["metrics"].get(metric, {}).get("mean") for each in methods.values()]
+        places = ranks(np.array([np.nan if mean is None else sign * mean for mean in means], dtype=np.float64))
+        for name, place in zip(methods, places.tolist(), strict=True):
+            if not np.isnan(place):
+                found[name][metric] = place
+    return found
+
+
+def convincing(method: Mapping[str, Any], by: Sequence[str]) -> list[str]:
+    """The metrics of quality by which a method is better than every baseline."""
+    figures_ = method["metrics"]
+    return [metric for metric in QUALITY if metric in figures_ and set(by) <= set(figures_[metric]["better than"])]
+
+
+def in_order(model: Mapping[str, Any]) -> list[str]:
+    """The methods, those first that beat the baselines by more metrics; then by the middle one of their ranks."""
+    places = standing(model)
+    by = baselines(model)
+
+    def key(name: str) -> tuple[float, float]:
+        own = list(places[name].values())
+        return -len(convincing(model["methods"][name], by)), statistics.median(own) if own else float("inf")
+
+    return sorted(places, key=key)
+
+
+def baselines(model: Mapping[str, Any]) -> list[str]:
+    return [name for name, each in model["methods"].items() if each["kind"] == "baseline"]
+
+
+# The page
+
+
+def as_page(found: Mapping[str, Any], planted: Any) -> str:
+    """The page, made of a summary; what stands in it is either always so, or is worked out from the summary."""
+    parts = [INTRODUCTION.format(explain=found["made with"]["explain"], torch=found["made with"]["torch"], draws=DRAWS)]
+    for name, model in found["models"].items():
+        parts += [f"## {name}", measured(model), shown(model), table(model, in_order(model)), picture(name)]
+        parts += [disagreement(model), again(model)]
+    if planted is not None:
+        from planted_page import section
+
+        parts.append(section(planted))
+    return "\n\n".join(part for part in (*parts, LIMITS) if part) + "\n"
+
+
+def words(names: Sequence[str]) -> str:
+    """Names in a sentence."""
+    quoted = [name if name in BASELINES[:3] or " " in name else f"`{name}`" for name in names]
+    if len(quoted) < 2:
+        return "".join(quoted) or "none"
+    return f"{', '.join(quoted[:-1])} and {quoted[-1]}"
+
+
+def measured(model: Mapping[str, Any]) -> str:
+    methods = {name: each for name, each in model["methods"].items() if each["kind"] == "method"}
+    counts = {name: max((f["photos"] for f in each["metrics"].values()), default=0) for name, each in methods.items()}
+    fewer = sorted({count for count in counts.values() if 0 < count < model["photos"]})
+    told = f" Methods of many passes were measured on fewer ({_range(fewer)})." if fewer else ""
+    refused = [f"`{name}` on {each['refused on']}" for name, each in methods.items() if "refused" in each]
+    told += f" Refused: {', '.join(refused)}." if refused else ""
+    pointing = model["pointing"]
+    return (
+        f"{model['photos']} photos, an input of {model['side']} pixels; the box covers {model['share of the box']:.0%} "
+        f"of it on average.{told} In the pointing game, a random point hits {pointing['random']:.2f} and the centre "
+        f"{pointing['centre']:.2f} of the boxes."
+    )
+
+
+def _range(counts: Sequence[int]) -> str:
+    return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+
+
+def shown(model: Mapping[str, Any]) -> str:
+    """What the figures say, in sentences."""
+    by, places = baselines(model), standing(model)
+    lines = []
+    for metric in (each for each in QUALITY if each in model["metrics"]):
+        best = sorted((name for name in places if metric in places[name]), key=lambda name: places[name][metric])
+        own = {name: model["methods"][name]["metrics"][metric]["mean"] for name in (*best[:3], *by)}
+        sign = SIGNS[model["metrics"][metric]["better"]]
+        strongest = max(by, key=lambda name: sign * own[name])
+        above = [name for name in best if metric in convincing(model["methods"][name], by)]
+        lines.append(
+            f"- `{metric}`: best are {words(best[:3])} ({', '.join(_short(own[name]) for name in best[:3])}); the "
+            f"strongest baseline is {words([strongest])} with {_short(own[strongest])}. {len(above)} of {len(best)} "
+            "methods are better than all baselines."
+        )
+    never = [name for name in places if not convincing(model["methods"][name], by)]
+    if never:
+        lines.append(f"- **By no metric better than all baselines:** {words(never)}.")
+    return "\n".join(lines)
+
+
+def table(model: Mapping[str, Any], order: Sequence[str]) -> str:
+    """The means with their intervals; bold where a method is better than every baseline."""
+    columns = [metric for metric in (*QUALITY, "complexity") if metric in model["metrics"]]
+    arrows = {"more": "↑", "less": "↓"}
+    head = ["method", "cost", "photos", *(f"{each} {arrows[model['metrics'][each]['better']]}" for each in columns)]
+    rows = [head, ["---"] * len(head)]
+    by = baselines(model)
+    for name in (*order, *by, *(each for each in (REFERENCE,) if each in model["methods"])):
+        method = model["methods"][name]
+        if not method["metrics"]:
+            continue
+        above = convincing(method, by) if method["kind"] == "method" else []
+        cells = [_cell(method["metrics"].get(metric), bold=metric in above) for metric in columns]
+        photos = max(figure["photos"] for figure in method["metrics"].values())
+        label = f"`{name}`" if method["kind"] == "method" or name == "randomcam" else name
+        label = label if method["kind"] == "method" else f"*{label}*"
+        rows.append([label, _cost(method.get("cost")), str(photos), *cells])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _cell(figure: Mapping[str, Any] | None, *, bold: bool = False) -> str:
+    if figure is None or figure["mean"] is None:
+        return "–"
+    half = (figure["high"] - figure["low"]) / 2
+    mean = f"**{_short(figure['mean'])}**" if bold else _short(figure["mean"])
+    return f"{mean} ± {half:.2f}" if half < 9.995 else f"{mean} ± {half:.0f}"
+
+
+def _short(figure: float) -> str:
+    return f"{figure:.2f}" if abs(figure) < 9.995 else f"{figure:.1f}" if abs(figure) < 99.95 else f"{figure:.3g}"
+
+
+def _cost(cost: float | None) -> str:
+    return "–" if cost is None else f"{cost:.1f}" if cost < 20 else f"{cost:.0f}"
+
+
+def picture(name: str) -> str:
+    return (
+        f"![Quality against cost for {name}: each method as a point with a 95 % interval, the baselines as lines]"
+        f"(../assets/leaderboard/{name}.png)"
+    )
+
+
+def disagreement(model: Mapping[str, Any]) -> str:
+    """How alike metrics rank the methods, and which methods they disagree about most."""
+    known = [metric for metric in QUALITY if metric in model["metrics"]]
+    rho = {frozenset(each["metrics"]): each for each in model["correlations"]}
+    arrow = {name: "↑" if each["better"] == "more" else "↓" for name, each in model["metrics"].items()}
+    rows = [["", *(f"{name} {arrow[name]}" for name in known[1:])], ["---"] * len(known)]
+    for i, one in enumerate(known[:-1]):
+        cells = ["" if known.index(other) <= i else _rho(rho[frozenset((one, other))]) for other in known[1:]]
+        rows.append([f"{one} {arrow[one]}", *cells])
+    places = standing(model)
+    spread = {name: (min(each.values()), max(each.values())) for name, each in places.items() if len(each) > 1}
+    widest = sorted(spread, key=lambda name: spread[name][0] - spread[name][1])[:5]
+    told = "; ".join(_placed(name, places[name]) for name in widest)
+    return "\n\n".join([
+        "Rank correlations between metrics (Spearman, over the methods; 1 is the same order, 0 is none, and the "
+        "brackets hold the 95 % interval over photos). Metrics are turned so that better is always above:",
+        "\n".join(f"| {' | '.join(row)} |" for row in rows),
+        f"They disagree most about {told}.",
+    ])  # fmt: skip
+
+
+def _rho(each: Mapping[str, Any]) -> str:
+    return "–" if each["rho"] is None else f"{each['rho']:.2f} ({each['low']:.2f} to {each['high']:.2f})"
+
+
+def _placed(name: str, places: Mapping[str, float]) -> str:
+    best, worst = min(places, key=lambda each: places[each]), max(places, key=lambda each: places[each])
+    return f"`{name}` (place {places[best]:.0f} by `{best}`, {places[worst]:.0f} by `{worst}`)"
+
+
+def again(model: Mapping[str, Any]) -> str:
+    """The metrics that ask the methods again, which are measured on fewer photos."""
+    columns = [metric for metric in ("maxsensitivity", "mprt", "randomlogit") if metric in model["metrics"]]
+    if not columns:
+        return ""
+    rows = [["method", "photos", *(f"{metric} ↓" for metric in columns)], ["---"] * (len(columns) + 2)]
+    there = [name for name, each in model["methods"].items() if columns[0] in each["metrics"]]
+    first = [name for name in in_order(model) if name in there]
+    for name in (*first, *(name for name in baselines(model) if name in there)):
+        own = model["methods"][name]["metrics"]
+        label = f"`{name}`" if model["methods"][name]["kind"] == "method" else f"*{name}*"
+        rows.append([label, str(own[columns[0]]["photos"]), *(_cell(own.get(metric)) for metric in columns)])
+    return "\n\n".join([
+        "Sensitivity, and how alike the map stays with other weights and for other classes. Less is better, but "
+        "least is best only with all the others: a map that never changes has no sensitivity, and one that is noise "
+        "has no likeness.",
+        "\n".join(f"| {' | '.join(row)} |" for row in rows),
+    ])  # fmt: skip
+
+
+INTRODUCTION = """\
+# Leaderboard
+
+Every method, judged by several metrics on photos whose objects have boxes, beside maps that know nothing of the
+model. This page and its tables are written by `python examples/leaderboard.py` from what it has measured (explain
+{explain}, torch {torch}); run again, it goes on where it stopped.
+
+- **Photos**: the validation part of Tiny-ImageNet (64 pixels, scaled to the model's input) in a shuffled order;
+  those that the model gets right, and whose box covers no more than three quarters of what the model sees. Their
+  class is explained.
+- **Figures**: means over the photos, with half the width of the 95 % interval of the bootstrap ({draws} samples of
+  the photos).
+- **Cost**: processor time by that of a bare forward pass of the photo, both measured in turn; the middle one over
+  the photos.
+- **Baselines**: a blob in the *centre* of every photo, the photo's *edges* (Sobel), a *uniform* map, which metrics
+  that rank pixels see in random order, and `randomcam`, a layer's maps with random weights. A figure is **bold**
+  where the method is better than each of the four on the same photos, with the whole interval of the mean
+  difference.
+- *The box itself* is what a map that knows the box, and nothing else, would get.
+- The order of the table is by how many figures are bold, then by the middle one of a method's places. It is a way
+  to find things, and no verdict."""
+
+LIMITS = """\
+## What this does not show
+
+- Boxes say where the object is, not what the model looks at. A model that knows a boat by the water is explained
+  well by a map that marks the water, and such a map loses here. Only [planted evidence](#planted-evidence) knows
+  what decides.
+- Deletion, insertion and ROAD look at altered photos that the model has never seen, and each favours some kind of
+  map. Compare with the box itself: it knows the object, and still need not be the best.
+- Two small models on photos of 64 pixels, at each method's default options and default layer. Another model, layer
+  or option can turn the order of methods round, above all of those whose intervals overlap.
+- There are some three hundred comparisons with baselines for each model. At a level of 95 %, a few of them are
+  chance.
+- Complexity says how much of the photo a map marks. A map that marks one wrong pixel wins it."""
