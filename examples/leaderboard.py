@@ -200,36 +200,39 @@ def bare(model: nn.Module, x: torch.Tensor) -> float:
     """The processor time of a forward pass without anything."""
     found = []
     with torch.inference_mode():
-        for _ in range(3):
+        for _ in range(2):
             start = time.process_time()
             model(x)
             found.append(time.process_time() - start)
-    return statistics.median(found)
+    return min(found)
 
 
-def attributed(model: nn.Module, photo: Photo, method: Method) -> tuple[explain.Attribution, float]:
-    """A method's map of a photo, and its cost in bare forward passes."""
-    before = bare(model, photo.x)
-    start = time.process_time()
-    found = explain.attribute(model, photo.x, method, target=photo.target)
-    took = time.process_time() - start
-    return found, took / statistics.mean([before, bare(model, photo.x)])
+def attributed(
+    model: nn.Module, photo: Photo, methods: Mapping[str, Method], record: Any
+) -> dict[str, explain.Attribution]:
+    """The maps of methods that do not refuse; and, in the record, their cost in bare forward passes run in between."""
+    found, before = {}, bare(model, photo.x)
+    for name, method in methods.items():
+        start = time.process_time()
+        try:
+            found[name] = explain.attribute(model, photo.x, method, target=photo.target)
+        except ExplainError as error:
+            record["errors"][name] = str(error)
+            continue
+        took, after = time.process_time() - start, bare(model, photo.x)
+        record["costs"][name] = took / statistics.mean([before, after])
+        before = after
+    return found
 
 
 def measure(
     model: nn.Module, photo: Photo, methods: Mapping[str, Method], wanted: Mapping[str, Sequence[str]], record: Any
 ) -> None:
     """Add to a photo's record what is missing: for each method, the metrics that are ``wanted`` of it."""
-    maps: dict[str, Any] = {}
-    for name in wanted:
-        if name == THE_BOX:
-            maps[name] = drawn(photo)
-        elif any(metric not in {m.name for m in AGAIN} for metric in wanted[name]):
-            try:
-                maps[name], record["costs"][name] = attributed(model, photo, methods[name])
-            except ExplainError as error:
-                record["errors"][name] = str(error)
-    again = {m.name for m in AGAIN}
+    again = {metric.name for metric in AGAIN}
+    judged = [name for name in wanted if name != THE_BOX and set(wanted[name]) - again]
+    maps: dict[str, Any] = {THE_BOX: drawn(photo)}
+    maps |= attributed(model, photo, {name: methods[name] for name in judged}, record)
     groups: dict[tuple[bool, tuple[str, ...]], list[str]] = {}
     for name, each in wanted.items():
         if name in record["errors"]:

@@ -20,7 +20,7 @@ WIDTH = 0.0105  # of a letter, as a share of the panel's width
 
 def figure(name: str, model: Mapping[str, Any]) -> Figure:
     """Draw a panel for each of two metrics: one of boxes, one of faithfulness."""
-    columns = [metric for metric in PANELS if metric in model["metrics"]]
+    columns = [metric for metric in PANELS if metric in model["metrics"]] or list(model["metrics"])[:1]
     found = Figure(figsize=(8 * len(columns), 8.6), layout="constrained")
     for axes, metric in zip(found.subplots(1, len(columns), squeeze=False)[0], columns, strict=True):
         _panel(axes, metric, model)
@@ -37,7 +37,7 @@ def _panel(axes: Axes, metric: str, model: Mapping[str, Any]) -> None:
         found = method["metrics"].get(metric)
         if found is None or found["mean"] is None:
             continue
-        if method["kind"] == "method":
+        if method["ranked"]:
             points[name] = (max(method["cost"], 0.5), found)
         elif method["kind"] == "baseline":
             axes.axhline(found["mean"], color="0.6", linestyle="--", linewidth=1, zorder=0)
@@ -50,7 +50,7 @@ def _panel(axes: Axes, metric: str, model: Mapping[str, Any]) -> None:
         axes.errorbar(x, y, yerr=reach, fmt=marker, color=colour, markersize=5, elinewidth=0.8, alpha=0.85, label=kind)
     axes.set(xscale="log", xlabel="cost in bare forward passes")
     axes.set_ylabel(f"{metric} ({'more' if better == 'more' else 'less'} is better)")
-    axes.set_title(f"{metric}: {PANELS[metric]}", fontsize=11)
+    axes.set_title(f"{metric}: {PANELS.get(metric, '')}".rstrip(": "), fontsize=11)
     if better == "less":
         axes.invert_yaxis()
     left, right = axes.get_xlim()

@@ -23,8 +23,9 @@ BASELINES = ["centre blob", "edges", "uniform", "randomcam"]
 REFERENCE = "the box itself"
 QUALITY = ["pointinggame", "energypointinggame", "relevancerank", "auc", "deletion", "insertion", "road"]
 ABOUT_BOXES, FAITHFUL = QUALITY[:4], QUALITY[4:]
-FEW = 20  # photos: a method measured on fewer stands in a table of its own
 SIGNS = {"more": 1, "less": -1}
+BESIDE = "gradcam"  # what methods that were measured on fewer photos are compared with, on these photos
+MOST = 0.9  # of the photos: methods that were measured on fewer are not ranked with the others
 
 
 # From records to a summary
@@ -53,23 +54,36 @@ def of_model(records: Sequence[Any], metrics: Mapping[str, Metric]) -> dict[str,
     methods: dict[str, Any] = {name: about(name, records) | {"metrics": {}} for name in names}
     for metric, each in values.items():
         better = beaten(each, weights, names, by, signs[metric])
-        for name, figure, over in zip(names, figures(each, weights), better, strict=True):
+        other = each[:, [names.index(BESIDE)]] if BESIDE in names else np.full((len(each), 1), np.nan)
+        found = zip(names, figures(each, weights), figures(each - other, weights), better, strict=True)
+        for name, figure, difference, over in found:
             if figure["photos"]:
-                methods[name]["metrics"][metric] = rounded(figure) | {"better than": over}
-    ranked = [i for i, name in enumerate(names) if methods[name]["kind"] == "method"]
+                beside = {"beside": rounded(difference)} if difference["photos"] else {}
+                methods[name]["metrics"][metric] = rounded(figure) | {"better than": over} | beside
+    for method in methods.values():
+        method["ranked"] = method["kind"] == "method" and counted(method) >= MOST * len(records)
+    ranked = [i for i, name in enumerate(names) if methods[name]["ranked"]]
     alike = correlations({metric: each[:, ranked] for metric, each in values.items()}, weights[:501], signs)
     return {
         "photos": len(records),
         "share of the box": round(statistics.fmean(record["share"] for record in records), 3),
         "side": records[0]["side"],
-        "pointing": {
-            which: round(statistics.fmean(r["pointing"][which] for r in records if "pointing" in r), 3)
-            for which in ("random", "centre")
-        },
+        "pointing": pointing(records),
         "metrics": {name: described(metrics[name]) for name in values},
         "methods": methods,
         "correlations": [rounded(each) for each in alike],
     }
+
+
+def counted(method: Mapping[str, Any]) -> int:
+    """On how many photos a method was measured."""
+    return max((int(figure["photos"]) for figure in method["metrics"].values()), default=0)
+
+
+def pointing(records: Sequence[Any]) -> dict[str, float]:
+    """How often a random point and the centre hit in the pointing game."""
+    told = [record["pointing"] for record in records if "pointing" in record]
+    return {which: round(statistics.fmean(each[which] for each in told), 3) for which in (told[0] if told else ())}
 
 
 def matrix(records: Sequence[Any], names: Sequence[str], metric: str) -> Any:
@@ -140,8 +154,8 @@ def as_csv(found: Mapping[str, Any]) -> str:
 
 
 def standing(model: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """For each method its rank by each metric of quality, 1 for the best."""
-    methods = {name: each for name, each in model["methods"].items() if each["kind"] == "method"}
+    """For each method that is ranked its place by each metric of quality, 1 for the best."""
+    methods = {name: each for name, each in model["methods"].items() if each["ranked"]}
     found: dict[str, dict[str, float]] = {name: {} for name in methods}
     for metric in (each for each in QUALITY if each in model["metrics"]):
         sign = SIGNS[model["metrics"][metric]["better"]]
@@ -183,12 +197,13 @@ def as_page(found: Mapping[str, Any], planted: Any) -> str:
     parts = [INTRODUCTION.format(explain=found["made with"]["explain"], torch=found["made with"]["torch"], draws=DRAWS)]
     for name, model in found["models"].items():
         parts += [f"## {name}", measured(model), shown(model), table(model, in_order(model)), picture(name)]
-        parts += [disagreement(model), again(model)]
+        parts += [on_fewer(model), disagreement(model), again(model)]
     if planted is not None:
         from planted_page import section
 
         parts.append(section(planted))
-    return "\n\n".join(part for part in (*parts, LIMITS) if part) + "\n"
+    limits = LIMITS.format(planted="planted evidence" if planted is None else "[planted evidence](#planted-evidence)")
+    return "\n\n".join(part for part in (*parts, limits) if part) + "\n"
 
 
 def words(names: Sequence[str]) -> str:
@@ -201,16 +216,19 @@ def words(names: Sequence[str]) -> str:
 
 def measured(model: Mapping[str, Any]) -> str:
     methods = {name: each for name, each in model["methods"].items() if each["kind"] == "method"}
-    counts = {name: max((f["photos"] for f in each["metrics"].values()), default=0) for name, each in methods.items()}
-    fewer = sorted({count for count in counts.values() if 0 < count < model["photos"]})
-    told = f" Methods of many passes were measured on fewer ({_range(fewer)})." if fewer else ""
+    fewer = sorted({counted(each) for each in methods.values() if not each["ranked"]})
+    told = f" Methods of many passes were measured on fewer ({_range(fewer)}) and are not ranked." if fewer else ""
     refused = [f"`{name}` on {each['refused on']}" for name, each in methods.items() if "refused" in each]
     told += f" Refused: {', '.join(refused)}." if refused else ""
-    pointing = model["pointing"]
+    hits = model["pointing"]
+    if hits:
+        told += (
+            f" In the pointing game, a random point hits {hits['random']:.2f} and the centre {hits['centre']:.2f} of "
+        )
+        told += "the boxes."
     return (
         f"{model['photos']} photos, an input of {model['side']} pixels; the box covers {model['share of the box']:.0%} "
-        f"of it on average.{told} In the pointing game, a random point hits {pointing['random']:.2f} and the centre "
-        f"{pointing['centre']:.2f} of the boxes."
+        f"of it on average.{told}"
     )
 
 
@@ -252,10 +270,9 @@ def table(model: Mapping[str, Any], order: Sequence[str]) -> str:
             continue
         above = convincing(method, by) if method["kind"] == "method" else []
         cells = [_cell(method["metrics"].get(metric), bold=metric in above) for metric in columns]
-        photos = max(figure["photos"] for figure in method["metrics"].values())
         label = f"`{name}`" if method["kind"] == "method" or name == "randomcam" else name
         label = label if method["kind"] == "method" else f"*{label}*"
-        rows.append([label, _cost(method.get("cost")), str(photos), *cells])
+        rows.append([label, _cost(method.get("cost")), str(counted(method)), *cells])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
@@ -273,6 +290,33 @@ def _short(figure: float) -> str:
 
 def _cost(cost: float | None) -> str:
     return "–" if cost is None else f"{cost:.1f}" if cost < 20 else f"{cost:.0f}"
+
+
+def on_fewer(model: Mapping[str, Any]) -> str:
+    """The methods that are not ranked, beside one that is, on the same photos."""
+    columns = [metric for metric in (*QUALITY, "complexity") if metric in model["metrics"]]
+    arrows = {"more": "↑", "less": "↓"}
+    head = ["method", "cost", "photos", *(f"{each} {arrows[model['metrics'][each]['better']]}" for each in columns)]
+    rows = [head, ["---"] * len(head)]
+    fewer = {name: each for name, each in model["methods"].items() if each["kind"] == "method" and not each["ranked"]}
+    for name, method in sorted(fewer.items(), key=lambda each: each[1].get("cost", 0.0)):
+        if method["metrics"]:
+            cells = [_difference(method["metrics"].get(metric, {}).get("beside")) for metric in columns]
+            rows.append([f"`{name}`", _cost(method.get("cost")), str(counted(method)), *cells])
+    if len(rows) == 2:
+        return ""
+    return "\n\n".join([
+        f"Methods of many passes, beside `{BESIDE}` on the same photos: the mean difference, with half the width of "
+        "its interval. Of a handful of photos it says little.",
+        "\n".join(f"| {' | '.join(row)} |" for row in rows),
+    ])  # fmt: skip
+
+
+def _difference(figure: Mapping[str, Any] | None) -> str:
+    if figure is None or figure["mean"] is None:
+        return "–"
+    half = (figure["high"] - figure["low"]) / 2
+    return f"{figure['mean']:+.2f} ± {half:.2f}"
 
 
 def picture(name: str) -> str:
@@ -320,6 +364,7 @@ def again(model: Mapping[str, Any]) -> str:
     rows = [["method", "photos", *(f"{metric} ↓" for metric in columns)], ["---"] * (len(columns) + 2)]
     there = [name for name, each in model["methods"].items() if columns[0] in each["metrics"]]
     first = [name for name in in_order(model) if name in there]
+    first += [name for name in there if model["methods"][name]["kind"] == "method" and name not in first]
     for name in (*first, *(name for name in baselines(model) if name in there)):
         own = model["methods"][name]["metrics"]
         label = f"`{name}`" if model["methods"][name]["kind"] == "method" else f"*{name}*"
@@ -348,8 +393,8 @@ model. This page and its tables are written by `python examples/leaderboard.py` 
   the photos.
 - **Baselines**: a blob in the *centre* of every photo, the photo's *edges* (Sobel), a *uniform* map, which metrics
   that rank pixels see in random order, and `randomcam`, a layer's maps with random weights. A figure is **bold**
-  where the method is better than each of the four on the same photos, with the whole interval of the mean
-  difference.
+  where the method is better than each of the four on the same photos, ten or more, with the whole interval of the
+  mean difference.
 - *The box itself* is what a map that knows the box, and nothing else, would get.
 - The order of the table is by how many figures are bold, then by the middle one of a method's places. It is a way
   to find things, and no verdict."""
@@ -358,12 +403,14 @@ LIMITS = """\
 ## What this does not show
 
 - Boxes say where the object is, not what the model looks at. A model that knows a boat by the water is explained
-  well by a map that marks the water, and such a map loses here. Only [planted evidence](#planted-evidence) knows
-  what decides.
+  well by a map that marks the water, and such a map loses here. Only {planted} knows what decides.
 - Deletion, insertion and ROAD look at altered photos that the model has never seen, and each favours some kind of
   map. Compare with the box itself: it knows the object, and still need not be the best.
-- Two small models on photos of 64 pixels, at each method's default options and default layer. Another model, layer
+- Small models, on photos of 64 pixels, at each method's default options and default layer. Another model, layer
   or option can turn the order of methods round, above all of those whose intervals overlap.
 - There are some three hundred comparisons with baselines for each model. At a level of 95 %, a few of them are
   chance.
+- Values with a sign are read as the method means them: pixels that speak against the class rank below those that say
+  nothing. Methods of the pixels such as `inputxgradient` spread both signs over the whole photo, so that `auc` finds
+  little in them.
 - Complexity says how much of the photo a map marks. A map that marks one wrong pixel wins it."""

@@ -32,7 +32,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from leaderboard import OWN, saved
+from leaderboard import OWN, costs_of, saved
 from leaderboard_page import ASSETS, PAGE, as_page
 from PIL import Image
 from planted_page import pictures, summary
@@ -43,10 +43,9 @@ from explain.errors import ExplainError
 from explain.methods import Method, get_method
 from explain.metrics import EnergyPointingGame, PointingGame
 from explain.models import CenterCrop, Classifier, load
-from explain.selection import select
 
 SIDE, CELL, MARK, DOT = 64, 16, 12, 4  # pixels: of photos, of the places in them, of marks, of their dots
-CLASSES = 10
+CLASSES, BATCH = 10, 32
 PATTERNS = {
     "checks": ((1, 0, 1), (0, 1, 0), (1, 0, 1)),
     "frame": ((1, 1, 1), (1, 0, 1), (1, 1, 1)),
@@ -157,12 +156,19 @@ def batch_of(
 def trained(
     model: nn.Module, photos: torch.Tensor, labels: torch.Tensor, marks: int, look: CenterCrop, steps: int, new: Any
 ) -> dict[str, float]:
-    """Train until the marks decide on ``new`` photos, for so many steps at most; statistics of normalisations stay."""
+    """Train until the marks decide on ``new`` photos, for so many steps at most.
+
+    The first layers, whose cost is the largest, and the statistics of normalisations stay as they are.
+    """
     generator = torch.Generator().manual_seed(marks)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=5e-4, weight_decay=1e-4)
+    for part in (model.conv1, model.bn1, model.layer1):
+        part.requires_grad_(False)
+    body = [*model.layer2.parameters(), *model.layer3.parameters()]
+    groups = [{"params": body, "lr": 1.5e-4}, {"params": model.fc.parameters(), "lr": 2e-3}]
+    optimiser = torch.optim.AdamW(groups, weight_decay=1e-4)
     found: dict[str, float] = {}
     for step in range(1, steps + 1):
-        rows = torch.randint(0, len(photos), (64,), generator=generator)
+        rows = torch.randint(0, len(photos), (BATCH,), generator=generator)
         x, shares = batch_of(photos[rows], labels[rows], marks, look, generator)
         loss = F.cross_entropy(model(x), shares)
         optimiser.zero_grad()
@@ -250,12 +256,12 @@ def measured(
     return found | {"shares": shares_of(model, scene.x[None], methods, target, masks)}
 
 
-def chosen_methods(model: nn.Module, names: Sequence[str] | None) -> dict[str, tuple[Method, float]]:
+def chosen_methods(model: nn.Module, names: Sequence[str] | None, up_to: float) -> dict[str, tuple[Method, float]]:
     """Methods by name with their costs, the baselines among them."""
-    costs = select(model, torch.zeros(1, 3, SIDE, SIDE), "everything", target=0).costs
+    costs = costs_of(model, (1, 3, SIDE, SIDE))
     own = {name: (method, 0.0) for name, method in OWN.items()}
     found = own | {name: (get_method(name), cost) for name, cost in costs.items()}
-    return {name: each for name, each in found.items() if names is None or name in names}
+    return {name: each for name, each in found.items() if each[1] <= up_to and (names is None or name in names)}
 
 
 def run(options: argparse.Namespace) -> None:
@@ -275,11 +281,11 @@ def run(options: argparse.Namespace) -> None:
         train, labels, _ = loaded(options.folder, "train", look, options.training)
         print(f"a model with {marks} marks", flush=True)
         start = time.process_time()
-        found = trained(models[marks], train, labels, marks, look, options.steps, (val[:200], val_labels[:200]))
+        found = trained(models[marks], train, labels, marks, look, options.steps, (val[:100], val_labels[:100]))
         options.results.mkdir(parents=True, exist_ok=True)
         torch.save(models[marks].state_dict(), file)
         saved(told, found | {"seconds": round(time.process_time() - start)})
-    methods = chosen_methods(models[1], options.methods)
+    methods = chosen_methods(models[1], options.methods, options.up_to)
     start = time.monotonic()
     for number in range(options.photos):
         row = 200 + (number * 37) % (len(val) - 200)
@@ -304,6 +310,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--training", type=int, default=3000, help="photos to train on")
     parser.add_argument("--every", type=int, default=5, help="methods of many passes on every so many photos")
     parser.add_argument("--costly-from", type=int, default=COSTLY_FROM, help="passes from which on that is so")
+    parser.add_argument("--up-to", type=int, default=10**6, help="passes beyond which a method is left out")
     parser.add_argument("--methods", nargs="+", help="names (default: all that explain the model, and the baselines)")
     parser.add_argument("--results", type=Path, default=Path("planted-results"))
     parser.add_argument("--threads", type=int, default=1)

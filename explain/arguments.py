@@ -108,6 +108,12 @@ METHOD = Option(
 METRIC = Option(
     ("--metric",), "judge the maps by a metric; repeatable ('explain metrics' lists them)", how=_many("NAME")
 )  # fmt: skip
+FILL = Option(
+    ("--fill",),
+    "what takes the place of covered pixels in methods and metrics that cover some: zero, black, mean, blur, noise or "
+    "neighbours, also with options as in 'blur(sigma=3)' (default: each one's own)",
+    how={"metavar": "NAME"},
+)  # fmt: skip
 TARGET = Option(("--target", "-t"), "label or index to explain; repeatable (default: the top one)", how=_many("CLASS"))
 TOP_K = Option(("--top-k",), "explain the K best classes", how={"type": _count, "metavar": "K"})
 LAYER = Option(("--layer",), "layer to look at; repeatable (default: the last feature map)", how=_many("NAME"))

@@ -16,6 +16,7 @@ from explain.arguments import (
     BUDGET,
     COLORMAP,
     COMPOSITE,
+    FILL,
     FORCE,
     FUSE,
     HTML,
@@ -40,6 +41,7 @@ from explain.cli.command import Command
 from explain.cli.each import Result, for_all
 from explain.cli.effects import refuse_without_effect
 from explain.cli.existing import finished
+from explain.cli.filling import checked_fill, with_fill
 from explain.cli.judging import checked_metrics, judged, lines_of
 from explain.cli.model import blaming, load_explainer
 from explain.cli.pages import Pages
@@ -57,12 +59,17 @@ if TYPE_CHECKING:
 
 def explain(options: argparse.Namespace, answer: Answer) -> int:
     """Explain each photo."""
+    from explain.fills import get_fill
+    from explain.methods import get_method
     from explain.pictures import percent
 
     (group, named), metrics = _checked(options), checked_metrics(options)
+    fill = checked_fill(options, [*named, *metrics] if group is None else None)
     photos, missing = photos_of(options)
     explainer = load_explainer(options, answer)
     targets = targets_of(options.target, explainer.categories)
+    fill = None if fill is None else get_fill(fill, explainer.preprocess)
+    named, metrics = [with_fill(each, fill) for each in named], [with_fill(each, fill) for each in metrics]
     selections: list[Selection] = []  # the first photo's serves for all
     pages = Pages()
 
@@ -79,7 +86,8 @@ def explain(options: argparse.Namespace, answer: Answer) -> int:
             _tell_left_out(selections[0], [method.name for method in named], answer)
         taken = {method.name for method in named}
         others = [name for selection in selections for name in selection.methods if name not in taken]
-        methods: list[str | Method] = [*named, *within_budget(others, options)]
+        more = [with_fill(get_method(each), fill) for each in within_budget(others, options)]
+        methods: list[str | Method] = [*named, *more]
         with blaming(options.model):
             explanation = explainer(
                 photo, methods, targets, layer=options.layer, top_k=options.top_k, fuse=options.fuse,
@@ -188,8 +196,8 @@ def _tell_left_out(selection: Selection, named: list[str], answer: Answer) -> No
 EXPLAIN = Command(
     "explain", "See why a vision model said what it said: writes overlays of the photos given.",
     (
-        IMAGES, RECURSIVE, METHOD, METRIC, TARGET, TOP_K, LAYER, FUSE, COMPOSITE, *MODEL, BATCH_SIZE, BF16, *BUDGET,
-        OUTPUT, FORCE, SKIP_EXISTING, HTML, STYLE, ALPHA, COLORMAP, JSON,
+        IMAGES, RECURSIVE, METHOD, METRIC, TARGET, TOP_K, LAYER, FUSE, COMPOSITE, FILL, *MODEL, BATCH_SIZE, BF16,
+        *BUDGET, OUTPUT, FORCE, SKIP_EXISTING, HTML, STYLE, ALPHA, COLORMAP, JSON,
     ),
     explain, example="explain cat.jpg --method gradcam --method guidedbackprop --target tabby",
 )  # fmt: skip

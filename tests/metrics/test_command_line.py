@@ -12,7 +12,9 @@ from PIL import Image
 
 import explain
 from explain.cli import main
-from explain.metrics import get_metric
+from explain.fills import Black
+from explain.methods import FeatureAblation, Smooth
+from explain.metrics import Comprehensiveness, get_metric
 from explain.metrics.table import ARROWS
 from tests.conftest import ROOT
 
@@ -48,6 +50,50 @@ def test_metrics_are_listed_with_their_options_if_one_is_named(capsys: pytest.Ca
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == explain.list_metrics()
     assert main(["metrics", "deletion"]) == 0
     assert "options: steps=64, fill=Zero(), reading=probability" in capsys.readouterr().out
+
+
+def test_a_fill_is_for_all_methods_and_metrics_that_cover_pixels(capsys: pytest.CaptureFixture[str]) -> None:
+    named = ["--method", "featureablation(regions=2)", "--method", "smooth(featureablation(regions=2), samples=2)"]
+    arguments = [CAT, "--model", "tiny", "--target", "tabby", *named, "--metric", "comprehensiveness", "--json"]
+    assert main([*arguments, "--fill", "black"]) == 0
+    result = json.loads(capsys.readouterr().out)["results"][0]
+    explainer = explain.Explainer("tiny")
+    x = explainer.as_input(Image.open(CAT))
+    black = Black.of(explainer.preprocess)
+    method = FeatureAblation(regions=2, fill=black)
+    table = explain.evaluate(
+        explainer.model, x, [method, Smooth(method, samples=2)], Comprehensiveness(fill=black), target="tabby",
+        categories=explainer.categories,
+    )  # fmt: skip
+    found = result["metrics"][0]["values"]
+    plain = explain.evaluate(
+        explainer.model, x, FeatureAblation(regions=2), "comprehensiveness", target="tabby",
+        categories=explainer.categories,
+    )  # fmt: skip
+    for name in table:
+        assert found[name]["comprehensiveness"] == pytest.approx(table[name]["comprehensiveness"].tolist(), rel=1e-4)
+    assert plain["featureablation"]["comprehensiveness"].item() != pytest.approx(
+        found["featureablation"]["comprehensiveness"][0], rel=1e-2
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([CAT, "--fill", "grey", "--method", "occlusion"], "fill 'grey' is unknown; "),
+        ([CAT, "--fill", "mean"], "--fill would have no effect: no pixels are covered for gradcam; leave it out"),
+        (
+            [CAT, "--fill", "mean", "--method", "occlusion(fill=blur)"],
+            "--fill mean and 'occlusion(fill=blur)' both say what covers pixels; leave one out",
+        ),
+        (["metrics", "--fill", "mean"], "--fill would have no effect with explain metrics; leave it out"),
+    ],
+)
+def test_a_fill_without_effect_is_refused(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
