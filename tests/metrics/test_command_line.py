@@ -110,7 +110,7 @@ def test_wrong_metrics_are_wrong_usage(capsys: pytest.CaptureFixture[str], argum
 
 
 def test_metrics_that_need_boxes_say_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([CAT, "--model", "tiny", "--metric", "auc"]) == 1
+    assert main([CAT, "--model", "tiny", "--metric", "auc"]) == 2
     assert "needs to know where the object is" in capsys.readouterr().err
 
 
