@@ -16,10 +16,10 @@ from explain.concepts import find_concepts
 from explain.engine import Precision, Progress, check_inputs
 from explain.errors import ImageError, LabelsError, PhotoError, TargetError, either, keywords, naming, shown
 from explain.explanation import Explanation
-from explain.fills import Black, get_fill
+from explain.fills import Black, get_fill, range_of
 from explain.hooks import Inspection, Where, inspect, unwrapped
 from explain.images import Box, ImageLike, Preprocess, load_image, locate, source_of
-from explain.methods import Fusion, Method, MethodLike, get_method, list_methods, options
+from explain.methods import Bounded, Fusion, Method, MethodLike, get_method, list_methods, options
 from explain.models import Classifier, CropLike, FiveCrops, Interpolation, as_preprocess, classifier_of, on_device, seen
 from explain.mosaic import best_of_mean, joined
 from explain.photo_concepts import PhotoConcepts
@@ -239,11 +239,13 @@ class Explainer:
         return PhotoRequest(chosen, wanted, question, {"precision": precision, **options}, alone)
 
     def _methods(self, methods: MethodLike | Iterable[MethodLike]) -> list[Method]:
-        """The methods; black is what the preprocessing makes of it."""
+        """The methods; black and white are what the preprocessing makes of them."""
         found = _method_list(methods)
         for i, method in enumerate(found):
             if options(method).get("fill") == Black():
                 found[i] = replace(method, fill=get_fill(Black(), self.preprocess))  # type: ignore[type-var]
+            elif isinstance(method, Bounded) and (ends := range_of(self.preprocess)) is not None:
+                found[i] = method.within(*ends)
         return found
 
     def _all(self, images: Iterable[ImageLike], request: PhotoRequest) -> Iterator[Explanation | PhotoError]:

@@ -18,7 +18,7 @@ import explain
 from explain.methods import Estimated, get_method
 
 ROOT = Path(__file__).resolve().parents[1]
-ALONG_PATHS = {"blurintegratedgradients", "guidedintegratedgradients", "idgi", "expectedgradients"}
+ALONG_PATHS = {"blurintegratedgradients", "guidedintegratedgradients", "idgi", "expectedgradients", "xrai"}
 COVERING = {name for name in explain.list_methods() if isinstance(get_method(name), Estimated)} | ALONG_PATHS
 """Methods that run hundreds of covered photos, or follow paths of their own: they have their own tests."""
 ATTENDING = {name for name in explain.list_methods() if "transformers" in getattr(get_method(name), "only_for", "")}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import fnmatch
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch.autograd.graph import Node
@@ -73,6 +73,19 @@ class Composite:
 
     name: str
     rules: Rules = field(repr=False)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a rule for the input takes each image's own range."""
+        return any(isinstance(rule, ZBox) and rule.low is None for _, rule in self.rules)
+
+    def within(self, low: tuple[float, ...], high: tuple[float, ...]) -> Composite:
+        """The same, with the range of the input for rules that would take each image's own."""
+        rules = [
+            (when, replace(rule, low=low, high=high) if isinstance(rule, ZBox) and rule.low is None else rule)
+            for when, rule in self.rules
+        ]
+        return replace(self, rules=tuple(rules))
 
     @property
     def looks_at_summands(self) -> bool:

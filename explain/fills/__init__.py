@@ -20,6 +20,7 @@ torch.Size([3, 3, 8, 8])
 
 from explain.fills.base import Cover, Fill, Replacing, blend, covering
 from explain.fills.defocus import Defocus
+from explain.fills.look import range_of
 from explain.fills.neighbours import Neighbours
 from explain.fills.registry import FillLike, get_fill, list_fills, register
 from explain.fills.replacing import Black, Blur, Mean, Noise, Photo, Zero
@@ -44,5 +45,6 @@ __all__ = [
     "covering",
     "get_fill",
     "list_fills",
+    "range_of",
     "register",
 ]

@@ -34,6 +34,21 @@ def scale_of(preprocess: Preprocess) -> tuple[torch.Tensor, torch.Tensor]:
     return black, white - black
 
 
+def range_of(preprocess: Preprocess) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Return the least and largest values that a preprocessing makes; None where it does more than scale and shift.
+
+    >>> from explain.models import CenterCrop
+    >>> range_of(CenterCrop(8, mean=(0.5,) * 3, std=(0.25,) * 3))
+    ((-2.0, -2.0, -2.0), (2.0, 2.0, 2.0))
+    """
+    try:
+        black, span = scale_of(preprocess)
+    except FillError:
+        return None
+    ends = torch.stack([black, black + span])
+    return tuple(ends.amin(0).tolist()), tuple(ends.amax(0).tolist())
+
+
 def _became(preprocess: Preprocess, level: int) -> torch.Tensor:
     x = preprocess(Image.new("RGB", (256, 256), (level, level, level)))
     if not isinstance(x, torch.Tensor) or x.ndim != 3:

@@ -11,6 +11,7 @@
     path           gradients added up from a baseline to the photo
     blurred        gradients added up while a blurred photo becomes sharp
     guided         gradients added up along a path that the network lays
+    xrai           regions ranked by gradients along two paths
     idgi           changes of the score along a path, shared out by the gradient
     relevance      what inputs and biases add to the score
     lrp            relevance handed back from the score to the input
@@ -21,6 +22,7 @@
     families       which methods belong together
     sources        the papers to cite
     regions        parts of a photo that are covered as one
+    segments       regions of similar colour
     masks          altered rows for masks
     estimates      maps that are read off scores as they come
     coalitions     regions switched off together
@@ -48,6 +50,7 @@ from functools import partial
 from explain.methods.attention import AttentionRollout, LeGrad
 from explain.methods.backprop import Deconvnet, GuidedBackprop, GuidedGradCAM, InputXGradient, Saliency
 from explain.methods.base import (
+    Bounded,
     ByScore,
     Complete,
     Control,
@@ -97,11 +100,13 @@ from explain.methods.regions import Given, Quadtree, Regions, Squares, Superpixe
 from explain.methods.registry import MethodLike, get_method, list_methods, register, register_wrapper
 from explain.methods.relevance import FullGrad
 from explain.methods.sampling import Augmented, Smooth, SmoothGradCAMPlusPlus
+from explain.methods.segments import Felzenszwalb
 from explain.methods.shapley import KernelSHAP, ShapleySampling
 from explain.methods.sources import Source
 from explain.methods.spectral import FEM, KPCACAM, EigenCAM, EigenGradCAM
 from explain.methods.surrogate import LIME, FeatureAblation
 from explain.methods.tokens import TIS, ViTCX
+from explain.methods.xrai import XRAI
 
 _METHODS: list[Method] = [
     CAM(), GradCAM(), GradCAMPlusPlus(), SmoothGradCAMPlusPlus(), XGradCAM(), HiResCAM(), ElementWiseCAM(), LayerCAM(),
@@ -109,7 +114,7 @@ _METHODS: list[Method] = [
     ScoreCAM(), SSCAM(), ISCAM(), AblationCAM(), FullGrad(), LeGrad(), AttentionRollout(),
     GradientRollout(), CheferAttribution(), CheferBimodal(),
     Saliency(), InputXGradient(), GuidedBackprop(), Deconvnet(), GuidedGradCAM(), IntegratedGradients(),
-    BlurIntegratedGradients(), GuidedIntegratedGradients(), IDGI(), GradientSHAP(), ExpectedGradients(),
+    BlurIntegratedGradients(), GuidedIntegratedGradients(), IDGI(), XRAI(), GradientSHAP(), ExpectedGradients(),
     LRP(), LRP("AttnLRP"), DeepLIFT(), DeepLIFTSHAP(),
     Smooth(), Smooth(statistic="square"), Smooth(statistic="variance"),
     Occlusion(), FeatureAblation(), RISE(), LIME(), KernelSHAP(), ShapleySampling(), PartitionSHAP(), Sobol(), HSIC(),
@@ -136,10 +141,12 @@ __all__ = [
     "RISE",
     "SSCAM",
     "TIS",
+    "XRAI",
     "AblationCAM",
     "AttentionRollout",
     "Augmented",
     "BlurIntegratedGradients",
+    "Bounded",
     "ByScore",
     "CheferAttribution",
     "CheferBimodal",
@@ -157,6 +164,7 @@ __all__ = [
     "ExtremalPerturbation",
     "FeatureAblation",
     "FeaturePermutation",
+    "Felzenszwalb",
     "FinerCAM",
     "FullGrad",
     "Fusion",

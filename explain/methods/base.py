@@ -136,6 +136,15 @@ class ByScore(Protocol):
 
 
 @runtime_checkable
+class Bounded(Protocol):
+    """A method that has a use for the least and largest values that its input can have, one for each channel."""
+
+    def within(self, low: tuple[float, ...], high: tuple[float, ...]) -> Method:
+        """The same, for inputs whose values lie between these; what is set already stays."""
+        ...
+
+
+@runtime_checkable
 class Control(Protocol):
     """A method that explains nothing, for others to be compared with; ``control`` says what it does instead."""
 
@@ -215,6 +224,25 @@ def map_of(method: str, cam: Method, evidence: Evidence) -> torch.Tensor:
             "take a class map such as gradcam"
         )
     return values
+
+
+def check_range(method: str, low: object, high: object) -> None:
+    """Refuse ends of a range that are no numbers, or of which one is missing.
+
+    Raises:
+        MethodError: they are not as many numbers, each low one below its high one.
+    """
+    if low is None and high is None:
+        return
+    ends = [each if isinstance(each, tuple) else () for each in (low, high)]
+    numbers = all(
+        isinstance(v, (int, float)) and not isinstance(v, bool) and abs(v) < float("inf") for v in sum(ends, ())
+    )
+    if not numbers or not ends[0] or len(ends[0]) != len(ends[1]) or any(a >= b for a, b in zip(*ends, strict=True)):
+        raise MethodError(
+            f"low and high of {method} must be as many numbers, one for each channel or one for all, each of low below "
+            f"that of high, got {shown(low)} and {shown(high)}; give both, or none"
+        )
 
 
 def one_of(method: str, option: str, value: object, known: tuple[str, ...]) -> None:

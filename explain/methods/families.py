@@ -17,7 +17,7 @@ _BY_MODULE = {
     "dependence": ALTERED, "detection": ALTERED, "permutation": ALTERED, "relevance": RELEVANCE, "lrp": RELEVANCE,
     "deeplift": RELEVANCE, "attention": ATTENTION, "expected": GRADIENTS,
     "extremal": ALTERED, "tokens": ALTERED,
-    "blurred": GRADIENTS, "guided": GRADIENTS, "idgi": GRADIENTS, "chefer": ATTENTION,
+    "blurred": GRADIENTS, "guided": GRADIENTS, "idgi": GRADIENTS, "xrai": GRADIENTS, "chefer": ATTENTION,
 }  # fmt: skip
 
 

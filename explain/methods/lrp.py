@@ -11,7 +11,7 @@ import torch
 from explain.engine import COMPOSITES, Composite, Concept, Evidence, LayerRelevance, Need, Relevance, RelevanceCoverage
 from explain.errors import MethodError, did_you_mean, shown
 from explain.methods import sources
-from explain.methods.base import Style
+from explain.methods.base import Style, check_range
 from explain.methods.sources import Source
 
 
@@ -30,10 +30,14 @@ class LRP:
             with attention, ``EpsilonPlusFlat`` for convolutional ones, ``Epsilon`` for others. ``Epsilon``,
             ``EpsilonPlus`` and ``EpsilonAlpha2Beta1`` may have ``Flat`` or ``Box`` behind them, the rule at the input;
             there are ``EpsilonGammaBox``, ``AttnLRP``, ``CPLRP``, ``ExcitationBackprop``, ``DeepTaylor``, and
-            ``Gradient`` (LRP-0) too. ``Box`` takes each image's own least and largest values.
+            ``Gradient`` (LRP-0) too. ``Box``, ``EpsilonGammaBox`` and ``DeepTaylor`` need the range of the input.
         concept: a layer and some of its channels, such as ``("layer4", (3, 17))``: the pixels' relevance for the score
             through these channels alone.
         of_layer: give the relevance of the layer that is named, and not of the input, as naming a layer does.
+
+        low, high: the least and largest values that the input can have, for a composite that needs them: one value for
+            each channel or one for all. None takes each image's own, channel by channel; an `Explainer` gives what its
+            preprocessing makes of black and of white.
 
     Returns:
         ``(N, C, H, W)``, in units of the score: positive speaks for the target, negative against it. Of a layer,
@@ -56,6 +60,8 @@ class LRP:
     composite: str | Composite = "automatic"
     concept: tuple[str, tuple[int, ...]] | None = None
     of_layer: bool = False
+    low: tuple[float, ...] | None = None
+    high: tuple[float, ...] | None = None
 
     style: ClassVar[Style] = "signed"
 
@@ -68,6 +74,15 @@ class LRP:
         if not isinstance(self.of_layer, (bool, np.bool_)):
             raise MethodError(f"of_layer of lrp must be True or False, got {shown(self.of_layer)}")
         object.__setattr__(self, "of_layer", bool(self.of_layer))
+        for option in ("low", "high"):
+            if isinstance(getattr(self, option), list):
+                object.__setattr__(self, option, tuple(getattr(self, option)))
+        check_range("lrp", self.low, self.high)
+        if self.low is not None and not self._given.is_open:
+            raise MethodError(
+                f"low and high of lrp must be given with a composite that takes the range of the input, got "
+                f"{self._given.name}; take one with Box, or leave them out"
+            )
         if self.concept is not None:
             object.__setattr__(self, "concept", _concept(self.concept))
             if self.of_layer:
@@ -95,9 +110,18 @@ class LRP:
     def in_layer(self) -> LRP:
         return self if self.concept is not None else replace(self, of_layer=True)
 
+    def within(self, low: tuple[float, ...], high: tuple[float, ...]) -> LRP:
+        """The same, for inputs whose values lie between these; what is set already stays."""
+        return replace(self, low=low, high=high) if self._given.is_open and self.low is None else self
+
+    @property
+    def _given(self) -> Composite:
+        return self.composite if isinstance(self.composite, Composite) else COMPOSITES[self.composite]
+
     @property
     def _rules(self) -> Composite:
-        return self.composite if isinstance(self.composite, Composite) else COMPOSITES[self.composite]
+        ends = self.low, self.high
+        return self._given if ends[0] is None or ends[1] is None else self._given.within(ends[0], ends[1])
 
     @property
     def _through(self) -> Concept | None:

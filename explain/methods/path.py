@@ -44,12 +44,12 @@ BASELINES = ("mean", "blur", "least", "most")
 
 @dataclass(frozen=True)
 class PathStart:
-    """The photo's baseline: a number for all values, one of `BASELINES`, or a tensor that holds it.
+    """The photo's baseline: a number for all values or for each channel, one of `BASELINES`, or a tensor that holds it.
 
     ``method`` is what errors call the method; equal baselines of two methods are one.
     """
 
-    baseline: float | str | torch.Tensor = 0.0
+    baseline: float | str | tuple[float, ...] | torch.Tensor = 0.0
     method: str = field(default="integratedgradients", compare=False)
 
     of_layer: ClassVar[bool] = False
@@ -77,6 +77,13 @@ class PathStart:
                     f"{tuple(self.baseline.shape)}; give it one that the model would take"
                 )
             return evidence.of_images(own)
+        if isinstance(self.baseline, tuple):
+            if len(self.baseline) not in (1, x.shape[1]):
+                raise MethodError(
+                    f"{self.method} must be given a value for each of the {x.shape[1]} channels, got "
+                    f"{len(self.baseline)}; give one for all, or {x.shape[1]}"
+                )
+            return torch.tensor(self.baseline).to(x).reshape(1, -1, *[1] * (x.ndim - 2)).expand_as(x)
         if isinstance(self.baseline, str) and x.ndim < 4:  # an input beside the photo that is no picture
             raise MethodError(
                 f"baseline of {self.method} must be a number for inputs that are no pictures, got "

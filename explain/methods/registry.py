@@ -51,7 +51,7 @@ def list_methods(pattern: str = "*") -> list[str]:
     Any of them can stand in the brackets of ``smooth(...)`` and ``augmented(...)`` too.
 
     >>> list_methods("guided*")
-    ['guidedbackprop', 'guidedgradcam']
+    ['guidedbackprop', 'guidedgradcam', 'guidedintegratedgradients']
     """
     return sorted(name for name in _known if fnmatch.fnmatchcase(name, pattern))
 

@@ -35,7 +35,7 @@ from tests.conftest import TinyNet
 
 def test_names_find_methods_and_patterns_list_them() -> None:
     assert list_methods() == sorted(set(list_methods()))
-    assert len(list_methods()) == 58
+    assert len(list_methods()) == 59
     assert explain.list_methods("g*cam*") == ["gradcam", "gradcam++", "guidedgradcam"]
     assert get_method("GradCAM") == GradCAM()
     custom = GradCAM(relu=False)
@@ -181,6 +181,8 @@ KINDS = {"blocks": int, "gamma": float, "baseline": torch.Tensor, "composite": s
 KINDS |= {"keeps": float, "step": int, "sigma": float}
 METHODS = [*map(get_method, list_methods()), Augmented(GradCAM())]
 OBJECTS = {
+    "low",
+    "high",
     "area",
     "concept",
     "fill",
