@@ -27,6 +27,7 @@ COMMANDS = {
     "overhead": ["overhead.py", "--rounds", "5", "--models", "resnet18", "mobilenet_v3_small", "tiny"],
     "pairs": ["pairs.py", "--rounds", "3"],
     "methods": ["methods.py", "--threads", "1", "--rounds", "3"],
+    "covering": ["covering.py", "--rounds", "3"],
     "peers": ["peers.py", "--rounds", "5"],
 }
 QUICK = {
@@ -35,6 +36,7 @@ QUICK = {
     "overhead": ["overhead.py", "--rounds", "1", "--models", "tiny"],
     "pairs": ["pairs.py", "--quick"],
     "methods": ["methods.py", "--quick"],
+    "covering": ["covering.py", "--quick"],
     "peers": ["peers.py", "--quick"],
 }
 
@@ -68,7 +70,7 @@ def main() -> None:
         found[name] = printed((QUICK if options.quick else COMMANDS)[name])
         options.output.write_text("\n\n".join(f"{name}:\n\n{rows}" for name, rows in found.items()) + "\n", "utf-8")
     if options.update:
-        if "not installed" in found.get("peers", ""):
+        if any("not installed" in rows for rows in found.values()):
             raise SystemExit("all.py: the peers must be installed for --update; use pip install -e '.[peers]'")
         for name, rows in found.items():
             page = page_of(name)

@@ -36,6 +36,7 @@ from typing import Any
 
 import torch
 import torchvision
+from covered import cases
 from tables import Table, line, shown
 from timing import peak_bytes
 from torch import nn
@@ -48,6 +49,7 @@ warnings.filterwarnings("ignore", module="captum")  # at every call, that it hoo
 
 COLUMNS = {"explain": "explain", "grad-cam": "grad-cam", "Captum": "captum", "torchcam": "torchcam"}
 SEVEN = ["gradcam", "gradcam++", "xgradcam", "hirescam", "elementwisecam", "layercam", "eigencam"]
+COVERING = ["occlusion", "featureablation", "shapleysampling", "kernelshap", "lime"]
 STAGES = ["layer1", "layer2", "layer3", "layer4"]
 TARGET = 1
 LONG = 100
@@ -180,7 +182,7 @@ def rows(quick: bool) -> Iterator[tuple[str, float | None, Callable[[str, float 
     """The name, the goal and what builds each row, when its turn comes."""
     large, side, last = ("resnet18", 64, "layer4") if quick else ("resnet50", 224, "layer4")
     steps, layer, channels = (4, "layer1", 64) if quick else (50, "layer4", 512)
-    batches = (1, 2) if quick else (1, 16)
+    batches, covered = ((1, 2), 32) if quick else ((1, 16), 96)
 
     def photo(batch: int = 1) -> torch.Tensor:
         return torch.randn(batch, 3, side, side, generator=torch.Generator().manual_seed(batch))
@@ -265,6 +267,14 @@ def rows(quick: bool) -> Iterator[tuple[str, float | None, Callable[[str, float 
         full, half = (ours(model, x, [method], layer=layer, precision=precision) for precision in ("full", "bf16"))
         return Row(name, goal, model, x, {"explain": half}, per=per, batched=True, exact=full)
 
+    def covering(name: str, goal: float | None, method: str) -> Row:
+        model, x = network("resnet18"), photo()
+        case = next(case for case in cases(x, covered) if case.name == method)
+        works = {"explain": ours(model, x, [case.method])}
+        if case.theirs is not None:
+            works["Captum"] = captum(case.theirs, model, x, **case.given)
+        return Row(name, goal, model, x, works, per=case.photos, batched=True)
+
     def plain(name: str, goal: float | None) -> Row:
         model, x = network(large), photo()
         return Row(name, goal, model, x, {"explain": by_hand(model, x)}, notes={"explain": "plain torch"})
@@ -287,6 +297,8 @@ def rows(quick: bool) -> Iterator[tuple[str, float | None, Callable[[str, float 
     yield "guidedbackprop", 2.4, partial(pixels, method="guidedbackprop", theirs="GuidedBackprop")
     yield integrated, 1.8, path
     yield "integratedgradients, each step, bfloat16", None, path_bf16
+    for method in COVERING:
+        yield f"{method}, ResNet-18, each covered photo", None, partial(covering, method=method)
 
 
 # Measuring

@@ -1,0 +1,65 @@
+"""What methods that cover photos are asked to do when they are timed, here and in Captum: equally many photos."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from explain.methods import (
+    HSIC,
+    LIME,
+    RISE,
+    FeatureAblation,
+    KernelSHAP,
+    Method,
+    Occlusion,
+    PartitionSHAP,
+    ShapleySampling,
+    Sobol,
+    Squares,
+)
+
+ACROSS = 4  # squares, 16 in all
+TOGETHER = 16  # photos that Captum runs at once
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method, how many photos it covers, and what Captum's is called and given, where it has one."""
+
+    method: Method
+    photos: int
+    theirs: str | None = None
+    given: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.method.name
+
+
+def cases(x: torch.Tensor, runs: int) -> list[Case]:
+    """What is done with a photo ``(1, C, H, W)``; about as many ``runs`` each, where their number is free."""
+    side, channels = x.shape[-1], x.shape[1]
+    window, stride = side // 4, side // 8
+    slides = {"sliding_window_shapes": (channels, window, window), "strides": (channels, stride, stride)}
+    cells = Squares(ACROSS)
+    regions = {"feature_mask": cells(x)[:, None], "perturbations_per_eval": TOGETHER}
+    orders = max(1, runs // 30)  # an order and its reverse uncover 15 squares each
+    windows = (-(-(side - window) // stride) + 1) ** 2
+    together = {"perturbations_per_eval": TOGETHER}
+    return [
+        Case(Occlusion(window, stride), windows, "Occlusion", {**slides, **together}),
+        Case(FeatureAblation(cells), ACROSS**2, "FeatureAblation", regions),
+        Case(
+            ShapleySampling(30 * orders, cells), 30 * orders, "ShapleyValueSampling",
+            {**regions, "n_samples": 2 * orders},
+        ),
+        Case(KernelSHAP(runs, cells), runs, "KernelShap", {**regions, "n_samples": runs}),
+        Case(LIME(runs, cells), runs, "Lime", {**regions, "n_samples": runs}),
+        Case(RISE(runs), runs),
+        Case(PartitionSHAP(runs), runs),
+        Case(Sobol(4 * 18 * max(1, runs // 72), ACROSS), 4 * 18 * max(1, runs // 72)),
+        Case(HSIC(20 * max(1, runs // 20), ACROSS), 20 * max(1, runs // 20)),
+    ]  # fmt: skip
