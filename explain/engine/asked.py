@@ -75,6 +75,8 @@ class Asked:
     """Whether the network takes as many rows as there are images, and no other number."""
     proved: set[str | None] = field(default_factory=set)
     """Where an altered row, of the input or of a layer, was shown to have the same score alone as among others."""
+    again: bool = False
+    """Whether a method runs further rows, after some that were shown not to depend on each other."""
     longest: int = 0
     """The number of rows of the longest stream, of which one is run alone to see that rows do not depend on others."""
     interrupted: list[BaseException] = field(default_factory=list)

@@ -146,11 +146,14 @@ def in_pieces(
     progress: Told,
     pace: Pace,
     owners: torch.Tensor | None = None,
+    *,
+    checked: bool = False,
 ) -> None:
     """Run rows in pieces of the best size; one that does not fit into memory is halved and run again.
 
     A network that refuses another number of rows than there are images (one that was exported so) gets that number.
-    ``run`` takes the numbers of the rows, and whether to check that they do not depend on each other; it returns what
+    ``run`` takes the numbers of the rows, and whether to check that they do not depend on each other (it is told not to
+    where that was ``checked`` before); it returns what
     adds up the results, so that nothing is added twice. With ``owners``, whose image each row is of, rows of images
     that want no more are left out.
     """
@@ -158,7 +161,7 @@ def in_pieces(
     start, wanted = 0, len(numbers)
     while start < len(numbers) and not all(reader.enough() for reader in readers):
         piece = numbers[start : start + (images if asked.fixed else given or pace.size)]
-        check = start == 0 and len(piece) > 1 and not asked.fixed
+        check = start == 0 and len(piece) > 1 and not asked.fixed and not checked
         began = pace.now()
         try:
             add = run(piece, check)

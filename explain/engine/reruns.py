@@ -228,10 +228,9 @@ class Runner:
             raise self.asked.interrupted[0]
         if ask not in self.choice.found:
             work = replace(self.asked.work, keep_partial=False)  # the method decides what to do with an interrupt
+            asked = replace(self.asked, choices=choices or [self.choice], work=work, again=None in self.asked.proved)
             with self.precision:
-                run_streams(
-                    Plan({"": frozenset({ask})}), replace(self.asked, choices=choices or [self.choice], work=work)
-                )
+                run_streams(Plan({"": frozenset({ask})}), asked)
         return self.choice.found[ask]
 
 
@@ -246,7 +245,16 @@ def _at_input(
     kind = (tuple(inputs.x.shape[1:]), inputs.x.dtype, asked.work.precision, graph)
     pace = Pace(asked.model, kind, asked.footprint.most(inputs.x.device, graph=graph), inputs.x.device)
     owners = rows[inputs.path].owners
-    in_pieces(torch.arange(len(owners), device=inputs.x.device), run, readers, asked, progress, pace, owners)
+    in_pieces(
+        torch.arange(len(owners), device=inputs.x.device),
+        run,
+        readers,
+        asked,
+        progress,
+        pace,
+        owners,
+        checked=asked.again,
+    )
 
 
 def _run_piece(

@@ -153,7 +153,8 @@ class Superpixels:
             from skimage.segmentation import slic
         except ImportError:
             raise MethodError(
-                "regions by Superpixels must have scikit-image, which is not installed; run pip install scikit-image, "
+                "regions by Superpixels must have scikit-image, which is not installed; run pip install "
+                "'explain[superpixels]', "
                 "or take Squares() or Quadtree()"
             ) from None
         if images.ndim != 4:

@@ -544,6 +544,15 @@ def test_superpixels_come_from_scikit_image(monkeypatch: pytest.MonkeyPatch) -> 
     assert (given["shape"], given["n_segments"], given["least"], given["most"]) == ((6, 5, 3), 5, 0.0, 1.0)
 
 
+def test_superpixels_follow_colours() -> None:
+    pytest.importorskip("skimage", reason="scikit-image comes with the extra 'superpixels'")
+    x = torch.zeros(1, 3, 24, 24)
+    x[..., 9:] = 1.0
+    labels = Superpixels(6)(x)[0]
+    assert 2 <= int(labels.max()) + 1 <= Superpixels(6).count + 3
+    assert not set(labels[:, :9].unique().tolist()) & set(labels[:, 9:].unique().tolist())
+
+
 def test_a_plan_counts_covered_photos(curved: Curved) -> None:
     plan = explain.plan(curved, photos(2), [Occlusion(3, 3), KernelSHAP(20, 3), RISE(30), FeatureAblation(LABELS)])
     assert plan.rows == 2 * (2 * 2 + 20 + 30 + 5 + 1)
@@ -594,6 +603,13 @@ def test_partitionshap_gives_owen_values_and_adds_up_at_any_run(curved: Curved) 
         assert few.delta.abs().max() < 1e-9
         assert runs - 2 < few.runs <= runs
     assert found.runs < 64
+
+
+def test_partitionshap_checks_its_rows_once(curved: Curved) -> None:
+    explain.attribute(curved, photos(), PartitionSHAP(40), target=1)
+    curved.rows.clear()
+    explain.attribute(curved, photos(), PartitionSHAP(40), target=1)
+    assert sum(curved.rows) == 1 + 1 + 40 + 2  # the photo, the blank one, and once a row beside and one alone
 
 
 def test_partitionshap_cuts_where_it_matters() -> None:
