@@ -14,6 +14,7 @@
     awake       attention that the explained input does not reach
     passing     rules that hand relevance on as it comes
     composites  which rule covers which step
+    revealing   differences in two parts, followed apart
     differences differences from a reference, handed back
     asks        what a method may ask for, as values
     evidence    what a method sees
@@ -73,6 +74,7 @@ from explain.engine.asks import (
     Need,
     Relevance,
     RelevanceCoverage,
+    Revealed,
     RuleCoverage,
     asks_of,
 )
@@ -125,6 +127,7 @@ __all__ = [
     "Relevance",
     "RelevanceCoverage",
     "Reruns",
+    "Revealed",
     "Rows",
     "Rule",
     "RuleCoverage",

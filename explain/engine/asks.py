@@ -225,6 +225,16 @@ class Multipliers(Need[torch.Tensor]):
 
 
 @dataclass(frozen=True)
+class Revealed(Need[torch.Tensor]):
+    """What each value of the input adds to the score, against a reference, by reveal-cancel: ``(N, C, H, W)``."""
+
+    reference: Reference
+
+    of_input = True
+    looks_inside = True
+
+
+@dataclass(frozen=True)
 class BiasTerms(Need[tuple[torch.Tensor, ...]]):
     """What every bias of the network adds to the score: a tuple of ``(N, C, h, w)``, or ``(N, K)`` without a map."""
 

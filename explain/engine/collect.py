@@ -34,6 +34,7 @@ from explain.engine.asks import (
     Need,
     Relevance,
     RelevanceCoverage,
+    Revealed,
     RuleCoverage,
 )
 from explain.engine.blocks import attention_gradients, transformer_blocks
@@ -42,8 +43,10 @@ from explain.engine.evidence import at_least_float32
 from explain.engine.forward import Choice, Forward
 from explain.engine.linear import Heads, class_weights
 from explain.engine.relevance import sources_behind
+from explain.engine.revealing import Revealing, joined
+from explain.engine.work import Work, agree
 from explain.errors import MethodError, TargetError, UnusedLayerError, either
-from explain.hooks import HookGroup, Source, first_tensor
+from explain.hooks import HookGroup, Source, first_tensor, recording
 from explain.hooks.attention import AttentionRecord, attention, by_image
 from explain.layers import of_other_images
 from explain.targets.places import Detected
@@ -184,6 +187,34 @@ class _BiasTerms(Collector):
         return tuple(terms)
 
 
+class _Revealed(Collector):
+    """Runs the network on three rows for each image; see `revealing`."""
+
+    def answer(self, forward: Forward, choice: Choice, ask: Ask, gradients: Gradients) -> torch.Tensor:
+        inputs, path = forward.inputs, ask.input or forward.inputs.path
+        if len(inputs.paths) > 1:
+            raise MethodError(
+                "rule of deeplift must be rescale where several inputs are explained; name one of them, or take rescale"
+            )
+        x = inputs.tensor(path)
+        with recording(True):
+            base = ask.need.reference.of(x).detach()  # type: ignore[attr-defined]
+            parts = [(x - base).clamp(min=0).requires_grad_(), (x - base).clamp(max=0).requires_grad_()]
+            images = torch.arange(len(x), device=x.device)
+            with Revealing(forward.model) as mode:
+                output = inputs.rows(images.repeat(3), {path: mode.begin(base, *parts)}).call(forward.model)
+            score = choice.of_rows(images).pick(joined(output, 3 * len(x)), len(x))[0]
+            found = torch.autograd.grad(score.sum(), parts, allow_unused=True)
+        if None in found:
+            raise TargetError(_unused(forward, choice))
+        if not agree(at_least_float32(score.detach()), choice.score, x, Work(), forward.scale(choice)):
+            raise MethodError(
+                "rule of deeplift must be rescale for this network: reveal-cancel came to another score "
+                "than the photo's; take rescale"
+            )
+        return at_least_float32(sum(part.detach() * g for part, g in zip(parts, found, strict=True)))
+
+
 class _Attention(Collector):
     """Keeps the weights of every attention, and the gradients that a backward pass brings them."""
 
@@ -257,6 +288,7 @@ COLLECTORS: dict[type[Need[Any]], type[Collector]] = {
     Relevance: _Relevance,
     LayerRelevance: _LayerRelevance,
     Multipliers: _InputGradients,
+    Revealed: _Revealed,
     RelevanceCoverage: _RelevanceCoverage,
     BiasTerms: _BiasTerms,
     Attention: _Attention,

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from explain.engine.altered import Alteration, Attributions, OfSize, Reruns, Scores, Unaltered
-from explain.engine.asks import Ask, Backward, BlockAttention, Need, asks_of
+from explain.engine.asks import Ask, Backward, BlockAttention, Need, Revealed, asks_of
 from explain.engine.work import Precision
 
 
@@ -131,17 +131,24 @@ class Plan:
     @property
     def passes(self) -> int:
         """How many forward passes of all images there are, altered rows apart."""
-        return 1 + self._of_blocks * self.targets + len({b.reference for b in self.backwards} - {None})
+        compared = len({b.reference for b in self.backwards} - {None})
+        return 1 + (self._of_blocks + 3 * self._revealed) * self.targets + compared
 
     @property
     def passes_back(self) -> int:
         """How many backward passes of all images there are, altered rows apart."""
-        return self.targets * (self._of_blocks + sum(2 if backward.second else 1 for backward in self.backwards))
+        own = self._of_blocks + 3 * self._revealed
+        return self.targets * (own + sum(2 if backward.second else 1 for backward in self.backwards))
 
     @property
     def _of_blocks(self) -> int:
         """How many passes read out all transformer blocks, for one target."""
         return sum(isinstance(ask.need, BlockAttention) for ask in self.asks)
+
+    @property
+    def _revealed(self) -> int:
+        """How often the network is run on three rows for each image, for one target."""
+        return sum(isinstance(ask.need, Revealed) for ask in self.asks)
 
     @property
     def rows(self) -> int:

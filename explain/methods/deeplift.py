@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 
-from explain.engine import Evidence, Multipliers, Need, Question, Scores
+from explain.engine import Evidence, Multipliers, Need, Question, Revealed, Scores
 from explain.layers import Grids
 from explain.methods import sources
 from explain.methods.base import Style
@@ -51,7 +51,7 @@ class OneOf:
 
 @dataclass(frozen=True)
 class DeepLIFT:
-    r"""Share the difference of the score from a baseline's out among the differences of the input: the rescale rule.
+    r"""Share the difference of the score from a baseline's out among the differences of the input.
 
     :math:`m_j (x_j - b_j)` with multipliers m that are handed back step by step. A function of one number hands on the
     slope between its two points; linear maps their weights; a product the mean of the other factor; a maximum goes to
@@ -59,15 +59,20 @@ class DeepLIFT:
     So the values add up to the difference of the scores (summation to delta), and what operations without a rule miss
     is the attribution's ``delta``. The network is run once more, on the baseline.
 
+    By the second rule, reveal-cancel, what is added to each value and what is taken away are followed apart, and each
+    part's effect on a function of one number is the mean of what it does alone and beside the other: so two inputs of
+    which either would do share what they bring. It applies to networks of linear maps, functions of one number, sums
+    and averages, and is refused elsewhere. The network is run on three rows for each image.
+
     Args:
         baseline: a value for every input, ``mean`` (each image's mean colour), ``blur`` (the image, blurred), or a
             tensor ``(C, H, W)``; 0 is what preprocessing makes of the training data's mean colour.
+        rule: ``rescale``, or ``revealcancel`` where it applies.
 
     Returns:
         ``(N, C, H, W)``, in units of the score; positive speaks for the target, negative against it.
 
-    Shrikumar et al., "Learning Important Features Through Propagating Activation Differences", ICML 2017. Their second
-    rule, reveal-cancel, is not offered.
+    Shrikumar et al., "Learning Important Features Through Propagating Activation Differences", ICML 2017.
 
     >>> import explain, torch
     >>> from torch import nn
@@ -78,6 +83,7 @@ class DeepLIFT:
     """
 
     baseline: float | str | torch.Tensor = 0.0
+    rule: Literal["rescale", "revealcancel"] = "rescale"
 
     name: ClassVar[str] = "deeplift"
     about: ClassVar[str] = "difference of the score from a baseline's, handed back"
@@ -98,14 +104,20 @@ class DeepLIFT:
         return Multipliers(Baseline(self._start))
 
     @property
+    def _revealed(self) -> Revealed:
+        return Revealed(Baseline(self._start))
+
+    @property
     def _below(self) -> Scores:
         return score_of(self.baseline, self.name)
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
-        return frozenset({self._multipliers, self._below})
+        return frozenset({self._revealed if self.rule == "revealcancel" else self._multipliers, self._below})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
+        if self.rule == "revealcancel":
+            return evidence[self._revealed]
         return evidence[self._multipliers] * (evidence.inputs - self._start.of(evidence))
 
     def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor:

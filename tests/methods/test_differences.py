@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -109,3 +111,126 @@ def test_backgrounds_of_another_shape_are_refused() -> None:
     model = settled(TinyNet()).double().eval()
     with pytest.raises(MethodError, match="baselines of gradientshap must have the shape"):
         explain.attribute(model, random(0, 1, 3, 12, 10), GradientSHAP(baselines=torch.zeros(2, 3, 4, 4)))
+
+
+# Reveal-cancel
+
+
+Part = list[float]
+
+
+def plain_reveal(
+    layers: list[nn.Linear], x: torch.Tensor, x0: torch.Tensor, function: Any, target: int
+) -> torch.Tensor:
+    """The values of dense layers with a function between them, number by number, multipliers back from the target."""
+    base, more, less = x0.tolist(), (x - x0).clamp(min=0).tolist(), (x - x0).clamp(max=0).tolist()
+    kept: list[tuple[Part, Part, Part, Part]] = []  # both parts before and after each function
+    for layer in layers[:-1]:
+        weight, bias = layer.weight.tolist(), layer.bias.tolist()
+        before = [_through(row, more, less) for row in weight]
+        start = [b + sum(w * v for w, v in zip(row, base, strict=True)) for row, b in zip(weight, bias, strict=True)]
+        ups, downs = [up for up, _ in before], [down for _, down in before]
+        more, less = [], []
+        for z, up, down in zip(start, ups, downs, strict=True):
+            alone = function(z + up) - function(z), function(z + down) - function(z)
+            both = function(z + up + down)
+            more.append((alone[0] + both - function(z + down)) / 2)
+            less.append((alone[1] + both - function(z + up)) / 2)
+        base = [function(z) for z in start]
+        kept.append((ups, downs, more, less))
+    m_more = m_less = layers[-1].weight[target].tolist()
+    for layer, (ups, downs, more, less) in zip(layers[-2::-1], kept[::-1], strict=True):
+        m_more = [m * y / z if z else 0.0 for m, y, z in zip(m_more, more, ups, strict=True)]
+        m_less = [m * y / z if z else 0.0 for m, y, z in zip(m_less, less, downs, strict=True)]
+        columns = layer.weight.T.tolist()
+        m_more, m_less = (
+            [sum(w * (same if w > 0 else turned)[i] for i, w in enumerate(column)) for column in columns]
+            for same, turned in ((m_more, m_less), (m_less, m_more))
+        )
+    ends = (x - x0).clamp(min=0), (x - x0).clamp(max=0)
+    return torch.tensor(m_more, dtype=x.dtype) * ends[0] + torch.tensor(m_less, dtype=x.dtype) * ends[1]
+
+
+def _through(row: Part, more: Part, less: Part) -> tuple[float, float]:
+    up = sum(w * (m if w > 0 else n) for w, m, n in zip(row, more, less, strict=True))
+    down = sum(w * (n if w > 0 else m) for w, m, n in zip(row, more, less, strict=True))
+    return up, down
+
+
+@pytest.mark.parametrize("name", ["relu", "tanh", "softplus"])
+def test_reveal_cancel_is_its_formula(name: str) -> None:
+    function: Any = {"relu": F.relu, "tanh": torch.tanh, "softplus": F.softplus}[name]
+    layers = [nn.Linear(12, 6), nn.Linear(6, 5), nn.Linear(5, 3)]
+
+    class Dense(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(layers)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = function(self.layers[0](x.flatten(1)))
+            return self.layers[2](function(self.layers[1](y)))
+
+    model, x, b = settled(Dense()).double(), random(0, 2, 3, 2, 2), random(1, 3, 2, 2)
+    a = explain.attribute(model, x, DeepLIFT(b, "revealcancel"), target=2)
+
+    def number(value: float) -> float:
+        return float(function(torch.tensor(value, dtype=torch.float64)))
+
+    for i in range(2):
+        expected = plain_reveal(layers, x[i].flatten(), b.flatten(), number, 2)
+        torch.testing.assert_close(a.values[i].flatten(), expected, rtol=1e-8, atol=1e-12)
+    assert a.delta is not None
+    assert a.delta.abs().max() < 1e-10
+
+
+def test_reveal_cancel_sees_both_of_two_inputs_of_which_either_would_do() -> None:
+    """min(a, b) = a - relu(a - b), the example of the paper: both of two equal inputs count, by rescale only one."""
+
+    class Minimum(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            a, b = x.flatten(1).chunk(2, 1)
+            return a - F.relu(a - b)
+
+    x = torch.tensor([3.0, 3.0]).double().reshape(1, 1, 1, 2)
+    by_rescale = explain.attribute(Minimum(), x, DeepLIFT(), target=lambda output: output[:, 0])
+    by_reveal = explain.attribute(Minimum(), x, DeepLIFT(rule="revealcancel"), target=lambda output: output[:, 0])
+    assert sorted(by_rescale.values.flatten().tolist()) != [1.5, 1.5]
+    assert by_reveal.values.flatten().tolist() == pytest.approx([1.5, 1.5])
+
+
+class Following(nn.Module):
+    """What reveal-cancel follows: shortcuts, in-place functions, averages, factors of both signs, concatenation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.norm, self.two = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3, padding=1)
+        self.head, self.scale = nn.Linear(8, 3), nn.Parameter(torch.tensor([-1.0, 2.0, -0.5, 1.0]).reshape(4, 1, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.relu(self.norm(self.one(x)), inplace=True)
+        z = self.two(F.avg_pool2d(y, 2)) * self.scale
+        z += F.interpolate(y, scale_factor=0.5)
+        z = 1.5 - F.gelu(z) / -2
+        return self.head(torch.cat([z.mean((2, 3)), F.elu(-z).flatten(2).mean(2)], 1))
+
+
+def test_reveal_cancel_adds_up_through_what_it_follows() -> None:
+    model, x = settled(Following()).double().eval(), random(3, 2, 3, 8, 8)
+    before = snapshot(model)
+    for baseline in (0.3, "mean"):
+        a = explain.attribute(model, x, DeepLIFT(baseline, "revealcancel"), target=1)
+        assert a.delta is not None
+        assert a.delta.abs().max() <= 1e-9 * a.values.abs().sum()
+    alone = explain.attribute(model.requires_grad_(False), x[1:], DeepLIFT("mean", "revealcancel"), target=1)
+    torch.testing.assert_close(a.values[1:], alone.values, rtol=1e-9, atol=1e-12)
+    model.requires_grad_(True)
+    assert snapshot(model) == before
+
+
+def test_reveal_cancel_is_refused_where_it_does_not_apply() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.MaxPool2d(2), nn.Flatten()).double()
+    with pytest.raises(MethodError, match=r"rule of deeplift must be rescale for .* max_pool2d\(\) in layer"):
+        explain.attribute(model, random(0, 1, 3, 8, 8), DeepLIFT(rule="revealcancel"), target=0)
+    with pytest.raises(MethodError, match="rule of deeplift must be one of rescale, revealcancel, got 'both'"):
+        DeepLIFT(rule="both")  # type: ignore[arg-type]
