@@ -72,7 +72,7 @@ def item(
         "crops": [list(asdict(crop).values()) for crop in subject.crops],
         "zero": _zero(subject),
         "predictions": [[printable(label), probability] for label, probability in subject.predictions],
-        "targets": [_target(subject, index) for index in range(len(subject.results))],
+        "targets": [_target(subject, index, run) for index in range(len(subject.results))],
         "methods": [_method(attribution, passes) for attribution in subject.results[0].values()],
         "maps": [
             [
@@ -137,7 +137,7 @@ def _zero(subject: Subject) -> list[int]:
     return colors if len(colors) == 3 else [colors[0]] * 3
 
 
-def _target(subject: Subject, index: int) -> dict[str, Any]:
+def _target(subject: Subject, index: int, live: bool) -> dict[str, Any]:
     attribution = next(iter(subject.results[index].values()))
     chosen, probabilities = attribution.target, subject.probabilities
     known = probabilities is not None and isinstance(chosen, torch.Tensor)
@@ -146,7 +146,7 @@ def _target(subject: Subject, index: int) -> dict[str, Any]:
         "class": int(chosen[0]) if isinstance(chosen, torch.Tensor) else None,
         "probability": float(probabilities[int(chosen[0])]) if known else None,  # type: ignore[index]
         "score": float(attribution.score[0]),
-        "place": place(subject, index),
+        "place": place(subject, index, live=live),
     }
 
 

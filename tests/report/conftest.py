@@ -12,7 +12,9 @@ from PIL import Image
 from torch import nn
 
 import explain
+from explain.methods import RISE, GradCAM
 from explain.models import CenterCrop
+from explain.targets import Detection, Segmentation
 from tests.conftest import settled
 
 HOSTILE = '<img src=x onerror="document.title=1">'
@@ -60,3 +62,50 @@ def explanation(explainer: explain.Explainer, tmp_path_factory: pytest.TempPathF
     return explainer(
         str(place), ["gradcam", "layercam", "inputxgradient"], [0, 1], layer=["first", "second"], fuse="mean"
     )
+
+
+class Maps(nn.Module):
+    """A segmentation of two classes: bright places, and the others."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        bright = x.mean(1, keepdim=True)
+        return torch.cat([bright, -bright], 1)
+
+
+class Boxes(nn.Module):
+    """A detector that always finds the same box."""
+
+    def forward(self, x: torch.Tensor) -> list[dict[str, torch.Tensor]]:
+        box = torch.tensor([[8.0, 4.0, 24.0, 28.0]])
+        return [{"boxes": box, "labels": torch.tensor([1]), "scores": each.mean().sigmoid()[None]} for each in x]
+
+
+def of_kind(kind: str) -> Any:
+    """An explanation of each kind that a page may meet."""
+    model = settled(Small()).eval()
+    with torch.no_grad():
+        model.fc.weight.abs_()
+    if kind == "segmentation":
+        return explain.Explainer(Maps(), None, PREPROCESS)(photo(), ["saliency"], Segmentation(0))
+    if kind == "detection":
+        return explain.Explainer(Boxes(), None, PREPROCESS)(photo(), ["saliency"], Detection(1))
+    if kind == "function":
+        return explain.Explainer(model, LABELS, PREPROCESS)(photo(), ["gradcam"], lambda output: output[:, 0])
+    if kind == "one logit":
+        model.fc = nn.Linear(6, 1)
+        return explain.Explainer(settled(model).eval(), ["yes"], PREPROCESS)(photo(), ["saliency"], 0)
+    if kind == "nothing":
+        with torch.no_grad():
+            model.fc.weight.zero_()
+        return explain.Explainer(model, LABELS, PREPROCESS)(photo(), ["gradcam", "saliency"], 0)
+    if kind == "layer":
+        return explain.Explainer(model, LABELS, PREPROCESS)(photo(), ["lrp", GradCAM(relu=False)], 0, layer="second")
+    if kind == "estimate":
+        rise = RISE(runs=8)
+        return explain.Explainer(model, LABELS, PREPROCESS)(photo(), [rise, "occlusion", "guidedbackprop"], 0)
+    crop: Any = {"five crops": "five", "padded": "whole"}[kind]
+    model.register_parameter("position", nn.Parameter(torch.zeros(1)))  # for networks of a fixed size
+    return explain.Explainer(model, LABELS, PREPROCESS, crop=crop)(photo(200, 90), ["gradcam", "saliency"], [0, 1])
+
+
+KINDS = ["segmentation", "detection", "function", "one logit", "nothing", "layer", "estimate", "five crops", "padded"]

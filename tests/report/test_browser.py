@@ -18,7 +18,7 @@ import explain
 from explain import render, report
 from explain.layers import enlarge
 from tests.conftest import ROOT
-from tests.report.conftest import HOSTILE, LABELS, photo
+from tests.report.conftest import HOSTILE, KINDS, LABELS, of_kind, photo
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
 playwright = pytest.importorskip(
@@ -77,6 +77,7 @@ class Opened:
     def address(self) -> dict[str, str]:
         from urllib.parse import parse_qsl, urlparse
 
+        self.tab.wait_for_timeout(450)  # it follows at most three times a second
         return dict(parse_qsl(urlparse(self.tab.url).fragment))
 
     @property
@@ -363,6 +364,60 @@ def test_a_slider_answers_at_once(opened: Open, file: Path) -> None:
         assert min(taken) < 50
 
 
+def test_many_moves_of_a_slider_leave_the_browser_calm(opened: Open, file: Path) -> None:
+    """Browsers complain of addresses that change too often; that would be said, and fail."""
+    page = opened(file)
+    page.tab.evaluate(
+        """async () => {
+            const input = document.querySelector('input[type=range]');
+            for (let i = 0; i < 400; i++) {
+                input.value = i % 100;
+                input.dispatchEvent(new Event('input'));
+                await explainPage.viewer.draw();
+            }
+        }"""
+    )
+    assert page.address == {"opacity": "99"}
+
+
+def test_the_map_that_was_asked_for_last_is_shown_though_another_comes_later(opened: Open, file: Path) -> None:
+    page = opened(file)
+    page.tab.evaluate(
+        """() => {
+            const { viewer } = explainPage;
+            const own = viewer.map.bind(viewer);
+            const slow = (...of) => new Promise((done) => { setTimeout(done, 300); }).then(() => own(...of));
+            viewer.map = (target, method, layer) => (method === 1 ? slow : own)(target, method, layer);
+            viewer.state.method = 1;
+            viewer.draw();
+            viewer.state.method = 2;
+            return viewer.draw();
+        }"""
+    )
+    page.tab.wait_for_timeout(500)
+    assert page.tab.evaluate("explainPage.viewer.now.kind") == "signed"
+    assert page.tab.locator(".pane").nth(1).get_attribute("data-base") == "pale"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.filterwarnings("ignore:.* is zero everywhere")
+def test_every_kind_of_explanation_is_shown(opened: Open, tmp_path: Path, kind: str) -> None:
+    page = opened(of_kind(kind).to_html(tmp_path / "kind.html", steps=2))
+    for key in "mtlvvvwcc":
+        page.tab.keyboard.press(key)
+        page.drawn()
+    assert page.tab.locator(".marks .asked").count() == {"detection": 2, "segmentation": 1}.get(kind, 0)
+    assert page.tab.locator(".marks .frame").count() == {"five crops": 5, "padded": 0}.get(kind, 1)
+
+
+def test_two_hundred_photos_open_at_once(opened: Open, explainer: explain.Explainer, tmp_path: Path) -> None:
+    found = report.entry(explainer(photo(640, 480), ["gradcam", "saliency"]))
+    page = opened(report.written(report.sheet_of([found] * 200), tmp_path / "many.html"))
+    assert page.tab.locator(".grid li").count() == 200
+    ready = [int(page.go().tab.get_attribute("html", "data-ready") or "") for _ in range(3)]
+    assert min(ready) < 1000
+
+
 def test_the_picture_is_saved_as_a_file(opened: Open, file: Path, explanation: Any) -> None:
     page = opened(file)
     with page.tab.expect_download() as waiting:
@@ -479,6 +534,7 @@ def test_a_sheet_filters_sorts_and_opens(opened: Open, sheet: Path, explainer: e
     page.tab.get_by_role("button", name="Next").click()
     page.until(f"explainPage.number !== {number}")
     page.drawn()
+    assert page.address["photo"] != str(number)
     again = opened(sheet, f"#{page.tab.url.split('#')[1]}")
     assert again.tab.evaluate("explainPage.number") == page.tab.evaluate("explainPage.number")
     page.tab.get_by_role("button", name="All photos").click()

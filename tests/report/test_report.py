@@ -29,7 +29,7 @@ from explain.report.item import Detail, item
 from explain.report.page import page
 from explain.report.planes import plane
 from explain.targets import Detection, Segmentation
-from tests.report.conftest import HOSTILE, LABELS, photo
+from tests.report.conftest import HOSTILE, KINDS, LABELS, of_kind, photo
 
 
 class Read(HTMLParser):
@@ -280,6 +280,38 @@ def test_boxes_and_regions_that_were_asked_for_are_marked(explainer: explain.Exp
     assert (unpacked(found["mask"]) == mask.numpy()).all()
     assert place(Asked(Detection(1)), 0) is None  # type: ignore[arg-type]
     assert item(explainer(photo(), "gradcam", 0), Detail())["targets"][0]["place"] is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.filterwarnings("ignore:.* is zero everywhere")
+def test_a_page_of_every_kind_of_explanation(kind: str) -> None:
+    found = of_kind(kind)
+    data = Read(found.to_html(steps=2)).data["item-0"]
+    compile(data["again"]["python"], "again", "exec")
+    places = [target["place"] for target in data["targets"]]
+    if kind == "detection":
+        assert places == [{"box": [8 / 32, 4 / 32, 24 / 32, 28 / 32]}]
+    elif kind == "segmentation":
+        bright = found.explainer.as_input(found.photo)[0].mean(0) > 0
+        assert (unpacked(places[0]["mask"]).astype(bool) == bright.numpy()).all()
+    else:
+        assert places == [None] * len(found.results)
+    curves = [one["curve"] for row in data["maps"] for one in row]
+    if kind in ("function", "five crops"):  # a function is not kept, and five crops have five inputs
+        assert not any(curves)
+    else:
+        assert all(curves)
+        classes = all(target["probability"] is not None for target in data["targets"])
+        assert {curve["reading"] for curve in curves} == {"probability" if classes else "score"}
+    assert len(data["crops"]) == (5 if kind == "five crops" else 0)
+
+
+def test_two_hundred_photos_can_be_mailed(explainer: explain.Explainer) -> None:
+    """Each with two maps, of a layer and of single pixels, on a grainy photo."""
+    noise = np.random.default_rng(0).normal(0, 8, (480, 640, 3))
+    grainy = Image.fromarray(np.clip(np.asarray(photo(640, 480)) + noise, 0, 255).astype(np.uint8))
+    found = report.entry(explainer(grainy, ["gradcam", "saliency"]))
+    assert len(report.sheet_of([found] * 200)) < 30e6
 
 
 def test_a_sheet_knows_right_and_wrong_and_figures(explainer: explain.Explainer, tmp_path: Path) -> None:

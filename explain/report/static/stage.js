@@ -25,14 +25,18 @@ class Stage {
     this.element.style.aspectRatio = `${width} / ${height}`;
     this.element.style.setProperty('--shape', String(width / height));
     this.cursor = [0.5, 0.5];
+    this.marked = undefined;
     this.drag = null;
     this.drawing = false;
-    this.drawMarks(null, null);
+    this.moving = svg('g', {});
+    this.drawMarks(null);
   }
 
   // --- what is marked ---
 
-  drawMarks(place, region) {
+  drawMarks(place) {
+    if (this.marked === place) return;
+    this.marked = place;
     const [width, height] = this.item.size;
     const crops = this.item.crops.length ? this.item.crops : [this.item.box];
     const whole = `M0 0H${width}V${height}H0Z`;
@@ -57,9 +61,14 @@ class Stage {
       const [left, top, right, bottom] = this.item.box;
       parts.push(svg('path', { d: place.outline, class: 'asked', transform: `translate(${left} ${top}) scale(${right - left} ${bottom - top})` }));
     }
-    if (region) parts.push(this.rectangle(region, 'region'), this.rectangle(region, 'region inner'));
+    this.marks.replaceChildren(...parts, this.moving);
+  }
+
+  // What moves with the pointer or the keys.
+  drawRegion(region) {
+    const parts = region ? [this.rectangle(region, 'region'), this.rectangle(region, 'region inner')] : [];
     if (this.cross) parts.push(this.crosshair(this.cross));
-    this.marks.replaceChildren(...parts);
+    this.moving.replaceChildren(...parts);
   }
 
   rectangle([u0, v0, u1, v1], name) {

@@ -22,7 +22,23 @@ function fromAddress() {
   return found;
 }
 
-function toAddress(state, usual, more = {}) {
+// The address follows at most three times a second: browsers complain of more.
+let addressWaits = null;
+
+function toAddress(...what) {
+  const free = addressWaits === null;
+  addressWaits = what;
+  if (!free) return;
+  writeAddress(...what);
+  addressWaits = [];
+  setTimeout(() => {
+    const last = addressWaits;
+    addressWaits = null;
+    if (last.length) toAddress(...last);
+  }, 300);
+}
+
+function writeAddress(state, usual, more = {}) {
   const words = new URLSearchParams();
   const all = { ...more };
   for (const [name, value] of Object.entries(state)) if (name in usual && value !== usual[name]) all[name] = value;

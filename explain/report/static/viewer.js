@@ -89,15 +89,18 @@ class Viewer {
 
   async draw() {
     const { state, stage } = this;
+    this.turn = (this.turn ?? 0) + 1;
+    const { turn } = this;
     await stage.front.photo.decode().catch(() => {});
-    const map = await this.shown();
+    const [map, own, other] = await Promise.all([this.shown(), this.map(state.target, state.method, state.layer), this.other()]);
+    if (turn !== this.turn) return; // another map was asked for meanwhile
     this.now = map;
     const opacity = state.opacity ?? usualOpacity(state.view, map.kind);
     const look = { view: state.view, share: state.share / 100, opacity: opacity / 100, colormap: state.colormap };
     const label = this.item.targets[state.target].label;
     if (state.cover === null) stage.front.showMap(map, look);
-    else stage.front.showCovered(await this.map(state.target, state.method, state.layer), state.cover / 100, state.way);
-    await this.drawOther(look);
+    else stage.front.showCovered(own, state.cover / 100, state.way);
+    this.drawOther(look, other);
     this.title.replaceChildren(...(state.not === null ? ['Why ', el('em', {}, label), '?']
       : ['Why ', el('em', {}, label), ', and not ', el('em', {}, this.item.targets[state.not].label), '?']));
     this.film.take(state.method, state.target);
@@ -109,12 +112,19 @@ class Viewer {
     this.tables();
     this.describe(label);
     await this.mark();
+    if (turn !== this.turn) return;
     this.read();
     this.small();
     this.keep(state);
   }
 
-  async drawOther(look) {
+  // The map that this one is compared with, if it is one.
+  other() {
+    const [kind, target, method] = this.state.compare.split(':');
+    return kind === 'map' ? this.map(Number(target), Number(method)) : null;
+  }
+
+  drawOther(look, other) {
     const { state, stage } = this;
     const names = [this.item.methods[state.method].name];
     if (state.compare === 'none' || state.cover !== null) {
@@ -126,7 +136,6 @@ class Viewer {
       names.push('the photo');
     } else {
       const [, t, m] = state.compare.split(':').map(Number);
-      const other = await this.map(t, m);
       stage.back.showMap(other, { ...look, opacity: (state.opacity ?? usualOpacity(state.view, other.kind)) / 100 });
       names.push(t === state.target ? this.item.methods[m].name : `${this.item.methods[m].name}, ${this.item.targets[t].label}`);
     }
@@ -151,8 +160,7 @@ class Viewer {
       }
       place = this.place.get(place);
     }
-    this.marked = place;
-    this.stage.drawMarks(place, this.state.region);
+    this.stage.drawMarks(place);
   }
 
   describe(label) {
@@ -173,7 +181,7 @@ class Viewer {
 
   read() {
     const { point, now, state } = this;
-    this.stage.drawMarks(this.marked ?? null, state.region);
+    this.stage.drawRegion(state.region);
     this.readRegion();
     if (!now) return;
     if (!point) {
