@@ -18,7 +18,13 @@ from explain.targets import Detection, Segmentation
 from tests.conftest import settled
 
 HOSTILE = '<img src=x onerror="document.title=1">'
-LABELS = ["tabby cat", HOSTILE, "</script><script>document.title = 2</script>", "{{data}}", "a\u2028b\u202ec"]
+LABELS = [
+    "tabby cat",
+    HOSTILE,
+    "<!-- <script> </script><script>document.title = 2</script>",
+    "{{data}}",
+    "a\u2028b\u202ec",
+]
 
 
 class Small(nn.Module):

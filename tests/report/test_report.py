@@ -170,6 +170,9 @@ def test_nothing_in_a_page_becomes_markup(text: str, explanation: Any) -> None:
         found = Read(explanation._repr_html_())
         assert found.tags == ["div", "div", "img", "iframe"]
         written = dict(found.attributes)["srcdoc"] or ""
+    blocks_of_data = re.findall(r'<script type="application/json" id="[\w-]+">(.*?)</script>', written, re.DOTALL)
+    assert len(blocks_of_data) == (3 if text == "sheet" else 2)
+    assert not any(re.search("[<>&]", block) for block in blocks_of_data)
     found = Read(written)
     outside = [tag for tag in found.tags if tag not in ("tr", "td", "th")]
     blocks = 1 + (2 if text == "sheet" else 1)
