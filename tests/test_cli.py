@@ -18,6 +18,7 @@ from PIL import Image
 import explain
 from explain.cli import main
 from explain.errors import printable
+from explain.methods import FAMILIES
 from tests.conftest import ROOT
 
 CAT = str(ROOT / "assets" / "chelsea.png")
@@ -140,10 +141,13 @@ def test_nothing_is_overwritten_without_force(capsys: pytest.CaptureFixture[str]
 def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "--list-methods")
     assert code == 0
-    names = [line.split()[0] for line in out]
-    assert names == [*explain.list_methods(), "smooth(METHOD)", "augmented(METHOD)"]
-    assert "Selvaraju" in out[names.index("gradcam")]
-    assert out[names.index("legrad")].endswith("for vision transformers")
+    found = {line.split()[0]: line for line in out if line.startswith("  ")}
+    assert sorted(found) == sorted([*explain.list_methods(), "smooth(METHOD)", "augmented(METHOD)"])
+    assert "Selvaraju" in found["gradcam"]
+    assert found["legrad"].endswith("for vision transformers")
+    families = [line for line in out if not line.startswith("  ")]
+    assert families == [family for family in FAMILIES if family in families] + ["any of them"]
+    assert out.index("relevance") < out.index(found["lrp"]) < out.index("attention")
     code, out, _ = run(capsys, "--list-models")
     assert out[:2] == ["efficientnet-lite0", "tiny"]
     assert "resnet50" in out

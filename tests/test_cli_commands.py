@@ -62,10 +62,11 @@ def test_inspect_is_a_command_too(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_methods_that_are_named_are_listed_with_their_options(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "methods", "integ*")
-    assert out[0].startswith("integratedgradients ")
-    assert out[1].strip() == "options: steps=50, baseline=0.0, rule=gausslegendre, multiply_by_inputs=True"
+    assert out[0] == "gradients"
+    assert out[1].startswith("  integratedgradients ")
+    assert out[2].strip() == "options: steps=50, baseline=0.0, rule=gausslegendre, multiply_by_inputs=True"
     _, out, _ = run(capsys, "methods", "finercam")
-    assert "cam=gradcam" in out[1]
+    assert "cam=gradcam" in out[2]
     assert run(capsys, "methods", "gradcan")[2] == [
         "explain: method 'gradcan' is unknown; did you mean 'gradcam' or 'xgradcam' or 'gradcam++'?"
     ]

@@ -27,22 +27,29 @@ def _matching(names: list[str], pattern: str | None, what: str) -> list[str]:
 
 
 def list_methods(options: argparse.Namespace, answer: Answer) -> int:
-    """List the methods; of those that are named, the options too."""
-    from explain.methods import Demanding, get_method, list_methods
+    """List the methods by family; of those that are named, the options too."""
+    from explain.methods import FAMILIES, Demanding, family, get_method, list_methods
     from explain.methods import options as options_of
 
     pattern = getattr(options, "pattern", None)
-    for method in map(get_method, _matching(list_methods(), pattern, "method")):
+    found = _matching(list_methods(), pattern, "method")
+    width = max(map(len, [*found, "augmented(METHOD)"]))
+    lines: dict[str, list[str]] = {}
+    for method in map(get_method, found):
         only = method.only_for if isinstance(method, Demanding) else None
         values = {name: _plain(value) for name, value in options_of(method).items()}
-        about = {"name": method.name, "about": method.about, "paper": method.paper, "only_for": only}
-        answer.add({**about, "options": values})
-        answer.say(f"{method.name:<20} {method.about} ({method.paper}){f'; for {only}' if only else ''}")
+        told = {"name": method.name, "about": method.about, "paper": method.paper, "only_for": only}
+        answer.add({**told, "family": family(method), "options": values})
+        said = lines.setdefault(family(method), [])
+        said.append(f"  {method.name:<{width}}  {method.about} ({method.paper}){f'; for {only}' if only else ''}")
         if pattern is not None and values:
-            answer.say(f"{'':<20} options: {', '.join(f'{name}={value}' for name, value in values.items())}")
+            said.append(f"  {'':<{width}}  options: {', '.join(f'{name}={value}' for name, value in values.items())}")
     if pattern is None:
-        answer.say(f"{'smooth(METHOD)':<20} any method on average over noisy copies of the photo")
-        answer.say(f"{'augmented(METHOD)':<20} any method on average over flips and scales of the photo")
+        about = {"smooth(METHOD)": "on average over noisy copies", "augmented(METHOD)": "over flips and scales"}
+        lines["any of them"] = [f"  {name:<{width}}  {how} of the photo" for name, how in about.items()]
+    for each in (*FAMILIES, "any of them"):
+        for line in [each, *lines[each]] if each in lines else ():
+            answer.say(line)
     return DONE
 
 

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from itertools import accumulate
 from typing import TypeAlias, TypeVar
 
-from explain.errors import MethodError, did_you_mean, keywords, shown
+from explain.errors import MethodError, did_you_mean, either, keywords, shown
 from explain.methods.base import Method
 from explain.written import Written, WrittenError, read_written
 
@@ -137,6 +137,10 @@ def _check_names(read: Written, method: Method) -> None:
 
 def _known_as(name: str, text: str) -> Method:
     if name not in _known:
+        several = [part.strip() for part in text.lower().split(",")]
+        if len(several) > 1 and set(several) <= set(list_methods()):
+            each = either(f"give a list, {several}", f"write {' '.join(f'--method {part}' for part in several)}")
+            raise MethodError(f"method must be one name, got {len(several)} in {shown(text)}; {each}")
         guess, _, inside = text.lower().partition("(")
         forms = []
         if inside and "=" not in inside:  # a method within another, it seems
