@@ -16,6 +16,7 @@ from explain.methods import FAMILIES, control, divides_by_score, family
 from explain.render import Group, Legend, Style, StyleLike, Tile
 from explain.result import Attribution
 
+AREAS = ("contour", "mask")  # styles with outlines
 MANY = 4  # methods, from which on they are grouped by family
 
 
@@ -72,15 +73,19 @@ class Look:
 def map_for(attribution: Attribution, style: Style) -> np.ndarray[Any, Any]:
     """Return what a style draws of the first image.
 
-    Maps with a value for each pixel are made smooth for the styles that draw areas: see `explain.render.smoothed`.
+    Maps with a value for each pixel are made smooth for the styles that draw places: see `explain.render.smoothed`.
+    Maps of a layer go as they are, cell by cell, to those that draw the outlines of areas, which round them.
     """
     if style.reads == "values":
         return array(attribution.values[0])
     if style.reads == "signed":
         return array(attribution.signed[0])
-    heatmap = array(attribution.heatmap[0])
     in_pixels = attribution.values.ndim == len(attribution.size) + 2
-    return render.smoothed(heatmap) if in_pixels and style.name in render.CHOICES else heatmap
+    if in_pixels or style.name not in AREAS:
+        heatmap = array(attribution.heatmap[0])
+        return render.smoothed(heatmap) if in_pixels and style.name in render.CHOICES else heatmap
+    cells = array(attribution.values[0].clamp(min=0))
+    return cells / (cells.max() or 1.0)
 
 
 def tile(scene: Scene, attribution: Attribution, style: Style) -> Tile:

@@ -144,9 +144,11 @@ def test_only_maps_of_single_pixels_are_smoothed_and_only_for_styles_that_draw_a
     found = explainer(spot((90, 60), (50, 30)), METHODS, 0, layer="light").attributions
     layers, pixels = (found[method] for method in METHODS)
     heatmap = pixels.heatmap[0].numpy()
+    cells = layers.values[0].clamp(min=0).numpy()
     for name in render.CHOICES:
         style = render.get_style(name)
-        assert np.array_equal(map_for(layers, style), layers.heatmap[0].numpy())
+        outlined = name in ("contour", "mask")
+        assert np.array_equal(map_for(layers, style), cells / cells.max() if outlined else layers.heatmap[0].numpy())
         assert np.array_equal(map_for(pixels, style), render.smoothed(heatmap))
     assert np.array_equal(map_for(pixels, render.Intensity()), heatmap)
     assert np.array_equal(map_for(pixels, render.Signed()), pixels.signed[0].numpy())

@@ -22,12 +22,14 @@ if TYPE_CHECKING:
 
 def checked_metrics(options: argparse.Namespace) -> list[Metric]:
     """Return the metrics that were named, and refuse what cannot be meant."""
+    if not options.metric:
+        return []
+    if options.crop == "five":
+        raise UsageError("--metric judges maps of one crop, and --crop five makes one map of five; leave one out")
     from explain.metrics import OfObject, get_metric
 
-    if options.metric and options.crop == "five":
-        raise UsageError("--metric judges maps of one crop, and --crop five makes one map of five; leave one out")
     try:
-        chosen = {metric.name: metric for metric in map(get_metric, options.metric or ())}
+        chosen = {metric.name: metric for metric in map(get_metric, options.metric)}
     except ExplainError as error:
         raise UsageError(str(error)) from None
     for name, metric in chosen.items():

@@ -1,6 +1,7 @@
 """Pictures from arrays and PIL images; this room knows no models or methods.
 
 colors     colour maps by name
+tables     the colours of some, as numbers
 placing    where a map lies on a photo
 evidence   where most of a map's evidence lies
 styles     heat, contour, mask, spotlight, and the own styles of pixel methods: plain values that draw

@@ -6,8 +6,8 @@ from math import ceil, sqrt
 
 from PIL import Image, ImageDraw
 
-from explain.render.legend import Legend, bar
-from explain.render.text import FAINT, INK, PAPER, fit, font
+from explain.render.legend import Legend, explained
+from explain.render.text import FAINT, INK, PAPER, fit, font, wrapped
 
 NARROWEST = 260  # pixels that a strip needs for its words
 SMALLEST = 320  # pixels along the longer side, below which a photo is enlarged for a caption
@@ -42,14 +42,16 @@ def caption(
     large = lettering((width, max(1, picture.height)))
     small = max(11, round(large * 0.78))
     pad = round(large * 0.7)
-    lines = round(large * 1.35) + round(small * 1.35)
+    colors = None if legend is None else explained(legend, max(70, min(width // 4, 13 * small)), small)
+    room = width - 2 * pad - (0 if colors is None else colors.width + pad)
+    details = wrapped(detail, room, small, 3) or [""]
+    lines = max(round(large * 1.35) + len(details) * round(small * 1.35), 0 if colors is None else colors.height)
     canvas = Image.new("RGB", (width, picture.height + lines + 2 * pad), PAPER)
     canvas.paste(picture, ((width - picture.width) // 2, 0))
-    draw, top, room = ImageDraw.Draw(canvas), picture.height + pad, width - 2 * pad
-    if legend is not None:
-        colors = bar(legend, max(70, min(width // 4, 13 * small)), small)
-        canvas.paste(colors, (width - pad - colors.width, top + max(0, (lines - colors.height) // 2)))
-        room -= colors.width + pad
+    draw, top = ImageDraw.Draw(canvas), picture.height + pad
+    if colors is not None:
+        canvas.paste(colors, (width - pad - colors.width, top + (lines - colors.height) // 2))
     draw.text((pad, top), fit(title, room, large, True, end), INK, font(large, True))
-    draw.text((pad, top + round(large * 1.35)), fit(detail, room, small), FAINT, font(small))
+    for i, line in enumerate(details):
+        draw.text((pad, top + round(large * 1.35) + i * round(small * 1.35)), line, FAINT, font(small))
     return canvas

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from explain.errors import ExplainError, did_you_mean
+from explain.render.tables import TABLES
 
 HEAT = "plasma"  # perceptually uniform, readable with colour-vision deficiencies, and nowhere grey
 INTENSITY = "inferno"  # likewise, from black
@@ -28,7 +29,12 @@ def colorize(values: np.ndarray[Any, Any], name: str = HEAT) -> np.ndarray[Any, 
 
 
 def lookup_table(name: str) -> np.ndarray[Any, Any]:
-    """Return the 256 colours of a colour map, ``(256, 3)`` uint8."""
+    """Return the 256 colours of a colour map, ``(256, 3)`` uint8; those of the default ones are known by heart.
+
+    Loading matplotlib for them would take longer than explaining a photo.
+    """
+    if name in TABLES:
+        return np.frombuffer(bytes.fromhex(TABLES[name]), np.uint8).reshape(256, 3)
     from matplotlib import colormaps
 
     if name not in colormaps:

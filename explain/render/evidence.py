@@ -10,6 +10,7 @@ from explain.render.placing import Array
 
 FINE = 100  # cells along the longer side
 SPREAD = 0.03  # of the longer side
+ROUNDED = 0.45  # of a cell
 
 
 def thresholds(values: Array, shares: Sequence[float]) -> list[float]:
@@ -29,7 +30,7 @@ def thresholds(values: Array, shares: Sequence[float]) -> list[float]:
 
 
 def fine(values: Array) -> Array:
-    """Return a coarse map enlarged, linearly between its cells, so that its areas are those that are seen.
+    """Return a coarse map enlarged, linearly between its cells and without edges there, so that its areas are round.
 
     >>> fine(np.ones((7, 7))).shape
     (105, 105)
@@ -37,7 +38,11 @@ def fine(values: Array) -> Array:
     import cv2
 
     times = -(-FINE // max(values.shape))
-    return values if times == 1 else cv2.resize(values.astype(np.float32), None, fx=times, fy=times)
+    if times == 1:
+        return values
+    large = cv2.resize(values.astype(np.float32), None, fx=times, fy=times)
+    rounded: Array = cv2.GaussianBlur(large, (0, 0), ROUNDED * times, borderType=cv2.BORDER_REPLICATE)
+    return rounded
 
 
 def smoothed(values: Array) -> Array:

@@ -27,9 +27,10 @@ def figure(layout: Layout, alternative: str = "") -> Figure:
     """
     rows, columns = layout.rows(), layout.columns
     shapes = [tile.picture.height / tile.picture.width for tile in layout.tiles]
-    tall = min(max(max(shapes, default=1), 0.2), 4)
+    wide, high = layout.stretch
+    tall = min(max(max(shapes, default=1) * wide, 0.2), max(2.0, high))
     extra = 0.5 if layout.legends else 0
-    drawn = empty((3.4 * columns, min((3.4 * tall + 0.75) * len(rows) + 0.7 + extra, 19.0)), alternative)
+    drawn = empty((3.4 * wide * columns, min((3.4 * tall + 0.75) * len(rows) + 0.7 + extra, 19.0)), alternative)
     grid = drawn.add_gridspec(len(rows) + bool(layout.legends), columns, height_ratios=_heights(len(rows), layout))
     for r, row in enumerate(rows):
         places = [(group, i, tile) for group in row for i, tile in enumerate(group.tiles)]

@@ -12,6 +12,7 @@ from explain.render.legend import Legend
 
 ABREAST = 6  # tiles in a row at most
 LEAST = 2  # tiles that a sheet is wide, so that its title has room
+LONGEST = 3  # times as wide or high as a square, at most
 
 
 @dataclass(frozen=True)
@@ -55,38 +56,52 @@ class Layout:
         return f"Layout({self.title!r}, {len(self.tiles)} tiles in {len(self.groups)} groups)"
 
     def rows(self) -> list[list[Group]]:
-        """Return the groups as they stand in rows, all at most `columns` tiles long."""
-        return _rows(self.groups, self.columns)[1]
+        """Return the groups as they stand in rows of `columns` tiles; only the last is shorter, with two at least."""
+        ends = _ends(len(self.tiles), self.columns)
+        return [_between(self.groups, start, end) for start, end in pairwise([0, *ends])]
 
     @property
     def columns(self) -> int:
-        """How many tiles stand side by side, such that the rows come out best.
+        """How many tiles stand side by side, such that the last row is as full as it can be, and few groups are cut.
 
         >>> blank = Tile(Image.new("RGB", (1, 1)))
         >>> [Layout("", "", (Group("", (blank,) * n),)).columns for n in (1, 3, 6, 7, 13)]
         [2, 3, 6, 4, 5]
         """
-        longest = max(LEAST, min(ABREAST, len(self.tiles)))
-        return min(range(min(3, longest), longest + 1), key=lambda columns: (_rows(self.groups, columns)[0], -columns))
+        abreast = max(1, int(ABREAST / self.stretch[0]))
+        longest = max(min(LEAST, abreast), min(abreast, len(self.tiles)))
+        return min(range(min(3, longest), longest + 1), key=lambda columns: (self._cost(columns), -columns))
+
+    @property
+    def stretch(self) -> tuple[float, float]:
+        """How wide and how high a tile is: a square, but longer for photos more than twice as long as wide.
+
+        >>> [Layout("", "", (Group("", (Tile(Image.new("RGB", size)),)),)).stretch for size in ((60, 40), (80, 20))]
+        [(1.0, 1.0), (2.0, 1.0)]
+        """
+        sizes = [tile.picture.size for tile in self.tiles]
+        ratio = sorted(width / height for width, height in sizes)[len(sizes) // 2] if sizes else 1.0
+        return min(max(1.0, ratio / 2), LONGEST), min(max(1.0, 0.5 / ratio), LONGEST)
+
+    def _cost(self, columns: int) -> int:
+        ends = _ends(len(self.tiles), columns)
+        owners = [number for number, group in enumerate(self.groups) for _ in group.tiles]
+        cut = sum(owners[end - 1] == owners[end] for end in ends[:-1])
+        ragged = len(ends) > 1 and ends[-2] % columns > 0
+        return CUT * cut + RAGGED * ragged + (columns * len(ends) - len(self.tiles)) ** 2
 
 
-# What is to be avoided in rows, by how much: a tile alone, a group that is cut, and the square of empty places.
-ALONE, CUT = 1000, 12
+# What is to be avoided, by how much, beside the square of empty places: a group that is cut, and a row that is short
+# since the last one would have a single tile without it.
+CUT, RAGGED = 12, 200
 
 
-def _rows(groups: Sequence[Group], columns: int) -> tuple[int, list[list[Group]]]:
-    """Cut a sequence of groups into rows in the best way; return its cost, and the rows."""
-    owners = [number for number, group in enumerate(groups) for _ in group.tiles]
-    best: list[tuple[int, int]] = [(0, 0)]  # of the first so many tiles: the cost, and where the last row begins
-    for end in range(1, len(owners) + 1):
-        cut = CUT if end < len(owners) and owners[end - 1] == owners[end] else 0
-        starts = range(max(0, end - columns), end)
-        best.append(min((best[i][0] + cut + ALONE * (end - i == 1) + (columns - end + i) ** 2, i) for i in starts))
-    ends = [len(owners)]
-    while ends[-1] > 0:
-        ends.append(best[ends[-1]][1])
-    ends.reverse()
-    return best[-1][0], [_between(groups, start, end) for start, end in pairwise(ends)]
+def _ends(count: int, columns: int) -> list[int]:
+    """Where rows end: each is full but for the last; a tile alone there gets company from the row before."""
+    ends = [*range(columns, count, columns), count] if count else []
+    if len(ends) > 1 and ends[-1] - ends[-2] == 1 and columns > 2:
+        ends[-2] -= 1
+    return ends
 
 
 def _between(groups: Sequence[Group], start: int, end: int) -> list[Group]:

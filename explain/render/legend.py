@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -47,6 +48,24 @@ def bar(legend: Legend, width: int, size: int) -> Image.Image:
         length = face.getlength(label)
         left = (width - length) * i / max(1, slots - 1) if legend.ramp else (i + 0.5) * width / slots - length / 2
         draw.text((left, thick + gap), label, FAINT, face)
+    return canvas
+
+
+def explained(legend: Legend, width: int, size: int) -> Image.Image:
+    """Draw a legend, and below steps, whose labels are mere shares, what they are shares of.
+
+    >>> steps = Legend(((0, 0, 0), (255, 0, 0)), ("50 %", "90 %"), "evidence inside", ramp=False)
+    >>> explained(steps, 120, 10).height - bar(steps, 120, 10).height
+    14
+    """
+    colors = bar(legend, width, size)
+    if legend.ramp:
+        return colors
+    line, face = round(size * 1.4), font(size)
+    canvas = Image.new("RGB", (max(width, ceil(face.getlength(legend.about))), colors.height + line), (255, 255, 255))
+    canvas.paste(colors, ((canvas.width - width) // 2, 0))
+    left = (canvas.width - face.getlength(legend.about)) / 2
+    ImageDraw.Draw(canvas).text((left, colors.height), legend.about, FAINT, face)
     return canvas
 
 

@@ -8,20 +8,20 @@ from PIL import Image, ImageDraw
 
 from explain.render.layout import Group, Layout, Tile
 from explain.render.legend import Legend, bar
-from explain.render.text import FAINT, INK, PAPER, fit, font
+from explain.render.text import FAINT, INK, PAPER, fit, font, wrapped
 
 REMARK = (176, 60, 20)
 RULE = (214, 216, 222)
 
 
 def sheet(layout: Layout, tile: int = 300) -> Image.Image:
-    """Draw a contact sheet with each picture fitted into a square of ``tile`` pixels.
+    """Draw a contact sheet with each picture fitted into a square of ``tile`` pixels, or for very long photos more.
 
     >>> blank = Tile(Image.new("RGB", (40, 30)), "photo")
     >>> sheet(Layout("a cat", "", (Group("", (blank,) * 3),)), tile=100).width
     332
     """
-    drawing = _Sheet(tile, layout.columns)
+    drawing = _Sheet(tile, layout.columns, layout.stretch)
     rows = layout.rows()
     parts = [drawing.head(layout), *(drawing.row(row) for row in rows)]
     canvas = Image.new("RGB", (drawing.width, sum(part.height for part in parts) + drawing.gap), PAPER)
@@ -53,11 +53,11 @@ def table(rows: Sequence[Sequence[Tile]], columns: Sequence[str] = (), tile: int
 class _Sheet:
     """The measures of a sheet, and its parts as strips of its whole width."""
 
-    def __init__(self, tile: int, columns: int) -> None:
-        self.tile = tile
+    def __init__(self, tile: int, columns: int, stretch: tuple[float, float] = (1.0, 1.0)) -> None:
+        self.tile, self.high = round(tile * stretch[0]), round(tile * stretch[1])
         self.text = max(10, tile // 20)
         self.gap = max(8, tile // 20)
-        self.width = self.gap + columns * (tile + self.gap)
+        self.width = self.gap + columns * (self.tile + self.gap)
 
     def head(self, layout: Layout) -> Image.Image:
         """The title, a fainter line, and the legends at the right; nothing where there is nothing to say."""
@@ -78,7 +78,8 @@ class _Sheet:
     def _legend(self, strip: Image.Image, legend: Legend, right: int) -> int:
         """Draw a legend that ends at ``right``, with its heading; return the width that it takes."""
         small = max(9, round(self.text * 0.8))
-        length = max(round(font(small).getlength(legend.about)), 7 * small)
+        labels = 0.0 if legend.ramp else sum(font(small).getlength(label) + small for label in legend.labels)
+        length = round(max(font(small).getlength(legend.about), labels, 7 * small))
         if right - length < strip.width // 2:  # the title has the first half
             return 0
         draw = ImageDraw.Draw(strip)
@@ -96,9 +97,9 @@ class _Sheet:
         """A row of groups, each under its heading and a rule."""
         tiles = [tile for group in groups for tile in group.tiles]
         line = round(self.text * 1.45)
-        tallest = max((_fitted(tile.picture, self.tile)[1] for tile in tiles), default=1)
+        tallest = max((self._fitted(tile.picture)[1] for tile in tiles), default=1)
         heading = round(line * 1.5) if any(group.heading for group in groups) else 0
-        lines = max((sum(map(bool, _said(tile))) for tile in tiles), default=0)
+        lines = max((len(self._said(tile)) for tile in tiles), default=0)
         below = lines * line + (round(line * 0.3) if lines else 0)
         strip = Image.new("RGB", (self.width, self.gap + heading + tallest + below), PAPER)
         place = 0
@@ -120,19 +121,27 @@ class _Sheet:
         start = left + font(self.text, True).getlength(shown) + self.gap
         if start < right:
             middle = self.gap + round(self.text * 0.65)
-            draw.line((start, middle, right, middle), fill=RULE, width=max(1, self.tile // 200))
+            draw.line((start, middle, right, middle), fill=RULE, width=max(1, self.text // 10))
 
     def _tile(self, strip: Image.Image, tile: Tile, place: int, top: int, tallest: int) -> None:
         left = self.gap + place * (self.tile + self.gap)
-        small = tile.picture.resize(_fitted(tile.picture, self.tile), Image.Resampling.LANCZOS)
+        small = tile.picture.resize(self._fitted(tile.picture), Image.Resampling.LANCZOS)
         strip.paste(small, (left + (self.tile - small.width) // 2, top + (tallest - small.height) // 2))
         line = round(self.text * 1.45)
         y = top + tallest + round(line * 0.3)
         draw = ImageDraw.Draw(strip)
-        for words, color in zip(_said(tile), (INK, FAINT, REMARK), strict=True):
-            if words:
-                self._centred(draw, words, self._middle(place), y, color)
-                y += line
+        for words, color in self._said(tile):
+            self._centred(draw, words, self._middle(place), y, color)
+            y += line
+
+    def _said(self, tile: Tile) -> list[tuple[str, tuple[int, int, int]]]:
+        """The lines below a picture, with their colours: a name in one, the rest in up to two each."""
+        texts = ((tile.name, INK, 1), (tile.detail, FAINT, 2), (tile.remark, REMARK, 2))
+        return [(line, color) for text, color, most in texts for line in wrapped(text, self.tile, self.text, most)]
+
+    def _fitted(self, picture: Image.Image) -> tuple[int, int]:
+        scale = min(self.tile / picture.width, self.high / picture.height)
+        return max(1, round(picture.width * scale)), max(1, round(picture.height * scale))
 
     def _middle(self, place: int) -> float:
         return self.gap + place * (self.tile + self.gap) + self.tile / 2
@@ -142,12 +151,3 @@ class _Sheet:
     ) -> None:
         shown, face = fit(words, self.tile, self.text, bold), font(self.text, bold)
         draw.text((x - face.getlength(shown) / 2, y), shown, color, face)
-
-
-def _said(tile: Tile) -> tuple[str, str, str]:
-    return tile.name, tile.detail, tile.remark
-
-
-def _fitted(picture: Image.Image, tile: int) -> tuple[int, int]:
-    scale = tile / max(picture.size)
-    return max(1, round(picture.width * scale)), max(1, round(picture.height * scale))

@@ -4,8 +4,8 @@ Four of them draw a heatmap in [0, 1] of any method:
 
     Heat        colour over the photo in grey: the colours come from the map alone
     Contour     lines around the places that hold 50, 75 and 90 % of the evidence, on the photo in colour
-    Mask        those places in colour, and nothing else
-    Spotlight   the photo in colour where the map is high, dark elsewhere
+    Mask        those places cut out, on pale paper
+    Spotlight   the photo in colour where the map is high, dark and grey elsewhere, without an edge between
 
 Three are the own styles of methods that give a value for each pixel: Intensity, Signed and Color.
 To add one, write a class that satisfies `Style` and enter it in `STYLES`.
@@ -104,15 +104,15 @@ class Contour:
         found = []
         for within in _areas(values, self.shares, photo.size, region):
             outlines, _ = cv2.findContours(within.astype(np.uint8), cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
-            found.append(outlines)
+            found.append([_rounded(outline, 2 * line + 1) for outline in outlines])
         for outlines in found:
-            cv2.drawContours(drawn, outlines, -1, INK, line + 2 * max(1, line // 2), cv2.LINE_AA)
+            _trace(drawn, outlines, INK, line + 2 * max(1, line // 2))
         for color, outlines in reversed(list(zip(self._colors, found, strict=True))):
-            cv2.drawContours(drawn, outlines, -1, color, line, cv2.LINE_AA)
+            _trace(drawn, outlines, color, line)
         return Image.fromarray(drawn)
 
     def legend(self, photo: Image.Image) -> Legend:
-        return Legend(tuple(self._colors), _percents(self.shares), "share of the evidence inside", ramp=False)
+        return Legend(tuple(self._colors), _percents(self.shares), "evidence inside", ramp=False)
 
     @property
     def _colors(self) -> list[RGB]:
@@ -128,7 +128,7 @@ class Mask:
 
     name: ClassVar[str] = "mask"
     reads: ClassVar[Reading] = "heatmap"
-    cover: ClassVar[RGB] = (38, 40, 46)
+    cover: ClassVar[RGB] = (228, 230, 235)
 
     def __post_init__(self) -> None:
         _check_shares(self.name, self.shares)
@@ -143,7 +143,7 @@ class Mask:
     def legend(self, photo: Image.Image) -> Legend:
         tone = _mean(photo)
         colors = [_mixed(self.cover, tone, visible) for visible in self._visible]
-        return Legend(tuple(colors), _percents(self.shares), "share of the evidence shown", ramp=False)
+        return Legend(tuple(colors), _percents(self.shares), "evidence shown", ramp=False)
 
     @property
     def _visible(self) -> list[float]:
@@ -155,7 +155,7 @@ class Mask:
 class Spotlight:
     """The photo lit by the map: in colour where it is high, dark and grey where it is zero."""
 
-    dark: float = 0.2
+    dark: float = 0.15
 
     name: ClassVar[str] = "spotlight"
     reads: ClassVar[Reading] = "heatmap"
@@ -300,6 +300,25 @@ def _areas(values: Array, shares: Sequence[float], size: tuple[int, int], region
     """Return the smallest places that hold these shares of what lies on the photo."""
     values = fine(values)
     return [area(values, each, size, region) for each in thresholds(on_photo(values, size, region), shares)]
+
+
+def _rounded(outline: Array, count: int) -> Array:
+    """Return a closed line of pixels ``(N, 1, 2)`` without its steps: each point is the mean of so many around it."""
+    points = outline[:, 0].astype(np.float64)
+    if len(points) <= 2 * count:
+        return points
+    around = np.concatenate([points[-(count // 2) :], points, points[: count // 2]])
+    sums = np.cumsum(np.vstack([np.zeros(2), around]), axis=0)
+    means: Array = (sums[count:] - sums[:-count]) / count
+    return means
+
+
+def _trace(drawn: Array, outlines: Sequence[Array], color: RGB, line: int) -> None:
+    """Draw closed lines of points between pixels."""
+    import cv2
+
+    places = [np.rint(16 * outline).astype(np.int32) for outline in outlines]
+    cv2.polylines(drawn, places, True, color, line, cv2.LINE_AA, shift=4)
 
 
 def _blended(style: Heat | Spotlight, tone: RGB) -> tuple[RGB, ...]:

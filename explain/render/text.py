@@ -38,3 +38,20 @@ def fit(text: str, width: float, size: int, bold: bool = False, end: str = "") -
     while text and face.getlength(text + "…" + end) > width:
         text = text[:-1]
     return text.rstrip() + "…" + end
+
+
+def wrapped(text: str, width: float, size: int, most: int = 2) -> list[str]:
+    """Break a text into at most so many lines between words; what does not fit into them ends with an ellipsis.
+
+    >>> wrapped("product of 3 layers, layer2.1 to layer3.2", 140, 12)
+    ['product of 3 layers,', 'layer2.1 to layer3.2']
+    >>> wrapped("", 100, 12)
+    []
+    """
+    words, face = printable(" ".join(text.split())).split(), font(size)
+    lines: list[str] = []
+    while words and len(lines) < most - 1:
+        count = next((n for n in range(len(words), 1, -1) if face.getlength(" ".join(words[:n])) <= width), 1)
+        lines.append(fit(" ".join(words[:count]).removesuffix(" ·"), width, size))
+        del words[:count]
+    return [*lines, fit(" ".join(words), width, size)] if words else lines

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from explain.engine import Progress
 from explain.errors import ExplainError
-from explain.metrics import Deletion, Insertion, MetricLike, evaluate
 from explain.record import decode, unknown
 from explain.report.subject import Subject
 from explain.result import Attribution
+
+if TYPE_CHECKING:
+    from explain.metrics import MetricLike
 
 DIGITS = 5
 STEPS = 20
@@ -49,6 +51,8 @@ def _of_target(
     steps: int,
     progress: Progress | None,
 ) -> dict[str, dict[str, Any]]:
+    from explain.metrics import Deletion, Insertion, evaluate  # loading them takes longer than drawing a picture
+
     target, reading = _asked(subject, index, maps)
     if target is None:
         return {}

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from explain.errors import ExplainError, MetricError, printable, shown
-from explain.metrics import MetricLike, Table, evaluate, get_metric
 from explain.models import class_label
 from explain.report.curves import can_be_run
 from explain.report.item import Detail, item, summary
@@ -16,6 +15,9 @@ from explain.report.page import page
 from explain.report.subject import Subject
 from explain.report.writing import written
 from explain.targets import find_label
+
+if TYPE_CHECKING:
+    from explain.metrics import MetricLike, Table
 
 Entry = tuple[dict[str, Any], dict[str, Any]]
 """What a sheet says of a photo in short, and all of it."""
@@ -120,6 +122,8 @@ def figures_of(subject: Subject, metrics: Sequence[MetricLike]) -> list[dict[str
         raise MetricError(
             "metrics need an explanation with its explainer and one crop, got one without; leave metrics out"
         )
+    from explain.metrics import evaluate, get_metric
+
     objects = [get_metric(metric) for metric in metrics]
     x, found = subject.explainer.as_input(subject.photo), []
     for result in subject.results:

@@ -34,14 +34,41 @@ def test_no_row_has_one_picture_and_none_is_too_long(groups: int) -> None:
         assert sum(lengths) == 1 + sum(sizes)
 
 
-def test_a_long_group_is_cut_into_equal_rows() -> None:
-    lengths = [[len(group.tiles) for group in row] for row in layout(11).rows()]
-    assert lengths in ([[6], [5]], [[5], [6]])
-    assert [[len(group.tiles) for group in row] for row in layout(13).rows()] in (
-        [[5], [4], [4]],
-        [[4], [4], [5]],
-        [[4], [5], [4]],
-    )
+def test_a_long_group_is_cut_into_even_rows() -> None:
+    assert [[len(group.tiles) for group in row] for row in layout(11).rows()] == [[6], [5]]
+    assert [[len(group.tiles) for group in row] for row in layout(13).rows()] == [[5], [5], [3]]
+
+
+def test_only_the_last_row_is_short() -> None:
+    """But where it would have a single tile in every width: then the row before lends it one."""
+    for count in range(2, 130):
+        lengths = [sum(len(group.tiles) for group in row) for row in layout(1, count - 1).rows()]
+        full = lengths[:-1] if count % 60 != 1 else lengths[:-2]
+        assert set(full) <= {max(lengths)}, (count, lengths)
+        assert lengths[-1] > 1
+        assert sum(lengths) == count
+    families = [len(row) for row in layout(1, 12, 4, 3, 13, 5).rows()]
+    assert len(families) == 8
+    assert layout(1, 12, 4, 3, 13, 5).columns == 5
+    assert layout().rows() == []
+
+
+@pytest.mark.parametrize(
+    ("size", "columns", "stretch"),
+    [((40, 30), 3, (1, 1)), ((30, 59), 3, (1, 1)), ((4000, 1000), 3, (2, 1)), ((9000, 300), 2, (3, 1)),
+     ((100, 800), 3, (1, 3))],
+)  # fmt: skip
+def test_very_long_photos_have_longer_tiles_and_fewer_in_a_row(
+    size: tuple[int, int], columns: int, stretch: tuple[float, float]
+) -> None:
+    tile = render.Tile(Image.new("RGB", size, "green"), "name")
+    sheet = render.Layout("", "", (render.Group("", (tile,) * 3),))
+    assert (sheet.columns, sheet.stretch) == (columns, stretch)
+    drawn = np.asarray(render.sheet(sheet, 100)).astype(int)
+    green = (np.abs(drawn - (0, 128, 0)).max(2) < 40).sum()
+    scale = min(100 * stretch[0] / size[0], 100 * stretch[1] / size[1])
+    assert green == pytest.approx(3 * size[0] * size[1] * scale**2, rel=0.06)
+    assert len(render.figure(sheet).axes) == 3
 
 
 def test_a_sheet_grows_with_its_tiles_and_has_what_its_tiles_say() -> None:

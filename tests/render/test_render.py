@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pytest
 from PIL import Image
@@ -15,9 +16,11 @@ from PIL import Image
 from explain import render
 from explain.errors import ExplainError, ImageError
 from explain.images import Box
+from explain.render.colors import HEAT, INTENSITY, SIGNED, lookup_table
 from explain.render.legend import bar
 from explain.render.placing import on_photo, place
-from explain.render.text import fit, font
+from explain.render.tables import TABLES
+from explain.render.text import fit, font, wrapped
 
 GOLDEN = Path(__file__).parent / "golden"
 TOLERANCE = 0.6  # grey levels on average; fonts and resampling differ a little between versions
@@ -129,6 +132,25 @@ def test_a_label_is_cut_before_its_percentage() -> None:
         assert font(14, True).getlength(shown) <= width
 
 
+def test_what_a_picture_shows_is_said_in_full_in_more_lines() -> None:
+    detail = "refinecam · product of 4 layers, features.3.0.block.0 to features · efficientnet-lite0"
+    for width in (320, 512):
+        lines = wrapped(detail, width - 120, 11, 3)
+        assert " ".join(lines).replace("·", "").split() == detail.replace("·", "").split()
+        assert all(font(11).getlength(line) <= width - 120 for line in lines)
+    assert wrapped(detail, 60, 11, 2)[-1].endswith("…")
+    blank = Image.new("RGB", (320, 200))
+    steps = render.Contour().legend(blank)
+    one, three = (render.caption(blank, "a cat", words, steps) for words in ("gradcam", detail))
+    assert three.height > one.height
+    layered = render.Tile(photo(), "refinecam", "product of 3 layers, layer2.1 to layer3.2")
+    named = render.Tile(photo(), "refinecam", "layer2.1")
+    heights = [
+        render.sheet(render.Layout("", "", (render.Group("", (tile,)),)), 120).height for tile in (layered, named)
+    ]
+    assert heights[0] > heights[1]
+
+
 def test_captions_are_in_proportion_to_the_picture() -> None:
     legend = render.Heat().legend(photo())
     strips = []
@@ -149,6 +171,14 @@ def test_a_caption_has_its_words_and_its_colour_bar() -> None:
     assert ((strip[:, 250:].max(2) - strip[:, 250:].min(2)) > 100).sum() > 100
     plain = np.asarray(render.caption(blank, "", "", None))[100:]
     assert (plain == 255).all()
+
+
+@pytest.mark.parametrize("name", [HEAT, INTENSITY, SIGNED])
+def test_the_colours_that_are_known_by_heart_are_those_of_matplotlib(name: str) -> None:
+    expected = matplotlib.colormaps[name](np.arange(256) / 255, bytes=True)[:, :3]
+    assert set(TABLES) == {HEAT, INTENSITY, SIGNED}
+    assert np.array_equal(lookup_table(name), expected)
+    assert np.array_equal(lookup_table("viridis"), matplotlib.colormaps["viridis"](np.arange(256), bytes=True)[:, :3])
 
 
 def test_a_bar_has_the_colours_of_its_legend_in_their_order() -> None:

@@ -97,6 +97,27 @@ def test_a_contour_runs_around_the_places_of_the_shares() -> None:
         assert np.abs(distance - expected).max() < 3, share
 
 
+def test_the_contour_of_a_coarse_map_is_round() -> None:
+    """A round bump of seven cells across, enlarged cell by cell, would have corners at the middles of its cells."""
+    y, x = np.mgrid[0:7, 0:7] - 3
+    bump = np.exp(-(x**2 + y**2) / 3)
+    style, whole = render.Contour(shares=(0.8,)), Box(0, 0, 420, 420)
+    drawn = np.asarray(style.draw(Image.new("RGB", (420, 420), "white"), bump, whole)).astype(int)
+    rows, columns = np.nonzero(np.abs(drawn - style.legend(Image.new("RGB", (1, 1))).colors[0]).max(2) < 60)
+    distance = np.hypot(rows + 0.5 - 210, columns + 0.5 - 210)
+    assert len(rows) > 300
+    assert np.ptp(distance) / distance.mean() < 0.045  # of which 0.02 are the line's own width
+
+
+def test_a_mask_cannot_be_taken_for_a_spotlight() -> None:
+    """Where there is no evidence, one is pale and the other dark, whatever the photo."""
+    for brightness in (10, 128, 250):
+        flat, nothing = Image.new("RGB", (40, 40), (brightness,) * 3), np.array([[1.0, 0.0], [0.0, 0.0]])
+        mask, spotlight = (np.asarray(render.overlay(flat, nothing, style))[-1, -1] for style in ("mask", "spotlight"))
+        assert mask.min() > 200
+        assert spotlight.max() < 60
+
+
 def test_the_evidence_of_padding_is_not_counted() -> None:
     values = np.zeros((8, 8))
     values[:1], values[3, 4], values[4, 4] = 1, 0.5, 0.4
