@@ -46,7 +46,7 @@ def test_names_find_methods_and_patterns_list_them() -> None:
     ("given", "message"),
     [
         ("gradcan", "method 'gradcan' is unknown; did you mean 'gradcam'"),
-        ("gradcam, lrp", "method must be one name, got 2 in 'gradcam, lrp'; give a list, ['gradcam', 'lrp']"),
+        ("gradcam, lrp", "method must be one name, got 2 in 'gradcam, lrp'; give a list, .'gradcam', 'lrp'."),
         (GradCAM, r"got the class GradCAM; use GradCAM\(\)"),
         (3, "must be a name or a method object, got 3"),
     ],
