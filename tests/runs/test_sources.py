@@ -246,6 +246,7 @@ def test_the_columns_of_a_hugging_face_data_set_are_found_by_their_features() ->
         source_of({"train": given, "test": given})
 
 
+@pytest.mark.filterwarnings("ignore")  # the library warns of what it finds in others as it makes its fingerprints
 def test_a_real_hugging_face_data_set(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets", reason="an extra")
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
