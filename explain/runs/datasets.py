@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,44 @@ from explain.runs.items import content_of
 from explain.runs.sources import Content, Entry, Source, stamp, text
 
 
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a data set that hold the image and the label, and what it calls the classes."""
+
+    image: str | None = None
+    label: str | None = None
+    classes: list[str] | None = None
+
+    @classmethod
+    def of(cls, features: Mapping[str, Any]) -> Columns:
+        """Find the columns by their features, as data sets of Hugging Face have them.
+
+        Raises:
+            RunError: none holds images.
+        """
+        kinds = {name: type(feature).__name__ for name, feature in features.items()}
+        images = [name for name, kind in kinds.items() if kind == "Image"]
+        labels = [name for name, kind in kinds.items() if kind == "ClassLabel"]
+        if not images:
+            raise RunError(f"source must have a column with images, got {', '.join(features)}; cast one to an Image")
+        label = labels[0] if labels else None
+        return cls(images[0], label, None if label is None else list(features[label].names))
+
+
 class Photos(Source):
     """Photos in a list, or in anything that gives one after the other: paths, pictures, or pairs with a label.
 
     Args:
-        photos: what `explain.images.load_image` takes, each alone or as a pair ``(photo, label)``.
+        photos: what `explain.images.load_image` takes, each alone, as a pair ``(photo, label)`` or in a dictionary.
+        columns: the keys of dictionaries, where they are not the usual ones.
     """
 
     kind = "photos"
 
-    def __init__(self, photos: Iterable[Any]) -> None:
+    def __init__(self, photos: Iterable[Any], columns: Columns | None = None) -> None:
         self.photos = photos
+        self.columns = columns or Columns()
+        self.classes = self.columns.classes
 
     @property
     def count(self) -> int | None:
@@ -39,7 +67,8 @@ class Photos(Source):
 
     def read(self, entry: Entry) -> Content:
         photos: Any = self.photos
-        return content_of(photos[entry.where] if self.count is not None else entry.where)
+        item = photos[entry.where] if self.count is not None else entry.where
+        return content_of(item, self.columns.image, self.columns.label)
 
     def identity(self) -> dict[str, Any]:
         return {"kind": self.kind}
@@ -99,17 +128,11 @@ class HuggingFace(DataSet):
 
     def __init__(self, items: Any) -> None:
         super().__init__(items)
-        features = dict(items.features or {})
-        kinds = {name: type(feature).__name__ for name, feature in features.items()}
-        images = [name for name, kind in kinds.items() if kind == "Image"]
-        labels = [name for name, kind in kinds.items() if kind == "ClassLabel"]
-        if not images:
-            raise RunError(f"source must have a column with images, got {', '.join(features)}; cast one to an Image")
-        self.image, self.label = images[0], labels[0] if labels else None
-        self.classes = None if self.label is None else list(features[self.label].names)
+        self.columns = Columns.of(dict(items.features or {}))
+        self.classes = self.columns.classes
 
     def read(self, entry: Entry) -> Content:
-        return content_of(self.items[entry.where], self.image, self.label)
+        return content_of(self.items[entry.where], self.columns.image, self.columns.label)
 
     def identity(self) -> dict[str, Any]:
         found = getattr(self.items, "_fingerprint", None)

@@ -9,7 +9,7 @@ from typing import Any
 
 from explain.errors import RunError, either, shown
 from explain.images import EXTENSIONS
-from explain.runs.datasets import DataSet, HuggingFace, Photos
+from explain.runs.datasets import Columns, DataSet, HuggingFace, Photos
 from explain.runs.lists import ENDINGS, PhotoList
 from explain.runs.shards import Shards, shard_names
 from explain.runs.sources import Folder, Source, must_exist, text
@@ -36,7 +36,9 @@ def source_of(given: Any) -> Source:
     if isinstance(given, Mapping):
         raise RunError(f"source must be one split of a data set, got several: {', '.join(map(str, given))}; choose one")
     if hasattr(given, "features") and hasattr(given, "column_names"):
-        return HuggingFace(given) if hasattr(given, "__len__") else Photos(given)
+        if hasattr(given, "__len__"):
+            return HuggingFace(given)
+        return Photos(given, Columns.of(given.features) if given.features else None)  # it only streams
     if isinstance(given, (list, tuple)):
         return Photos(given)
     if hasattr(given, "__getitem__") and hasattr(given, "__len__") and not isinstance(given, bytes):

@@ -246,16 +246,25 @@ def test_the_columns_of_a_hugging_face_data_set_are_found_by_their_features() ->
         source_of({"train": given, "test": given})
 
 
-@pytest.mark.filterwarnings("ignore")  # the library warns of what it finds in others as it makes its fingerprints
-def test_a_real_hugging_face_data_set(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets", reason="an extra")
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
-    given = datasets.Dataset.from_dict({"image": [picture(0), picture(1)], "label": [0, 1]}, features=features)
-    source = source_of(given)
-    assert read(source, "item 1") == (picture(1).tobytes(), 1)
-    assert source.classes == ["cat", "dog"]
-    stream = source_of(given.to_iterable_dataset())
-    assert read(stream, "photo 1") == (picture(1).tobytes(), 1)
+def test_a_hugging_face_data_set_that_only_streams_is_read_in_order() -> None:
+    kinds = {name: type(name, (SimpleNamespace,), {}) for name in ("Image", "ClassLabel")}
+    rows = [{"kind": 1, "picture": picture(0), "image": "no image"}]
+    stream = SimpleNamespace(features={"picture": kinds["Image"](), "kind": kinds["ClassLabel"](names=["cat", "dog"])})
+    Stream = type("Stream", (), {"__iter__": lambda self: iter(rows), "column_names": None, **vars(stream)})
+    source = source_of(Stream())
+    assert read(source, "photo 0") == (picture(0).tobytes(), 1)
+    assert (source.count, source.classes) == (None, ["cat", "dog"])
+
+
+def test_a_real_hugging_face_data_set() -> None:
+    datasets, arrow = (pytest.importorskip(name, reason="an extra") for name in ("datasets", "pyarrow"))
+    features = datasets.Features({"picture": datasets.Image(), "kind": datasets.ClassLabel(names=["cat", "dog"])})
+    rows = [{"picture": {"bytes": png(number), "path": None}, "kind": number} for number in range(2)]
+    table = arrow.Table.from_pylist(rows, schema=features.arrow_schema)
+    given = datasets.Dataset(table, info=datasets.DatasetInfo(features=features), fingerprint="abc")
+    for source, name in ((source_of(given), "item 1"), (source_of(given.to_iterable_dataset()), "photo 1")):
+        assert read(source, name) == (picture(1).tobytes(), 1)
+        assert source.classes == ["cat", "dog"]
 
 
 def test_lists_and_iterators_of_photos(tmp_path: Path) -> None:
