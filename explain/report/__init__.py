@@ -18,6 +18,7 @@ The parts of the page lie in ``static`` as plain files. The page gets its data t
 ``static/source.js``: here it reads what lies in the file itself; another one may ask a live model.
 """
 
+from explain.report.again import Again
 from explain.report.curves import STEPS
 from explain.report.reported import Reported
 from explain.report.sheets import entry, figures_in, sheet, sheet_html, sheet_of
@@ -27,6 +28,7 @@ from explain.report.writing import written
 
 __all__ = [
     "STEPS",
+    "Again",
     "Reported",
     "entry",
     "figures_in",

@@ -17,7 +17,7 @@ from explain.errors import ExplainError, printable
 from explain.fills.look import scale_of
 from explain.methods import control, family, get_method
 from explain.pictures import layer_of, remark
-from explain.report.again import again
+from explain.report.again import Again, again
 from explain.report.costs import costs
 from explain.report.curves import curves
 from explain.report.places import place
@@ -50,17 +50,19 @@ def item(
     *,
     figures: Sequence[Mapping[str, Any]] = (),
     progress: Progress | None = None,
+    made: Again | None = None,
 ) -> dict[str, Any]:
     """Return a photo, its maps, and all that is said of them.
 
     Args:
         figures: for each target, by method, what metrics say: ``{method: {metric: value}}``.
         progress: called with the runs done and their total, for the curves.
+        made: how to make it again, where the subject itself does not say it.
     """
     run = detail.live and subject.explainer is not None
     found = curves(subject, detail.steps, progress) if run else [{} for _ in subject.results]
     passes = costs(subject) if run else {}
-    made = again(subject)
+    made = again(subject) if made is None else made
     records = [{name: subject.record(name, index) for name in result} for index, result in enumerate(subject.results)]
     return {
         "name": name_of(subject),
@@ -86,7 +88,7 @@ def item(
             ]
             for index, result in enumerate(subject.results)
         ],
-        "again": {"command": made.command, "why": made.why, "python": made.python},
+        "again": asdict(made),
         "records": [[subject.record(name, index) for name in subject.methods] for index in range(len(subject.results))],
     }
 

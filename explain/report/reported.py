@@ -9,7 +9,7 @@ from typing import overload
 from explain.engine import Progress
 from explain.report.curves import STEPS
 from explain.report.single import page_of
-from explain.report.subject import Subject
+from explain.report.subject import Pictured, Subject
 from explain.report.widget import widget
 from explain.report.writing import written
 
@@ -65,5 +65,5 @@ class Reported:
         text = page_of(self, steps=steps, progress=progress)
         return text if path is None else written(text, path, overwrite=overwrite)
 
-    def _repr_html_(self: Subject) -> str:
+    def _repr_html_(self: Pictured) -> str:
         return widget(self)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from explain.errors import ExplainError, MetricError, printable, shown
 from explain.models import class_label
+from explain.report.again import Again
 from explain.report.curves import can_be_run
 from explain.report.item import Detail, item, summary
 from explain.report.page import page
@@ -92,16 +93,23 @@ def sheet_of(entries: Sequence[Entry], title: str | None = None) -> str:
 
 
 def entry(
-    subject: Subject, figures: Sequence[Mapping[str, Mapping[str, Any]]] = (), truth: int | str | None = None
+    subject: Subject,
+    figures: Sequence[Mapping[str, Mapping[str, Any]]] = (),
+    truth: int | str | None = None,
+    *,
+    made: Again | None = None,
 ) -> Entry:
-    """Return what a sheet says of a photo in short (its answer, whether that is right, figures), and all of it."""
+    """Return what a sheet says of a photo in short (its answer, whether that is right, figures), and all of it.
+
+    ``made`` says how to make it again, where the subject itself does not.
+    """
     found = summary(subject)
     if truth is not None:
         label = _label(subject, truth)
         found |= {"truth": printable(label), "right": printable(label) == found["label"]}
     first = figures[0] if figures else {}
     short = {**found, "figures": {name: dict(each) for name, each in first.items()}}
-    return short, item(subject, DETAIL, figures=figures)
+    return short, item(subject, DETAIL, figures=figures, made=made)
 
 
 def figures_in(table: Table) -> dict[str, dict[str, float | None]]:

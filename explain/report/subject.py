@@ -1,4 +1,4 @@
-"""`Subject`: what a report can be made of. An `explain.Explanation` is one."""
+"""`Subject` and `Pictured`: what a report can be made of. An `explain.Explanation` is one."""
 
 from __future__ import annotations
 
@@ -45,8 +45,12 @@ class Subject(Protocol):
     @property
     def predictions(self) -> list[tuple[str, float]]: ...
 
+    def record(self, method: str | None = None, target: int | str = 0) -> dict[str, Any]: ...
+
+
+class Pictured(Subject, Protocol):
+    """One that can be shown as a picture too, with words for those who cannot see it."""
+
     @property
     def alternative(self) -> str: ...
-
     def _repr_png_(self) -> bytes: ...
-    def record(self, method: str | None = None, target: int | str = 0) -> dict[str, Any]: ...

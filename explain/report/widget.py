@@ -7,13 +7,13 @@ import html
 from explain.render import picture_html
 from explain.report.item import Detail, item, summary
 from explain.report.page import page
-from explain.report.subject import Subject
+from explain.report.subject import Pictured
 
 DETAIL = Detail(side=800, cells=128, live=False)
 HEIGHT = 660  # pixels
 
 
-def widget(subject: Subject) -> str:
+def widget(subject: Pictured) -> str:
     """Return the page in a frame, over a picture of the same.
 
     The frame runs its own scripts and nothing else: it can neither read nor change the notebook. Where a notebook is

@@ -21,6 +21,7 @@
     reading     the file, as it is read: rows
     exporting   Parquet, CSV and JSON lines
     pictures    overlays, when they are asked for
+    paging      a page of some photos
     result      `Run`: a file that was read, and what can be made of it
     runner      `run`: all of it together
 
@@ -29,6 +30,7 @@ A source is one class; anything that gives entries and reads them can be run.
 
 from explain.runs.exporting import export
 from explain.runs.given import source_of
+from explain.runs.paging import to_html
 from explain.runs.pictures import write_pictures
 from explain.runs.reading import Row
 from explain.runs.result import Run, open_run
@@ -48,5 +50,6 @@ __all__ = [
     "open_run",
     "run",
     "source_of",
+    "to_html",
     "write_pictures",
 ]

@@ -67,10 +67,10 @@ def write_pictures(
     failures: dict[str, str] = {}
     places = None if source is None else {entry.name: entry for entry in source.entries() if hasattr(entry, "where")}
     digits = len(str(min(run.photos, count or run.photos)))
-    for number, rows in enumerate(islice(_by_photo(run, order), count), 1):
+    for number, rows in enumerate(islice(by_photo(run, order), count), 1):
         files = Files(folder, overwrite=overwrite)
         try:
-            photo = _photo(rows[0], source, places or {})
+            photo = photo_of(rows[0], source, places or {})
             about = slug(f"{number:0{digits}} {Path(rows[0].name).stem}")
             names = distinct(slug(f"{about}-{row.target}-{row.method}") for row in rows)
             pictures = [row.overlay(look.of(row.style), photo) for row in rows]
@@ -83,7 +83,7 @@ def write_pictures(
     return written, failures
 
 
-def _by_photo(run: Stored, order: str) -> Iterator[list[Row]]:
+def by_photo(run: Stored, order: str) -> Iterator[list[Row]]:
     """The rows of each photo."""
     rows: list[Row] = []
     for row in run.rows(order=order):
@@ -95,7 +95,7 @@ def _by_photo(run: Stored, order: str) -> Iterator[list[Row]]:
         yield rows
 
 
-def _photo(row: Row, source: Source | None, places: dict[str, Any]) -> Any:
+def photo_of(row: Row, source: Source | None, places: dict[str, Any]) -> Any:
     """The photo of a row: its file, or what the source has under its name.
 
     Raises:

@@ -8,6 +8,7 @@ from typing import Any
 
 from explain.render import StyleLike
 from explain.runs.exporting import export
+from explain.runs.paging import to_html
 from explain.runs.pictures import write_pictures
 from explain.runs.reading import Stored
 
@@ -51,6 +52,18 @@ class Run(Stored):
     ) -> tuple[list[Path], dict[str, str]]:
         """Write overlays of some photos, such as "worst:50"; see `explain.runs.write_pictures`."""
         return write_pictures(self, which, folder, source=source, style=style, overwrite=overwrite)
+
+    def to_html(
+        self,
+        path: str | os.PathLike[str],
+        which: str = "source:200",
+        *,
+        source: Any = None,
+        title: str | None = None,
+        overwrite: bool = False,
+    ) -> tuple[Path, dict[str, str]]:
+        """Write some photos as one page, to filter, sort and open; see `explain.runs.to_html`."""
+        return to_html(self, path, which, source=source, title=title, overwrite=overwrite)
 
 
 def open_run(file: str | os.PathLike[str]) -> Run:
