@@ -13,6 +13,7 @@ from torch import nn
 import explain
 from explain.engine import COMPOSITES, Composite, When
 from explain.engine.linear_rules import AlphaBeta, Epsilon, Flat, Gamma, Gradient, WSquare, ZBox, ZPlus
+from explain.engine.passing import Balanced, Norm, Pass
 from explain.errors import ExplainWarning, LayerError, MethodError
 from explain.methods import LRP
 from tests.conftest import TinyNet, settled, snapshot
@@ -439,3 +440,65 @@ def test_what_does_not_fit_is_refused(net: nn.Module, x: torch.Tensor) -> None:
         explain.attribute(net, x, LRP(concept=("relu", (6,))))
     with pytest.raises(LayerError, match="unused"):
         explain.attribute(net, x, LRP(concept=("unused", (1,))))
+
+
+# Rules that hand relevance on as it comes
+
+
+def test_what_is_passed_on_keeps_its_place_whatever_made_it() -> None:
+    """Activations, a normalisation of each photo and a softmax: R of the input is R of the result, place by place."""
+
+    class Passing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(F.gelu(x.flatten(1))).softmax(-1).sigmoid()
+
+    model, x = settled(Passing()).double(), random(0, 2, 1, 2, 3)
+    kinds = ("activation", "deviation", "softmax")
+    passed = LRP(Composite("passed", ((When(kinds), Pass()),)))
+    for target in (1, 4):
+        a = explain.attribute(model, x, passed, target=target)
+        expected = torch.zeros(2, 6).double()
+        expected[:, target] = a.score
+        torch.testing.assert_close(a.values.flatten(1), expected, rtol=1e-9, atol=1e-12)
+        assert a.coverage is not None
+        assert a.coverage.by_rule["pass"] == {"activation": 2, "deviation": 1, "softmax": 1}
+
+
+def test_the_norm_rule_shares_out_by_what_each_adds() -> None:
+    class Adding(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            a, b = x.flatten(1).chunk(2, 1)
+            return a * 3 + b + 2.0
+
+    x = random(0, 2, 1, 2, 3)
+    norm = LRP(Composite("norm", ((When(("sum",)), Norm()),)))
+    a = explain.attribute(Adding(), x, norm, target=1)
+    rows = x.flatten(1)
+    z = 3 * rows[:, 1] + rows[:, 4] + 2
+    expected = torch.zeros(2, 6).double()
+    for place, part in ((1, 3 * rows[:, 1]), (4, rows[:, 4])):
+        expected[:, place] = part / z * a.score
+    torch.testing.assert_close(a.values.flatten(1), expected, rtol=1e-10, atol=1e-12)
+    assert a.coverage is not None
+    torch.testing.assert_close(a.coverage.taken["biases"], 2 / z * a.score, rtol=1e-10, atol=1e-12)
+    assert a.delta is not None
+    assert a.delta.abs().max() < 1e-10
+
+
+def test_balanced_sums_keep_relevance_where_shares_would_cancel() -> None:
+    """Shares of 6 and -2 of 4 become 3 and 1: what arrived, by the magnitudes of the two sums."""
+
+    class Shortcut(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            a, b = x.flatten(1).chunk(2, 1)
+            return (a + b).sum(1, keepdim=True)
+
+    x = torch.tensor([4.0, 2.0, -3.0, 1.0]).double().reshape(1, 1, 2, 2)
+    balanced = LRP(Composite("balanced", ((When(("sum",)), Balanced()),)))
+    a = explain.attribute(Shortcut(), x, balanced, target=0)
+    assert torch.allclose(a.values.flatten(), torch.tensor([2.0, 1.0, 1.5, -0.5]).double())
+    assert float(a.values.sum()) == pytest.approx(float(a.score))
