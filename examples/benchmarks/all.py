@@ -28,6 +28,7 @@ COMMANDS = {
     "pairs": ["pairs.py", "--rounds", "3"],
     "methods": ["methods.py", "--threads", "1", "--rounds", "3"],
     "covering": ["covering.py", "--rounds", "3"],
+    "accuracy": ["accuracy.py"],
     "peers": ["peers.py", "--rounds", "5"],
 }
 QUICK = {
@@ -37,6 +38,7 @@ QUICK = {
     "pairs": ["pairs.py", "--quick"],
     "methods": ["methods.py", "--quick"],
     "covering": ["covering.py", "--quick"],
+    "accuracy": ["accuracy.py", "--quick"],
     "peers": ["peers.py", "--quick"],
 }
 
