@@ -112,9 +112,8 @@ ESTIMATES: dict[str, Callable[[Known, int, int], torch.Tensor]] = {
 }
 
 
-def off(model: Known, name: str, runs: int, seeds: int) -> float:
+def off(model: Known, exact: torch.Tensor, name: str, runs: int, seeds: int) -> float:
     """The mean distance to the exact values, by their norm."""
-    exact = values(model, KernelSHAP(2**REGIONS, COLUMNS))
     found = [ESTIMATES[name](model, runs, seed) for seed in range(seeds)]
     return statistics.mean(float((each - exact).norm() / exact.norm()) for each in found)
 
@@ -137,12 +136,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.rows not in str(setting):
             continue
         model, cells = known(setting), []
+        exact = values(model, KernelSHAP(2**REGIONS, COLUMNS))
         for runs in RUNS:
             for name in ESTIMATES:
                 if name not in ("kernelshap", "shapleysampling") and not there:
                     cells.append("not installed")
                     continue
-                figure = off(model, name, runs, 2 if options.quick else options.seeds)
+                figure = off(model, exact, name, runs, 2 if options.quick else options.seeds)
                 cells.append(shown(figure))
                 goal = GOALS.get(str(setting), {}).get(runs)
                 if name == "kernelshap" and goal is not None and figure > goal and not options.quick:

@@ -64,8 +64,8 @@ figure
 # %%
 # Where the error is as large as the values, the map says nothing yet: give more
 # ``runs``, or ``until=0.1``, which ends when the largest error is a tenth of the
-# largest value. ``sobol`` and ``hsic`` have no sign: they say how much a place matters, and not
-# for what.
+# largest value. ``sobol`` and ``hsic`` have no sign: they say how much a place matters,
+# and not for what.
 #
 # What a region is
 # ----------------
