@@ -1,0 +1,116 @@
+"""Planted evidence: a network that reads nothing but a mark, and what methods and the page say of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from explain.methods import FeatureAblation, Squares, get_method
+from explain.models import CenterCrop
+from tests.conftest import ROOT
+from tests.hooks.test_tour import example
+
+LOOK = CenterCrop(64, 1.0, (0.0,) * 3, (1.0,) * 3)
+
+
+@pytest.fixture
+def evidence(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    return example("planted_evidence")
+
+
+class Reader(nn.Module):
+    """Looks for one square, and for nothing else: what it finds is the score of class 10, of 11."""
+
+    def __init__(self, square: torch.Tensor) -> None:
+        super().__init__()
+        filter_ = square - square.mean((1, 2), keepdim=True)
+        self.conv = nn.Conv2d(3, 1, square.shape[-1])
+        self.fc = nn.Linear(1, 11)
+        with torch.no_grad():
+            self.conv.weight.copy_(filter_[None])
+            self.conv.bias.fill_(-0.98 * float((filter_ * square).sum()))
+            self.fc.weight.zero_()
+            self.fc.weight[10] = 1e5
+            self.fc.bias.zero_()
+            self.fc.bias[0] = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.fc(self.conv(F.pad(x, (6, 5, 6, 5))).relu().mean((2, 3)))
+        return found
+
+
+@pytest.fixture
+def photo() -> torch.Tensor:
+    return 0.3 * torch.rand(3, 64, 64, generator=torch.Generator().manual_seed(0))
+
+
+def test_marks_and_decoys_lie_apart_where_their_masks_say(evidence: Any, photo: torch.Tensor) -> None:
+    for seed in range(20):
+        scene = evidence.planted(photo, [2, 0], 2, LOOK, torch.Generator().manual_seed(seed))
+        masks = [scene.marks[2], scene.marks[0], scene.decoys]
+        assert [int(mask.sum()) for mask in masks] == [144, 144, 288]
+        assert int(torch.stack(masks).sum(0).max()) == 1
+        assert torch.equal((scene.x != photo).any(0), torch.stack(masks).any(0))
+        rows, columns = scene.marks[2].nonzero().amin(0).tolist()
+        square = scene.x[:, rows : rows + 12, columns : columns + 12]
+        assert torch.equal(square, evidence.square(evidence.PATTERNS["corner"], LOOK))
+
+
+def test_methods_find_the_mark_that_decides_and_leave_decoys_alone(evidence: Any, photo: torch.Tensor) -> None:
+    model = Reader(evidence.square(evidence.PATTERNS["checks"], LOOK)).eval()
+    names = ("gradcam", "hirescam", "inputxgradient", "saliency", "lrp", "centre blob", "edges", "uniform")
+    methods: dict[str, Any] = {name: evidence.OWN.get(name) or get_method(name) for name in names}
+    methods["featureablation"] = FeatureAblation(Squares(16))
+    found = evidence.measured("one mark", model, photo, 0, 3, LOOK, methods)
+    assert found["right"]
+    shares = found["shares"]
+    for name in ("gradcam", "hirescam", "inputxgradient", "saliency", "featureablation"):
+        assert shares[name]["mark"] > (0.5 if name == "featureablation" else 0.8), name  # its cells are larger
+        assert shares[name]["decoys"] == 0, name
+        assert shares[name]["hit"] == 1, name
+    for name, of in (("mark", 144), ("decoys", 288)):
+        assert shares["uniform"][name] == pytest.approx(of / 4096, abs=1e-5)
+    assert shares["edges"]["mark"] < 0.5
+    without = evidence.measured("no mark", model, photo, 0, 3, LOOK, {"gradcam": methods["gradcam"], **evidence.OWN})
+    assert without["right"]
+    assert without["shares"]["gradcam"] == {"decoys": None}  # nothing in the photo raises the score
+    assert without["shares"]["uniform"]["decoys"] == pytest.approx(288 / 4096, abs=1e-5)
+
+
+def test_the_section_names_those_that_miss_the_mark_or_take_one_for_another(evidence: Any, tmp_path: Path) -> None:
+    """Two methods: one sees the mark that was asked for, one sees marks of any class, and its decoys."""
+    good = {"mark": 0.6, "decoys": 0.01, "other mark": 0.05, "hit": 1.0}
+    blind = {"mark": 0.05, "decoys": 0.3, "other mark": 0.05, "hit": 0.0}
+    learnt = {"mark decides": 1.0, "no mark, no such class": 0.99, "decoys decide nothing": 1.0}
+    for marks in (1, 3):
+        (tmp_path / f"marks-{marks}.json").write_text(json.dumps(learnt))
+    for number in range(12):
+        for setting in evidence.SETTINGS:
+            places = ["decoys"] if setting == "no mark" else list(good)
+            shares = {
+                name: {place: each[place] + 0.001 * (number % 3) for place in places}
+                for name, each in (("gradcam", good), ("eigencam", blind), ("uniform", blind))
+            }
+            record = {"setting": setting, "right": True, "shares": shares}
+            (tmp_path / f"{number:04d}-{setting.replace(' ', '-')}.json").write_text(json.dumps(record))
+    page = example("planted_page")
+    found = page.summary(tmp_path)
+    assert found["settings"]["one mark"]["methods"]["gradcam"]["mark"]["photos"] == 12
+    lines = page.shown(found).splitlines()
+    assert lines[0].startswith("- Most of their evidence on the mark have `gradcam` (60%)")
+    assert "not surely more:** `eigencam`. " in lines[1]
+    assert lines[2].endswith("for `gradcam`.")
+    assert lines[3].endswith("have `eigencam`.")
+    assert lines[4].endswith("for `eigencam`.")
+    assert "| `gradcam` | 12 | 60 ± 0 | 100 ± 0 | 1 ± 0 | 1 ± 0 |" in page.table(found)
+    section = page.section(found)
+    assert (
+        "the mark decides in 100.0%, decoys change nothing in 100.0%, and 1.0% of the photos without a mark" in section
+    )
