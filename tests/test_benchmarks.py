@@ -33,7 +33,9 @@ def table_of(module: ModuleType) -> Any:
     return module.table({name: pinned.get(distribution) for name, distribution in module.COLUMNS.items()})
 
 
-@pytest.mark.parametrize("name", ["startup", "hooks", "overhead", "pairs", "methods", "covering", "accuracy", "peers"])
+@pytest.mark.parametrize(
+    "name", ["startup", "hooks", "overhead", "pairs", "methods", "covering", "accuracy", "peers", "metrics"]
+)
 def test_published_rows_are_those_that_the_command_prints(name: str, bench: Any) -> None:
     tables, table = bench("tables"), table_of(bench(name))
     assert table.name == name

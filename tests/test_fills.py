@@ -57,6 +57,10 @@ def test_many_masks_at_once_are_what_each_would_be(fill: Fill, images: torch.Ten
     owners = torch.tensor([2, 0, 0])
     found = covering(fill, images)(owners, keep)
     torch.testing.assert_close(found, fill(images[owners], keep), rtol=0, atol=1e-12)
+    one = covering(fill, images[:1])(torch.zeros(3, dtype=torch.long), keep)
+    torch.testing.assert_close(one, fill(images[:1].repeat(3, 1, 1, 1), keep), rtol=0, atol=1e-12)
+    one.zero_()  # the network may overwrite what it gets
+    assert images[0].any()
 
 
 @pytest.mark.parametrize("fill", [fill for fill in ALL if fill.name != "defocus"], ids=lambda fill: fill.name)

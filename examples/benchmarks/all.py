@@ -1,4 +1,4 @@
-"""Measures every published table, in a sensible order, within 25 minutes on two quiet cores.
+"""Measures every published table, in a sensible order, within 40 minutes on two quiet cores.
 
     python examples/benchmarks/all.py [--output tables.md] [--update] [--only peers pairs] [--quick]
 
@@ -30,6 +30,7 @@ COMMANDS = {
     "covering": ["covering.py", "--rounds", "3"],
     "accuracy": ["accuracy.py"],
     "peers": ["peers.py", "--rounds", "5"],
+    "metrics": ["metrics.py", "--rounds", "3"],
 }
 QUICK = {
     "startup": ["startup.py", "--rounds", "1"],
@@ -40,6 +41,7 @@ QUICK = {
     "covering": ["covering.py", "--quick"],
     "accuracy": ["accuracy.py", "--quick"],
     "peers": ["peers.py", "--quick"],
+    "metrics": ["metrics.py", "--quick"],
 }
 
 

@@ -1,14 +1,22 @@
 """What metrics cost in this package, Quantus, grad-cam and Captum, in bare forward passes of the model.
 
-    python examples/benchmarks/metrics.py [--rows road] [--rounds 3] [--threads 2] [--json file] [--quick]
+    python examples/benchmarks/metrics.py [--rows road] [--rounds 3] [--threads 2] [--json file] [--update]
+        [--quick]
 
 All run in one process on the same ResNet-18, photo and map, in turn, each between two runs of ``model(x)`` for one
 photo in inference mode. A figure is the median over the rounds, after one run to warm up, of its time by the mean of
 these two. Behind ours stands, for each altered photo, its time by the batched forward pass: the best of batches of 8,
-16 and 32 in both memory layouts. Peers that take over 100 passes get one round. The last rows say what sharing saves:
-several methods, or metrics, in one call by the sum of a call for each.
+16 and 32 in both memory layouts, run in the same rounds. Peers that take over 100 passes get one round. The last rows
+say what sharing saves, several methods, or metrics, in one call by the sum of a call for each; and how much more memory
+many steps take than few.
 
-The peers are in the extra ``peers``; ``--quick`` shrinks everything and says nothing about speed.
+The photo has 216 pixels a side, not 224: Quantus counts each channel's pixel as a step of its own, and takes only steps
+that divide height by width, so that three channels go together only where these can be divided by three. Its ROAD fails
+with photos of three channels, so that a row has it with a grey one, where it runs the most relevant pixels only, half
+of what ours does.
+
+What is printed is the table in docs/costs.md. The peers are in the extra ``peers``; ``--quick`` shrinks everything and
+says nothing about speed.
 """
 
 from __future__ import annotations
@@ -17,6 +25,7 @@ import argparse
 import fnmatch
 import importlib.metadata
 import json
+import os
 import statistics
 import time
 import warnings
@@ -28,7 +37,8 @@ from typing import Any
 import numpy as np
 import torch
 import torchvision
-from tables import line
+from tables import Table, line, page_of, replaced
+from timing import peak_bytes
 from torch import nn
 
 import explain
@@ -36,6 +46,7 @@ from explain.fills import Zero
 from explain.methods import Saliency
 from explain.metrics import MPRT, ROAD, Deletion, Infidelity, Insertion, PixelFlipping, Sensitivity
 
+os.environ["KINETO_LOG_LEVEL"] = "99"  # the profiler, which measures memory, need not say when it starts
 warnings.filterwarnings("ignore")  # of the peers, about this and that
 COLUMNS = {"explain": "explain", "Quantus": "quantus", "grad-cam": "grad-cam", "Captum": "captum"}
 TARGET, LONG = 1, 100
@@ -53,6 +64,8 @@ class Row:
     apart: Work | None = None
     """The same in several calls, to say what sharing saves."""
     notes: dict[str, str] = field(default_factory=dict)
+    few: Work | None = None
+    """The same work with fewer steps, to say whether memory grows with them."""
 
 
 def network() -> nn.Module:
@@ -65,6 +78,23 @@ def network() -> nn.Module:
     with torch.no_grad():
         model.train()(torch.randn(8, 3, 112, 112))
     return model.eval()
+
+
+class Grey(nn.Module):
+    """A network of colours that is shown photos of one channel."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.model(x.expand(-1, 3, -1, -1))
+        return found
+
+
+def table(versions: dict[str, str | None]) -> Table:
+    heads = (f"{name} {versions[name]}" if name != "explain" and versions[name] else name for name in COLUMNS)
+    return Table("metrics", ("work", *heads), tuple((name,) for name, _ in rows(False)))
 
 
 def quantus_work(name: str, model: nn.Module, x: torch.Tensor, maps: torch.Tensor, **options: Any) -> Work:
@@ -136,11 +166,11 @@ def captum_sensitivity(model: nn.Module, x: torch.Tensor, samples: int) -> Work:
 
 def rows(quick: bool) -> Iterator[tuple[str, Callable[[nn.Module, torch.Tensor], Row]]]:
     """The name and what builds each row, when its turn comes."""
-    steps, samples = (4, 2) if quick else (224, 10)
+    steps, samples = (12, 2) if quick else (216, 10)
     shares = (30, 60) if quick else (10, 20, 30, 40, 50, 60, 70, 80, 90)
 
-    def judge(model: nn.Module, x: torch.Tensor, given: Any, metrics: Any) -> Work:
-        return lambda: explain.evaluate(model, x, given, metrics, target=TARGET)
+    def judge(model: nn.Module, x: torch.Tensor, given: Any, metrics: Any, **more: Any) -> Work:
+        return lambda: explain.evaluate(model, x, given, metrics, target=TARGET, **more)
 
     def maps_of(x: torch.Tensor) -> torch.Tensor:
         coarse = torch.rand(1, 1, 7, 7, generator=torch.Generator().manual_seed(3))
@@ -163,6 +193,22 @@ def rows(quick: bool) -> Iterator[tuple[str, Callable[[nn.Module, torch.Tensor],
             "Quantus": quantus_work("ROAD", model, x, maps, percentages=list(shares)),
         }
         return Row("", works, photos=2 * len(shares))
+
+    def grey_road(model: nn.Module, x: torch.Tensor) -> Row:
+        grey, photo, maps = Grey(model).eval(), x.mean(1, keepdim=True), maps_of(x)
+        works = {
+            "explain": judge(grey, photo, {"map": maps}, ROAD(shares)),
+            "Quantus": quantus_work("ROAD", grey, photo, maps, percentages=list(shares)),
+        }
+        return Row("", works, photos=2 * len(shares))
+
+    def memory(model: nn.Module, x: torch.Tensor) -> Row:
+        maps, few = maps_of(x), max(1, steps // 8)
+        many, some = (
+            judge(model, x, {"map": maps}, PixelFlipping(steps=count, fill=Zero()), batch_size=1 if quick else 16)
+            for count in (steps, few)
+        )
+        return Row("", {"explain": many}, few=some)
 
     def infidelity(model: nn.Module, x: torch.Tensor) -> Row:
         works = {
@@ -201,11 +247,13 @@ def rows(quick: bool) -> Iterator[tuple[str, Callable[[nn.Module, torch.Tensor],
 
     yield f"pixel flipping, {steps} steps", flipping
     yield f"ROAD, {len(shares)} percentiles, both orders", road
+    yield f"ROAD of a grey photo, {len(shares)} percentiles", grey_road
     yield f"infidelity, {samples} samples", infidelity
     yield f"largest sensitivity of saliency, {samples} samples", sensitivity
     yield "parameter randomisation of saliency, layer by layer from the top", randomisation
     yield "8 methods in one call, metrics with the same altered photos", methods
     yield "deletion, insertion, MoRF and LeRF in one call", metrics
+    yield f"memory of {steps} steps of pixel flipping, by that of an eighth of them", memory
 
 
 def seconds(work: Work) -> float:
@@ -214,20 +262,23 @@ def seconds(work: Work) -> float:
     return time.perf_counter() - start
 
 
-def batched(model: nn.Module, x: torch.Tensor) -> float:
-    """The seconds of the fastest batched forward pass, per photo."""
-    best = float("inf")
-    with torch.inference_mode():
-        for size in (8, 16, 32):
-            for layout in (torch.contiguous_format, torch.channels_last):
-                many = x.repeat(size, 1, 1, 1).contiguous(memory_format=layout)
-                best = min([best, *(seconds(lambda: model(many)) / size for _ in range(2))])  # noqa: B023
-    return best
+def batches(model: nn.Module, x: torch.Tensor) -> list[tuple[int, Work]]:
+    """Forward passes of many photos, in the sizes and layouts of which the best is compared with."""
+    found = []
+    for size in (8, 16, 32):
+        for layout in (torch.contiguous_format, torch.channels_last):
+            many = x.repeat(size, 1, 1, 1).contiguous(memory_format=layout)
+            found.append((size, lambda many=many: model(many)))
+    return found
 
 
 def measured(row: Row, model: nn.Module, x: torch.Tensor, rounds: int) -> dict[str, str]:
     """The cells of a row, by column."""
     cells = dict(row.notes)
+    if row.few is not None:
+        return {"explain": f"{peak_bytes(row.works['explain']) / peak_bytes(row.few):.2f} times as much"}
+    passes = batches(model, x) if row.photos is not None else []
+    each_photo: dict[int, list[float]] = {number: [] for number in range(len(passes))}
 
     def bare() -> float:
         with torch.inference_mode():
@@ -250,23 +301,29 @@ def measured(row: Row, model: nn.Module, x: torch.Tensor, rounds: int) -> dict[s
             took, after = seconds(work), bare()
             found[name].append((took / (before + after) * 2, took))
             before = after
+        with torch.inference_mode():
+            for number, (size, work) in enumerate(passes):
+                if not turn:
+                    work()
+                each_photo[number].append(seconds(work) / size)
     ratios = {name: statistics.median(each for each, _ in pairs) for name, pairs in found.items()}
     for name in row.works:
         if name in ratios:
             cells[name] = f"{ratios[name]:.1f}"
     if "explain" in ratios and row.photos is not None:
         took = statistics.median(took for _, took in found["explain"])
-        cells["explain"] += f" ({took / row.photos / batched(model, x):.2f} each)"
+        best = min(statistics.median(times) for times in each_photo.values())
+        cells["explain"] += f" ({took / row.photos / best:.2f} of the batched pass each)"
     if "apart" in ratios and "explain" in ratios:
         cells["explain"] += f" ({ratios['apart'] / ratios['explain']:.1f} × less than apart)"
     return cells
 
 
-def version(distribution: str) -> str:
+def version(distribution: str) -> str | None:
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
-        return ""
+        return None
 
 
 def main() -> None:
@@ -275,22 +332,30 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--update", action="store_true", help="put the table into its page of docs/")
     parser.add_argument("--quick", action="store_true", help="small and quick, to see that everything runs")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    side = 64 if options.quick else 224
+    side = 48 if options.quick else 216
     model, x = network(), torch.randn(1, 3, side, side, generator=torch.Generator().manual_seed(1))
-    heads = [name if name == "explain" else f"{name} {version(of)}".strip() for name, of in COLUMNS.items()]
-    print(line(["work", *heads]) + "\n|" + "---|" * (len(heads) + 1), flush=True)
-    document = {}
+    print(table({name: version(of) for name, of in COLUMNS.items()}).head(), flush=True)
+    document, printed = {}, []
+    if options.update and options.quick:
+        parser.error("--update is for measured tables; leave out --quick")
     for name, build in rows(options.quick):
         if options.rows.lower() not in name.lower() and not fnmatch.fnmatch(name, options.rows):
             continue
         cells = measured(build(model, x), model, x, 1 if options.quick else options.rounds)
         document[name] = cells
-        print(line([name, *(cells.get(column, "") for column in COLUMNS)]), flush=True)
+        printed.append(line([name, *(cells.get(column, "–") for column in COLUMNS)]))
+        print(printed[-1], flush=True)
     if options.json is not None:
         options.json.write_text(json.dumps(document, indent=1), "utf-8")
+    if options.update and options.rows == "*":
+        page = page_of("metrics")
+        found = "\n".join([table({name: version(of) for name, of in COLUMNS.items()}).head(), *printed])
+        page.write_text(replaced(page.read_text("utf-8"), "metrics", found), "utf-8")
+        print(f"written to {page}")
 
 
 if __name__ == "__main__":

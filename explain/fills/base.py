@@ -112,6 +112,8 @@ def covering(fill: Fill, images: torch.Tensor) -> Cover:
     if fill.depends_on_mask or not isinstance(fill, Replacing):
         return lambda owners, keep: fill(images[owners], keep)
     replacement = fill.replacement(images)
+    if len(images) == 1:  # whose copies need not be made before they are blended
+        return lambda owners, keep: blend(images, replacement, keep)
     return lambda owners, keep: blend(images[owners], replacement[owners], keep)
 
 

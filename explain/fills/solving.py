@@ -130,11 +130,11 @@ def _coarser(maps: torch.Tensor) -> torch.Tensor:
     even = _even(maps)
     for dim in (2, 3):
         first, second = (even.movedim(dim, 0)[start::2] for start in (0, 1))
-        cells = 0.75 * (first + second)
-        cells[1:] += 0.25 * second[:-1]
-        cells[:-1] += 0.25 * first[1:]
-        cells[0] += 0.25 * first[0]
-        cells[-1] += 0.25 * second[-1]
+        cells = (first + second).mul_(0.75)
+        cells[1:].add_(second[:-1], alpha=0.25)
+        cells[:-1].add_(first[1:], alpha=0.25)
+        cells[0].add_(first[0], alpha=0.25)
+        cells[-1].add_(second[-1], alpha=0.25)
         even = cells.movedim(0, dim)
     return even
 
@@ -159,8 +159,8 @@ def _around(maps: torch.Tensor) -> torch.Tensor:
     down[:, :, 1:].add_(maps[:, :, :-1], alpha=1 / 12)
     down[:, :, :-1].add_(maps[:, :, 1:], alpha=1 / 12)
     both = 2 * down
-    both[..., 1:] += down[..., :-1]
-    both[..., :-1] += down[..., 1:]
+    both[..., 1:].add_(down[..., :-1])  # and not +=, which would copy the result onto itself
+    both[..., :-1].add_(down[..., 1:])
     return both.sub_(maps, alpha=1 / 3)
 
 

@@ -87,9 +87,9 @@ class Ranked:
         covered = cover(self.fill)
 
         def make(owners: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-            ranks = self.ranks[owners]
+            ranks = self.ranks if len(self.ranks) == 1 else self.ranks[owners]
             start, end = (each[owners, numbers].reshape(-1, 1, 1) for each in (self.start, self.end))
-            keep = (ranks < start) | (ranks >= end)
+            keep = (ranks < start).logical_or_(ranks >= end)
             return covered(owners, keep[:, None].to(images))
 
         return make
