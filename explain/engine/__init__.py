@@ -1,12 +1,14 @@
 """The engine: the fewest passes that gather what the methods asked for need.
 
     entry       what is refused before anything runs
+    bytensor    values by tensors, compared by identity
     rectifiers which calls rectify, however they are written
     constants   what is added: biases, shifts, parameters and buffers
     operations  what happens in a forward pass, as it happens
     rules       what a backward pass does at an operation, as values
     calls       calls of functions, made again with other arguments
     linear_maps linear maps among them
+    keeping     tensors as they were, copied before they are overwritten
     steps       the steps of a forward pass that relevance rules act on
     relevance   relevance propagated through them
     linear_rules, step_rules

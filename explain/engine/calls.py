@@ -31,6 +31,7 @@ _NAMES = {
     "cat": "tensors dim",
     "stack": "tensors dim",
 }
+_SPLIT = {kind: names.split() for kind, names in _NAMES.items()}
 _ASKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 _BY_OPERATOR = frozenset(["__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__", "__setitem__"])
 _opened: dict[Any, Any] = {}
@@ -45,25 +46,25 @@ class Call:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     flat: list[Any] = field(init=False)
+    tensors: list[torch.Tensor] = field(init=False)
+    in_place: bool = field(init=False)
+    """Whether it overwrites its first argument."""
 
     def __post_init__(self) -> None:
-        self.flat = [v for value in (*self.args, *self.kwargs.values()) for v in _spread(value)]
-
-    @property
-    def tensors(self) -> list[torch.Tensor]:
-        return [value for value in self.flat if isinstance(value, torch.Tensor)]
-
-    @property
-    def in_place(self) -> bool:
-        """Whether it overwrites its first argument."""
-        name = str(getattr(self.function, "__name__", ""))
-        named = (name.endswith("_") and not name.endswith("__")) or name in _BY_OPERATOR
-        return named and bool(self.flat) and isinstance(self.flat[0], torch.Tensor)
+        self.flat = []
+        for value in (*self.args, *self.kwargs.values()):
+            if _holds_tensors(value):
+                self.flat += value
+            else:
+                self.flat.append(value)
+        self.tensors = [value for value in self.flat if isinstance(value, torch.Tensor)]
+        first = self.flat[0] if self.flat else None
+        self.in_place = isinstance(first, torch.Tensor) and _overwrites(self.function)
 
     @property
     def named(self) -> dict[str, Any]:
         """The arguments by name, where the names are known; a tensor's method calls its own ``self``."""
-        names = _NAMES.get(self.kind, "").split()
+        names = _SPLIT.get(self.kind, [])
         args = self.args
         if self.kind == "where" and args and not (isinstance(args[0], torch.Tensor) and args[0].dtype == torch.bool):
             names = ["input", "condition", "other"]
@@ -87,8 +88,9 @@ class Call:
         return None if plain is None else Call(plain, self.kind, self.args, self.kwargs)
 
 
-def _spread(value: Any) -> Iterator[Any]:
-    yield from value if _holds_tensors(value) else (value,)
+def _overwrites(function: Any) -> bool:
+    name = str(getattr(function, "__name__", ""))
+    return (name.endswith("_") and not name.endswith("__")) or name in _BY_OPERATOR
 
 
 def _gathered(value: Any, values: Iterator[Any]) -> Any:

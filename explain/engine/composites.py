@@ -9,6 +9,7 @@ import fnmatch
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import torch
 from torch.autograd.graph import Node
@@ -95,8 +96,10 @@ class Composite:
     def rule(self, kind: str, module: str | None, first: bool, step: Step | None = None) -> RelevanceRule | None:
         """The rule for a step, or for a linear map if no step is given."""
         for when, rule in self.rules:
-            fits = isinstance(rule, LinearRule) if step is None else isinstance(rule, StepRule) and rule.fits(step)
-            if fits and when(kind, module, first):
+            if not when(kind, module, first):
+                continue
+            fits = getattr(rule, "fits", None)  # rules for linear maps fit all of them, and have no such method
+            if fits is None if step is None else fits is not None and fits(step):
                 return rule
         return None
 
@@ -244,14 +247,13 @@ def propagate(
     maps = maps_in(behind, nodes, apart)
     for each in maps:
         _attach_map(each, chosen, found)
-    mapped = {id(step) for step in behind if step.linear is not None and step.entrances}
     for step in behind:
-        if id(step) in mapped:
+        if step.is_map:
             continue
         rule = chosen.rule(step.kind, step.module, False, step)
         found.covered[rule.name if rule is not None else "gradient", step.kind] += 1
-        if isinstance(rule, StepRule):
-            rule.attach(step, found.flow)
+        if rule is not None:
+            cast(StepRule, rule).attach(step, found.flow)
     for operation in operations.behind(score):
         if not operation.rectifies:
             found.missed[operation.kind] += 1
@@ -260,6 +262,6 @@ def propagate(
 
 def _attach_map(each: Map, composite: Composite, found: Propagated) -> None:
     rule = composite.rule(each.kind, each.module, each.first)
-    used = rule if isinstance(rule, LinearRule) else Gradient()
+    used = Gradient() if rule is None else cast(LinearRule, rule)
     found.covered[used.name, each.kind] += 1
     used.attach(each, found.flow)

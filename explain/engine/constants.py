@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.utils.weak import WeakIdKeyDictionary
 
+from explain.engine.bytensor import ByTensor
 from explain.errors import MethodError
 from explain.hooks import is_transforming
 
@@ -84,8 +84,9 @@ class Constants:
 
     def __post_init__(self) -> None:
         own = [*self.model.parameters(), *self.model.buffers(), *self.beside]
+        self._themselves = {id(tensor): tensor for tensor in own}
         self._own = {storage for tensor in own if (storage := _storage(tensor))}
-        self._made: Any = WeakIdKeyDictionary()
+        self._made = ByTensor[bool]()
         self._calls: Counter[str] = Counter()
         self._of_attention: set[Any] = set()
 
@@ -118,18 +119,30 @@ class Constants:
             self._mark_attention(args[0] if args else kwargs["input"])
         return self.derive(kind, args, kwargs, result)
 
+    def is_own(self, tensor: torch.Tensor) -> bool:
+        """Whether it is one of the model's parameters and buffers."""
+        return id(tensor) in self._themselves
+
     def is_constant(self, value: Any) -> bool:
         if isinstance(value, torch.Tensor):
-            return value in self._made or _storage(value) in self._own
+            return self.is_own(value) or value in self._made or _storage(value) in self._own
         return isinstance(value, (int, float))
 
-    def derive(self, kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Any:
-        """Note whether a result, or what was written into, is made of constants alone."""
-        values = [*args, *kwargs.values()]
-        tensors = [
-            t for v in values for t in (v if isinstance(v, (list, tuple)) else (v,)) if isinstance(t, torch.Tensor)
-        ]
-        constant = all(map(self.is_constant, tensors[kind in _FILLED :]))
+    def derive(
+        self, kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, *, depends: bool = False
+    ) -> Any:
+        """Note whether a result, or what was written into, is made of constants alone.
+
+        ``depends`` says that an argument is known to be none.
+        """
+        if depends and kind not in _FILLED:
+            constant = False
+        else:
+            values = [*args, *kwargs.values()]
+            tensors = [
+                t for v in values for t in (v if isinstance(v, (list, tuple)) else (v,)) if isinstance(t, torch.Tensor)
+            ]
+            constant = all(map(self.is_constant, tensors[kind in _FILLED :]))
         made = args[0] if kind == "setitem" else result
         for each in made if isinstance(made, (list, tuple)) else (made,):
             if isinstance(each, torch.Tensor):
@@ -138,7 +151,7 @@ class Constants:
                 else:
                     for changed in (each, each._base):  # what is written into a view is in its base
                         if changed is not None:
-                            self._made.pop(changed, None)
+                            self._made.discard(changed)
         return result
 
     def _note_bias(

@@ -9,7 +9,6 @@ A normalisation by known statistics that a linear map's result is given to, and 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -17,8 +16,9 @@ import torch
 from torch import nn
 from torch.autograd.graph import Node
 
+from explain.engine.keeping import Kept
 from explain.engine.linear_maps import Linear
-from explain.engine.steps import Kept, Step
+from explain.engine.steps import Step
 from explain.hooks import Answer, Entrance, HookGroup, Source, first_tensor, graph
 
 Change = Callable[[torch.Tensor], "torch.Tensor | None"]
@@ -26,17 +26,28 @@ Change = Callable[[torch.Tensor], "torch.Tensor | None"]
 
 @dataclass(eq=False)
 class Map:
-    """A linear map in the graph: where its input is, where its result leaves, and what both were."""
+    """A linear map in the graph: where its input is, where its result leaves, and what both were.
+
+    Without an entrance, it is one Node, whose first input is the map's.
+    """
 
     kind: str
     module: str | None
     linear: Linear
     x: Kept
     result: Kept
-    entrance: Entrance
+    entrance: Entrance | None
     exit: Step
     first: bool = False
     """Whether no other linear map, but for normalisations, lies between it and the input."""
+
+    @property
+    def node(self) -> Node | None:
+        """The Node through which the gradient leaves the map."""
+        return self.exit.node if self.entrance is None else self.entrance.node
+
+    rectified: bool = False
+    """Whether only rectifiers are given its result, so that a gradient arrives only where it is positive."""
 
 
 @dataclass(eq=False)
@@ -81,20 +92,46 @@ class Flow:
         entrance.give(answered)
         self._told.append(entrance)
 
+    def instead(self, of: Map, answer: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Say what leaves a map in the place of autograd's gradient, from the gradient that arrives at its result."""
+        entrance = of.entrance
+        if entrance is not None:
+
+            def arrived(gradient: torch.Tensor) -> None:
+                self.give(entrance, lambda _: answer(gradient).to(gradient.dtype))
+
+            self.arriving(of.exit, arrived)
+            return
+
+        def after(
+            grad_inputs: tuple[torch.Tensor | None, ...], grad_outputs: tuple[torch.Tensor | None, ...]
+        ) -> tuple[torch.Tensor | None, ...]:
+            gradient = grad_outputs[of.exit.output]
+            if gradient is None or grad_inputs[0] is None:
+                return grad_inputs
+            self._turned = of.exit.turned
+            return (answer(gradient).to(gradient.dtype), *grad_inputs[1:])
+
+        self.group.node(of.exit.node, after)
+
     def close(self) -> None:
         """Take back what entrances were told that the pass did not come by."""
         for entrance in self._told:
             entrance.give(None)
         self._told.clear()
 
-    def take(self, cause: str, part: torch.Tensor, factor: torch.Tensor | None = None) -> None:
-        """Add to what a cause has taken, from a tensor with rows for the images, times a factor that meets it."""
-        if factor is None:
-            found = per_image(part.detach(), self.count, turned=self._turned)
-        elif factor.shape == part.shape and self._is_by_image(part):
-            found = torch.linalg.vecdot(part.reshape(self.count, -1), factor.reshape(self.count, -1))
+    def take(self, cause: str, part: torch.Tensor, factor: torch.Tensor | float = 1.0, times: float = 1.0) -> None:
+        """Add to what a cause has taken, from a tensor with rows for the images, times factors that meet it."""
+        if not isinstance(factor, torch.Tensor):
+            found = per_image(part.detach(), self.count, turned=self._turned) * factor
+        elif factor.shape == part.shape and factor.dtype == part.dtype and self._is_by_image(part):
+            rows, others = part.reshape(self.count, 1, -1), factor.reshape(self.count, -1, 1)
+            found = (rows @ others).reshape(self.count)
+        elif factor.shape == part.shape[-1:] and part.ndim > 1 and factor.dtype == part.dtype:
+            found = per_image((part @ factor).unsqueeze(-1), self.count, turned=self._turned)
         else:
             found = per_image(part * factor, self.count, turned=self._turned)
+        found = found if times == 1 else found * times
         self.taken[cause] = self.taken[cause] + found if cause in self.taken else found
 
     def _is_by_image(self, tensor: torch.Tensor) -> bool:
@@ -168,26 +205,29 @@ def hold_back(group: HookGroup, node: Node, output: int, channels: Sequence[int]
     group.node_pre(node, arrive)
 
 
-def maps_in(steps: Sequence[Step], nodes: Mapping[Node, int], apart: Collection[Node]) -> list[Map]:
+def maps_in(steps: Sequence[Step], nodes: Mapping[Node, Sequence[Node]], apart: Collection[Node]) -> list[Map]:
     """The linear maps among some steps, normalisations taken together with what they normalise.
 
-    ``nodes`` says how many Nodes lead to each one in the graph; those ``apart`` are not taken together with others.
+    ``nodes`` says which Nodes lead to each one in the graph; those ``apart`` are not taken together with others.
     """
     found: list[Map] = []
     within: set[int] = set()
     for step in reversed(steps):
-        if step.linear is None or id(step) in within or not step.entrances:
+        if not step.is_map or id(step) in within:
             continue
+        assert step.linear is not None
         linear, first = step.linear, step
         behind = step.behind
-        if step.kind == "batchnorm" and behind is not None and behind.linear is not None and behind.entrances:
-            alone = nodes.get(behind.node) == 1 and behind.node not in apart
+        if step.kind == "batchnorm" and behind is not None and behind.is_map and behind.linear is not None:
+            alone = len(nodes.get(behind.node, ())) == 1 and behind.node not in apart
             joined = behind.linear.then(linear.weight, linear.bias) if alone else None
             if joined is not None:
                 linear, first = joined, behind
                 within.add(id(behind))
         assert step.result is not None
-        found.append(Map(first.kind, first.module, linear, first.values[0], step.result, first.entrance, step))
+        rectified = bool(nodes[step.node]) and all(node.name().startswith("ReluBackward") for node in nodes[step.node])
+        entrance, x = first.entrance if first.entrances else None, first.values[0]
+        found.append(Map(first.kind, first.module, linear, x, step.result, entrance, step, rectified=rectified))
     found.reverse()
     _mark_first(found)
     return found
@@ -198,7 +238,7 @@ def _mark_first(maps: Sequence[Map]) -> None:
     exits = {m.exit.node for m in maps if m.kind != "batchnorm"}
     clean: set[Node] = set()
     for each in maps:
-        node = each.entrance.node
+        node = each.node
         if each.kind != "batchnorm" and node is not None:
             each.first = _is_clean(node, exits, clean)
 
@@ -218,12 +258,14 @@ def _is_clean(start: Node, exits: set[Node], clean: set[Node]) -> bool:
     return True
 
 
-def consumers(score: torch.Tensor) -> dict[Node, int]:
-    """How many Nodes of the graph behind a score lead to each of its Nodes."""
-    found: Counter[Node] = Counter()
+def consumers(score: torch.Tensor) -> dict[Node, list[Node]]:
+    """Which Nodes of the graph behind a score lead to each of its Nodes, as often as they do."""
+    found: dict[Node, list[Node]] = {}
     for node in graph(score):
-        found.update(before for before, _ in node.next_functions if before is not None)
-        found.setdefault(node, 0)
+        found.setdefault(node, [])
+        for before, _ in node.next_functions:
+            if before is not None:
+                found.setdefault(before, []).append(node)
     return found
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,10 +18,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.graph import Node
 from torch.overrides import TorchFunctionMode
-from torch.utils.weak import WeakIdKeyDictionary
 
-from explain.engine.calls import Call, opened, places, storage_of
+from explain.engine.bytensor import ByTensor
+from explain.engine.calls import Call, opened, places
 from explain.engine.constants import Constants
+from explain.engine.keeping import Keeper, Kept, Unsigned
 from explain.engine.linear_maps import Linear, linear_map
 from explain.engine.operations import Innermost, kind_of
 from explain.errors import MethodError
@@ -61,20 +63,6 @@ _QUIET = frozenset(["get", "set", "size", "dim", "stride", "numel", "is_contiguo
 
 
 @dataclass(eq=False)
-class Kept:
-    """A tensor as it was when it was noted, and whether something has used it.
-
-    ``rectified`` says that a rectifier has overwritten it: what it was is known where it was positive, and no gradient
-    comes back elsewhere.
-    """
-
-    tensor: torch.Tensor
-    is_result: bool = False
-    used: bool = False
-    rectified: bool = False
-
-
-@dataclass(eq=False)
 class Step:
     """One step: its kind in the words of `KINDS`, its function, the module that it ran in, and the Node that it left.
 
@@ -107,37 +95,13 @@ class Step:
     """Whether tokens come before images, as they do within PyTorch's own attention."""
 
     @property
+    def is_map(self) -> bool:
+        """Whether it is a linear map that a rule can act on."""
+        return self.linear is not None and (bool(self.entrances) or self.kind == "batchnorm")
+
+    @property
     def entrance(self) -> Entrance:
         return next(iter(self.entrances.values()))
-
-
-class _Keeper:
-    """Keeps tensors, and copies those that are about to be overwritten."""
-
-    def __init__(self) -> None:
-        self._kept: dict[int, list[Kept]] = {}
-
-    def keep(self, tensor: torch.Tensor, *, result: bool = False) -> Kept:
-        kept = Kept(tensor.detach(), is_result=result)
-        self._kept.setdefault(storage_of(tensor), []).append(kept)
-        return kept
-
-    def use(self, tensors: Sequence[torch.Tensor]) -> None:
-        for tensor in tensors:
-            for kept in self._kept.get(storage_of(tensor), ()):
-                kept.used = True
-
-    def overwriting(self, tensor: torch.Tensor, kind: str) -> None:
-        """Take copies of what is about to be overwritten; a result that is rectified at once is left alone."""
-        where, left = storage_of(tensor), []
-        for kept in self._kept.pop(where, ()):
-            if kind == "relu" and kept.is_result and not kept.used and kept.tensor.shape == tensor.shape:
-                kept.rectified = True
-                left.append(kept)
-            else:
-                kept.tensor = kept.tensor.clone()
-        if left:
-            self._kept[where] = left
 
 
 class StepRecorder(TorchFunctionMode):
@@ -164,8 +128,9 @@ class StepRecorder(TorchFunctionMode):
         self._thread = threading.get_ident()
         self._running = Innermost(model)
         self._constants = Constants(model, beside)
-        self._keeper = _Keeper()
-        self._made_by: Any = WeakIdKeyDictionary()
+        self._keeper = Keeper()
+        self._made_by = ByTensor[Step]()
+        self._unsigned = Unsigned()
         self._turned = False
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
@@ -190,13 +155,14 @@ class StepRecorder(TorchFunctionMode):
             if is_transforming():
                 raise MethodError(
                     f"relevance must be propagated outside torch.vmap and the other transforms of torch.func, but "
-                    f"{kind}() in layer {self._running() or 'model'!r} runs inside one; use integratedgradients"
+                    f"{kind}() in layer {self._running()[0] or 'model'!r} runs inside one; use integratedgradients"
                 )
             result = self._note(call, dependent) if self._is_noted(call, dependent) else call.made()
         else:
             result = call.made()
-        self._keeper.use(call.tensors)
-        return self._constants.derive(kind, args, kwargs or {}, result)
+        self._keeper.use([t for t in call.tensors if not self._constants.is_own(t)])
+        self._unsigned.see(call, result)
+        return self._constants.derive(kind, args, kwargs or {}, result, depends=bool(dependent))
 
     def _note(self, call: Call, dependent: Sequence[int]) -> Any:
         """Make a call, and note it as a step."""
@@ -208,7 +174,7 @@ class StepRecorder(TorchFunctionMode):
         replaced: dict[int, torch.Tensor] = {} if apart is None else {0: call.flat[0].clone()}
         run = call if apart is None else apart
         entrances = {}
-        if kind in self._entered and not run.in_place:
+        if kind in self._entered and not run.in_place and not (kind == "batchnorm" and "linear" in before):
             entrances = {i: Entrance(replaced.get(i, call.flat[i])) for i in dependent}
         made = run.made({**replaced, **{i: entrance.tensor for i, entrance in entrances.items()}})
         for entrance in entrances.values():
@@ -233,7 +199,8 @@ class StepRecorder(TorchFunctionMode):
             if linear is not None:
                 x = call.flat[linear.place]
                 behind = self._made_by.get(x) if kind == "batchnorm" else None
-                return {"linear": linear, "values": {0: self._keeper.keep(x)}, "behind": behind}
+                kept = self._keeper.keep(x, unsigned=x in self._unsigned)
+                return {"linear": linear, "values": {0: kept}, "behind": behind}
         if kind in ("deviation", "batchnorm"):
             options = {name: value for name, value in call.named.items() if name != "input"}
             return {"values": {0: self._keeper.keep(call.flat[0])}, "options": options}
@@ -273,7 +240,8 @@ class StepRecorder(TorchFunctionMode):
             step.result = self._keeper.keep(result)
             return
         if step.linear is not None or step.kind in ("attention", "softmax"):
-            step.result = self._keeper.keep(result, result=True)
+            again = partial(_again, step.linear, step.values[0]) if step.kind == "batchnorm" and step.linear else None
+            step.result = self._keeper.keep(result, is_result=True, again=again)
         if step.kind == "activation":
             x, y = step.values[0].tensor, result.detach()
             step.offset = _at_zero(call, x)
@@ -287,6 +255,10 @@ class StepRecorder(TorchFunctionMode):
         if not self._values or KINDS[call.kind] != "maximum":
             return True
         return call.kind.startswith("max_pool") or call.kind.startswith("adaptive_max_pool")
+
+
+def _again(linear: Linear, x: Kept) -> torch.Tensor:
+    return linear(x.tensor)
 
 
 def _constants(call: Call, dependent: Sequence[int]) -> list[Any]:
