@@ -18,8 +18,8 @@ _UNSIGNED = frozenset(["flatten", "reshape", "view", "contiguous", "dropout", "c
 class Kept:
     """A tensor as it was when it was noted, and whether something has used it.
 
-    A result that a rectifier has overwritten at once is known where it was positive, and no gradient comes back
-    elsewhere. One that can be computed ``again`` is, where it has been overwritten, each time that it is asked for.
+    A result that a rectifier has overwritten at once is ``rectified``: known where it was positive, and no gradient
+    comes back elsewhere. One that can be computed ``again`` is, once it has been overwritten, whenever it is asked for.
     ``unsigned`` says that a rectifier has made it, so that no value is negative, and that no gradient passes where one
     is zero.
     """
@@ -33,7 +33,8 @@ class Kept:
         again: Callable[[], torch.Tensor] | None = None,
     ) -> None:
         self._tensor: torch.Tensor | None = tensor
-        self.is_result, self.unsigned, self.used, self.again = is_result, unsigned, False, again
+        self.is_result, self.unsigned, self.again = is_result, unsigned, again
+        self.used = self.rectified = False
 
     @property
     def tensor(self) -> torch.Tensor:
@@ -72,6 +73,7 @@ class Keeper:
         where, left = storage_of(tensor), []
         for kept in self._kept.pop(where, ()):
             if kind == "relu" and kept.is_result and not kept.used and kept.shape == tensor.shape:
+                kept.rectified = True
                 left.append(kept)
             else:
                 kept.overwriting()

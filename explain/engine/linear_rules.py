@@ -51,25 +51,33 @@ class Epsilon:
     name: ClassVar[str] = "epsilon"
 
     def attach(self, of: Map, flow: Flow) -> None:
-        def arrived(gradient: torch.Tensor) -> torch.Tensor:
-            if not self.epsilon:
-                _take_bias(flow, of.linear.added, _by_channel(of, gradient))
-                return gradient
-            return self._share(of, gradient, flow)
+        alone = of.linear.size is None and of.rectifier is None
+        if not self.epsilon:
+            Gradient().attach(of, flow)
+        elif alone or of.entrance is None or of.linear.back is None:  # autograd does the rest
+            flow.arriving(of.exit, lambda gradient: self._share(of, gradient, flow))
+        else:
+            flow.instead(of, lambda gradient: self._back(of, gradient, flow))
 
-        flow.arriving(of.exit, arrived)
+    def _back(self, of: Map, gradient: torch.Tensor, flow: Flow) -> torch.Tensor:
+        share = self._share(of, gradient, flow)
+        share = share if of.linear.size is None else share.mul_(of.linear.size)
+        return of.linear.backward(share, of.x.tensor, of.linear.weight)
 
     def _share(self, of: Map, gradient: torch.Tensor, flow: Flow) -> torch.Tensor:
         """g z / (z + epsilon sign(z)), which is g - epsilon g / (|z| + epsilon)."""
         z = of.result.tensor
-        below = z.abs().add_(self.epsilon)
-        share = torch.addcdiv(gradient, gradient, below, value=-self.epsilon)
+        if of.result.rectified:
+            share = (gradient * z).div_(z + self.epsilon)
+        else:
+            below = z.abs().add_(self.epsilon)
+            share = torch.addcdiv(gradient, gradient, below, value=-self.epsilon)
         sums = _by_channel(of, share)
         _take_bias(flow, of.linear.added, sums)
         if of.rectified:  # what arrives, arrives where z is positive
             flow.take("stabiliser", sums, self.epsilon)
         else:
-            flow.take("stabiliser", share, torch.sign(z, out=below), times=self.epsilon)
+            flow.take("stabiliser", share, z.sign(), times=self.epsilon)
         return share
 
 

@@ -48,6 +48,8 @@ class Map:
 
     rectified: bool = False
     """Whether only rectifiers are given its result, so that a gradient arrives only where it is positive."""
+    rectifier: Node | None = None
+    """The one that has overwritten its result, so that the map's relevance can be told from what arrives there."""
 
 
 @dataclass(eq=False)
@@ -69,17 +71,19 @@ class Flow:
 
     def arriving(self, step: Step, change: Change) -> None:
         """Change the gradient that arrives at a step's result; None stops it there."""
+        self._arriving(step.node, step.output, step.turned, change)
 
+    def _arriving(self, node: Node, output: int, turned: bool, change: Change) -> None:
         def arrive(grad_outputs: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...] | None:
-            arrived = grad_outputs[step.output]
+            arrived = grad_outputs[output]
             if arrived is None:
                 return None
-            self._turned = step.turned
+            self._turned = turned
             changed = list(grad_outputs)
-            changed[step.output] = change(arrived)
+            changed[output] = change(arrived)
             return tuple(changed)
 
-        self.group.node_pre(step.node, arrive)
+        self.group.node_pre(node, arrive)
 
     def give(self, entrance: Entrance, answer: Answer) -> None:
         """Say what is to leave by an entrance in the place of the gradient."""
@@ -93,14 +97,19 @@ class Flow:
         self._told.append(entrance)
 
     def instead(self, of: Map, answer: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Say what leaves a map in the place of autograd's gradient, from the gradient that arrives at its result."""
+        """Say what leaves a map in the place of autograd's gradient, from the gradient that arrives at its result.
+
+        Where a rectifier has overwritten the result, it is the gradient that arrives there, and passes where the
+        result is positive.
+        """
         entrance = of.entrance
         if entrance is not None:
 
             def arrived(gradient: torch.Tensor) -> None:
                 self.give(entrance, lambda _: answer(gradient).to(gradient.dtype))
 
-            self.arriving(of.exit, arrived)
+            node, output = (of.exit.node, of.exit.output) if of.rectifier is None else (of.rectifier, 0)
+            self._arriving(node, output, of.exit.turned, arrived)
             return
 
         def after(
@@ -225,9 +234,12 @@ def maps_in(steps: Sequence[Step], nodes: Mapping[Node, Sequence[Node]], apart: 
                 linear, first = joined, behind
                 within.add(id(behind))
         assert step.result is not None
-        rectified = bool(nodes[step.node]) and all(node.name().startswith("ReluBackward") for node in nodes[step.node])
+        after = nodes[step.node]
+        rectified = bool(after) and all(node.name().startswith("ReluBackward") for node in after)
+        over = rectified and step.result.rectified and len(after) == 1 and step.node not in apart
+        rectifier = after[0] if over else None
         entrance, x = first.entrance if first.entrances else None, first.values[0]
-        found.append(Map(first.kind, first.module, linear, x, step.result, entrance, step, rectified=rectified))
+        found.append(Map(first.kind, first.module, linear, x, step.result, entrance, step, False, rectified, rectifier))
     found.reverse()
     _mark_first(found)
     return found

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import torch
 
 from explain.engine.relevance import Flow
-from explain.engine.steps import Step, slope
+from explain.engine.steps import Step
 
 Gradients = tuple[torch.Tensor | None, ...]
 
@@ -83,15 +83,24 @@ class Identity:
             arrived, plain = grad_outputs[step.output], grad_inputs[0]
             if arrived is None or plain is None:
                 return grad_inputs
-            line = step.slope
-            if line is None:
-                line = slope(step.values[0].tensor, step.values[1].tensor, step.offset)
             if step.offset:
-                flow.take("activations", step.offset * arrived)
-            line = torch.where(arrived == 0, 0, line)
-            return (torch.where(line.isnan(), plain, arrived * line), *grad_inputs[1:])
+                flow.take("activations", arrived, step.offset)
+            return (_along_line(step, arrived, plain), *grad_inputs[1:])
 
         flow.group.node(step.node, after)
+
+
+def _along_line(step: Step, arrived: torch.Tensor, plain: torch.Tensor) -> torch.Tensor:
+    """What arrives, times the slope of the line from zero; at zero, the plain gradient."""
+    if step.slope is not None:
+        sent = torch.where(step.slope.isnan(), plain, arrived * step.slope)
+    else:
+        x, y = (step.values[i].tensor for i in (0, 1))
+        line = torch.div(y - step.offset if step.offset else y, x)
+        sent = torch.where(x == 0, plain, line.mul_(arrived) if line.dtype == arrived.dtype else line * arrived)
+    if not bool(sent.sum().isfinite()):  # of a value that is infinite, nothing is asked where nothing arrives
+        sent = torch.where(arrived == 0, 0, sent)
+    return sent
 
 
 @dataclass(frozen=True)
@@ -207,17 +216,18 @@ def _through(step: Step, gradient: torch.Tensor) -> torch.Tensor:
         epsilon = options.get("eps")
         epsilon = torch.finfo(x.dtype).eps if epsilon is None else epsilon
         return gradient * (x.square().mean(dims, keepdim=True) + epsilon).rsqrt()
-    if step.function == "layer_norm":
-        dims, rows, arrived = tuple(range(-len(options["normalized_shape"]), 0)), x, gradient
-    elif step.function == "batch_norm":  # by the statistics of the batch
-        dims, rows, arrived = (0, *range(2, x.ndim)), x, gradient
-    else:
-        groups = options.get("num_groups", x.shape[1])
-        shape = (len(x), groups, -1)
-        dims, rows, arrived = (2,), x.reshape(shape), gradient.reshape(shape)
-    variance = rows.var(dims, correction=0, keepdim=True)
-    inverse = (variance + options.get("eps", 1e-5)).rsqrt()
-    found: torch.Tensor = ((arrived - arrived.mean(dims, keepdim=True)) * inverse).reshape(x.shape)
+    epsilon = options.get("eps", 1e-5)
+    if step.function == "batch_norm":  # by the statistics of the batch
+        places = (0, *range(2, x.ndim))
+        deviation = (x.var(places, correction=0, keepdim=True) + epsilon).sqrt()
+        return torch.div(gradient - gradient.mean(places, keepdim=True), deviation)
+    rows, arrived, size = x, gradient, list(options.get("normalized_shape", ()))
+    if step.function != "layer_norm":
+        rows, arrived = (t.reshape(len(x), options.get("num_groups", x.shape[1]), -1) for t in (x, gradient))
+        size = [rows.shape[-1]]
+    dims = tuple(range(-len(size), 0))
+    inverse: torch.Tensor = torch.native_layer_norm(rows, size, None, None, epsilon)[2]
+    found: torch.Tensor = (arrived - arrived.mean(dims, keepdim=True)).mul_(inverse).reshape(x.shape)
     return found
 
 
