@@ -199,8 +199,8 @@ class StepRecorder(TorchFunctionMode):
             if linear is not None:
                 x = call.flat[linear.place]
                 behind = self._made_by.get(x) if kind == "batchnorm" else None
-                kept = self._keeper.keep(x, unsigned=x in self._unsigned)
-                return {"linear": linear, "values": {0: kept}, "behind": behind}
+                values = {0: self._keeper.keep(x, unsigned=x in self._unsigned)}
+                return {"linear": linear, "values": values, "behind": behind}
         if kind in ("deviation", "batchnorm"):
             options = {name: value for name, value in call.named.items() if name != "input"}
             return {"values": {0: self._keeper.keep(call.flat[0])}, "options": options}
