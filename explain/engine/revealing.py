@@ -92,7 +92,8 @@ class Revealing(TorchFunctionMode):
     def _made(self, call: Call, places: Sequence[int]) -> Any:
         linear = linear_map(call, places)
         if linear is not None:
-            return _linear(linear.weight, linear.run, linear.bias, call.flat[linear.place])
+            run = linear.run
+            return _linear(linear.weight, lambda x, w: run(x, w, None), linear.bias, call.flat[linear.place])
         if call.kind in _ONE and places == [0]:
             return _revealed(lambda x: call.made({0: x}), call.flat[0])
         if call.kind in ("sub", "rsub", "subtract", "isub", "neg"):
