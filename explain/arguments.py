@@ -169,6 +169,10 @@ STYLE = Option(
 )  # fmt: skip
 ALPHA = Option(("--alpha",), "opacity of the heat, 0 to 1 (default: 0.65)", how={"type": _opacity, "metavar": "A"})
 COLORMAP = Option(("--colormap",), "any colour map of matplotlib", how={"metavar": "NAME"})
+CHECK = Option(
+    ("--check",), "ask whether the maps depend on the model and the class, are faithful and stable; the answers are "
+    "marks in pictures, and in records", default=False, how=_FLAG,
+)  # fmt: skip
 HTML = Option(
     ("--html",), "write a page for any browser too, and one with all photos where there are several", default=False,
     how=_FLAG,

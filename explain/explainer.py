@@ -330,6 +330,7 @@ class Explainer:
             crops=tuple(crops),
             style=self.style,
             explainer=self,
+            request=request,
         )
 
     @keywords()

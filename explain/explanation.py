@@ -13,14 +13,16 @@ from PIL import Image
 
 from explain import pictures, render
 from explain.attribution import Attribution
+from explain.engine import Progress
 from explain.errors import MethodError, TargetError, did_you_mean, keywords, printable
 from explain.images import Box
 from explain.methods import get_method
+from explain.metrics.verdict import Verdict, answers_of, check_explained
 from explain.models import class_label
 from explain.output import Files, distinct, slug
 from explain.pictures import Look, Scene, array, layer_of, percent
 from explain.record import FORMAT, Origin, Question, digest, encode, estimate_of, values_of, versions
-from explain.render import Layout, Style, StyleLike
+from explain.render import Layout, Mark, Style, StyleLike
 from explain.report import Reported
 from explain.result import alone, apart
 from explain.targets import find_label
@@ -39,9 +41,9 @@ class Explanation(Reported):
     names. ``results`` has a dictionary of attributions by method for each target. ``box`` is the part of the photo that
     the model saw and the maps lie on; where it saw several, ``crops`` are these, and ``box`` is the whole photo.
     ``probabilities`` ``(K,)`` are those of the classes, where the model gives any. ``style`` is what it is shown in,
-    where not in each method's own. ``explainer`` is what made this, for more questions about the same photo. Everything
-    else works without it: a copy and a pickle hold the data, on the CPU, and never the model; there, ``explainer`` is
-    None.
+    where not in each method's own. ``explainer`` is what made this, for more questions about the same photo, and
+    ``request`` what it was asked. Everything else works without them: a copy and a pickle hold the data, on the CPU,
+    and never the model; there, both are None. ``verdicts`` are those of `check`, by the position of the target.
     """
 
     photo: Image.Image = field(repr=False)
@@ -56,11 +58,14 @@ class Explanation(Reported):
     crops: tuple[Box, ...] = ()
     style: StyleLike | None = None
     explainer: Any = field(default=None, repr=False)
+    request: Any = field(default=None, repr=False)
+    verdicts: dict[int, Verdict] = field(default_factory=dict, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
         results = tuple({name: apart(each) for name, each in result.items()} for result in self.results)
         probabilities = None if self.probabilities is None else alone(self.probabilities)
-        return {**vars(self), "results": results, "probabilities": probabilities, "explainer": None}
+        held = {"results": results, "probabilities": probabilities, "verdicts": dict(self.verdicts)}
+        return {**vars(self), **held, "explainer": None, "request": None}
 
     @property
     def attributions(self) -> Mapping[str, Attribution]:
@@ -159,6 +164,7 @@ class Explanation(Reported):
             self._detail(attribution, chosen),
             scene.legend(chosen),
             end="" if probability is None else f", {percent(probability)}",
+            marks=self._marks(attribution.method, index),
         )
 
     @property
@@ -176,9 +182,42 @@ class Explanation(Reported):
         return Layout(
             title=titles[0] if len(titles) == 1 else " · ".join(self.targets),
             detail=self._about(),
-            groups=tuple(pictures.groups(self.scene, self.results, titles, look)),
+            groups=tuple(pictures.groups(self.scene, self.results, titles, look, self._marks)),
             legends=pictures.legends(self.scene, self.results, look),
         )
+
+    def check(
+        self,
+        methods: str | Sequence[str] | None = None,
+        target: int | str = 0,
+        *,
+        seed: int = 0,
+        batch_size: int | None = None,
+        progress: Progress | None = None,
+    ) -> Verdict:
+        """Ask whether the maps stand up: do they depend on the model and the class, are they faithful and stable?
+
+        From then on, the record, captions and sheets carry the answers. At most 250 covered photos are run for each
+        map, besides the method's own runs in other settings. `explain.metrics.verdict` has the questions.
+
+        Args:
+            methods: which of `methods`; all of them by default.
+            target: which of `targets`, by position or label.
+            seed: of random weights, copies and noise.
+            batch_size, progress: as for `explain.attribute`.
+
+        Returns:
+            A `Verdict`, which prints itself: ``verdict.passed`` says it for each method, and
+            ``verdict["gradcam"].faithful`` has ``passed``, ``figure`` and ``reason``.
+
+        Raises:
+            MetricError: this is a copy, and has no model to ask; or the maps are of several crops.
+            ExplainError: the method or target was not explained.
+        """
+        index = self._target(target)
+        names = self.methods if methods is None else [methods] if isinstance(methods, str) else methods
+        found = [self._attribution(name, index) for name in names]
+        return check_explained(self, found, index, seed=seed, batch_size=batch_size, progress=progress)
 
     @keywords()
     def figure(
@@ -264,7 +303,7 @@ class Explanation(Reported):
         """
         index = self._target(target)
         attribution = self._attribution(method, index)
-        chosen = attribution.target
+        chosen, answers = attribution.target, answers_of(self, attribution.method, index)
         return {
             "format": FORMAT,
             "image": {"path": self.source, "size": list(self.photo.size), "sha256": digest(self.photo.tobytes())},
@@ -290,6 +329,7 @@ class Explanation(Reported):
             "delta": None if attribution.delta is None else float(attribution.delta[0]),
             "estimate": estimate_of(attribution),
             "values": values_of(attribution),
+            "verdict": None if answers is None else answers.to_dict(),
             "versions": versions(),
         }
 
@@ -323,6 +363,10 @@ class Explanation(Reported):
         if name not in result:
             raise MethodError(f"method {name!r} was not asked for here; {did_you_mean(name, result)}")
         return result[name]
+
+    def _marks(self, method: str, index: int) -> tuple[Mark, ...]:
+        """The answers about a map as marks under its picture; none before it was checked."""
+        return tuple(Mark(each.word, each.passed) for each in answers_of(self, method, index) or ())
 
     def _class(self, target: int) -> torch.Tensor | str:
         return next(iter(self.results[target].values())).target

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from PIL import Image
 from explain import render
 from explain.images import Box
 from explain.methods import FAMILIES, control, divides_by_score, family
-from explain.render import Group, Legend, Style, StyleLike, Tile
+from explain.render import Group, Legend, Mark, Style, StyleLike, Tile
 from explain.result import Attribution
 
 AREAS = ("contour", "mask")  # styles with outlines
@@ -88,23 +88,36 @@ def map_for(attribution: Attribution, style: Style) -> np.ndarray[Any, Any]:
     return cells / (cells.max() or 1.0)
 
 
-def tile(scene: Scene, attribution: Attribution, style: Style) -> Tile:
-    """One map of a sheet: the overlay with the method's name, the layer, and what it must not be taken for."""
+def tile(scene: Scene, attribution: Attribution, style: Style, marks: tuple[Mark, ...] = ()) -> Tile:
+    """One map of a sheet: the overlay with the method's name, the layer, and what it must not be taken for.
+
+    ``marks`` say what it was asked, if it was.
+    """
     where = layer_of(attribution)
     words = f"{attribution.method}{f' at {where}' if where else ''}, drawn as {style.name}"
-    return Tile(scene.overlay(attribution, style), attribution.method, where, remark(attribution), words)
+    words += "".join(f", {mark.word} {mark.said}" for mark in marks)
+    return Tile(scene.overlay(attribution, style), attribution.method, where, remark(attribution), words, marks)
 
 
 def groups(
-    scene: Scene, results: Sequence[Mapping[str, Attribution]], titles: Sequence[str], look: Look
+    scene: Scene,
+    results: Sequence[Mapping[str, Attribution]],
+    titles: Sequence[str],
+    look: Look,
+    marks: Callable[[str, int], tuple[Mark, ...]] = lambda method, target: (),
 ) -> Iterator[Group]:
-    """The photo, and the maps: by target where there are several, and by family where there are many methods."""
+    """The photo, and the maps: by target where there are several, and by family where there are many methods.
+
+    ``marks`` gives those of a method and the position of a target.
+    """
     yield Group("", (Tile(scene.photo, "photo", alternative="the photo"),))
-    for title, result in zip(titles, results, strict=True):
+    for index, (title, result) in enumerate(zip(titles, results, strict=True)):
         heading = title if len(results) > 1 else ""
         for name, members in _families(result):
             about = " · ".join(part for part in (heading, name) if part)
-            yield Group(about, tuple(tile(scene, each, look.of(each.style)) for each in members))
+            yield Group(
+                about, tuple(tile(scene, each, look.of(each.style), marks(each.method, index)) for each in members)
+            )
             heading = ""
 
 

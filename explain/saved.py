@@ -334,6 +334,7 @@ _FIELDS: Mapping[str, Callable[[Any], bool]] = {
         "fuse?": lambda value: value in (None, *get_args(Fusion)),
     },
     **{"precision?": lambda value: value in get_args(Precision), "label?": _is(str)},
+    **{"verdict?": lambda value: value is None or isinstance(value, dict)},
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import runpy
@@ -146,3 +147,28 @@ def test_relevance_by_hand_says_what_paper_says(capsys: pytest.CaptureFixture[st
         assert any(line.startswith(f"{name}: R(x1) = {one:.4g}, R(x2) = {two:.4g};") for line in lines), name
     for name, (one, two) in {"rescale": (7.8, -3.8), "reveal-cancel": (6.3, -2.3)}.items():
         assert any(line.startswith(f"{name}: C(x1) = {one:.4g}, C(x2) = {two:.4g};") for line in lines), name
+
+
+def test_verdicts_are_counted_and_written_into_the_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = example("verdicts")
+    answers = {word: {"passed": word != "faithful", "figure": 0.0, "reason": ""} for word in module.WORDS}
+    good = {word: {"passed": True if word != "stable" else None, "figure": 0.0, "reason": ""} for word in module.WORDS}
+    lines = [
+        {"photo": "a", "methods": {"gradcam": {"passed": True, "answers": good}}},
+        {"photo": "b"},  # the model names another class
+        {"photo": "c", "methods": {"gradcam": {"passed": False, "answers": answers}}},
+    ]
+    results, page = tmp_path / "results.jsonl", tmp_path / "page.md"
+    results.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+    page.write_text("before\n<!-- table: tiny -->\nold\n<!-- end -->\nafter\n", "utf-8")
+    monkeypatch.setattr(module, "PAGE", page)
+    module.main([str(tmp_path), str(results), "--count", "--update", "--model", "tiny"])
+    row = "| gradcam | 2 | 50% (9% to 91%) | 100% | 100% | 50% | 100% |"
+    assert capsys.readouterr().out.splitlines()[-1] == row
+    assert page.read_text("utf-8").splitlines()[-3:] == [row, "<!-- end -->", "after"]
+    low, high = module.interval(0, 20)
+    assert (low, round(high, 3)) == (0, 0.161)
+    with pytest.raises(SystemExit, match=r"page\.md has no place for a table of other"):
+        module.updated("nothing", "other", "")

@@ -34,7 +34,10 @@ def refuse_without_effect(options: argparse.Namespace, methods: Sequence[Method]
         ),
         "composite": (any(isinstance(m, LRP) for m in methods), f"no rules are chosen for {names}"),
         "fuse": (fuses, "the maps of one layer are not fused; name several with --layer"),
-        "batch_size": (bool(options.metric) or any(map(_reruns, methods)), f"the model is run once for {names}"),
+        "batch_size": (
+            bool(options.metric or options.check) or any(map(_reruns, methods)),
+            f"the model is run once for {names}",
+        ),
         **{
             option: (any(option in options_of(m) for m in methods), f"nothing is estimated by {names}")
             for option in ("runs", "until", "seconds")

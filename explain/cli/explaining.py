@@ -14,6 +14,7 @@ from explain.arguments import (
     BATCH_SIZE,
     BF16,
     BUDGET,
+    CHECK,
     COLORMAP,
     COMPOSITE,
     FILL,
@@ -42,7 +43,7 @@ from explain.cli.each import Result, for_all
 from explain.cli.effects import refuse_without_effect
 from explain.cli.existing import finished
 from explain.cli.filling import checked_fill, with_fill
-from explain.cli.judging import checked_metrics, judged, lines_of
+from explain.cli.judging import checked, checked_metrics, judged, lines_of
 from explain.cli.model import blaming, load_explainer
 from explain.cli.pages import Pages
 from explain.cli.sources import Source, photos_of, read_photo
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from explain.explainer import Explainer
     from explain.methods import Method
     from explain.metrics import Table
+    from explain.metrics.verdict import Verdict
     from explain.selection import Selection
 
 
@@ -98,6 +100,10 @@ def explain(options: argparse.Namespace, answer: Answer) -> int:
             with blaming(options.model):
                 run = {"layer": options.layer, "fuse": options.fuse, "batch_size": options.batch_size}
                 tables = judged(explanation, photo, methods, metrics, **run)
+        verdicts: list[Verdict] = []
+        if options.check:
+            with blaming(options.model):
+                verdicts = checked(explanation, batch_size=options.batch_size, progress=bar.runs)
         written = explanation.save(
             options.output, stem=stem, overwrite=options.force, style=options.style, alpha=options.alpha,
             colormap=options.colormap, html=pages.page(explanation, tables, bar.runs) if options.html else None,
@@ -110,7 +116,10 @@ def explain(options: argparse.Namespace, answer: Answer) -> int:
         found: dict[str, Any] = {"image": str(source), "files": files, "records": records}
         if tables:
             found["metrics"] = [table.to_dict() for table in tables]
-            lines += lines_of(tables, explanation.targets)
+            lines += lines_of([str(table) for table in tables], explanation.targets)
+        if verdicts:
+            found["verdicts"] = [verdict.to_dict() for verdict in verdicts]
+            lines += lines_of([str(verdict) for verdict in verdicts], explanation.targets)
         return Result(found, lines, files)
 
     code = for_all(photos, missing, work, answer, verb="explained", folder=options.output)
@@ -124,7 +133,7 @@ def _checked(options: argparse.Namespace) -> tuple[str | None, list[Method]]:
 
     if options.top_k and options.target:
         raise UsageError("--top-k and --target cannot both be given; leave one out")
-    for name in ("force", "metric", "html"):
+    for name in ("force", "metric", "check", "html"):
         if options.skip_existing and name in options.given:
             raise UsageError(f"--{name} and --skip-existing cannot both be given; leave one out")
     names = options.method or ["gradcam" if options.composite is None else "lrp"]
@@ -196,8 +205,8 @@ def _tell_left_out(selection: Selection, named: list[str], answer: Answer) -> No
 EXPLAIN = Command(
     "explain", "See why a vision model said what it said: writes overlays of the photos given.",
     (
-        IMAGES, RECURSIVE, METHOD, METRIC, TARGET, TOP_K, LAYER, FUSE, COMPOSITE, FILL, *MODEL, BATCH_SIZE, BF16,
-        *BUDGET, OUTPUT, FORCE, SKIP_EXISTING, HTML, STYLE, ALPHA, COLORMAP, JSON,
+        IMAGES, RECURSIVE, METHOD, METRIC, CHECK, TARGET, TOP_K, LAYER, FUSE, COMPOSITE, FILL, *MODEL, BATCH_SIZE,
+        BF16, *BUDGET, OUTPUT, FORCE, SKIP_EXISTING, HTML, STYLE, ALPHA, COLORMAP, JSON,
     ),
     explain, example="explain cat.jpg --method gradcam --method guidedbackprop --target tabby",
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""`--metric`: how good the maps of a photo are, in a table; and `explain metrics`, which lists them."""
+"""`--metric` and `--check`: how good the maps of a photo are, in a table; and `explain metrics`, which lists them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ if TYPE_CHECKING:
     from explain.explanation import Explanation
     from explain.methods import Method
     from explain.metrics import Metric, Table
+    from explain.metrics.verdict import Verdict
 
 
 def checked_metrics(options: argparse.Namespace) -> list[Metric]:
     """Return the metrics that were named, and refuse what cannot be meant."""
+    asked = [name for name in ("metric", "check") if getattr(options, name)]
+    if asked and options.crop == "five":
+        raise UsageError(f"--{asked[0]} judges maps of one crop, and --crop five makes one map of five; leave one out")
     if not options.metric:
         return []
-    if options.crop == "five":
-        raise UsageError("--metric judges maps of one crop, and --crop five makes one map of five; leave one out")
     from explain.metrics import OfObject, get_metric
 
     try:
@@ -64,12 +66,17 @@ def judged(
     return tables
 
 
-def lines_of(tables: list[Table], targets: list[str]) -> list[str]:
-    """The tables as they are printed, with what was explained where there are several."""
+def checked(explanation: Explanation, **options: Any) -> list[Verdict]:
+    """Check the maps of each target."""
+    return [explanation.check(target=index, **options) for index in range(len(explanation.results))]
+
+
+def lines_of(tables: list[str], targets: list[str]) -> list[str]:
+    """Tables and verdicts as they are printed, with what was explained where there are several."""
     lines = []
     for table, target in zip(tables, targets, strict=True):
         lines += [f"  {target}"] if len(tables) > 1 else []
-        lines += [f"  {line}" for line in str(table).splitlines()]
+        lines += [f"  {line}" for line in table.splitlines()]
     return lines
 
 

@@ -26,12 +26,16 @@ AT_ONCE = 16
 
 @dataclass(frozen=True, eq=False)
 class World:
-    """What a metric may alter: the ``model``, N ``images``, and the ``classes`` ``(N,)`` and their number ``K``."""
+    """What a metric may alter: the ``model``, N ``images``, and the ``classes`` ``(N,)`` and their number ``K``.
+
+    ``logits`` ``(N, K)`` are the scores of all classes.
+    """
 
     model: nn.Module
     images: torch.Tensor
     classes: torch.Tensor | None
     count: int | None
+    logits: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,8 +54,11 @@ class Setting:
     wrap: Callable[[Method], Method] | None = None
 
     @property
-    def only_photos(self) -> bool:
-        return self.model is None and self.classes is None and self.wrap is None
+    def alters(self) -> str:
+        """What alone is altered, "photos" or "classes": several such settings are run together. Else nothing."""
+        if self.model is not None or self.wrap is not None or (self.images is not None and self.classes is not None):
+            return ""
+        return "photos" if self.classes is None else "classes"
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,11 +137,11 @@ Wanted = tuple[Setting, dict[str, list[OfMethod]]]
 
 
 def _batched(wanted: Sequence[Wanted], images: int) -> Iterator[list[Wanted]]:
-    """Settings that only alter photos, and are of the same methods, go together."""
+    """Settings that only alter photos, or only the class, and are of the same methods, go together."""
     most, batch = max(1, AT_ONCE // images), list[Wanted]()
     for each in wanted:
-        fits = batch and each[0].only_photos and batch[0][0].only_photos and list(each[1]) == list(batch[0][1])
-        if batch and not (fits and len(batch) < most):
+        alike = batch and each[0].alters == batch[0][0].alters != "" and list(each[1]) == list(batch[0][1])
+        if batch and not (alike and len(batch) < most):
             yield batch
             batch = []
         batch.append(each)
@@ -149,17 +156,12 @@ class _Asking:
         self.methods, self.world, self.inputs, self.target, self.options = methods, world, inputs, target, options
 
     def maps(self, settings: Sequence[Setting], names: Sequence[str]) -> list[dict[str, Found]]:
-        """The maps of these methods in each of the settings, which are run as one batch."""
-        count, first = len(self.world.images), settings[0]
+        """The maps of these methods in each of the settings, which are run as one batch, or as classes of one."""
+        first = settings[0]
         model = self.world.model if first.model is None else first.model()
-        images = torch.cat([self.world.images if each.images is None else each.images() for each in settings])
-        owners = torch.arange(count, device=images.device).repeat(len(settings))
-        altered = {self.inputs.path: images.to(self.inputs.x)}
-        several = len(settings) > 1 or first.images is not None
-        inputs = self.inputs.rows(owners, altered) if several else self.inputs
-        target = for_rows(self.target, owners) if len(settings) > 1 else self.target
-        if first.classes is not None:
-            target = ClassTarget(tuple(first.classes.tolist()))
+        classes = [each.classes for each in settings if each.classes is not None]
+        images, inputs, target = self._photos(settings[:1] if classes else settings)
+        targets: list[Target] = [ClassTarget(tuple(each.tolist())) for each in classes] or [target]
         found: list[dict[str, Found]] = [{} for _ in settings]
         for layers, group in self._by_layers(names).items():
             methods = [self.methods[name].method for name in group]
@@ -167,11 +169,21 @@ class _Asking:
             where = None if layers is None else [first.prefix + layer for layer in layers]
             options: Any = {**self.options, "layer": where, "progress": None}
             with muted():
-                answers = attribute_targets(model, inputs, methods, [target], **options)[0]
+                answers = attribute_targets(model, inputs, methods, targets, **options)
             for name, method in zip(group, methods, strict=True):
                 for i, part in enumerate(found):
-                    part[name] = self._found(name, answers[method.name], images, slice(i * count, (i + 1) * count))
+                    answer, place = (answers[i], 0) if classes else (answers[0], i)
+                    part[name] = self._found(name, answer[method.name], images, place)
         return found
+
+    def _photos(self, settings: Sequence[Setting]) -> tuple[torch.Tensor, Inputs, Target]:
+        """The photos of settings one after the other, what the model is called with for them, and the target."""
+        images = torch.cat([self.world.images if each.images is None else each.images() for each in settings])
+        if len(settings) == 1 and settings[0].images is None:
+            return images, self.inputs, self.target
+        owners = torch.arange(len(self.world.images), device=images.device).repeat(len(settings))
+        inputs = self.inputs.rows(owners, {self.inputs.path: images.to(self.inputs.x)})
+        return images, inputs, for_rows(self.target, owners) if len(settings) > 1 else self.target
 
     def _by_layers(self, names: Iterable[str]) -> dict[tuple[str, ...] | None, list[str]]:
         """Methods that look at the same layers are run together; those that look at none go along with any.
@@ -191,7 +203,9 @@ class _Asking:
             alone = without
         return {**groups, **({None: alone} if alone else {})}
 
-    def _found(self, name: str, answer: Attribution, images: torch.Tensor, rows: slice) -> Found:
+    def _found(self, name: str, answer: Attribution, images: torch.Tensor, place: int) -> Found:
+        count = len(self.world.images)
+        rows = slice(place * count, (place + 1) * count)
         part = answer[rows]
         maps = Maps.of(name, part, images[rows])
         return Found(maps, images[rows], part.score, part.logits)

@@ -95,7 +95,7 @@ class _Evaluation:
         regions = as_regions(masks, known_boxes, count, size)
         maps = self._maps(given)
         score, classes, logits = self._scores_as_they_are()
-        probability = _probability(classes, logits)
+        probability = probability_of(classes, logits)
         with calculating(self.images.device.type):
             cases = {
                 name: Case(
@@ -110,7 +110,7 @@ class _Evaluation:
                     with calculating(self.images.device.type):
                         judged[name][metric.name] = metric(case)
         self._by_scores(cases, classes, judged)
-        self._by_asking(cases, World(self.model, self.images, classes, _count(logits)), maps, judged)
+        self._by_asking(cases, World(self.model, self.images, classes, _count(logits), logits), maps, judged)
         ordered = {name: {metric: row[metric] for metric in self.metrics} for name, row in judged.items()}
         return Table(dict(self.metrics), ordered)
 
@@ -260,7 +260,7 @@ def _common_target(attributions: Sequence[Attribution]) -> TargetLike:
     return first
 
 
-def _probability(classes: torch.Tensor | None, logits: torch.Tensor | None) -> torch.Tensor | None:
+def probability_of(classes: torch.Tensor | None, logits: torch.Tensor | None) -> torch.Tensor | None:
     """The softmax of the class; None where there is none, or where it is the only one."""
     if classes is None or logits is None or logits.shape[1] < 2:
         return None

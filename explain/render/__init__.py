@@ -9,6 +9,7 @@ unseen     what the model did not see
 overlay    a map on its photo
 legend     what colours mean, as values and as a bar
 text       the font, and texts that fit
+marks      what a picture was asked, and whether it passed
 caption    a strip of words under a picture
 concepts   several maps in one picture
 layout     contact sheets as values
@@ -30,6 +31,7 @@ from explain.render.former import signed as signed
 from explain.render.html import picture_html, png, table_html
 from explain.render.layout import Group, Layout, Tile
 from explain.render.legend import Legend, bar
+from explain.render.marks import Mark
 from explain.render.overlay import drawn, overlay
 from explain.render.sheet import sheet, table
 from explain.render.styles import (
@@ -58,6 +60,7 @@ __all__ = [
     "Intensity",
     "Layout",
     "Legend",
+    "Mark",
     "Mask",
     "Signed",
     "Spotlight",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil, sqrt
 
 from PIL import Image, ImageDraw
 
 from explain.render.legend import Legend, explained
+from explain.render.marks import Mark, row
 from explain.render.text import FAINT, INK, PAPER, fit, font, wrapped
 
 NARROWEST = 260  # pixels that a strip needs for its words
@@ -28,12 +30,18 @@ def lettering(size: tuple[int, int]) -> int:
 
 
 def caption(
-    picture: Image.Image, title: str, detail: str, legend: Legend | None = None, *, end: str = ""
+    picture: Image.Image,
+    title: str,
+    detail: str,
+    legend: Legend | None = None,
+    *,
+    end: str = "",
+    marks: Sequence[Mark] = (),
 ) -> Image.Image:
     """Put a strip under a picture: a bold title, a fainter line of detail and, where it helps, what colours mean.
 
     A picture narrower than 260 pixels is centred above a strip of that width. The ``end`` of the title, a percentage,
-    is never cut.
+    is never cut. ``marks`` are a row of their own, below.
 
     >>> caption(Image.new("RGB", (400, 300)), "tabby cat", "gradcam", end=", 87 %").width
     400
@@ -45,12 +53,17 @@ def caption(
     colors = None if legend is None else explained(legend, max(70, min(width // 4, 13 * small)), small)
     room = width - 2 * pad - (0 if colors is None else colors.width + pad)
     details = wrapped(detail, room, small, 3) or [""]
-    lines = max(round(large * 1.35) + len(details) * round(small * 1.35), 0 if colors is None else colors.height)
+    signs = row(marks, room, small) if marks else None
+    words = round(large * 1.35) + len(details) * round(small * 1.35)
+    below = 0 if signs is None else signs.height + small // 2
+    lines = max(words + below, 0 if colors is None else colors.height)
     canvas = Image.new("RGB", (width, picture.height + lines + 2 * pad), PAPER)
     canvas.paste(picture, ((width - picture.width) // 2, 0))
     draw, top = ImageDraw.Draw(canvas), picture.height + pad
     if colors is not None:
         canvas.paste(colors, (width - pad - colors.width, top + (lines - colors.height) // 2))
+    if signs is not None:
+        canvas.paste(signs, (pad, top + words + small // 2))
     draw.text((pad, top), fit(title, room, large, True, end), INK, font(large, True))
     for i, line in enumerate(details):
         draw.text((pad, top + round(large * 1.35) + i * round(small * 1.35)), line, FAINT, font(small))

@@ -40,9 +40,10 @@ def figure(layout: Layout, alternative: str = "") -> Figure:
             small.thumbnail((LARGEST, LARGEST))  # more than a figure can show, and little enough to hold
             axis.imshow(np.asarray(small), interpolation="none")
             axis.set_axis_off()
-            axis.set_title(_lines(tile.name, tile.detail, tile.remark), fontsize=10, parse_math=False)
+            signs = "  ".join(mark.text for mark in tile.marks)
+            axis.set_title(_lines(tile.name, tile.detail, tile.remark, signs), fontsize=10, parse_math=False)
             if i == 0 and group.heading:
-                _head(axis, group)
+                _head(axis, group, 4 if any(tile.marks for _, _, tile in places) else 3)
     for i, legend in enumerate(layout.legends[:columns]):
         _draw_legend(drawn.add_subplot(grid[len(rows), i]), legend)
     if layout.title:
@@ -79,10 +80,11 @@ def _as_html(drawn: Any) -> str:
     return picture_html(as_png(drawn), drawn.alternative)
 
 
-def _head(axis: Axes, group: Group) -> None:
-    """Write a group's heading over its first tile, above the tile's own words."""
+def _head(axis: Axes, group: Group, lines: int) -> None:
+    """Write a group's heading over its first tile, above the lines of the tiles' own words."""
+    words = printable(group.heading) + "\n" * lines
     axis.text(
-        0, 1, printable(group.heading) + "\n\n\n", transform=axis.transAxes, fontsize=9, fontweight="bold", va="bottom",
+        0, 1, words, transform=axis.transAxes, fontsize=9, fontweight="bold", va="bottom",
         color="0.45" if group.goes_on else "black", parse_math=False,
     )  # fmt: skip
 

@@ -9,6 +9,7 @@ from itertools import pairwise
 from PIL import Image
 
 from explain.render.legend import Legend
+from explain.render.marks import Mark
 
 ABREAST = 6  # tiles in a row at most
 LEAST = 2  # tiles that a sheet is wide, so that its title has room
@@ -19,7 +20,7 @@ LONGEST = 3  # times as wide or high as a square, at most
 class Tile:
     """A picture with what is said below it: its name, a fainter line, and a remark where it must not be taken for more.
 
-    ``alternative`` is what the picture shows, in words.
+    ``alternative`` is what the picture shows, in words, and ``marks`` say what it was asked and whether it passed.
     """
 
     picture: Image.Image = field(repr=False)
@@ -27,6 +28,7 @@ class Tile:
     detail: str = ""
     remark: str = ""
     alternative: str = ""
+    marks: tuple[Mark, ...] = ()
 
 
 @dataclass(frozen=True)

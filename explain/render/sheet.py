@@ -8,6 +8,7 @@ from PIL import Image, ImageDraw
 
 from explain.render.layout import Group, Layout, Tile
 from explain.render.legend import Legend, bar
+from explain.render.marks import row as marked
 from explain.render.text import FAINT, INK, PAPER, fit, font, wrapped
 
 REMARK = (176, 60, 20)
@@ -99,7 +100,7 @@ class _Sheet:
         line = round(self.text * 1.45)
         tallest = max((self._fitted(tile.picture)[1] for tile in tiles), default=1)
         heading = round(line * 1.5) if any(group.heading for group in groups) else 0
-        lines = max((len(self._said(tile)) for tile in tiles), default=0)
+        lines = max((len(self._said(tile)) + bool(tile.marks) for tile in tiles), default=0)
         below = lines * line + (round(line * 0.3) if lines else 0)
         strip = Image.new("RGB", (self.width, self.gap + heading + tallest + below), PAPER)
         place = 0
@@ -133,6 +134,9 @@ class _Sheet:
         for words, color in self._said(tile):
             self._centred(draw, words, self._middle(place), y, color)
             y += line
+        if tile.marks:
+            signs = marked(tile.marks, self.tile, round(self.text * 0.9))
+            strip.paste(signs, (round(self._middle(place) - signs.width / 2), y))
 
     def _said(self, tile: Tile) -> list[tuple[str, tuple[int, int, int]]]:
         """The lines below a picture, with their colours: a name in one, the rest in up to two each."""

@@ -1,0 +1,134 @@
+"""Check maps of many photos, and count which questions they pass: does the verdict say what is known of the methods?
+
+    python examples/verdicts.py FOLDER RESULTS.jsonl [--model NAME] [--photos 100] [--method NAME]... [--update]
+
+The photos are named ``INDEX_....jpg`` after their class, or FOLDER is an unpacked Tiny-ImageNet, whose validation
+photos are taken. Only those count that the model gets right. Each photo's answers are a line of RESULTS, so that the
+script goes on where it was stopped, and ``--count`` only prints the table of what is there; ``--update`` writes it into
+docs/verdict.md, too. ``--small`` takes 4 photos.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import explain
+from explain.errors import muted
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "verdict.md"
+METHODS = ["gradcam", "guidedgradcam", "guidedbackprop", "randomcam"]
+WORDS = ("depends_on_model", "depends_on_class", "faithful", "stable")
+
+
+def photos_of(folder: Path, categories: Any) -> Iterator[tuple[Path, int]]:
+    """The photos of a folder in a fixed random order, each with the index of its class."""
+    listed = folder / "val" / "val_annotations.txt"
+    if listed.exists():
+        names = [line.split("\t")[:2] for line in listed.read_text("utf-8").splitlines()]
+        classes = sorted((folder / "wnids.txt").read_text("utf-8").split())
+        words = dict(line.split("\t") for line in (folder / "words.txt").read_text("utf-8").splitlines() if line)
+        known = {name: index_of(words[name], categories) for name in classes}
+        found = [(listed.parent / "images" / name, known[kind]) for name, kind in names if known[kind] is not None]
+    else:
+        paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in (".jpg", ".jpeg", ".png"))
+        found = [(path, int(path.name.split("_")[0])) for path in paths]
+    random.Random(0).shuffle(found)
+    yield from found
+
+
+def index_of(words: str, categories: Any) -> int | None:
+    """Which of the categories has one of these names."""
+    names = [name.strip().lower() for name in words.split(",")]
+    return next((i for i, label in enumerate(categories) if str(label).lower() in names), None)
+
+
+def check(explainer: explain.Explainer, path: Path, index: int, methods: list[str]) -> dict[str, Any] | None:
+    """The answers about a photo's maps; None where the model names another class."""
+    with torch.inference_mode():
+        logits = explainer.model(explainer.as_input(path))
+    if int(logits.argmax()) != index:
+        return None
+    start = time.process_time()
+    with muted():
+        explanation = explainer(path, methods)
+        verdict = explanation.check()
+    seconds = round(time.process_time() - start, 2)
+    probability = explanation.predictions[0][1]
+    return {"photo": path.name, "probability": probability, "seconds": seconds, **verdict.to_dict()}
+
+
+def interval(hits: int, count: int) -> tuple[float, float]:
+    """Wilson's interval of 95 % for a share."""
+    z, share = 1.96, hits / count
+    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+    """How many of the photos' maps pass each question, and all of them."""
+    rows = [["method", "photos", "passed (95 % interval)", *WORDS]]
+    for method in dict.fromkeys(name for line in lines for name in line["methods"]):
+        found = [line["methods"][method] for line in lines if method in line["methods"]]
+        hits = sum(each["passed"] for each in found)
+        low, high = interval(hits, len(found))
+        shares = [sum(each["answers"][word]["passed"] is not False for each in found) / len(found) for word in WORDS]
+        passed = f"{hits / len(found):.0%} ({low:.0%} to {high:.0%})"
+        rows.append([method, str(len(found)), passed, *(f"{share:.0%}" for share in shares)])
+    return "\n".join(f"| {' | '.join(row)} |" for row in [rows[0], ["---"] * len(rows[0]), *rows[1:]])
+
+
+def updated(page: str, name: str, text: str) -> str:
+    """The page with the table of a name replaced."""
+    start, end = f"<!-- table: {name} -->\n", "\n<!-- end -->"
+    if start not in page:
+        raise SystemExit(f"verdicts.py: {PAGE.name} has no place for a table of {name}")
+    before, rest = page.split(start, 1)
+    return f"{before}{start}{text}{end}{rest.split(end, 1)[1]}"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--model", default="efficientnet-lite0")
+    parser.add_argument("--photos", type=int, default=100)
+    parser.add_argument("--method", action="append")
+    parser.add_argument("--small", action="store_true", help="4 photos")
+    parser.add_argument("--count", action="store_true", help="only print the table of what is there")
+    parser.add_argument("--update", action="store_true", help="write it into docs/verdict.md")
+    options = parser.parse_args(arguments)
+    done = (
+        [json.loads(line) for line in options.results.read_text("utf-8").splitlines()]
+        if options.results.exists()
+        else []
+    )
+    if not options.count:
+        explainer, most = explain.Explainer(options.model), 4 if options.small else options.photos
+        there = {line["photo"] for line in done}
+        for path, index in photos_of(options.folder, explainer.categories):
+            if len([line for line in done if "methods" in line]) >= most:
+                break
+            if path.name in there:
+                continue
+            found = check(explainer, path, index, options.method or METHODS)
+            done.append(found or {"photo": path.name})
+            with options.results.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(done[-1], ensure_ascii=False) + "\n")
+    found = table([line for line in done if "methods" in line])
+    print(found)
+    if options.update:
+        PAGE.write_text(updated(PAGE.read_text("utf-8"), options.model, found), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""`explanation.check()` and `--check`: the verdict in pictures, records and on the command line."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import explain
+from explain import render
+from explain.cli import main
+from explain.errors import ExplainError, MetricError, RecordError
+from explain.metrics.verdict import Verdict
+from explain.models import CenterCrop
+from explain.render import Group, Layout, Mark, Tile
+from explain.render.marks import row
+from tests.conftest import ROOT, TinyNet, settled, snapshot
+
+CAT = str(ROOT / "assets" / "chelsea.png")
+QUESTIONS = ["depends_on_model", "depends_on_class", "faithful", "stable"]
+
+
+@pytest.fixture(scope="module")
+def explainer() -> explain.Explainer:
+    return explain.Explainer(settled(TinyNet()).eval(), list("abcde"), CenterCrop(16))
+
+
+@pytest.fixture(scope="module")
+def checked(explainer: explain.Explainer) -> tuple[explain.Explanation, Verdict]:
+    explanation = explainer(CAT, ["gradcam", "guidedbackprop"], ["b", "c"])
+    return explanation, explanation.check(target="c")
+
+
+def test_a_verdict_names_every_method_and_question(checked: tuple[explain.Explanation, Verdict]) -> None:
+    explanation, verdict = checked
+    assert list(verdict.passed) == ["gradcam", "guidedbackprop"]
+    assert verdict.target == "c"
+    for answers in verdict.values():
+        assert [answer.question for answer in answers] == QUESTIONS
+        for question in QUESTIONS:
+            answer = getattr(answers, question)
+            assert isinstance(answer.passed, bool)
+            assert answer.reason
+            assert -1 <= answer.figure <= 1
+        assert answers.passed == all(answer.passed for answer in answers)
+    assert verdict["guidedbackprop"].depends_on_class.figure > 0
+    assert explanation.verdicts == {1: verdict}
+
+
+def test_the_answers_are_in_records_and_pictures_from_then_on(
+    checked: tuple[explain.Explanation, Verdict], explainer: explain.Explainer, tmp_path: Path
+) -> None:
+    explanation, verdict = checked
+    record = json.loads(json.dumps(explanation.record("gradcam", "c")))
+    assert record["verdict"] == verdict["gradcam"].to_dict()
+    assert explanation.record("gradcam", "b")["verdict"] is None
+    marks = [tile.marks for tile in explanation.layout().tiles]
+    shown = [tuple(Mark(answer.word, answer.passed) for answer in answers) for answers in verdict.values()]
+    assert marks == [(), (), (), *shown]
+    words = "passed" if verdict["gradcam"].depends_on_model.passed else "failed"
+    assert f", model {words}, class" in explanation.layout().tiles[3].alternative
+    one, other = (explanation.overlay("gradcam", target, caption=True) for target in (0, 1))
+    assert one.width == other.width
+    assert one.height < other.height
+    paths = explanation.save(tmp_path)
+    saved = explain.load(next(path for path in paths if path.name == "chelsea-c-gradcam.json"))
+    assert saved.record["verdict"]["answers"]["stable"]["passed"] == verdict["gradcam"].stable.passed
+    damaged = tmp_path / "chelsea-c-gradcam.json"
+    damaged.write_text(damaged.read_text("utf-8").replace('"verdict": {', '"verdict": 3, "was": {'), "utf-8")
+    with pytest.raises(RecordError, match="must have another value for 'verdict', got 3"):
+        explain.load(damaged)
+    assert "✓" in explanation.figure().axes[3].get_title() or "✗" in explanation.figure().axes[3].get_title()
+
+
+def test_a_second_check_adds_to_the_first_and_leaves_the_model_alone(explainer: explain.Explainer) -> None:
+    explanation, before = explainer(CAT, ["gradcam", "saliency"], 1), snapshot(explainer.model)
+    first = explanation.check("gradcam")
+    second = explanation.check(["saliency"], seed=3)
+    assert snapshot(explainer.model) == before
+    assert dict(explanation.verdicts[0]) == {**first, **second}
+    assert explanation.verdicts[0].seed == 3
+    again = explainer(CAT, "gradcam", 1).check()
+    assert again.to_dict() == first.to_dict()  # nothing is drawn without its seed
+
+
+def test_a_copy_holds_the_answers_and_asks_no_more(checked: tuple[explain.Explanation, Verdict]) -> None:
+    explanation, verdict = checked
+    other = copy.deepcopy(explanation)
+    assert other.explainer is None
+    assert other.request is None
+    assert other.record("gradcam", 1) == explanation.record("gradcam", 1)
+    assert other.verdicts[1].to_dict() == verdict.to_dict()
+    with pytest.raises(MetricError, match="explanation must have its model to be checked, but is a copy; explain the"):
+        other.check()
+
+
+def test_methods_with_options_are_asked_with_them_and_targets_of_ones_own_too(explainer: explain.Explainer) -> None:
+    def margin(output: torch.Tensor) -> torch.Tensor:
+        return output[:, 1] - output[:, 2]
+
+    explanation = explainer(CAT, [explain.methods.GradCAM(relu=False)], margin)
+    answers = explanation.check()["gradcam"]
+    assert answers.depends_on_class.passed is None
+    assert answers.faithful.passed is not None
+    assert explanation.layout().tiles[1].marks[1] == Mark("class", None)
+
+
+def test_what_cannot_be_checked_is_refused(explainer: explain.Explainer) -> None:
+    five = explain.Explainer(explainer.model, list("abcde"), CenterCrop(16), crop="five")(CAT, "gradcam", 1)
+    with pytest.raises(MetricError, match="maps must be of one crop to be checked, got some of five"):
+        five.check()
+    with pytest.raises(ExplainError, match="method 'saliency' was not asked for here"):
+        explainer(CAT, "gradcam", 1).check("saliency")
+
+
+def test_marks_differ_in_shape_and_fit_into_any_width() -> None:
+    marks = [Mark(word, passed) for word, passed in zip(["model", "class", "stable"], [True, False, None], strict=True)]
+    assert [mark.text for mark in marks] == ["✓ model", "✗ class", "– stable"]
+    alone = [row([Mark("", passed)], 60, 20).convert("L") for passed in (True, False, None)]
+    drawn = [np.asarray(picture).astype(int) < 160 for picture in alone]
+    corners = [picture[3, 1] for picture in drawn]
+    assert corners[1]
+    assert not corners[0]
+    assert not corners[2]  # a square has corners, a disc and a ring have none
+    assert drawn[0].sum() > 1.5 * drawn[2].sum()  # a disc is full, a ring is empty
+    widths = [row(marks, width, 14).width for width in (400, 160, 60)]
+    assert widths[0] > widths[1] > widths[2]
+    assert all(found <= most for found, most in zip(widths, (400, 160, 60), strict=True))
+    blank = Image.new("RGB", (40, 30))
+    plain, marked = (
+        render.sheet(Layout("", "", (Group("", (Tile(blank, "a", marks=tuple(m)),)),))) for m in ((), marks)
+    )
+    assert marked.height > plain.height
+
+
+def test_on_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = [CAT, "--model", "tiny", "--size", "32", "--method", "gradcam", "--target", "tabby", "--check"]
+    assert main([*arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["results"][0]
+    (verdict,) = found["verdicts"]
+    assert verdict["target"] == "tabby cat"
+    assert list(verdict["methods"]["gradcam"]["answers"]) == QUESTIONS
+    assert found["records"][0]["verdict"] == verdict["methods"]["gradcam"]
+    written: Any = json.loads((tmp_path / "explained" / "chelsea-gradcam.json").read_text("utf-8"))
+    assert written["verdict"] == verdict["methods"]["gradcam"]
+    assert main([*arguments, "--force"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  gradcam ")][:1]
+    assert line.split()[-1] in ("passed", "failed")
+    assert all(f" {word} " in line for word in ("model", "class", "faithful", "stable"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--check", "--crop", "five"], "--check judges maps of one crop, and --crop five makes one map of five"),
+        (["--check", "--skip-existing"], "--check and --skip-existing cannot both be given; leave one out"),
+    ],
+)
+def test_what_cannot_be_meant_is_wrong_usage(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([CAT, *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_a_verdict_does_not_flip_with_the_seed() -> None:
+    """Over 20 seeds, one answer in twenty at most is another."""
+    explanation = explain.Explainer("tiny")(CAT, ["gradcam", "guidedbackprop", "randomcam"])
+    for method, passes in (("gradcam", True), ("guidedbackprop", False), ("randomcam", False)):
+        found = [explanation.check(method, seed=seed).passed[method] for seed in range(20)]
+        assert sum(each != passes for each in found) <= 1, method
