@@ -1,19 +1,21 @@
-"""`PhotoConcepts`: the concepts that a layer sees in one photo, as a picture, files and a record."""
+"""`PhotoConcepts`: the concepts that a layer sees in one photo, as a picture, files and a record; and read back."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from PIL import Image
 
 from explain import render
 from explain.concepts import Concepts, name_concepts
-from explain.errors import keywords
+from explain.errors import RecordError, keywords, shown
 from explain.images import Box
+from explain.layers import enlarge
 from explain.output import Files, slug
 from explain.pictures import Scene, array
 from explain.record import FORMAT, Origin, digest, versions
@@ -109,3 +111,64 @@ class PhotoConcepts:
     def _repr_html_(self) -> str:
         lines = (f"{label} ({share:.0%})" for label, share in zip(self.labels, self.concepts.shares, strict=True))
         return render.picture_html(self._repr_png_(), f"{self.title}: {', '.join(lines)}")
+
+
+@dataclass(frozen=True, eq=False)
+class SavedConcepts:
+    """Concepts that were saved, read back without a model: ``record``, as `PhotoConcepts.record` gave it, and arrays.
+
+    ``maps`` ``(K, h, w)`` says how strongly each concept is present at each place, 1 at its strongest, and ``vectors``
+    ``(K, C)`` is each one's activation of the layer's channels there.
+    """
+
+    path: Path
+    record: Mapping[str, Any] = field(repr=False)
+    maps: torch.Tensor = field(repr=False)
+    vectors: torch.Tensor = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.maps)
+
+    @property
+    def layer(self) -> str:
+        return str(self.record["layer"])
+
+    @property
+    def shares(self) -> list[float]:
+        """How much of what the concepts make up is each one's, together 1."""
+        return [float(each["share"]) for each in self.record["concepts"]]
+
+    @property
+    def labels(self) -> list[str]:
+        """The best classes of each concept."""
+        return [str(each["label"]) for each in self.record["concepts"]]
+
+    @property
+    def heatmaps(self) -> torch.Tensor:
+        """``(K, H, W)`` in [0, 1] at the resolution of the model's input."""
+        return enlarge(self.maps[None], tuple(self.record["input_size"]))[0].clamp(0, 1)
+
+    @classmethod
+    def read(cls, path: Path, record: Mapping[str, Any], maps: torch.Tensor, vectors: torch.Tensor) -> SavedConcepts:
+        """Put a record and its arrays together.
+
+        Raises:
+            RecordError: the record lacks something, or they do not belong together.
+        """
+        name = f"record {str(path)!r}"
+        for key, kind in (("layer", str), ("concepts", list), ("input_size", list), ("error", float), ("values", dict)):
+            if not isinstance(record.get(key), kind):
+                got = shown(record.get(key))
+                raise RecordError(f"{name} must have another value for {key!r}, got {got}; save it again")
+        parts, about = record["concepts"], record["values"]
+        if not all(map(_is_part, parts)):
+            raise RecordError(f"{name} must say the share and label of each concept, got {shown(parts)}; save it again")
+        same = about.get("sha256") == digest(array(maps).tobytes()) and len(parts) == len(maps) == len(vectors)
+        if maps.ndim != 3 or vectors.ndim != 2 or not same:
+            raise RecordError(f"{name} must lie beside the values that it tells of, but they differ; save both again")
+        return cls(path, record, maps, vectors)
+
+
+def _is_part(part: Any) -> bool:
+    """Whether a record says of a concept what is read."""
+    return isinstance(part, dict) and isinstance(part.get("share"), (int, float)) and isinstance(part.get("label"), str)

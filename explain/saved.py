@@ -32,6 +32,7 @@ from explain.explanation import Explanation
 from explain.images import ImageLike, load_image
 from explain.methods import Fusion, MethodLike, Style, get_method
 from explain.models import TIMM
+from explain.photo_concepts import SavedConcepts
 from explain.record import decode, described, digest, method_of, unknown, upgraded
 from explain.targets import TargetLike
 
@@ -219,12 +220,15 @@ class Saved:
 
 
 @keywords()
-def load(file: str | os.PathLike[str]) -> Saved:
-    """Read what `Explanation.save` wrote for one method and target, without loading a model.
+def load(file: str | os.PathLike[str]) -> Saved | SavedConcepts:
+    """Read what `Explanation.save` wrote for one method and target, or `PhotoConcepts.save`, without loading a model.
 
     Args:
         file: the record (``.json``) or the values (``.npy``); the other file is beside it under the same name. Nothing
         in them is run.
+
+    Returns:
+        A `Saved`; of concepts, a `SavedConcepts`.
 
     Raises:
         RecordError: one of the two files is missing or damaged, they do not belong together, or they were written by a
@@ -248,11 +252,13 @@ def load(file: str | os.PathLike[str]) -> Saved:
         raise RecordError(_not_a_folder(path))
     if path.suffix not in (".json", ".npy"):
         raise RecordError(f"file must be a record (.json) or its values (.npy), got {str(path)!r}; name one of these")
-    path = path.with_suffix(".json")
+    stem = path.stem.removesuffix("-vectors") if path.stem.endswith("-concepts-vectors") else path.stem
+    path = path.with_name(f"{stem}.json")
     name = f"record {str(path)!r}"
     found = _read_record(path, name)
     if isinstance(found, dict) and found.get("kind") == "concepts":
-        raise RecordError(f"{name} must be of an attribution, got one of concepts; read its maps with numpy.load")
+        arrays = (path.with_suffix(".npy"), path.with_name(f"{path.stem}-vectors.npy"))
+        return SavedConcepts.read(path, found, *(torch.from_numpy(_read_values(file)) for file in arrays))
     record = upgraded(found, name)
     values = _read_values(path.with_suffix(".npy"))
     _check_fields(record, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import nn
 
 import explain
 from explain.cli import main
-from explain.errors import ArgumentError, ExplainError, ExplainWarning, TargetError, close_to, did_you_mean
+from explain.errors import ArgumentError, ExplainError, ExplainWarning, RecordError, TargetError, close_to, did_you_mean
 from explain.methods import AblationCAM
 from explain.pictures import remark
 from tests.conftest import ROOT, TinyNet, settled
@@ -154,6 +155,38 @@ def test_an_explanation_gives_the_attribution_of_a_method_and_its_values(cat: ex
     assert {name: cat[name].values.shape[0] for name in cat} == {"gradcam": 1, "saliency": 1}
     with pytest.raises(explain.errors.MethodError, match="method 'lrp' was not asked for here; known: gradcam, sal"):
         cat["lrp"]
+
+
+def test_concepts_that_were_saved_are_read_back(tiny: explain.Explainer, tmp_path: Path) -> None:
+    found = tiny.concepts(CAT, 3)
+    written = found.save(tmp_path)
+    for file in written[1:]:
+        saved = explain.load(file)
+        assert (len(saved), saved.layer, saved.labels) == (3, found.concepts.layer, found.labels)
+        assert saved.shares == pytest.approx(found.concepts.shares)
+        assert torch.equal(saved.maps, found.concepts.maps[0])
+        assert torch.equal(saved.vectors, found.concepts.vectors)
+        assert torch.allclose(saved.heatmaps, found.concepts.heatmaps[0])
+    record = json.loads(written[3].read_text("utf-8"))
+    for wrong in ({"concepts": record["concepts"][:2]}, {"values": {}}):
+        written[3].write_text(json.dumps({**record, **wrong}), "utf-8")
+        with pytest.raises(RecordError, match="must lie beside the values that it tells of, but they differ"):
+            explain.load(written[3])
+    for wrong in ({"layer": 3}, {"concepts": [{"share": "a"}]}, {"error": None}):
+        written[3].write_text(json.dumps({**record, **wrong}), "utf-8")
+        with pytest.raises(RecordError, match=r"must (have another value for|say the share and label of each concept)"):
+            explain.load(written[3])
+    written[2].unlink()
+    with pytest.raises(RecordError, match=r"values '.*-concepts-vectors.npy' cannot be read"):
+        explain.load(written[3])
+
+
+def test_a_folder_is_no_record_but_says_what_is_in_it(cat: explain.Explanation, tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match=r"got the folder '.*'; it holds none"):
+        explain.load(tmp_path)
+    cat.save(tmp_path)
+    with pytest.raises(RecordError, match=r"load what is in it, such as '.*/chelsea-espresso-gradcam.json'"):
+        explain.load(tmp_path)
 
 
 class Negative(nn.Module):
