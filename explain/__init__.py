@@ -7,6 +7,7 @@ The way through the house, each room importing only from rooms above it:
 
     version         which version this is
     interrupts      beginnings and ends that no signal can split
+    spelling        what a misspelt name may stand for
     errors          what goes wrong, in one line each
     nested          tensors in containers of every kind: found, replaced
     images          files, bytes, arrays and PIL images to RGB; where a model's input lies on a photo
