@@ -1,6 +1,6 @@
 """Draw what methods that cover a photo say of it, how sure they are, and how few runs they need.
 
-    python examples/perturbation.py [FOLDER] [--photo cat.jpg] [--runs 500] [--errors] [--quick]
+    python examples/perturbation.py [FOLDER] [--photo cat.jpg] [--runs 500] [--model tiny] [--errors] [--quick]
 
 Writes a picture of each photo: in the upper row the maps, from occlusion to PartitionSHAP, and below each one its
 standard error, in shares of the largest value; occlusion and PartitionSHAP have none, since nothing is drawn at random,
@@ -23,7 +23,8 @@ import explain
 from explain.methods import HSIC, LIME, RISE, KernelSHAP, Method, Occlusion, PartitionSHAP, ShapleySampling, Sobol
 
 ROOT = Path(__file__).resolve().parents[1]
-PHOTOS = [ROOT / "assets" / "chelsea.png", ROOT / "assets" / "astronaut.png"]
+PHOTOS = [ROOT / "assets" / f"{name}.png" for name in ("chelsea", "astronaut", "coffee")]
+COUNTS = [30, 60, 125, 250, 500, 1000]
 
 
 def methods(runs: int) -> list[Method]:
@@ -109,7 +110,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("folder", nargs="?", type=Path, default=Path("perturbation"))
     parser.add_argument("--photo", type=Path, action="append", help="may be given several times")
     parser.add_argument("--runs", type=int, default=500)
+    parser.add_argument("--model", help="a name that explain.Explainer takes (default: its default model)")
     parser.add_argument("--errors", action="store_true", help="draw the error against the number of runs too")
+    parser.add_argument("--reference", type=int, default=8000, help="runs of what estimates are compared with then")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args(arguments)
     try:
@@ -117,13 +120,14 @@ def main(arguments: list[str] | None = None) -> None:
     except OSError as error:
         raise SystemExit(f"perturbation.py: {error}") from None
     photos = (options.photo or PHOTOS)[: 1 if options.quick else None]
-    explainer = explain.Explainer("tiny" if options.quick else None)
+    explainer = explain.Explainer(options.model or ("tiny" if options.quick else None))
     for photo in photos:
         file = options.folder / f"{photo.stem}.png"
         picture(explainer, photo, 40 if options.quick else options.runs).savefig(file, dpi=110)
         print(f"written to {file}")
     if options.errors:
-        counts, reference = ([40, 80], 160) if options.quick else ([30, 60, 125, 250, 500, 1000], 8000)
+        reference = 160 if options.quick else options.reference
+        counts = [40, 80] if options.quick else [each for each in COUNTS if each <= reference // 4]
         file = options.folder / "errors.png"
         errors(explainer, photos, counts, reference).savefig(file, dpi=110)
         print(f"written to {file}")

@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 import explain
 from tests.conftest import ROOT
@@ -84,3 +85,15 @@ def test_a_table_takes_the_place_of_an_older_one_and_leaves_the_rest(bench: Any)
 
 def test_pairs_are_of_methods_that_there_are(bench: Any) -> None:
     assert {name for pair in bench("pairs").PAIRS for name in pair} <= set(explain.list_methods())
+
+
+def test_known_scores_are_looked_up_by_what_is_seen(bench: Any) -> None:
+    accuracy = bench("accuracy")
+    scores = torch.rand(2**12, dtype=torch.float64)
+    model = accuracy.Known(scores)
+    seen = torch.zeros(3, 1, 3, 4)
+    seen[1, 0, 0, 2] = seen[2] = 1
+    assert model(seen)[:, 0].tolist() == scores[[0, 4, 4095]].tolist()
+    found = explain.attribute(model, accuracy.PHOTO, accuracy.KernelSHAP(24, accuracy.COLUMNS), target=0)
+    assert found.runs == 24
+    assert found.delta.abs().max() < 1e-9
