@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ def sheet(
     *,
     truth: Sequence[int | str | None] | None = None,
     metrics: MetricLike | Iterable[MetricLike] = (),
+    steps: int = 0,
     title: str | None = None,
     overwrite: bool = False,
 ) -> Path:
@@ -44,6 +46,8 @@ def sheet(
         truth: the right class of each photo, as index or label, or None where it is not known: the sheet can then be
             filtered by right and wrong.
         metrics: names or metric objects that judge each photo's maps; the sheet sorts by them. They need the model.
+        steps: in how many steps the evidence of each photo is covered, and shown, for curves; see
+            `explain.Explanation.to_html`. 0 leaves them out.
         title: what the page is called.
         overwrite: whether a file that is there may be replaced.
 
@@ -58,7 +62,7 @@ def sheet(
     ...     sheet(explain.Explainer("tiny")(photos), f"{folder}/photos.html").name
     'photos.html'
     """
-    text = sheet_html(explanations, truth=truth, metrics=metrics, title=title)
+    text = sheet_html(explanations, truth=truth, metrics=metrics, steps=steps, title=title)
     return written(text, path, overwrite=overwrite)
 
 
@@ -67,6 +71,7 @@ def sheet_html(
     *,
     truth: Sequence[int | str | None] | None = None,
     metrics: MetricLike | Iterable[MetricLike] = (),
+    steps: int = 0,
     title: str | None = None,
 ) -> str:
     """Return the page that `sheet` writes, as text; arguments and errors are the same."""
@@ -80,7 +85,10 @@ def sheet_html(
         )
     chosen = [metrics] if isinstance(metrics, str) or not isinstance(metrics, Iterable) else list(metrics)
     classes = truth or [None] * len(subjects)
-    entries = [entry(subject, figures_of(subject, chosen), classes[number]) for number, subject in enumerate(subjects)]
+    entries = [
+        entry(subject, figures_of(subject, chosen), classes[number], steps=steps)
+        for number, subject in enumerate(subjects)
+    ]
     return sheet_of(entries, title)
 
 
@@ -97,6 +105,7 @@ def entry(
     figures: Sequence[Mapping[str, Mapping[str, Any]]] = (),
     truth: int | str | None = None,
     *,
+    steps: int = 0,
     made: Again | None = None,
 ) -> Entry:
     """Return what a sheet says of a photo in short (its answer, whether that is right, figures), and all of it.
@@ -109,7 +118,7 @@ def entry(
         found |= {"truth": printable(label), "right": printable(label) == found["label"]}
     first = figures[0] if figures else {}
     short = {**found, "figures": {name: dict(each) for name, each in first.items()}}
-    return short, item(subject, DETAIL, figures=figures, made=made)
+    return short, item(subject, replace(DETAIL, steps=steps), figures=figures, made=made)
 
 
 def figures_in(table: Table) -> dict[str, dict[str, float | None]]:

@@ -321,7 +321,7 @@ def test_a_sheet_knows_right_and_wrong_and_figures(explainer: explain.Explainer,
     found = explainer([photo(seed=seed) for seed in range(3)], ["gradcam", "saliency"])
     best = [each.predictions[0][0] for each in found]
     classes: list[Any] = [LABELS.index(best[0]), "tabby cat" if best[1] != "tabby cat" else "{{data}}", None]
-    place = report.sheet(found, tmp_path / "sheet.html", truth=classes, metrics=["sparseness"])
+    place = report.sheet(found, tmp_path / "sheet.html", truth=classes, metrics=["sparseness"], steps=3)
     data = Read(place.read_text("utf-8")).data
     photos = data["index"]["photos"]
     assert [each.get("right") for each in photos] == [True, False, None]
@@ -330,6 +330,7 @@ def test_a_sheet_knows_right_and_wrong_and_figures(explainer: explain.Explainer,
     )
     assert photos[1]["figures"]["saliency"]["sparseness"] == pytest.approx(float(table["saliency"]["sparseness"]))
     assert data["item-1"]["maps"][0][1]["figures"] == photos[1]["figures"]["saliency"]
+    assert data["item-2"]["maps"][0][1]["curve"] == item(found[2], Detail(steps=3))["maps"][0][1]["curve"]
     with pytest.raises(ExplainError, match=r"truth must hold a class for each of the 3 photos, got 1"):
         report.sheet_html(found, truth=[0])
     with pytest.raises(ExplainError, match=r"explanations must hold at least one explanation, got none"):
