@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 
 import explain
 from explain.methods import RISE, GradCAM
+from explain.metrics.verdict import Answer, Answers, Verdict
 from explain.models import CenterCrop
 from explain.targets import Detection, Segmentation
 from tests.conftest import settled
@@ -115,3 +117,15 @@ def of_kind(kind: str) -> Any:
 
 
 KINDS = ["segmentation", "detection", "function", "one logit", "nothing", "layer", "estimate", "five crops", "padded"]
+
+
+def checked(explanation: Any) -> Any:
+    """The same explanation with the verdict of a check: one map passed, one failed, one was not asked for."""
+    passed = Answer("faithful", "faithful", 0.02, True, "no other place is as good")
+    failed = Answer("stable", "stable", 0.4, False, HOSTILE)
+    unasked = Answer("depends_on_class", "class", float("nan"), None, "there is only one class")
+    answers = {
+        "gradcam": Answers("gradcam", (unasked, passed)),
+        "layercam": Answers("layercam", (passed, failed), (HOSTILE,)),
+    }
+    return replace(explanation, verdicts={0: Verdict("tabby cat", answers)})

@@ -18,7 +18,7 @@ import explain
 from explain import render, report
 from explain.layers import enlarge
 from tests.conftest import ROOT
-from tests.report.conftest import HOSTILE, KINDS, LABELS, of_kind, photo
+from tests.report.conftest import HOSTILE, KINDS, LABELS, checked, of_kind, photo
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
 playwright = pytest.importorskip(
@@ -415,6 +415,25 @@ def test_every_kind_of_explanation_is_shown(opened: Open, tmp_path: Path, kind: 
         page.drawn()
     assert page.tab.locator(".marks .asked").count() == {"detection": 2, "segmentation": 1}.get(kind, 0)
     assert page.tab.locator(".marks .frame").count() == {"five crops": 5, "padded": 0}.get(kind, 1)
+
+
+def test_the_verdict_is_shown_with_its_reasons(opened: Open, explanation: Any, tmp_path: Path) -> None:
+    page = opened(checked(explanation).to_html(tmp_path / "checked.html", steps=0), "#method=1")
+    table = page.tab.locator("section:has(h2:text-is('Checked')) tbody")
+    assert [" ".join(text.split()) for text in table.locator("tr").all_inner_texts()] == [
+        "gradcam ✓ passed – not asked ✓ passed 0.0200 –",
+        "layercam ✗ failed – ✓ passed 0.0200 ✗ failed 0.400",
+    ]
+    reasons = page.tab.locator(".reasons li").all_inner_texts()
+    assert reasons == [
+        "Is it faithful? ✓ passed no other place is as good",
+        f"Is it stable? ✗ failed {HOSTILE}",
+        HOSTILE,
+    ]
+    assert page.tab.locator(".film .checked").all_inner_texts() == ["✓ passed", "✗ failed", ""]
+    page.tab.keyboard.press("t")
+    page.drawn()
+    assert page.tab.get_by_role("heading", name="Checked").count() == 0
 
 
 def test_two_hundred_photos_open_at_once(opened: Open, explainer: explain.Explainer, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from explain.report.item import Detail, item
 from explain.report.page import page
 from explain.report.planes import plane
 from explain.targets import Detection, Segmentation
-from tests.report.conftest import HOSTILE, KINDS, LABELS, of_kind, photo
+from tests.report.conftest import HOSTILE, KINDS, LABELS, checked, of_kind, photo
 
 
 class Read(HTMLParser):
@@ -307,6 +307,15 @@ def test_a_page_of_every_kind_of_explanation(kind: str) -> None:
         classes = all(target["probability"] is not None for target in data["targets"])
         assert {curve["reading"] for curve in curves} == {"probability" if classes else "score"}
     assert len(data["crops"]) == (5 if kind == "five crops" else 0)
+
+
+def test_a_page_has_the_verdict_of_each_map(explanation: Any) -> None:
+    data = Read(checked(explanation).to_html(steps=0)).data
+    assert data["index"]["photos"][0]["passed"] is True
+    found = [one["verdict"] for one in data["item-0"]["maps"][0]]
+    assert found == [checked(explanation).record(name)["verdict"] for name in explanation.methods]
+    assert [each and each["passed"] for each in found] == [True, False, None]
+    assert [one["verdict"] for one in data["item-0"]["maps"][1]] == [None] * 3
 
 
 def test_two_hundred_photos_can_be_mailed(explainer: explain.Explainer) -> None:
