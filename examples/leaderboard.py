@@ -370,7 +370,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not options.page:
         for name in options.models:
             run(name, options)
-    found = collected(options.results, METRICS)
+    found = collected(options.results, METRICS, *([1] if options.small else []))
     if not found["models"]:
         parser.error(f"results must hold a measured photo, got none in {str(options.results)!r}; give the data set")
     for file in write(found, assets, page):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from standings import DRAWS, beaten, correlations, draws, figures, ranks
+from standings import DRAWS, FEWEST, beaten, correlations, draws, figures, ranks
 
 import explain
 from explain.methods import family
@@ -31,16 +31,22 @@ MOST = 0.9  # of the photos: methods that were measured on fewer are not ranked 
 # From records to a summary
 
 
-def collected(results: Path, metrics: Mapping[str, Metric]) -> dict[str, Any]:
-    """A summary of all records in a folder, by model."""
-    found = {}
+def collected(results: Path, metrics: Mapping[str, Metric], fewest: int = FEWEST) -> dict[str, Any]:
+    """A summary of all records in a folder, by model; those of fewer photos than ``fewest`` wait."""
+    found, waiting = {}, {}
     for folder in sorted(path for path in results.glob("*") if path.is_dir()):
         records = [json.loads(file.read_text("utf-8")) for file in sorted(folder.glob("*.json"))]
-        if records:
+        if len(records) < fewest:
+            waiting[folder.name] = len(records)
+        else:
             found[folder.name] = of_model(records, metrics)
     import torch
 
-    return {"models": found, "made with": {"explain": explain.__version__, "torch": torch.__version__.split("+")[0]}}
+    return {
+        "models": found,
+        "waiting": waiting,
+        "made with": {"explain": explain.__version__, "torch": torch.__version__.split("+")[0]},
+    }
 
 
 def of_model(records: Sequence[Any], metrics: Mapping[str, Metric]) -> dict[str, Any]:
@@ -195,6 +201,9 @@ def baselines(model: Mapping[str, Any]) -> list[str]:
 def as_page(found: Mapping[str, Any], planted: Any) -> str:
     """The page, made of a summary; what stands in it is either always so, or is worked out from the summary."""
     parts = [INTRODUCTION.format(explain=found["made with"]["explain"], torch=found["made with"]["torch"], draws=DRAWS)]
+    waiting = [f"`{name}` ({count} so far)" for name, count in found["waiting"].items()]
+    if waiting:
+        parts.append(f"Measured on too few photos yet to be shown: {', '.join(waiting)}.")
     for name, model in found["models"].items():
         parts += [f"## {name}", measured(model), shown(model), table(model, in_order(model)), picture(name)]
         parts += [on_fewer(model), disagreement(model), again(model)]
@@ -217,7 +226,12 @@ def words(names: Sequence[str]) -> str:
 def measured(model: Mapping[str, Any]) -> str:
     methods = {name: each for name, each in model["methods"].items() if each["kind"] == "method"}
     fewer = sorted({counted(each) for each in methods.values() if not each["ranked"]})
-    told = f" Methods of many passes were measured on fewer ({_range(fewer)}) and are not ranked." if fewer else ""
+    told = (
+        f" Methods of many passes, and those that joined later, were measured on fewer ({_range(fewer)}) and are not "
+        "ranked."
+        if fewer
+        else ""
+    )
     refused = [f"`{name}` on {each['refused on']}" for name, each in methods.items() if "refused" in each]
     told += f" Refused: {', '.join(refused)}." if refused else ""
     hits = model["pointing"]
@@ -306,8 +320,8 @@ def on_fewer(model: Mapping[str, Any]) -> str:
     if len(rows) == 2:
         return ""
     return "\n\n".join([
-        f"Methods of many passes, beside `{BESIDE}` on the same photos: the mean difference, with half the width of "
-        "its interval. Of a handful of photos it says little.",
+        f"Methods that were measured on fewer photos, beside `{BESIDE}` on the same photos: the mean difference, "
+        "with half the width of its interval. Of a handful of photos it says little.",
         "\n".join(f"| {' | '.join(row)} |" for row in rows),
     ])  # fmt: skip
 

@@ -111,7 +111,7 @@ def test_the_section_names_those_that_miss_the_mark_or_take_one_for_another(evid
     assert found["settings"]["one mark"]["methods"]["gradcam"]["mark"]["photos"] == 12
     lines = page.shown(found).splitlines()
     assert lines[0].startswith("- Most of their evidence on the mark have `gradcam` (60%)")
-    assert "not surely more:** `eigencam`. " in lines[1]
+    assert lines[1].startswith("- **Not surely more than the strongest baseline**, uniform with 5%: `eigencam`. ")
     assert lines[2].endswith("for `gradcam`.")
     assert lines[3].endswith("have `eigencam`.")
     assert lines[4].endswith("for `eigencam`.")
