@@ -336,7 +336,7 @@ def _accept(ready: Ready, name: str, message: str, figures: Figures) -> None:
 
 LEFT_OPEN = "what is a channel is left open by shapes, and no module says it"
 REFUSALS = {
-    "no attention in the network": "(legrad|rollout) must have",
+    "no attention in the network": "(legrad|rollout|cheferattribution|cheferbimodal) must have",
     "the layer gives no map": "must give a (spatial map|map of several positions)",
     "nothing tells how the layer's map lies": "must give a map whose layout is clear",
     "no layer gives a map": "layer must be given for this model",

@@ -34,6 +34,7 @@ def blurintegratedgradients(
     layers: list[Layer], x: torch.Tensor, target: int, *, steps: int, sigma: float
 ) -> torch.Tensor:
     """The gradient at the middle of each step times what the step changes; ``sigma`` in pixels (Xu 2020)."""
+    x = x.detach()
     total = torch.zeros_like(x)
     for i in range(steps):
         begin, middle, end = (blurred(x, sigma * (1 - (i + part) / steps)) for part in (0, 0.5, 1))
@@ -43,12 +44,14 @@ def blurintegratedgradients(
 
 def straight(x: torch.Tensor, baseline: torch.Tensor, steps: int) -> Iterator[Step]:
     """A straight line in equal steps."""
+    x = x.detach()
     for i in range(steps):
         yield baseline + i / steps * (x - baseline), baseline + (i + 1) / steps * (x - baseline)
 
 
 def blurs(x: torch.Tensor, sigma: float, steps: int) -> Iterator[Step]:
     """Less and less blurred."""
+    x = x.detach()
     for i in range(steps):
         yield blurred(x, sigma * (1 - i / steps)), blurred(x, sigma * (1 - (i + 1) / steps))
 
@@ -58,10 +61,13 @@ def guided(
     distance: float,
 ) -> Iterator[Step]:  # fmt: skip
     """The path of guided integrated gradients: first algorithm of Kapishnikov 2021, never ``distance`` off the line."""
+    x = x.detach()
     whole = float((x - baseline).abs().sum())
     now = baseline.clone()
     for i in range(steps):
         gradient = backward(layers, forward(layers, now), target)[0].flatten().tolist()
+        unit = max(map(abs, gradient)) * torch.finfo(x.dtype).eps ** (2 / 3)  # what differs by less is equal
+        gradient = [round(abs(each) / unit) if unit else 0 for each in gradient]
         begin, done = now.clone(), (i + 1) / steps
         least = baseline + max(done - distance, 0) * (x - baseline)
         most = baseline + min(done + distance, 1) * (x - baseline)
@@ -74,9 +80,9 @@ def guided(
             moving = [j for j, (_, high, _) in enumerate(ends) if abs(high - values[j]) > 1e-13]
             if gap <= 1e-12 * whole or not moving:
                 break
-            sizes = sorted(abs(gradient[j]) if j in moving else math.inf for j in range(len(values)))
+            sizes = sorted(gradient[j] if j in moving else math.inf for j in range(len(values)))
             threshold = sizes[int((len(values) - 1) * fraction)]
-            chosen = [j for j in moving if abs(gradient[j]) <= threshold]
+            chosen = [j for j in moving if gradient[j] <= threshold]
             gain = sum(abs(ends[j][1] - values[j]) for j in chosen)
             part = min(1.0, gap / gain)
             for j in chosen:
