@@ -17,7 +17,6 @@ from explain.engine import Progress
 from explain.errors import MethodError, TargetError, did_you_mean, keywords, printable
 from explain.images import Box
 from explain.methods import get_method
-from explain.metrics.verdict import Verdict, answers_of, check_explained
 from explain.models import class_label
 from explain.output import Files, distinct, slug
 from explain.pictures import Look, Scene, array, layer_of, percent
@@ -29,6 +28,8 @@ from explain.targets import find_label
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from explain.metrics.verdict import Answers, Verdict
 
 SHOWN_PREDICTIONS = 5
 
@@ -186,6 +187,7 @@ class Explanation(Reported):
             legends=pictures.legends(self.scene, self.results, look),
         )
 
+    @keywords()
     def check(
         self,
         methods: str | Sequence[str] | None = None,
@@ -214,6 +216,8 @@ class Explanation(Reported):
             MetricError: this is a copy, and has no model to ask; or the maps are of several crops.
             ExplainError: the method or target was not explained.
         """
+        from explain.metrics.verdict import check_explained
+
         index = self._target(target)
         names = self.methods if methods is None else [methods] if isinstance(methods, str) else methods
         found = [self._attribution(name, index) for name in names]
@@ -303,7 +307,7 @@ class Explanation(Reported):
         """
         index = self._target(target)
         attribution = self._attribution(method, index)
-        chosen, answers = attribution.target, answers_of(self, attribution.method, index)
+        chosen, answers = attribution.target, self._answers(attribution.method, index)
         return {
             "format": FORMAT,
             "image": {"path": self.source, "size": list(self.photo.size), "sha256": digest(self.photo.tobytes())},
@@ -364,9 +368,16 @@ class Explanation(Reported):
             raise MethodError(f"method {name!r} was not asked for here; {did_you_mean(name, result)}")
         return result[name]
 
+    def _answers(self, method: str, index: int) -> Answers | None:
+        if not self.verdicts:  # loading what gives them takes longer than drawing a picture
+            return None
+        from explain.metrics.verdict import answers_of
+
+        return answers_of(self, method, index)
+
     def _marks(self, method: str, index: int) -> tuple[Mark, ...]:
         """The answers about a map as marks under its picture; none before it was checked."""
-        return tuple(Mark(each.word, each.passed) for each in answers_of(self, method, index) or ())
+        return tuple(Mark(each.word, each.passed) for each in self._answers(method, index) or ())
 
     def _class(self, target: int) -> torch.Tensor | str:
         return next(iter(self.results[target].values())).target

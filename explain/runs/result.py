@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from explain.errors import keywords
 from explain.render import StyleLike
 from explain.runs.exporting import export
 from explain.runs.paging import to_html
@@ -66,6 +67,7 @@ class Run(Stored):
         return to_html(self, path, which, source=source, title=title, overwrite=overwrite)
 
 
+@keywords()
 def open_run(file: str | os.PathLike[str]) -> Run:
     """Open the file of a run for reading; no model is loaded.
 
