@@ -35,7 +35,7 @@ def refuse_without_effect(options: argparse.Namespace, methods: Sequence[Method]
         "composite": (any(isinstance(m, LRP) for m in methods), f"no rules are chosen for {names}"),
         "fuse": (fuses, "the maps of one layer are not fused; name several with --layer"),
         "batch_size": (
-            bool(options.metric or options.check) or any(map(_reruns, methods)),
+            bool(options.metric or getattr(options, "check", False)) or any(map(_reruns, methods)),
             f"the model is run once for {names}",
         ),
         **{

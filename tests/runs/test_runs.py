@@ -234,7 +234,7 @@ def test_what_is_done_before_an_interruption_is_kept_and_the_rest_is_done_later(
         ({"metrics": ["insertion"]}, "its metrics, insertion was null and is now .Insertion"),
         ({"explainer": explainer(settled(TinyNet(), seed=3).eval())}, "its weights was "),
         ({"explainer": explainer(categories=list("abcde"))}, "its categories was null and is now"),
-        ({"source": "other"}, "its source, path was .*photos. and is now .*other"),
+        ({"source": "other"}, "its source, path was .* and is now .*other"),
     ],
 )
 def test_a_run_with_other_options_refuses_to_be_mixed_in(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
