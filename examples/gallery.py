@@ -13,11 +13,11 @@ from PIL import Image
 import explain
 from explain.errors import ExplainError
 from explain.render import CHOICES, Tile, table
+from explain.selection import select
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
 METHODS = ["gradcam", "guidedbackprop", "guidedgradcam", "inputxgradient", "saliency"]
 CONCEPTS = {"chelsea.png": 4, "coffee.png": 3}
-PASSES = 200  # runs of altered photos that a method of the large sheet may take
 # What each photo shows, and the answers that are right; for astronauts and rockets there is no class.
 SHOWN = {
     "astronaut.png": ("an astronaut", ()),
@@ -37,10 +37,8 @@ def answer(explanation: explain.Explanation, name: str) -> Tile:
 
 
 def cheap(explainer: explain.Explainer, photo: Path) -> list[str]:
-    """The methods that can explain the model, but for those that run hundreds of altered photos."""
-    x = explainer.as_input(photo)
-    names = explain.applicable_methods(explainer.model, x)
-    return [name for name in names if explain.plan(explainer.model, x, name).rows <= PASSES]
+    """The methods that can explain the model in fewer than 200 passes."""
+    return list(select(explainer.model, explainer.as_input(photo)).methods)
 
 
 def beside(pictures: list[Image.Image], height: int = 520, gap: int = 20) -> Image.Image:
