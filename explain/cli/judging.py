@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def checked_metrics(options: argparse.Namespace) -> list[Metric]:
     """Return the metrics that were named, and refuse what cannot be meant."""
-    asked = [name for name in ("metric", "check") if getattr(options, name)]
+    asked = [name for name in ("metric", "check") if getattr(options, name, None)]
     if asked and options.crop == "five":
         raise UsageError(f"--{asked[0]} judges maps of one crop, and --crop five makes one map of five; leave one out")
     if not options.metric:
