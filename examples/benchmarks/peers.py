@@ -42,15 +42,19 @@ from timing import peak_bytes
 from torch import nn
 
 import explain
-from explain.methods import IntegratedGradients
+from explain.engine.composites import attn_lrp
+from explain.methods import LRP, IntegratedGradients
 
 os.environ["KINETO_LOG_LEVEL"] = "99"  # the profiler, which measures memory, need not say when it starts
 warnings.filterwarnings("ignore", module="captum")  # at every call, that it hooks ReLUs and asks inputs for gradients
 
-COLUMNS = {"explain": "explain", "grad-cam": "grad-cam", "Captum": "captum", "torchcam": "torchcam"}
+COLUMNS = {
+    "explain": "explain", "grad-cam": "grad-cam", "Captum": "captum", "torchcam": "torchcam", "zennit": "zennit"
+}  # fmt: skip
 SEVEN = ["gradcam", "gradcam++", "xgradcam", "hirescam", "elementwisecam", "layercam", "eigencam"]
 COVERING = ["occlusion", "featureablation", "shapleysampling", "kernelshap", "lime"]
 STAGES = ["layer1", "layer2", "layer3", "layer4"]
+RELEVANCE = {"Epsilon": 2.6, "EpsilonPlusFlat": 3.5, "EpsilonAlpha2Beta1Flat": 6.0}
 TARGET = 1
 LONG = 100
 BATCHES = (4, 8, 16, 32)
@@ -87,6 +91,9 @@ def network(name: str) -> nn.Module:
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.momentum = None
+    if isinstance(model, torchvision.models.VisionTransformer):
+        nn.init.normal_(model.heads[-1].weight, std=0.02)  # it begins with zeros, which say nothing
+        return model.eval()
     with torch.no_grad():
         model.train()(torch.randn(8, 3, 112, 112))
     return model.eval()
@@ -152,6 +159,24 @@ def guided_grad_cam(model: nn.Module, x: torch.Tensor) -> Work:
         from pytorch_grad_cam import GuidedBackpropReLUModel
 
         GuidedBackpropReLUModel(lent)(x.clone(), TARGET)
+
+    return work
+
+
+def zennit(model: nn.Module, x: torch.Tensor, composite: str) -> Work:
+    def work() -> None:
+        from zennit import composites, rules, types
+        from zennit.attribution import Gradient
+        from zennit.torchvision import ResNetCanonizer
+
+        if composite == "Epsilon":
+            everywhere = ((types.Convolution, rules.Epsilon()), (nn.Linear, rules.Epsilon()))
+            layers = [*composites.layer_map_base(), *everywhere]
+            made = composites.LayerMapComposite(layers, canonizers=[ResNetCanonizer()])
+        else:
+            made = getattr(composites, composite)(canonizers=[ResNetCanonizer()])
+        with Gradient(model=model, composite=made) as attributor:
+            attributor(x, torch.eye(1000)[[TARGET] * len(x)])
 
     return work
 
@@ -279,6 +304,16 @@ def rows(quick: bool) -> Iterator[tuple[str, float | None, Callable[[str, float 
         model, x = network(large), photo()
         return Row(name, goal, model, x, {"explain": by_hand(model, x)}, notes={"explain": "plain torch"})
 
+    def relevance(name: str, goal: float | None, composite: str) -> Row:
+        model, x = network(large), photo()
+        works = {"explain": ours(model, x, [LRP(composite)]), "zennit": zennit(model, x, composite)}
+        return Row(name, goal, model, x, works)
+
+    def of_transformer(name: str, goal: float | None, gamma: float) -> Row:
+        x = torch.randn(1, 3, 224, 224, generator=torch.Generator().manual_seed(1))
+        model = network("vit_b_32" if quick else "vit_b_16")
+        return Row(name, goal, model, x, {"explain": ours(model, x, [LRP(attn_lrp(gamma=gamma))])})
+
     few, many = batches
     integrated = f"integratedgradients, each of {steps} steps"
     score_bf16 = partial(in_bf16, of="resnet18", method="scorecam", per=channels)
@@ -295,6 +330,10 @@ def rows(quick: bool) -> Iterator[tuple[str, float | None, Callable[[str, float 
     yield "saliency", 2.2, partial(pixels, method="saliency", theirs="Saliency")
     yield "inputxgradient", 2.2, partial(pixels, method="inputxgradient", theirs="InputXGradient")
     yield "guidedbackprop", 2.4, partial(pixels, method="guidedbackprop", theirs="GuidedBackprop")
+    for composite, goal in RELEVANCE.items():
+        yield f"lrp, {composite}", goal, partial(relevance, composite=composite)
+    yield "attnlrp, epsilon, ViT-B/16", 2.6, partial(of_transformer, gamma=0.0)
+    yield "attnlrp, gamma, ViT-B/16", 6.0, partial(of_transformer, gamma=0.25)
     yield integrated, 1.8, path
     yield "integratedgradients, each step, bfloat16", None, path_bf16
     for method in COVERING:
