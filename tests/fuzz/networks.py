@@ -21,9 +21,10 @@ import torch
 from hypothesis import strategies as st
 
 import explain
+from explain.engine import COMPOSITES
 from explain.errors import ExplainError, ExplainWarning
 from explain.layers import split_call
-from explain.methods import MethodLike, get_method
+from explain.methods import LRP, MethodLike, get_method
 from tests.conftest import snapshot
 from tests.fuzz.expected import METHODS, MOST_PLACES, NotLinearError, Slow, class_weights
 from tests.fuzz.programs import Network, Program, Step, scores_in, sees, shapes
@@ -273,7 +274,8 @@ def check(case: Case, methods: Sequence[str] = tuple(METHODS), figures: Figures 
     if ready.raises_alone():
         noted.skipped["the model alone raises"] += len(methods)
         return noted
-    for prove in [*[_one(name) for name in methods], _together, _at_several_layers, _singly, _in_single_precision]:
+    others = [_together, _at_several_layers, _singly, _in_single_precision, _relevance]
+    for prove in [*[_one(name) for name in methods], *others]:
         try:
             prove(ready, noted)
         except Failure as failure:
@@ -547,6 +549,36 @@ def _in_single_precision(ready: Ready, figures: Figures) -> None:
         if off > 0.05:
             raise Failure(f"{name}: float32 is off by {off:.1e}")
         figures.compared["in single precision"] += 1
+
+
+COMPOSED = tuple(name for name in COMPOSITES if name not in ("automatic", "Gradient", "AttnLRP"))
+
+
+def _relevance(ready: Ready, figures: Figures) -> None:
+    """By two composites: what is taken and what arrives are the score; the same for an image alone; nothing is left."""
+    if ready.case.target == "callable":
+        return  # what is done with the scores is no step of the network
+    before = state(ready)
+    for turn in (0, 1):
+        method = LRP(COMPOSED[(ready.case.seed + turn * ready.program.seed) % len(COMPOSED)])
+        try:
+            found = ready.attribute(method, layer=None)
+        except ExplainError as error:
+            figures.refused[str(error).partition(",")[0]] += 1
+            continue
+        assert found.coverage is not None
+        assert found.delta is not None
+        taken = sum((part.abs() for part in found.coverage.taken.values()), found.score.abs())
+        scale = found.values.abs().flatten(1).sum(1) + taken
+        if bool((found.delta.abs() > 1e-8 * scale).any()):
+            raise Failure(f"lrp {method.composite}: misses the score by {float((found.delta.abs() / scale).max()):.1e}")
+        own = ready.target[:1] if isinstance(ready.target, torch.Tensor) else ready.target
+        alone = ready.attribute(method, layer=None, x=ready.given(ready.x[:1], slice(0, 1)), target=own)
+        if deviation(found.values[:1], alone.values) > 1e-6:
+            raise Failure(f"lrp {method.composite}: differs when asked of one image")
+        figures.compared["relevance, conserved"] += 1
+    if state(ready) != before:
+        raise Failure(f"lrp: left something changed: {_changed(before, state(ready))}")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from torch import nn
 
 import explain
 from explain.methods import LRP
+from tests.test_models_matrix import matrix
 
 HUGE = ("vit_l", "vit_h", "regnet_y_128gf", "regnet_y_32gf", "regnet_x_32gf", "convnext_large", "efficientnet_v2_l",
         "efficientnet_b7", "efficientnet_b6", "wide_resnet101", "resnext101_64x4d", "vgg16", "vgg19", "vgg13",
@@ -22,6 +23,10 @@ TIMM = [
     "hrnet_w18_small", "res2net50_14w_8s", "skresnet18", "seresnet18", "ecaresnet26t", "nfnet_l0", "mixer_s32_224",
     "gmlp_ti16_224", "poolformer_s12", "deit_tiny_patch16_224", "convnextv2_atto", "edgenext_xx_small", "vgg11_bn",
     "pvt_v2_b0", "mobilevit_xxs", "tf_mobilenetv3_small_minimal_100", "beit_base_patch16_224", "coat_tiny",
+]  # fmt: skip
+HUGGING_FACE = [
+    "ViT", "DeiT", "Beit", "Dinov2", "Dinov2WithRegisters", "Swin", "Swinv2", "ConvNext", "ConvNextV2", "ResNet",
+    "RegNet", "PoolFormer", "MobileViT", "Pvt", "Segformer", "Levit", "FocalNet", "Cvt",
 ]  # fmt: skip
 
 
@@ -71,3 +76,14 @@ def test_relevance_on_timms_classifiers(name: str) -> None:
         torch.manual_seed(0)
         model = timm.create_model(name, num_classes=5).eval()
     check(model, model.default_cfg["input_size"][-1])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", HUGGING_FACE)
+def test_relevance_on_hugging_faces_classifiers(name: str) -> None:
+    pytest.importorskip("transformers", reason="transformers comes with an extra of its own")
+    subject = next(s for s in matrix.transformers_subjects() if s.name == f"transformers:{name}")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model, side = matrix.smallest(subject)
+    check(model, side)
