@@ -218,12 +218,22 @@ def test_weights_come_as_safetensors_too(capsys: pytest.CaptureFixture[str]) -> 
 
 
 # Rooms whose messages nobody sees who types a command, and single messages of others: what they ask for is Python.
-FOR_CALLERS = {"training", "distribution", "metrics", "fills", "citation", "saved", "hooks", "inputs"}
+FOR_CALLERS = {
+    "training",
+    "distribution",
+    "metrics",
+    "fills",
+    "citation",
+    "saved",
+    "hooks",
+    "inputs",
+    "report",
+}  # which writes the lines of Python that make it again
 FOR_CALLERS_ALONE = {
     "see explain.list_methods()", "explain.Inputs(...", "use explain.attribute(model, x)", "explain.images.Box",
     "explain.targets.", "positive=False", "integratedgradients(steps=20)", "gradcam(relu=False)",
     "methods must name at least one method", "box=region)",
-    "explain.Explainer(", "categories=... takes them", "explain.evaluate(",
+    "explain.Explainer(", "categories=... takes them", "explain.evaluate(", "blur(sigma=3)", "explain.open_run(",
 }  # fmt: skip
 
 
