@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from explain.metrics.verdict import Verdict
 
 
-def checked_metrics(options: argparse.Namespace) -> list[Metric]:
-    """Return the metrics that were named, and refuse what cannot be meant."""
+def checked_metrics(options: argparse.Namespace, *, boxes: bool = False) -> list[Metric]:
+    """Return the metrics that were named, and refuse what cannot be meant; ``boxes`` may come with the photos."""
     asked = [name for name in ("metric", "check") if getattr(options, name, None)]
     if asked and options.crop == "five":
         raise UsageError(f"--{asked[0]} judges maps of one crop, and --crop five makes one map of five; leave one out")
@@ -35,7 +35,7 @@ def checked_metrics(options: argparse.Namespace) -> list[Metric]:
     except ExplainError as error:
         raise UsageError(str(error)) from None
     for name, metric in chosen.items():
-        if isinstance(metric, OfObject):
+        if isinstance(metric, OfObject) and not boxes:
             raise UsageError(
                 f"metric {name!r} needs to know where the object is, which cannot be typed; use explain.evaluate(..., "
                 "boxes=...) in Python, or another metric"

@@ -86,7 +86,7 @@ def run(options: argparse.Namespace, answer: Answer) -> int:
     """Explain all photos of a source, and store the maps."""
     from explain import runs
 
-    methods, metrics = _checked(options), checked_metrics(options)
+    methods, metrics = _checked(options), checked_metrics(options, boxes=True)
     source = runs.source_of(options.source)
     explainer = load_explainer(options, answer)
     target = targets_of(options.target, explainer.categories)

@@ -9,42 +9,14 @@ from typing import Any
 import torch
 
 from explain.attribution import Attribution
-from explain.errors import MetricError, muted
 from explain.methods import Method
-from explain.metrics import Case, Metric, OfMap, OfMethod, OfScores, evaluate
-from explain.metrics.maps import Maps
-from explain.metrics.truth import as_boxes
+from explain.metrics import Metric, OfMethod, OfObject, evaluate
 from explain.runs.preparing import Prepared
 from explain.runs.sources import Corners
 from explain.targets import TargetLike
 
 Figures = list[dict[str, dict[str, float | None]]]
 """For each photo, by method: a figure for each metric, None where it is not defined."""
-
-
-def needs_boxes(metric: Metric) -> bool:
-    """Whether a metric says nothing of a photo without boxes; it is tried on a map of four pixels.
-
-    >>> from explain.metrics import get_metric
-    >>> needs_boxes(get_metric("pointinggame")), needs_boxes(get_metric("deletion"))
-    (True, False)
-    """
-    if not isinstance(metric, OfMap) or isinstance(metric, (OfScores, OfMethod)):
-        return False
-    images, box = torch.zeros(1, 3, 2, 2), as_boxes([[0, 0, 1, 2]], 1, (2, 2))
-    region = torch.tensor([[[True, False], [True, False]]])
-    maps = Maps.of("map", torch.tensor([[[1.0, 2.0], [3.0, 4.0]]]), images)
-
-    def works(case: Case) -> bool:
-        try:
-            with muted():
-                metric(case)
-        except MetricError:
-            return False
-        return True
-
-    score = torch.zeros(1)
-    return works(Case(maps, images, score, boxes=box, regions=region)) and not works(Case(maps, images, score))
 
 
 def boxes_on_input(photo: Prepared) -> list[Corners]:
@@ -83,7 +55,7 @@ def judged(
         options: as for `explain.evaluate`.
     """
     again = any(isinstance(metric, OfMethod) for metric in metrics)
-    placed = [metric for metric in metrics if needs_boxes(metric)]
+    placed = [metric for metric in metrics if isinstance(metric, OfObject)]
     boxes = [boxes_on_input(photo) for photo in photos] if placed else []
     with_boxes = sum(map(bool, boxes))
     empty: dict[str, float | None] = {metric.name: None for metric in metrics}

@@ -17,7 +17,7 @@ from explain.errors import RunError, keywords, shown, warn
 from explain.explainer import Explainer
 from explain.hooks import Where
 from explain.methods import Fusion, MethodLike
-from explain.metrics import Metric
+from explain.metrics import Metric, OfObject
 from explain.models import Classifier
 from explain.runs.batches import each_explained, in_batches
 from explain.runs.explaining import Question
@@ -152,7 +152,16 @@ def run(
             _Go(photos, question, store, count, timeout, progress).through()
         finally:
             store.close()
-    return Run(file)
+    found = Run(file)
+    _tell_unjudged(found, question)
+    return found
+
+
+def _tell_unjudged(found: Run, question: Question) -> None:
+    """Say which metrics had nothing to judge by, as no photo came with boxes."""
+    placed = [metric.name for metric in question.metrics if isinstance(metric, OfObject)]
+    if placed and not next(found.query("SELECT count(*) FROM photos WHERE boxes IS NOT NULL"))[0]:
+        warn(f"no photo has boxes, so that {', '.join(placed)} judged none; give a source with boxes, such as a list")
 
 
 @dataclass

@@ -49,6 +49,16 @@ def test_a_run_is_made_and_continued(capsys: pytest.CaptureFixture[str]) -> None
     )
 
 
+def test_boxes_of_a_list_serve_metrics_that_need_them(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("list.csv").write_text("path,label,x0,y0,x1,y1\nphotos/000.png,goldfish,2,2,20,18\nphotos/001.png,1,,,,\n")
+    code, _, err = typed(capsys, "run", "list.csv", "-m", "saliency", "--metric", "pointinggame", *QUICK)
+    assert (code, err) == (0, [])
+    found = [(row.label, row.metrics["pointinggame"]) for row in explain.open_run("run.sqlite").rows()]
+    assert found[0][0] == "goldfish"
+    assert found[0][1] in (0.0, 1.0)
+    assert found[1][1] is None
+
+
 def test_bad_files_are_told_and_the_rest_is_counted(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -149,6 +149,12 @@ def test_metrics_are_stored_and_those_of_boxes_only_where_there_are_some(tmp_pat
     }  # fmt: skip
 
 
+def test_metrics_that_need_boxes_say_when_there_are_none(tmp_path: Path) -> None:
+    with pytest.warns(ExplainWarning, match="no photo has boxes, so that pointinggame judged none; give a source with"):
+        run = explain.run([picture(0)], explainer(), output=tmp_path / "r", metrics=["pointinggame"], workers=0)
+    assert [dict(row.metrics) for row in run.rows()] == [{"pointinggame": None}]
+
+
 def test_metrics_that_ask_the_method_again_judge_it_for_the_same_class(tmp_path: Path) -> None:
     made = explainer()
     run = explain.run(
