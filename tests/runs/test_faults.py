@@ -134,10 +134,29 @@ class Trap(Source):
 
 def test_a_photo_that_hangs_its_decoder_is_given_up(tmp_path: Path) -> None:
     run = explain.run(
-        Trap(b=lambda: time.sleep(60)), explainer(), output=tmp_path / "run.sqlite", workers=1, timeout=0.2
+        Trap(b=lambda: time.sleep(60)), explainer(), output=tmp_path / "run.sqlite", workers=1, timeout=2.0
     )
-    assert run.failures == {"b": "image 'b' took longer than 0.2 s to be read; mend it or allow more time"}
+    assert run.failures == {"b": "image 'b' took longer than 2 s to be read; mend it or allow more time"}
     assert [row.name for row in run.rows()] == ["a", "c", "d"]
+
+
+def test_a_worker_that_hangs_ends_with_the_process_that_it_works_for(tmp_path: Path) -> None:
+    began = tmp_path / "began"
+
+    def hang() -> None:
+        began.touch()
+        time.sleep(60)
+
+    def go() -> None:
+        explain.run(Trap(a=hang), explainer(), output=tmp_path / "run.sqlite", workers=1)
+
+    process = forked(go)
+    until(began.exists)
+    workers_ = children(process.pid)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert len(workers_) == 1
+    until(lambda: not is_there(workers_[0]))
 
 
 def test_a_worker_that_dies_costs_its_photo_only(tmp_path: Path) -> None:
@@ -176,7 +195,7 @@ def test_workers_read_ahead_but_not_without_end() -> None:
     found = workers.Workers(Preparer(Trap(), as_it_is), entries(), 1, 60.0)
     first = next(iter(found))
     until(lambda: len(listed) > workers.AHEAD)
-    time.sleep(0.05)
+    time.sleep(0.3)  # in which many more would be read
     found.close()
     assert getattr(first, "entry", None) == Entry("photo 0", 97)
     assert len(listed) <= workers.AHEAD + 2
