@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,6 +16,7 @@ from explain.methods import (
     AblationCAM,
     DeepLIFT,
     DeepLIFTSHAP,
+    ExpectedGradients,
     FeatureAblation,
     IntegratedGradients,
     KernelSHAP,
@@ -23,6 +25,7 @@ from explain.methods import (
     ShapleySampling,
     Smooth,
 )
+from explain.methods.expected import RandomPoints
 from explain.methods.sampling import noise
 from tests.methods import plain, plain_paths
 from tests.peers.common import (
@@ -259,6 +262,18 @@ def test_deepliftshap_is_the_same_where_every_operation_is_a_module() -> None:
     model, x, baselines = deep(nn.AvgPool2d(2)), random(1, 2, 3, 10, 8), random(2, 4, 3, 10, 8)
     expected = peer.DeepLiftShap(model).attribute(x, baselines, TARGET)
     assert agree(expected, ours(model, DeepLIFTSHAP(baselines), x))
+
+
+def test_expected_gradients_are_the_same_for_the_same_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, baselines = plain.module_of(network()), photo()[None], torch.stack([photo(i) for i in (3, 4, 5)])
+    points = RandomPoints(6, baselines, 0.0, 2)
+    draws = [points.drawn(x[0], sample) for sample in range(6)]
+    chosen = [next(i for i, each in enumerate(baselines) if torch.equal(each, start)) for start, _, _ in draws]
+    monkeypatch.setattr("numpy.random.choice", lambda count, size: np.array(chosen))
+    monkeypatch.setattr("numpy.random.uniform", lambda low, high, size: np.array([share for _, _, share in draws]))
+    theirs = peer.GradientShap(model).attribute(x, baselines, n_samples=6, stdevs=0.0, target=TARGET)
+    monkeypatch.undo()
+    assert agree(theirs, ours(model, ExpectedGradients(6, baselines, seed=2), x))
 
 
 def test_captums_deeplift_loses_differences_at_maxima() -> None:
