@@ -55,12 +55,11 @@ class SmoothMasks:
     def back(self, values: torch.Tensor, full: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         """From the gradient in the masks, with what lies beyond the photo, to that in the values."""
         masks, slope = self._with_rest(full), self._with_rest(gradient)
-        rows = range(2 * self._radius + 1)
-        cold = [torch.exp(COLDNESS * self._around(values, row)) for row in rows]
+        every = [self._around(values, row) for row in range(2 * self._radius + 1)]
+        cold = [torch.exp(COLDNESS * around) for around in every]
         slope = slope / sum(each.sum(1) for each in cold)
         parts = []
-        for row in rows:
-            around = self._around(values, row)
+        for row, around in enumerate(every):
             share = cold[row] * (1 + COLDNESS * (around - masks[:, None])) * slope[:, None]
             parts.append((share * self._kernel[row][None]).sum((3, 5)))
         windows = torch.cat(parts, 1).flatten(2)
