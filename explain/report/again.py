@@ -59,6 +59,7 @@ def _command(subject: Subject, records: Mapping[str, Any], methods: Sequence[str
         words += ["--layer", name]
     fuse = _common(record.get("fuse") for record in records.values())
     words += ["--fuse", fuse] if fuse and isinstance(layer, list) else []
+    words += ["--check"] if _was_checked(records) else []
     words += ["--bf16"] if subject.question.precision == "bf16" else []
     return shlex.join([*words, "--html"])
 
@@ -94,7 +95,8 @@ def _python(
         lines.insert(2, "photo = ...  # the photo had no file")
     stem = Path(subject.source).stem if subject.source else "report"
     inside = "".join(f"    {argument}{'' if '  # ' in argument else ','}\n" for argument in arguments)
-    lines += [f"explanation = explainer(\n{inside})", f"explanation.to_html({stem + '.html'!r})"]
+    lines += [f"explanation = explainer(\n{inside})", *(["explanation.check()"] if _was_checked(records) else [])]
+    lines.append(f"explanation.to_html({stem + '.html'!r})")
     if any("your_" in line for line in lines):
         lines.insert(2, "# what begins with your_ was your own, and no record can hold it")
     return "\n".join(lines)
@@ -123,6 +125,10 @@ def _is_movable(record: Mapping[str, Any]) -> bool:
         return isinstance(method_of(record), Movable)
     except ExplainError:
         return False
+
+
+def _was_checked(records: Mapping[str, Any]) -> bool:
+    return any(record.get("verdict") is not None for record in records.values())
 
 
 def _common(values: Any) -> Any:

@@ -13,6 +13,7 @@ from importlib import resources
 from typing import Any
 
 from explain.errors import printable
+from explain.render import Mask
 from explain.render.colors import lookup_table
 from explain.version import __version__
 
@@ -54,7 +55,14 @@ def page(index: Mapping[str, Any], items: Sequence[Mapping[str, Any]], *, title:
     False
     """
     style, script = (_static_files(names) for names in (STYLES, SCRIPTS))
-    about = {"format": FORMAT, "version": __version__, "colormaps": _colormaps(), "widget": widget, **index}
+    about = {
+        "format": FORMAT,
+        "version": __version__,
+        "colormaps": _colormaps(),
+        "cover": Mask.cover,
+        "widget": widget,
+        **index,
+    }
     data = [_block("index", about), *(_block(f"item-{number}", each) for number, each in enumerate(items))]
     parts = {
         "title": html.escape(printable(title)),

@@ -406,6 +406,19 @@ def test_the_map_that_was_asked_for_last_is_shown_though_another_comes_later(ope
     assert page.tab.locator(".pane").nth(1).get_attribute("data-base") == "pale"
 
 
+def test_the_next_method_is_the_one_at_the_right(opened: Open, explainer: explain.Explainer, tmp_path: Path) -> None:
+    """Methods stand by family, in whatever order they were asked for."""
+    found = explainer(photo(), ["gradcam", "saliency", "layercam"], 0)
+    page = opened(found.to_html(tmp_path / "page.html", steps=0))
+    assert page.tab.locator(".film span").all_inner_texts() == ["gradcam", "layercam", "saliency"]
+    met = []
+    for _ in range(3):
+        page.tab.keyboard.press("m")
+        page.drawn()
+        met.append(page.state("method"))
+    assert met == [2, 1, 0]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.filterwarnings("ignore:.* is zero everywhere")
 def test_every_kind_of_explanation_is_shown(opened: Open, tmp_path: Path, kind: str) -> None:

@@ -316,6 +316,8 @@ def test_a_page_has_the_verdict_of_each_map(explanation: Any) -> None:
     assert found == [checked(explanation).record(name)["verdict"] for name in explanation.methods]
     assert [each and each["passed"] for each in found] == [True, False, None]
     assert [one["verdict"] for one in data["item-0"]["maps"][1]] == [None] * 3
+    assert "\nexplanation.check()\n" in data["item-0"]["again"]["python"]
+    assert "check()" not in again(explanation).python
 
 
 def test_two_hundred_photos_can_be_mailed(explainer: explain.Explainer) -> None:

@@ -1,7 +1,6 @@
 // A map's colours: each view turns values into pixels with an opacity of their own, over the photo.
 
 const SHARES = [0.5, 0.75, 0.9];
-const COVER = [38, 40, 46];
 const VIEWS = [
   ['heat', 'Heat', 'Colour over the photo in grey'],
   ['contour', 'Contour', 'Lines around the places that hold 50, 75 and 90 % of the evidence'],
@@ -12,7 +11,9 @@ const MAGNITUDES = ['plasma', 'viridis', 'inferno', 'cividis'];
 const CONTRIBUTIONS = ['RdBu_r', 'PuOr_r'];
 
 class Colors {
-  constructor(packed) {
+  // `cover` is what a mask covers the photo with.
+  constructor(packed, cover) {
+    this.cover = cover;
     this.tables = new Map(Object.entries(packed).map(([name, text]) => [name, bytesOf(text)]));
   }
 
@@ -69,9 +70,9 @@ class Colors {
     const { areas } = map;
     for (let i = 0; i < areas.length; i++) {
       const step = leasts.findIndex((least) => areas[i] >= least);
-      pixels[4 * i] = COVER[0];
-      pixels[4 * i + 1] = COVER[1];
-      pixels[4 * i + 2] = COVER[2];
+      pixels[4 * i] = this.cover[0];
+      pixels[4 * i + 1] = this.cover[1];
+      pixels[4 * i + 2] = this.cover[2];
       pixels[4 * i + 3] = step < 0 ? 255 : covers[step];
     }
   }

@@ -10,6 +10,7 @@ class Film {
     this.inputs = [];
     this.canvases = [];
     const families = new Map();
+    const places = new Map();
     item.methods.forEach((method, number) => {
       const input = el('input', { type: 'radio', name, value: number, onchange: () => onchange(number) });
       const canvas = el('canvas', { 'aria-hidden': 'true' });
@@ -18,7 +19,9 @@ class Film {
       const label = el('label', { class: 'frame', title: method.about }, input, canvas, el('span', {}, method.name),
         method.control ? el('small', {}, 'null map') : null, el('small', { class: 'checked' }));
       families.set(method.family, [...(families.get(method.family) || []), label]);
+      places.set(method.family, [...(places.get(method.family) || []), number]);
     });
+    this.order = [...places.values()].flat(); // from left to right
     const many = item.methods.length > 5 && families.size > 1;
     const groups = [...families].map(([family, labels]) =>
       el('div', { class: 'family' }, many ? el('p', {}, family) : null, el('div', { class: 'frames' }, labels)));

@@ -81,11 +81,16 @@ class Look {
     if (this.compare.select.selectedIndex < 0) this.compare.take('none');
   }
 
+  // A grey of the photo, as far as a mask lets it through.
+  faded(visible) {
+    return `rgb(${this.colors.cover.map((level) => Math.round(level + (90 - level) * visible)).join(' ')})`;
+  }
+
   takeLegend(state, map) {
     const words = (text) => el('span', {}, text);
     if (state.view === 'contour' || state.view === 'mask') {
       const shares = state.share < 100 ? [state.share / 100] : SHARES;
-      const colors = state.view === 'contour' ? this.colors.lines(shares.length, state.colormap) : shares.map((_, i) => `rgb(255 255 255 / ${100 - (100 * i) / (shares.length + 0.5)}%)`);
+      const colors = state.view === 'contour' ? this.colors.lines(shares.length, state.colormap) : shares.map((_, i) => this.faded(1 - i / (shares.length + 0.5)));
       const keys = shares.map((share, i) => {
         const key = el('i', { class: `key key-${state.view}` });
         key.style.background = colors[i];

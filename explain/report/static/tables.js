@@ -59,8 +59,9 @@ function verdicts(item, state) {
   const reasons = ([, verdict]) => [...Object.entries(verdict.answers).map(([name, answer]) =>
     el('li', {}, el('b', {}, QUESTIONS[name] ?? name), ' ', mark(answer.passed), ' ', answer.reason)),
   ...(verdict.notes ?? []).map((note) => el('li', {}, note))];
+  const short = { depends_on_model: 'model', depends_on_class: 'class' };
   return el('section', { class: 'card wide' }, el('h2', {}, 'Checked'),
-    table(`Answers for ${item.targets[state.target].label}`, ['method', 'verdict', ...names.map((name) => QUESTIONS[name] ?? name)], found.map(row)),
+    table(`Answers for ${item.targets[state.target].label}`, ['method', 'verdict', ...names.map((name) => short[name] ?? name)], found.map(row)),
     el('ul', { class: 'reasons' }, current.flatMap(reasons)),
     el('p', { class: 'hint' }, 'A verdict is the worst of its answers. That a map passed does not mean that the model is right.'));
 }

@@ -268,9 +268,10 @@ class Viewer {
     const { item, state } = this;
     const next = (value, count, back) => (value + (back ? count - 1 : 1)) % count;
     const back = event.shiftKey;
+    const { order } = this.film;
     const layers = item.maps[state.target][state.method].layers.length + 1;
     const does = {
-      m: () => ({ method: next(state.method, item.methods.length, back), layer: 0, cover: null }),
+      m: () => ({ method: order[next(order.indexOf(state.method), order.length, back)], layer: 0, cover: null }),
       t: () => ({ target: next(state.target, item.targets.length, back), not: null, cover: null }),
       l: () => ({ layer: next(state.layer, layers, back), cover: null }),
       v: () => ({ view: VIEWS[next(VIEWS.findIndex(([view]) => view === state.view), VIEWS.length, back)][0], opacity: null, cover: null }),
