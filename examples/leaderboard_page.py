@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -212,7 +213,8 @@ def as_page(found: Mapping[str, Any], planted: Any) -> str:
 
         parts.append(section(planted))
     limits = LIMITS.format(planted="planted evidence" if planted is None else "[planted evidence](#planted-evidence)")
-    return "\n\n".join(part for part in (*parts, limits) if part) + "\n"
+    page = "\n\n".join(part for part in (*parts, limits) if part) + "\n"
+    return re.sub(r"(\d)%", r"\1 %", page)
 
 
 def words(names: Sequence[str]) -> str:
