@@ -284,7 +284,7 @@ class Explanation(Reported):
         """
         files = Files(folder, overwrite=overwrite)
         look: dict[str, Any] = {"style": style, "alpha": alpha, "colormap": colormap}
-        photo = slug(stem or (Path(self.source).stem if self.source else "image"))
+        photo = slug(str(stem) if stem else (Path(self.source).stem if self.source else "image"))
         several = len(self.results) > 1
         stems = distinct(f"{photo}-{slug(label)}" if several else photo for label in self.targets)
         for index, result in enumerate(self.results):
@@ -361,9 +361,9 @@ class Explanation(Reported):
 
     def _attribution(self, method: str | None, target: int) -> Attribution:
         result = self.results[target]
-        name = self.methods[0] if method is None else method.lower()
-        if name not in result and "(" in name:
-            name = get_method(name).name  # which says nothing of the options
+        name = self.methods[0] if method is None else method.lower() if isinstance(method, str) else ""
+        if name not in result and (not name or "(" in name):
+            name = get_method(method or name).name  # which says nothing of the options
         if name not in result:
             raise MethodError(f"method {name!r} was not asked for here; {did_you_mean(name, result)}")
         return result[name]

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from explain.errors import FolderError, OutputError, either, printable
+from explain.errors import FolderError, OutputError, either, printable, shown
 from explain.render import png
 
 try:
@@ -96,6 +96,8 @@ class Files:
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        if not isinstance(folder, (str, os.PathLike)):
+            raise FolderError(f"folder must be a path, got {shown(folder)}; name one")
         self.folder = Path(folder)
         self.overwrite = overwrite
         self._contents: dict[str, bytes] = {}

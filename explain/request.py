@@ -308,9 +308,8 @@ def _targets(targets: Sequence[TargetLike] | int, categories: Sequence[str] | No
     if isinstance(targets, (str, torch.Tensor, Target)) or callable(targets):
         targets = [targets]
     if not isinstance(targets, Sequence):
-        targets = operator.index(targets)
-        if targets < 1:
-            raise TargetError(f"top_k must be at least 1, got {targets}; leave it out for the top class")
+        if not hasattr(targets, "__index__") or operator.index(targets) < 1:
+            raise TargetError(f"top_k must be a whole number from 1, got {shown(targets)}; None is the top class")
         return [TopClass(rank) for rank in range(targets)]
     if len(targets) == 0:
         raise TargetError("targets must hold at least one target, got none; give None for the top class")

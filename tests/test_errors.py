@@ -272,7 +272,7 @@ ON_TENSORS: dict[str, Mistake] = {
     "no top class": (
         lambda x: explain.attribute_targets(net(), x, "gradcam", 0),
         TargetError,
-        "top_k must be at least 1, got 0; leave it out for the top class",
+        "top_k must be a whole number from 1, got 0; None is the top class",
     ),
     "a dictionary without scores": (
         lambda x: explain.attribute(Wrapped(lambda scores: {"loss": scores.sum()}), x),

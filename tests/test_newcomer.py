@@ -131,6 +131,33 @@ def test_a_number_of_best_classes_is_a_number(tiny: explain.Explainer) -> None:
             tiny(CAT, top_k=wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda e, x: e.overlay(3), "method must be a name or a method object, got 3"),
+        (lambda e, x: e[3], "method must be a name or a method object, got 3"),
+        (lambda e, x: e.overlay(alpha="x"), "alpha must be an opacity from 0 to 1, got 'x'"),
+        (lambda e, x: e.overlay(colormap=3), "colormap must be the name of a colour map, got 3"),
+        (lambda e, x: e.save(5), "folder must be a path, got 5"),
+        (lambda e, x: e.sheet("a"), "tile must be a whole number of pixels from 20, got 'a'"),
+        (lambda e, x: e.sheet(0), "tile must be a whole number of pixels from 20, got 0"),
+        (lambda e, x: explain.attribute(x, X, "occlusion", progress=3), "progress must be a function of how much is"),
+        (lambda e, x: explain.attribute_targets(x, X, "gradcam", 2.5), "top_k must be a whole number from 1, got 2.5"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_one_line(
+    call: Any, message: str, cat: explain.Explanation, tiny: explain.Explainer
+) -> None:
+    with pytest.raises(ExplainError) as caught:
+        call(cat, tiny.model)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_method_object_names_its_map(cat: explain.Explanation) -> None:
+    assert cat.overlay(explain.methods.Saliency()).tobytes() == cat.overlay("saliency").tobytes()
+
+
 def test_a_classifier_has_no_boxes_for_drise(tiny: explain.Explainer) -> None:
     for target in (None, 3):
         with pytest.raises(TargetError) as caught:

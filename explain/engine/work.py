@@ -47,6 +47,8 @@ class Work:
             raise MethodError(f"batch_size must be a whole number from 1, got {size!r}")
         if self.precision not in ("full", "bf16"):
             raise MethodError(f"precision must be 'full' or 'bf16', got {self.precision!r}")
+        if self.progress is not None and not callable(self.progress):
+            raise MethodError(f"progress must be a function of how much is done and in all, got {self.progress!r:.60}")
 
 
 def takes_maps(progress: Progress | None) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from explain.errors import ExplainError, did_you_mean
+from explain.errors import ExplainError, did_you_mean, option, shown
 from explain.render.tables import TABLES
 
 HEAT = "plasma"  # perceptually uniform, readable with colour-vision deficiencies, and nowhere grey
@@ -33,6 +33,10 @@ def lookup_table(name: str) -> np.ndarray[Any, Any]:
 
     Loading matplotlib for them would take longer than explaining a photo.
     """
+    if not isinstance(name, str):
+        raise ExplainError(
+            f"{option('colormap')} must be the name of a colour map, got {shown(name)}; 'plasma' is usual"
+        )
     if name in TABLES:
         return np.frombuffer(bytes.fromhex(TABLES[name]), np.uint8).reshape(256, 3)
     from matplotlib import colormaps

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 
 from PIL import Image, ImageDraw
 
+from explain.errors import ExplainError, shown
 from explain.render.layout import Group, Layout, Tile
 from explain.render.legend import Legend, bar
 from explain.render.marks import row as marked
 from explain.render.text import FAINT, INK, PAPER, fit, font, wrapped
 
+SMALLEST = 20  # pixels along the side of a tile
 REMARK = (176, 60, 20)
 RULE = (214, 216, 222)
 
@@ -55,6 +57,10 @@ class _Sheet:
     """The measures of a sheet, and its parts as strips of its whole width."""
 
     def __init__(self, tile: int, columns: int, stretch: tuple[float, float] = (1.0, 1.0)) -> None:
+        if isinstance(tile, bool) or not isinstance(tile, int) or tile < SMALLEST:
+            raise ExplainError(
+                f"tile must be a whole number of pixels from {SMALLEST}, got {shown(tile)}; 300 is usual"
+            )
         self.tile, self.high = round(tile * stretch[0]), round(tile * stretch[1])
         self.text = max(10, tile // 20)
         self.gap = max(8, tile // 20)

@@ -283,7 +283,7 @@ def with_options(style: Style, *, strict: bool, **options: Any) -> Style:
 
 def _check(colormap: str, alpha: float = 1.0) -> None:
     """Refuse an unknown colour map and an opacity outside [0, 1]."""
-    if not 0 <= alpha <= 1:
+    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 <= alpha <= 1:
         raise ExplainError(f"{option('alpha')} must be an opacity from 0 to 1, got {shown(alpha)}; 0.65 is usual")
     lookup_table(colormap)
 
