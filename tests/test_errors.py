@@ -555,6 +555,7 @@ def test_a_mistake_with_files_is_told_in_these_words(
 JUSTIFIED = {
     ("explain", "__getattr__", "AttributeError"): "what Python asks of a module that looks its names up",
     ("explain.hooks", "__getattr__", "AttributeError"): "what Python asks of a module that looks its names up",
+    ("explain.arguments", "_above_zero", "argparse.ArgumentTypeError"): "what argparse asks of a type",
     ("explain.arguments", "_check_value", "argparse.ArgumentError"): "what argparse asks of its own checks",
     ("explain.arguments", "_count", "argparse.ArgumentTypeError"): "what argparse asks of a type",
     ("explain.arguments", "_crop", "argparse.ArgumentTypeError"): "what argparse asks of a type",
@@ -566,6 +567,7 @@ JUSTIFIED = {
     ("explain.engine.behind", "_must_fit", "DependentRowsError"): "caught where the maps are run, whole then",
     ("explain.engine.reruns", "_check", "DependentRowsError"): "caught where the rows are run, one at a time then",
     ("explain.engine.reruns", "_run_piece", "DependentRowsError"): "caught where the rows are run, one at a time then",
+    ("explain.engine.sampled", "_must_be_alone", "DependentRowsError"): "caught where the rows are run, one at a time",
     ("explain.engine.taping", "_reach", "ReachedError"): "ends a forward pass, and is caught around it",
     ("explain.distribution.communication", "_average", "ValueError"): "told to all ranks as a HookError by _together",
     ("explain.distribution.communication", "_tensor", "TypeError"): "told to all ranks as a HookError by _together",
