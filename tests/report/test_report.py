@@ -29,6 +29,7 @@ from explain.report.item import Detail, item
 from explain.report.page import page
 from explain.report.planes import plane
 from explain.targets import Detection, Segmentation
+from tests.conftest import ROOT
 from tests.report.conftest import HOSTILE, KINDS, LABELS, checked, of_kind, photo
 
 
@@ -397,3 +398,12 @@ def test_a_page_as_long_as_it_may_be(tmp_path: Path) -> None:
 
     assert len(page({"photos": []}, [], title="")) < 130_000
     assert len(_photo(grainy, Detail())) + 3 * (4 * pixels + 4 * layers) < 1_370_000
+
+
+def test_the_report_that_is_shown_is_small_and_tells_no_paths() -> None:
+    text = (ROOT / "assets" / "report.html").read_text("utf-8")
+    assert len(text) < 1_000_000
+    data = Read(text).data
+    assert len(data["index"]["photos"]) == 5
+    paths = [data[f"item-{number}"]["records"][0][0]["image"]["path"] for number in range(5)]
+    assert all(path.startswith("assets/") for path in paths)
