@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import explain
+from explain.engine import passes
 from explain.errors import MethodError
 from explain.methods import (
     IDGI,
@@ -137,6 +138,20 @@ def test_deepliftshap_is_the_mean_of_deeplift() -> None:
     assert found.delta.abs().max() < 1e-10
     several = explain.attribute_targets(model, x, DeepLIFTSHAP(PHOTOS), [1, 2])
     torch.testing.assert_close(several[0]["deepliftshap"].values, found.values, rtol=1e-12, atol=1e-12)
+
+
+def test_of_several_baselines_one_is_in_memory_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    held, compare = list[int](), passes._Passes._compare
+
+    def watched(self: passes._Passes, *given: Any) -> Any:
+        found = compare(self, *given)
+        assert self.forward.compared is not None
+        held.append(len(self.forward.compared.of_reference))
+        return found
+
+    monkeypatch.setattr(passes._Passes, "_compare", watched)
+    explain.attribute(net(), random(0, 1, 3, 12, 10), DeepLIFTSHAP(PHOTOS), target=1)
+    assert held == [1, 1, 1, 1]
 
 
 def test_baselines_of_least_and_largest_values_are_those_of_each_channel() -> None:
