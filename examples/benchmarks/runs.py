@@ -80,6 +80,7 @@ def main() -> None:
     paths = [str(entry.where) for entry in islice(found, options.count)]
     size = at_once(explainer.preprocess(load_image(paths[0])), torch.device("cpu"))
     sizes: list[float] = []
+    growths: list[float] = []
 
     def bare() -> None:
         loader = DataLoader(Photos(paths, explainer.preprocess), size, num_workers=options.workers)
@@ -102,6 +103,8 @@ def main() -> None:
         for work in (bare, run):
             times.append((seconds_of(work), processor() - before))
             before = processor()
+        growths += [max(sizes) - sizes[0]] if sizes else []
+        sizes.clear()
         ratios.append(times[0][0] / times[1][0])
         used.append(times[0][1] / times[1][1])
         rates = [len(paths) / seconds for seconds, _ in times]
@@ -111,8 +114,8 @@ def main() -> None:
     reached, by_processors = statistics.median(ratios), statistics.median(used)
     print(f"{options.model}, {len(paths)} photos in batches of {size}: a run reaches {reached:.0%} of bare inference")
     print(f"the same by seconds of processors, which count on a machine that others use too: {by_processors:.0%}")
-    if sizes:
-        print(f"memory: {max(sizes) - sizes[0]:+.0f} MB at most after the first {WARM_UP} photos")
+    if growths:
+        print(f"memory: {max(growths):+.0f} MB at most in any round after the first {WARM_UP} photos")
 
 
 if __name__ == "__main__":
