@@ -179,7 +179,7 @@ def test_wrong_requests_say_what_is_right(explainer: explain.Explainer) -> None:
         explanation.overlay(target=1)
     with pytest.raises(TargetError, match="cannot both be given"):
         explainer(CAT, target=1, top_k=2)
-    with pytest.raises(TargetError, match="at least 1, got 0"):
+    with pytest.raises(TargetError, match="a whole number from 1, got 0"):
         explainer(CAT, top_k=0)
     with pytest.raises(TargetError, match="did you mean 'espresso'"):
         explainer(CAT, target="expresso")

@@ -59,7 +59,8 @@ _SCALES = ("Sigmoid", "Hardsigmoid", "Rsqrt", "Reciprocal", "Softmax")
 _THROUGH = ("View", "UnsafeView", "Unsqueeze", "Squeeze", "Expand", "Transpose", "Permute", "Clone", "Reshape", "Split",
             "Select", "Slice", "Unbind", "ToCopy", "T")  # fmt: skip
 _QUIET = frozenset(["get", "set", "size", "dim", "stride", "numel", "is_contiguous", "is_floating_point", "len",
-                    "repr", "hash", "element_size", "data_ptr", "is_complex", "delete"])  # fmt: skip
+                    "repr", "hash", "element_size", "data_ptr", "is_complex", "delete", "is_view",
+                    "untyped_storage"])  # fmt: skip
 
 
 @dataclass(eq=False)

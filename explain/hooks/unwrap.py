@@ -49,15 +49,15 @@ def modules_of(model: nn.Module) -> dict[nn.Module, str]:
     ['', '0', '1', '1.0']
     """
     found = {model: ""}
-
-    def add(parent: nn.Module, start: str) -> None:
-        for name, module in parent._modules.items():
-            if module is not None and module not in found:
-                found[module] = start + name
-                add(module, f"{start}{name}.")
-
-    add(model, "")
+    _add_parts(found, model, "")
     return found
+
+
+def _add_parts(found: dict[nn.Module, str], parent: nn.Module, start: str) -> None:
+    for name, module in parent._modules.items():
+        if module is not None and module not in found:
+            found[module] = start + name
+            _add_parts(found, module, f"{start}{name}.")
 
 
 def parameters_of(model: nn.Module) -> list[nn.Parameter]:

@@ -96,7 +96,7 @@ def test_what_needs_torchvision_says_so_in_a_line_and_the_rest_works(reason: str
         "'pip install --upgrade torch torchvision'. The models that come along and your own models work without it"
     )
     assert set(found["needing"].values()) == {line}, found["needing"]
-    assert found["commands needing"] == [[1, "", f"explain: {line}\n"]] * 2
+    assert found["commands needing"] == [[2, "", f"explain: {line}\n"], [1, "", f"explain: {line}\n"]]
     assert not found["loaded"]
     here = explain.explain(CAT, ["gradcam", "guidedbackprop"])
     assert [label for label, _ in found["predictions"]] == [label for label, _ in here.predictions]
