@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 from sphinx_gallery.scrapers import figure_rst
@@ -33,7 +34,8 @@ def _png(value: Any) -> Image.Image | None:
     if isinstance(value, Image.Image):
         return value
     if isinstance(value, Figure):
-        value.canvas.draw()
-        return Image.fromarray(np.asarray(value.canvas.buffer_rgba()))
+        canvas = FigureCanvasAgg(value)  # a figure that no window shows has none that draws
+        canvas.draw()
+        return Image.fromarray(np.asarray(canvas.buffer_rgba()))
     drawn = getattr(value, "_repr_png_", lambda: None)()
     return None if drawn is None else Image.open(io.BytesIO(drawn))
