@@ -227,7 +227,8 @@ def maps_in(steps: Sequence[Step], nodes: Mapping[Node, Sequence[Node]], apart: 
         assert step.linear is not None
         linear, first = step.linear, step
         behind = step.behind
-        if step.kind == "batchnorm" and behind is not None and behind.is_map and behind.linear is not None:
+        # Without an entrance of its own, as of a second normalisation, the two cannot be answered for as one.
+        if step.kind == "batchnorm" and behind is not None and behind.linear is not None and behind.entrances:
             alone = len(nodes.get(behind.node, ())) == 1 and behind.node not in apart
             joined = behind.linear.then(linear.weight, linear.bias) if alone else None
             if joined is not None:

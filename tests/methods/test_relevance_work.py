@@ -138,3 +138,14 @@ def test_nothing_but_the_recorded_graph_is_kept_behind_normalisations() -> None:
     assert len(kept) > 8
     more = {p for k in kept if k.shape is not None and (p := k.tensor.untyped_storage().data_ptr()) not in saved}
     assert more <= {output.untyped_storage().data_ptr()}
+
+
+@pytest.mark.parametrize("composite", ["DeepTaylor", "ExcitationBackprop", "EpsilonPlus", "Epsilon"])
+@pytest.mark.parametrize("before", ["a convolution", "nothing"])
+def test_two_normalisations_in_a_row_lose_nothing(before: str, composite: str) -> None:
+    first: list[nn.Module] = [nn.Conv2d(SHAPE[0], SHAPE[0], 3)] if before == "a convolution" else []
+    norms = [nn.BatchNorm2d(SHAPE[0]), nn.BatchNorm2d(SHAPE[0])]
+    pool = [nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(SHAPE[0], 3)]
+    model = settled(nn.Sequential(*first, *norms, *pool), 4).double().eval()
+    found = explain.attribute(model, random(5, *SHAPE)[None], LRP(composite), target=1)
+    assert found.delta.abs().max() <= 1e-8 * found.score.abs().max()
