@@ -73,7 +73,7 @@ class Store:
         try:
             with self._told():
                 self._begin(manifest)
-        except BaseException:
+        except BaseException:  # an interrupt too must not leave the file open
             self._db.close()
             raise
 
@@ -189,7 +189,7 @@ class Store:
         try:
             yield
             self._db.execute("COMMIT")
-        except BaseException:
+        except BaseException:  # an interrupt too must not leave half a transaction
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise

@@ -79,7 +79,7 @@ class Workers:
         try:
             for _ in range(count):
                 self._workers.append(self._begin())
-        except BaseException:
+        except BaseException:  # an interrupt too must not leave workers behind
             self.close()
             raise
         self._thread = threading.Thread(target=self._serve, name="explain-decoding", daemon=True)
