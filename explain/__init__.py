@@ -73,6 +73,7 @@ _HOME = {
     "evaluate": "explain.metrics",
     "explain": "explain.explainer",
     "find_concepts": "explain.concepts",
+    "insight": "explain.runs.insight",
     "list_layers": "explain.layers",
     "list_methods": "explain.methods",
     "list_metrics": "explain.metrics",
@@ -141,6 +142,7 @@ __all__ = [
     "evaluate",
     "explain",
     "find_concepts",
+    "insight",
     "list_layers",
     "list_methods",
     "list_metrics",
@@ -175,4 +177,5 @@ if TYPE_CHECKING:
     from explain.methods import list_methods
     from explain.metrics import evaluate, list_metrics
     from explain.runs import Run, open_run, run
+    from explain.runs.insight import insight
     from explain.saved import load

@@ -200,6 +200,12 @@ PICTURES = Option(
 )  # fmt: skip
 RUN = Option(("run",), "the file of a run", how={"nargs": "?", "metavar": "RUN"})
 FILE = Option(("file",), "where to write: .parquet, .csv or .jsonl", how={"nargs": "?", "metavar": "FILE"})
+MAPS_OF = Option(("--method", "-m"), "whose maps (default: the first of the run)", how={"metavar": "NAME"})
+ROWS = Option(("--count", "-k"), "rows of each table (default: 10)", 10, how={"type": _count, "metavar": "K"})
+PHOTOS_OF = Option(("--source",), "where photos come from that had no file", how={"metavar": "SOURCE"})
+PICTURES_TO = Option(
+    ("--output", "-o"), "write pictures, tables and a page into this folder", how={"metavar": "FOLDER"}
+)  # fmt: skip
 
 
 class _Parser(argparse.ArgumentParser):

@@ -14,6 +14,7 @@
     inspecting  `explain inspect`
     drawing     `explain concepts`
     running     `explain run`, `explain export`
+    insights    `explain insight`
     listing     `explain methods`, `explain models`, `explain layers`
     commands    which of them was typed
 

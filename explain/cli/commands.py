@@ -12,6 +12,7 @@ from explain.cli.answer import Answer
 from explain.cli.command import Command
 from explain.cli.drawing import CONCEPTS
 from explain.cli.explaining import EXPLAIN
+from explain.cli.insights import INSIGHT
 from explain.cli.inspecting import INSPECT
 from explain.cli.judging import METRICS
 from explain.cli.listing import LAYERS, METHODS, MODELS, VERSION
@@ -19,7 +20,8 @@ from explain.cli.running import EXPORT, RUN
 from explain.errors import close_to
 
 COMMANDS = {
-    command.name: command for command in (RUN, EXPORT, METHODS, METRICS, MODELS, LAYERS, INSPECT, CONCEPTS, VERSION)
+    command.name: command
+    for command in (RUN, EXPORT, INSIGHT, METHODS, METRICS, MODELS, LAYERS, INSPECT, CONCEPTS, VERSION)
 }
 
 

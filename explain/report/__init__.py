@@ -10,6 +10,7 @@
     page       values, HTML, CSS and JavaScript, put together into one file
     single     one photo in one file
     sheets     many photos in one file, to filter and sort
+    document   a page of sections with tables and pictures
     writing    pages as files
     widget     what a notebook shows
     reported   `to_html`, for an `explain.Explanation`
@@ -20,6 +21,7 @@ The parts of the page lie in ``static`` as plain files. The page gets its data t
 
 from explain.report.again import Again
 from explain.report.curves import STEPS
+from explain.report.document import Section, document
 from explain.report.reported import Reported
 from explain.report.sheets import entry, figures_in, sheet, sheet_html, sheet_of
 from explain.report.single import page_of
@@ -30,6 +32,8 @@ __all__ = [
     "STEPS",
     "Again",
     "Reported",
+    "Section",
+    "document",
     "entry",
     "figures_in",
     "page_of",

@@ -22,6 +22,7 @@
     exporting   Parquet, CSV and JSON lines
     pictures    overlays, when they are asked for
     paging      a page of some photos
+    insight/    what the maps of a run say together
     result      `Run`: a file that was read, and what can be made of it
     runner      `run`: all of it together
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from explain.attribution import Attribution
+from explain.images import Box
 from explain.methods import Method
 from explain.metrics import Metric, OfMethod, OfObject, evaluate
 from explain.runs.preparing import Prepared
@@ -21,12 +22,21 @@ Figures = list[dict[str, dict[str, float | None]]]
 
 def boxes_on_input(photo: Prepared) -> list[Corners]:
     """Return the boxes of a photo in pixels of the model's input, as far as the model saw them."""
-    height, width = photo.x.shape[-2:]
-    across, down = width / photo.box.width, height / photo.box.height
+    return on_input(photo.boxes, photo.box, photo.x.shape[-2:])
+
+
+def on_input(boxes: Iterable[Corners], seen: Box, size: Sequence[int]) -> list[Corners]:
+    """Return boxes in pixels of an input of ``size`` (height, width) that shows the part ``seen`` of a photo.
+
+    >>> on_input([(10, 0, 30, 20)], Box(20, 0, 40, 20), (10, 10))
+    [(0.0, 0.0, 5.0, 10.0)]
+    """
+    height, width = size
+    across, down = width / seen.width, height / seen.height
     found = []
-    for x0, y0, x1, y1 in photo.boxes:
-        left, right = ((x - photo.box.left) * across for x in (x0, x1))
-        top, bottom = ((y - photo.box.top) * down for y in (y0, y1))
+    for x0, y0, x1, y1 in boxes:
+        left, right = ((x - seen.left) * across for x in (x0, x1))
+        top, bottom = ((y - seen.top) * down for y in (y0, y1))
         edges = (max(left, 0.0), max(top, 0.0), min(right, float(width)), min(bottom, float(height)))
         if round(edges[0]) < round(edges[2]) and round(edges[1]) < round(edges[3]):
             found.append(edges)

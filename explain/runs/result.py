@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from explain.errors import keywords
 from explain.render import StyleLike
 from explain.runs.exporting import export
+from explain.runs.insight import Insight, insight
 from explain.runs.paging import to_html
 from explain.runs.pictures import write_pictures
 from explain.runs.reading import Stored
+
+if TYPE_CHECKING:
+    from explain.explainer import Explainer
 
 
 class Run(Stored):
@@ -65,6 +69,12 @@ class Run(Stored):
     ) -> tuple[Path, dict[str, str]]:
         """Write some photos as one page, to filter, sort and open; see `explain.runs.to_html`."""
         return to_html(self, path, which, source=source, title=title, overwrite=overwrite)
+
+    def insight(
+        self, method: str | None = None, *, explainer: Explainer | None = None, source: Any = None, seed: int = 0
+    ) -> Insight:
+        """Say what the maps say together: where classes look, clusters of reasons, mistakes; see `explain.insight`."""
+        return insight(self, method, explainer=explainer, source=source, seed=seed)
 
 
 @keywords()

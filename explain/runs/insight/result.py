@@ -1,0 +1,163 @@
+"""`Insight`: what the maps of a run say together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from explain.errors import printable
+from explain.output import Files
+from explain.report import Section, document
+from explain.runs.insight import clusters, looking, mistakes
+from explain.runs.insight.again import Photos
+from explain.runs.insight.clusters import Cluster
+from explain.runs.insight.drawing import Album, draw_clusters, draw_looks, draw_mistakes
+from explain.runs.insight.gathering import Maps
+from explain.runs.insight.looking import Look
+from explain.runs.insight.mistakes import Pair
+from explain.runs.reading import Stored
+
+LOOKS = (
+    "The share of the evidence on the object, beside the share of the photo that the object covers: a class whose "
+    "evidence is on the object has much more than that. At the border, an even map has 44%. Spread is 1 for an even "
+    "map, and 0 for one place. Apart says how far a class looks elsewhere than all others: 0 to 1."
+)
+REASONS = (
+    "Photos of one class whose maps are alike, and unlike the others of the class. What stands out by 0.5 or more is "
+    "worth a look: a shortcut is often such a cluster. About 0, there is no cluster."
+)
+MISTAKES = "Which class is taken for which, the most frequent first."
+
+
+@dataclass(frozen=True)
+class Part:
+    """A table with its title, what it says, and what is said where it is empty."""
+
+    title: str
+    about: str
+    rows: Sequence[Sequence[str]]
+    nothing: str
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Insight:
+    """What the maps of a run say together; it prints itself.
+
+    ``looks`` says where each class looks, the most striking first. ``reasons`` are the clusters of maps of one class,
+    those that stand out most first. ``pairs`` are the classes that are taken for others, the most frequent first.
+    ``maps`` has all maps on one grid.
+    """
+
+    run: Stored
+    method: str
+    maps: Maps = field(repr=False)
+    looks: Sequence[Look]
+    reasons: Sequence[Cluster]
+    pairs: Sequence[Pair]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it in plain values."""
+        return {
+            "run": str(self.run.path), "method": self.method, "maps": len(self.maps), "empty": self.maps.empty,
+            "repeated": self.maps.repeated, "looks": [each.to_json() for each in self.looks],
+            "reasons": [each.to_json() for each in self.reasons], "mistakes": [each.to_json() for each in self.pairs],
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    @property
+    def about(self) -> str:
+        """How many maps there are, and what was left out."""
+        left = [f"{self.maps.empty} of zeros"] * bool(self.maps.empty)
+        left += [f"{self.maps.repeated} of photos that were there twice"] * bool(self.maps.repeated)
+        told = f"; left out: {', '.join(left)}" if left else ""
+        return printable(f"{self.run.path}: {len(self.maps)} maps of {self.method}{told}")
+
+    def parts(self, most: int = 10) -> list[Part]:
+        """What there is to be told: where classes look, clusters of reasons, mistakes.
+
+        Args:
+            most: rows of each table.
+        """
+        return [
+            Part("Where each class looks", LOOKS, looking.told(self.looks, most), "no class has enough photos"),
+            Part("Clusters of reasons", REASONS, clusters.told(self.reasons, most), "no class has enough photos"),
+            Part("Mistakes", MISTAKES, mistakes.told(self.pairs, most), "none, or no labels"),
+        ]
+
+    def lines(self, most: int = 10) -> list[str]:
+        """The tables as lines for people; see `parts`."""
+        lines = [self.about]
+        for part in self.parts(most):
+            lines += ["", part.title, *(aligned(part.rows) if len(part.rows) > 1 else [f"  {part.nothing}"])]
+        return lines
+
+    def pictures(self, source: Any = None) -> dict[str, Image.Image]:
+        """Draw what there is to be seen: "looks", "reasons" and, where they were explained, "mistakes".
+
+        Args:
+            source: where photos come from that had no file.
+
+        Photos that cannot be read are left out.
+        """
+        album = Album(Photos(self.run, source=source), self.method)
+        found = {
+            "looks": draw_looks(self.looks, self.maps, album),
+            "reasons": draw_clusters(self.reasons, album),
+            "mistakes": draw_mistakes(self.pairs, album),
+        }
+        return {name: picture for name, picture in found.items() if picture is not None}
+
+    def save(self, folder: str | os.PathLike[str], *, source: Any = None, overwrite: bool = False) -> list[Path]:
+        """Write the pictures, ``insight.json`` and a page with all of it, ``insight.html``; return the paths.
+
+        Args:
+            folder: where to.
+            source: where photos come from that had no file.
+            overwrite: replace files that are there.
+
+        Raises:
+            OutputError: they cannot be written.
+        """
+        files = Files(folder, overwrite=overwrite)
+        pictures = self.pictures(source)
+        for name, picture in pictures.items():
+            files.add_picture(f"{name}.png", picture)
+        files.add_json("insight.json", self.to_dict())
+        files.add_text("insight.html", self._page(pictures))
+        return files.write()
+
+    def _page(self, pictures: Mapping[str, Image.Image]) -> str:
+        sections = []
+        for part, name in zip(self.parts(20), ("looks", "reasons", "mistakes"), strict=True):
+            shown = [(pictures[name], part.title)] if name in pictures else []
+            about = part.about if len(part.rows) > 1 else part.nothing
+            sections.append(Section(part.title, about, part.rows, shown))
+        return document(f"What {self.run.path.name} says", self.about, sections)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The rows of a table as lines: texts at the left of their columns.
+
+    >>> aligned([["a", "bcd"], ["ef", "g"]])
+    ['  a   bcd', '  ef  g']
+    """
+    plain = [[printable(cell) for cell in row] for row in rows]
+    widths = [min(30, max(len(row[i]) for row in plain)) for i in range(len(plain[0]))]
+    return [
+        "  " + "  ".join(_cut(cell, width).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in plain
+    ]
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
