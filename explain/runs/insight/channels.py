@@ -1,0 +1,182 @@
+"""What a channel sees: the patches of the photos that excite it most, and what it does for a class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from PIL import Image
+
+from explain.errors import RunError
+from explain.hooks import Where
+from explain.images import Box
+from explain.render import Group, Layout, Tile, sheet
+from explain.runs.insight.again import Photos, one_for_each_photo
+from explain.runs.insight.layer import feature_maps, one_layer, receptive_field, with_gradients
+from explain.runs.insight.looking import plain
+from explain.runs.reading import Row
+from explain.targets import ClassTarget, Target, TopClass
+
+
+@dataclass(frozen=True, eq=False)
+class Patch:
+    """A place that excites a channel: its activation, and the part of the photo that this place sees, in its pixels."""
+
+    row: Row
+    value: float
+    box: Box
+
+    def picture(self, photos: Photos) -> Image.Image:
+        """That part of the photo."""
+        photo = photos.picture(self.row)
+        edges = (self.box.left, self.box.top, self.box.right, self.box.bottom)
+        return photo.crop(tuple(round(edge) for edge in edges))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, eq=False)
+class Channel:
+    """A channel of a layer: what it does for the class, and the patches that excite it most, the strongest first.
+
+    ``weight`` is the mean over photos of activation times gradient, summed over places: what the score of the class
+    gets from the channel, to first order.
+    """
+
+    number: int
+    weight: float
+    patches: tuple[Patch, ...] = field(repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        patches = [{"name": each.row.name, "value": plain(each.value), "box": list(vars(each.box).values())}
+                   for each in self.patches]  # fmt: skip
+        return {"channel": self.number, "weight": plain(self.weight), "patches": patches}
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What the channels of a layer see, the one with the largest weight for the class first.
+
+    ``field`` is the width and height in pixels of the input of what one place can see.
+    """
+
+    layer: str
+    target: str
+    field: tuple[int, int]
+    photos: int
+    channels: tuple[Channel, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "layer": self.layer, "target": self.target, "field": list(self.field), "photos": self.photos,
+            "channels": [each.to_json() for each in self.channels],
+        }  # fmt: skip
+
+    def picture(self, photos: Photos, most: int = 6, tile: int = 120) -> Image.Image:
+        """The patches of the first channels, a row for each."""
+        groups = []
+        for channel in self.channels[:most]:
+            tiles = tuple(Tile(each.picture(photos), f"{each.value:.3g}") for each in channel.patches)
+            groups.append(Group(f"channel {channel.number}, weight {channel.weight:.3g}", tiles))
+        title = f"What channels of {self.layer} see, by weight for {self.target}"
+        return sheet(Layout(title, f"each place sees {self.field[0]} × {self.field[1]} pixels", tuple(groups)), tile)
+
+
+class _Best:
+    """The largest values of each channel, at most one for a photo, as photos come."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.values = torch.empty(0)
+        self.rows: list[Row] = []
+        self.at = torch.empty(0, dtype=torch.long)  # row and place in one number
+        self.size = (1, 1)
+
+    def enter(self, rows: Sequence[Row], maps: torch.Tensor) -> None:
+        """Take the feature maps ``(N, C, h, w)`` of some photos."""
+        self.size = (int(maps.shape[2]), int(maps.shape[3]))
+        values, places = maps.float().cpu().flatten(2).max(2)
+        first = len(self.rows)
+        numbers = torch.arange(first, first + len(rows))[:, None].expand_as(places)
+        code = numbers * (self.size[0] * self.size[1]) + places
+        self.rows += rows
+        if first:
+            values, code = torch.cat([self.values, values]), torch.cat([self.at, code])
+        best = values.topk(min(self.count, len(values)), dim=0)
+        self.values, self.at = best.values, code.gather(0, best.indices)
+
+    def of(self, channel: int) -> list[tuple[Row, float, int, int]]:
+        """The row, the value and the place of each, the largest first."""
+        found = []
+        for value, code in zip(self.values[:, channel].tolist(), self.at[:, channel].tolist(), strict=True):
+            number, place = divmod(code, self.size[0] * self.size[1])
+            found.append((self.rows[number], value, place // self.size[1], place % self.size[1]))
+        return found
+
+
+def channels(
+    photos: Photos, target: int | None = None, *, layer: Where | None = None, count: int = 12, patches: int = 6
+) -> Seen:
+    """Say what the channels of a layer see that do most for a class.
+
+    Args:
+        photos: the photos of a run, and the model.
+        target: a class; weights are means over its photos (those with this label, or else this prediction). None takes
+            all photos, and the best class of each.
+        layer: one layer; None finds the last feature map.
+        count: how many channels.
+        patches: how many patches of each, from different photos.
+
+    Raises:
+        RunError: there are no photos, or none of the class.
+        LayerError: there is no such layer.
+    """
+    best, weights, of_class = _Best(patches), torch.zeros(()), 0
+    model, size, name, seen, label = photos.explainer.model, (0, 0), "", (0, 0, 0, 0), "their best class"
+    wanted: Target = TopClass() if target is None else ClassTarget(target)
+    for batch in photos.batches(one_for_each_photo(photos.run)):
+        if not name:
+            name, size = one_layer(model, batch.x[:1], layer), (int(batch.x.shape[-2]), int(batch.x.shape[-1]))
+            seen = receptive_field(model, batch.x[:1], name)
+        if tuple(batch.x.shape[-2:]) != size:
+            raise RunError(f"photos must have inputs of one size for their channels to be compared, got {size} and "
+                           f"{tuple(batch.x.shape[-2:])}; use a preprocessing that makes them the same")  # fmt: skip
+        best.enter(batch.rows, feature_maps(model, batch.x, name))
+        own = [i for i, row in enumerate(batch.rows) if target is None or target == _class_of(row)]
+        if own:
+            label = label if target is None else _label_of(batch.rows[own[0]])
+            maps, gradients = with_gradients(model, batch.x[own], name, wanted)
+            weights = weights + (maps * gradients).flatten(2).sum((0, 2)).double().cpu()
+            of_class += len(own)
+    if not of_class:
+        raise RunError(f"target must be a class of which the run has photos, got {target}; choose another")
+    weights = weights / of_class
+    order = weights.argsort(descending=True)[:count].tolist()
+    found = tuple(
+        Channel(number, float(weights[number]), tuple(
+            Patch(row, value, _part(row, y, x, best.size, seen)) for row, value, y, x in best.of(number)
+        ))
+        for number in order
+    )  # fmt: skip
+    return Seen(name, label, (seen[2] - seen[0], seen[3] - seen[1]), len(best.rows), found)
+
+
+def _class_of(row: Row) -> int | None:
+    return row.prediction_class if row.label_class is None else row.label_class
+
+
+def _label_of(row: Row) -> str:
+    return str(row.prediction if row.label_class is None else row.label)
+
+
+def _part(row: Row, y: int, x: int, size: tuple[int, int], seen: tuple[int, int, int, int]) -> Box:
+    """What the place (y, x) of the feature maps sees of a photo, in pixels of the photo."""
+    height, width = row.input_size
+    down, across = (y - size[0] // 2) * height / size[0], (x - size[1] // 2) * width / size[1]
+    left, right = (min(max(edge + across, 0.0), float(width)) for edge in (seen[0], seen[2]))
+    top, bottom = (min(max(edge + down, 0.0), float(height)) for edge in (seen[1], seen[3]))
+    box = row.box
+    return Box(
+        box.left + left * box.width / width, box.top + top * box.height / height,
+        box.left + right * box.width / width, box.top + bottom * box.height / height,
+    )  # fmt: skip
