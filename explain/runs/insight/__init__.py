@@ -18,16 +18,43 @@ from typing import TYPE_CHECKING, Any
 from explain.errors import keywords
 from explain.runs.insight.again import Photos, method_in
 from explain.runs.insight.clusters import Cluster, reasons
+from explain.runs.insight.directions import Direction, concept_direction
 from explain.runs.insight.gathering import Maps, gathered
 from explain.runs.insight.looking import Look, looks
 from explain.runs.insight.mistakes import Pair, Spoken, pairs, with_reasons
+from explain.runs.insight.patches import Channel, Patch, Seen, channels
+from explain.runs.insight.removing import Removal, removed
 from explain.runs.insight.result import Insight
+from explain.runs.insight.shared import Example, Shared, shared_concepts
 from explain.runs.reading import Stored
 
 if TYPE_CHECKING:
     from explain.explainer import Explainer
 
-__all__ = ["Cluster", "Insight", "Look", "Maps", "Pair", "Photos", "Spoken", "insight"]
+__all__ = [
+    "Channel",
+    "Cluster",
+    "Direction",
+    "Example",
+    "Insight",
+    "Look",
+    "Maps",
+    "Pair",
+    "Patch",
+    "Photos",
+    "Removal",
+    "Seen",
+    "Shared",
+    "Spoken",
+    "channels",
+    "concept_direction",
+    "gathered",
+    "insight",
+    "looks",
+    "reasons",
+    "removed",
+    "shared_concepts",
+]
 
 
 @keywords()

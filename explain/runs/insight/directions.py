@@ -1,4 +1,4 @@
-"""Concept vectors from examples: does the model use what these photos have in common, for a class? With significance."""
+"""Concept vectors from examples: whether a class is read from what photos have in common, and how surely."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class Direction:
     def __str__(self) -> str:
         usual = math.fsum(self.random) / len(self.random)
         return (
-            f"{self.score:.0%} of {self.photos} photos of class {self.target} gain by the concept, {usual:.0%} by random "
-            f"ones (p = {self.chance:.2g}); {self.told_apart:.0%} of the examples are told apart in {self.layer}"
+            f"{self.score:.0%} of {self.photos} photos of class {self.target} gain by the concept, {usual:.0%} by "
+            f"random ones (p = {self.chance:.2g}); {self.told_apart:.0%} of the examples are told apart in {self.layer}"
         )
 
 
@@ -82,8 +82,8 @@ def concept_direction(
 
     A linear classifier tells the examples from random photos of the run, by the means of the layer's channels; its
     normal is the concept vector. The score is the share of the photos of the class for which the derivative of the
-    logit along the vector is positive. It is found for several sets of random photos, and compared with what random
-    photos give in place of the examples.
+    logit along the vector is positive. It is found several times, each with two thirds of the examples and other random
+    photos, and compared with what random photos give in place of the examples.
 
     Args:
         photos: the photos of a run, and the model; random photos come from it, but not from the class.
@@ -113,19 +113,22 @@ def concept_direction(
     others, slopes = _others_and_slopes(photos, name, target, most)
     if len(others) < 3 * len(own):
         raise RunError(
-            f"run must have at least {3 * len(own)} photos of other classes for {len(own)} examples, got {len(others)}; "
-            "give fewer examples"
+            f"run must have at least {3 * len(own)} photos of other classes for {len(own)} examples, got "
+            f"{len(others)}; give fewer examples"
         )
     scale = torch.cat([own, others]).std(0).clamp(min=1e-6)
+    own, others, slopes = own / scale, others / scale, slopes * scale  # so that no channel counts more by its size
     generator = torch.Generator().manual_seed(seed)
     scores, usual, told = [], [], []
+    many = len(own) - len(own) // 3  # the others show how far the vector holds for photos that it was not made from
     for _ in range(draws):
         order = torch.randperm(len(others), generator=generator)
-        first, second = others[order[: len(own)]], others[order[len(own) : 2 * len(own)]]
-        shuffled = own[torch.randperm(len(own), generator=generator)]
-        scores.append(_share(slopes, vector(shuffled / scale, first / scale) / scale))
-        usual.append(_share(slopes, vector(second / scale, first / scale) / scale))
-        told.append(_told_apart(shuffled / scale, first / scale))
+        first, second = others[order[:many]], others[order[many : 2 * many]]
+        part = own[torch.randperm(len(own), generator=generator)]
+        normal = vector(part[:many], first)
+        scores.append(_share(slopes, normal))
+        usual.append(_share(slopes, vector(second, first)))
+        told.append(_told_apart(normal, part, first, others[order[2 * many :]], many))
     return Direction(
         layer=name, target=target, photos=len(slopes), score=math.fsum(scores) / draws, chance=welch(scores, usual),
         told_apart=math.fsum(told) / draws, scores=tuple(scores), random=tuple(usual),
@@ -152,17 +155,17 @@ def vector(examples: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
         return value
 
     with torch.enable_grad():
-        solver.step(loss)  # type: ignore[arg-type]
+        solver.step(loss)  # type: ignore[no-untyped-call]
     return weights.detach()[:-1].to(examples)
 
 
-def _told_apart(examples: torch.Tensor, others: torch.Tensor) -> float:
-    """How many of a third of the points a vector tells apart that was made from the rest."""
-    held, kept = len(examples) // 3, len(examples) - len(examples) // 3
-    normal = vector(examples[:kept], others[:kept])
-    middle = (examples[:kept].mean(0) + others[:kept].mean(0)) @ normal / 2
-    right = int((examples[kept:] @ normal > middle).sum()) + int((others[kept:] @ normal < middle).sum())
-    return right / (2 * held)
+def _told_apart(
+    normal: torch.Tensor, examples: torch.Tensor, others: torch.Tensor, new_others: torch.Tensor, many: int
+) -> float:
+    """How well a vector made from the first ``many`` examples tells the rest: the mean of the shares that are right."""
+    middle = (examples[:many].mean(0) + others.mean(0)) @ normal / 2
+    right = (examples[many:] @ normal > middle).double().mean() + (new_others @ normal < middle).double().mean()
+    return float(right / 2)
 
 
 def _share(slopes: torch.Tensor, normal: torch.Tensor) -> float:
@@ -188,5 +191,7 @@ def _others_and_slopes(photos: Photos, name: str, target: int, most: int) -> tup
             slopes.append(gradients.flatten(2).sum(2).float().cpu())
             looked += len(of_class)
     if not slopes or not others:
-        raise RunError(f"target must be a class of which the run has photos, among others, got {target}; choose another")
+        raise RunError(
+            f"target must be a class of which the run has photos, among others, got {target}; choose another"
+        )
     return torch.cat(others), torch.cat(slopes)

@@ -34,9 +34,7 @@ def feature_maps(model: nn.Module, x: torch.Tensor, layer: str) -> torch.Tensor:
     return found(layer).activations
 
 
-def with_gradients(
-    model: nn.Module, x: torch.Tensor, layer: str, target: Target
-) -> tuple[torch.Tensor, torch.Tensor]:
+def with_gradients(model: nn.Module, x: torch.Tensor, layer: str, target: Target) -> tuple[torch.Tensor, torch.Tensor]:
     """The feature maps of a layer, and the gradients of a score in them; both ``(N, C, h, w)``."""
     needs = [Activations(), LayerGradients()]
     (found,) = gather(model, as_inputs(x), plan_of(needs, [layer]), [target], Work(None))

@@ -38,8 +38,9 @@ class Removal:
 
     def __str__(self) -> str:
         return (
-            f"{self.photos} photos: {self.before:.0%} as they are, {self.after:.0%} without the {self.share:.0%} of the "
-            f"pixels with most evidence, {self.control:.0%} without as many of another photo's (p = {self.chance:.2g})"
+            f"{self.photos} photos: {self.before:.0%} as they are, {self.after:.0%} without the {self.share:.0%} of "
+            f"the pixels with most evidence, {self.control:.0%} without as many of another photo's "
+            f"(p = {self.chance:.2g})"
         )
 
 
@@ -71,8 +72,9 @@ def removed(
         raise RunError(f"share must lie between 0 and 1, got {shown(share)}; 0.1 is usual")
     keys = set(wanted)
     rows = [row for row in photos.run.rows(method) if (row.name, row.target) in keys]
-    filling, counts = get_fill(fill), [0, 0, 0, 0, 0]
+    filling, counts, total, seen = get_fill(fill), [0] * 5, 0, 0
     for batch in photos.batches(rows):
+        seen += len(batch.x)
         classes = torch.tensor([_class_of(row, as_predicted) for row in batch.rows], device=batch.x.device)
         evidence = torch.stack([_highest(row.heatmap, share) for row in batch.rows]).to(batch.x.device)[:, None]
         others = evidence.roll(1, 0)
@@ -86,10 +88,9 @@ def removed(
         only = (right[2] & ~right[1], right[1] & ~right[2])
         for place, each in enumerate((*right, *only)):
             counts[place] += int(each.sum())
-        counts.append(len(batch.x))
-    total = sum(counts[5:])
+        total += len(batch.x)
     if total < 2:
-        raise RunError(f"photos must be at least two to be compared, got {total}; choose others")
+        raise RunError(f"photos must be at least two to be compared, got {seen}; choose others")
     before, after, control = (count / total for count in counts[:3])
     return Removal(total, float(share), before, after, control, _sign_test(counts[3], counts[4]))
 
@@ -110,4 +111,5 @@ def _highest(heatmap: torch.Tensor, share: float) -> torch.Tensor:
 def _sign_test(falls: int, rises: int) -> float:
     """How probable so many falls or more are among those that differ, if both were as likely (McNemar's test)."""
     many = falls + rises
-    return min(1.0, sum(math.comb(many, k) for k in range(falls, many + 1)) / 2**many)
+    as_many: int = sum(math.comb(many, k) for k in range(falls, many + 1))
+    return float(as_many / 2**many)

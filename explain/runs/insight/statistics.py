@@ -46,9 +46,7 @@ def beta_share(a: float, b: float, x: float) -> float:
         return float(x >= 1)
     if x > (a + 1) / (a + b + 2):  # where the fraction would converge slowly
         return 1 - beta_share(b, a, 1 - x)
-    front = math.exp(
-        math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
-    )
+    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
     value, above, below = 1.0, 1.0, 0.0
     for step in range(STEPS):
         half = step // 2
