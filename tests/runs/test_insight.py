@@ -226,6 +226,17 @@ def test_insight_is_plain_values_and_tables(run: explain.Run, tmp_path: Path) ->
         run.insight("gradcan")
 
 
+def test_pictures_without_photos_read_none(run: explain.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("a photo was read")
+
+    monkeypatch.setattr("explain.runs.insight.again.load_image", refuse)
+    found = run.insight()
+    assert list(found.pictures(photos=False)) == ["looks"]
+    with pytest.raises(AssertionError, match="a photo was read"):
+        found.pictures()
+
+
 def test_pictures_and_a_page_are_written(run: explain.Run, tmp_path: Path) -> None:
     found = run.insight(explainer=explainer(categories=list("abcde")))
     written = found.save(tmp_path / "out")

@@ -1,13 +1,22 @@
 """Insight: what the maps of a run say together.
 
-gathering   all maps on one grid, with what is known about their photos
-looking     where each class looks
-spectral    spectral clustering
-clusters    clusters of reasons
-again       one more look at the model
-mistakes    which classes are taken for which, and why
-drawing     pictures of all this
-result      `Insight`: all of it, as tables
+    gathering   all maps on one grid, with what is known about their photos
+    looking     where each class looks
+    spectral    spectral clustering
+    clusters    clusters of reasons
+    again       one more look at the model
+    mistakes    which classes are taken for which, and why
+    layer       the feature maps of a layer, their gradients, and what a place of it can see
+    patches     what a channel sees
+    shared      concepts that all photos share
+    statistics  Welch's test
+    directions  concept vectors from examples
+    removing    whether a finding is true: the evidence is removed
+    drawing     pictures of all this
+    result      `Insight`: all of it, as tables
+
+`insight` needs the stored maps alone. What takes one more look at the model is asked for with `Photos`, a run and its
+explainer: `channels`, `shared_concepts`, `concept_direction` and `removed`.
 """
 
 from __future__ import annotations

@@ -29,10 +29,11 @@ class Album:
     Args:
         photos: the photos of the run; ``photos.missing`` says which could not be read.
         method: whose maps.
+        empty: whether it shows no photos at all.
     """
 
-    def __init__(self, photos: Photos, method: str) -> None:
-        self.photos, self.method = photos, method
+    def __init__(self, photos: Photos, method: str, *, empty: bool = False) -> None:
+        self.photos, self.method, self.empty = photos, method, empty
         self._rows: dict[tuple[str, str], Row] = {}
 
     def open(self, wanted: Iterable[tuple[str, str]]) -> None:
@@ -44,6 +45,8 @@ class Album:
 
     def photo(self, row: Row) -> Image.Image | None:
         """A photo, or None where it cannot be read."""
+        if self.empty:
+            return None
         try:
             return self.photos.picture(row)
         except ExplainError as error:

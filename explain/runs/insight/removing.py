@@ -21,8 +21,8 @@ class Removal:
     """What removing the evidence did to some photos.
 
     ``before``, ``after`` and ``control`` are the shares of the photos whose class the model gave: as they are, without
-    the ``share`` of the pixels where the map is highest, and without as many where the map of another of these photos
-    is highest. That control has areas of the same size and kind, so that what is covered counts, and not that
+    the ``share`` of the pixels where the map is highest, and without the same area half a photo further down and to the
+    right, where what leaves one side comes in at the other. With this control, it counts what is covered, and not that
     something is. ``chance`` is the probability that ``after`` falls as far below ``control`` by chance.
     """
 
@@ -39,8 +39,7 @@ class Removal:
     def __str__(self) -> str:
         return (
             f"{self.photos} photos: {self.before:.0%} as they are, {self.after:.0%} without the {self.share:.0%} of "
-            f"the pixels with most evidence, {self.control:.0%} without as many of another photo's "
-            f"(p = {self.chance:.2g})"
+            f"the pixels with most evidence, {self.control:.0%} without as many elsewhere (p = {self.chance:.2g})"
         )
 
 
@@ -65,32 +64,29 @@ def removed(
             it also does so where there is no label.
 
     Raises:
-        RunError: the share is no share, or fewer than two of these photos can be read.
+        RunError: the share is no share, or none of these photos can be read.
         FillError: there is no such fill.
     """
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share < 1:
         raise RunError(f"share must lie between 0 and 1, got {shown(share)}; 0.1 is usual")
     keys = set(wanted)
     rows = [row for row in photos.run.rows(method) if (row.name, row.target) in keys]
-    filling, counts, total, seen = get_fill(fill), [0] * 5, 0, 0
+    filling, counts, total = get_fill(fill), [0] * 5, 0
     for batch in photos.batches(rows):
-        seen += len(batch.x)
         classes = torch.tensor([_class_of(row, as_predicted) for row in batch.rows], device=batch.x.device)
         evidence = torch.stack([_highest(row.heatmap, share) for row in batch.rows]).to(batch.x.device)[:, None]
-        others = evidence.roll(1, 0)
-        if len(evidence) < 2:
-            continue  # it has no other photo to be compared with
+        elsewhere = evidence.roll([side // 2 for side in evidence.shape[2:]], [2, 3])
         cover = covering(filling, batch.x)
         owners = torch.arange(len(batch.x), device=batch.x.device)
         with torch.inference_mode():
-            asked = [batch.x, *(cover(owners, (~mask).to(batch.x)) for mask in (evidence, others))]
+            asked = [batch.x, *(cover(owners, (~mask).to(batch.x)) for mask in (evidence, elsewhere))]
             right = [photos.explainer.model(x).argmax(1) == classes for x in asked]
         only = (right[2] & ~right[1], right[1] & ~right[2])
         for place, each in enumerate((*right, *only)):
             counts[place] += int(each.sum())
         total += len(batch.x)
-    if total < 2:
-        raise RunError(f"photos must be at least two to be compared, got {seen}; choose others")
+    if not total:
+        raise RunError("wanted must name photos of the run that can be read, got none; choose others")
     before, after, control = (count / total for count in counts[:3])
     return Removal(total, float(share), before, after, control, _sign_test(counts[3], counts[4]))
 

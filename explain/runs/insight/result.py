@@ -101,15 +101,16 @@ class Insight:
             lines += ["", part.title, *(aligned(part.rows) if len(part.rows) > 1 else [f"  {part.nothing}"])]
         return lines
 
-    def pictures(self, source: Any = None) -> dict[str, Image.Image]:
+    def pictures(self, source: Any = None, *, photos: bool = True) -> dict[str, Image.Image]:
         """Draw what there is to be seen: "looks", "reasons" and, where they were explained, "mistakes".
 
         Args:
             source: where photos come from that had no file.
+            photos: whether photos are shown beside the mean maps; without, pictures may be shown where photos may not.
 
         Photos that cannot be read are left out.
         """
-        album = Album(Photos(self.run, source=source), self.method)
+        album = Album(Photos(self.run, source=source), self.method, empty=not photos)
         found = {
             "looks": draw_looks(self.looks, self.maps, album),
             "reasons": draw_clusters(self.reasons, album),
