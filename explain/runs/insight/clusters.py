@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from explain.runs.insight.gathering import Maps
-from explain.runs.insight.looking import Mean, percent, plain
+from explain.runs.insight.looking import Mean, percent, plain, short
 from explain.runs.insight.spectral import distances, silhouettes, spectrum
 
 LEAST = 20
@@ -119,7 +119,7 @@ def told(found: Sequence[Cluster], most: int = 10) -> list[list[str]]:
         [
             cluster.target, str(cluster.size), percent(cluster.share), f"{cluster.stands_out:.2f}",
             percent(cluster.accuracy), percent(cluster.on_object.value), percent(cluster.at_border.value),
-            ", ".join(cluster.photos[:2]),
+            ", ".join(map(short, cluster.photos[:2])),
         ]
         for cluster in list(found)[:most]
     ]  # fmt: skip

@@ -146,6 +146,15 @@ def told(found: Sequence[Look], most: int = 10) -> list[list[str]]:
     return rows
 
 
+def short(name: str, most: int = 24) -> str:
+    """The end of a photo's name, which says more than its beginning.
+
+    >>> short("a/folder/of/photos/0001.png", 12)
+    '…os/0001.png'
+    """
+    return name if len(name) <= most else f"…{name[1 - most :]}"
+
+
 def percent(value: float) -> str:
     """A share for people.
 

@@ -13,7 +13,7 @@ from explain.attribution import attribute
 from explain.methods import MethodLike
 from explain.runs.insight.again import Photos, one_for_each_photo
 from explain.runs.insight.gathering import GRID
-from explain.runs.insight.looking import plain
+from explain.runs.insight.looking import plain, short
 from explain.runs.reading import Row, Stored
 from explain.targets import ClassTarget, Difference
 
@@ -134,7 +134,7 @@ def told(found: Sequence[Pair], most: int = 10) -> list[list[str]]:
     rows = [
         [
             pair.label, pair.prediction, str(pair.count), str(pair.of), str(pair.back), f"{pair.probability:.0%}",
-            ", ".join(pair.photos[:2]),
+            ", ".join(map(short, pair.photos[:2])),
         ]
         for pair in list(found)[:most]
     ]  # fmt: skip

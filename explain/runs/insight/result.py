@@ -153,7 +153,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     ['  a   bcd', '  ef  g']
     """
     plain = [[printable(cell) for cell in row] for row in rows]
-    widths = [min(30, max(len(row[i]) for row in plain)) for i in range(len(plain[0]))]
+    widths = [min(50, max(len(row[i]) for row in plain)) for i in range(len(plain[0]))]
     return [
         "  " + "  ".join(_cut(cell, width).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in plain
