@@ -84,8 +84,7 @@ def section(found: dict[str, Any]) -> str:
     lines += ["| looks away from its object | photos | on the object | the object is | keeps the answer | … without "
               "the evidence | … without as much elsewhere |", "|---|---|---|---|---|---|---|"]  # fmt: skip
     for each in found["looks"]:
-        size = each["on_object"]["mean"] - each["excess"]["mean"]
-        figures = f"{each['on_object']['mean']:.0%} | {size:.0%}"
+        figures = f"{each['on_object']['mean']:.0%} | {each['object_size']['mean']:.0%}"
         lines.append(f"| {_short(each['target'])} | {each['photos']} | {figures} | {_kept(each)} |")
     lines += ["", "| cluster of reasons | photos | of the class | stands out | keeps the answer | … without the "
               "evidence | … without as much elsewhere |", "|---|---|---|---|---|---|---|"]  # fmt: skip

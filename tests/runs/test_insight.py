@@ -120,8 +120,19 @@ def test_the_class_with_the_least_on_its_object_comes_first_unless_by_chance() -
     object.__setattr__(maps, "object_size", torch.full((24,), 0.5))
     found = looks(maps)
     assert found[0].target == "b"
-    assert found[0].excess.value == pytest.approx(-0.15)
+    assert found[0].excess.value == pytest.approx((0.35 - 0.5) / (1 - 0.5))
     assert found[0].striking > 0 > found[1].striking
+
+
+def test_photos_that_the_object_fills_say_nothing_of_where_a_class_looks() -> None:
+    maps = maps_of({name: random_places(6, number) for number, name in enumerate("ab")})
+    object.__setattr__(maps, "on_object", torch.tensor([0.97] * 6 + [0.6] * 6))
+    object.__setattr__(maps, "object_size", torch.tensor([0.97] * 6 + [0.5] * 6))
+    first, second = looks(maps)
+    assert (first.target, second.target) == ("b", "a")
+    assert first.excess.value == pytest.approx(0.2)
+    assert math.isnan(second.excess.value)
+    assert second.on_object.value == pytest.approx(0.97)
 
 
 def test_a_mean_leaves_out_what_is_not_known() -> None:

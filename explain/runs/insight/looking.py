@@ -12,6 +12,8 @@ import torch
 from explain.runs.insight.gathering import Maps
 
 SURE = 1.96  # standard errors within which the true mean lies in 95 of 100 cases
+FILLED = 0.9
+"""The share of a photo from which on an object fills it: all evidence is on it then, wherever a class looks."""
 LEAST = 5
 """Photos without which nothing is said of a class: their spread could not be estimated."""
 
@@ -44,8 +46,9 @@ class Look:
     """Where one class looks.
 
     ``mean`` and ``spread`` ``(16, 16)`` are the mean and the standard deviation of its maps, each of which adds up to
-    1. ``on_object`` is the share of the evidence within the boxes, and ``excess`` that share less the share of the
-    photo that the boxes cover: 0 is what an even map has. ``at_border`` is the share in the outer eighth (7/16 of an
+    1. ``on_object`` is the share of the evidence within the boxes, ``object_size`` the share of the photo that these
+    cover, and ``excess`` how far the first is beyond the second: 0 is what an even map has, 1 has all on the object.
+    Photos that the object fills (more than nine tenths) say nothing of that, and do not count for it. ``at_border`` is the share in the outer eighth (7/16 of an
     even map), ``entropy`` 1 for an even map and 0 for a single place. ``apart`` is how far the mean map lies from
     that of all other photos, beyond what chance alone would give: 0 to 1. ``striking`` is the figure that classes are
     ordered by, see `looks`.
@@ -57,6 +60,7 @@ class Look:
     mean: torch.Tensor = field(repr=False)
     spread: torch.Tensor = field(repr=False)
     on_object: Mean
+    object_size: Mean
     excess: Mean
     at_border: Mean
     entropy: Mean
@@ -66,7 +70,7 @@ class Look:
     def to_json(self) -> dict[str, Any]:
         return {
             "target": self.target, "photos": self.photos, "accuracy": plain(self.accuracy),
-            "on_object": self.on_object.to_json(), "excess": self.excess.to_json(),
+            "on_object": self.on_object.to_json(), "object_size": self.object_size.to_json(), "excess": self.excess.to_json(),
             "at_border": self.at_border.to_json(), "entropy": self.entropy.to_json(), "apart": plain(self.apart),
             "striking": plain(self.striking), "map": [[round(v, 6) for v in row] for row in self.mean.tolist()],
         }  # fmt: skip
@@ -76,15 +80,15 @@ def looks(maps: Maps, least: int = LEAST) -> list[Look]:
     """Say where each class looks, the most striking first.
 
     Where boxes are known, a class is the more striking, the less of its evidence is on the object: classes are ordered
-    by how far their excess (the share on the object less the share of the photo that is object) lies below that of
-    all photos, less 1.96 standard errors, so that a class of few photos does not come first by chance. Without boxes,
+    by how far their excess (see `Look`) lies below that of all photos, less 1.96 standard errors, so that a class of few photos does not come first by chance. Without boxes,
     they are ordered by how far their mean map is apart from that of the other photos.
 
     Args:
         maps: the maps of a run.
         least: how many photos a class must have.
     """
-    excess = maps.on_object - maps.object_size
+    told = torch.where(maps.object_size <= FILLED, maps.object_size, math.nan)
+    excess = (maps.on_object - told) / (1 - told)
     boxed = bool((~excess.isnan()).any())
     usual = Mean.of(excess).value
     total, squares = maps.values.double().sum(0), (maps.values.double() ** 2).sum(0)
@@ -103,6 +107,7 @@ def looks(maps: Maps, least: int = LEAST) -> list[Look]:
             mean=own.values.mean(0),
             spread=own.values.std(0),
             on_object=Mean.of(own.on_object),
+            object_size=Mean.of(own.object_size),
             excess=beyond,
             at_border=Mean.of(own.at_border),
             entropy=Mean.of(own.entropy),
@@ -138,9 +143,8 @@ def told(found: Sequence[Look], most: int = 10) -> list[list[str]]:
     head = ["class", "photos", "right", "on object", "object is", "at border", "spread", "apart"]
     rows = [head]
     for look in list(found)[:most]:
-        size = look.on_object.value - look.excess.value
         rows.append([
-            look.target, str(look.photos), percent(look.accuracy), percent(look.on_object.value), percent(size),
+            look.target, str(look.photos), percent(look.accuracy), percent(look.on_object.value), percent(look.object_size.value),
             percent(look.at_border.value), f"{look.entropy.value:.2f}", f"{look.apart:.2f}",
         ])  # fmt: skip
     return rows
