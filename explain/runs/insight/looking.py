@@ -48,10 +48,10 @@ class Look:
     ``mean`` and ``spread`` ``(16, 16)`` are the mean and the standard deviation of its maps, each of which adds up to
     1. ``on_object`` is the share of the evidence within the boxes, ``object_size`` the share of the photo that these
     cover, and ``excess`` how far the first is beyond the second: 0 is what an even map has, 1 has all on the object.
-    Photos that the object fills (more than nine tenths) say nothing of that, and do not count for it. ``at_border`` is the share in the outer eighth (7/16 of an
-    even map), ``entropy`` 1 for an even map and 0 for a single place. ``apart`` is how far the mean map lies from
-    that of all other photos, beyond what chance alone would give: 0 to 1. ``striking`` is the figure that classes are
-    ordered by, see `looks`.
+    Photos that the object fills (more than nine tenths) say nothing of that, and do not count for it. ``at_border`` is
+    the share in the outer eighth (7/16 of an even map), ``entropy`` 1 for an even map and 0 for a single place.
+    ``apart`` is how far the mean map lies from that of all other photos, beyond what chance alone would give: 0 to 1.
+    ``striking`` is the figure that classes are ordered by, see `looks`.
     """
 
     target: str
@@ -70,7 +70,8 @@ class Look:
     def to_json(self) -> dict[str, Any]:
         return {
             "target": self.target, "photos": self.photos, "accuracy": plain(self.accuracy),
-            "on_object": self.on_object.to_json(), "object_size": self.object_size.to_json(), "excess": self.excess.to_json(),
+            "on_object": self.on_object.to_json(), "object_size": self.object_size.to_json(),
+            "excess": self.excess.to_json(),
             "at_border": self.at_border.to_json(), "entropy": self.entropy.to_json(), "apart": plain(self.apart),
             "striking": plain(self.striking), "map": [[round(v, 6) for v in row] for row in self.mean.tolist()],
         }  # fmt: skip
@@ -80,8 +81,9 @@ def looks(maps: Maps, least: int = LEAST) -> list[Look]:
     """Say where each class looks, the most striking first.
 
     Where boxes are known, a class is the more striking, the less of its evidence is on the object: classes are ordered
-    by how far their excess (see `Look`) lies below that of all photos, less 1.96 standard errors, so that a class of few photos does not come first by chance. Without boxes,
-    they are ordered by how far their mean map is apart from that of the other photos.
+    by how far their excess (see `Look`) lies below that of all photos, less 1.96 standard errors, so that a class of
+    few photos does not come first by chance. Without boxes, they are ordered by how far their mean map is apart from
+    that of the other photos.
 
     Args:
         maps: the maps of a run.
@@ -141,13 +143,15 @@ def plain(value: float) -> float | None:
 def told(found: Sequence[Look], most: int = 10) -> list[list[str]]:
     """The rows of a table for people: the heading first."""
     head = ["class", "photos", "right", "on object", "object is", "at border", "spread", "apart"]
-    rows = [head]
-    for look in list(found)[:most]:
-        rows.append([
-            look.target, str(look.photos), percent(look.accuracy), percent(look.on_object.value), percent(look.object_size.value),
-            percent(look.at_border.value), f"{look.entropy.value:.2f}", f"{look.apart:.2f}",
-        ])  # fmt: skip
-    return rows
+    rows = [
+        [
+            look.target, str(look.photos), percent(look.accuracy), percent(look.on_object.value),
+            percent(look.object_size.value), percent(look.at_border.value), f"{look.entropy.value:.2f}",
+            f"{look.apart:.2f}",
+        ]
+        for look in list(found)[:most]
+    ]  # fmt: skip
+    return [head, *rows]
 
 
 def short(name: str, most: int = 24) -> str:
