@@ -13,7 +13,7 @@ from explain.render import Group, Layout, Style, Tile, drawn, get_style, sheet
 from explain.runs.insight.again import Photos
 from explain.runs.insight.clusters import Cluster
 from explain.runs.insight.gathering import Maps
-from explain.runs.insight.looking import Look, percent
+from explain.runs.insight.looking import Look, percent, short
 from explain.runs.insight.mistakes import Pair
 from explain.runs.insight.spectral import distances
 from explain.runs.reading import Row
@@ -111,7 +111,7 @@ def draw_mistakes(pairs: Sequence[Pair], album: Album, most: int = 6) -> Image.I
             if photo is None:
                 continue
             for values, label in ((each.wrong, pair.prediction), (each.right, pair.label)):
-                tiles.append(Tile(_on(photo, each.row, values, style), f"for {label}", each.row.name))
+                tiles.append(Tile(_on(photo, each.row, values, style), f"for {label}", short(each.row.name)))
         groups.append(Group(f"{pair.label} taken for {pair.prediction}: {pair.count} of {pair.of}", tuple(tiles)))
     return _drawn("Mistakes: what spoke for the wrong class, and for the right one", groups)
 
@@ -123,7 +123,7 @@ def _on(photo: Image.Image, row: Row, values: torch.Tensor, style: Style) -> Ima
 
 def _overlays(album: Album, target: str, names: Sequence[str]) -> list[Tile]:
     pictures = [(name, album.overlay(name, target)) for name in names]
-    return [Tile(picture, name) for name, picture in pictures if picture is not None]
+    return [Tile(picture, short(name)) for name, picture in pictures if picture is not None]
 
 
 def _drawn(title: str, groups: Sequence[Group]) -> Image.Image | None:
