@@ -56,7 +56,7 @@ def receptive_field(model: nn.Module, x: torch.Tensor, layer: str, seed: int = 0
 
     >>> model = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.MaxPool2d(2), nn.Conv2d(2, 2, 3, padding=1))
     >>> receptive_field(model, torch.rand(1, 1, 32, 32), "2")
-    (14, 14, 22, 22)
+    (13, 13, 21, 21)
     """
     height, width = x.shape[-2:]
     generator = torch.Generator().manual_seed(seed)
