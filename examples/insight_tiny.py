@@ -3,9 +3,14 @@
     python examples/insight_tiny.py path/to/tiny-imagenet-200 [--run RUN] [--photos 10000] [--output FOLDER]
     python examples/insight_tiny.py --page
 
-All photos are explained with Grad-CAM, with their labels and boxes; the run goes on where it stopped. Of what
-`run.insight()` says, the first of each kind are checked by removing the evidence: a tenth of the pixels, where the maps
-are highest, is blurred. If what was found is true, more answers change than if the same area elsewhere is blurred.
+All photos are explained with Grad-CAM, with their labels and boxes; the run goes on where it stopped. The first
+findings of each kind in `run.insight()` are checked by covering parts of their photos:
+
+- a tenth of the pixels, where the maps are highest, is blurred, and as much elsewhere;
+- for classes that look away from the object, the object itself is blurred, and then all else;
+- of mistakes, what spoke for the wrong class is blurred: how many answers become right?
+
+Then each class is asked: does covering the object change the more answers, the more of the evidence is on it?
 
 The figures go to assets/insight/tiny.json with pictures of mean maps (the photos may not be published), and from there
 into docs/insight.md.
@@ -16,17 +21,24 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from matplotlib.figure import Figure
+
 import explain
-from explain.runs.insight import Insight, Photos, removed
+from explain.runs.insight import Insight, Photos, Removal, corrected, removed
 
 HOME = Path(__file__).resolve().parent.parent
 ASSETS, PAGE = HOME / "assets" / "insight", HOME / "docs" / "insight.md"
-FIRST = 5  # findings of each kind that are checked
-SHARE = 0.1
+CLASSES = 200
+FIRST = 6  # findings of each kind that are checked
+LEAST = 20  # photos of a class that is compared with the others
+NAMED = 7  # classes that are named in the figure, at either end
+
+Key = tuple[str, str]
 
 
 def listed(folder: Path, most: int, place: Path) -> Path:
@@ -37,7 +49,7 @@ def listed(folder: Path, most: int, place: Path) -> Path:
     found = []
     for name, wnid, x0, y0, x1, y1 in sorted(rows):
         counts[wnid] = counts.get(wnid, 0) + 1
-        if counts[wnid] > most // 200:
+        if counts[wnid] > most // CLASSES:
             continue
         path = str((folder / "val" / "images" / name).resolve())
         box = [int(x0), int(y0), int(x1) + 1, int(y1) + 1]  # the data set's ends are inclusive
@@ -46,62 +58,158 @@ def listed(folder: Path, most: int, place: Path) -> Path:
     return place
 
 
-def checked(found: Insight, photos: Photos) -> dict[str, list[dict[str, Any]]]:
-    """The first findings of each kind, and what removing the evidence did."""
-    maps = found.maps
-    keys = list(zip(maps.names, maps.targets, strict=True))
+class Checks:
+    """All photos with a part covered: the evidence, the object, or all else."""
+
+    def __init__(self, found: Insight, photos: Photos) -> None:
+        self.maps = found.maps
+        self.keys = list(zip(self.maps.names, self.maps.targets, strict=True))
+        self.labels = {row.name: -1 if row.label_class is None else row.label_class for row in photos.run.rows()}
+        self.parts = {
+            what: removed(photos, found.method, self.keys, what, as_predicted=True)
+            for what in ("evidence", "object", "background")
+        }
+
+    def of(self, what: str, keys: Collection[Key] | None = None) -> dict[str, Any]:
+        """What covering a part of some photos did to the answers, and to the accuracy."""
+        found = self.parts[what] if keys is None else self.parts[what].of(keys)
+        labels = torch.tensor([self.labels[name] for name, _ in found.keys])
+        right = (found.answers == labels[:, None]).double().mean(0).tolist()
+        return {**found.to_json(), "accuracy": [round(each, 4) for each in right]}
+
+    def of_class(self, target: str) -> list[Key]:
+        return [self.keys[i] for i in self.maps.of_target[target].tolist()]
+
+
+def checked(found: Insight, photos: Photos) -> dict[str, Any]:
+    """The first findings of each kind, and what covering did; the same of all photos, and of each class."""
+    checks = Checks(found, photos)
     looks = [
         {
-            **_without_map(look.to_json()),
-            "removal": _removed(photos, [keys[i] for i in maps.of_target[look.target].tolist()], as_predicted=True),
+            **_plain(look.to_json()),
+            **{what: checks.of(what, checks.of_class(look.target)) for what in checks.parts},
         }
         for look in found.looks[:FIRST]
     ]
     clusters = [
-        {**_without_map(each.to_json()), "removal": _removed(photos, [keys[i] for i in each.rows.tolist()], True)}
+        {**_plain(each.to_json()), "evidence": checks.of("evidence", [checks.keys[i] for i in each.rows.tolist()])}
         for each in found.reasons[:FIRST]
     ]
-    query = "SELECT name FROM photos WHERE label_class = ? AND prediction_class = ?"
-    mistakes = []
-    for pair in found.pairs[:FIRST]:
-        names = [name for (name,) in photos.run.query(query, (pair.label_class, pair.prediction_class))]
-        chosen = [(name, pair.prediction) for name in names]
-        mistakes.append({**_without_map(pair.to_json()), "removal": _removed(photos, chosen, True)})
-    return {"looks": looks, "reasons": clusters, "mistakes": mistakes}
+    mistakes = [
+        {**_plain(pair.to_json()), "corrected": corrected(photos, pair, found.method).to_json()}
+        for pair in found.pairs[:FIRST]
+    ]
+    return {
+        "all": {what: checks.of(what) for what in checks.parts}, "looks": looks, "reasons": clusters,
+        "mistakes": mistakes, "classes": of_classes(found, checks.parts["object"]),
+    }  # fmt: skip
 
 
-def _removed(photos: Photos, wanted: Sequence[tuple[str, str]], as_predicted: bool) -> dict[str, Any]:
-    return removed(photos, "gradcam", wanted, share=SHARE, as_predicted=as_predicted).to_json()
+def of_classes(found: Insight, objects: Removal) -> dict[str, Any]:
+    """For each class, the share of the evidence on the object, and how many answers go with the object."""
+    maps, rows = found.maps, []
+    keys = list(zip(maps.names, maps.targets, strict=True))
+    for target, numbers in maps.of_target.items():
+        own = {keys[i] for i in numbers.tolist()} & set(objects.keys)
+        if len(own) < LEAST:
+            continue
+        removal = objects.of(own)
+        inside = [i for i in numbers.tolist() if keys[i] in own]
+        rows.append({
+            "class": _short(target), "photos": removal.photos, "covered": round(removal.share, 4),
+            "on_object": round(float(maps.on_object[inside].mean()), 4), "kept": round(removal.after, 4),
+            "control": round(removal.control, 4),
+        })  # fmt: skip
+    rows.sort(key=lambda row: (row["on_object"], row["class"]))
+    columns = {name: torch.tensor([row[name] for row in rows]) for name in ("on_object", "covered", "kept")}
+    return {
+        "rows": rows,
+        "agreement": round(ranks_agree(columns["on_object"], -columns["kept"]), 3),
+        "of_size": round(ranks_agree(columns["covered"], -columns["kept"]), 3),
+    }
 
 
-def _without_map(found: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in found.items() if name != "map"}
+def ranks_agree(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Spearman's correlation.
+
+    >>> round(ranks_agree(torch.tensor([1.0, 2.0, 9.0]), torch.tensor([0.1, 0.2, 0.3])), 6)
+    1.0
+    """
+    if len(one) < 3:
+        return float("nan")
+    ranks = torch.stack([_ranks(each) for each in (one, other)])
+    return float(torch.corrcoef(ranks)[0, 1])
 
 
-def section(found: dict[str, Any]) -> str:
+def _ranks(values: torch.Tensor) -> torch.Tensor:
+    """The rank of each value; equal ones share theirs."""
+    return (values[:, None] > values).double().sum(1) + (values[:, None] == values).double().sum(1) / 2
+
+
+def drawn(classes: Mapping[str, Any]) -> Figure:
+    """A point for each class: the evidence on the object, and the answers that stay without it."""
+    rows = classes["rows"]
+    found = Figure(figsize=(8, 5.4), layout="constrained")
+    axes = found.subplots()
+    sizes = [30 + 400 * row["covered"] for row in rows]
+    axes.scatter(
+        [row["on_object"] for row in rows], [row["kept"] for row in rows], sizes, alpha=0.45, edgecolors="none"
+    )
+    ends = [*rows[:NAMED], *sorted(rows[NAMED:], key=lambda row: row["kept"])[:3]]
+    for row in ends:
+        axes.annotate(row["class"], (row["on_object"], row["kept"]), (5, 4), textcoords="offset points", fontsize=8)
+    axes.set(
+        xlabel="share of the evidence on the object", ylabel="answers that stay when the object is blurred",
+        xlim=(0, 1), ylim=(-0.02, 1.02),
+        title=f"{len(rows)} classes of Tiny-ImageNet; larger points are larger objects",
+    )  # fmt: skip
+    axes.xaxis.set_major_formatter("{x:.0%}")
+    axes.yaxis.set_major_formatter("{x:.0%}")
+    axes.grid(alpha=0.3)
+    return found
+
+
+def _plain(found: dict[str, Any]) -> dict[str, Any]:
+    """Without maps, and photos by the names that the data set gives them."""
+    kept = {name: value for name, value in found.items() if name != "map"}
+    return {**kept, **({"photos": [Path(name).name for name in kept["photos"]]} if "target" not in kept else {})}
+
+
+def section(found: Mapping[str, Any]) -> str:
     """What was found, as tables for the page."""
-    lines = [f"{found['photos']} photos, of which the model knows {found['accuracy']:.0%}.", ""]
-    lines += ["| looks away from its object | photos | on the object | the object is | keeps the answer | … without "
-              "the evidence | … without as much elsewhere |", "|---|---|---|---|---|---|---|"]  # fmt: skip
+    usual = found["all"]
+    lines = [
+        f"{found['photos']:,} photos, of which the model knows {found['accuracy']:.0%}.", "",
+        "| class that looks away from its object | photos | evidence on the object | the object is | accuracy | … "
+        "without the evidence | … without as much elsewhere | answers that stay without the object | … with nothing "
+        "else |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
     for each in found["looks"]:
         figures = f"{each['on_object']['mean']:.0%} | {each['object_size']['mean']:.0%}"
-        lines.append(f"| {_short(each['target'])} | {each['photos']} | {figures} | {_kept(each)} |")
-    lines += ["", "| cluster of reasons | photos | of the class | stands out | keeps the answer | … without the "
-              "evidence | … without as much elsewhere |", "|---|---|---|---|---|---|---|"]  # fmt: skip
+        lines.append(f"| {_short(each['target'])} | {each['photos']} | {figures} | {_of_look(each)} |")
+    lines.append(f"| *all photos* | {usual['evidence']['photos']:,} | {found['on_object']:.0%} | "
+                 f"{found['object_size']:.0%} | {_of_look(usual)} |")  # fmt: skip
+    lines += ["", "| cluster of reasons | photos | of the class | stands out | answers that stay without the evidence "
+              "| … without as much elsewhere |", "|---|---|---|---|---|---|"]  # fmt: skip
     for each in found["reasons"]:
         figures = f"{each['size']} | {each['share']:.0%} | {each['stands_out']:.2f}"
-        lines.append(f"| {_short(each['target'])} | {figures} | {_kept(each)} |")
-    lines += ["", "| mistake | photos | of | keeps the wrong answer | … without the evidence | … without as much "
-              "elsewhere |", "|---|---|---|---|---|---|"]  # fmt: skip
+        lines.append(f"| {_short(each['target'])} | {figures} | {_percent(each['evidence'], 'after', 'control')} |")
+    lines += ["", "| mistake | photos | of | answers that become right without what spoke for the wrong class | … "
+              "without as much elsewhere |", "|---|---|---|---|---|"]  # fmt: skip
     for each in found["mistakes"]:
         pair = f"{_short(each['label'])} taken for {_short(each['prediction'])}"
-        lines.append(f"| {pair} | {each['count']} | {each['of']} | {_kept(each)} |")
+        lines.append(f"| {pair} | {each['count']} | {each['of']} | {_percent(each['corrected'], 'after', 'control')} |")
     return "\n".join(lines)
 
 
-def _kept(each: dict[str, Any]) -> str:
-    removal = each["removal"]
-    return f"{removal['before']:.0%} | {removal['after']:.0%} | {removal['control']:.0%}"
+def _of_look(each: Mapping[str, Any]) -> str:
+    accuracy = " | ".join(f"{value:.0%}" for value in each["evidence"]["accuracy"])
+    return f"{accuracy} | {each['object']['after']:.0%} | {each['background']['after']:.0%}"
+
+
+def _percent(found: Mapping[str, Any], *names: str) -> str:
+    return " | ".join(f"{found[name]:.0%}" for name in names)
 
 
 def _short(label: str) -> str:
@@ -131,14 +239,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made = explain.Explainer("tiny")
     source = listed(options.folder, options.photos, options.run.with_suffix(".json"))
     run = explain.run(source, made, "gradcam", output=options.run, workers=options.workers)
-    found = run.insight()
+    found = run.insight(explainer=made)
     print(found)
     options.output.mkdir(parents=True, exist_ok=True)
     (right,) = next(run.query("SELECT avg(label_class = prediction_class) FROM photos"))
-    about = {"photos": run.photos, "accuracy": round(right, 4), **checked(found, Photos(run, made))}
+    maps = found.maps
+    about = {
+        "photos": run.photos, "accuracy": round(right, 4), "on_object": round(float(maps.on_object.nanmean()), 4),
+        "object_size": round(float(maps.object_size.nanmean()), 4), **checked(found, Photos(run, made)),
+    }  # fmt: skip
     (options.output / "tiny.json").write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n", "utf-8")
     for name, picture in found.pictures(photos=False).items():
         picture.save(options.output / f"tiny-{name}.png")
+    drawn(about["classes"]).savefig(options.output / "tiny-objects.png", dpi=110)
     found.save(options.run.with_suffix(""), overwrite=True)  # with photos: to look at, not to publish
 
 

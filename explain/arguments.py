@@ -203,6 +203,21 @@ FILE = Option(("file",), "where to write: .parquet, .csv or .jsonl", how={"nargs
 MAPS_OF = Option(("--method", "-m"), "whose maps (default: the first of the run)", how={"metavar": "NAME"})
 ROWS = Option(("--count", "-k"), "rows of each table (default: 10)", 10, how={"type": _count, "metavar": "K"})
 PHOTOS_OF = Option(("--source",), "where photos come from that had no file", how={"metavar": "SOURCE"})
+CHANNELS = Option(
+    ("--channels",), "show what K channels of a layer see, those that do most for --target first",
+    how={"type": _count, "metavar": "K"},
+)  # fmt: skip
+SHARED = Option(("--concepts",), "find K concepts that all photos share", how={"type": _count, "metavar": "K"})
+EXAMPLES = Option(
+    ("--examples",), "photos that have a concept, at least five: is --target read from it?", how={"metavar": "SOURCE"}
+)  # fmt: skip
+CLASS = Option(
+    ("--target", "-t"), "label or index of the class that --channels and --examples are about",
+    how={"metavar": "CLASS"},
+)  # fmt: skip
+ONE_LAYER = Option(
+    ("--layer",), "where channels and concepts are looked for (default: the last feature map)", how={"metavar": "NAME"}
+)  # fmt: skip
 PICTURES_TO = Option(
     ("--output", "-o"), "write pictures, tables and a page into this folder", how={"metavar": "FOLDER"}
 )  # fmt: skip

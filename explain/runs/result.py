@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from explain.errors import keywords
+from explain.hooks import Where
 from explain.render import StyleLike
 from explain.runs.exporting import export
 from explain.runs.insight import Insight, insight
@@ -71,10 +72,23 @@ class Run(Stored):
         return to_html(self, path, which, source=source, title=title, overwrite=overwrite)
 
     def insight(
-        self, method: str | None = None, *, explainer: Explainer | None = None, source: Any = None, seed: int = 0
+        self,
+        method: str | None = None,
+        *,
+        explainer: Explainer | None = None,
+        source: Any = None,
+        channels: int = 0,
+        concepts: int = 0,
+        examples: Any = None,
+        target: int | str | None = None,
+        layer: Where | None = None,
+        seed: int = 0,
     ) -> Insight:
         """Say what the maps say together: where classes look, clusters of reasons, mistakes; see `explain.insight`."""
-        return insight(self, method, explainer=explainer, source=source, seed=seed)
+        return insight(
+            self, method, explainer=explainer, source=source, channels=channels, concepts=concepts, examples=examples,
+            target=target, layer=layer, seed=seed,
+        )  # fmt: skip
 
 
 @keywords()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,14 @@ from torch import nn
 import explain
 from explain.concepts import factorise
 from explain.errors import RunError
+from explain.runs.insight import directions
 from explain.runs.insight.again import Photos
-from explain.runs.insight.directions import concept_direction, vector
+from explain.runs.insight.directions import concept_direction
 from explain.runs.insight.layer import feature_maps, receptive_field
 from explain.runs.insight.patches import channels
-from explain.runs.insight.removing import removed
+from explain.runs.insight.removing import corrected, removed
+from explain.runs.insight.separating import normals
 from explain.runs.insight.shared import places, shared_concepts
-from explain.runs.insight.statistics import beta_share, welch
 from tests.runs.networks import as_it_is
 
 SIDE = 24
@@ -132,6 +132,49 @@ def test_channels_of_a_class_without_photos_are_refused(photos: Photos) -> None:
         channels(photos, 7)
 
 
+def test_what_is_asked_for_further_is_what_the_functions_say(photos: Photos) -> None:
+    examples = [photo_of(1, number) for number in range(100, 106)]
+    found = photos.run.insight(
+        explainer=photos.explainer, channels=2, concepts=3, examples=examples, target="green", layer="look"
+    )
+    assert found.further.to_dict() == {
+        "channels": channels(photos, 1, layer="look", count=2).to_dict(),
+        "concepts": shared_concepts(photos, 3, layer="look").to_dict(),
+        "direction": concept_direction(photos, examples, 1, layer="look").to_json(),
+    }
+    assert list(found.pictures()) == ["looks", "channels", "concepts"]
+    assert list(found.pictures(photos=False)) == ["looks"]
+    titles = [line for line in found.lines() if line and not line.startswith(" ")]
+    assert titles[4:] == [
+        "What channels of look see, by weight for green", "Concepts of look in 42 photos", "A concept from examples",
+    ]  # fmt: skip
+    table = next(part for part in found.parts() if part.picture == "channels").rows
+    assert table[0][:4] == ["channel", "weight", "strongest", "in photos of"]
+    assert (table[1][0], table[1][3]) == ("1", "green")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target": 1}, "target has no effect without channels, concepts or examples; give one of them"),
+        ({"layer": "look"}, "layer has no effect without channels"),
+        ({"concepts": 2, "target": 1}, "target has no effect with concepts, which all photos share; leave it out"),
+        ({"examples": "nowhere"}, "target must say of which class the examples may be a reason, got none"),
+        ({"examples": [], "target": 1}, "examples must be at least 5 photos, got 0"),
+        ({"channels": 1, "target": [1, 2]}, r"target must be one class, as a number or label, got \[1, 2\]"),
+        ({"channels": True}, "count must be a whole number from 1, got True"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_refused(photos: Photos, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(RunError, match=message):
+        photos.run.insight(explainer=photos.explainer, **options)
+
+
+def test_a_further_look_needs_the_model(photos: Photos) -> None:
+    with pytest.raises(RunError, match="concepts must be looked for with the model, got none; give the explainer"):
+        photos.run.insight(concepts=2)
+
+
 def test_shared_concepts_are_as_good_as_those_of_all_photos_at_once(photos: Photos) -> None:
     _, x = inputs(photos)
     found = shared_concepts(photos, 3, layer="look", rounds=4)
@@ -155,14 +198,52 @@ def test_a_concept_of_the_class_is_significant_and_one_of_nothing_is_not(photos:
     green = [photo_of(1, number) for number in range(100, 108)]
     found = concept_direction(photos, green, 1, layer="look")
     assert found.significant
-    assert (found.score, found.told_apart) == (1.0, 1.0)
-    against = concept_direction(photos, green, 0, layer="look")
+    assert (found.score, found.told_apart, found.target) == (1.0, 1.0, "green")
+    as_large = sum(abs(gain) >= found.gain for gain in found.random_gains)
+    assert found.chance == (1 + as_large) / 201 < 0.03
+    against = concept_direction(photos, green, "red", layer="look")
     assert against.score < 0.5
+    assert against.gain < 0
     nothing = concept_direction(
         photos, [photo_of(2 * (number % 2), 100 + number) for number in range(8)], 1, layer="look"
     )
     assert not nothing.significant
     assert json.loads(json.dumps(found.to_json()))["photos"] == 14
+
+
+def test_chance_says_how_often_random_examples_would_gain_as_much(photos: Photos) -> None:
+    """With photos of the run as examples, every chance is as likely as every other: small ones are as rare."""
+    chances = []
+    for seed in range(20):
+        drawn = torch.randperm(28, generator=torch.Generator().manual_seed(seed))[:6].tolist()
+        others = [number for number in range(42) if number % 3 != 1]
+        examples = [photo_of(others[k] % 3, others[k]) for k in drawn]
+        found = concept_direction(photos, examples, 1, layer="look", draws=2, fakes=39, seed=seed)
+        as_large = sum(abs(gain) >= abs(found.gain) for gain in found.random_gains)
+        assert found.chance == (1 + as_large) / 40
+        chances.append(found.chance)
+    assert sum(chance < 0.2 for chance in chances) <= 8  # of 20, 4 are expected
+    assert sum(chance > 0.5 for chance in chances) >= 5
+
+
+def test_the_gain_is_the_mean_derivative_along_the_vector(photos: Photos, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a vector that is given, both figures follow from gradients that are found by hand."""
+    given = torch.tensor([1.0, -2.0, 0.5, 0.0, 0.0, 3.0])
+    monkeypatch.setattr(directions, "normals", lambda examples, _: given.expand(len(examples), -1))
+    examples = [photo_of(0, number) for number in range(100, 105)]
+    found = concept_direction(photos, examples, 1, layer="look", draws=1, fakes=20)
+    model = photos.explainer.model
+    _, x = inputs(photos)
+    maps = model.look(x).detach().requires_grad_()
+    model.fc(maps.relu().mean((2, 3)))[:, 1].sum().backward()
+    assert maps.grad is not None
+    own = model.look(torch.stack([as_it_is(each) for each in examples])).detach().mean((2, 3))
+    of_class = torch.arange(42) % 3 == 1
+    scale = torch.cat([own, maps.detach().mean((2, 3))[~of_class]]).std(0)
+    slopes = maps.grad.sum((2, 3))[of_class] * scale @ (given / given.norm())
+    assert found.gain == pytest.approx(float(slopes.mean()), rel=1e-4)
+    assert found.score == float((slopes > 0).double().mean())
+    assert found.chance == 1  # every vector is the same
 
 
 def test_too_few_examples_are_refused(photos: Photos) -> None:
@@ -172,19 +253,27 @@ def test_too_few_examples_are_refused(photos: Photos) -> None:
         concept_direction(photos, [photo_of(0, k) for k in range(20)], 0)
 
 
-def test_a_concept_vector_has_the_smallest_loss() -> None:
+@pytest.mark.parametrize("channels", [3, 40])
+def test_a_concept_vector_has_the_smallest_loss(channels: int) -> None:
+    """The gradient of the loss, by autograd, is zero at each of them."""
     generator = torch.Generator().manual_seed(0)
-    one, other = (torch.randn(12, 3, generator=generator, dtype=torch.double) + shift for shift in (0.4, -0.4))
-    found = vector(one, other)
-    points, signs = torch.cat([one, other]), torch.tensor([1.0] * 12 + [-1.0] * 12, dtype=torch.double)
-
-    def loss(weights: torch.Tensor, bias: float) -> float:
-        return float((1 + (-signs * (points @ weights + bias)).exp()).log().mean() + 0.01 * (weights @ weights))
-
-    biases = torch.linspace(-1, 1, 401).tolist()
-    least = min(loss(found, bias) for bias in biases)
-    for step in 0.05 * torch.randn(20, 3, generator=generator, dtype=torch.double):
-        assert min(loss(found + step, bias) for bias in biases) > least
+    shift = torch.tensor([0.2, 1.0, 30.0], dtype=torch.double)[:, None, None]  # mixed, apart, and far apart
+    one = torch.randn(3, 12, channels, generator=generator, dtype=torch.double) + shift
+    other = torch.randn(3, 9, channels, generator=generator, dtype=torch.double) - shift
+    found = normals(one, other)
+    for normal, first, second in zip(found, one, other, strict=True):
+        points = torch.cat([first, second])
+        signs = torch.tensor([1.0] * 12 + [-1.0] * 9, dtype=torch.double)
+        low, high = -1e3, 1e3
+        for _ in range(200):  # the best offset, where the pulls of both sides are equal
+            middle = (low + high) / 2
+            pull = float((signs * torch.sigmoid(-signs * (points @ normal + middle))).sum())
+            low, high = (middle, high) if pull > 0 else (low, middle)
+        weights = normal.clone().requires_grad_()
+        loss = torch.log1p(torch.exp(-signs * (points @ weights + low))).mean() + 0.01 * weights.square().sum()
+        loss.backward()
+        assert weights.grad is not None
+        assert weights.grad.abs().max() < 1e-7
 
 
 def test_the_accuracy_falls_where_the_evidence_is_removed(photos: Photos) -> None:
@@ -214,8 +303,87 @@ def test_the_accuracy_falls_where_the_evidence_is_removed(photos: Photos) -> Non
     assert found.after < found.control
     with pytest.raises(RunError, match=r"share must lie between 0 and 1, got 1\.5"):
         removed(photos, "gradcam", wanted, share=1.5)
-    with pytest.raises(RunError, match="wanted must name photos of the run that can be read, got none"):
+    with pytest.raises(
+        RunError, match="wanted must name photos of the run that can be read and have that part, got none"
+    ):
         removed(photos, "gradcam", [("no such photo", "green")])
+
+
+@pytest.fixture(scope="module")
+def boxed(tmp_path_factory: pytest.TempPathFactory) -> Photos:
+    """Photos of which the left half decides: red there or green; boxes are on the left, on the right, or missing."""
+    folder = tmp_path_factory.mktemp("boxed")
+    rows: list[dict[str, Any]] = []
+    for number in range(9):
+        pixels = np.full((SIDE, SIDE, 3), 40, np.uint8)
+        pixels[6:18, 2:10, number % 2] = 250
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+        rows.append({"path": f"{number}.png", "label": number % 2})
+        if number < 8:
+            left = 2 if number < 4 else 14
+            rows[-1]["boxes"] = [[left, 6, left + 8, 18]]
+    rows[7]["boxes"] = [[0, 0, SIDE, SIDE]]
+    (folder / "list.json").write_text(json.dumps(rows))
+    made = explain.Explainer(ByColour().eval(), preprocess=as_it_is, categories=["red", "green", "blue"])
+    run = explain.run(folder / "list.json", made, "gradcam", output=folder / "run.sqlite", workers=0)
+    return Photos(run, made)
+
+
+@pytest.mark.parametrize("what", ["object", "background"])
+def test_the_object_or_all_else_is_covered(boxed: Photos, what: str) -> None:
+    rows = list(boxed.run.rows("gradcam"))
+    found = removed(boxed, "gradcam", [(row.name, row.target) for row in rows], what, fill="zero")
+    assert [name for name, _ in found.keys] == [f"{number}.png" for number in range(7)]  # no box; a box that fills it
+    for number, (name, _) in enumerate(found.keys):
+        row = next(row for row in rows if row.name == name)
+        x = as_it_is(Image.open(row.path))[None]
+        left = 2 if number < 4 else 14
+        keep = torch.ones(SIDE, SIDE)
+        keep[6:18, left : left + 8] = 0
+        other = torch.ones(SIDE, SIDE)
+        other[[y % SIDE for y in range(18, 30)], (left + 12) % SIDE : (left + 12) % SIDE + 8] = 0
+        kept = (keep, other) if what == "object" else (1 - keep, 1 - other)
+        with torch.no_grad():
+            answers = [int(boxed.explainer.model(x * each).argmax()) for each in (torch.ones(()), *kept)]
+        assert found.given[number].tolist() == [answer == row.label_class for answer in answers]
+        assert float(found.covered[number]) == pytest.approx(1 / 6 if what == "object" else 5 / 6)
+    on_left = found.of(found.keys[:4])
+    assert on_left.photos == 4
+    assert on_left.before == 1
+    assert (on_left.control if what == "object" else on_left.after) == 1  # what decides is still there
+    assert str(on_left).startswith("4 photos: 100% as they are, ")
+    assert on_left.to_json()["what"] == what
+
+
+def test_what_cannot_be_covered_is_refused(boxed: Photos) -> None:
+    wanted = [("8.png", "red")]
+    with pytest.raises(RunError, match="wanted must name photos of the run that can be read and have that part"):
+        removed(boxed, "gradcam", wanted, "object")
+    with pytest.raises(RunError, match="what must be evidence, object or background, got 'sky'"):
+        removed(boxed, "gradcam", wanted, "sky")
+    with pytest.raises(RunError, match="share must be left out for the object, whose size the boxes give, got 0.2"):
+        removed(boxed, "gradcam", wanted, "object", share=0.2)
+
+
+def test_a_mistake_is_corrected_where_what_spoke_for_the_wrong_class_is_covered(tmp_path: Path) -> None:
+    """Photos with a large square of one colour and a small one of their own."""
+    rows = []
+    for number in range(6):
+        pixels = np.full((SIDE, SIDE, 3), 40, np.uint8)
+        pixels[2:10, 2:12, 0] = 250
+        pixels[14:20, 14:20, 1] = 250
+        pixels[23, number] = 0
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+        rows.append({"path": f"{number}.png", "label": 1})
+    (tmp_path / "list.json").write_text(json.dumps(rows))
+    made = explain.Explainer(ByColour().eval(), preprocess=as_it_is, categories=["red", "green", "blue"])
+    run = explain.run(tmp_path / "list.json", made, "gradcam", output=tmp_path / "run.sqlite", workers=0)
+    (pair,) = run.insight().pairs
+    assert (pair.label, pair.prediction, pair.count) == ("green", "red", 6)
+    found = corrected(Photos(run, made), pair, "gradcam", share=0.2, fill="zero")
+    assert (found.photos, found.before, found.after, found.control) == (6, 0, 1, 0)
+    assert found.chance == 1 / 2**6
+    assert "spoke most for the wrong class" in str(found)
 
 
 def test_a_photo_that_is_gone_is_named_and_the_others_go_on(photos: Photos, tmp_path: Path) -> None:
@@ -226,22 +394,3 @@ def test_a_photo_that_is_gone_is_named_and_the_others_go_on(photos: Photos, tmp_
     (batch,) = again.batches([lost, *rows[1:]])
     assert [row.name for row in batch.rows] == ["01.png", "02.png"]
     assert list(again.missing) == ["00.png"]
-
-
-@pytest.mark.parametrize(("a", "b", "x"), [(0.5, 0.5, 0.3), (2.0, 3.0, 0.9), (9.5, 0.5, 0.97), (30.0, 0.5, 0.5)])
-def test_the_beta_function_is_its_integral(a: float, b: float, x: float) -> None:
-    """With t = sin² u, the integrand has no poles; by Simpson's rule."""
-
-    def integral(end: float, parts: int = 4000) -> float:
-        step = end / parts
-        values = [2 * math.sin(k * step) ** (2 * a - 1) * math.cos(k * step) ** (2 * b - 1) for k in range(parts + 1)]
-        return step / 3 * (values[0] + values[-1] + 4 * sum(values[1:-1:2]) + 2 * sum(values[2:-1:2]))
-
-    assert beta_share(a, b, x) == pytest.approx(integral(math.asin(math.sqrt(x))) / integral(math.pi / 2), rel=1e-5)
-
-
-def test_welch_is_that_of_scipy() -> None:
-    stats = pytest.importorskip("scipy.stats", reason="the reference for Welch's test")
-    one, other = [0.2, 0.5, 0.9, 0.4], [0.7, 0.8, 0.95, 0.85, 0.9, 0.99]
-    assert welch(one, other) == pytest.approx(stats.ttest_ind(one, other, equal_var=False).pvalue, rel=1e-9)
-    assert (welch([1, 1], [1, 1]), welch([1, 1], [2, 2])) == (1.0, 0.0)

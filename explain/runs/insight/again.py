@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from explain.errors import ExplainError, RunError
+from explain.errors import ExplainError, RunError, shown
 from explain.explainer import Explainer
 from explain.images import load_image
 from explain.methods import Method
@@ -19,6 +19,7 @@ from explain.runs.given import source_of
 from explain.runs.manifest import digest_of
 from explain.runs.preparing import as_input
 from explain.runs.reading import Row, Stored
+from explain.targets import ClassTarget, as_target
 
 BATCH = 32
 
@@ -89,7 +90,11 @@ class Photos:
         return load_image(found)
 
     def batches(self, rows: Iterable[Row], size: int = BATCH) -> Iterator[Batch]:
-        """Give rows with their inputs, together where their shapes are the same; photos that are gone are `missing`."""
+        """Give rows with their inputs, together where their shapes are the same; photos that are gone are `missing`.
+
+        Raises:
+            RunError: the inputs have another size than in the run.
+        """
         waiting: dict[torch.Size, list[tuple[Row, torch.Tensor]]] = {}
         for row in rows:
             try:
@@ -97,6 +102,11 @@ class Photos:
             except ExplainError as error:
                 self.missing[row.name] = str(error)
                 continue
+            if tuple(x.shape[-2:]) != tuple(row.input_size):
+                raise RunError(
+                    f"explainer must make inputs of the size that the run had, {tuple(row.input_size)} for "
+                    f"{row.name!r}, got {tuple(x.shape[-2:])}; give the same preprocessing"
+                )
             same = waiting.setdefault(x.shape, [])
             same.append((row, x))
             if len(same) == size:
@@ -122,6 +132,26 @@ def _must_be_of(run: Stored, explainer: Explainer) -> None:
             f"explainer must have the weights that the run was made with, {str(made_with)[:12]}, got {given[:12]}; "
             "give the same model"
         )
+
+
+def class_in(explainer: Explainer, target: int | str) -> tuple[int, str]:
+    """The number and the label of a class that is given by either.
+
+    Raises:
+        TargetError: there is no such label.
+        RunError: it is no class.
+    """
+    found = as_target(target, explainer.categories)
+    if not isinstance(found, ClassTarget) or not isinstance(found.index, int):
+        raise RunError(f"target must be one class, as a number or label, got {shown(target)}; give one")
+    labels = explainer.categories
+    known = labels is not None and 0 <= found.index < len(labels)
+    return found.index, labels[found.index] if labels is not None and known else str(found.index)
+
+
+def class_of(row: Row) -> int | None:
+    """The class of a photo: its label, or else what the model says."""
+    return row.prediction_class if row.label_class is None else row.label_class
 
 
 def one_for_each_photo(run: Stored, **which: Any) -> Iterator[Row]:

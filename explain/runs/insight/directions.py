@@ -4,46 +4,49 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from explain.errors import RunError, shown
 from explain.hooks import Where
 from explain.images import ImageLike
-from explain.runs.insight.again import Photos, one_for_each_photo
+from explain.runs.insight.again import Photos, class_in, class_of, one_for_each_photo
 from explain.runs.insight.layer import feature_maps, one_layer, with_gradients
-from explain.runs.insight.looking import plain
-from explain.runs.insight.statistics import welch
+from explain.runs.insight.looking import percent, plain
+from explain.runs.insight.separating import normals
 from explain.targets import ClassTarget
 
 LEAST = 5  # examples
-STEPS = 100
-DECAY = 0.01
-"""By how much the length of a vector counts against it, as a share of the loss."""
+FAKES = 200
+"""Concepts that mean nothing, with which one is compared; the smallest chance is 1 in one more than that."""
+AT_ONCE = 2**20  # numbers of a block of points
+SLACK = 1e-9  # by which equal gains differ in the last digits
 
 
 @dataclass(frozen=True)
 class Direction:
     """What a concept means for a class.
 
-    ``score`` is the share of the photos of the class whose score rises if the layer moves towards the concept, on
-    average over ``scores``, one for each set of counterexamples. ``random`` has the scores of concepts that mean
-    nothing: random photos against others. ``chance`` is the probability of such a difference of the two means if the
-    concept meant nothing either, and ``told_apart`` how well the vectors tell examples that they were not made from:
-    about 0.5, the layer does not know the concept, whatever the score says.
+    ``score`` is the share of the photos of the class whose logit rises if the layer moves towards the concept, and
+    ``gain`` by how much it rises for a step of length 1, where each channel is measured in its own standard deviation;
+    both are means over sets of counterexamples. ``random_scores`` and ``random_gains`` have the same of concepts that
+    mean nothing: as many random photos in place of the examples. ``chance`` is the share of such concepts, the one in
+    question among them, whose gain is as large or larger, up or down. ``told_apart`` is how well the vectors tell
+    examples that they were not made from: about 0.5, the layer does not know the concept, whatever the gain says.
     """
 
     layer: str
-    target: int
+    target: str
+    examples: int
     photos: int
     score: float
+    gain: float
     chance: float
     told_apart: float
-    scores: tuple[float, ...]
-    random: tuple[float, ...]
+    random_scores: tuple[float, ...] = field(repr=False)
+    random_gains: tuple[float, ...] = field(repr=False)
 
     @property
     def significant(self) -> bool:
@@ -55,26 +58,27 @@ class Direction:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "layer": self.layer, "target": self.target, "photos": self.photos, "score": plain(self.score),
-            "chance": plain(self.chance), "told_apart": plain(self.told_apart), "scores": list(self.scores),
-            "random": list(self.random),
+            "layer": self.layer, "target": self.target, "examples": self.examples, "photos": self.photos,
+            "score": plain(self.score), "gain": plain(self.gain), "chance": plain(self.chance),
+            "told_apart": plain(self.told_apart), "random_scores": [plain(each) for each in self.random_scores],
+            "random_gains": [plain(each) for each in self.random_gains],
         }  # fmt: skip
 
     def __str__(self) -> str:
-        usual = math.fsum(self.random) / len(self.random)
         return (
-            f"{self.score:.0%} of {self.photos} photos of class {self.target} gain by the concept, {usual:.0%} by "
-            f"random ones (p = {self.chance:.2g}); {self.told_apart:.0%} of the examples are told apart in {self.layer}"
+            f"{self.score:.0%} of {self.photos} photos of {self.target} gain by the concept, {self.gain:+.2g} on "
+            f"average (p = {self.chance:.2g}); {self.told_apart:.0%} of the examples are told apart in {self.layer}"
         )
 
 
 def concept_direction(
     photos: Photos,
     examples: Sequence[ImageLike],
-    target: int,
+    target: int | str,
     *,
     layer: Where | None = None,
     draws: int = 10,
+    fakes: int = FAKES,
     most: int = 200,
     seed: int = 0,
 ) -> Direction:
@@ -82,35 +86,41 @@ def concept_direction(
 
     A linear classifier tells the examples from random photos of the run, by the means of the layer's channels; its
     normal is the concept vector. The score is the share of the photos of the class for which the derivative of the
-    logit along the vector is positive. It is found several times, each with two thirds of the examples and other random
-    photos, and compared with what random photos give in place of the examples.
+    logit along the vector is positive, the gain the mean of these derivatives. Vectors are found several times, each
+    with two thirds of the examples and other random photos. To know what chance gives, all of it is done again with
+    random photos in place of the examples, many times: a permutation test, which holds for few examples too. It
+    compares gains, since scores may not tell: where a linear layer follows, the score of any vector is 0 or 1.
 
     Args:
         photos: the photos of a run, and the model; random photos come from it, but not from the class.
         examples: photos that have the concept, at least five.
-        target: the class: photos with this label, or else this prediction.
+        target: the class, as a number or label: photos with this label, or else this prediction.
         layer: one layer; None finds the last feature map.
-        draws: how many sets of random photos.
+        draws: how many sets of random photos the examples are told from.
+        fakes: how many concepts of random photos it is compared with.
         most: photos of the class that are looked at.
         seed: of what is drawn by chance.
 
     Raises:
         RunError: there are too few examples, other photos, or photos of the class.
+        TargetError: there is no such label.
         LayerError: there is no such layer.
 
     Kim et al., "Interpretability Beyond Feature Attribution: Quantitative Testing with Concept Activation Vectors
     (TCAV)", ICML 2018. (Their vectors are those of all places; with means over places, a concept is the same wherever
-    it lies, and fewer examples are enough.)
+    it lies, and fewer examples are enough. They test scores by a t-test over the sets of random photos.)
     """
     if len(examples) < LEAST:
         raise RunError(f"examples must be at least {LEAST} photos, got {len(examples)}; give more")
-    if isinstance(draws, bool) or not isinstance(draws, int) or draws < 2:
-        raise RunError(f"draws must be a whole number from 2, got {shown(draws)}; 10 is usual")
+    for name, value, least, usual in (("draws", draws, 1, 10), ("fakes", fakes, 20, FAKES)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise RunError(f"{name} must be a whole number from {least}, got {shown(value)}; {usual} is usual")
+    number, label = class_in(photos.explainer, target)
     model = photos.explainer.model
     xs = [photos.explainer.as_input(image) for image in examples]
-    name = one_layer(model, xs[0], layer)
-    own = torch.cat([_means(feature_maps(model, x, name)) for x in xs])
-    others, slopes = _others_and_slopes(photos, name, target, most)
+    where = one_layer(model, xs[0], layer)
+    own = torch.cat([_means(feature_maps(model, x, where)) for x in xs])
+    others, slopes = _others_and_slopes(photos, where, number, most)
     if len(others) < 3 * len(own):
         raise RunError(
             f"run must have at least {3 * len(own)} photos of other classes for {len(own)} examples, got "
@@ -119,75 +129,84 @@ def concept_direction(
     scale = torch.cat([own, others]).std(0).clamp(min=1e-6)
     own, others, slopes = own / scale, others / scale, slopes * scale  # so that no channel counts more by its size
     generator = torch.Generator().manual_seed(seed)
-    scores, usual, told = [], [], []
-    many = len(own) - len(own) // 3  # the others show how far the vector holds for photos that it was not made from
-    for _ in range(draws):
-        order = torch.randperm(len(others), generator=generator)
-        first, second = others[order[:many]], others[order[many : 2 * many]]
-        part = own[torch.randperm(len(own), generator=generator)]
-        normal = vector(part[:many], first)
-        scores.append(_share(slopes, normal))
-        usual.append(_share(slopes, vector(second, first)))
-        told.append(_told_apart(normal, part, first, others[order[2 * many :]], many))
+    score, gain, told = _tried(own[None], others, [torch.arange(len(others))], slopes, draws, generator)
+    usual_scores, usual_gains = _by_chance(others, slopes, len(own), draws, fakes, generator)
+    as_large = int((usual_gains.abs() >= gain.abs() * (1 - SLACK)).sum())
     return Direction(
-        layer=name, target=target, photos=len(slopes), score=math.fsum(scores) / draws, chance=welch(scores, usual),
-        told_apart=math.fsum(told) / draws, scores=tuple(scores), random=tuple(usual),
+        layer=where, target=label, examples=len(own), photos=len(slopes), score=float(score), gain=float(gain),
+        chance=(1 + as_large) / (1 + fakes), told_apart=float(told), random_scores=tuple(usual_scores.tolist()),
+        random_gains=tuple(usual_gains.tolist()),
     )  # fmt: skip
 
 
-def vector(examples: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """The normal ``(C,)`` of the plane between two groups of points ``(n, C)``, towards the first; logistic regression.
+def _by_chance(
+    others: torch.Tensor, slopes: torch.Tensor, count: int, draws: int, fakes: int, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scores and gains of concepts of ``count`` random photos, ``(fakes,)`` each."""
+    found = []
+    block = max(1, AT_ONCE // (draws * 2 * count * max(others.shape[1], 2 * count)))
+    for first in range(0, fakes, block):
+        orders = [torch.randperm(len(others), generator=generator) for _ in range(min(block, fakes - first))]
+        concepts = torch.stack([others[order[:count]] for order in orders])
+        found.append(_tried(concepts, others, [order[count:] for order in orders], slopes, draws, generator)[:2])
+    return torch.cat([scores for scores, _ in found]), torch.cat([gains for _, gains in found])
 
-    >>> found = vector(torch.tensor([[2.0, 0.0], [3.0, 1.0]]), torch.tensor([[-2.0, 0.0], [-3.0, 1.0]]))
-    >>> bool(found[0] > 0), bool(found[1].abs() < 1e-3)
-    (True, True)
+
+def _tried(
+    concepts: torch.Tensor,
+    others: torch.Tensor,
+    rest: Sequence[torch.Tensor],
+    slopes: torch.Tensor,
+    draws: int,
+    generator: torch.Generator,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Scores, gains and how well examples are told apart ``(F,)`` of concepts ``(F, n, C)``.
+
+    ``rest`` has for each concept the numbers of the other photos that it is told from.
     """
-    points = torch.cat([examples, others]).double()
-    signs = torch.cat([torch.ones(len(examples)), -torch.ones(len(others))]).to(points)
-    weights = torch.zeros(points.shape[1] + 1, dtype=torch.double, requires_grad=True)
-    solver = torch.optim.LBFGS([weights], max_iter=STEPS, line_search_fn="strong_wolfe")
-
-    def loss() -> torch.Tensor:
-        solver.zero_grad()
-        margins = signs * (points @ weights[:-1] + weights[-1])
-        value = F.softplus(-margins).mean() + DECAY * weights[:-1].square().sum()
-        value.backward()  # type: ignore[no-untyped-call]
-        return value
-
-    with torch.enable_grad():
-        solver.step(loss)  # type: ignore[no-untyped-call]
-    return weights.detach()[:-1].to(examples)
-
-
-def _told_apart(
-    normal: torch.Tensor, examples: torch.Tensor, others: torch.Tensor, new_others: torch.Tensor, many: int
-) -> float:
-    """How well a vector made from the first ``many`` examples tells the rest: the mean of the shares that are right."""
-    middle = (examples[:many].mean(0) + others.mean(0)) @ normal / 2
-    right = (examples[many:] @ normal > middle).double().mean() + (new_others @ normal < middle).double().mean()
-    return float(right / 2)
+    count = concepts.shape[1]
+    many = count - count // 3  # what is left shows how far a vector holds for photos that it was not made from
+    used, left, first, new = [], [], [], []
+    for concept, numbers in zip(concepts, rest, strict=True):
+        for _ in range(draws):
+            part = concept[torch.randperm(count, generator=generator)]
+            order = numbers[torch.randperm(len(numbers), generator=generator)]
+            used.append(part[:many])
+            left.append(part[many:])
+            first.append(others[order[:many]])
+            new.append(others[order[many : 2 * many]])
+    examples, counterexamples = torch.stack(used), torch.stack(first)
+    found = normals(examples, counterexamples)
+    found = found / found.norm(dim=1, keepdim=True).clamp(min=1e-12)
+    middle = ((examples.mean(1) + counterexamples.mean(1)) * found).sum(1) / 2
+    right = _above(torch.stack(left), found, middle) + 1 - _above(torch.stack(new), found, middle)
+    rises = slopes @ found.T  # for each photo of the class and each vector
+    each = ((rises > 0).double().mean(0), rises.double().mean(0), right / 2)
+    scores, gains, told = (values.reshape(len(concepts), draws).mean(1) for values in each)
+    return scores, gains, told
 
 
-def _share(slopes: torch.Tensor, normal: torch.Tensor) -> float:
-    return float((slopes @ normal > 0).double().mean())
+def _above(points: torch.Tensor, found: torch.Tensor, middle: torch.Tensor) -> torch.Tensor:
+    """The share of points ``(B, n, C)`` on the side to which the normals ``(B, C)`` point, ``(B,)``."""
+    return ((points @ found[..., None])[..., 0] > middle[:, None]).double().mean(1)
 
 
 def _means(maps: torch.Tensor) -> torch.Tensor:
     return maps.flatten(2).mean(2).float().cpu()
 
 
-def _others_and_slopes(photos: Photos, name: str, target: int, most: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _others_and_slopes(photos: Photos, layer: str, target: int, most: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The means of the channels in photos of other classes, and the slopes of the score in those of the class."""
     model, others, slopes = photos.explainer.model, [], []
     looked = 0
     for batch in photos.batches(one_for_each_photo(photos.run)):
-        classes = [row.prediction_class if row.label_class is None else row.label_class for row in batch.rows]
+        classes = [class_of(row) for row in batch.rows]
         of_class = [i for i, each in enumerate(classes) if each == target][: max(0, most - looked)]
         rest = [i for i, each in enumerate(classes) if each != target]
         if rest:
-            others.append(_means(feature_maps(model, batch.x[rest], name)))
+            others.append(_means(feature_maps(model, batch.x[rest], layer)))
         if of_class:
-            gradients = with_gradients(model, batch.x[of_class], name, ClassTarget(target))[1]
+            gradients = with_gradients(model, batch.x[of_class], layer, ClassTarget(target))[1]
             slopes.append(gradients.flatten(2).sum(2).float().cpu())
             looked += len(of_class)
     if not slopes or not others:
@@ -195,3 +214,15 @@ def _others_and_slopes(photos: Photos, name: str, target: int, most: int) -> tup
             f"target must be a class of which the run has photos, among others, got {target}; choose another"
         )
     return torch.cat(others), torch.cat(slopes)
+
+
+def told(found: Direction) -> list[list[str]]:
+    """The rows of a table for people: the heading first."""
+    usual = math.fsum(map(abs, found.random_gains)) / len(found.random_gains)
+    return [
+        ["class", "photos", "that gain", "gain", "by chance", "p", "told apart", "examples", "layer"],
+        [
+            found.target, str(found.photos), percent(found.score), f"{found.gain:+.3g}", f"±{usual:.3g}",
+            f"{found.chance:.2g}", percent(found.told_apart), str(found.examples), found.layer,
+        ],
+    ]  # fmt: skip

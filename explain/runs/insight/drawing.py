@@ -69,14 +69,13 @@ def picture_of(mean: torch.Tensor) -> Image.Image:
 
 def draw_looks(looks: Sequence[Look], maps: Maps, album: Album, most: int = 6) -> Image.Image | None:
     """Draw where classes look: the mean map, and the photos whose maps are the nearest to it."""
-    chosen = {look.target: _central(look.target, maps) for look in looks[:most]}
-    album.open((name, target) for target, names in chosen.items() for name in names)
+    chosen = {look.target: [(name, look.target) for name in _central(look.target, maps)] for look in looks[:most]}
+    album.open(key for keys in chosen.values() for key in keys)
     groups = []
     for look in looks[:most]:
         on_object = f", {percent(look.on_object.value)} on the object" if look.on_object.value >= 0 else ""
-        mean = Tile(picture_of(look.mean), "mean map", f"{percent(look.at_border.value)} at the border")
-        heading = f"{look.target}: {look.photos} photos{on_object}"
-        groups.append(Group(heading, (mean, *_overlays(album, look.target, chosen[look.target]))))
+        figures, border = f"{look.photos} photos{on_object}", f"{percent(look.at_border.value)} at the border"
+        groups.append(_group(look.target, figures, look.mean, border, _overlays(album, *chosen[look.target])))
     return _drawn("Where classes look, the most striking first", groups)
 
 
@@ -94,9 +93,9 @@ def draw_clusters(clusters: Sequence[Cluster], album: Album, most: int = 6) -> I
     album.open((name, each.target) for each in clusters[:most] for name in each.photos[:PHOTOS])
     groups = []
     for each in clusters[:most]:
-        mean = Tile(picture_of(each.mean), "mean map", f"stands out by {each.stands_out:.2f}")
-        heading = f"{each.target}: {each.size} photos, {percent(each.share)} of the class"
-        groups.append(Group(heading, (mean, *_overlays(album, each.target, each.photos[:PHOTOS]))))
+        figures = f"{each.size} photos, {percent(each.share)} of the class"
+        shown = _overlays(album, *((name, each.target) for name in each.photos[:PHOTOS]))
+        groups.append(_group(each.target, figures, each.mean, f"stands out by {each.stands_out:.2f}", shown))
     return _drawn("Clusters of reasons, those that stand out most first", groups)
 
 
@@ -121,8 +120,15 @@ def _on(photo: Image.Image, row: Row, values: torch.Tensor, style: Style) -> Ima
     return drawn(photo, values.numpy(), style, row.box, [row.box])
 
 
-def _overlays(album: Album, target: str, names: Sequence[str]) -> list[Tile]:
-    pictures = [(name, album.overlay(name, target)) for name in names]
+def _group(target: str, figures: str, mean: torch.Tensor, about: str, photos: Sequence[Tile]) -> Group:
+    """A mean map with what is said of it, in the heading where there is room for it."""
+    if photos:
+        return Group(f"{target}: {figures}", (Tile(picture_of(mean), "mean map", about), *photos))
+    return Group(target, (Tile(picture_of(mean), figures, about),))
+
+
+def _overlays(album: Album, *wanted: tuple[str, str]) -> list[Tile]:
+    pictures = [(name, album.overlay(name, target)) for name, target in wanted]
     return [Tile(picture, short(name)) for name, picture in pictures if picture is not None]
 
 

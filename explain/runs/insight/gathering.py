@@ -141,10 +141,15 @@ def _shares(heatmap: torch.Tensor) -> torch.Tensor:
 
 def _on_object(row: Row, heatmap: torch.Tensor) -> tuple[float, float]:
     """The share of a heatmap within the boxes of its photo, and the share of the input that they cover."""
-    region = region_of(on_input(row.boxes, row.box, heatmap.shape), heatmap.shape)
+    region = object_of(row)
     if not region.any():
         return float("nan"), float("nan")
     return float(heatmap[region].sum() / heatmap.sum()), float(region.float().mean())
+
+
+def object_of(row: Row) -> torch.Tensor:
+    """Return which pixels ``(H, W)`` of the model's input lie on the object; none where no box is known."""
+    return region_of(on_input(row.boxes, row.box, row.input_size), row.input_size)
 
 
 def region_of(boxes: Sequence[tuple[float, float, float, float]], size: Sequence[int]) -> torch.Tensor:

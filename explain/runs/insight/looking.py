@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from explain.runs.insight.gathering import Maps
+from explain.runs.reading import Row
 
 SURE = 1.96  # standard errors within which the true mean lies in 95 of 100 cases
 FILLED = 0.9
@@ -161,6 +162,11 @@ def short(name: str, most: int = 24) -> str:
     '…os/0001.png'
     """
     return name if len(name) <= most else f"…{name[1 - most :]}"
+
+
+def named(row: Row) -> str:
+    """What a photo shows, as far as it is known: its label, what the model says, or its name."""
+    return row.label or row.prediction or row.name
 
 
 def percent(value: float) -> str:

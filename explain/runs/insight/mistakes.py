@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from explain.attribution import attribute
+from explain.errors import overheard
 from explain.methods import MethodLike
 from explain.runs.insight.again import Photos, one_for_each_photo
 from explain.runs.insight.gathering import GRID
@@ -120,8 +121,9 @@ def with_reasons(found: Sequence[Pair], photos: Photos, method: MethodLike) -> l
 def _spoken(pair: Pair, rows: Sequence[Row], x: torch.Tensor, photos: Photos, method: MethodLike) -> list[Spoken]:
     wrong, right = ClassTarget(pair.prediction_class), ClassTarget(pair.label_class)
     model = photos.explainer.model
-    for_wrong = attribute(model, x, method, target=Difference(wrong, right))
-    for_right = attribute(model, x, method, target=Difference(right, wrong))
+    with overheard([]):  # of maps that are zero: nothing speaks for one of the classes, as the picture shows
+        for_wrong = attribute(model, x, method, target=Difference(wrong, right))
+        for_right = attribute(model, x, method, target=Difference(right, wrong))
     return [
         Spoken(row, for_wrong.heatmap[i].cpu(), for_right.heatmap[i].cpu(), float(for_wrong.score[i]))
         for i, row in enumerate(rows)

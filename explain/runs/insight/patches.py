@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,13 +10,13 @@ from typing import Any
 import torch
 from PIL import Image
 
-from explain.errors import RunError
+from explain.errors import RunError, shown
 from explain.hooks import Where
 from explain.images import Box
 from explain.render import Group, Layout, Tile, sheet
-from explain.runs.insight.again import Photos, one_for_each_photo
+from explain.runs.insight.again import Photos, class_in, class_of, one_for_each_photo
 from explain.runs.insight.layer import feature_maps, one_layer, receptive_field, with_gradients
-from explain.runs.insight.looking import plain
+from explain.runs.insight.looking import named, plain, short
 from explain.runs.reading import Row
 from explain.targets import ClassTarget, Target, TopClass
 
@@ -115,25 +116,30 @@ class _Best:
 
 
 def channels(
-    photos: Photos, target: int | None = None, *, layer: Where | None = None, count: int = 12, patches: int = 6
+    photos: Photos, target: int | str | None = None, *, layer: Where | None = None, count: int = 12, patches: int = 6
 ) -> Seen:
     """Say what the channels of a layer see that do most for a class.
 
     Args:
         photos: the photos of a run, and the model.
-        target: a class; weights are means over its photos (those with this label, or else this prediction). None takes
-            all photos, and the best class of each.
+        target: a class, as a number or label; weights are means over its photos (those with this label, or else this
+            prediction). None takes all photos, and the best class of each.
         layer: one layer; None finds the last feature map.
         count: how many channels.
         patches: how many patches of each, from different photos.
 
     Raises:
         RunError: there are no photos, or none of the class.
+        TargetError: there is no such label.
         LayerError: there is no such layer.
     """
+    for option, value in (("count", count), ("patches", patches)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise RunError(f"{option} must be a whole number from 1, got {shown(value)}; 6 is usual")
+    number, label = (None, "their best class") if target is None else class_in(photos.explainer, target)
     best, weights, of_class = _Best(patches), torch.zeros(()), 0
-    model, size, name, seen, label = photos.explainer.model, (0, 0), "", (0, 0, 0, 0), "their best class"
-    wanted: Target = TopClass() if target is None else ClassTarget(target)
+    model, size, name, seen = photos.explainer.model, (0, 0), "", (0, 0, 0, 0)
+    wanted: Target = TopClass() if number is None else ClassTarget(number)
     for batch in photos.batches(one_for_each_photo(photos.run)):
         if not name:
             name, size = one_layer(model, batch.x[:1], layer), (int(batch.x.shape[-2]), int(batch.x.shape[-1]))
@@ -142,9 +148,8 @@ def channels(
             raise RunError(f"photos must have inputs of one size for their channels to be compared, got {size} and "
                            f"{tuple(batch.x.shape[-2:])}; use a preprocessing that makes them the same")  # fmt: skip
         best.enter(batch.rows, feature_maps(model, batch.x, name))
-        own = [i for i, row in enumerate(batch.rows) if target is None or target == _class_of(row)]
+        own = [i for i, row in enumerate(batch.rows) if number is None or number == class_of(row)]
         if own:
-            label = label if target is None else _label_of(batch.rows[own[0]])
             maps, gradients = with_gradients(model, batch.x[own], name, wanted)
             weights = weights + (maps * gradients).flatten(2).sum((0, 2)).double().cpu()
             of_class += len(own)
@@ -153,20 +158,12 @@ def channels(
     weights = weights / of_class
     order = weights.argsort(descending=True)[:count].tolist()
     found = tuple(
-        Channel(number, float(weights[number]), tuple(
-            Patch(row, value, _part(row, y, x, best.size, seen)) for row, value, y, x in best.of(number)
+        Channel(channel, float(weights[channel]), tuple(
+            Patch(row, value, _part(row, y, x, best.size, seen)) for row, value, y, x in best.of(channel)
         ))
-        for number in order
+        for channel in order
     )  # fmt: skip
     return Seen(name, label, (seen[2] - seen[0], seen[3] - seen[1]), len(best.rows), found)
-
-
-def _class_of(row: Row) -> int | None:
-    return row.prediction_class if row.label_class is None else row.label_class
-
-
-def _label_of(row: Row) -> str:
-    return str(row.prediction if row.label_class is None else row.label)
 
 
 def _part(row: Row, y: int, x: int, size: tuple[int, int], seen: tuple[int, int, int, int]) -> Box:
@@ -180,3 +177,21 @@ def _part(row: Row, y: int, x: int, size: tuple[int, int], seen: tuple[int, int,
         box.left + left * box.width / width, box.top + top * box.height / height,
         box.left + right * box.width / width, box.top + bottom * box.height / height,
     )  # fmt: skip
+
+
+def told(found: Seen, most: int = 10) -> list[list[str]]:
+    """The rows of a table for people: the heading first."""
+    rows = [
+        [
+            str(each.number), f"{each.weight:+.3g}", f"{each.patches[0].value:.3g}", _most_frequent(each),
+            ", ".join(short(patch.row.name) for patch in each.patches[:2]),
+        ]
+        for each in found.channels[:most]
+    ]  # fmt: skip
+    return [["channel", "weight", "strongest", "in photos of", "as in"], *rows]
+
+
+def _most_frequent(channel: Channel) -> str:
+    """The classes of the photos that excite a channel most, the most frequent first."""
+    counts = Counter(named(patch.row) for patch in channel.patches)
+    return ", ".join(name for name, _ in counts.most_common(2))

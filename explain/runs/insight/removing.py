@@ -1,45 +1,117 @@
-"""Whether a finding is true: remove the evidence from its photos, and see how far the accuracy falls."""
+"""Whether a finding is true: cover the evidence, the object or all else, and see how many answers change."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from explain.errors import RunError, shown
+from explain.attribution import attribute
+from explain.errors import RunError, overheard, shown
 from explain.fills import FillLike, covering, get_fill
-from explain.runs.insight.again import Photos
+from explain.methods import MethodLike
+from explain.runs.insight.again import Batch, Photos, one_for_each_photo
+from explain.runs.insight.gathering import object_of
 from explain.runs.insight.looking import plain
+from explain.runs.insight.mistakes import Pair
 from explain.runs.reading import Row
+from explain.targets import ClassTarget, Difference
+
+SHARE = 0.1
+"""The share of the pixels of a photo that hold its evidence, where nothing else is asked for."""
+PARTS = {
+    "evidence": "without the {share} of the pixels with most evidence",
+    "object": "without the object, {share} of the pixels",
+    "background": "without all but the object, {share} of the pixels",
+    "mistake": "without the {share} of the pixels that spoke most for the wrong class",
+}
+Masks = Callable[[Batch], torch.Tensor]
+"""What is covered of the photos of a batch, ``(N, 1, H, W)``."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Removal:
-    """What removing the evidence did to some photos.
+    """What covering a part of some photos did to the answers.
 
     ``before``, ``after`` and ``control`` are the shares of the photos whose class the model gave: as they are, without
-    the ``share`` of the pixels where the map is highest, and without the same area half a photo further down and to the
-    right, where what leaves one side comes in at the other. With this control, it counts what is covered, and not that
-    something is. ``chance`` is the probability that ``after`` falls as far below ``control`` by chance.
+    the part, and without the same area half a photo further down and to the right, where what leaves one side comes in
+    at the other. With this control, it counts what is covered, and not that something is. ``chance`` is the probability
+    that the answers with and without it differ so much by chance, in the direction that is asked about.
+
+    ``what`` is "evidence", "object", "background" or "mistake". ``keys`` names each photo and target, ``wanted``
+    ``(N,)`` has the class that is asked about, ``answers`` ``(N, 3)`` those that the model gave in the three cases, and
+    ``covered`` ``(N,)`` how much of each photo the part is.
     """
 
-    photos: int
-    share: float
-    before: float
-    after: float
-    control: float
-    chance: float
+    what: str
+    keys: tuple[tuple[str, str], ...] = field(repr=False)
+    wanted: torch.Tensor = field(repr=False)
+    answers: torch.Tensor = field(repr=False)
+    covered: torch.Tensor = field(repr=False)
+
+    @property
+    def given(self) -> torch.Tensor:
+        """For which photos the model gave the class, ``(N, 3)``."""
+        return self.answers == self.wanted[:, None]
+
+    @property
+    def photos(self) -> int:
+        return len(self.keys)
+
+    @property
+    def share(self) -> float:
+        """How much of the photos is covered, on average."""
+        return float(self.covered.mean())
+
+    @property
+    def before(self) -> float:
+        return self._shares[0]
+
+    @property
+    def after(self) -> float:
+        return self._shares[1]
+
+    @property
+    def control(self) -> float:
+        return self._shares[2]
+
+    @property
+    def _shares(self) -> list[float]:
+        found: list[float] = self.given.double().mean(0).tolist()
+        return found
+
+    @property
+    def chance(self) -> float:
+        """By McNemar's test: among the photos where the two differ, each is as likely to be the one that changes."""
+        after, control = self.given[:, 1], self.given[:, 2]
+        falls, rises = int((control & ~after).sum()), int((after & ~control).sum())
+        return _sign_test(rises, falls) if self.what == "mistake" else _sign_test(falls, rises)
+
+    def of(self, wanted: Collection[tuple[str, str]]) -> Removal:
+        """The same for some of these photos only, by names and targets.
+
+        Raises:
+            RunError: none of them is among these.
+        """
+        keys = set(wanted)
+        chosen = [number for number, key in enumerate(self.keys) if key in keys]
+        if not chosen:
+            raise _nothing()
+        parts = (each[chosen] for each in (self.wanted, self.answers, self.covered))
+        return Removal(self.what, tuple(self.keys[k] for k in chosen), *parts)
 
     def to_json(self) -> dict[str, Any]:
-        return {name: plain(float(value)) for name, value in vars(self).items()}
+        figures = ("share", "before", "after", "control", "chance")
+        return {"what": self.what, "photos": self.photos, **{name: plain(getattr(self, name)) for name in figures}}
 
     def __str__(self) -> str:
+        part = PARTS[self.what].format(share=f"{self.share:.0%}")
         return (
-            f"{self.photos} photos: {self.before:.0%} as they are, {self.after:.0%} without the {self.share:.0%} of "
-            f"the pixels with most evidence, {self.control:.0%} without as many elsewhere (p = {self.chance:.2g})"
+            f"{self.photos} photos: {self.before:.0%} as they are, {self.after:.0%} {part}, {self.control:.0%} without "
+            f"as many elsewhere (p = {self.chance:.2g})"
         )
 
 
@@ -47,48 +119,118 @@ def removed(
     photos: Photos,
     method: str,
     wanted: Collection[tuple[str, str]],
+    what: str = "evidence",
     *,
-    share: float = 0.1,
+    share: float | None = None,
     fill: FillLike = "blur",
     as_predicted: bool = False,
 ) -> Removal:
-    """Remove the evidence from some photos, and count how often the model still gives their class.
+    """Cover a part of some photos, and count how often the model still gives their class.
 
     Args:
         photos: the photos of a run, and the model.
         method: whose maps say where the evidence is.
         wanted: names of photos with the targets that were explained, as in ``zip(maps.names, maps.targets)``.
-        share: of the pixels of each photo that are removed.
+        what: "evidence", the pixels where the map is highest; "object", what lies in the boxes; "background", all
+            else. Photos without a box, and those that it fills, do not count for the latter two. (The control of an
+            object that fills more than a quarter of the photo may overlap with it.)
+        share: of the pixels of each photo, with the evidence; 0.1 by default.
         fill: what takes their place.
         as_predicted: count how often the model gives the target that was explained, and not the label of the photo;
             it also does so where there is no label.
 
     Raises:
-        RunError: the share is no share, or none of these photos can be read.
+        RunError: there is no such part, the share is no share, or none of these photos can be read or has a box.
         FillError: there is no such fill.
     """
-    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share < 1:
-        raise RunError(f"share must lie between 0 and 1, got {shown(share)}; 0.1 is usual")
-    keys = set(wanted)
-    rows = [row for row in photos.run.rows(method) if (row.name, row.target) in keys]
-    filling, counts, total = get_fill(fill), [0] * 5, 0
+    if what not in ("evidence", "object", "background"):
+        raise RunError(f"what must be evidence, object or background, got {shown(what)}; evidence is usual")
+    if what != "evidence" and share is not None:
+        raise RunError(f"share must be left out for the {what}, whose size the boxes give, got {share}")
+    keys, masks = set(wanted), _masks(what, _checked(share))
+    rows = (row for row in photos.run.rows(method) if (row.name, row.target) in keys)
+    if what != "evidence":
+        rows = (row for row in rows if _partly(object_of(row)))
+    return _counted(photos, rows, what, masks, lambda row: _class_of(row, as_predicted), fill)
+
+
+def corrected(
+    photos: Photos, pair: Pair, method: MethodLike, *, share: float | None = None, fill: FillLike = "blur"
+) -> Removal:
+    """Cover what spoke for the wrong class in all photos of a mistake, and count how often the right one is given then.
+
+    Args:
+        photos: the photos of a run, and the model.
+        pair: a mistake, as in ``insight.pairs``.
+        method: how the difference of the scores of the wrong and the right class is explained.
+        share: of the pixels of each photo; 0.1 by default.
+        fill: what takes their place.
+
+    Raises:
+        RunError: the share is no share, or none of the photos can be read.
+        FillError: there is no such fill.
+    """
+    share = _checked(share)
+    lead = Difference(ClassTarget(pair.prediction_class), ClassTarget(pair.label_class))
+
+    def masks(batch: Batch) -> torch.Tensor:
+        with overheard([]):  # of maps that are zero, of which the first pixels are covered
+            heatmaps = attribute(photos.explainer.model, batch.x, method, target=lead).heatmap
+        return torch.stack([_highest(each, share) for each in heatmaps])[:, None]
+
+    rows = (
+        row
+        for row in one_for_each_photo(photos.run, label=pair.label, prediction=pair.prediction, correct=False)
+        if (row.label_class, row.prediction_class) == (pair.label_class, pair.prediction_class)
+    )
+    return _counted(photos, rows, "mistake", masks, lambda _: pair.label_class, fill)
+
+
+def _counted(
+    photos: Photos, rows: Iterable[Row], what: str, masks: Masks, class_of: Callable[[Row], int], fill: FillLike
+) -> Removal:
+    """Count for which photos the model gives a class: as they are, covered, and covered elsewhere."""
+    filling, keys = get_fill(fill), []
+    wanted, answers, covered = [], [], []
     for batch in photos.batches(rows):
-        classes = torch.tensor([_class_of(row, as_predicted) for row in batch.rows], device=batch.x.device)
-        evidence = torch.stack([_highest(row.heatmap, share) for row in batch.rows]).to(batch.x.device)[:, None]
-        elsewhere = evidence.roll([side // 2 for side in evidence.shape[2:]], [2, 3])
+        mask = masks(batch).to(batch.x.device)
+        elsewhere = mask.roll([side // 2 for side in mask.shape[2:]], [2, 3])
         cover = covering(filling, batch.x)
         owners = torch.arange(len(batch.x), device=batch.x.device)
         with torch.inference_mode():
-            asked = [batch.x, *(cover(owners, (~mask).to(batch.x)) for mask in (evidence, elsewhere))]
-            right = [photos.explainer.model(x).argmax(1) == classes for x in asked]
-        only = (right[2] & ~right[1], right[1] & ~right[2])
-        for place, each in enumerate((*right, *only)):
-            counts[place] += int(each.sum())
-        total += len(batch.x)
-    if not total:
-        raise RunError("wanted must name photos of the run that can be read, got none; choose others")
-    before, after, control = (count / total for count in counts[:3])
-    return Removal(total, float(share), before, after, control, _sign_test(counts[3], counts[4]))
+            asked = [batch.x, *(cover(owners, (~each).to(batch.x)) for each in (mask, elsewhere))]
+            answers.append(torch.stack([photos.explainer.model(x).argmax(1) for x in asked], 1).cpu())
+        wanted.append(torch.tensor([class_of(row) for row in batch.rows]))
+        covered.append(mask.float().mean((1, 2, 3)).cpu())
+        keys += [(row.name, row.target) for row in batch.rows]
+    if not keys:
+        raise _nothing()
+    return Removal(what, tuple(keys), torch.cat(wanted), torch.cat(answers), torch.cat(covered))
+
+
+def _nothing() -> RunError:
+    return RunError("wanted must name photos of the run that can be read and have that part, got none; choose others")
+
+
+def _checked(share: float | None) -> float:
+    share = SHARE if share is None else share
+    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share < 1:
+        raise RunError(f"share must lie between 0 and 1, got {shown(share)}; 0.1 is usual")
+    return float(share)
+
+
+def _masks(what: str, share: float) -> Masks:
+    def found(batch: Batch) -> torch.Tensor:
+        if what == "evidence":
+            return torch.stack([_highest(row.heatmap, share) for row in batch.rows])[:, None]
+        objects = torch.stack([object_of(row) for row in batch.rows])[:, None]
+        return objects if what == "object" else ~objects
+
+    return found
+
+
+def _partly(region: torch.Tensor) -> bool:
+    return bool(region.any() and not region.all())
 
 
 def _class_of(row: Row, as_predicted: bool) -> int:
@@ -99,13 +241,17 @@ def _class_of(row: Row, as_predicted: bool) -> int:
 def _highest(heatmap: torch.Tensor, share: float) -> torch.Tensor:
     """The share of the pixels with the highest values ``(H, W)``; of equal ones, the first."""
     count = max(1, round(share * heatmap.numel()))
-    found = torch.zeros(heatmap.numel(), dtype=torch.bool)
+    found = torch.zeros(heatmap.numel(), dtype=torch.bool, device=heatmap.device)
     found[heatmap.flatten().argsort(descending=True, stable=True)[:count]] = True
     return found.reshape(heatmap.shape)
 
 
 def _sign_test(falls: int, rises: int) -> float:
-    """How probable so many falls or more are among those that differ, if both were as likely (McNemar's test)."""
+    """How probable so many falls or more are among those that differ, if both were as likely (McNemar's test).
+
+    >>> _sign_test(3, 0), _sign_test(0, 0)
+    (0.125, 1.0)
+    """
     many = falls + rises
     as_many: int = sum(math.comb(many, k) for k in range(falls, many + 1))
     return float(as_many / 2**many)

@@ -17,9 +17,11 @@ from explain.runs.insight import clusters, looking, mistakes
 from explain.runs.insight.again import Photos
 from explain.runs.insight.clusters import Cluster
 from explain.runs.insight.drawing import Album, draw_clusters, draw_looks, draw_mistakes
+from explain.runs.insight.further import Further
 from explain.runs.insight.gathering import Maps
 from explain.runs.insight.looking import Look
 from explain.runs.insight.mistakes import Pair
+from explain.runs.insight.tables import Part
 from explain.runs.reading import Stored
 
 LOOKS = (
@@ -34,23 +36,13 @@ REASONS = (
 MISTAKES = "Which class is taken for which, the most frequent first."
 
 
-@dataclass(frozen=True)
-class Part:
-    """A table with its title, what it says, and what is said where it is empty."""
-
-    title: str
-    about: str
-    rows: Sequence[Sequence[str]]
-    nothing: str
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Insight:
     """What the maps of a run say together; it prints itself.
 
     ``looks`` says where each class looks, the most striking first. ``reasons`` are the clusters of maps of one class,
     those that stand out most first. ``pairs`` are the classes that are taken for others, the most frequent first.
-    ``maps`` has all maps on one grid.
+    ``maps`` has all maps on one grid, ``further`` what one more look at the model said, if it was asked for.
     """
 
     run: Stored
@@ -59,6 +51,7 @@ class Insight:
     looks: Sequence[Look]
     reasons: Sequence[Cluster]
     pairs: Sequence[Pair]
+    further: Further = field(default=Further(), repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         """All of it in plain values."""
@@ -66,6 +59,7 @@ class Insight:
             "run": str(self.run.path), "method": self.method, "maps": len(self.maps), "empty": self.maps.empty,
             "repeated": self.maps.repeated, "looks": [each.to_json() for each in self.looks],
             "reasons": [each.to_json() for each in self.reasons], "mistakes": [each.to_json() for each in self.pairs],
+            **self.further.to_dict(),
         }  # fmt: skip
 
     def __str__(self) -> str:
@@ -83,26 +77,36 @@ class Insight:
         return printable(f"{self.run.path}: {len(self.maps)} maps of {self.method}{told}")
 
     def parts(self, most: int = 10) -> list[Part]:
-        """What there is to be told: where classes look, clusters of reasons, mistakes.
+        """What there is to be told: where classes look, clusters of reasons, mistakes, and what else was asked for.
 
         Args:
             most: rows of each table.
         """
         return [
-            Part("Where each class looks", LOOKS, looking.told(self.looks, most), "no class has enough photos"),
-            Part("Clusters of reasons", REASONS, clusters.told(self.reasons, most), "no class has enough photos"),
-            Part("Mistakes", MISTAKES, mistakes.told(self.pairs, most), "none, or no labels"),
+            Part(
+                "Where each class looks", LOOKS, looking.told(self.looks, most), "no class has enough photos", "looks"
+            ),
+            Part(
+                "Clusters of reasons",
+                REASONS,
+                clusters.told(self.reasons, most),
+                "no class has enough photos",
+                "reasons",
+            ),
+            Part("Mistakes", MISTAKES, mistakes.told(self.pairs, most), "none, or no labels", "mistakes"),
+            *self.further.parts(most),
         ]
 
     def lines(self, most: int = 10) -> list[str]:
         """The tables as lines for people; see `parts`."""
         lines = [self.about]
         for part in self.parts(most):
-            lines += ["", part.title, *(aligned(part.rows) if len(part.rows) > 1 else [f"  {part.nothing}"])]
+            lines += ["", *part.lines]
         return lines
 
     def pictures(self, source: Any = None, *, photos: bool = True) -> dict[str, Image.Image]:
-        """Draw what there is to be seen: "looks", "reasons" and, where they were explained, "mistakes".
+        """Draw what there is to be seen: "looks", "reasons", "mistakes" where they were explained, and what was asked
+        for of "channels" and "concepts".
 
         Args:
             source: where photos come from that had no file.
@@ -116,7 +120,8 @@ class Insight:
             "reasons": draw_clusters(self.reasons, album),
             "mistakes": draw_mistakes(self.pairs, album),
         }
-        return {name: picture for name, picture in found.items() if picture is not None}
+        drawn = {name: picture for name, picture in found.items() if picture is not None}
+        return {**drawn, **self.further.pictures()} if photos else drawn
 
     def save(self, folder: str | os.PathLike[str], *, source: Any = None, overwrite: bool = False) -> list[Path]:
         """Write the pictures, ``insight.json`` and a page with all of it, ``insight.html``; return the paths.
@@ -139,26 +144,8 @@ class Insight:
 
     def _page(self, pictures: Mapping[str, Image.Image]) -> str:
         sections = []
-        for part, name in zip(self.parts(20), ("looks", "reasons", "mistakes"), strict=True):
-            shown = [(pictures[name], part.title)] if name in pictures else []
+        for part in self.parts(20):
+            shown = [(pictures[part.picture], part.title)] if part.picture in pictures else []
             about = part.about if len(part.rows) > 1 else part.nothing
             sections.append(Section(part.title, about, part.rows, shown))
         return document(f"What {self.run.path.name} says", self.about, sections)
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The rows of a table as lines: texts at the left of their columns.
-
-    >>> aligned([["a", "bcd"], ["ef", "g"]])
-    ['  a   bcd', '  ef  g']
-    """
-    plain = [[printable(cell) for cell in row] for row in rows]
-    widths = [min(50, max(len(row[i]) for row in plain)) for i in range(len(plain[0]))]
-    return [
-        "  " + "  ".join(_cut(cell, width).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in plain
-    ]
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 1]}…"

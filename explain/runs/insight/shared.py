@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +16,7 @@ from explain.layers import enlarge
 from explain.render import Group, Layout, Tile, drawn, get_style, sheet
 from explain.runs.insight.again import Batch, Photos, one_for_each_photo
 from explain.runs.insight.layer import feature_maps, one_layer
-from explain.runs.insight.looking import plain
+from explain.runs.insight.looking import named, percent, plain, short
 from explain.runs.reading import Row
 
 INNER = 30  # steps by which the places of a batch follow the concepts
@@ -67,7 +68,7 @@ class Shared:
             tiles = tuple(
                 Tile(
                     drawn(photos.picture(each.row), each.heatmap.numpy(), style, each.row.box, [each.row.box]),
-                    each.row.label or each.row.prediction or each.row.name,
+                    named(each.row),
                 )
                 for each in own
             )
@@ -207,3 +208,15 @@ def _must_fit(count: int, rows: torch.Tensor, layer: str) -> None:
     most = min(rows.shape)
     if count > most:
         raise RunError(f"count must be at most {most} at layer {layer}, got {count}; 8 is usual")
+
+
+def told(found: Shared) -> list[list[str]]:
+    """The rows of a table for people: the heading first."""
+    rows = []
+    for number, (share, own) in enumerate(zip(found.shares, found.examples, strict=True), 1):
+        labels = Counter(named(each.row) for each in own)
+        rows.append([
+            str(number), percent(share), ", ".join(name for name, _ in labels.most_common(3)),
+            ", ".join(short(each.row.name) for each in own[:2]),
+        ])  # fmt: skip
+    return [["concept", "share", "in photos of", "as in"], *rows]
