@@ -36,8 +36,8 @@ and the tools made of them:
 
 Names of two rooms below are offered here too, and load with their first use:
 
-    GradientClipper, GradientFlow, Flow    of `explain.training`
-    distributed, packaging                 of `explain.distribution`
+    GradientClipper, GradientFlow, Flow, DeadUnits    of `explain.training`
+    distributed, packaging                            of `explain.distribution`
 """
 
 from __future__ import annotations
@@ -67,11 +67,12 @@ from explain.hooks.unwrap import hookable, leaves, modules_of, parameters_of, sc
 
 if TYPE_CHECKING:
     from explain.hooks import distributed, packaging
-    from explain.training import Flow, GradientClipper, GradientFlow
+    from explain.training import DeadUnits, Flow, GradientClipper, GradientFlow
 
 __all__ = [
     "Answer",
     "Capture",
+    "DeadUnits",
     "Entrance",
     "Event",
     "FeatureExtractor",
@@ -122,7 +123,7 @@ __all__ = [
     "unwrapped",
 ]
 
-_BELOW = {"Flow": "explain.training", "GradientClipper": "explain.training", "GradientFlow": "explain.training"}
+_BELOW = dict.fromkeys(("DeadUnits", "Flow", "GradientClipper", "GradientFlow"), "explain.training")
 
 
 def __getattr__(name: str) -> Any:

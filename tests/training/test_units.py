@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from explain.hooks import DeadUnits
+
+
+class Functional(nn.Module):
+    """Rectifiers as functions, in place, and a layer that is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, 3)
+        self.unused = nn.Linear(2, 2)
+        self.last = nn.Linear(5, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = F.relu_(self.second(F.relu(self.first(x))))
+        return self.last(hidden.mean((2, 3)))
+
+
+def test_dead_units_are_those_whose_activations_are_never_above_zero() -> None:
+    torch.manual_seed(0)
+    model = Functional()
+    with torch.no_grad():
+        model.first.bias[[0, 2]] = -100.0
+        model.second.bias[3] = -100.0
+    seen = []
+    model.first.register_forward_hook(lambda module, args, output: seen.append(output.detach()))
+    with DeadUnits(model) as units:
+        for _ in range(3):
+            model(torch.rand(2, 3, 8, 8)).sum().backward()
+    never = [unit for unit in range(4) if not any((each[:, unit] > 0).any() for each in seen)]
+    assert never == [0, 2]
+    assert units.dead() == {"first": never, "second": [3], "last": []}
+    assert units.counts() == {"first": 4, "second": 5, "last": 2}
+    assert repr(units) == "DeadUnits(3 of 11 units get no gradient)"
+    assert not model.first.weight._backward_hooks
+
+
+def test_a_unit_that_is_alive_for_one_input_of_one_step_is_alive() -> None:
+    model = nn.Sequential(nn.Linear(1, 2, bias=False), nn.ReLU(), nn.Linear(2, 1))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([[1.0], [-1.0]]))
+    with DeadUnits(model) as units:
+        model(torch.tensor([[1.0], [2.0]])).sum().backward()
+        assert units.dead()["0"] == [1]
+        model(torch.tensor([[1.0], [-2.0]])).sum().backward()
+    assert units.dead()["0"] == []
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_units_of_transposed_convolutions_are_output_channels(groups: int) -> None:
+    torch.manual_seed(0)
+    layer = nn.ConvTranspose2d(4, 6, 2, groups=groups)
+    with DeadUnits(layer) as units:
+        layer(torch.rand(1, 4, 3, 3))[:, [0, 2, 5]].sum().backward()
+    assert units.dead() == {"": [1, 3, 4]}
+
+
+def test_a_shared_weight_belongs_to_the_first_layer_that_has_it() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[1].weight = model[0].weight
+    with DeadUnits(model) as units:
+        model(torch.ones(1, 2)).sum().backward()
+    assert list(units.dead()) == ["0"]
