@@ -42,6 +42,7 @@ The way through the house, each room importing only from rooms above it:
     explainer       `Explainer`: photos and a model in, an `Explanation` of each out
     saved           what was saved, read back without a model, and done again
     runs/           all photos of a folder or data set explained, stored as they come, continued after anything
+    watching/       a training watched: photos explained every so many steps, gradients, and how maps moved
     arguments       the options of the command line
     cli             arguments in, lines and exit codes out
 
@@ -120,7 +121,7 @@ _ROOMS = {
         "explainer",
         "saved",
     ),
-    "runs",
+    *("runs", "watching"),
     *("arguments", "cli", "version"),
 }
 

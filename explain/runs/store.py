@@ -143,13 +143,16 @@ class Store:
         A photo that was there is replaced, and is a failure no more if it was one.
         """
         with self._told(), self._transaction():
-            for each in found:
-                if isinstance(each, Failed):
-                    self._db.execute("DELETE FROM photos WHERE name = ?", (each.name,))
-                    row = (each.name, each.path, each.reason)
-                    self._db.execute("INSERT OR REPLACE INTO failures VALUES (?, ?, ?)", row)
-                else:
-                    self._write(each)
+            self._enter(found)
+
+    def _enter(self, found: Sequence[Answer | Failed]) -> None:
+        for each in found:
+            if isinstance(each, Failed):
+                self._db.execute("DELETE FROM photos WHERE name = ?", (each.name,))
+                row = (each.name, each.path, each.reason)
+                self._db.execute("INSERT OR REPLACE INTO failures VALUES (?, ?, ?)", row)
+            else:
+                self._write(each)
 
     def _write(self, answer: Answer) -> None:
         name = answer.photo[0]

@@ -77,6 +77,19 @@ class GradientFlow(OnParameters):
         reference = weights[-1] if weights else 0.0
         return {name: _verdict(size, reference, vanishing, exploding) for name, size in means.items()}
 
+    def summary(self) -> dict[str, Flow]:
+        """Return one `Flow` for each parameter, from the first layer to the last, for all steps.
+
+        It has the mean of their root mean squares, their largest magnitude, and the mean share that is zero.
+        """
+        found = {}
+        for name, rms in self._means().items():
+            flows = [step[name] for step in self.steps if name in step]
+            zero = sum(flow.zero for flow in flows) / len(flows)
+            largest = float(torch.tensor([flow.largest for flow in flows], dtype=torch.float64).amax())  # NaN stays
+            found[name] = Flow(rms, largest, zero)
+        return found
+
     def __repr__(self) -> str:
         counts = Counter(self.verdicts().values())
         found = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())

@@ -69,5 +69,5 @@ class DeadUnits(OnParameters):
 def _units(layer: nn.Module, moved: torch.Tensor) -> torch.Tensor:
     """Return for each unit whether any of its weights has a gradient."""
     if isinstance(layer, _TRANSPOSED):  # (in, out of one group, ...)
-        moved = moved.unflatten(0, (layer.groups, -1)).transpose(1, 2).flatten(0, 1)
+        moved = moved.reshape(layer.groups, -1, *moved.shape[1:]).transpose(1, 2).flatten(0, 1)
     return moved.flatten(1).any(1)
