@@ -199,6 +199,17 @@ PICTURES = Option(
     how={"metavar": "WHICH"},
 )  # fmt: skip
 RUN = Option(("run",), "the file of a run", how={"nargs": "?", "metavar": "RUN"})
+PHOTO = Option(("photo",), "its name in the run, or the end of it", how={"nargs": "?", "metavar": "PHOTO"})
+IN_RUN = (
+    Option(("--method", "-m"), "of which method, where the run has several", how={"metavar": "NAME"}),
+    Option(("--target", "-t"), "of which label or index, where several were explained", how={"metavar": "CLASS"}),
+)
+FILM_OUTPUT = Option(
+    ("--output", "-o"), "the film, .gif or .webp; a figure is written beside it (default: film.gif)", "film.gif",
+    how={"metavar": "FILM"},
+)  # fmt: skip
+SECONDS_EACH = Option(("--seconds",), "how long each look is shown (default: 0.4)", 0.4,
+                      how={"type": _above_zero, "metavar": "S"})  # fmt: skip
 FILE = Option(("file",), "where to write: .parquet, .csv or .jsonl", how={"nargs": "?", "metavar": "FILE"})
 MAPS_OF = Option(("--method", "-m"), "whose maps (default: the first of the run)", how={"metavar": "NAME"})
 ROWS = Option(("--count", "-k"), "rows of each table (default: 10)", 10, how={"type": _count, "metavar": "K"})

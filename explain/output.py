@@ -116,6 +116,9 @@ class Files:
     def add_text(self, name: str, text: str) -> None:
         self._add(name, text.encode("utf-8"))
 
+    def add_bytes(self, name: str, content: bytes) -> None:
+        self._add(name, content)
+
     def _add(self, name: str, content: bytes) -> None:
         if name in self._contents:
             raise OutputError(f"output {name!r} would be written twice; choose different names")

@@ -15,6 +15,7 @@
     drawing     `explain concepts`
     running     `explain run`, `explain export`
     insights    `explain insight`
+    filming     `explain film`
     listing     `explain methods`, `explain models`, `explain layers`
     commands    which of them was typed
 

@@ -12,6 +12,7 @@ from explain.cli.answer import Answer
 from explain.cli.command import Command
 from explain.cli.drawing import CONCEPTS
 from explain.cli.explaining import EXPLAIN
+from explain.cli.filming import FILM
 from explain.cli.insights import INSIGHT
 from explain.cli.inspecting import INSPECT
 from explain.cli.judging import METRICS
@@ -21,7 +22,7 @@ from explain.errors import close_to
 
 COMMANDS = {
     command.name: command
-    for command in (RUN, EXPORT, INSIGHT, METHODS, METRICS, MODELS, LAYERS, INSPECT, CONCEPTS, VERSION)
+    for command in (RUN, EXPORT, INSIGHT, FILM, METHODS, METRICS, MODELS, LAYERS, INSPECT, CONCEPTS, VERSION)
 }
 
 

@@ -8,6 +8,8 @@ lightning  `callback`: the same for Lightning
 moving     `film`: how the map of a photo moved
 """
 
+from explain.watching.lightning import callback
+from explain.watching.moving import Film, film
 from explain.watching.watch import Watch
 
-__all__ = ["Watch"]
+__all__ = ["Film", "Watch", "callback", "film"]
