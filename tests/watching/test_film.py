@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     training = Training(network())
     watch = Watch(
         explainer(training.model), made / "photos", every=2, output=made / "t.sqlite", target=1,
-        methods=["gradcam", "gradient"],
+        methods=["gradcam", "saliency"],
     )  # fmt: skip
     with watch:
         training.through(20, watch)
@@ -38,9 +38,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_film_has_the_stored_maps_in_the_order_of_the_steps(folder: Path) -> None:
     run = explain.open_run(folder / "t.sqlite")
-    found = film(run, "dog.png", method="gradient")
-    assert (found.name, found.method, found.steps) == ("dog.png", "gradient", tuple(range(0, 21, 2)))
-    stored = {row.name: row for row in run.rows("gradient")}
+    found = film(run, "dog.png", method="saliency")
+    assert (found.name, found.method, found.steps) == ("dog.png", "saliency", tuple(range(0, 21, 2)))
+    stored = {row.name: row for row in run.rows("saliency")}
     for step, row in zip(found.steps, found.rows, strict=True):
         assert torch.equal(row.values, stored[f"step {step:08}/dog.png"].values)
     last = found.rows[-1].values.flatten().numpy()
@@ -50,7 +50,7 @@ def test_a_film_has_the_stored_maps_in_the_order_of_the_steps(folder: Path) -> N
 
 
 def test_pictures_are_overlays_with_their_step_and_of_one_size(folder: Path) -> None:
-    found = film(folder / "t.sqlite", "dog.png", method="gradient", style="spotlight")
+    found = film(folder / "t.sqlite", "dog.png", method="saliency", style="spotlight")
     pictures = found.pictures()
     assert len(pictures) == len(found) == 11
     assert len({each.size for each in pictures}) == 1
@@ -63,7 +63,7 @@ def test_pictures_are_overlays_with_their_step_and_of_one_size(folder: Path) -> 
 
 @pytest.mark.parametrize("ending", [".gif", ".webp"])
 def test_a_film_moves_through_all_looks_and_holds_the_last(folder: Path, tmp_path: Path, ending: str) -> None:
-    found = film(folder / "t.sqlite", "dog.png", method="gradient")
+    found = film(folder / "t.sqlite", "dog.png", method="saliency")
     files = found.save(tmp_path / f"dog{ending}", seconds=0.1)
     assert [path.name for path in files] == [f"dog{ending}", "dog.png"]
     with Image.open(files[0]) as moving:
@@ -80,7 +80,7 @@ def test_a_film_moves_through_all_looks_and_holds_the_last(folder: Path, tmp_pat
 
 
 def test_a_figure_shows_eight_looks_and_two_curves(folder: Path) -> None:
-    found = film(folder / "t.sqlite", "dog.png", method="gradient")
+    found = film(folder / "t.sqlite", "dog.png", method="saliency")
     *tiles, curves = found.figure().axes
     titles = [axis.get_title() for axis in tiles]
     assert [title.split(":")[0] for title in titles] == [f"step {s}" for s in (0, 2, 6, 8, 12, 14, 18, 20)]
@@ -90,7 +90,7 @@ def test_a_figure_shows_eight_looks_and_two_curves(folder: Path) -> None:
 
 
 def test_one_look_is_a_film_too(folder: Path) -> None:
-    found = film(folder / "t.sqlite", "dog.png", method="gradient")
+    found = film(folder / "t.sqlite", "dog.png", method="saliency")
     short = Film(found.name, found.method, found.steps[:1], found.rows[:1], found.photo)
     assert short.similarity == pytest.approx([1.0])
     assert len(short.figure().axes) == 2
@@ -98,20 +98,20 @@ def test_one_look_is_a_film_too(folder: Path) -> None:
 
 def test_a_photo_is_found_by_its_name_and_the_end_of_it(folder: Path) -> None:
     file = folder / "t.sqlite"
-    assert film(file, "cat.png", method="gradient").name == "cat.png"
-    assert film(file, "old/cat.png", method="gradient").name == "old/cat.png"
-    assert film(file, folder / "photos" / "dog.png", method="gradient").name == "dog.png"
+    assert film(file, "cat.png", method="saliency").name == "cat.png"
+    assert film(file, "old/cat.png", method="saliency").name == "old/cat.png"
+    assert film(file, folder / "photos" / "dog.png", method="saliency").name == "dog.png"
     with pytest.raises(RunError, match=r"photo must be one of this run's 3, got 'dgo.png'; did you mean 'dog.png'"):
         film(file, "dgo.png")
 
 
 def test_what_may_mean_several_things_is_refused(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="method must be one of gradcam, gradient, got none"):
+    with pytest.raises(RunError, match="method must be one of gradcam, saliency, got none"):
         film(folder / "t.sqlite", "dog.png")
     with pytest.raises(RunError, match="method 'gradcan' is not in this run; did you mean 'gradcam'"):
         film(folder / "t.sqlite", "dog.png", method="gradcan")
     with pytest.raises(RunError, match="target 'z' was not explained; known: b"):
-        film(folder / "t.sqlite", "dog.png", method="gradient", target="z")
+        film(folder / "t.sqlite", "dog.png", method="saliency", target="z")
     training = Training(network())
     with Watch(explainer(training.model), [picture(0)], target=[0, 1], output=tmp_path / "t.sqlite"):
         pass
@@ -132,13 +132,13 @@ def test_the_command_writes_both_files(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["film", str(folder / "t.sqlite"), "dog.png", "--method", "gradient"]
+    words = ["film", str(folder / "t.sqlite"), "dog.png", "--method", "saliency"]
     assert main(words) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "dog.png, gradient: 11 looks from step 0 to step 20", "  wrote film.gif", "  wrote film.png",
+        "dog.png, saliency: 11 looks from step 0 to step 20", "  wrote film.gif", "  wrote film.png",
     ]  # fmt: skip
     assert main(words) == 1
-    assert "exists already; choose another folder, or overwrite it with --force" in capsys.readouterr().err
+    assert "exists already (and 1 more); choose another folder, or overwrite it with --force" in capsys.readouterr().err
     assert main([*words, "--force", "--output", "a/dog.webp", "--json"]) == 0
     document: Any = json.load(io.StringIO(capsys.readouterr().out))
     assert document["films"][0]["steps"] == list(range(0, 21, 2))
