@@ -18,7 +18,7 @@ from explain.errors import RunError, did_you_mean, keywords, shown
 from explain.images import ImageLike, load_image
 from explain.output import Files
 from explain.pictures import Look, percent
-from explain.render import StyleLike, caption
+from explain.render import StyleLike, caption, enlargement
 from explain.render.figure import as_png, empty
 from explain.runs import Row, open_run
 from explain.runs.reading import Stored
@@ -67,7 +67,7 @@ class Film:
     def pictures(self) -> list[Image.Image]:
         """Return the photo with the map of each look, and below it the step and the probability; all of one size."""
         found = [
-            caption(overlay, f"step {step:,}", f"{row.method} · {row.target}", end=_probability(row))
+            caption(overlay, f"step {step:,}", f"{row.method} · {row.target}{_probability(row)}")
             for step, row, overlay in zip(self.steps, self.rows, self._overlays, strict=True)
         ]
         width, height = max(each.width for each in found), max(each.height for each in found)
@@ -137,6 +137,7 @@ class Film:
     def _overlays(self) -> list[Image.Image]:
         look = Look(self.style)
         scene = shrunk_scene(self.photo, self.rows[0].box, SIDE)
+        scene = scene.enlarged(enlargement(scene.photo.size))
         return [scene.overlay(row.attribution, look.of(row.style)) for row in self.rows]
 
 

@@ -15,6 +15,8 @@ from PIL import Image, ImageSequence
 import explain
 from explain.cli import main
 from explain.errors import OutputError, RunError
+from explain.images import Box
+from explain.pictures import Scene
 from explain.watching import Film, Watch, film
 from tests.watching.test_watch import Training, explainer, network, picture
 
@@ -54,10 +56,11 @@ def test_pictures_are_overlays_with_their_step_and_of_one_size(folder: Path) -> 
     pictures = found.pictures()
     assert len(pictures) == len(found) == 11
     assert len({each.size for each in pictures}) == 1
-    expected = found.rows[3].overlay(explain.render.get_style("spotlight"))
-    left = (pictures[3].width - 40) // 2
-    np.testing.assert_array_equal(np.asarray(pictures[3].crop((left, 0, left + 40, 30))), np.asarray(expected))
-    below = [np.asarray(each.crop((0, 30, *each.size))) for each in pictures[:2]]
+    box = Box(0, 0, 8 * 40, 8 * 30)  # a small photo is enlarged
+    large = picture(2, (40, 30)).resize((8 * 40, 8 * 30), Image.Resampling.NEAREST)
+    expected = Scene(large, box, (box,)).overlay(found.rows[3].attribution, explain.render.get_style("spotlight"))
+    np.testing.assert_array_equal(np.asarray(pictures[3].crop((0, 0, 8 * 40, 8 * 30))), np.asarray(expected))
+    below = [np.asarray(each.crop((0, 8 * 30, *each.size))) for each in pictures[:2]]
     assert (below[0] != below[1]).any()  # the step
 
 
