@@ -1,6 +1,6 @@
 """What it costs to watch a training: resnet18 at 64 pixels in batches of 64, 8 photos every 500 steps, with Grad-CAM.
 
-    python examples/benchmarks/watching.py [--rounds 5] [--steps 10] [--every 500] [--photos 8] [--window 5] [--threads 2]
+    python examples/benchmarks/watching.py [--rounds 5] [--steps 10] [--every 500] [--photos 8] [--threads 2]
 
 A look, the hooks of its window and the steps between are timed apart, since 500 steps take minutes: what is added in
 every 500 steps is one look (photos explained and written to the file), and what hooks on gradients add to the steps of
@@ -82,8 +82,11 @@ def main() -> None:
     one, added, look = (statistics.median(each) for each in (bare, hooks, looks))
     window = min(options.window, options.every)
     cost = (look + window * max(0.0, added)) / (options.every * one)
-    print(f"resnet18 at {SIDE} pixels, batch {BATCH}, {options.photos} photos every {options.every} steps, gradients in "
-          f"{window} of them: {cost:.2%} of the training time ({'ok' if cost < GOAL else 'over'}: at most {GOAL:.0%})")  # fmt: skip
+    said = "ok" if cost < GOAL else "over"
+    print(
+        f"resnet18 at {SIDE} pixels, batch {BATCH}: {options.photos} photos every {options.every} steps, and gradients"
+    )
+    print(f"in {window} of them, cost {cost:.2%} of the training time ({said}: at most {GOAL:.0%})")
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def writer_of(given: Any) -> tuple[Any, bool]:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            remedy = "pip install 'explain[tensorboard]', or give output= instead"
+            remedy = "pip install 'explain[tensorboard]', or give an output file instead"
             raise RunError(f"tensorboard must be installed to write a board; {remedy}") from None
         return SummaryWriter(os.fspath(given)), True
     if isinstance(given, Writer):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from explain.errors import RunError, did_you_mean, keywords, shown
+from explain.errors import RunError, did_you_mean, either, keywords, shown
 from explain.images import ImageLike, load_image
 from explain.output import Files
 from explain.pictures import Look, percent
@@ -101,7 +101,7 @@ class Film:
     def figure(self) -> Figure:
         """Return a figure: up to eight looks, evenly spread, and over all steps the probability and `similarity`."""
         chosen = _spread(len(self), TILES)
-        columns = min(4, len(chosen))
+        columns = len(chosen) if len(chosen) <= 4 else -(-len(chosen) // 2)
         rows = -(-len(chosen) // columns)
         about = f"how {self.method} moved on {self.name} over {len(self)} looks, from step {self.steps[0]} to step "
         shape = self.photo.height / self.photo.width
@@ -129,6 +129,7 @@ class Film:
         )
         low = min([0.0, *(each for each in self.similarity if not np.isnan(each))])
         axis.set(xlabel="step of training", ylim=(low - 0.05, 1.05))
+        axis.xaxis.get_major_locator().set_params(integer=True)
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25)
         axis.legend(loc="upper center", bbox_to_anchor=(0.5, 1.2), ncols=2, frameon=False, fontsize=8)
@@ -172,7 +173,7 @@ def film(
     found = run if isinstance(run, Stored) else open_run(run)
     if not next(found.query("SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'steps'"))[0]:
         raise RunError(f"run {text(found.path)!r} must be one of a training that was watched, got another; "
-                       "use explain.watching.Watch")  # fmt: skip
+                       "watch a training first")  # fmt: skip
     name = _named(found, text(photo))
     looks = list(_looks(found, name, method, target))
     rows = [row for _, row in looks]
@@ -226,7 +227,8 @@ def _looks(run: Stored, name: str, method: str | None, target: str | int | None)
 
 def _image(row: Row, given: ImageLike | None) -> Image.Image:
     if given is None and row.path is None:
-        raise RunError("image must be given for a photo that had no file, got none; use film(..., image=...) in Python")
+        remedy = either("pass image=", "make the film in Python, which takes it")
+        raise RunError(f"image must be given for a photo that had no file, got none; {remedy}")
     return load_image(row.path if given is None else given)  # type: ignore[arg-type]
 
 

@@ -237,7 +237,7 @@ class Watch:
         last = store.last()
         if not self.done and last:
             raise RunError(f"output {text(self.output or '')!r} must be a new file for a training from its beginning, "
-                           f"got one up to step {last}; give start= to continue it, or another file")  # fmt: skip
+                           f"got one up to step {last}; give its start to continue it, or another file")  # fmt: skip
         store.go_back(self.done)
 
     def _ended(self) -> None:
@@ -285,4 +285,4 @@ def _number(name: str, value: Any) -> float:
     try:
         return float(value.detach() if isinstance(value, torch.Tensor) else value)
     except (TypeError, ValueError, RuntimeError):
-        raise RunError(f"{name} must be a number, got {shown(value)}; give one, such as loss=loss.item()") from None
+        raise RunError(f"{name} must be a number, got {shown(value)}; give one, such as the loss") from None

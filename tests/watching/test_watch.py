@@ -160,7 +160,7 @@ def test_a_training_goes_on_where_it_was_and_forgets_what_it_does_again(tmp_path
         training.through(4, watch)
         saved = {k: v.clone() for k, v in training.model.state_dict().items()}
         training.through(4, watch)
-    with pytest.raises(RunError, match=r"new file .* got one up to step 8; give start= to continue it"):
+    with pytest.raises(RunError, match=r"new file .* got one up to step 8; give its start to continue it"):
         Watch(explainer(network()), PHOTOS, every=2, output=file).begin()
     again = Training(network(3))
     again.model.load_state_dict(saved)
