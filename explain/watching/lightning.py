@@ -57,7 +57,7 @@ class Watching:
             self.watch.begin()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if self.watch is None or int(trainer.global_step) == self.watch.done:  # gradients are being accumulated
+        if self.watch is None:
             return
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         self.watch.step(int(trainer.global_step), **({} if loss is None else {"loss": loss}))

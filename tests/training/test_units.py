@@ -48,7 +48,7 @@ def test_a_unit_that_is_alive_for_one_input_of_one_step_is_alive() -> None:
     with DeadUnits(model) as units:
         model(torch.tensor([[1.0], [2.0]])).sum().backward()
         assert units.dead()["0"] == [1]
-        model(torch.tensor([[1.0], [-2.0]])).sum().backward()
+        model(torch.tensor([[-2.0]])).sum().backward()  # the other unit alone
     assert units.dead()["0"] == []
 
 
