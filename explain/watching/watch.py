@@ -184,7 +184,7 @@ class Watch:
         found = self._asked.answers(self.done)
         failures = [each for each in found if isinstance(each, Failed)]
         if first and len(failures) == len(found):
-            raise next((each.general for each in failures if each.general), RunError(failures[0].reason))
+            raise RunError(f"photos must be explained to be watched, but {failures[0].reason}") from failures[0].general
         if failures and not first:
             warn(f"{len(failures)} of {len(found)} photos could not be explained at step {self.done}: "
                  f"{failures[0].reason}")  # fmt: skip
