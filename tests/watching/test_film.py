@@ -23,18 +23,19 @@ from tests.watching.test_watch import Training, explainer, network, picture
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with photos, and a training that was watched on them."""
+    """A folder with photos, and a training that was watched on them, once with 11 looks and once with 3."""
     made = tmp_path_factory.mktemp("film")
     for number, name in enumerate(("cat.png", "old/cat.png", "dog.png")):
         (made / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
         picture(number, (40, 30)).save(made / "photos" / name)
-    training = Training(network())
-    watch = Watch(
-        explainer(training.model), made / "photos", every=2, output=made / "t.sqlite", target=1,
-        methods=["gradcam", "saliency"],
-    )  # fmt: skip
-    with watch:
-        training.through(20, watch)
+    for file, every in (("t.sqlite", 2), ("short.sqlite", 10)):
+        training = Training(network())
+        watch = Watch(
+            explainer(training.model), made / "photos", every=every, output=made / file, target=1,
+            methods=["gradcam", "saliency"],
+        )  # fmt: skip
+        with watch:
+            training.through(20, watch)
     return made
 
 
@@ -66,20 +67,25 @@ def test_pictures_are_overlays_with_their_step_and_of_one_size(folder: Path) -> 
 
 @pytest.mark.parametrize("ending", [".gif", ".webp"])
 def test_a_film_moves_through_all_looks_and_holds_the_last(folder: Path, tmp_path: Path, ending: str) -> None:
-    found = film(folder / "t.sqlite", "dog.png", method="saliency")
+    found = film(folder / "short.sqlite", "dog.png", method="saliency")
     files = found.save(tmp_path / f"dog{ending}", seconds=0.1)
     assert [path.name for path in files] == [f"dog{ending}", "dog.png"]
     with Image.open(files[0]) as moving:
         frames = [(frame.convert("RGB"), frame.info["duration"]) for frame in ImageSequence.Iterator(moving)]
-    assert [pause for _, pause in frames] == [100] * 10 + [400]
+    assert [pause for _, pause in frames] == [100] * 2 + [400]
     for (frame, _), expected in zip(frames, found.pictures(), strict=True):
         assert frame.size == expected.size
         assert np.abs(np.asarray(frame, float) - np.asarray(expected, float)).mean() < 8
     with Image.open(files[1]) as drawn:
-        assert drawn.width > 800
+        assert drawn.width > 600
+
+
+def test_a_film_that_is_there_is_not_replaced(folder: Path, tmp_path: Path) -> None:
+    found = film(folder / "short.sqlite", "dog.png", method="saliency")
+    (tmp_path / "dog.png").write_text("mine")
     with pytest.raises(OutputError, match="exists already"):
-        found.save(tmp_path / f"dog{ending}")
-    assert len(found.save(tmp_path / f"dog{ending}", overwrite=True)) == 2
+        found.save(tmp_path / "dog.gif")
+    assert [path.name for path in tmp_path.iterdir()] == ["dog.png"]
 
 
 def test_a_figure_shows_eight_looks_and_two_curves(folder: Path) -> None:
@@ -135,16 +141,16 @@ def test_the_command_writes_both_files(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["film", str(folder / "t.sqlite"), "dog.png", "--method", "saliency"]
+    words = ["film", str(folder / "short.sqlite"), "dog.png", "--method", "saliency"]
     assert main(words) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "dog.png, saliency: 11 looks from step 0 to step 20", "  wrote film.gif", "  wrote film.png",
+        "dog.png, saliency: 3 looks from step 0 to step 20", "  wrote film.gif", "  wrote film.png",
     ]  # fmt: skip
     assert main(words) == 1
     assert "exists already (and 1 more); choose another folder, or overwrite it with --force" in capsys.readouterr().err
     assert main([*words, "--force", "--output", "a/dog.webp", "--json"]) == 0
     document: Any = json.load(io.StringIO(capsys.readouterr().out))
-    assert document["films"][0]["steps"] == list(range(0, 21, 2))
+    assert document["films"][0]["steps"] == [0, 10, 20]
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["dog.png", "dog.webp"]
     assert main([*words, "--output", "dog.mp4"]) == 1
     assert "film must end in .gif or .webp, got 'dog.mp4'" in capsys.readouterr().err

@@ -101,6 +101,8 @@ def test_without_lightning_the_callback_says_what_is_missing(monkeypatch: pytest
         callback(PHOTOS, output="t.sqlite")
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # what Lightning does with PyTorch, and
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")  # what it says about the photos' loader
 def test_lightning_itself_trains_with_the_callback(tmp_path: Path) -> None:
     lightning = pytest.importorskip("lightning.pytorch", reason="the extra lightning is not installed")
 

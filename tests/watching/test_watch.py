@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ import explain
 from explain.errors import ExplainWarning, RunError
 from explain.hooks import DeadUnits, GradientFlow
 from explain.watching import Watch
+from tests.conftest import ROOT
 
 
 def picture(number: int, size: tuple[int, int] = (12, 10)) -> Image.Image:
@@ -287,6 +291,62 @@ def test_photos_that_cannot_be_watched_are_refused(tmp_path: Path) -> None:
         Watch(explainer(network()), [picture(0)], target=9, output=file).begin()
     with pytest.raises(RunError, match="watch must begin before its first step"):
         Watch(explainer(network()), PHOTOS, output=file).step()
+
+
+def test_sharded_parameters_are_refused(tmp_path: Path) -> None:
+    class DTensor(torch.Tensor):
+        """A part of a parameter; its class has the name of PyTorch's, which needs processes to be made."""
+
+    class FlatParameter(nn.Parameter):
+        """The same, as the older FSDP has it."""
+
+    for sharded in (nn.Parameter(torch.rand(4).as_subclass(DTensor)), FlatParameter(torch.rand(4))):
+        model = network()
+        model[6].bias = sharded
+        with pytest.raises(RunError, match=r"model must be whole in this process to be watched, but '6.bias' is shard"):
+            Watch(explainer(model), PHOTOS, output=tmp_path / "t.sqlite")
+
+
+WORKER = """
+import os, sys, torch, torch.distributed as dist
+from pathlib import Path
+from torch.nn.parallel import DistributedDataParallel
+from explain.watching import Watch
+from tests.watching.test_watch import PHOTOS, Training, explainer, network
+
+folder = Path(sys.argv[1])
+child = os.fork()
+rank = 1 if child else 0
+dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+torch.set_num_threads(1)
+for watched in (False, True):
+    training = Training(DistributedDataParallel(network()))
+    torch.manual_seed(rank)
+    if watched and rank == 0:
+        with Watch(explainer(training.model.module), PHOTOS, every=2, output=folder / "t.sqlite") as watch:
+            training.through(5, watch)
+    else:
+        training.through(5)
+    torch.save(training.model.module.state_dict(), folder / f"{rank}-{watched}.pt")
+dist.destroy_process_group()
+if child:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.long
+def test_one_of_two_processes_watches_and_their_training_is_the_same(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", WORKER, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    states = [torch.load(tmp_path / f"{rank}-{watched}.pt") for rank in (0, 1) for watched in (False, True)]
+    for rank in (0, 1):
+        for name, value in states[2 * rank].items():
+            assert torch.equal(value, states[2 * rank + 1][name]), (rank, name)
+    assert all(torch.equal(states[0][name], states[2][name]) for name, _ in network().named_parameters())
+    run = explain.open_run(tmp_path / "t.sqlite")
+    assert [step for (step,) in run.query("SELECT DISTINCT step FROM steps ORDER BY step")] == [0, 2, 4, 5]
 
 
 def test_two_trainings_cannot_write_one_file(tmp_path: Path) -> None:
