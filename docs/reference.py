@@ -21,9 +21,8 @@ from explain.cli.commands import COMMANDS
 from explain.cli.explaining import EXPLAIN
 
 USED = ["hooks", "hooks.distributed", "hooks.packaging", "methods", "targets", "fills", "metrics",
-        "metrics.verdict", "layers", "models", "inputs", "images", "render", "saved", "runs", "runs.insight", "watching",
-        "record",
-        "errors"]  # fmt: skip
+        "metrics.verdict", "layers", "models", "inputs", "images", "render", "saved", "runs", "runs.insight",
+        "watching", "record", "errors"]  # fmt: skip
 """Rooms that people use in their own code, in the order of the reference."""
 
 LEFT_OUT = {"arguments", "cli", "version", "distribution", "training"}
