@@ -25,14 +25,18 @@ import explain
 from explain.engine import (
     Activations,
     Attention,
+    AttentionRelevance,
     Attributions,
     BiasTerms,
+    BlockAttention,
     BlockTokens,
     ClassWeights,
     InputGradients,
     LayerCurvature,
     LayerGradients,
+    Multipliers,
     Need,
+    Relevance,
     Reruns,
     Scores,
 )  # fmt: skip
@@ -45,8 +49,9 @@ WORDS: dict[type, str] = {
     ClassWeights: "the head's weights",
     InputGradients: "gradients of the pixels",
     BiasTerms: "gradients of all biases",
-    Attention: "attention",
+    **dict.fromkeys((Attention, BlockAttention), "attention"),
     BlockTokens: "tokens of all blocks",
+    **dict.fromkeys((Relevance, AttentionRelevance, Multipliers), "a rule for every operation"),
     **dict.fromkeys((Reruns, Attributions, Scores), "further runs"),
 }
 
@@ -88,7 +93,8 @@ class WithQueries(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         tokens = self.patches(x).flatten(2).transpose(1, 2)
-        return self.head(self.decoder(self.queries.expand(len(x), -1, -1), tokens)[:, 0])
+        found: torch.Tensor = self.head(self.decoder(self.queries.expand(len(x), -1, -1), tokens)[:, 0])
+        return found
 
 
 def cost(model: nn.Module, x: torch.Tensor, method: Method, rounds: int, target: Any = None) -> float:
