@@ -5,6 +5,7 @@
     base         what a metric is, what it gets to see, and what it finds
     rows         altered photos as values, each distinct one run once
     readings     what is read of an altered photo
+    blanks       photos that are covered all over, and keep their class
     truth        boxes and masks
     curves       deletion, insertion, pixel flipping, ROAD, sufficiency, comprehensiveness
     superpixels  pieces of one colour and place

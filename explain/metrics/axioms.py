@@ -24,7 +24,7 @@ class Completeness:
 
     :math:`\bigl|\sum_i a_i - (f(x) - f(x'))\bigr|`, x' being the covered photo; ``parts`` has the "relative" one, by
     :math:`|f(x) - f(x')|`. Less is better. Values are added up as they are, of maps at the layer's resolution; it says
-    something of contributions only, such as input times gradient.
+    something of contributions only, such as input times gradient. A map of zeros misses all of the difference.
 
     Args:
         fill: what covers x'.

@@ -45,11 +45,11 @@ class Sparseness:
         check(self)
 
     def __call__(self, case: Case) -> Judged:
-        sizes = case.maps.of_places(self.sign).abs().flatten(1).sort(1).values
+        sizes = case.maps.of_places(self.sign).abs().flatten(1).double().sort(1).values
         count = sizes.shape[1]
         weights = 2 * torch.arange(1, count + 1, device=sizes.device, dtype=sizes.dtype) - count - 1
         total = sizes.sum(1)
-        value = (sizes * weights).sum(1) / (count * torch.where(total > 0, total, 1))
+        value = ((sizes * weights).sum(1) / (count * torch.where(total > 0, total, 1))).to(case.maps.values)
         return Judged(undefined(self.name, case.maps.name, value, total == 0, ZERO))
 
 
@@ -81,10 +81,10 @@ class Complexity:
         check(self)
 
     def __call__(self, case: Case) -> Judged:
-        sizes = case.maps.of_places(self.sign).abs().flatten(1)
+        sizes = case.maps.of_places(self.sign).abs().flatten(1).double()  # whose sum must not overflow
         total = sizes.sum(1, keepdim=True)
         shares = sizes / torch.where(total > 0, total, 1)
-        value = torch.special.entr(shares).sum(1)
+        value = torch.special.entr(shares).sum(1).to(case.maps.values)
         return Judged(undefined(self.name, case.maps.name, value, total[:, 0] == 0, ZERO))
 
 

@@ -77,7 +77,7 @@ class Insertion:
     Petsiuk et al., "RISE: Randomized Input Sampling for Explanation of Black-box Models", BMVC 2018.
 
     >>> import explain, torch
-    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 5))
     >>> explain.evaluate(model, torch.rand(1, 3, 2, 2), "saliency", Insertion(steps=4))["saliency"]["insertion"].shape
     torch.Size([1])
     """

@@ -56,6 +56,8 @@ class AverageDrop:
 class IncreaseInConfidence:
     """Whether the probability rises when the photo is seen through its heatmap: 1 or 0. More is better.
 
+    A map without a positive value covers everything.
+
     Args:
         fill, reading: as for `AverageDrop`.
 

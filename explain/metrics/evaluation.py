@@ -18,6 +18,7 @@ from explain.inputs import Inputs, InputsLike
 from explain.methods import Method, MethodLike, get_method
 from explain.metrics.again import Asked, OfMethod, World, asked_again, must_be_method
 from explain.metrics.base import Case, Judged, Metric, OfMap, Read
+from explain.metrics.blanks import tell_recognised
 from explain.metrics.maps import Maps, MapsLike
 from explain.metrics.readings import ClassReading
 from explain.metrics.registry import MetricLike, by_name
@@ -109,7 +110,7 @@ class _Evaluation:
                 for name, case in cases.items():
                     with calculating(self.images.device.type):
                         judged[name][metric.name] = metric(case)
-        self._by_scores(cases, classes, judged)
+        self._by_scores(cases, classes, _count(logits), judged)
         self._by_asking(cases, World(self.model, self.images, classes, _count(logits), logits), maps, judged)
         ordered = {name: {metric: row[metric] for metric in self.metrics} for name, row in judged.items()}
         return Table(dict(self.metrics), ordered)
@@ -167,7 +168,11 @@ class _Evaluation:
             judged[name][metric] = each
 
     def _by_scores(
-        self, cases: Mapping[str, Case], classes: torch.Tensor | None, judged: Mapping[str, dict[str, Judged]]
+        self,
+        cases: Mapping[str, Case],
+        classes: torch.Tensor | None,
+        count: int | None,
+        judged: Mapping[str, dict[str, Judged]],
     ) -> None:
         """Run the altered photos that metrics ask for, each distinct one once."""
         metrics = [metric for metric in self.metrics.values() if isinstance(metric, OfScores)]
@@ -179,6 +184,8 @@ class _Evaluation:
             rows = {key: [book.enter(ask.of) for ask in each] for key, each in asks.items()}
         readings: list[Read] = list(dict.fromkeys(ask.reading for each in asks.values() for ask in each))
         scores = self._run(book, readings, classes)
+        if "probability" in scores and count is not None:
+            tell_recognised(book.blank(), scores["probability"][1], count)
         for (name, metric), each in asks.items():
             found = [_looked_up(scores[ask.reading], row) for ask, row in zip(each, rows[name, metric], strict=True)]
             case = self._as_read(cases[name], scores)

@@ -77,8 +77,8 @@ class Maps:
 
     @property
     def of_inputs(self) -> torch.Tensor:
-        """What each pixel contributes ``(N, H, W)``: signed, and added up over the channels."""
-        return self.of_places("signed")
+        """What each pixel contributes ``(N, H, W)`` float64: signed, and added up over the channels."""
+        return self.of_places("signed").double()
 
     @property
     def heatmap(self) -> torch.Tensor:

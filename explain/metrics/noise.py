@@ -98,4 +98,5 @@ class Infidelity:
         factor = torch.where(squares > 0, (told * lost).mean(1) / torch.where(squares > 0, squares, 1), 0)
         plain = (told - lost).square().mean(1)
         best = (factor[:, None] * told - lost).square().mean(1)
-        return Judged(best if self.scaled else plain, parts={"plain": plain, "scaled": best, "factor": factor})
+        value = (best if self.scaled else plain).to(case.score.dtype)
+        return Judged(value, parts={"plain": plain, "scaled": best, "factor": factor})

@@ -14,7 +14,7 @@ from explain.metrics.curves import check_shares, share_counts
 from explain.metrics.maps import Sign
 from explain.metrics.orders import mid_ranks, ranks_of
 
-NOTHING = "its map has no positive value"
+NOTHING, ZERO = "its map has no positive value", "its map is zero everywhere"
 SHARE = "share"
 
 
@@ -103,6 +103,7 @@ class EnergyPointingGame:
     def __call__(self, case: Case) -> Judged:
         region = region_of(self.name, case)
         value, nothing = _inside(case.maps.of_places(self.sign).clamp(min=0), region)
+        value = value.to(case.maps.values)
         return Judged(
             undefined(self.name, case.maps.name, value, nothing, NOTHING),
             parts={"random": region.flatten(1).to(value).mean(1)},
@@ -114,7 +115,7 @@ class RelevanceMass:
     r"""The share of the map's energy that lies on the object, the channels pooled by their squares. More is better.
 
     :math:`\sum_{i \in R} r_i / \sum_i r_i` with :math:`r_i = \sum_c a_{ic}^2`; of maps without channels, the square
-    of the positive part. Not defined for a map of zeros.
+    of the positive part. Not defined where all of these are zero.
 
     Arras et al., "CLEVR-XAI: A benchmark dataset for the ground truth evaluation of neural network explanations",
     Information Fusion 2022.
@@ -132,7 +133,8 @@ class RelevanceMass:
 
     def __call__(self, case: Case) -> Judged:
         value, nothing = _inside(_pooled(case), region_of(self.name, case))
-        return Judged(undefined(self.name, case.maps.name, value, nothing, "its map is zero everywhere"))
+        why = ZERO if case.maps.values.ndim == 4 else NOTHING
+        return Judged(undefined(self.name, case.maps.name, value.to(case.maps.values), nothing, why))
 
 
 @dataclass(frozen=True)
@@ -204,6 +206,7 @@ class AttributionLocalisation:
     def __call__(self, case: Case) -> Judged:
         region = region_of(self.name, case)
         value, nothing = _inside(case.maps.of_places(self.sign).clamp(min=0), region)
+        value = value.to(case.maps.values)
         taken = region.flatten(1).to(value).mean(1)
         found = value / taken if self.weighted else value
         return Judged(undefined(self.name, case.maps.name, found, nothing, NOTHING), parts={"share": value})
@@ -345,11 +348,12 @@ def widened(region: torch.Tensor, by: float) -> torch.Tensor:
 
 def _inside(values: torch.Tensor, region: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The share of values from 0 that lies in a region ``(N,)``, and where there are none."""
-    total = values.flatten(1).sum(1)
-    inside = (values * region).flatten(1).sum(1)
+    wide = values.double()  # squares and sums of any size fit into it
+    total = wide.flatten(1).sum(1)
+    inside = (wide * region).flatten(1).sum(1)
     return inside / torch.where(total > 0, total, 1), total == 0
 
 
 def _pooled(case: Case) -> torch.Tensor:
-    values = case.maps.values
-    return values.square().sum(1) if values.ndim == 4 else case.maps.of_places().clamp(min=0).square()
+    values = case.maps.values.double()
+    return values.square().sum(1) if values.ndim == 4 else case.maps.of_places().double().clamp(min=0).square()

@@ -34,9 +34,12 @@ class _Compared:
         return similarity(self.similarity, *maps)
 
 
+FLAT = "its map says the same everywhere"
+
+
 def tell_zeros(metric: str, case: Case, zeros: torch.Tensor) -> None:
     """Say that maps became zero everywhere, which counts as a change."""
-    images = [image_name(i) for i in zeros.nonzero().flatten().tolist()]
+    images = [image_name(i) for i in (zeros & ~case.maps.flat).nonzero().flatten().tolist()]
     if images:
         warn(
             f"{case.maps.name} is zero everywhere in a setting of {metric} for image {', '.join(images)}: that counts "
@@ -52,7 +55,8 @@ class MPRT(_Compared):
     (the input), or each group alone ("independent"). A layer is initialised as its class does it, normalisations with
     their statistics, on a copy. The figure is the mean similarity over these models, ``curve`` has each one's, and
     ``parts`` the "last": that to the model without any trained weight, if the layers cascade. Less is better. A map
-    that turns zero everywhere counts as changed, 0, and is told in a warning.
+    that turns zero everywhere counts as changed, 0, and is told in a warning. Not defined for a map that says the same
+    everywhere from the start.
 
     Args:
         similarity: "spearman", "pearson", "ssim" or "hog", see `explain.metrics.similarity`.
@@ -134,7 +138,8 @@ class MPRT(_Compared):
         curve = curve.to(case.maps.values.dtype)
         last = {} if self.order == "independent" else {"last": curve[:, -1]}
         at = torch.arange(1, curve.shape[1] + 1) / curve.shape[1]
-        return Judged(curve.mean(1), curve, at, {**last, "zeros": zeros})
+        value = undefined(self.name, case.maps.name, curve.mean(1), case.maps.flat, FLAT)
+        return Judged(value, curve, at, {**last, "zeros": zeros})
 
 
 @dataclass(frozen=True)
@@ -183,13 +188,16 @@ class EfficientMPRT:
         tell_zeros(self.name, case, numbers[:, 0] == 0)
         own, other = entropy(case.maps.of_places(self.sign), self.bins), numbers[:, 0]
         value = ((other - own) / torch.where(own > 0, own, 1)).to(case.maps.values.dtype)
-        why = "its map says the same everywhere"
-        return Judged(undefined(self.name, case.maps.name, value, own == 0, why), parts={"before": own, "after": other})
+        return Judged(
+            undefined(self.name, case.maps.name, value, own == 0, FLAT), parts={"before": own, "after": other}
+        )
 
 
 @dataclass(frozen=True)
 class RandomLogit(_Compared):
     """How alike the map is to those of other classes, drawn at random. Less is better.
+
+    Not defined for a map that says the same everywhere.
 
     Args:
         similarity, sign: as for `MPRT`.
@@ -228,7 +236,8 @@ class RandomLogit(_Compared):
     def __call__(self, case: Case, numbers: torch.Tensor) -> Judged:
         tell_zeros(self.name, case, (numbers[..., 1] > 0).any(1))
         curve = numbers[..., 0].to(case.maps.values.dtype)
-        return Judged(curve.mean(1), curve, torch.arange(1, curve.shape[1] + 1) / curve.shape[1])
+        value = undefined(self.name, case.maps.name, curve.mean(1), case.maps.flat, FLAT)
+        return Judged(value, curve, torch.arange(1, curve.shape[1] + 1) / curve.shape[1])
 
 
 def entropy(maps: torch.Tensor, bins: int) -> torch.Tensor:

@@ -90,7 +90,8 @@ class Sensitivity(_Around):
 class LocalLipschitz(_Around):
     r"""The largest change of the map by the change of the photo, over noisy copies: a local Lipschitz estimate.
 
-    :math:`\max_{x'} \|\Phi(x) - \Phi(x')\|_2 / \|x - x'\|_2`, of the raw values. Less is better.
+    :math:`\max_{x'} \|\Phi(x) - \Phi(x')\|_2 / \|x - x'\|_2`, of the raw values. Less is better. Not defined for a
+    map of zeros.
 
     Args:
         radius, samples, seed: as for `Sensitivity`.
@@ -111,7 +112,7 @@ class LocalLipschitz(_Around):
         return _norm(found.maps.values - case.maps.values) / _norm(found.images - case.images)
 
     def __call__(self, case: Case, numbers: torch.Tensor) -> Judged:
-        return Judged(numbers.amax(1))
+        return Judged(undefined(self.name, case.maps.name, numbers.amax(1), _norm(case.maps.values) == 0, ZERO))
 
 
 @dataclass(frozen=True)
@@ -184,8 +185,8 @@ class Continuity:
     """How well the map follows the photo when it is shifted: the mean correlation over shifts to all four sides.
 
     The photo is shifted by a few pixels, its edge repeated, and the map shifted back; Pearson's correlation with the
-    original map is taken over the pixels that both have seen. More is better. Maps that say the same everywhere count
-    as not alike, 0.
+    original map is taken over the pixels that both have seen. More is better. Not defined for a map that says the
+    same everywhere; where only that of a shifted photo does, the two are not alike, 0.
 
     Args:
         pixels: how far, on each side.
@@ -209,6 +210,8 @@ class Continuity:
 
     def __post_init__(self) -> None:
         check(self, pixels=1)
+        if not self.pixels:
+            raise MetricError("pixels of continuity must name at least one shift, got none; take (2, 4)")
 
     def settings(self, world: World, case: Case) -> Iterator[Setting]:
         if max(self.pixels) * 2 >= min(case.size):
@@ -233,7 +236,9 @@ class Continuity:
     def __call__(self, case: Case, numbers: torch.Tensor) -> Judged:
         count = len(self._shifts)
         each = numbers[:, torch.arange(count), torch.arange(count)].nan_to_num(0)
-        return Judged(each.mean(1).to(case.maps.values.dtype), parts={"shifts": each})
+        value = each.mean(1).to(case.maps.values.dtype)
+        value = undefined(self.name, case.maps.name, value, case.maps.flat, "its map says the same everywhere")
+        return Judged(value, parts={"shifts": each})
 
 
 def shifted(images: torch.Tensor, down: int, across: int) -> torch.Tensor:

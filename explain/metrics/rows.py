@@ -141,6 +141,13 @@ class Book:
         found = [self._of_image(image, altered.keys(image)) for image in range(len(self._images))]
         return torch.tensor(found, dtype=torch.long, device=self._images.device)
 
+    def blank(self) -> dict[Fill, torch.Tensor]:
+        """For each fill that covers a photo all over, the number of each image's row ``(N,)``, or -1."""
+        keys = dict.fromkeys(key for known in self._rows for key in known)
+        fills: list[Fill] = [key[0] for key in keys if isinstance(key, tuple) and len(key) == 1]
+        rows = {fill: [known.get((fill,), -1) for known in self._rows] for fill in fills}
+        return {fill: torch.tensor(found, device=self._images.device) for fill, found in rows.items()}
+
     def _of_image(self, image: int, keys: Sequence[Hashable]) -> list[int]:
         known = self._rows[image]
         for number, key in enumerate(keys):

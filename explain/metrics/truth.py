@@ -24,6 +24,8 @@ def as_boxes(given: Boxes, count: int, size: tuple[int, int]) -> list[torch.Tens
     >>> as_boxes([[-2, 0, 4, 3]], 1, (8, 8))
     [tensor([[0, 0, 4, 3]])]
     """
+    if not hasattr(given, "__len__") or not hasattr(given, "__getitem__") or isinstance(given, (str, dict)):
+        raise MetricError(f"boxes must be numbers (N, 4): x0 y0 x1 y1 in pixels, got {shown(given)}; see evaluate")
     if len(given) != count:
         raise MetricError(f"boxes must have one for each of the {count} images, got {len(given)}; give (N, 4)")
     return [_of_image(given[image], image, size) for image in range(count)]
@@ -64,7 +66,10 @@ def as_regions(
     """
     if given is None:
         return None if boxes is None else drawn(boxes, size)
-    masks = torch.as_tensor(given)
+    try:
+        masks = torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError):
+        raise MetricError(f"masks must be truth values (N, H, W), got {shown(given)}; see evaluate") from None
     if tuple(masks.shape) != (count, *size):
         raise MetricError(f"masks must have the shape {(count, *size)} of the images, got {shown(given)}; resize them")
     masks = masks.bool() if masks.dtype == torch.bool else masks > 0

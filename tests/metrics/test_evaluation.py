@@ -207,6 +207,7 @@ OPTIONS: list[tuple[Any, str]] = [
     (lambda: explain.metrics.ROAD(percentiles=()), "percentiles of road must be per cent above 0 and below 100"),
     (lambda: explain.metrics.ROAD(percentiles=(0, 50)), "percentiles of road must be per cent above 0 and below 100"),
     (lambda: explain.metrics.Sufficiency((100,)), "percentiles of sufficiency must be per cent above 0"),
+    (lambda: explain.metrics.Continuity(()), "pixels of continuity must name at least one shift, got none"),
     (lambda: Deletion(fill="zeroo"), "fill 'zeroo' is unknown"),  # type: ignore[arg-type]
 ]
 

@@ -1,0 +1,211 @@
+"""Mistakes that metrics elsewhere make, each tested here, or in the file that its docstring names.
+
+Equal values by their place, and probability against score: test_curves. Shares of next to nothing: test_regions. Empty
+masks and boxes: test_evaluation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import warnings
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import explain
+from explain.engine import Evidence, Need
+from explain.errors import ExplainError, ExplainWarning, MetricError, TargetError
+from explain.fills import Zero
+from explain.metrics import ROAD, Deletion, Insertion, OfMethod, Sparseness, get_metric, list_metrics
+from explain.metrics.orders import ranks_of
+from tests.conftest import ROOT
+
+BOXES = [[1, 2, 6, 7], [0, 0, 4, 4], [5, 5, 10, 12]]
+FEW: dict[str, Any] = {"steps": 3, "runs": 4, "groups": 3, "samples": 2, "percentiles": (20, 60), "shares": (20,)}
+
+
+def fewer(name: str) -> Any:
+    """A metric with few samples, to be quick."""
+    metric = get_metric(name)
+    options = {key: value for key, value in FEW.items() if getattr(metric, key, None)}
+    return type(metric)(
+        **{key: getattr(metric, key) for key in ("order", "of", "by") if hasattr(metric, key)} | options
+    )
+
+
+ALL = [fewer(name) for name in list_metrics()]
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """A method that says nothing."""
+
+    name: ClassVar[str] = "nothing"
+    about: ClassVar[str] = "zeros"
+    paper: ClassVar[str] = "none"
+    style: ClassVar[Any] = "signed"
+    needs: ClassVar[frozenset[Need[Any]]] = frozenset()
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        return torch.zeros_like(evidence.inputs[:, 0])
+
+
+def test_no_metric_looks_at_the_other_images_of_a_batch(model: nn.Module, photos: torch.Tensor) -> None:
+    """Normalised over the batch, a figure would depend on who shares it."""
+    together = explain.evaluate(model, photos, "inputxgradient", ALL, target=1, boxes=BOXES)["inputxgradient"]
+    alone = explain.evaluate(model, photos[1:2], "inputxgradient", ALL, target=1, boxes=BOXES[1:2])["inputxgradient"]
+    assert [metric.name for metric in ALL] == list(together)
+    for name in together:
+        torch.testing.assert_close(together[name][1:2], alone[name], equal_nan=True, msg=name)
+
+
+def test_a_map_of_zeros_has_the_figure_that_the_guide_says(model: nn.Module, photos: torch.Tensor) -> None:
+    x, zeros = photos[:1], torch.zeros(1, 12, 10, dtype=torch.float64)
+    text = (ROOT / "docs" / "metrics.md").read_text("utf-8")
+    ordered, placeless, hiding = (
+        [name for name in re.findall(r"`(\w+)`", part) if name in list_metrics()]
+        for part in text.split("## Maps that are zero everywhere")[1].split("\n- ")[1:4]
+    )
+    found: dict[str, float] = {}
+    said = []
+    for metric in ALL:
+        given: Any = {"it": Nothing() if isinstance(metric, OfMethod) else zeros}
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", ExplainWarning)
+            found[metric.name] = explain.evaluate(model, x, given, metric, target=1, boxes=BOXES[:1])["it"][
+                metric.name
+            ].item()
+        said += [metric.name for each in caught if f"{metric.name} of it is not defined" in str(each.message)]
+    assert {name for name, value in found.items() if np.isnan(value)} == set(said)
+    assert set(said) == set(list_metrics()) - {*ordered, *placeless, *hiding}
+    shuffled = {"it": -ranks_of(zeros).double()}
+    for name in set(ordered) - {"irof", "regionperturbation", "selectivity", "relevancerank"}:
+        other = explain.evaluate(model, x, shuffled, fewer(name), target=1, boxes=BOXES[:1])["it"][name].item()
+        assert found[name] == pytest.approx(other), name
+    with torch.no_grad():
+        photo, blank = (model(each)[0].softmax(0)[1].item() for each in (x, x * 0))
+        lost = (model(x) - model(x * 0))[0, 1].abs().item()
+    assert found["averagedrop"] == pytest.approx(max(0, photo - blank) / photo)
+    assert found["increase"] == float(blank > photo)
+    assert found["completeness"] == pytest.approx(lost)
+    assert found["auc"] == 0.5
+    assert found["iou"] == pytest.approx(25 / 120)
+
+
+def test_values_of_any_size_are_judged_alike(model: nn.Module, photos: torch.Tensor, maps: torch.Tensor) -> None:
+    """Sums and squares of single precision would be infinite, or nothing."""
+    names = ["sparseness", "complexity", "effectivecomplexity", "relevancemass", "relevancerank", "energypointinggame",
+             "attributionlocalisation", "infidelity", "faithfulnesscorrelation", "sensitivityn", "nonsensitivity",
+             "faithfulnessestimate", "monotonicitycorrelation", "averagedrop", "iou"]  # fmt: skip
+    given = {str(scale): (maps * scale).float() for scale in (1, 2.0**120, 2.0**-120)}
+    table = explain.evaluate(model, photos, given, [fewer(name) for name in names], target=1, boxes=BOXES)
+    for name in names:
+        for scaled in list(table)[1:]:
+            torch.testing.assert_close(table[scaled][name], table["1"][name], rtol=1e-5, atol=1e-6, msg=name)
+        assert table["1"][name].isfinite().all(), name
+
+
+def test_shares_that_round_to_no_pixel_cover_one(model: nn.Module, photos: torch.Tensor, maps: torch.Tensor) -> None:
+    """A share that covers nothing would compare the photo with itself."""
+    parts = explain.evaluate(model, photos, {"it": maps}, ROAD((0.01, 99.99)), target=1).parts("it", "road")
+    with torch.no_grad():
+        as_it_is = model(photos).softmax(1)[:, 1]
+    assert (parts["morf"] != as_it_is[:, None]).all()
+    assert (parts["morf"] != parts["lerf"]).all()
+
+
+def test_signed_and_absolute_values_are_a_choice(model: nn.Module, photos: torch.Tensor) -> None:
+    values = torch.zeros(3, 3, 12, 10, dtype=torch.float64)
+    values[:, 0, 3, 3], values[:, 0, 6, 6] = -5, 1
+    ends = {}
+    for sign in ("signed", "absolute"):
+        one: Any = sign
+        curve = explain.evaluate(model, photos, {"it": values}, Deletion(120, sign=one), target=1).curve(
+            "it", "deletion"
+        )
+        ends[sign] = curve[1][:, 1]
+    for sign, place in (("signed", 6), ("absolute", 3)):
+        covered = photos.clone()
+        covered[:, :, place, place] = 0
+        with torch.no_grad():
+            torch.testing.assert_close(ends[sign], model(covered).softmax(1)[:, 1])
+
+
+def test_a_fill_that_the_model_takes_for_the_class_is_told() -> None:
+    """Of a black class, black pixels take nothing away."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).double()
+    with torch.no_grad():
+        model[1].weight.zero_()
+        model[1].weight[0] = 1.0
+        model[1].bias.copy_(torch.tensor([0.0, 3.0, 0.0]))
+    photos = torch.ones(2, 1, 4, 4, dtype=torch.float64)
+    maps = torch.rand(2, 4, 4, dtype=torch.float64)
+    with pytest.warns(
+        ExplainWarning, match="image 0, 1 keeps its class with a probability of up to 0.91 where the fill 'zero'"
+    ):
+        explain.evaluate(model, photos, {"it": maps}, [Deletion(4), Insertion(4, Zero())], target=1)
+    explain.evaluate(model, photos, {"it": maps}, Deletion(4), target=0)  # black is not its class
+    explain.evaluate(model, photos, {"it": maps}, Deletion(4, reading="score"), target=1)
+
+
+# What a stranger may bring
+
+
+def reads_classes(name: str) -> bool:
+    """Whether a metric needs several classes."""
+    return name in ("adcc", "randomlogit") or getattr(get_metric(name), "reading", "") == "probability"
+
+
+def test_photos_of_one_channel_and_maps_of_truth_values(photos: torch.Tensor) -> None:
+    grey = nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 4)
+    ).double()
+    x = photos[:, :1]
+    mask = x[:, 0] > 0
+    metrics = ["deletion", "road", "irof", "infidelity", "sparseness", "pointinggame"]
+    table = explain.evaluate(grey, x, {"mask": mask, "same": mask.double().numpy()}, metrics, boxes=BOXES)
+    for name in metrics:
+        torch.testing.assert_close(table["mask"][name].double(), table["same"][name].double())
+        assert table["mask"][name].isfinite().all()
+    again = explain.evaluate(grey, x, "saliency", ["mprt", "maxsensitivity", "randomlogit"])["saliency"]
+    assert all(values.isfinite().all() for values in again.values())
+
+
+def test_a_model_of_one_class_is_asked_for_its_score(photos: torch.Tensor) -> None:
+    one = nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(160, 1)).double()
+    refused = []
+    for name in list_metrics():
+        with contextlib.suppress(TargetError, MetricError):
+            found = explain.evaluate(one, photos, "inputxgradient", fewer(name), boxes=BOXES)["inputxgradient"][name]
+            assert found.shape == (3,)
+            continue
+        refused.append(name)
+    assert set(refused) == {name for name in list_metrics() if reads_classes(name)}
+    for name, message in (
+        ("deletion", "at least two classes"),
+        ("adcc", "must be a class"),
+        ("randomlogit", "no other"),
+    ):
+        with pytest.raises(ExplainError, match=message):
+            explain.evaluate(one, photos, "inputxgradient", fewer(name))
+    scores = explain.evaluate(one, photos, "inputxgradient", [Deletion(3, reading="score"), Sparseness()])
+    assert scores["inputxgradient"]["deletion"].isfinite().all()
+
+
+@pytest.mark.parametrize("boxes", [[[0, 0, 0, 0]], [[-9, -9, -2, -2]], [[6, 7, 2, 3]], [None], [[]], "box", 7])
+def test_boxes_that_hold_nothing_are_refused(model: nn.Module, photos: torch.Tensor, boxes: Any) -> None:
+    with pytest.raises(ExplainError, match=r"^boxes must ") as caught:
+        explain.evaluate(model, photos[:1], {"it": torch.ones(1, 12, 10)}, "auc", boxes=boxes)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("masks", ["mask", 7, [["a"]], torch.ones(12, 10), torch.zeros(1, 12, 10, dtype=torch.bool)])
+def test_masks_that_are_none_are_refused(model: nn.Module, photos: torch.Tensor, masks: Any) -> None:
+    with pytest.raises(ExplainError, match=r"^masks must ") as caught:
+        explain.evaluate(model, photos[:1], {"it": torch.ones(1, 12, 10)}, "auc", masks=masks)
+    assert "\n" not in str(caught.value)
