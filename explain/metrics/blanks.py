@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 
-from explain.errors import image_name, warn
+from explain.errors import image_name
 from explain.fills import Fill
 
+KEPT = 0.9
 
-def tell_recognised(blank: Mapping[Fill, torch.Tensor], probability: torch.Tensor, classes: int) -> None:
-    """Warn where a photo keeps its class though all of it is covered: curves that end there say little.
 
-    It keeps it where its probability is more than half of the way from chance, 1 / K, to 1.
+def recognised(
+    blank: Mapping[Fill, torch.Tensor], photos: torch.Tensor, altered: torch.Tensor, classes: int
+) -> Iterator[str]:
+    """Say which photos keep their class though all of them is covered: curves that end there say little.
+
+    A photo keeps it where nine tenths of its probability are left, and this is more than half of the way from chance,
+    1 / K, to 1.
 
     Args:
         blank: for each fill, the number of each image's covered row ``(N,)``, or -1 where none was run.
-        probability: of all rows ``(P,)``.
+        photos: the probability of the photos as they are ``(N,)``.
+        altered: that of all altered rows ``(P,)``.
         classes: K.
     """
-    least = (1 + 1 / classes) / 2
+    least = (KEPT * photos).clamp(min=(1 + 1 / classes) / 2)
     for fill, rows in blank.items():
-        found = torch.where(rows >= 0, probability[rows.clamp(min=0)], 0)
+        found = torch.where(rows >= 0, altered[rows.clamp(min=0)], 0)
         kept = (found > least).nonzero().flatten().tolist()
         if kept:
-            images = ", ".join(image_name(image) for image in kept)
-            warn(
-                f"image {images} keeps its class with a probability of up to {found.max().item():.2f} where the fill "
-                f"{fill.name!r} covers all of it, so that figures by this fill say little; choose another fill"
+            images, share = ", ".join(map(image_name, kept)), f"{found[kept].min().item():.2f}"
+            yield (
+                f"image {images} keeps its class with a probability of {share} or more where the fill {fill.name!r} "
+                "covers all of it, so that figures by this fill say little; choose another fill"
             )

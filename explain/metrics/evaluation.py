@@ -18,7 +18,7 @@ from explain.inputs import Inputs, InputsLike
 from explain.methods import Method, MethodLike, get_method
 from explain.metrics.again import Asked, OfMethod, World, asked_again, must_be_method
 from explain.metrics.base import Case, Judged, Metric, OfMap, Read
-from explain.metrics.blanks import tell_recognised
+from explain.metrics.blanks import recognised
 from explain.metrics.maps import Maps, MapsLike
 from explain.metrics.readings import ClassReading
 from explain.metrics.registry import MetricLike, by_name
@@ -88,6 +88,7 @@ class _Evaluation:
         self.settings = Settings(**options)
         self.target = target
         self.ours: Attribution | None = None
+        self.notes: list[str] = []
         self.images = inputs.x if inputs.x.dtype in (torch.float32, torch.float64) else inputs.x.float()
 
     def of(self, given: Mapping[str, Judgeable], boxes: Boxes | None, masks: Any) -> Table:
@@ -113,7 +114,7 @@ class _Evaluation:
         self._by_scores(cases, classes, _count(logits), judged)
         self._by_asking(cases, World(self.model, self.images, classes, _count(logits), logits), maps, judged)
         ordered = {name: {metric: row[metric] for metric in self.metrics} for name, row in judged.items()}
-        return Table(dict(self.metrics), ordered)
+        return Table(dict(self.metrics), ordered, tuple(self.notes))
 
     def _maps(self, given: Mapping[str, Judgeable]) -> dict[str, MapsLike]:
         """The maps of all methods, which are run together, and those that were given."""
@@ -185,7 +186,7 @@ class _Evaluation:
         readings: list[Read] = list(dict.fromkeys(ask.reading for each in asks.values() for ask in each))
         scores = self._run(book, readings, classes)
         if "probability" in scores and count is not None:
-            tell_recognised(book.blank(), scores["probability"][1], count)
+            self.notes += recognised(book.blank(), *scores["probability"], count)
         for (name, metric), each in asks.items():
             found = [_looked_up(scores[ask.reading], row) for ask, row in zip(each, rows[name, metric], strict=True)]
             case = self._as_read(cases[name], scores)

@@ -30,11 +30,13 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
     """A figure for each method, metric and image: ``table[method][metric]`` is a tensor ``(N,)``.
 
     It prints the means over the images; an arrow says whether more (↑) or less (↓) is better. NaN, shown as –, marks
-    figures that are not defined for an image; means leave it out.
+    figures that are not defined for an image; means leave it out. Below stand ``notes``: what must be known of all
+    figures, such as a fill that the model takes for the class.
     """
 
     metrics: Mapping[str, Metric]
     judged: Mapping[str, Mapping[str, Judged]]
+    notes: tuple[str, ...] = ()
 
     def __getitem__(self, method: str) -> Mapping[str, torch.Tensor]:
         return {name: each.value for name, each in self._of(method).items()}
@@ -74,7 +76,7 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
             method: {name: [_plain(value) for value in each.value.tolist()] for name, each in row.items()}
             for method, row in self.judged.items()
         }
-        return {"metrics": about, "values": values}
+        return {"metrics": about, "values": values, "notes": list(self.notes)}
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=1, ensure_ascii=False)
@@ -98,7 +100,7 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
             "  ".join(cell.ljust(width) if not i else cell.rjust(width) for i, (cell, width) in enumerate(zipped))
             for zipped in (list(zip(row, widths, strict=True)) for row in (head, *rows))
         ]
-        return "\n".join(line.rstrip() for line in lines)
+        return "\n".join([*(line.rstrip() for line in lines), *(f"note: {note}" for note in self.notes)])
 
     def __repr__(self) -> str:
         return str(self)

@@ -145,12 +145,14 @@ def test_a_fill_that_the_model_takes_for_the_class_is_told() -> None:
         model[1].bias.copy_(torch.tensor([0.0, 3.0, 0.0]))
     photos = torch.ones(2, 1, 4, 4, dtype=torch.float64)
     maps = torch.rand(2, 4, 4, dtype=torch.float64)
-    with pytest.warns(
-        ExplainWarning, match="image 0, 1 keeps its class with a probability of up to 0.91 where the fill 'zero'"
-    ):
-        explain.evaluate(model, photos, {"it": maps}, [Deletion(4), Insertion(4, Zero())], target=1)
-    explain.evaluate(model, photos, {"it": maps}, Deletion(4), target=0)  # black is not its class
-    explain.evaluate(model, photos, {"it": maps}, Deletion(4, reading="score"), target=1)
+    table = explain.evaluate(model, photos, {"it": maps}, [Deletion(4), Insertion(4, Zero())], target=1)
+    (note,) = table.notes
+    assert note.startswith("image 0, 1 keeps its class with a probability of 0.91 or more where the fill 'zero' covers")
+    assert str(table).splitlines()[-1] == f"note: {note}"
+    assert table.to_dict()["notes"] == [note]
+    other = explain.evaluate(model, photos, {"it": maps}, Deletion(4), target=0)  # black is not its class
+    score = explain.evaluate(model, photos, {"it": maps}, Deletion(4, reading="score"), target=1)
+    assert other.notes == score.notes == ()
 
 
 # What a stranger may bring
