@@ -43,6 +43,7 @@ The way through the house, each room importing only from rooms above it:
     saved           what was saved, read back without a model, and done again
     runs/           all photos of a folder or data set explained, stored as they come, continued after anything
     watching/       a training watched: photos explained every so many steps, gradients, and how maps moved
+    app/            a page to ask a live model in, and the small server behind it
     arguments       the options of the command line
     cli             arguments in, lines and exit codes out
 
@@ -121,7 +122,7 @@ _ROOMS = {
         "explainer",
         "saved",
     ),
-    *("runs", "watching"),
+    *("runs", "watching", "app"),
     *("arguments", "cli", "version"),
 }
 

@@ -198,6 +198,19 @@ PICTURES = Option(
     ("--pictures",), "draw the maps of some photos: worst:50 (the least probable labels), best:50, or source for all",
     how={"metavar": "WHICH"},
 )  # fmt: skip
+HOST = Option(
+    ("--host",), "the address to listen at; any but this machine's own needs the token that is printed (default: "
+    "127.0.0.1)", "127.0.0.1", how={"metavar": "ADDRESS"},
+)  # fmt: skip
+PORT = Option(
+    ("--port",), "the port to listen at, 0 for a free one (default: 8000)", 8000,
+    how={"type": partial(_count, least=0), "metavar": "N"},
+)  # fmt: skip
+BESIDE = Option(
+    ("--beside",), "another model to choose on the page, as it comes by its name; repeatable", how=_many("NAME")
+)  # fmt: skip
+EXAMPLES = Option(("--examples",), "a folder with photos to pick from", how={"metavar": "FOLDER"})
+OPEN = Option(("--open",), "open it in the browser", default=False, how=_FLAG)
 RUN = Option(("run",), "the file of a run", how={"nargs": "?", "metavar": "RUN"})
 PHOTO = Option(("photo",), "its name in the run, or the end of it", how={"nargs": "?", "metavar": "PHOTO"})
 IN_RUN = (

@@ -112,6 +112,10 @@ class RunError(ExplainError):
     """A run over many photos cannot be written, continued or read, or its source cannot be used."""
 
 
+class AppError(ExplainError):
+    """The app cannot be started, or not so."""
+
+
 class PhotoError(ExplainError):
     """One of several photos could not be explained; ``__cause__`` is what went wrong."""
 

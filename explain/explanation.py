@@ -282,8 +282,14 @@ class Explanation(Reported):
             OutputError: a file is there already and ``overwrite`` is not set, or the folder cannot be written; then
                 nothing has been written.
         """
-        files = Files(folder, overwrite=overwrite)
-        look: dict[str, Any] = {"style": style, "alpha": alpha, "colormap": colormap}
+        look = {"style": style, "alpha": alpha, "colormap": colormap}
+        return self._filed(Files(folder, overwrite=overwrite), stem, look, html).write()
+
+    def packed(self) -> bytes:
+        """Return what `save` writes as a ZIP archive."""
+        return self._filed(Files(""), None, {}, None).packed()
+
+    def _filed(self, files: Files, stem: str | None, look: dict[str, Any], html: str | None) -> Files:
         photo = slug(str(stem) if stem else (Path(self.source).stem if self.source else "image"))
         several = len(self.results) > 1
         stems = distinct(f"{photo}-{slug(label)}" if several else photo for label in self.targets)
@@ -298,7 +304,7 @@ class Explanation(Reported):
             files.add_picture(f"{photo}-sheet.png", self.sheet(**look))
         if html is not None:
             files.add_text(f"{photo}.html", html)
-        return files.write()
+        return files
 
     def record(self, method: str | None = None, target: int | str = 0) -> dict[str, Any]:
         """Return what was done, in plain values: enough for `explain.load` to read it and to repeat it.

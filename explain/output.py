@@ -10,6 +10,7 @@ import re
 import secrets
 import time
 import unicodedata
+import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -123,6 +124,14 @@ class Files:
         if name in self._contents:
             raise OutputError(f"output {name!r} would be written twice; choose different names")
         self._contents[name] = content
+
+    def packed(self) -> bytes:
+        """Return what was added as a ZIP archive, without writing anything."""
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, content in self._contents.items():
+                archive.writestr(name, content)
+        return buffer.getvalue()
 
     def write(self) -> list[Path]:
         """Write what was added; return the paths.

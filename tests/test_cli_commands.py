@@ -235,6 +235,7 @@ FOR_CALLERS_ALONE = {
     "methods must name at least one method", "box=region)",
     "explain.Explainer(", "categories=... takes them", "explain.evaluate(", "blur(sigma=3)", "explain.open_run(",
     "explain.runs.insight",  # where a name lives, which is no message
+    "?token=", "charset=utf-8",  # parts of addresses and of headers
 }  # fmt: skip
 
 

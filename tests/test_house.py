@@ -28,7 +28,7 @@ ROOMS = [
     "reasons", "result", "request", "selection", "attribution", "concepts", "metrics",
     "mosaic", "pictures",
     "output", "models", "record", "report",
-    "explanation", "photo_concepts", "photos", "explainer", "saved", "runs", "watching",
+    "explanation", "photo_concepts", "photos", "explainer", "saved", "runs", "watching", "app",
     "arguments", "cli", "__main__",
 ]  # fmt: skip
 

@@ -4,7 +4,8 @@
 
 Each table is printed by a script of its own, which runs in a process of its own. They are collected in ``--output``;
 ``--update`` puts them into the pages of docs/, between the markers that name them. What is over a goal is told on the
-way. The peers are in the extra ``peers``; without them their columns say so, and the pages are not updated.
+way. The peers are in the extra ``peers``, what the app needs in ``app``; without them their cells say so, and the pages
+are not updated.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ COMMANDS = {
     "accuracy": ["accuracy.py"],
     "peers": ["peers.py", "--rounds", "5"],
     "metrics": ["metrics.py", "--rounds", "3"],
+    "app": ["app.py"],
 }
 QUICK = {
     "startup": ["startup.py", "--rounds", "1"],
@@ -42,6 +44,7 @@ QUICK = {
     "accuracy": ["accuracy.py", "--quick"],
     "peers": ["peers.py", "--quick"],
     "metrics": ["metrics.py", "--quick"],
+    "app": ["app.py", "--users", "2", "--rounds", "2", "--model", "tiny"],
 }
 
 
@@ -75,7 +78,9 @@ def main() -> None:
         options.output.write_text("\n\n".join(f"{name}:\n\n{rows}" for name, rows in found.items()) + "\n", "utf-8")
     if options.update:
         if any("not installed" in rows for rows in found.values()):
-            raise SystemExit("all.py: the peers must be installed for --update; use pip install -e '.[peers]'")
+            raise SystemExit(
+                "all.py: peers and the app must be installed for --update; use pip install -e '.[peers,app]'"
+            )
         for name, rows in found.items():
             page = page_of(name)
             page.write_text(replaced(page.read_text("utf-8"), name, rows), "utf-8")

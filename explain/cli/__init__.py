@@ -16,6 +16,7 @@
     running     `explain run`, `explain export`
     insights    `explain insight`
     filming     `explain film`
+    serving     `explain serve`
     listing     `explain methods`, `explain models`, `explain layers`
     commands    which of them was typed
 

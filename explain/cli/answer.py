@@ -62,6 +62,10 @@ class Answer:
 
             encoding = getattr(self._stream, "encoding", None) or "utf-8"
             self._print(*json_text({self.key: self.items, "errors": self.errors}, encoding).split("\n"))
+        self.flush()
+
+    def flush(self) -> None:
+        """Let what was said be seen at once."""
         with _heard():
             if self._stream is not None:
                 self._stream.flush()

@@ -18,11 +18,12 @@ from explain.cli.inspecting import INSPECT
 from explain.cli.judging import METRICS
 from explain.cli.listing import LAYERS, METHODS, MODELS, VERSION
 from explain.cli.running import EXPORT, RUN
+from explain.cli.serving import SERVE
 from explain.errors import close_to
 
 COMMANDS = {
     command.name: command
-    for command in (RUN, EXPORT, INSIGHT, FILM, METHODS, METRICS, MODELS, LAYERS, INSPECT, CONCEPTS, VERSION)
+    for command in (RUN, EXPORT, SERVE, INSIGHT, FILM, METHODS, METRICS, MODELS, LAYERS, INSPECT, CONCEPTS, VERSION)
 }
 
 

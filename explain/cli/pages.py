@@ -34,7 +34,7 @@ class Pages:
         self.total += 1
         if len(self.sheet) < MOST:
             self.sheet.append(report.entry(explanation, figures))
-        return report.page_of(explanation, steps=report.STEPS, figures=figures, progress=progress)
+        return report.page_of(explanation, steps=None, figures=figures, progress=progress)
 
     def end(self, options: argparse.Namespace, answer: Answer) -> int:
         """Write the page with all photos, if there are several; return the exit code."""

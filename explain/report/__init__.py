@@ -20,26 +20,39 @@ The parts of the page lie in ``static`` as plain files. The page gets its data t
 """
 
 from explain.report.again import Again
-from explain.report.curves import STEPS
+from explain.report.curves import STEPS, curve
 from explain.report.document import Section, document
+from explain.report.item import Detail, item
+from explain.report.page import SCRIPTS, STYLES, Front, page, static
+from explain.report.planes import plane
 from explain.report.reported import Reported
 from explain.report.sheets import entry, figures_in, sheet, sheet_html, sheet_of
-from explain.report.single import page_of
+from explain.report.single import page_of, page_with
 from explain.report.widget import widget
 from explain.report.writing import written
 
 __all__ = [
+    "SCRIPTS",
     "STEPS",
+    "STYLES",
     "Again",
+    "Detail",
+    "Front",
     "Reported",
     "Section",
+    "curve",
     "document",
     "entry",
     "figures_in",
+    "item",
+    "page",
     "page_of",
+    "page_with",
+    "plane",
     "sheet",
     "sheet_html",
     "sheet_of",
+    "static",
     "widget",
     "written",
 ]

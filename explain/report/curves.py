@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from explain.metrics import MetricLike
 
 DIGITS = 5
-STEPS = 20
+STEPS, FEWEST = 20, 8
 MOST = 8
-"""Maps that get curves, so that a report of many methods and targets does not take minutes: the first ones."""
+"""Maps that get curves in `STEPS` steps; where there are more, each gets fewer, so that they take no longer."""
 
 
 def can_be_run(subject: Subject) -> bool:
@@ -27,20 +27,36 @@ def can_be_run(subject: Subject) -> bool:
     return subject.explainer is not None and not subject.crops
 
 
-def curves(subject: Subject, steps: int, progress: Progress | None = None) -> list[dict[str, dict[str, Any]]]:
-    """Return for each target and method the curves of deletion and insertion, in so many steps.
+def steps_for(maps: int) -> int:
+    """In how many steps the evidence of each of so many maps is covered, unless told otherwise.
 
-    Each takes as many runs of the model as steps, and no more than the first `MOST` maps have them. A target is left
-    without where it is no class and cannot be asked again, and so is everything where the model is not at hand.
+    >>> steps_for(1), steps_for(8), steps_for(12), steps_for(46)
+    (20, 20, 13, 8)
     """
-    if not steps or not can_be_run(subject):
+    return max(FEWEST, min(STEPS, STEPS * MOST // max(1, maps)))
+
+
+def curves(subject: Subject, steps: int | None, progress: Progress | None = None) -> list[dict[str, dict[str, Any]]]:
+    """Return for each target and method the curves of deletion and insertion, in so many steps; None is `steps_for`.
+
+    Each takes as many runs of the model as steps. A target is left without where it is no class and cannot be asked
+    again, and so is everything where the model is not at hand.
+    """
+    count = steps_for(sum(map(len, subject.results))) if steps is None else steps
+    if not count or not can_be_run(subject):
         return [{} for _ in subject.results]
-    x, left, found = subject.explainer.as_input(subject.photo), MOST, []
-    for index, result in enumerate(subject.results):
-        maps = dict(list(result.items())[:left])
-        left -= len(maps)
-        found.append(_of_target(subject, x, index, maps, steps, progress))
-    return found
+    x = subject.explainer.as_input(subject.photo)
+    return [_of_target(subject, x, index, each, count, progress) for index, each in enumerate(subject.results)]
+
+
+def curve(
+    subject: Subject, index: int, method: str, steps: int = STEPS, progress: Progress | None = None
+) -> dict[str, Any] | None:
+    """Return the curves of one map; None where it can have none."""
+    if not can_be_run(subject):
+        return None
+    x, maps = subject.explainer.as_input(subject.photo), {method: subject.results[index][method]}
+    return _of_target(subject, x, index, maps, steps, progress).get(method)
 
 
 def _of_target(

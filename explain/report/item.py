@@ -33,14 +33,14 @@ class Detail:
     """How much of a photo a page holds.
 
     ``side`` is the photo's longer side in pixels at most, ``quality`` that of its JPEG, ``cells`` the longer side of
-    maps of single pixels (None: all that they have). ``steps`` are those of the curves, 0 for none. Without ``live``
-    the model is not run at all.
+    maps of single pixels (None: all that they have). ``steps`` are those of the curves, 0 for none, and None for
+    as many as `explain.report.curves.steps_for` says. Without ``live`` the model is not run at all.
     """
 
     side: int = 1280
     quality: int = 86
     cells: int | None = None
-    steps: int = 0
+    steps: int | None = 0
     live: bool = True
 
 
@@ -51,6 +51,7 @@ def item(
     figures: Sequence[Mapping[str, Any]] = (),
     progress: Progress | None = None,
     made: Again | None = None,
+    address: str | None = None,
 ) -> dict[str, Any]:
     """Return a photo, its maps, and all that is said of them.
 
@@ -58,6 +59,7 @@ def item(
         figures: for each target, by method, what metrics say: ``{method: {metric: value}}``.
         progress: called with the runs done and their total, for the curves.
         made: how to make it again, where the subject itself does not say it.
+        address: where the photo is, if it does not travel along.
     """
     run = detail.live and subject.explainer is not None
     found = curves(subject, detail.steps, progress) if run else [{} for _ in subject.results]
@@ -66,7 +68,7 @@ def item(
     records = [{name: subject.record(name, index) for name in result} for index, result in enumerate(subject.results)]
     return {
         "name": name_of(subject),
-        "photo": _photo(subject.photo, detail),
+        "photo": _photo(subject.photo, detail) if address is None else address,
         "size": list(subject.photo.size),
         "model": printable(subject.origin.name),
         "input": list(subject.input_size),

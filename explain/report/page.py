@@ -8,6 +8,7 @@ import html
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -35,11 +36,34 @@ SCRIPTS = (
     "sheet.js",
     "start.js",
 )
+BEGIN = "begin.js"
 COLORMAPS = ("plasma", "viridis", "inferno", "cividis", "RdBu_r", "PuOr_r")
 """The colour maps that a page brings along: four for magnitudes, two for contributions."""
 
 
-def page(index: Mapping[str, Any], items: Sequence[Mapping[str, Any]], *, title: str, widget: bool = False) -> str:
+@dataclass(frozen=True)
+class Front:
+    """What a page is made of beside its data: its ``kind``, style, script, and what it may ask for besides."""
+
+    kind: str
+    style: str
+    script: str
+    policy: str = ""
+
+
+def static(names: Sequence[str]) -> str:
+    """The text of files of the page, one after the other."""
+    return "\n".join(_static(name) for name in names)
+
+
+def page(
+    index: Mapping[str, Any],
+    items: Sequence[Mapping[str, Any]],
+    *,
+    title: str,
+    widget: bool = False,
+    front: Front | None = None,
+) -> str:
     """Return a page as one text.
 
     Args:
@@ -47,6 +71,7 @@ def page(index: Mapping[str, Any], items: Sequence[Mapping[str, Any]], *, title:
         items: what `explain.report.item` returns for each photo.
         title: what a window or tab is called.
         widget: whether it is shown inside another page.
+        front: style and script, where they are not those of a report.
 
     Nothing in the values can become markup or a script: they are JSON in which ``<`` is written as an escape, the
     scripts put them into texts only, and the page forbids every script and style but its own, by their hashes.
@@ -54,7 +79,7 @@ def page(index: Mapping[str, Any], items: Sequence[Mapping[str, Any]], *, title:
     >>> "<img" in page({"photos": [{"name": "<img src=x>"}]}, [], title="<img>")
     False
     """
-    style, script = (_static_files(names) for names in (STYLES, SCRIPTS))
+    front = front or _report(widget)
     about = {
         "format": FORMAT,
         "version": __version__,
@@ -66,27 +91,32 @@ def page(index: Mapping[str, Any], items: Sequence[Mapping[str, Any]], *, title:
     data = [_block("index", about), *(_block(f"item-{number}", each) for number, each in enumerate(items))]
     parts = {
         "title": html.escape(printable(title)),
-        "policy": html.escape(_policy(style, script)),
-        "kind": "widget" if widget else "report",
-        "style": style,
-        "script": script,
+        "policy": html.escape(_policy(front)),
+        "kind": front.kind,
+        "style": front.style,
+        "script": front.script,
         "data": "\n".join(data),
         "words": _words(index),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _static("page.html"))
 
 
-def _policy(style: str, script: str) -> str:
+def _report(widget: bool) -> Front:
+    return Front("widget" if widget else "report", static(STYLES), static((*SCRIPTS, BEGIN)))
+
+
+def _policy(front: Front) -> str:
     """What the page may load: pictures from within itself, its own style and its own script, and nothing else."""
+    own = front.policy or "img-src data: blob:"
     return (
-        f"default-src 'none'; img-src data: blob:; style-src {_hash(style)}; script-src {_hash(script)}; "
+        f"default-src 'none'; {own}; style-src {_hash(front.style)}; script-src {_hash(front.script)}; "
         "base-uri 'none'; form-action 'none'"
     )
 
 
 def style_and_policy(names: Sequence[str]) -> tuple[str, str]:
     """Style sheets in one text, and a policy for a page that has nothing but them and pictures."""
-    style = _static_files(names)
+    style = static(names)
     return style, f"default-src 'none'; img-src data:; style-src {_hash(style)}; base-uri 'none'; form-action 'none'"
 
 
@@ -120,7 +150,3 @@ def _colormaps() -> dict[str, str]:
 @cache
 def _static(name: str) -> str:
     return (resources.files("explain.report") / "static" / name).read_text("utf-8")
-
-
-def _static_files(names: Sequence[str]) -> str:
-    return "\n".join(_static(name) for name in names)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import overload
 
 from explain.engine import Progress
-from explain.report.curves import STEPS
 from explain.report.single import page_of
 from explain.report.subject import Pictured, Subject
 from explain.report.widget import widget
@@ -22,7 +21,7 @@ class Reported:
         self: Subject,
         path: None = None,
         *,
-        steps: int = STEPS,
+        steps: int | None = None,
         overwrite: bool = False,
         progress: Progress | None = None,
     ) -> str: ...
@@ -32,7 +31,7 @@ class Reported:
         self: Subject,
         path: str | os.PathLike[str],
         *,
-        steps: int = STEPS,
+        steps: int | None = None,
         overwrite: bool = False,
         progress: Progress | None = None,
     ) -> Path: ...
@@ -41,7 +40,7 @@ class Reported:
         self: Subject,
         path: str | os.PathLike[str] | None = None,
         *,
-        steps: int = STEPS,
+        steps: int | None = None,
         overwrite: bool = False,
         progress: Progress | None = None,
     ) -> str | Path:
@@ -53,9 +52,9 @@ class Reported:
 
         Args:
             path: where to write it, its folder made if needed; without, the page is returned as a text.
-            steps: in how many steps the evidence of the first eight maps is covered, and shown, for their curves: for
-                each map twice as many runs of the model. 0 leaves the curves out, and so does a copy, which has no
-                model.
+            steps: in how many steps the evidence of each map is covered, and shown, for its curves: twice as many runs
+                of the model. None are 20, and fewer where there are more than eight maps, but at least 8. 0 leaves the
+                curves out, and so does a copy, which has no model.
             overwrite: whether a file that is there may be replaced.
             progress: called with the runs done and their total.
 

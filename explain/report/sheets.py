@@ -34,7 +34,7 @@ def sheet(
     *,
     truth: Sequence[int | str | None] | None = None,
     metrics: MetricLike | Iterable[MetricLike] = (),
-    steps: int = 0,
+    steps: int | None = 0,
     title: str | None = None,
     overwrite: bool = False,
 ) -> Path:
@@ -71,7 +71,7 @@ def sheet_html(
     *,
     truth: Sequence[int | str | None] | None = None,
     metrics: MetricLike | Iterable[MetricLike] = (),
-    steps: int = 0,
+    steps: int | None = 0,
     title: str | None = None,
 ) -> str:
     """Return the page that `sheet` writes, as text; arguments and errors are the same."""
@@ -105,7 +105,7 @@ def entry(
     figures: Sequence[Mapping[str, Mapping[str, Any]]] = (),
     truth: int | str | None = None,
     *,
-    steps: int = 0,
+    steps: int | None = 0,
     made: Again | None = None,
 ) -> Entry:
     """Return what a sheet says of a photo in short (its answer, whether that is right, figures), and all of it.

@@ -14,11 +14,15 @@ from explain.report.subject import Subject
 def page_of(
     subject: Subject,
     *,
-    steps: int,
+    steps: int | None,
     figures: Sequence[Mapping[str, Any]] = (),
     progress: Progress | None = None,
 ) -> str:
     """Return the page of one photo; ``figures`` has what metrics say, for each target ``{method: {metric: value}}``."""
-    values = item(subject, Detail(steps=steps), figures=figures, progress=progress)
+    return page_with(subject, item(subject, Detail(steps=steps), figures=figures, progress=progress))
+
+
+def page_with(subject: Subject, values: Mapping[str, Any]) -> str:
+    """Return the page of one photo, of which ``values`` are what `item` returns."""
     short = summary(subject)
     return page({"photos": [short]}, [values], title=f"{short['label']} – {name_of(subject)}")

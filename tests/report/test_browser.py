@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -579,6 +580,38 @@ def test_a_sheet_filters_sorts_and_opens(opened: Open, sheet: Path, explainer: e
     page.tab.get_by_role("button", name="All photos").click()
     assert cards.count() == 6
     assert page.tab.get_by_label("Sort by").input_value() == "sparseness of gradcam"
+
+
+def test_a_sheet_keeps_what_passed_and_what_is_within_bounds(
+    opened: Open, explainer: explain.Explainer, tmp_path: Path
+) -> None:
+    found = [explainer(photo(seed=seed), ["gradcam", "layercam"], [0]) for seed in range(4)]
+    passed = checked(found[0]).verdicts[0].answers
+    first, second, *others = (checked(each) for each in found)
+    failed = replace(second.verdicts[0], answers={"gradcam": replace(passed["layercam"], method="gradcam")})
+    second = replace(second, verdicts={0: failed})
+    plain = [replace(each, verdicts={}) for each in others]
+    file = report.sheet([first, second, *plain], tmp_path / "four.html", metrics=["sparseness"])
+    page = opened(file)
+    cards = page.tab.locator(".grid li")
+    numbers = "explainPage.sheet.chosen().map((photo) => photo.number)"
+    for chosen, kept in (("passed", [0]), ("failed", [1]), ("", [0, 1, 2, 3])):
+        page.tab.get_by_label("Verdict").select_option(chosen)
+        assert sorted(page.tab.evaluate(numbers)) == kept
+        assert cards.count() == len(kept)
+    assert not page.tab.get_by_label("From").is_visible()
+    page.tab.get_by_label("Sort by").select_option("sparseness of gradcam")
+    values = page.tab.evaluate("explainPage.sheet.chosen().map((photo) => explainPage.sheet.value(photo))")
+    page.tab.get_by_label("From").fill(str((values[0] + values[1]) / 2))
+    page.tab.get_by_role("spinbutton", name="To").fill(str((values[2] + values[3]) / 2))
+    assert page.tab.evaluate("explainPage.sheet.chosen().map((photo) => explainPage.sheet.value(photo))") == values[1:3]
+    again = opened(file, f"#{page.tab.url.split('#')[1]}") if page.address["least"] else page
+    assert again.tab.locator(".grid li").count() == 2
+    page.tab.get_by_label("Sort by").select_option("probability")
+    assert cards.count() == 4
+    best = page.tab.evaluate("Math.max(...explainPage.sheet.photos.map((photo) => photo.probability))")
+    page.tab.get_by_label("From (%)").fill(str(100 * best - 1e-6))
+    assert cards.count() == 1
 
 
 def test_small_pictures_are_drawn_when_they_are_seen(opened: Open, sheet: Path) -> None:

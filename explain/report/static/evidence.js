@@ -28,13 +28,17 @@ class Evidence {
     this.plot.toggleAttribute('hidden', !curve);
     this.plot.style.display = curve ? '' : 'none';
     if (curve) this.draw(curve, state);
+    else if (state.cover !== null) this.item.live?.curve(state.target, state.method);
     this.words.textContent = this.told(curve, state);
   }
 
   told(curve, state) {
     const method = this.item.methods[state.method].name;
     const { label, probability } = this.item.targets[state.target];
-    if (!curve) return `Covers what ${method} takes for evidence, the most first. The answers of the model to such photos are not in this file.`;
+    if (!curve) {
+      return `Covers what ${method} takes for evidence, the most first. ${this.item.live ? 'The model is asked what it says of such photos as soon as you play or move it.'
+        : 'The answers of the model to such photos are not part of this page.'}`;
+    }
     const what = curve.reading === 'probability' ? 'probability' : 'score';
     const now = state.cover === null ? null : valueAt(curve, state.way, state.cover / 100);
     const done = state.way === 'deletion' ? 'covered' : 'shown';

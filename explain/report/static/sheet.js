@@ -15,7 +15,10 @@ class Sheet {
     this.search = el('input', { type: 'search', id: 'search', placeholder: 'name or answer', oninput: () => change({ find: this.search.value }) });
     this.label = selection('Answer', (label) => change({ label }));
     this.right = selection('Right or wrong', (right) => change({ right }));
-    this.sort = selection('Sort by', (sort) => change({ sort }));
+    this.passed = selection('Verdict', (passed) => change({ passed }));
+    this.sort = selection('Sort by', (sort) => change({ sort, least: '', most: '' }));
+    this.ends = ['least', 'most'].map((end) => bound(end === 'least' ? 'From' : 'To', (value) => change({ [end]: value })));
+    this.range = el('div', { class: 'pair' }, this.ends);
     this.down = el('button', { type: 'button', class: 'plain-button', onclick: () => change({ down: !this.state.down }) });
     this.count = el('p', { role: 'status', class: 'hint' });
     this.grid = el('ul', { class: 'grid' });
@@ -24,7 +27,8 @@ class Sheet {
     this.watch = new IntersectionObserver((entries) => entries.filter((entry) => entry.isIntersecting).forEach((entry) => this.load(entry.target)), { rootMargin: '300px' });
     this.element = el('div', { class: 'sheet' }, el('div', { class: 'heading' }, el('h1', {}, source.index.title ?? 'Photos')),
       el('form', { class: 'filters', role: 'search', onsubmit: (event) => event.preventDefault() },
-        el('div', { class: 'selection' }, el('label', { for: 'search' }, 'Find'), this.search), this.label, this.right, this.sort, this.down),
+        el('div', { class: 'selection' }, el('label', { for: 'search' }, 'Find'), this.search), this.label, this.right, this.passed,
+        this.sort, this.range, this.down),
       this.count, this.grid);
     this.draw();
   }
@@ -34,6 +38,8 @@ class Sheet {
     this.label.fill([[null, [['', 'all answers'], ...labels.map((label) => [label, label])]]]);
     this.right.fill([[null, [['', 'both'], ['right', '✓ right'], ['wrong', '✗ wrong']]]]);
     this.right.hidden = !this.photos.some((photo) => photo.truth !== undefined);
+    this.passed.fill([[null, [['', 'all'], ['passed', '✓ passed'], ['failed', '✗ failed']]]]);
+    this.passed.hidden = !this.photos.some((photo) => photo.passed !== null);
     const figures = new Set();
     this.photos.forEach((photo) => Object.entries(photo.figures ?? {}).forEach(([method, values]) =>
       Object.keys(values).forEach((metric) => figures.add(`${metric} of ${method}`))));
@@ -48,13 +54,30 @@ class Sheet {
     return photo.figures?.[method]?.[metric] ?? null;
   }
 
+  // Whether what is sorted by lies within the bounds; probabilities are bounded in percent.
+  inside(photo) {
+    const { sort, least, most } = this.state;
+    if (least === '' && most === '') return true;
+    const value = this.value(photo);
+    if (typeof value !== 'number') return false;
+    const scaled = sort === 'probability' ? 100 * value : value;
+    return (least === '' || scaled >= Number(least)) && (most === '' || scaled <= Number(most));
+  }
+
+  get isOfNumbers() {
+    const { sort } = this.state;
+    return sort === 'probability' || sort.includes(' of ');
+  }
+
   chosen() {
-    const { find, label, right, down } = this.state;
+    const { find, label, right, passed, down } = this.state;
     const wanted = find.trim().toLowerCase();
     const kept = this.photos.filter((photo) =>
       (!wanted || `${photo.name} ${photo.label} ${photo.truth ?? ''}`.toLowerCase().includes(wanted))
       && (!label || photo.label === label)
-      && (!right || photo.right === (right === 'right')));
+      && (!right || photo.right === (right === 'right'))
+      && (!passed || photo.passed === (passed === 'passed'))
+      && this.inside(photo));
     const order = (one, other) => (typeof one === 'string' ? one.localeCompare(other) : Number(one) - Number(other));
     return kept.sort((a, b) => {
       const [one, other] = [this.value(a), this.value(b)];
@@ -68,7 +91,10 @@ class Sheet {
     this.search.value = state.find;
     this.label.take(state.label);
     this.right.take(state.right);
+    this.passed.take(state.passed);
     this.sort.take(state.sort);
+    this.range.hidden = !this.isOfNumbers;
+    this.ends.forEach((field, i) => field.take(i ? state.most : state.least, state.sort === 'probability' ? '%' : ''));
     this.down.textContent = state.down ? '↓ falling' : '↑ rising';
     this.down.setAttribute('aria-label', state.down ? 'Order: falling; press for rising' : 'Order: rising; press for falling');
     const chosen = this.chosen();
@@ -107,4 +133,17 @@ class Sheet {
     const [plane] = await Promise.all([unpackedPlane(first.plane), image.decode().catch(() => {})]);
     smallPicture(card.querySelector('canvas'), image, item, new FineMap(plane, first.kind, item), this.colors, 200);
   }
+}
+
+// A number that what is sorted by is at least, or at most.
+function bound(text, change) {
+  const id = newId('bound');
+  const input = el('input', { type: 'number', id, step: 'any', oninput: () => { if (input.validity.valid) change(input.value); } });
+  const label = el('label', { for: id }, text);
+  const field = el('div', { class: 'selection' }, label, input);
+  field.take = (value, unit) => {
+    if (document.activeElement !== input) input.value = value;
+    label.textContent = unit ? `${text} (${unit})` : text;
+  };
+  return field;
 }

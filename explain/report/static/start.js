@@ -2,7 +2,7 @@
 
 const settings = { keys: true, theme: 'auto' };
 const NUMBERS = new Set(['method', 'target', 'layer', 'opacity', 'share', 'wipe', 'cover', 'not', 'photo']);
-const SHEET = { find: '', label: '', right: '', sort: 'number', down: false };
+const SHEET = { find: '', label: '', right: '', passed: '', sort: 'number', least: '', most: '', down: false };
 
 function fromAddress() {
   const found = {};
@@ -64,16 +64,25 @@ class Page {
     this.many = source.index.photos.length > 1;
     this.body = el('main', { tabindex: -1 });
     root.replaceChildren(...[this.widget ? null : this.header(), this.body, this.widget ? null : this.footer(), this.help()].filter(Boolean));
+    this.begin();
+    document.addEventListener('keydown', (event) => {
+      if (event.key === '?' && settings.keys && !event.target.matches('input[type=search], input[type=number]')) this.dialog.showModal();
+      else if (!this.dialog.open) this.viewerOf(event)?.key(event);
+    });
+  }
+
+  // Whose the keys are.
+  viewerOf() {
+    return this.viewer;
+  }
+
+  begin() {
     this.sheetState = { ...SHEET, ...pick(fromAddress(), SHEET) };
     const { photo } = fromAddress();
-    const last = source.index.photos.length - 1;
+    const last = this.source.index.photos.length - 1;
     if (this.many && (photo === undefined || photo > last)) this.showSheet();
     else this.showPhoto(clamp(photo ?? 0, 0, last), pick(fromAddress(), USUAL));
     window.addEventListener('hashchange', () => location.reload());
-    document.addEventListener('keydown', (event) => {
-      if (event.key === '?' && settings.keys && !event.target.matches('input[type=search]')) this.dialog.showModal();
-      else if (!this.dialog.open) this.viewer?.key(event);
-    });
   }
 
   header() {
@@ -151,5 +160,3 @@ class Page {
 
 const pick = (values, names) => Object.fromEntries(Object.entries(values).filter(([name]) => name in names));
 const different = (state) => Object.fromEntries(Object.entries(state).filter(([name, value]) => value !== SHEET[name]));
-
-window.explainPage = new Page(document.getElementById('app'), new EmbeddedSource(document));

@@ -49,7 +49,7 @@ const QUESTIONS = {
 
 function verdicts(item, state) {
   const found = item.maps[state.target].map((map, number) => [number, map.verdict]).filter(([, verdict]) => verdict);
-  if (!found.length) return null;
+  if (!found.length) return item.live ? unchecked(item, state) : null;
   const current = found.filter(([number]) => number === state.method);
   const names = [...new Set(found.flatMap(([, verdict]) => Object.keys(verdict.answers)))];
   const row = ([number, verdict]) => ({
@@ -62,8 +62,19 @@ function verdicts(item, state) {
   const short = { depends_on_model: 'model', depends_on_class: 'class' };
   return el('section', { class: 'card wide' }, el('h2', {}, 'Checked'),
     table(`Answers for ${item.targets[state.target].label}`, ['method', 'verdict', ...names.map((name) => short[name] ?? name)], found.map(row)),
-    el('ul', { class: 'reasons' }, current.flatMap(reasons)),
+    current.length || !item.live ? el('ul', { class: 'reasons' }, current.flatMap(reasons)) : el('div', { class: 'buttons' }, checkButton(item, state)),
     el('p', { class: 'hint' }, 'A verdict is the worst of its answers. That a map passed does not mean that the model is right.'));
+}
+
+// Where a live model is behind the page, it can be asked.
+function unchecked(item, state) {
+  return el('section', { class: 'card wide' }, el('h2', {}, 'Does this map stand up to a check?'),
+    el('p', {}, 'Does it depend on the model and on the class, is it faithful, and stable? The model is asked with random weights, for other classes, and about at most 250 covered photos.'),
+    el('div', { class: 'buttons' }, checkButton(item, state)));
+}
+
+function checkButton(item, state) {
+  return el('button', { type: 'button', class: 'plain-button', onclick: () => item.live.check(state.target, state.method) }, `Check ${item.methods[state.method].name}`);
 }
 
 function answered(answer) {

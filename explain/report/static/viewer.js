@@ -213,6 +213,12 @@ class Viewer {
     if (this.regionWords.textContent !== text) this.regionWords.textContent = text;
   }
 
+  // What is said of a map has changed.
+  refresh() {
+    this.tabled = undefined;
+    this.redraw();
+  }
+
   small() {
     const { target } = this.state;
     if (this.smallOf === target) return;
@@ -264,7 +270,7 @@ class Viewer {
 
   key(event) {
     if (event.altKey || event.ctrlKey || event.metaKey || !settings.keys) return;
-    if (event.target.matches('input[type=text], input[type=search], select, textarea')) return;
+    if (event.target.matches('input[type=text], input[type=search], input[type=number], select, textarea')) return;
     const { item, state } = this;
     const next = (value, count, back) => (value + (back ? count - 1 : 1)) % count;
     const back = event.shiftKey;

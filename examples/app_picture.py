@@ -1,0 +1,61 @@
+"""Take a picture of the app with a photo from assets/, as the README shows it; needs the extra "browser".
+
+Run from the repository: python examples/app_picture.py [FILE]
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import threading
+from pathlib import Path
+
+import explain
+from explain.app import LOOPBACK, Studio, application
+from explain.app.serving import bound
+
+PHOTOS = ["astronaut.png", "chelsea.png", "coffee.png", "grace_hopper.jpg", "rocket.jpg"]
+METHODS = ["gradcam", "layercam", "hirescam", "guidedbackprop"]
+SIZE = {"width": 1240, "height": 940}
+FILE = Path("assets") / "app.jpg"
+
+
+def main(file: Path = FILE) -> None:
+    import uvicorn
+
+    studio = Studio([explain.Explainer(crop="whole")], examples={name: Path("assets") / name for name in PHOTOS})
+    server = uvicorn.Server(uvicorn.Config(application(studio), log_level="warning", lifespan="off", ws="none"))
+    with bound(LOOPBACK, 0) as socket:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]}, daemon=True)
+        thread.start()
+        photograph(f"http://{LOOPBACK}:{socket.getsockname()[1]}/", file)
+        server.should_exit = True
+        thread.join()
+    studio.close()
+    print(f"wrote {file}, {file.stat().st_size / 1e3:.0f} kB")
+
+
+def photograph(address: str, file: Path) -> None:
+    from playwright.sync_api import sync_playwright
+
+    browser = os.environ.get("EXPLAIN_CHROMIUM") or shutil.which("chromium")
+    with sync_playwright() as driver:
+        window = driver.chromium.launch(executable_path=browser, args=["--no-sandbox"])
+        page = window.new_page(viewport=SIZE)
+        page.goto(address)
+        page.get_by_role("button", name="chelsea.png").click()
+        page.locator(".viewer").wait_for()
+        page.locator("details.choice summary").click()
+        for name in METHODS[1:]:
+            page.locator(f".method-list input[value={name}]").check()
+        page.locator("details.choice summary").click()
+        page.locator("button.answer").first.click()
+        page.locator(".film .frame").nth(len(METHODS) - 1).wait_for()
+        page.wait_for_timeout(2500)
+        page.screenshot(path=file, type="jpeg", quality=86)
+        window.close()
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:2]))

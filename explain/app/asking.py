@@ -1,0 +1,143 @@
+"""What may be asked of the app, as a value: read from JSON that anybody may have written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from explain.app.covering import Cover
+from explain.app.limits import Limits
+from explain.errors import ExplainError, shown
+from explain.methods import Method, get_method
+
+TEXT = 200  # characters of a name
+FIELDS = ("photo", "model", "methods", "targets", "layer", "seconds", "cover", "before")
+DOUBTS = ("curve", "check")
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A question: a photo that was sent, which of the models, and how to explain.
+
+    No ``targets`` are the best class; no ``layer`` is each method's own. ``seconds`` is how long each slow method may
+    take, and ``cover`` what is covered first. ``before`` names an answer: its maps are taken where they fit.
+    """
+
+    photo: str
+    model: int = 0
+    methods: tuple[Method, ...] = ()
+    targets: tuple[int, ...] = ()
+    layer: str | None = None
+    seconds: float = 20.0
+    cover: Cover | None = None
+    before: str | None = field(default=None, compare=False)
+
+    @classmethod
+    def of(cls, values: Any, models: int, limits: Limits) -> Ask:
+        """Read a question.
+
+        Raises:
+            ExplainError: a field is unknown, missing, or holds what cannot be meant.
+
+        >>> Ask.of({"photo": "abc", "methods": ["gradcam"], "targets": [3]}, 1, Limits()).targets
+        (3,)
+        """
+        if not isinstance(values, Mapping):
+            raise ExplainError(f"question must be an object of JSON, got {shown(values)}; send its fields by name")
+        _only(values, FIELDS)
+        names = _list("methods", values.get("methods", ["gradcam"]), limits.methods)
+        targets = _list("targets", values.get("targets", []), limits.targets)
+        return cls(
+            photo=_text("photo", values.get("photo")),
+            model=whole("model", values.get("model", 0), models),
+            methods=_methods(names or ["gradcam"]),
+            targets=tuple(whole("target", each, 10**6) for each in targets),
+            layer=None if values.get("layer") is None else _text("layer", values["layer"]),
+            seconds=_seconds(values.get("seconds", 20.0), limits.seconds),
+            cover=None if values.get("cover") is None else _cover(values["cover"]),
+            before=None if values.get("before") is None else _text("before", values["before"]),
+        )
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """A question about a map of an answer: its ``curve``, or a ``check``. ``target`` is its place among the answer's.
+
+    >>> Doubt.of({"answer": "abc", "what": "check", "method": "gradcam"}, Limits()).target
+    0
+    """
+
+    answer: str
+    what: str
+    method: str
+    target: int = 0
+
+    @classmethod
+    def of(cls, values: Any, limits: Limits) -> Doubt:
+        """Read a question; errors as `Ask.of`."""
+        _only(values, ("answer", "what", "method", "target"))
+        what = _text("what", values.get("what"))
+        if what not in DOUBTS:
+            raise ExplainError(f"what must be one of {', '.join(DOUBTS)}, got {shown(what)}; choose one of them")
+        method, target = _text("method", values.get("method")), whole("target", values.get("target", 0), limits.targets)
+        return cls(_text("answer", values.get("answer")), what, method, target)
+
+
+def _only(values: Mapping[str, Any], fields: Sequence[str]) -> None:
+    unknown = sorted(set(map(str, values)) - set(fields))
+    if unknown:
+        raise ExplainError(f"question must have the fields {', '.join(fields)}, got {shown(unknown[0])}; leave it out")
+
+
+def _methods(names: Sequence[Any]) -> tuple[Method, ...]:
+    """The methods, by plain names: options of theirs could ask for any amount of work."""
+    found = [get_method(_text("method", name)) for name in dict.fromkeys(map(str, names)) if _plain(name)]
+    return tuple({method.name: method for method in found}.values())
+
+
+def _plain(name: Any) -> bool:
+    if isinstance(name, str) and name.replace("+", "").isalnum():
+        return True
+    raise ExplainError(f"method must be the name of one, without options, got {shown(name)}; choose from the list")
+
+
+def _cover(values: Any) -> Cover:
+    if not isinstance(values, Mapping) or not set(values) <= {"region", "fill"}:
+        raise ExplainError(f"cover must have a region and a fill, got {shown(values)}; draw a region first")
+    region = _list("region", values.get("region"), 4)
+    if len(region) != 4 or not all(_is_number(edge) for edge in region):
+        raise ExplainError(f"region must be four numbers from 0 to 1, got {shown(region)}; draw it on the photo")
+    left, top, right, bottom = map(float, region)
+    return Cover((left, top, right, bottom), _text("fill", values.get("fill", "mean")))
+
+
+def _text(what: str, value: Any) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= TEXT:
+        raise ExplainError(
+            f"{what} must be a text of 1 to {TEXT} characters, got {shown(value)}; choose it on the page"
+        )
+    return value
+
+
+def _list(what: str, value: Any, most: int) -> list[Any]:
+    if not isinstance(value, list) or len(value) > most:
+        raise ExplainError(f"{what} must be a list of at most {most}, got {shown(value)}; ask for fewer at a time")
+    return value
+
+
+def whole(what: str, value: Any, count: int) -> int:
+    """A whole number below a count, or an error."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < count:
+        raise ExplainError(f"{what} must be a whole number from 0 to {count - 1}, got {shown(value)}; choose another")
+    return value
+
+
+def _seconds(value: Any, most: float) -> float:
+    if not _is_number(value) or not 0 < value <= most:
+        raise ExplainError(f"seconds must be above 0 and up to {most:g}, got {shown(value)}; choose another time")
+    return float(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

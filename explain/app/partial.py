@@ -1,0 +1,49 @@
+"""A map that is not finished, as the page shows it while it sharpens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from explain.methods import Method, control, family
+from explain.pictures import array
+from explain.report import plane
+
+
+def about(method: Method) -> dict[str, Any]:
+    """What the page says of a method before it is done."""
+    return {
+        "name": method.name,
+        "family": family(method.name),
+        "about": method.about,
+        "paper": method.paper,
+        "layer": "",
+        "passes": None,
+        "control": control(method.name),
+    }
+
+
+def unfinished(method: Method, values: torch.Tensor, done: int, total: int) -> dict[str, Any]:
+    """The map so far ``(h, w)`` or ``(C, H, W)`` as the page takes it.
+
+    >>> from explain.methods import get_method
+    >>> found = unfinished(get_method("rise"), torch.rand(4, 5), 30, 1000)
+    >>> found["plane"]["height"], found["remark"]
+    (4, 'not finished: 30 of 1000 altered photos')
+    """
+    kind = "heat" if values.ndim == 2 else "signed" if method.style == "signed" else "intensity"
+    if values.ndim == 3:
+        values = values.sum(0) if kind == "signed" else values.abs().amax(0)
+    return {
+        "kind": kind,
+        "plane": plane(array(values.detach().float())),
+        "layers": [],
+        "remark": f"not finished: {done} of {total} altered photos",
+        "score": None,
+        "delta": None,
+        "runs": done,
+        "curve": None,
+        "figures": {},
+        "verdict": None,
+    }

@@ -1,0 +1,215 @@
+// The app: a photo comes, the model answers, and the report's own viewer shows it.
+
+class App extends Page {
+  begin() {
+    const { models, examples, fills } = this.source.index;
+    this.model = 0;
+    this.targets = [];
+    this.desk = new Desk(examples, (file) => this.photoFrom(this.source.send(file)), (name) => this.photoFrom(this.source.ask('examples', { name })));
+    this.modelChoice = selection('Model', (model) => { this.model = Number(model); this.targets = []; this.prepare(); this.ask(); });
+    this.modelChoice.fill([[null, models.map(({ name }, number) => [String(number), name])]]);
+    this.modelChoice.hidden = models.length < 2;
+    this.methods = new MethodChoice(() => this.ask());
+    this.search = new LabelSearch((number) => this.alsoExplain(number));
+    this.layer = new LayerChoice(() => this.ask());
+    this.covering = new Covering(fills, () => this.ask());
+    this.beside = new Beside(this);
+    this.doubting = new Doubting(this.source, { say: (text) => this.say(text), progress: (...far) => this.far(...far), fail: (text) => this.fail(text) });
+    this.progress = el('progress', { max: 1, value: 0, 'aria-label': 'Altered photos done' });
+    this.status = el('span', { role: 'status' });
+    this.stop = el('button', { type: 'button', class: 'plain-button', hidden: true, onclick: () => this.stopped() }, 'Stop');
+    this.trouble = el('p', { class: 'trouble', role: 'alert', hidden: true });
+    this.work = el('div', { class: 'work' }, this.status, this.progress, this.stop);
+    const save = (path, text) => el('button', { type: 'button', class: 'plain-button', onclick: () => this.save(path) }, text);
+    this.tools = el('section', { class: 'tools card', 'aria-label': 'What is asked', hidden: true },
+      el('div', { class: 'tool-row' }, this.modelChoice, this.search.element, this.layer.element, this.covering.element),
+      this.methods.element,
+      el('div', { class: 'tool-foot' }, this.work, el('div', { class: 'buttons' }, this.beside.buttons, save('save', 'Save the files'), save('report', 'Save the report'))));
+    this.current = el('div', { class: 'current' });
+    this.place = el('div', { class: 'place' }, this.beside.element, this.current);
+    this.body.replaceChildren(this.desk.element, this.trouble, this.tools, this.place);
+    this.prepare();
+    document.documentElement.dataset.ready = String(Math.round(performance.now()));
+  }
+
+  viewerOf(event) {
+    return this.beside.own(event) ?? this.viewer;
+  }
+
+  footer() {
+    return el('footer', {}, el('p', {}, `explain ${this.source.index.version}. Photos stay on the machine that runs it; nothing is fetched from elsewhere.`));
+  }
+
+  // What can be chosen with this model.
+  async prepare() {
+    this.search.fill(this.source.index.models[this.model].labels);
+    await this.guarded(async () => this.methods.fill(await this.source.ask('methods', { model: this.model }), this.source.index.limits.seconds));
+    if (this.photo) await this.layers();
+  }
+
+  async layers() {
+    await this.guarded(async () => this.layer.fill(await this.source.ask('layers', { model: this.model, photo: this.photo })));
+  }
+
+  async photoFrom(promise) {
+    await this.guarded(async () => {
+      this.say('The photo is sent …');
+      const { photo } = await promise;
+      this.photo = photo;
+      this.targets = [];
+      this.viewer = null;
+      this.covering.reset();
+      this.desk.small();
+      this.tools.hidden = false;
+      await Promise.all([this.ask(), this.layers()]);
+    });
+  }
+
+  alsoExplain(number) {
+    const known = this.targets.indexOf(number);
+    if (known >= 0) {
+      this.viewer?.change({ target: known, not: null, cover: null });
+      return;
+    }
+    const kept = this.targets.slice(0, this.source.index.limits.targets - 1);
+    this.targets = [...kept, number];
+    this.wanted = number;
+    this.ask();
+  }
+
+  async ask() {
+    if (!this.photo) return;
+    this.waiting?.abort();
+    const waiting = new AbortController();
+    this.waiting = waiting;
+    this.doubting.drop();
+    this.workName = null;
+    this.say('The model looks …');
+    this.far(null);
+    const values = {
+      photo: this.photo, model: this.model, methods: this.methods.chosen, targets: this.targets, layer: this.layer.value,
+      seconds: Number(this.methods.seconds?.input.value ?? 20), cover: this.covering.asked,
+      before: this.answer ?? null,
+    };
+    await this.guarded(() => this.source.steps('explain', values, (step) => (this.waiting === waiting ? this.heard(step) : null), waiting.signal));
+  }
+
+  // One step of an answer.
+  async heard(step) {
+    if (step.work) this.workName = step.work;
+    if (step.error) this.fail(step.error);
+    if (step.waiting !== undefined) {
+      this.stop.hidden = false;
+      this.say(step.waiting ? `${step.methods.join(', ')}: ${step.waiting} before it` : `${step.methods.join(', ')} …`);
+    }
+    if (step.item) await this.show(step);
+    if (step.progress) await this.sharpen(step);
+    if (step.end) this.ended(step);
+  }
+
+  async show({ item, answer, seconds, notes }) {
+    this.answer = answer;
+    const doubts = this.doubting.of(() => this.viewer?.item ?? item, answer, () => this.viewer?.refresh());
+    item.live = { explain: (place) => this.alsoExplain(item.classes[place]), ...doubts };
+    const before = this.viewer;
+    const state = before ? { ...before.state } : this.beside.look();
+    if (before) this.carry(before, item, state);
+    this.targets = item.targets.map((target) => target.class);
+    if (this.wanted !== undefined && this.targets.includes(this.wanted)) state.target = this.targets.indexOf(this.wanted);
+    this.wanted = undefined;
+    this.source.items[0] = item;
+    this.put(item, state);
+    this.covering.told(item);
+    this.say(`${item.model}: ${seconds < 1 ? `${Math.round(1000 * seconds)} ms` : `${seconds.toFixed(1)} s`}${notes.length ? `. ${notes.join('. ')}` : ''}`);
+    document.title = `${item.predictions[0]?.[0] ?? item.targets[0].label} – ${item.name}`;
+    await this.viewer.ready;
+  }
+
+  // The state by names, since numbers may mean something else now.
+  carry(before, item, state) {
+    const method = before.item.methods[before.state.method]?.name;
+    const target = before.item.targets[before.state.target]?.class;
+    state.method = Math.max(0, item.methods.findIndex(({ name }) => name === method));
+    state.target = Math.max(0, item.targets.findIndex((each) => each.class === target));
+    state.compare = state.compare === 'photo' ? 'photo' : 'none';
+    state.not = null;
+    state.layer = 0;
+  }
+
+  put(item, state) {
+    const { activeElement } = document;
+    const refocus = this.viewer && this.viewer.stage.element === activeElement;
+    const keep = (kept) => {
+      this.covering.take(kept.region);
+      this.beside.follow(this.viewer);
+    };
+    this.viewer = new Viewer(item, this.colors, { state, keep });
+    this.current.replaceChildren(this.viewer.element);
+    if (refocus) this.viewer.stage.element.focus();
+  }
+
+  // A map that is not finished: a method more at first, then a new map in its place.
+  async sharpen({ progress: [done, total], method, about, map }) {
+    this.far(done, total);
+    this.say(`${method}: ${done} of ${total} altered photos`);
+    if (!map || !this.viewer) return;
+    const { item } = this.viewer;
+    let number = item.methods.findIndex(({ name }) => name === method);
+    if (number < 0) {
+      number = item.methods.push(about) - 1;
+      item.maps[0].push(map);
+      item.records[0].push(null);
+      this.put(item, { ...this.viewer.state, method: number });
+      return;
+    }
+    item.maps[0][number] = map;
+    this.viewer.maps.delete(`0/${number}/0`);
+    this.viewer.smallOf = undefined;
+    this.viewer.refresh();
+  }
+
+  // How far the work is, and that it can be stopped; null when it has ended.
+  far(done, total) {
+    this.progress.hidden = done === null;
+    this.stop.hidden = done === null;
+    if (done !== null) this.progress.value = total ? done / total : 0;
+  }
+
+  ended(step) {
+    this.workName = null;
+    this.far(null);
+    if (step.stopped) this.say(`${step.stopped} was stopped before it had something to show.`);
+  }
+
+  stopped() {
+    this.stop.hidden = true;
+    this.doubting.stop();
+    if (this.workName) this.guarded(() => this.source.ask('stop', { work: this.workName }));
+  }
+
+  async save(path) {
+    if (this.answer) await this.guarded(() => this.source.save(path, { answer: this.answer }));
+  }
+
+  say(text) {
+    this.trouble.hidden = true;
+    this.status.textContent = text;
+  }
+
+  fail(text) {
+    this.status.textContent = '';
+    this.trouble.textContent = text;
+    this.trouble.hidden = false;
+  }
+
+  // What goes wrong is said where it is seen; what was given up is no trouble.
+  async guarded(work) {
+    try {
+      await work();
+    } catch (error) {
+      if (error.name !== 'AbortError') this.fail(error.message);
+    }
+  }
+}
+
+window.explainPage = new App(document.getElementById('app'), new LiveSource(document));

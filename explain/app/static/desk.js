@@ -1,0 +1,64 @@
+// Where photos come from: dropped, pasted, chosen, taken, or one of the examples.
+
+class Desk {
+  // `take` gets a file, `example` the name of an example.
+  constructor(examples, take, example) {
+    this.take = take;
+    this.file = el('input', { type: 'file', accept: 'image/*', class: 'hidden', tabindex: -1, 'aria-hidden': 'true', onchange: () => { this.taken(this.file.files); this.file.value = ''; } });
+    const choose = el('button', { type: 'button', class: 'main-button', onclick: () => this.file.click() }, 'Choose a photo');
+    const camera = navigator.mediaDevices?.getUserMedia ? el('button', { type: 'button', class: 'plain-button', onclick: () => this.camera() }, 'Camera') : null;
+    const pictures = examples.map((name) => el('button', { type: 'button', class: 'example', title: name, onclick: () => example(name) },
+      el('img', { src: `/example/${encodeURIComponent(name)}`, alt: name, loading: 'lazy' })));
+    this.element = el('section', { class: 'drop', 'aria-label': 'Photo' },
+      el('div', { class: 'drop-words' }, el('h1', {}, 'What does the model see in your photo?'),
+        el('p', { class: 'sub' }, 'Drop a photo anywhere on this page, or paste one. It stays on the machine that runs explain, in memory, and is forgotten.')),
+      el('div', { class: 'buttons' }, choose, camera, this.file),
+      examples.length ? el('div', { class: 'examples', role: 'group', 'aria-label': 'Examples' }, pictures) : null);
+    document.addEventListener('dragover', (event) => { event.preventDefault(); document.body.classList.add('dropping'); });
+    document.addEventListener('dragleave', (event) => { if (!event.relatedTarget) document.body.classList.remove('dropping'); });
+    document.addEventListener('drop', (event) => {
+      event.preventDefault();
+      document.body.classList.remove('dropping');
+      this.taken(event.dataTransfer.files);
+    });
+    document.addEventListener('paste', (event) => this.taken(event.clipboardData.files));
+  }
+
+  taken(files) {
+    const [file] = [...(files ?? [])].filter((each) => !each.type || each.type.startsWith('image/'));
+    if (file) this.take(file);
+  }
+
+  small() {
+    this.element.classList.add('small');
+  }
+
+  async camera() {
+    const video = el('video', { autoplay: true, playsinline: true, muted: true });
+    const words = el('p', { class: 'hint', role: 'status' }, 'Waiting for the camera …');
+    const shoot = el('button', { type: 'button', class: 'main-button', disabled: true }, 'Take the photo');
+    const dialog = el('dialog', { class: 'camera', 'aria-label': 'Camera' }, video, words, el('form', { method: 'dialog', class: 'buttons' }, shoot, el('button', { class: 'plain-button' }, 'Close')));
+    document.body.append(dialog);
+    let stream = null;
+    dialog.addEventListener('close', () => { stream?.getTracks().forEach((track) => track.stop()); dialog.remove(); });
+    dialog.showModal();
+    try {
+      stream = await navigator.mediaDevices.getUserMedia({ video: { width: { ideal: 1280 } } });
+    } catch {
+      words.textContent = 'The browser gave no camera.';
+      return;
+    }
+    if (!dialog.open) { stream.getTracks().forEach((track) => track.stop()); return; }
+    video.srcObject = stream;
+    words.textContent = '';
+    shoot.disabled = false;
+    shoot.addEventListener('click', () => {
+      const canvas = el('canvas', {});
+      canvas.width = video.videoWidth;
+      canvas.height = video.videoHeight;
+      canvas.getContext('2d').drawImage(video, 0, 0);
+      canvas.toBlob((blob) => this.take(new File([blob], 'camera.jpg', { type: 'image/jpeg' })), 'image/jpeg', 0.92);
+      dialog.close();
+    });
+  }
+}

@@ -1,0 +1,224 @@
+"""Addresses and replies. There are no files behind any address: each is one function."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote, unquote
+
+from explain.app.access import COOKIE, Access
+from explain.app.desk import ForgottenError
+from explain.app.page import app_page
+from explain.app.streams import Stream
+from explain.app.studio import Studio
+from explain.app.turns import BusyError
+from explain.app.uploads import TooLargeError, check_bytes
+from explain.errors import AppError, ExplainError
+from explain.output import slug
+
+HEADERS = {
+    "cache-control": "no-store",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
+STATUS = {ForgottenError: 404, BusyError: 503, TooLargeError: 413}
+
+
+def application(studio: Studio, access: Access | None = None) -> Any:
+    """Return the app as an ASGI application.
+
+    Raises:
+        AppError: Starlette is not installed.
+    """
+    try:
+        from starlette.applications import Starlette
+        from starlette.routing import Route
+    except ImportError:
+        raise AppError("starlette must be installed for the app; run pip install 'explain[app]'") from None
+    desk = Desk(studio, access or Access())
+    routes = [
+        Route("/", desk.opened, methods=["GET"]),
+        Route("/photo/{name}", desk.answering(desk.picture), methods=["GET"]),
+        Route("/example/{name}", desk.answering(desk.example_picture), methods=["GET"]),
+        Route("/api/photos", desk.answering(desk.receive), methods=["POST"]),
+        Route("/api/examples", desk.answering(desk.example), methods=["POST"]),
+        Route("/api/methods", desk.answering(desk.methods), methods=["POST"]),
+        Route("/api/layers", desk.answering(desk.layers), methods=["POST"]),
+        Route("/api/explain", desk.answering(desk.explain), methods=["POST"]),
+        Route("/api/doubt", desk.answering(desk.doubt), methods=["POST"]),
+        Route("/api/stop", desk.answering(desk.stop), methods=["POST"]),
+        Route("/api/save", desk.answering(desk.save), methods=["POST"]),
+        Route("/api/report", desk.answering(desk.report), methods=["POST"]),
+    ]
+    made = Starlette(routes=routes)
+    made.router.redirect_slashes = False  # a path that begins with two slashes would name another host
+    return made
+
+
+class Desk:
+    """One function for each address; ``request`` is Starlette's."""
+
+    def __init__(self, studio: Studio, access: Access) -> None:
+        self._studio, self._access = studio, access
+        self._page: bytes | None = None
+
+    def answering(self, work: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Let a request pass or not, and say in one line what goes wrong."""
+
+        async def answered(request: Any) -> Any:
+            refused = self._access.refusal(request.method, dict(request.headers))
+            if refused:
+                return _text(refused[1], refused[0])
+            try:
+                return await work(request)
+            except ExplainError as error:
+                status = next((code for kind, code in STATUS.items() if isinstance(error, kind)), 400)
+                return _text(str(error), status)
+
+        return answered
+
+    async def opened(self, request: Any) -> Any:
+        """The page; a token in the address becomes a cookie, and leaves the address."""
+        from starlette.responses import RedirectResponse, Response
+
+        secret = request.query_params.get("token")
+        refused = self._access.refusal(request.method, dict(request.headers), secret=secret)
+        if refused:
+            return _text(refused[1], refused[0])
+        if secret is not None:
+            reply = RedirectResponse("/", 303, HEADERS)
+            if self._access.token is not None:
+                reply.set_cookie(COOKIE, self._access.token, httponly=True, samesite="strict")
+            return reply
+        if self._page is None:
+            self._page = app_page(self._studio).encode("utf-8")
+        frames = {"content-security-policy": "frame-ancestors 'none'"}
+        return Response(self._page, media_type="text/html; charset=utf-8", headers=HEADERS | frames)
+
+    # --- photos ---
+
+    async def receive(self, request: Any) -> Any:
+        name = unquote(request.headers.get("x-name", ""))
+        content = await _body(request, lambda count: check_bytes(count, self._studio.limits))
+        return _json(await asyncio.to_thread(self._studio.receive, content, name))
+
+    async def example(self, request: Any) -> Any:
+        values = await self._values(request)
+        return _json(await asyncio.to_thread(self._studio.example, str(values.get("name"))))
+
+    async def picture(self, request: Any) -> Any:
+        return _bytes(await asyncio.to_thread(self._studio.picture, request.path_params["name"]), "image/jpeg")
+
+    async def example_picture(self, request: Any) -> Any:
+        return _bytes(await asyncio.to_thread(self._studio.example_picture, request.path_params["name"]), "image/jpeg")
+
+    # --- models ---
+
+    async def methods(self, request: Any) -> Any:
+        values = await self._values(request)
+        return _json(await asyncio.to_thread(self._studio.methods, values.get("model", 0)))
+
+    async def layers(self, request: Any) -> Any:
+        values = await self._values(request)
+        found = await asyncio.to_thread(self._studio.layers, values.get("model", 0), str(values.get("photo")))
+        return _json(found)
+
+    # --- questions ---
+
+    async def explain(self, request: Any) -> Any:
+        return await self._steps(request, self._studio.ask)
+
+    async def doubt(self, request: Any) -> Any:
+        return await self._steps(request, self._studio.doubt)
+
+    async def _steps(self, request: Any, begin: Callable[[Any, Any], str]) -> Any:
+        """Answer step by step, each one line."""
+        from starlette.responses import StreamingResponse
+
+        values, stream = await self._values(request), Stream()
+        name = await asyncio.to_thread(begin, values, stream.tell)
+
+        async def lines() -> Any:
+            try:
+                async for each in stream.lines():
+                    yield each
+            finally:
+                self._studio.drop(name)  # the reader may have gone
+
+        return StreamingResponse(lines(), media_type="application/x-ndjson", headers=HEADERS)
+
+    async def stop(self, request: Any) -> Any:
+        values = await self._values(request)
+        self._studio.stop(str(values.get("work")))
+        return _json({})
+
+    async def save(self, request: Any) -> Any:
+        """What the command line would save, as one archive."""
+        explanation = self._studio.answer(str((await self._values(request)).get("answer")))
+        return _download(await asyncio.to_thread(explanation.packed), "application/zip", _stem(explanation), "zip")
+
+    async def report(self, request: Any) -> Any:
+        name = str((await self._values(request)).get("answer"))
+        text = await asyncio.to_thread(self._studio.report, name)
+        stem = _stem(self._studio.answer(name))
+        return _download(text.encode("utf-8"), "text/html; charset=utf-8", stem, "html")
+
+    async def _values(self, request: Any) -> Any:
+        def check(count: int) -> None:
+            if count > self._studio.limits.body:
+                raise TooLargeError(f"question must have at most {self._studio.limits.body} bytes, got more; ask less")
+
+        try:
+            values = json.loads(await _body(request, check))
+        except (ValueError, RecursionError):
+            raise ExplainError("question must be JSON, got something else; use the page") from None
+        if not isinstance(values, dict):
+            raise ExplainError("question must be an object of JSON, got something else; use the page")
+        return values
+
+
+async def _body(request: Any, check: Callable[[int], None]) -> bytes:
+    """The bytes that were sent, counted as they come, and before by what is announced."""
+    announced = request.headers.get("content-length", "0")
+    check(int(announced) if announced.isdecimal() else 0)
+    parts, count = [], 0
+    async for part in request.stream():
+        count += len(part)
+        check(count)
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _stem(explanation: Any) -> str:
+    source = str(explanation.source or "photo")
+    return slug(source.rsplit(".", 1)[0] if "." in source else source)
+
+
+def _json(values: Any) -> Any:
+    from starlette.responses import Response
+
+    return Response(json.dumps(values, allow_nan=False), media_type="application/json", headers=HEADERS)
+
+
+def _text(text: str, status: int) -> Any:
+    from starlette.responses import PlainTextResponse
+
+    return PlainTextResponse(text, status, HEADERS)
+
+
+def _bytes(content: bytes, kind: str) -> Any:
+    from starlette.responses import Response
+
+    return Response(content, media_type=kind, headers=HEADERS)
+
+
+def _download(content: bytes, kind: str, stem: str, ending: str) -> Any:
+    from starlette.responses import Response
+
+    name = {"content-disposition": f"attachment; filename*=UTF-8''{quote(f'{stem}-explained.{ending}')}"}
+    return Response(content, media_type=kind, headers=HEADERS | name)

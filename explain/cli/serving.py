@@ -1,0 +1,76 @@
+"""`explain serve`: the app, in the browser."""
+
+from __future__ import annotations
+
+import argparse
+import webbrowser
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from explain.arguments import BESIDE, EXAMPLES, HOST, MODEL, OPEN, PORT, UsageError
+from explain.cli.answer import DONE, Answer
+from explain.cli.command import Command
+from explain.cli.model import load_explainer
+from explain.images import EXTENSIONS
+
+if TYPE_CHECKING:
+    from explain.explainer import Explainer
+
+MOST_EXAMPLES = 12
+LAST_PORT = 65535
+
+
+def serve(options: argparse.Namespace, answer: Answer) -> int:
+    """Listen until an interrupt."""
+    from explain import app
+    from explain.app.serving import access_for, bound
+
+    if options.port > LAST_PORT:
+        raise UsageError(f"--port must be at most {LAST_PORT}, got {options.port}; 0 takes a free one")
+    examples = _examples(options.examples)
+    access = access_for(options.host)
+    explainers = [load_explainer(options, answer), *_beside(options, answer)]
+    studio = app.Studio(explainers, examples=examples)
+    made = app.application(studio, access)
+    with bound(options.host, options.port) as socket:
+        url = app.address(options.host, socket.getsockname()[1], access.token)
+
+        def begun() -> None:
+            names = ", ".join(explainer.name for explainer in explainers)
+            answer.say(f"{names}: {url}", "Ctrl-C ends it.")
+            answer.flush()
+            if options.open:
+                webbrowser.open(url)
+
+        studio.prepare()
+        try:
+            app.listen(made, socket, begun)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            studio.close()
+    return DONE
+
+
+def _beside(options: argparse.Namespace, answer: Answer) -> Iterator[Explainer]:
+    """The other models, each with its own labels and preprocessing."""
+    own = dict.fromkeys(("labels", "weights", "size", "mean", "std", "interpolation"))
+    for name in options.beside or ():
+        yield load_explainer(argparse.Namespace(model=name, crop="center", device=options.device, **own), answer)
+
+
+def _examples(folder: str | None) -> dict[str, Path]:
+    """The photos of a folder by their names, the first few."""
+    if folder is None:
+        return {}
+    if not Path(folder).is_dir():
+        raise UsageError(f"--examples must be a folder of photos, got {folder!r}; name one, or leave it out")
+    found = sorted(path for path in Path(folder).iterdir() if path.suffix.lower() in EXTENSIONS and path.is_file())
+    return {path.name: path for path in found[:MOST_EXAMPLES]}
+
+
+SERVE = Command(
+    "serve", "explain photos in the browser as they are dropped there", (*MODEL, BESIDE, HOST, PORT, EXAMPLES, OPEN),
+    serve, example="explain serve --model resnet50", needs_images=False,
+)  # fmt: skip

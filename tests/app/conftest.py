@@ -1,0 +1,40 @@
+"""A studio with a small network."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+
+import pytest
+import torch
+from PIL import Image
+
+import explain
+from explain.app import Limits, Studio
+from tests.conftest import settled
+from tests.report.conftest import LABELS, PREPROCESS, Small, photo
+
+LIMITS = Limits(upload=200_000, pixels=40_000, photos=3, explanations=2, waiting=40, body=2000)
+
+
+def encoded(picture: Image.Image, kind: str = "PNG") -> bytes:
+    buffer = io.BytesIO()
+    picture.save(buffer, kind)
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="session")
+def explainer() -> explain.Explainer:
+    model = settled(Small()).eval()
+    with torch.no_grad():
+        model.fc.weight.abs_()
+    return explain.Explainer(model, LABELS, PREPROCESS)
+
+
+@pytest.fixture
+def studio(explainer: explain.Explainer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Studio]:
+    place = tmp_path_factory.mktemp("examples") / "stripes.png"
+    photo().save(place)
+    found = Studio([explainer], LIMITS, {"stripes.png": place})
+    yield found
+    found.close()

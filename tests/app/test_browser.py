@@ -1,0 +1,411 @@
+"""The app in a real browser: photos come, the model answers, and nothing leaves the machine."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import threading
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import explain
+from explain.app import LOOPBACK, Limits, Studio, application
+from explain.app.serving import bound
+from tests.app.conftest import encoded
+from tests.conftest import ROOT
+from tests.report.conftest import HOSTILE, LABELS, photo
+
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason='a browser is driven by Playwright: pip install -e ".[browser]"'
+)
+uvicorn = pytest.importorskip("uvicorn", reason="the app needs uvicorn: pip install -e '.[app]'")
+CHROMIUM = os.environ.get("EXPLAIN_CHROMIUM") or next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+CAMERA = ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
+DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    if CHROMIUM is None:
+        pytest.skip("no browser: apt-get install chromium, or name one in EXPLAIN_CHROMIUM")
+    with playwright.sync_playwright() as driver:
+        found = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", *CAMERA])
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def served(explainer: explain.Explainer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The app at an address of this machine."""
+    place = tmp_path_factory.mktemp("examples") / "stripes.png"
+    photo(seed=1).save(place)
+    studio = Studio([explainer], Limits(upload=200_000), {"stripes.png": place})
+    server = uvicorn.Server(uvicorn.Config(application(studio), log_level="warning", lifespan="off", ws="none"))
+    with bound(LOOPBACK, 0) as socket:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]}, daemon=True)
+        thread.start()
+        yield f"http://{LOOPBACK}:{socket.getsockname()[1]}"
+        server.should_exit = True
+        thread.join(30)
+    studio.close()
+
+
+class Opened:
+    """The app in a tab, with all that it asked for and said."""
+
+    def __init__(self, tab: Any, address: str) -> None:
+        self.tab, self.address = tab, address
+        self.requests: list[str] = []
+        self.said: list[str] = []
+        tab.on("request", lambda request: self.requests.append(request.url))
+        tab.on("console", lambda message: self.said.append(f"{message.type}: {message.text}"))
+        tab.on("pageerror", lambda error: self.said.append(str(error)))
+        tab.goto(f"{address}/")
+        tab.wait_for_selector("html[data-ready]", timeout=60_000)
+
+    def until(self, truth: str) -> None:
+        for _ in range(400):
+            if self.tab.evaluate(truth):
+                return
+            self.tab.wait_for_timeout(50)
+        raise AssertionError(f"never: {truth}; {self.tab.locator('.work').inner_text()}")
+
+    def give(self, content: bytes | None = None, name: str = "cat.png") -> Opened:
+        """Choose a photo, and wait for its map."""
+        given = {"name": name, "mimeType": "image/png", "buffer": encoded(photo()) if content is None else content}
+        self.tab.set_input_files("input[type=file]", given)
+        self.until(f"explainPage.viewer?.item.name === {json.dumps(name)}")
+        self.until("document.querySelector('.current h1').textContent !== ''")  # it is drawn
+        return self
+
+    def item(self, path: str) -> Any:
+        return self.tab.evaluate(f"explainPage.viewer.item.{path}")
+
+
+@pytest.fixture
+def app(browser: Any, served: str) -> Iterator[Any]:
+    """Open the app; at the end, it must have asked for nothing from elsewhere, and complained of nothing."""
+    contexts, pages = [], []
+
+    def open_(size: dict[str, int] = DESKTOP, **options: Any) -> Opened:
+        contexts.append(browser.new_context(viewport=size, **options))
+        pages.append(Opened(contexts[-1].new_page(), served))
+        return pages[-1]
+
+    yield open_
+    for page in pages:
+        assert [url for url in page.requests if not url.startswith((served, "data:", "blob:", "about:"))] == []
+        assert [line for line in page.said if "status of 4" not in line] == []
+    for context in contexts:
+        context.close()
+
+
+def test_a_photo_that_is_chosen_is_explained(app: Any, explainer: explain.Explainer) -> None:
+    page = app().give()
+    expected = explainer(photo())
+    assert page.item("predictions")[0][1] == expected.predictions[0][1]
+    assert page.tab.locator("h1").last.inner_text() == f"Why {expected.targets[0]}?"
+    assert page.tab.evaluate("document.querySelector('.photo').naturalWidth") == 90
+
+
+def test_photos_are_dropped_and_pasted(app: Any) -> None:
+    page = app()
+    for kind, name in (("drop", "dropped.png"), ("paste", "pasted.png")):
+        page.tab.evaluate(
+            """([kind, name, bytes]) => {
+                const data = new DataTransfer();
+                data.items.add(new File([new Uint8Array(bytes)], name, { type: 'image/png' }));
+                const event = kind === 'drop' ? new DragEvent('drop', { dataTransfer: data, cancelable: true })
+                    : new ClipboardEvent('paste', { clipboardData: data });
+                document.dispatchEvent(event);
+            }""",
+            [kind, name, list(encoded(photo()))],
+        )
+        page.until(f"explainPage.viewer?.item.name === {json.dumps(name)}")
+
+
+def test_an_example_is_picked(app: Any) -> None:
+    page = app()
+    page.tab.get_by_role("button", name="stripes.png").click()
+    page.until("explainPage.viewer?.item.name === 'stripes.png'")
+
+
+def test_names_and_labels_are_texts(app: Any) -> None:
+    page = app().give(name=HOSTILE.replace("/", ""))
+    for number in (2, 1):
+        page.tab.locator(".label-search input").fill(str(number))
+        page.tab.locator(".found button").first.click()
+        page.until(f"explainPage.viewer.item.targets[explainPage.viewer.state.target].class === {number}")
+        page.until(f"document.querySelector('.viewer h1').textContent === {json.dumps(f'Why {LABELS[number]}?')}")
+    assert page.tab.locator("img[onerror]").count() == 0
+
+
+def test_another_answer_is_explained_by_a_click(app: Any) -> None:
+    page = app().give()
+    label = page.item("predictions[1][0]")
+    page.tab.locator("button.answer").first.click()
+    page.until("explainPage.viewer.item.targets.length === 2")
+    assert page.item("targets[1].label") == label
+    assert page.tab.evaluate("explainPage.viewer.state.target") == 1
+
+
+def test_methods_and_layers_are_chosen(app: Any, explainer: explain.Explainer) -> None:
+    page = app().give()
+    page.tab.locator("details.choice summary").click()
+    page.tab.locator(".method-list input[value=saliency]").check()
+    page.until("explainPage.viewer.item.methods.length === 2")
+    page.until("explainPage.layer.field.select.options.length === 3")
+    page.tab.get_by_label("Layer", exact=True).first.select_option("first")
+    page.until("explainPage.viewer.item.methods[0].layer === 'first'")
+    assert page.item("maps[0][0].plane.width") == explainer(photo(), layer="first").values.shape[-1]
+
+
+def test_a_slow_method_sharpens_and_is_stopped(app: Any) -> None:
+    page = app().give()
+    page.tab.evaluate("""() => {
+        window.seen = [];
+        const sharpen = explainPage.sharpen.bind(explainPage);
+        explainPage.sharpen = async (step) => { window.seen.push(step.progress[0]); await sharpen(step); };
+    }""")
+    page.tab.locator("details.choice summary").click()
+    page.tab.locator(".method-list input[value=rise]").check()
+    page.until("explainPage.viewer.item.methods.length === 2 && explainPage.progress.hidden")
+    assert len(page.tab.evaluate("seen")) >= 1
+    assert page.item("maps[0][1].runs") == explain.methods.RISE().runs
+
+
+def test_a_region_is_covered_and_the_answers_follow(app: Any) -> None:
+    page = app().give()
+    before = page.item("predictions[0]")
+    button = page.tab.get_by_role("button", name="Cover the region")
+    assert button.is_disabled()
+    box = page.tab.locator(".stage").bounding_box()
+    page.tab.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + 0.2 * box["height"])
+    page.tab.mouse.down()
+    page.tab.mouse.move(box["x"] + 0.6 * box["width"], box["y"] + 0.8 * box["height"], steps=4)
+    page.tab.mouse.up()
+    button.click()
+    page.until("explainPage.viewer.item.photo.startsWith('data:')")
+    assert page.item("predictions[0]") != before
+    assert "→" in page.tab.locator(".cover-choice .hint").inner_text()
+    page.tab.get_by_role("button", name="Uncover it").click()
+    page.until("explainPage.viewer.item.photo.startsWith('photo/')")
+    assert page.item("predictions[0]") == before
+
+
+def test_files_and_the_report_are_saved(app: Any, tmp_path: Path) -> None:
+    page = app().give()
+    with page.tab.expect_download() as waited:
+        page.tab.get_by_role("button", name="Save the files").click()
+    assert waited.value.suggested_filename == "cat-explained.zip"
+    waited.value.save_as(tmp_path / "cat.zip")
+    names = zipfile.ZipFile(tmp_path / "cat.zip").namelist()
+    assert names == ["cat-gradcam.png", "cat-gradcam.npy", "cat-gradcam.json"]
+    with page.tab.expect_download() as waited:
+        page.tab.get_by_role("button", name="Save the report").click()
+    assert waited.value.suggested_filename == "cat-explained.html"
+
+
+def test_an_answer_is_kept_beside_another(app: Any) -> None:
+    page = app().give(name="one.png")
+    page.tab.get_by_role("button", name="Keep beside").click()
+    page.give(encoded(photo(seed=2)), name="two.png")
+    words = page.tab.locator(".viewer .sub").all_inner_texts()
+    assert [text.split(" ")[0] for text in words] == ["one.png", "two.png"]
+    left, right = (page.tab.locator(f"{where} .stage").bounding_box() for where in (".kept", ".current"))
+    assert left["x"] + left["width"] <= right["x"]
+    for where in (".kept", ".current"):
+        frame = page.tab.locator(f"{where} .marks .frame")
+        assert frame.evaluate("(each) => getComputedStyle(each).strokeDasharray") == "none"
+    page.tab.get_by_role("button", name="Let go").click()
+    assert page.tab.locator(".viewer").count() == 1
+
+
+def drag(page: Opened, where: str, edges: tuple[float, float, float, float]) -> None:
+    page.tab.locator(f"{where} .stage").scroll_into_view_if_needed()
+    box = page.tab.locator(f"{where} .stage").bounding_box()
+    (x0, x1), (y0, y1) = (
+        [box[corner] + share * box[side] for share in shares]
+        for corner, side, shares in (("x", "width", edges[::2]), ("y", "height", edges[1::2]))
+    )
+    page.tab.mouse.move(x0, y0)
+    page.tab.mouse.down()
+    page.tab.mouse.move(x1, y1, steps=4)
+    page.tab.mouse.up()
+
+
+def test_what_is_kept_is_looked_at_in_the_same_way_as_long_as_they_are_linked(app: Any) -> None:
+    page = app().give(name="one.png")
+    page.tab.get_by_role("button", name="Keep beside").click()
+    page.give(encoded(photo(seed=2)), name="two.png")
+    kept, now = "explainPage.beside.viewer.state", "explainPage.viewer.state"
+    page.tab.locator(".current").get_by_text("Contour", exact=True).click()
+    page.until(f"{kept}.view === 'contour'")
+    drag(page, ".kept", (0.3, 0.3, 0.6, 0.7))
+    page.until(f"{now}.region !== null && JSON.stringify({now}.region) === JSON.stringify({kept}.region)")
+    assert page.tab.get_by_role("button", name="Cover the region").is_enabled()
+    page.tab.locator(".kept .stage").focus()
+    page.tab.keyboard.press("v")  # keys are those of the one that they are pressed in
+    page.until(f"{kept}.view === 'mask' && {now}.view === 'mask'")
+    page.tab.get_by_label("Linked").uncheck()
+    page.tab.locator(".current").get_by_text("Heat", exact=True).click()
+    page.until(f"{now}.view === 'heat'")
+    page.tab.wait_for_timeout(100)
+    assert page.tab.evaluate(f"{kept}.view") == "mask"
+
+
+def test_on_a_phone_what_is_kept_is_short(app: Any) -> None:
+    page = app(PHONE).give(name="one.png")
+    page.tab.get_by_role("button", name="Keep beside").click()
+    page.give(name="two.png")
+    kept, now = (page.tab.locator(f"{where} .viewer").bounding_box() for where in (".kept", ".current"))
+    assert kept["y"] + kept["height"] <= now["y"]
+    assert kept["height"] < 844
+    assert page.tab.locator(".kept .answer").first.is_visible()
+    assert page.tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_the_model_is_asked_about_covered_photos_when_they_are_played(app: Any) -> None:
+    page = app().give()
+    page.tab.get_by_role("button", name="Play").click()
+    page.until("explainPage.viewer.item.maps[0][0].curve !== null")
+    page.until("document.querySelector('.plot').style.display === ''")
+    curve = page.item("maps[0][0].curve")
+    assert curve["deletion"][0] == pytest.approx(page.item("predictions[0][1]"), abs=1e-4)
+    assert page.requests.count(f"{page.address}/api/doubt") == 1
+    page.until("document.querySelector('.plot').getAttribute('aria-label').startsWith('Curves of gradcam')")
+
+
+def test_a_map_is_checked_by_a_click(app: Any, explainer: explain.Explainer) -> None:
+    page = app().give()
+    page.tab.get_by_role("button", name="Check gradcam").click()
+    page.until("explainPage.viewer.item.maps[0][0].verdict !== null")
+    expected = explainer(photo()).check()["gradcam"]
+    page.until("document.querySelectorAll('.reasons li').length >= 4")
+    words = page.tab.locator(".reasons").inner_text()
+    assert all(answer.reason in words for answer in expected)
+    page.tab.locator("details.choice summary").click()
+    page.tab.locator(".method-list input[value=saliency]").check()
+    page.until("explainPage.viewer.item.methods.length === 2")
+    assert page.item("maps[0][0].verdict.passed") == expected.passed
+    assert page.item("maps[0][1].verdict") is None
+
+
+def test_a_photo_is_taken_with_the_camera(app: Any) -> None:
+    page = app(permissions=["camera"])
+    page.tab.get_by_role("button", name="Camera").click()
+    page.until("document.querySelector('.camera .main-button')?.disabled === false")
+    page.until("document.querySelector('.camera video').videoWidth > 0")
+    page.tab.get_by_role("button", name="Take the photo").click()
+    page.until("explainPage.viewer?.item.name === 'camera.jpg'")
+    assert page.tab.locator("dialog.camera").count() == 0
+
+
+def test_the_app_is_used_by_keys_alone(app: Any, explainer: explain.Explainer) -> None:
+    page = app()
+    page.tab.get_by_role("button", name="stripes.png").focus()
+    page.tab.keyboard.press("Enter")
+    page.until("explainPage.viewer?.item.name === 'stripes.png'")
+    page.until("document.querySelector('.current h1').textContent !== ''")
+    page.tab.locator(".label-search input").focus()
+    page.tab.keyboard.type("tabby")
+    page.tab.keyboard.press("Enter")
+    page.until("explainPage.viewer.item.targets[explainPage.viewer.state.target].label === 'tabby cat'")
+    assert page.tab.locator(".found").is_hidden()
+    page.tab.keyboard.type("nothing like it")
+    page.tab.keyboard.press("Escape")
+    assert page.tab.locator(".label-search input").input_value() == ""
+    page.tab.locator("details.choice summary").focus()
+    page.tab.keyboard.press("Enter")
+    page.tab.locator(".method-list input[value=saliency]").focus()
+    page.tab.keyboard.press("Space")
+    page.until("explainPage.viewer.item.methods.length === 2")
+    page.tab.locator(".current .stage").focus()
+    for key in ("ArrowLeft", "Shift+ArrowLeft", "Shift+ArrowUp"):
+        page.tab.keyboard.press(key)
+    page.until("explainPage.viewer.state.region !== null")
+    page.tab.get_by_role("button", name="Cover the region").focus()
+    page.tab.keyboard.press("Enter")
+    page.until("explainPage.viewer.item.name.endsWith('covered')")
+
+
+def test_every_control_of_the_app_is_reached_by_tab_and_has_a_name(app: Any) -> None:
+    page = app().give()
+    page.tab.get_by_role("button", name="Keep beside").click()
+    page.tab.locator("details.choice summary").click()
+    page.tab.get_by_role("button", name="Keys").focus()
+    seen: list[str] = []
+    for _ in range(150):
+        page.tab.keyboard.press("Tab")
+        name = page.tab.evaluate(
+            "(() => { const e = document.activeElement; if (!e || e === document.body) return null; "
+            "return (e.getAttribute('aria-label') || e.labels?.[0]?.textContent || e.textContent "
+            "|| e.querySelector('img')?.alt || '').trim(); })()"
+        )
+        if name is None:
+            break
+        assert name
+        seen.append(name)
+    text = " | ".join(seen)
+    for control in ("Choose a photo", "Camera", "stripes.png", "Explain another answer", "Layer", "Cover with",
+                    "Methods:", "Slow methods may take", "saliency", "Linked", "Let go", "Save the files",
+                    "Save the report", "Check gradcam", "Play"):  # fmt: skip
+        assert control in text, control
+    assert len(seen) < 150
+
+
+def test_what_cannot_be_explained_is_said_where_it_is_seen(app: Any) -> None:
+    page = app()
+    page.tab.set_input_files("input[type=file]", {"name": "a.png", "mimeType": "image/png", "buffer": b"no photo"})
+    page.until("!document.querySelector('.trouble').hidden")
+    assert "not an image" in page.tab.locator(".trouble").inner_text()
+    large = {"name": "a.png", "mimeType": "image/png", "buffer": b"x" * 200_001}
+    page.tab.set_input_files("input[type=file]", large)
+    page.until("document.querySelector('.trouble').innerText.includes('MiB')")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_it_is_accessible_and_fits(app: Any, size: dict[str, int], scheme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason='pip install -e ".[browser]"')
+    page = app(size, color_scheme=scheme, bypass_csp=True)
+    for _ in range(2):
+        found = axe.Axe().run(page.tab).response["violations"]
+        assert [(each["id"], [node["target"] for node in each["nodes"]]) for each in found] == []
+        assert page.tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        page.give()
+        page.tab.locator("details.choice").evaluate("(each) => { each.open = true; }")
+    assert Image.open(io.BytesIO(page.tab.screenshot())).width == size["width"]
+
+
+GOLDEN = ROOT / "tests" / "app" / "golden"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_the_app_looks_as_it_did(app: Any, size: dict[str, int], scheme: str, request: Any) -> None:
+    """Against a committed picture, so small that fonts do not matter; EXPLAIN_GOLDEN=write makes it again."""
+    page = app(size, color_scheme=scheme).give(encoded(photo(180, 120)))
+    page.tab.evaluate("explainPage.viewer.draw()")
+    page.tab.evaluate("explainPage.say('done')")  # and not how long it took
+    page.tab.wait_for_timeout(300)
+    shot = Image.open(io.BytesIO(page.tab.screenshot())).convert("RGB")
+    small = shot.resize((shot.width // 10, shot.height // 10), Image.Resampling.BOX)
+    place = GOLDEN / f"{request.node.callspec.id}.png"
+    if os.environ.get("EXPLAIN_GOLDEN") == "write":
+        place.parent.mkdir(exist_ok=True)
+        small.save(place)
+    off = np.abs(np.asarray(small).astype(int) - np.asarray(Image.open(place)).astype(int)).max(2)
+    assert off.mean() < 6
+    assert (off > 60).mean() < 0.03

@@ -1,0 +1,66 @@
+"""`explain serve` on the command line."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from explain.cli import main
+from tests.conftest import ROOT
+
+
+def test_serve_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *arguments: Any, **options: Any) -> Any:
+        if name.split(".")[0] == "starlette":
+            raise ImportError(name)
+        return real(name, *arguments, **options)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    assert main(["serve", "--model", "tiny", "--port", "0"]) == 1
+    assert capsys.readouterr().err == (
+        "explain: starlette must be installed for the app; run pip install 'explain[app]'\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--examples", "nowhere"], "--examples must be a folder of photos"),
+        (["--port", "x"], "--port must be a whole number"),
+        (["--port", "70000"], "--port must be at most 65535"),
+        (["--method", "gradcam"], "--method would have no effect"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_refused(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "--model", "tiny", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_serve_answers_until_it_is_interrupted(tmp_path: Path) -> None:
+    pytest.importorskip("uvicorn", reason="the app needs uvicorn: pip install -e '.[app]'")
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "explain.cli", "serve", "--model", "tiny", "--port", "0"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths}, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("tiny: http://127.0.0.1:")
+        with urllib.request.urlopen(line.split(": ", 1)[1].strip(), timeout=60) as page:
+            assert b"<title>explain</title>" in page.read()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    assert list(tmp_path.iterdir()) == []

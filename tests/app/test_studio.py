@@ -1,0 +1,494 @@
+"""The app without the web: photos, questions, turns and limits."""
+
+from __future__ import annotations
+
+import io
+import json
+import queue
+import re
+import threading
+import time
+import zipfile
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import explain
+from explain.app import Limits, Studio
+from explain.app.access import Access
+from explain.app.asking import Ask
+from explain.app.covering import FILLS, Cover
+from explain.app.desk import Kept
+from explain.app.turns import BusyError, Lane, Turns
+from explain.app.uploads import TooLargeError, received
+from explain.errors import ExplainError, ImageError, printable
+from explain.images import Box
+from explain.report import SCRIPTS, Detail, item, plane
+from explain.report.planes import map_of
+from tests.app.conftest import LIMITS, encoded
+from tests.conftest import ROOT
+from tests.report.conftest import HOSTILE, photo
+
+WAIT = 60.0
+
+
+def steps_of(studio: Studio, during: Callable[[Mapping[str, Any]], None] = lambda step: None, **values: Any) -> Any:
+    """Ask, and collect what is told until the end."""
+    told: queue.Queue[Mapping[str, Any]] = queue.Queue()
+    studio.ask(values, told.put)
+    found = []
+    while True:
+        found.append(told.get(timeout=WAIT))
+        during(found[-1])
+        if found[-1].get("end"):
+            return found
+
+
+def items(steps: Any) -> list[dict[str, Any]]:
+    return [step["item"] for step in steps if "item" in step]
+
+
+def test_a_photo_is_explained_as_python_does_it(studio: Studio, explainer: explain.Explainer) -> None:
+    name = studio.receive(encoded(photo()), "a/b/cat.png")
+    assert (name["name"], name["size"]) == ("cat.png", [90, 60])
+    [item] = items(steps_of(studio, photo=name["photo"], methods=["gradcam", "saliency"]))
+    expected = explainer(photo(), ["gradcam", "saliency"])
+    assert item["predictions"] == [[printable(label), value] for label, value in expected.predictions]
+    assert [item["maps"][0][i]["plane"] for i in range(2)] == [
+        plane(map_of(expected[method])[0]) for method in ("gradcam", "saliency")
+    ]
+    assert item["photo"] == f"photo/{name['photo']}"
+    assert "explain cat.png" in str(item["again"]["command"]) or item["again"]["why"]
+    shown = Image.open(io.BytesIO(studio.picture(name["photo"])))
+    assert shown.size == (90, 60)
+
+
+def test_targets_and_layers_are_those_that_were_asked_for(studio: Studio, explainer: explain.Explainer) -> None:
+    name = studio.take(photo())["photo"]
+    [item] = items(steps_of(studio, photo=name, targets=[1, 3], layer="first"))
+    assert [target["class"] for target in item["targets"]] == [1, 3]
+    assert item["targets"][0]["label"] == HOSTILE
+    expected = explainer(photo(), "gradcam", [1, 3], layer="first")
+    assert item["maps"][1][0]["plane"] == plane(map_of(expected.results[1]["gradcam"])[0])
+    layers = studio.layers(0, name)
+    assert layers["default"] == "second"
+    assert [label for label, *_ in layers["layers"]] == ["first", "second"]
+
+
+def test_slow_methods_sharpen_after_the_quick_ones(studio: Studio, explainer: explain.Explainer) -> None:
+    name = studio.take(photo())["photo"]
+    steps = steps_of(studio, photo=name, methods=["rise", "gradcam"], seconds=60)
+    found = items(steps)
+    assert [[method["name"] for method in item["methods"]] for item in found] == [["gradcam"], ["gradcam", "rise"]]
+    between = [step for step in steps if "progress" in step]
+    assert between[-1]["progress"] == [explain.methods.RISE().runs] * 2
+    assert all(step["map"]["plane"]["width"] == 32 for step in between if "map" in step)
+    assert any("map" in step for step in between)
+    expected = explainer(photo(), "rise", [found[0]["targets"][0]["class"]])
+    assert found[1]["maps"][0][1]["plane"] == plane(map_of(expected["rise"])[0])
+
+
+def test_a_slow_method_is_stopped_and_keeps_what_it_has(studio: Studio) -> None:
+    name = studio.take(photo())["photo"]
+    work: list[str] = []
+
+    def stop(step: Mapping[str, Any]) -> None:
+        work.extend([step["work"]] if "work" in step else [])
+        if "progress" in step:
+            studio.stop(work[0])
+
+    steps = steps_of(studio, stop, photo=name, methods=["rise", "kernelshap"], seconds=60)
+    last = steps[-1]
+    assert last["end"]
+    assert [method["name"] for method in last["item"]["methods"]] == ["gradcam", "rise"]
+    assert 0 < last["item"]["maps"][0][1]["runs"] < explain.methods.RISE().runs
+
+
+def told_of(
+    begin: Callable[..., Any], values: Any, during: Callable[[Mapping[str, Any]], None] = lambda step: None
+) -> Any:
+    """Ask about a map, and collect what is told until the end."""
+    told: queue.Queue[Mapping[str, Any]] = queue.Queue()
+    begin(values, told.put)
+    found = []
+    while not (found and found[-1].get("end")):
+        found.append(told.get(timeout=WAIT))
+        during(found[-1])
+    return found
+
+
+def test_a_method_more_takes_the_maps_that_are_there(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = studio.take(photo())["photo"]
+    first = steps_of(studio, photo=name, methods=["rise", "gradcam"], seconds=60)[-1]
+    asked: list[list[str]] = []
+    explainer = studio.sitters[0].explainer
+
+    class Asked:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(explainer, name)
+
+        def __call__(self, of: Any, methods: Any, *others: Any, **options: Any) -> Any:
+            asked.append([method.name for method in methods])
+            return explainer(of, methods, *others, **options)
+
+    monkeypatch.setattr(studio.sitters[0], "explainer", Asked())
+    classes = [target["class"] for target in first["item"]["targets"]]
+    again = {"photo": name, "seconds": 60, "targets": classes, "before": first["answer"]}
+    [item] = items(steps_of(studio, methods=["saliency", "rise"], **again))
+    assert asked == [["saliency"]]
+    assert [method["name"] for method in item["methods"]] == ["saliency", "rise"]
+    assert item["maps"][0][1]["plane"] == first["item"]["maps"][0][1]["plane"]
+    assert [record["method"] for record in item["records"][0]] == ["saliency", "rise"]
+    [item] = items(steps_of(studio, methods=["gradcam"], **again))
+    assert asked == [["saliency"]]
+    for other in ({"layer": "first"}, {"targets": [4]}, {"cover": {"region": [0, 0, 0.5, 0.5]}}, {"seconds": 50}):
+        asked.clear()
+        steps_of(studio, methods=["gradcam"], **{**again, **other})
+        assert asked == [["gradcam"]], other
+
+
+def test_the_curves_of_a_map_are_those_of_the_report(studio: Studio, explainer: explain.Explainer) -> None:
+    name = studio.take(photo())["photo"]
+    answer = steps_of(studio, photo=name, targets=[1, 3], methods=["gradcam", "saliency"])[-1]["answer"]
+    doubt = {"answer": answer, "what": "curve", "method": "saliency", "target": 1}
+    steps = told_of(studio.doubt, doubt)
+    expected = item(explainer(photo(), ["gradcam", "saliency"], [1, 3]), Detail(steps=20))["maps"][1][1]["curve"]
+    assert steps[-1] == {"curve": expected, "end": True}
+    assert any("progress" in step for step in steps)
+    saved = json.loads(re.search(r'id="item-0">(.*?)</script>', studio.report(answer))[1])  # type: ignore[index]
+    assert [[one["curve"] is not None for one in row] for row in saved["maps"]] == [[False] * 2, [False, True]]
+    [again] = items(steps_of(studio, photo=name, targets=[1, 3], methods=["saliency"], before=answer))
+    assert again["maps"][1][0]["curve"] == expected
+
+
+def test_a_map_is_checked_and_the_verdict_is_saved(studio: Studio, explainer: explain.Explainer) -> None:
+    name = studio.take(photo())["photo"]
+    answer = steps_of(studio, photo=name)[-1]["answer"]
+    steps = told_of(studio.doubt, {"answer": answer, "what": "check", "method": "gradcam"})
+    explanation = explainer(photo())
+    expected = explanation.check()["gradcam"].to_dict()
+    assert steps[-1]["verdict"] == expected
+    assert studio.answer(answer).record()["verdict"] == expected
+    assert '"verdict":{"passed"' in studio.report(answer)
+
+
+def test_a_check_is_stopped_or_given_up(studio: Studio) -> None:
+    name = studio.take(photo())["photo"]
+    answer = steps_of(studio, photo=name)[-1]["answer"]
+    for end, last in ((studio.stop, {"stopped": "The check of gradcam", "end": True}), (studio.drop, {"end": True})):
+        work: list[str] = []
+
+        def during(step: Mapping[str, Any], end: Any = end, work: list[str] = work) -> None:
+            work.extend([step["work"]] if "work" in step else [])
+            if "progress" in step:
+                end(work[0])
+
+        assert told_of(studio.doubt, {"answer": answer, "what": "check", "method": "gradcam"}, during)[-1] == last
+    assert studio.answer(answer).record()["verdict"] is None
+    assert items(steps_of(studio, photo=name))
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"what": "curve", "method": "gradcam", "more": 1}, "got 'more'"),
+        ({"what": "judge", "method": "gradcam"}, "what must be one of curve, check"),
+        ({"what": "curve", "method": 3}, "method must be a text"),
+        ({"what": "curve", "method": "saliency"}, "map must be one of the answer's"),
+        ({"what": "curve", "method": "gradcam", "target": 1}, "map must be one of the answer's"),
+        ({"what": "curve", "method": "gradcam", "target": -1}, "target must be a whole number"),
+        ({"answer": "nosuch", "what": "curve", "method": "gradcam"}, "answer is not here any more"),
+    ],
+)
+def test_doubts_that_cannot_be_meant_are_refused(studio: Studio, values: Any, words: str) -> None:
+    answer = steps_of(studio, photo=studio.take(photo())["photo"])[-1]["answer"]
+    with pytest.raises(ExplainError, match=words):
+        studio.doubt({"answer": answer, **values}, lambda step: None)
+
+
+def test_what_nobody_waits_for_ends(studio: Studio) -> None:
+    name = studio.take(photo())["photo"]
+    work: list[str] = []
+
+    def drop(step: Mapping[str, Any]) -> None:
+        work.extend([step["work"]] if "work" in step else [])
+        if "progress" in step:
+            studio.drop(work[0])
+
+    steps = steps_of(studio, drop, photo=name, methods=["rise"], seconds=60)
+    assert len(items(steps)) == 1
+    assert steps[-1] == {"end": True}
+
+
+def test_a_quick_question_does_not_wait_for_a_slow_one(studio: Studio) -> None:
+    name = studio.take(photo())["photo"]
+    order: list[str] = []
+    quick: list[threading.Thread] = []
+
+    def ask() -> None:
+        steps_of(studio, photo=name)
+        order.append("quick")
+
+    def between(step: Mapping[str, Any]) -> None:
+        if "progress" in step and not quick:
+            quick.append(threading.Thread(target=ask))
+            quick[0].start()
+
+    steps = steps_of(studio, between, photo=name, methods=["rise"], seconds=60)
+    order.append("slow")
+    quick[0].join(WAIT)
+    assert order == ["quick", "slow"]
+    assert items(steps)[-1]["maps"][0][1]["runs"] == explain.methods.RISE().runs
+
+
+def test_the_model_is_as_before_after_interleaved_questions(studio: Studio, explainer: explain.Explainer) -> None:
+    model = explainer.model
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    name = studio.take(photo())["photo"]
+    threads = [
+        threading.Thread(target=steps_of, args=(studio,), kwargs={"photo": name, "methods": methods, "seconds": 60})
+        for methods in (["rise"], ["gradcam"], ["occlusion"], ["guidedbackprop"], ["saliency"])
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT)
+    assert not any(thread.is_alive() for thread in threads)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(each.requires_grad and each.grad is None for each in model.parameters())
+    assert not model.training
+    assert all(not module._forward_hooks and not module._backward_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("fill", FILLS)
+def test_a_region_is_covered_and_the_rest_stays(fill: str) -> None:
+    picture = photo(120, 60)
+    covered = Cover((0.25, 0.0, 0.5, 0.5), fill).of(picture, Box(30, 0, 90, 60))
+    changed = np.abs(np.asarray(covered).astype(int) - np.asarray(picture).astype(int)).max(-1) > 0
+    inside = np.zeros((60, 120), bool)
+    inside[0:30, 45:60] = True
+    assert not changed[~inside].any()
+    assert changed[inside].mean() > 0.9
+
+
+def test_a_covered_photo_is_what_the_model_sees(studio: Studio, explainer: explain.Explainer) -> None:
+    name = studio.take(photo())["photo"]
+    region = [0.1, 0.2, 0.7, 0.9]
+    [item] = items(steps_of(studio, photo=name, cover={"region": region, "fill": "zero"}))
+    box = explainer.preprocess.box((90, 60))  # type: ignore[attr-defined]
+    expected = explainer(Cover((0.1, 0.2, 0.7, 0.9), "zero").of(photo(), box))
+    assert item["predictions"] == [[printable(label), value] for label, value in expected.predictions]
+    assert item["photo"].startswith("data:image/jpeg")
+    assert len(studio._photos) == 1
+    assert item["name"] == "photo, covered"
+    assert item["again"]["command"] is None  # no command covers it
+    assert item["records"][0][0]["image"]["path"] is None
+
+
+def test_photos_and_answers_are_forgotten(studio: Studio) -> None:
+    names = [studio.take(photo())["photo"] for _ in range(4)]
+    with pytest.raises(ExplainError, match="photo is not here any more"):
+        studio.picture(names[0])
+    answers = [steps_of(studio, photo=names[-1])[-1]["answer"] for _ in range(3)]
+    with pytest.raises(ExplainError, match="answer is not here any more"):
+        studio.answer(answers[0])
+    packed = zipfile.ZipFile(io.BytesIO(studio.answer(answers[2]).packed()))
+    assert packed.testzip() is None
+    assert [name.rsplit(".", 1)[1] for name in packed.namelist()] == ["png", "npy", "json"]
+
+
+def test_what_is_kept_has_a_size_together() -> None:
+    kept: Kept[int] = Kept("number", 10, 9, float)
+    names = [kept.add(each) for each in (4, 4, 4, 20)]
+    assert [name in kept for name in names] == [False, False, False, True]
+
+
+def test_what_nobody_asks_about_for_an_hour_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("explain.app.desk.time.monotonic", lambda: now)
+    kept: Kept[str] = Kept("photo", 9, age=Limits().age)
+    old, used = kept.add("old"), kept.add("used")
+    now += 3000
+    assert kept[used] == "used"
+    now += 700
+    with pytest.raises(ExplainError, match="photo is not here any more"):
+        kept[old]
+    assert (len(kept), kept[used]) == (1, "used")
+    now += 3601
+    kept.tidy()
+    assert len(kept) == 0
+
+
+def test_old_photos_leave_the_memory_though_nobody_comes(
+    explainer: explain.Explainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("explain.app.studio.TIDY", 0.01)
+    studio = Studio([explainer], Limits(age=0.0))
+    studio.take(photo())
+    for _ in range(500):
+        if not len(studio._photos):
+            break
+        time.sleep(0.01)
+    studio.close()
+    assert len(studio._photos) == 0
+
+
+def test_photos_are_measured_before_they_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("explain.app.uploads.load_image", lambda content: pytest.fail("decoded"))
+        with pytest.raises(TooLargeError, match=r"at most 0.04 megapixels, got 300 x 200"):
+            received(encoded(Image.new("RGB", (300, 200))), "a.png", LIMITS)
+    with pytest.raises(TooLargeError, match="MiB"):
+        received(b"x" * 200_001, "a.png", LIMITS)
+    with pytest.raises(ImageError, match="not an image"):
+        received(b"no photo", "a.png", LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ([], "question must be an object"),
+        ({"photo": "p", "more": 1}, "got 'more'"),
+        ({"photo": 3}, "photo must be a text"),
+        ({"photo": "p", "methods": "gradcam"}, "methods must be a list"),
+        ({"photo": "p", "methods": ["rise(runs=10000000)"]}, "without options"),
+        ({"photo": "p", "methods": ["nosuch"]}, "nosuch"),
+        ({"photo": "p", "methods": ["gradcam"] * 17}, "at most 16"),
+        ({"photo": "p", "targets": [True]}, "target must be a whole number"),
+        ({"photo": "p", "targets": [-1]}, "target must be a whole number"),
+        ({"photo": "p", "model": 1}, "from 0 to 0"),
+        ({"photo": "p", "seconds": float("nan")}, "seconds must be above 0"),
+        ({"photo": "p", "seconds": 1e9}, "seconds must be above 0"),
+        ({"photo": "p", "layer": "x" * 201}, "layer must be a text"),
+        ({"photo": "p", "cover": {"region": [0, 0, 1]}}, "four numbers"),
+        ({"photo": "p", "cover": {"region": [0, 0, 1, float("nan")]}}, "region must be x0"),
+        ({"photo": "p", "cover": {"region": [0, 0, 0, 1]}}, "x0 < x1"),
+        ({"photo": "p", "cover": {"region": [0, 0, 1, 1], "fill": "photo"}}, "fill must be one of"),
+        ({"photo": "p", "cover": [1]}, "cover must have"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_one_line(values: Any, words: str) -> None:
+    with pytest.raises(ExplainError) as caught:
+        Ask.of(values, 1, LIMITS)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert "; " in str(caught.value)
+
+
+def test_what_the_model_cannot_answer_is_told(studio: Studio) -> None:
+    name = studio.take(photo())["photo"]
+    [_, last] = steps_of(studio, photo=name, layer="third")
+    assert "third" in last["error"]
+    assert last["end"]
+    [_, last] = steps_of(studio, photo=name, targets=[99])
+    assert "99" in last["error"]
+
+
+def test_the_queue_has_an_end() -> None:
+    lane, gate = Lane("test", 2), threading.Event()
+    for _ in range(3):
+        lane.do(lambda: gate.wait(WAIT) and None)
+    with pytest.raises(BusyError, match="3 questions wait"):
+        lane.do(lambda: None)
+    gate.set()
+    lane.close()
+
+
+def test_turns_are_taken_one_at_a_time() -> None:
+    turns, inside, most = Turns(), 0, 0
+    lock = threading.Lock()
+
+    def work(slow: bool) -> None:
+        nonlocal inside, most
+        for _ in range(20):
+            with turns.slow() if slow else turns.quick():
+                with lock:
+                    inside += 1
+                    most = max(most, inside)
+                time.sleep(0.0005)
+                with lock:
+                    inside -= 1
+
+    threads = [threading.Thread(target=work, args=(number % 2 == 0,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT)
+    assert (inside, most) == (0, 1)
+
+
+GOOD = {"host": "127.0.0.1:8000"}
+FOLLOWED = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
+
+
+@pytest.mark.parametrize(
+    ("method", "headers", "status"),
+    [
+        ("GET", GOOD, None),
+        ("GET", {"host": "localhost:1"}, None),
+        ("GET", {"host": "[::1]:1"}, None),
+        ("GET", {"host": "evil.example"}, 421),
+        ("GET", {"host": "127.0.0.1.evil.example"}, 421),
+        ("GET", {"host": "192.168.0.7"}, 421),
+        ("GET", {}, 421),
+        ("GET", {"host": "localhost:1@evil.example"}, 421),
+        ("POST", GOOD, 403),
+        ("POST", {**GOOD, "x-explain": "1"}, None),
+        ("POST", {**GOOD, "x-explain": "1", "origin": "http://127.0.0.1:8000"}, None),
+        ("POST", {**GOOD, "x-explain": "1", "origin": "http://127.0.0.1:9000"}, 403),
+        ("POST", {**GOOD, "x-explain": "1", "origin": "null"}, 403),
+        ("GET", {**GOOD, "sec-fetch-site": "cross-site", "sec-fetch-dest": "image"}, 403),
+        ("GET", {**GOOD, "sec-fetch-site": "same-site", "sec-fetch-dest": "empty"}, 403),
+        (
+            "GET",
+            {**GOOD, "sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "iframe"},
+            403,
+        ),
+        (
+            "GET",
+            {**GOOD, "sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"},
+            None,
+        ),
+    ],
+)
+def test_only_this_machine_and_the_page_itself_may_ask(
+    method: str, headers: dict[str, str], status: int | None
+) -> None:
+    refused = Access().refusal(method, headers)
+    assert (refused and refused[0]) == status
+
+
+def test_elsewhere_a_token_is_needed() -> None:
+    access = Access(("box",), "secret")
+    assert access.refusal("GET", {"host": "192.168.0.7:80"}) == (
+        401,
+        "a token is needed; open the address that explain serve has printed",
+    )
+    assert access.refusal("GET", {"host": "box"}, secret="secret") is None
+    assert access.refusal("GET", {"host": "box", "cookie": "a=b; explain-token=secret"}) is None
+    assert (access.refusal("GET", {"host": "box", "cookie": "explain-token=other"}) or (0,))[0] == 401
+    assert (access.refusal("GET", {"host": "evil.example"}, secret="secret") or (0,))[0] == 421
+
+
+def test_the_defaults_of_the_limits_hold_photos_of_a_camera() -> None:
+    assert Limits().pixels >= 48_000_000
+    assert Limits().kept_pixels >= 2 * Limits().pixels
+
+
+def test_no_two_files_of_the_page_share_a_name() -> None:
+    """They make up one script, in which the later of two functions of one name would take the place of the other."""
+    from explain.app.page import OWN_SCRIPTS
+
+    files = [ROOT / "explain" / "report" / "static" / name for name in SCRIPTS]
+    files += [ROOT / "explain" / "app" / "static" / name for name in OWN_SCRIPTS]
+    names = [
+        name
+        for file in files
+        for name in re.findall(r"^(?:async )?(?:function|class|const|let) (\w+)", file.read_text("utf-8"), re.MULTILINE)
+    ]
+    assert len(names) > 50
+    assert sorted(names) == sorted(set(names))

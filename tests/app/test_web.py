@@ -1,0 +1,188 @@
+"""The app over HTTP: what it answers, and whom it refuses."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import zipfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from PIL import Image
+
+import explain
+from explain.app import Studio, address
+from explain.app.access import Access
+from explain.app.serving import access_for, bound
+from explain.errors import AppError
+from tests.app.conftest import LIMITS, encoded
+from tests.report.conftest import photo
+
+pytest.importorskip("starlette", reason="the app needs Starlette: pip install -e '.[app]'")
+HOST, SELF = "http://127.0.0.1:8000", {"x-explain": "1"}
+
+
+@pytest.fixture
+def client(studio: Studio) -> Iterator[Any]:
+    from starlette.testclient import TestClient
+
+    from explain.app import application
+
+    with TestClient(application(studio), base_url=HOST, raise_server_exceptions=True) as found:
+        yield found
+
+
+def send(client: Any, content: bytes | None = None, **headers: str) -> Any:
+    body = encoded(photo()) if content is None else content
+    return client.post("/api/photos", content=body, headers=SELF | {"x-name": "my%20cat.png"} | headers)
+
+
+def ask(client: Any, **values: Any) -> list[dict[str, Any]]:
+    reply = client.post("/api/explain", json=values, headers=SELF)
+    assert reply.status_code == 200, reply.text
+    return [json.loads(line) for line in reply.text.splitlines()]
+
+
+def test_from_a_photo_to_a_saved_archive_and_report(client: Any, explainer: explain.Explainer) -> None:
+    name = send(client).json()
+    assert name["name"] == "my cat.png"
+    steps = ask(client, photo=name["photo"])
+    item = steps[-1]["item"]
+    assert item["predictions"][0][1] == explainer(photo()).predictions[0][1]
+    picture = client.get(f"/{item['photo']}")
+    assert picture.headers["content-type"] == "image/jpeg"
+    assert Image.open(io.BytesIO(picture.content)).size == (90, 60)
+    saved = client.post("/api/save", json={"answer": steps[-1]["answer"]}, headers=SELF)
+    assert saved.headers["content-disposition"] == "attachment; filename*=UTF-8''my-cat-explained.zip"
+    names = zipfile.ZipFile(io.BytesIO(saved.content)).namelist()
+    assert names == ["my-cat-gradcam.png", "my-cat-gradcam.npy", "my-cat-gradcam.json"]
+    report = client.post("/api/report", json={"answer": steps[-1]["answer"]}, headers=SELF)
+    assert 'id="item-0"' in report.text
+
+
+def test_examples_methods_and_layers(client: Any) -> None:
+    assert client.get("/example/stripes.png").headers["content-type"] == "image/jpeg"
+    found = client.post("/api/examples", json={"name": "stripes.png"}, headers=SELF).json()
+    assert found["size"] == [90, 60]
+    methods = client.post("/api/methods", json={"model": 0}, headers=SELF).json()
+    quick = {each["name"]: each["quick"] for each in methods}
+    assert (quick["gradcam"], quick["saliency"], quick["rise"]) == (True, True, False)
+    layers = client.post("/api/layers", json={"model": 0, "photo": found["photo"]}, headers=SELF).json()
+    assert layers["layers"][0] == ["first", "Conv2d", "16 x 16"]
+
+
+def test_the_page_asks_for_nothing_from_elsewhere(client: Any) -> None:
+    page = client.get("/")
+    assert page.status_code == 200
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]+)"', page.text)
+    assert policy is not None
+    assert "default-src &#x27;none&#x27;" in policy[1]
+    assert "unsafe" not in policy[1]
+    assert not re.search(r"""(?:src|href)\s*=\s*["']?(?:https?:)?//""", page.text)
+    for name in ("cache-control", "x-content-type-options", "x-frame-options", "referrer-policy"):
+        assert name in page.headers
+    assert page.headers["content-security-policy"] == "frame-ancestors 'none'"
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/photo/..%2f..%2fetc%2fpasswd", "/example/..%2fpyproject.toml", "/example/%2e%2e", "/../etc/passwd",
+     "/static/app.js", "/photo/", "/example/stripes.png%00"],
+)  # fmt: skip
+def test_there_are_no_files_behind_addresses(client: Any, path: str) -> None:
+    assert client.get(path).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/", {"host": "evil.example"}, 421),
+        ("/photo/x", {"host": "evil.example"}, 421),
+        ("/api/explain", {}, 403),
+        ("/api/explain", {"origin": "https://evil.example", **SELF}, 403),
+        ("/api/photos", {"sec-fetch-site": "cross-site", **SELF}, 403),
+        ("/photo/x", {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}, 403),
+    ],
+)
+def test_foreign_names_and_sites_are_refused(client: Any, path: str, headers: dict[str, str], status: int) -> None:
+    method = "POST" if path.startswith("/api") else "GET"
+    reply = client.request(method, path, headers=headers)
+    assert reply.status_code == status
+    assert "access-control-allow-origin" not in reply.headers
+    assert client.options(path, headers={"origin": "https://evil.example"}).status_code == 405
+
+
+def test_photos_that_are_too_large_are_refused(client: Any) -> None:
+    assert send(client, encoded(Image.new("RGB", (300, 200)))).status_code == 413
+    assert send(client, b"x" * (LIMITS.upload + 1)).status_code == 413
+
+    def endless() -> Iterator[bytes]:
+        for _ in range(100):
+            yield b"x" * 10_000
+
+    reply = client.post("/api/photos", content=endless(), headers=SELF)  # without a length
+    assert reply.status_code == 413
+    assert send(client, b"no photo").status_code == 400
+    assert "\n" not in send(client, b"no photo").text
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b"\xff", b'{"photo": 3}', b"[" * 1000])
+def test_questions_that_are_none_are_refused(client: Any, body: bytes) -> None:
+    for path in ("explain", "doubt", "stop", "save", "report", "methods", "layers", "examples"):
+        status = client.post(f"/api/{path}", content=body, headers=SELF).status_code
+        expected = {"methods": 200, "stop": 404, "save": 404, "report": 404, "layers": 404}
+        assert status == (expected.get(path, 400) if body == b'{"photo": 3}' else 400), path
+
+
+def test_a_question_has_a_largest_size(client: Any) -> None:
+    assert client.post("/api/explain", content=b"x" * 2001, headers=SELF).status_code == 413
+
+
+def test_twenty_ask_at_once_and_all_are_answered(client: Any) -> None:
+    name = send(client).json()["photo"]
+    with ThreadPoolExecutor(20) as people:
+        found = list(people.map(lambda _: ask(client, photo=name), range(20)))
+    assert all("item" in steps[-1] for steps in found)
+
+
+def test_too_many_questions_are_refused_and_nothing_breaks(client: Any, studio: Studio) -> None:
+    import threading
+
+    gate = threading.Event()
+    for _ in range(LIMITS.waiting + 1):
+        studio.sitters[0].quick.do(lambda: gate.wait(60) and None)
+    name = send(client).json()["photo"]
+    reply = client.post("/api/explain", json={"photo": name}, headers=SELF)
+    gate.set()
+    assert reply.status_code == 503
+    assert "questions wait already" in reply.text
+
+
+def test_the_token_leaves_the_address_and_becomes_a_cookie(studio: Studio) -> None:
+    from starlette.testclient import TestClient
+
+    from explain.app import application
+
+    app = application(studio, Access(("box",), "secret"))
+    with TestClient(app, base_url="http://box:8000", follow_redirects=False) as client:
+        assert client.get("/").status_code == 401
+        assert client.get("/?token=other").status_code == 401
+        found = client.get("/?token=secret")
+        assert (found.status_code, found.headers["location"]) == (303, "/")
+        assert "httponly" in found.headers["set-cookie"].lower()
+        assert "samesite=strict" in found.headers["set-cookie"].lower()
+        assert client.get("/").status_code == 200
+        assert send(client).status_code == 200
+
+
+def test_only_this_machine_is_listened_to_without_a_token() -> None:
+    for host in ("127.0.0.1", "localhost", "::1", "127.0.0.2"):
+        assert access_for(host).token is None
+    for host in ("0.0.0.0", "::", "192.168.0.7", "box.example"):
+        assert len(access_for(host).token or "") >= 32
+    assert address("0.0.0.0", 8000, "t") == "http://0.0.0.0:8000/?token=t"
+    with bound("127.0.0.1", 0) as one, pytest.raises(AppError, match="cannot be listened at"):
+        bound("127.0.0.1", one.getsockname()[1])
