@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -13,10 +14,15 @@ from explain.errors import printable
 from explain.render import png
 from explain.report.page import style_and_policy
 
+FIGURE = re.compile(r"[-+±]?[\d.,]+(e[-+]?\d+)?%?|–")
+
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a document: what it is about, a table whose first row is its heading, and pictures with their texts."""
+    """A part of a document: what it is about, a table whose first row is its heading, and pictures with their texts.
+
+    Lines of ``about`` are paragraphs.
+    """
 
     heading: str
     about: str = ""
@@ -49,19 +55,29 @@ def document(title: str, about: str, sections: Sequence[Section]) -> str:
 
 
 def _section(section: Section) -> str:
-    about = f"<p>{_said(section.about)}</p>" if section.about else ""
+    about = "\n".join(f"<p>{_said(line)}</p>" for line in section.about.splitlines())
+    table = _wide(_table(section.table)) if len(section.table) > 1 else ""
     pictures = "".join(
-        f'<img src="data:image/png;base64,{base64.b64encode(png(picture)).decode("ascii")}" alt="{_said(alternative)}">'
-        for picture, alternative in section.pictures
+        _wide(f'<img src="data:image/png;base64,{base64.b64encode(png(picture)).decode("ascii")}" alt="{_said(text)}">')
+        for picture, text in section.pictures
     )
-    return f"<section>\n<h2>{_said(section.heading)}</h2>\n{about}\n{_table(section.table)}\n{pictures}\n</section>"
+    return f"<section>\n<h2>{_said(section.heading)}</h2>\n{about}\n{table}\n{pictures}\n</section>"
+
+
+def _wide(part: str) -> str:
+    """Something that may be wider than the page, and is moved by itself then; by keys too."""
+    return f'<div class="wide" tabindex="0">{part}</div>'
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
-    if len(rows) < 2:
-        return ""
-    head = "".join(f"<th>{_said(cell)}</th>" for cell in rows[0])
-    body = "\n".join(f"<tr>{''.join(f'<td>{_said(cell)}</td>' for cell in row)}</tr>" for row in rows[1:])
+    """A table; columns of numbers end at the same place, so that they can be compared."""
+    figures = [all(FIGURE.fullmatch(row[column]) for row in rows[1:]) for column in range(len(rows[0]))]
+    kinds = [' class="figure"' if each else "" for each in figures]
+
+    def cells(tag: str, row: Sequence[str]) -> str:
+        return "".join(f"<{tag}{kind}>{_said(cell)}</{tag}>" for kind, cell in zip(kinds, row, strict=True))
+
+    head, body = cells("th", rows[0]), "\n".join(f"<tr>{cells('td', row)}</tr>" for row in rows[1:])
     return f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +236,37 @@ def test_insight_is_plain_values_and_tables(run: explain.Run, tmp_path: Path) ->
     assert "  no class has enough photos" in lines
     with pytest.raises(RunError, match="did you mean"):
         run.insight("gradcan")
+
+
+def test_what_stands_out_is_said_first_and_what_does_not_is_said_to(run: explain.Run) -> None:
+    found = run.insight()
+    places = {name: random_places(40, number) for number, name in enumerate("abc")}
+    maps = maps_of(places, width=1.5)
+    weak = [replace(each, stands_out=0.6 * each.stands_out) for each in reasons(maps)]
+    plain = replace(found, maps=maps, looks=looks(maps), reasons=weak, pairs=[])
+    (elsewhere, nothing) = plain.headlines
+    first = plain.looks[0]
+    assert elsewhere == (
+        f"{first.target} looks elsewhere than all others most: their mean maps are apart by {first.apart:.2f}."
+    )
+    assert nothing == (
+        f"No cluster of reasons stands out: by {plain.reasons[0].stands_out:.2f} at most, where 0.5 is worth a look."
+    )
+    places["c"][:10] = [(13.5, 2.0)] * 10
+    maps = maps_of(places, width=1.5)
+    marked = replace(found, maps=maps, looks=[], reasons=reasons(maps))
+    assert marked.headlines[0].startswith("10 photos of c have a reason of their own (25% of the class): they stand")
+    pair = found.pairs[0]
+    assert marked.headlines[1] == (
+        f"{pair.label} is taken for {pair.prediction} most often: {pair.count} of {pair.of} photos."
+    )
+    object.__setattr__(maps, "on_object", torch.tensor([0.6, 0.7] * 20 + [0.2, 0.3] * 20 + [0.6] * 40))
+    object.__setattr__(maps, "object_size", torch.full((120,), 0.5))
+    away = replace(found, maps=maps, looks=looks(maps), reasons=[], pairs=[])
+    assert away.headlines == [
+        "b looks away from its object most: 25% of the evidence is on it, and it covers 50% of the photo."
+    ]
+    assert away.lines()[1] == f"  {away.headlines[0]}"
 
 
 def test_pictures_without_photos_read_none(run: explain.Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,12 +156,15 @@ def told(found: Sequence[Look], most: int = 10) -> list[list[str]]:
 
 
 def short(name: str, most: int = 24) -> str:
-    """The end of a photo's name, which says more than its beginning.
+    """The end of a photo's name, which says more than its beginning: as many of its folders as there is room for.
 
-    >>> short("a/folder/of/photos/0001.png", 12)
-    '…os/0001.png'
+    >>> short("a/folder/of/photos/0001.png", 20), short("a/folder/of/photos/0001.png", 8)
+    ('…/photos/0001.png', '…001.png')
     """
-    return name if len(name) <= most else f"…{name[1 - most :]}"
+    if len(name) <= most:
+        return name
+    end = name[1 - most :]
+    return f"…{end[end.index('/') :] if '/' in end else end}"
 
 
 def named(row: Row) -> str:

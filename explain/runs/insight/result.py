@@ -19,7 +19,7 @@ from explain.runs.insight.clusters import Cluster
 from explain.runs.insight.drawing import Album, draw_clusters, draw_looks, draw_mistakes
 from explain.runs.insight.further import Further
 from explain.runs.insight.gathering import Maps
-from explain.runs.insight.looking import Look
+from explain.runs.insight.looking import Look, percent
 from explain.runs.insight.mistakes import Pair
 from explain.runs.insight.tables import Part
 from explain.runs.reading import Stored
@@ -33,6 +33,7 @@ REASONS = (
     "Photos of one class whose maps are alike, and unlike the others of the class. What stands out by 0.5 or more is "
     "worth a look: a shortcut is often such a cluster. About 0, there is no cluster."
 )
+NOTABLE = 0.5  # how far a cluster stands out that is worth a look
 MISTAKES = "Which class is taken for which, the most frequent first."
 
 
@@ -76,6 +77,12 @@ class Insight:
         told = f"; left out: {', '.join(left)}" if left else ""
         return printable(f"{self.run.path}: {len(self.maps)} maps of {self.method}{told}")
 
+    @property
+    def headlines(self) -> list[str]:
+        """What stands out most of each kind, in a sentence each."""
+        return [printable(line) for line in (_of_looks(self.looks), _of_reasons(self.reasons), _of_pairs(self.pairs))
+                if line]  # fmt: skip
+
     def parts(self, most: int = 10) -> list[Part]:
         """What there is to be told: where classes look, clusters of reasons, mistakes, and what else was asked for.
 
@@ -99,7 +106,7 @@ class Insight:
 
     def lines(self, most: int = 10) -> list[str]:
         """The tables as lines for people; see `parts`."""
-        lines = [self.about]
+        lines = [self.about, *(f"  {line}" for line in self.headlines)]
         for part in self.parts(most):
             lines += ["", *part.lines]
         return lines
@@ -143,9 +150,40 @@ class Insight:
         return files.write()
 
     def _page(self, pictures: Mapping[str, Image.Image]) -> str:
-        sections = []
+        sections = [Section("At first sight", "\n".join(self.headlines))] if self.headlines else []
         for part in self.parts(20):
             shown = [(pictures[part.picture], part.title)] if part.picture in pictures else []
             about = part.about if len(part.rows) > 1 else part.nothing
             sections.append(Section(part.title, about, part.rows, shown))
         return document(f"What {self.run.path.name} says", self.about, sections)
+
+
+def _of_looks(looks: Sequence[Look]) -> str:
+    if not looks or looks[0].striking <= 0:
+        return ""
+    first = looks[0]
+    if first.on_object.value >= 0:
+        return (
+            f"{first.target} looks away from its object most: {percent(first.on_object.value)} of the evidence is on "
+            f"it, and it covers {percent(first.object_size.value)} of the photo."
+        )
+    return f"{first.target} looks elsewhere than all others most: their mean maps are apart by {first.apart:.2f}."
+
+
+def _of_reasons(reasons: Sequence[Cluster]) -> str:
+    if not reasons:
+        return ""
+    first = reasons[0]
+    if first.stands_out < NOTABLE:
+        return f"No cluster of reasons stands out: by {first.stands_out:.2f} at most, where {NOTABLE} is worth a look."
+    return (
+        f"{first.size} photos of {first.target} have a reason of their own ({percent(first.share)} of the class): they "
+        f"stand out by {first.stands_out:.2f}."
+    )
+
+
+def _of_pairs(pairs: Sequence[Pair]) -> str:
+    if not pairs:
+        return ""
+    first = pairs[0]
+    return f"{first.label} is taken for {first.prediction} most often: {first.count} of {first.of} photos."
