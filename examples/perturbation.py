@@ -80,13 +80,13 @@ def picture(explainer: explain.Explainer, photo: Path, runs: int) -> Figure:
 
 
 def errors(explainer: explain.Explainer, photos: list[Path], counts: list[int], reference: int) -> Figure:
-    """The relative distance to a reference of many runs, on average over photos, against the number of runs."""
+    """The relative distance to a reference of many other runs, on average over photos, against the number of runs."""
     kinds: dict[str, Any] = {
-        "rise (centred)": lambda runs: RISE(runs, centred=True, seed=1),
-        "sobol, 4 × 4": lambda runs: Sobol(max(runs, 72), grid=4, seed=1),
-        "kernelshap, 16 squares": lambda runs: KernelSHAP(runs, 4, seed=1),
-        "shapleysampling, 16 squares": lambda runs: ShapleySampling(max(runs, 30), 4, seed=1),
-        "partitionshap": PartitionSHAP,
+        "rise (centred)": lambda runs, seed: RISE(runs, centred=True, seed=seed),
+        "sobol, 4 × 4": lambda runs, seed: Sobol(max(runs, 72), grid=4, seed=seed),
+        "kernelshap, 16 squares": lambda runs, seed: KernelSHAP(runs, 4, seed=seed),
+        "shapleysampling, 16 squares": lambda runs, seed: ShapleySampling(max(runs, 30), 4, seed=seed),
+        "partitionshap": lambda runs, seed: PartitionSHAP(runs),
     }
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axis = figure.subplots()
@@ -95,9 +95,10 @@ def errors(explainer: explain.Explainer, photos: list[Path], counts: list[int], 
         for photo in photos:
             with Image.open(photo) as opened:
                 x = explainer.preprocess(opened.convert("RGB"))[None]
-            long = explain.attribute(explainer.model, x, make(reference)).values
-            found = [explain.attribute(explainer.model, x, make(runs)) for runs in counts]
+            long = explain.attribute(explainer.model, x, make(reference, 0)).values
+            found = [explain.attribute(explainer.model, x, make(runs, 1)) for runs in counts]
             off.append([float((each.values - long).norm() / long.norm()) for each in found])
+            print(f"{name}, {photo.stem}: {[round(each, 3) for each in off[-1]]}", flush=True)
         spent = [int(each.runs or 0) for each in found]
         axis.plot(spent, np.mean(off, 0), marker="o", label=name)
     axis.set(xscale="log", yscale="log", xlabel="covered photos", ylabel=f"distance to {reference} runs, relative")

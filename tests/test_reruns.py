@@ -242,6 +242,14 @@ def test_a_network_that_couples_nothing_is_run_in_pieces() -> None:
     assert model.rows == [1, 7, 1, 6]  # with the first piece goes the photo, and its first row is run alone too
 
 
+def test_a_few_rows_that_would_be_left_over_go_with_the_last_piece() -> None:
+    model = small()
+    explain.attribute(model, X[:1], Smooth(samples=36), target=1)
+    assert model.rows == [1, 17, 1, 20]
+    explain.attribute(model.cleared(), X[:1], Smooth(samples=37), target=1)
+    assert model.rows == [1, 17, 1, 16, 5]
+
+
 # Targets that pick for each image.
 
 LABELS = torch.tensor([2, 0, 4])

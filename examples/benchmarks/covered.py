@@ -21,7 +21,7 @@ from explain.methods import (
     Squares,
 )
 
-ACROSS = 4  # squares, 16 in all
+ACROSS = 4  # squares, 16 in all, where their number is not that of the runs
 TOGETHER = 16  # photos that Captum runs at once
 
 
@@ -44,14 +44,14 @@ def cases(x: torch.Tensor, runs: int) -> list[Case]:
     side, channels = x.shape[-1], x.shape[1]
     window, stride = side // 4, side // 8
     slides = {"sliding_window_shapes": (channels, window, window), "strides": (channels, stride, stride)}
-    cells = Squares(ACROSS)
+    cells, usual = Squares(ACROSS), Squares()
     regions = {"feature_mask": cells(x)[:, None], "perturbations_per_eval": TOGETHER}
     orders = max(1, runs // 30)  # an order and its reverse uncover 15 squares each
     windows = (-(-(side - window) // stride) + 1) ** 2
     together = {"perturbations_per_eval": TOGETHER}
     return [
         Case(Occlusion(window, stride), windows, "Occlusion", {**slides, **together}),
-        Case(FeatureAblation(cells), ACROSS**2, "FeatureAblation", regions),
+        Case(FeatureAblation(usual), 49, "FeatureAblation", {**together, "feature_mask": usual(x)[:, None]}),
         Case(
             ShapleySampling(30 * orders, cells), 30 * orders, "ShapleyValueSampling",
             {**regions, "n_samples": 2 * orders},

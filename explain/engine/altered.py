@@ -5,7 +5,7 @@ Equal values are run once for all methods and targets of a call, so that what me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -204,8 +204,16 @@ class Runs(Protocol):
         ...
 
     @property
-    def keep_partial(self) -> bool:
-        """Whether what there is by an interrupt is wanted."""
+    def ended(self) -> bool:
+        """Whether an interrupt has ended the work: no more rows are run."""
+        ...
+
+    def end(self, error: KeyboardInterrupt, *, partial: bool) -> None:
+        """End the work early; ``partial`` says whether a method has something to show by now.
+
+        Raises:
+            KeyboardInterrupt: it has nothing, or what there is by an interrupt is not wanted.
+        """
         ...
 
     def scores(self, of: Alteration, *, logits: bool = False) -> torch.Tensor:
@@ -217,11 +225,18 @@ class Runs(Protocol):
         ...
 
     def read_for_all(self, of: Alteration, method: Explains, fold: Fold) -> Any:
-        """The same, and what it says for the other targets of the call is remembered for them."""
+        """The same, and what it says for the other targets of the call is remembered for them.
+
+        Nobody is told of these rows: a method that runs few at a time says itself how far it is, with `tell`.
+        """
         ...
 
     def read_once(self, of: Alteration, method: Explains, fold: Fold) -> Any:
-        """The same, and not remembered."""
+        """The same, and not remembered; nobody is told of these rows either."""
+        ...
+
+    def tell(self, done: int, total: int, maps: Callable[[], Mapping[str, torch.Tensor]] = dict) -> None:
+        """Tell who waits how many of a method's own rows are done, and the ``maps`` so far by its name."""
         ...
 
     def remembered(self) -> Iterator[tuple[Need[Any], Any]]:

@@ -14,7 +14,7 @@ from explain.engine.asks import Ask
 from explain.engine.evidence import Evidence, at_least_float32
 from explain.engine.forward import Choice
 from explain.engine.plan import Stream
-from explain.engine.work import Pace, Work, is_out_of_memory, takes_maps
+from explain.engine.work import Pace, Work, is_out_of_memory, tell
 from explain.errors import ExplainError, note, raised
 from explain.interrupts import came_by_signal
 from explain.targets import find_logits
@@ -26,19 +26,14 @@ class Told:
     """Tells how many rows are done, of all streams together."""
 
     def __init__(self, work: Work, total: int) -> None:
-        self._tell, self._total, self._done = work.progress, total, 0
-        self._told, self._with_maps = 0, takes_maps(work.progress)
+        self._progress, self._total, self._done, self._told = work.progress, total, 0, 0
 
     def add(self, rows: int, maps: Callable[[], Mapping[str, torch.Tensor]] = dict) -> None:
         """Report that so many more rows are done, or no longer wanted, and the ``maps`` so far to who wants them."""
         self._done += rows
-        if self._tell is None or self._done <= self._told:
-            return
-        self._told = self._done
-        if self._with_maps:
-            self._tell(self._done, self._total, maps())
-        else:
-            self._tell(self._done, self._total)
+        if self._done > self._told:
+            self._told = self._done
+            tell(self._progress, self._done, self._total, maps)
 
     def begin_again(self) -> None:
         """Begin with the first row again; nothing is reported until the work is as far as before."""
@@ -160,7 +155,7 @@ def in_pieces(
     given, images = 1 if asked.one_at_a_time else asked.work.batch_size, len(asked.inputs)
     start, wanted = 0, len(numbers)
     while start < len(numbers) and not all(reader.enough() for reader in readers):
-        piece = numbers[start : start + (images if asked.fixed else given or pace.size)]
+        piece = numbers[start : start + (images if asked.fixed else given or pace.rows(len(numbers) - start))]
         check = start == 0 and len(piece) > 1 and not asked.fixed and not checked
         began = pace.now()
         try:

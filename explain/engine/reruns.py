@@ -8,7 +8,7 @@ of them has not, the network lets rows depend on each other, and every row is ru
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -33,7 +33,7 @@ from explain.engine.forward import Choice
 from explain.engine.pieces import Add, Readers, Told, in_pieces
 from explain.engine.plan import Plan, Stream
 from explain.engine.sampled import sampled_tokens
-from explain.engine.work import Pace, is_out_of_memory
+from explain.engine.work import Pace, is_out_of_memory, tell
 from explain.errors import ExplainError, note
 from explain.hooks import calculating
 from explain.inputs import Inputs, Path
@@ -195,8 +195,14 @@ class Runner:
     kept: dict[Any, Any] = field(default_factory=dict)
 
     @property
-    def keep_partial(self) -> bool:
-        return self.asked.work.keep_partial
+    def ended(self) -> bool:
+        return bool(self.asked.interrupted)
+
+    def end(self, error: KeyboardInterrupt, *, partial: bool) -> None:
+        """End the work with what there is, where a method has something and it is wanted."""
+        if not partial or not self.asked.work.keep_partial:
+            raise error
+        self.asked.interrupted.append(error)
 
     def scores(self, of: Alteration, *, logits: bool = False) -> torch.Tensor:
         """The score ``(P,)`` of each altered row, or its class scores ``(P, K)``; equal plans are run once."""
@@ -208,26 +214,32 @@ class Runner:
         return self._answer(Ask(Attributions(of, method, fold), self.layer))
 
     def read_for_all(self, of: Alteration, method: Explains, fold: Fold) -> Any:
-        """The same, and what it says for the other targets is remembered for them."""
-        return self._answer(Ask(Attributions(of, method, fold), self.layer), self.asked.choices)
+        """The same, and what it says for the other targets is remembered for them; the method tells how far it is."""
+        return self._answer(Ask(Attributions(of, method, fold), self.layer), self.asked.choices, told=False)
 
     def read_once(self, of: Alteration, method: Explains, fold: Fold) -> Any:
-        """The same, and not remembered."""
+        """The same, and not remembered; the method tells how far it is."""
         ask = Ask(Attributions(of, method, fold), self.layer)
         try:
-            return self._answer(ask)
+            return self._answer(ask, told=False)
         finally:
             self.choice.found.pop(ask, None)
+
+    def tell(self, done: int, total: int, maps: Callable[[], Mapping[str, torch.Tensor]] = dict) -> None:
+        """Tell how many of the rows that a method plans as it goes are done, and its maps so far."""
+        tell(self.asked.work.progress, done, total, maps)
 
     def remembered(self) -> Iterator[tuple[Need[Any], Any]]:
         """What this target has been asked, also on the way for another one, and the answers."""
         return ((ask.need, found) for ask, found in list(self.choice.found.items()) if ask.layer == self.layer)
 
-    def _answer(self, ask: Ask, choices: Sequence[Choice] = ()) -> Any:
+    def _answer(self, ask: Ask, choices: Sequence[Choice] = (), *, told: bool = True) -> Any:
         if self.asked.interrupted:
             raise self.asked.interrupted[0]
         if ask not in self.choice.found:
-            work = replace(self.asked.work, keep_partial=False)  # the method decides what to do with an interrupt
+            progress = self.asked.work.progress if told else None
+            # The method decides what to do with an interrupt.
+            work = replace(self.asked.work, keep_partial=False, progress=progress)
             asked = replace(self.asked, choices=choices or [self.choice], work=work, again=None in self.asked.proved)
             with self.precision:
                 run_streams(Plan({"": frozenset({ask})}), asked)

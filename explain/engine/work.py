@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import time
 import weakref
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -67,6 +67,18 @@ def takes_maps(progress: Progress | None) -> bool:
     except TypeError:
         return True  # two arguments are not enough
     return any(each.kind == each.VAR_POSITIONAL or each.name == "maps" for each in signature.parameters.values())
+
+
+def tell(
+    progress: Progress | None, done: int, total: int, maps: Callable[[], Mapping[str, torch.Tensor]] = dict
+) -> None:
+    """Tell someone who wants to know how much is done, and the ``maps`` so far if wanted; they are made only then."""
+    if progress is None:
+        return
+    if takes_maps(progress):
+        progress(done, total, maps())
+    else:
+        progress(done, total)
 
 
 @contextmanager
@@ -166,10 +178,14 @@ class Pace:
         tried = sizes or (TRIED if device.type == "cpu" else TRIED_ELSEWHERE)
         self._known = _fastest.setdefault(model, {})
         self._kind, self._device = (kind, str(device)), device
-        most = min(most, self._known.get(("fit", self._kind), most))
-        self._sizes = list(dict.fromkeys(min(size, most) for size in tried))
+        self._most = min(most, self._known.get(("fit", self._kind), most))
+        self._sizes = list(dict.fromkeys(min(size, self._most) for size in tried))
         self._seconds: dict[int, list[float]] = {}
-        self.size = min(most, self._known.get(self._kind, self._sizes[0]))
+        self.size = min(self._most, self._known.get(self._kind, self._sizes[0]))
+
+    def rows(self, left: int) -> int:
+        """How many rows to run next: a few that would be left over go with them, since a small piece is slow."""
+        return left if left <= min(self._most, self.size + self.size // 4) else self.size
 
     def now(self) -> float:
         """The time in seconds, when all that was started is done."""
@@ -192,7 +208,7 @@ class Pace:
 
     def fit(self, most: int) -> None:
         """Run no more rows than these from now on: more did not fit into memory."""
-        self.size = min(most, self.size)
+        self.size = self._most = min(most, self.size)
         self._sizes = list(dict.fromkeys(min(size, most) for size in self._sizes))
         self._known["fit", self._kind] = most
 

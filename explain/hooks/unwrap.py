@@ -90,4 +90,6 @@ def _told(given: object) -> str:
         return f"the name {given!r}; explain.Explainer({given!r}) takes names"
     if isinstance(given, type):
         return f"the class {given.__name__}; make an instance of it"
+    if callable(given):
+        return f"{type(given).__name__}; give the network itself, or a module whose forward calls it"
     return f"{type(given).__name__}; give the network itself"

@@ -83,13 +83,14 @@ class DrawnCoalitions:
         self.rows = [known[count] for count in self.regions]
         self.counts = [len(rows) for rows in self.rows]
         self.unit = max((of.design.unit(count) for count in self.regions), default=1)
+        self._like, self._places = evidence.inputs, [labels.flatten() for labels in self.labels]
 
     def keep(self, images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
         found = [
-            self.rows[image][number][self.labels[image]]
+            self.rows[image][number].to(self._like).index_select(0, self._places[image])
             for image, number in zip(images.tolist(), numbers.tolist(), strict=True)
         ]
-        return torch.stack(found)[:, None].float()
+        return torch.stack(found).reshape(-1, 1, *self._like.shape[2:])
 
 
 @dataclass(frozen=True)

@@ -139,11 +139,14 @@ class ExtremalPerturbation:
         return frozenset({Reruns()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        ascent = self._done(evidence)
-        masks = ascent.masks.reshape(-1, len(self.area), *evidence.size)
+        return self.chosen(self._done(evidence))
+
+    def chosen(self, ascent: _Ascent) -> torch.Tensor:
+        """The map of the masks that there are by now."""
+        masks = ascent.masks.reshape(-1, len(self.area), *ascent.masks.shape[2:])
         if self.keeps is None:
             return masks.mean(1)
-        score = evidence.score[:, None].to(ascent.scores)
+        score = ascent.whole[:, None].to(ascent.scores)
         least = score - (1 - self.keeps) * score.abs()
         order = torch.tensor(self.area).argsort()
         enough = (ascent.scores.reshape(-1, len(self.area)) >= least)[:, order]
@@ -185,7 +188,7 @@ class _Ascent:
         self._momentum: torch.Tensor | None = None
         self.steps = 0
         self.masks = self._x.new_ones(len(self._owners), 1, *evidence.size)
-        self.scores = evidence.score.repeat_interleave(count)
+        self.whole, self.scores = evidence.score, evidence.score.repeat_interleave(count)
         area = torch.tensor(how.area).to(self._x).repeat(len(self._x))[:, None]
         places = self._smooth.full(self._values)[0].numel()
         numbers = torch.arange(places, device=self._x.device)
@@ -193,12 +196,13 @@ class _Ascent:
 
     def climb(self, runner: Runs) -> None:
         """Take all steps; an interrupt leaves the masks of the last one, where they are wanted."""
+        most = self._how.steps * len(self._owners)
         try:
             while self.steps < self._how.steps:
                 self._step(runner)
-        except KeyboardInterrupt:
-            if not runner.keep_partial or not self.steps:
-                raise
+                runner.tell(self.steps * len(self._owners), most, lambda: {self._how.name: self._how.chosen(self)})
+        except KeyboardInterrupt as error:
+            runner.end(error, partial=self.steps > 0)
 
     def _step(self, runner: Runs) -> None:
         full = self._smooth.full(self._values)

@@ -147,6 +147,7 @@ class GuidedIntegratedGradients:
             further = torch.stack([self._further(*row, step) for row in rows]).reshape(x.shape)
             yield Stretch(found[:, 0], gradient, (further - share).to(x) * way)
             share = further
+            runner.tell((step + 1) * len(x), self.steps * len(x))
 
     def _further(self, share: torch.Tensor, gradient: torch.Tensor, way: torch.Tensor, step: int) -> torch.Tensor:
         """How far each value of an image is after a step, from how far it was before; all are ``(D,)``."""

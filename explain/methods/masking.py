@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -278,7 +279,7 @@ class _ScoreWeightedMasks:
         self._drawn, self._probability, self._like = masks.drawn(evidence), masks.probability, evidence.inputs
         self.counts, self._centred = self._drawn.counts, centred
         like = evidence.inputs
-        self._means = torch.zeros(len(like), 5, *evidence.size, dtype=torch.float64, device=like.device)
+        self._sums = torch.zeros(len(like), 5, math.prod(evidence.size), dtype=torch.float64, device=like.device)
         self._scores: list[list[torch.Tensor]] = [[] for _ in self.counts]
 
     def take(self, image: int, first: int, scores: torch.Tensor) -> None:
@@ -286,15 +287,15 @@ class _ScoreWeightedMasks:
         masks = self._drawn.keep(torch.full_like(numbers, image), numbers)[:, 0].flatten(1).double()
         scores = scores.double()
         ones = torch.ones_like(scores)
-        sums = [torch.stack([scores, ones]) @ masks, torch.stack([scores.square(), scores, ones]) @ masks.square()]
-        means = torch.cat(sums).reshape(5, *self._means.shape[2:]) / len(scores)
-        self._means[image] += len(scores) / (first + len(scores)) * (means - self._means[image])
+        self._sums[image][:2].addmm_(torch.stack([scores, ones]), masks)
+        self._sums[image][2:].addmm_(torch.stack([scores.square(), scores, ones]), masks.square_())
         self._scores[image].append(scores)
 
     def guess(self, image: int) -> Guess:
         scores = torch.cat(self._scores[image])
         n, centre = len(scores), float(scores.mean()) if self._centred else 0.0
-        weighted, seen, squares, products, seen_twice = self._means[image]
+        means = (self._sums[image] / n).reshape(5, *self._like.shape[2:])
+        weighted, seen, squares, products, seen_twice = means
         mean = weighted - centre * seen
         error = None
         if n > 1:

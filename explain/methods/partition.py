@@ -160,7 +160,7 @@ class PartitionSHAP:
         known = runner.kept.setdefault((self, image), [])
         if not known:
             tree = _Tree(self, evidence, image)
-            tree.grow(runner)
+            tree.grow(evidence, runner)
             known.append(tree)
         found: _Tree = known[0]
         return found
@@ -182,21 +182,36 @@ class _Tree:
         self._leaves: list[Part] = []
         self._number = 1
 
-    def grow(self, runner: Runs) -> None:
+    def grow(self, evidence: Evidence, runner: Runs) -> None:
         """Cut cells, those of the largest values first, until the runs or the seconds are spent."""
         end = None if self._how.seconds is None else time.monotonic() + self._how.seconds
-        while self._parts and (end is None or time.monotonic() < end):
-            chosen = self._next()
-            if not chosen:
-                return
-            try:
+        before = list(self._parts), list(self._leaves)
+        try:
+            while not runner.ended and self._parts and (end is None or time.monotonic() < end):
+                chosen = self._next()
+                if not chosen:
+                    return
                 self._cut(chosen, runner)
-            except KeyboardInterrupt:
-                self._leaves += [part for part, _ in chosen]
-                if not runner.keep_partial or not self.runs:
-                    raise
-                self.finished = False
-                return
+                before = list(self._parts), list(self._leaves)
+                self._tell(evidence, runner)
+        except KeyboardInterrupt as error:
+            self._parts, self._leaves = before  # it may have come while cells were cut
+            runner.end(error, partial=self.runs > 0)
+        self.finished = not runner.ended
+
+    def _tell(self, evidence: Evidence, runner: Runs) -> None:
+        """Tell how far it is, and show the maps so far."""
+
+        def maps() -> dict[str, torch.Tensor]:
+            found = evidence.inputs.new_zeros(len(evidence.inputs), *evidence.size)
+            for image, mine in enumerate(found):
+                tree = self if image == self._image else next(iter(runner.kept.get((self._how, image), ())), None)
+                if tree is not None:
+                    mine.copy_(tree.laid_out(evidence))
+            return {self._how.name: found}
+
+        most = self._how.runs
+        runner.tell(self._image * most + self.runs, len(evidence.inputs) * most, maps)
 
     def _next(self) -> list[tuple[Part, tuple[Cell, Cell]]]:
         """The cells to cut now, as far as runs are left for them; few at first, when little is known."""

@@ -132,11 +132,22 @@ def test_an_interrupt_leaves_the_masks_of_the_last_step(curved: Curved) -> None:
 
     method = ExtremalPerturbation(0.3, steps=9, step=2)
     found = explain.attribute(curved, photos(), method, target=1, progress=progress, keep_partial=True)
-    assert (found.runs, found.finished.tolist()) == (2, [False])
-    same = explain.attribute(curved, photos(), ExtremalPerturbation(0.3, steps=2, step=2), target=1)
+    assert (found.runs, found.finished.tolist()) == (3, [False])
+    same = explain.attribute(curved, photos(), ExtremalPerturbation(0.3, steps=3, step=2), target=1)
     torch.testing.assert_close(found.values, same.values, **EXACT)
     with pytest.raises(KeyboardInterrupt):
         explain.attribute(curved, photos(), method, target=1, progress=interrupt_after(1))
+
+
+def test_progress_counts_the_steps_and_shows_the_masks(curved: Curved) -> None:
+    seen: list[tuple[int, int, torch.Tensor]] = []
+    method = ExtremalPerturbation((0.2, 0.5), steps=3, step=2)
+    found = explain.attribute(
+        curved, photos(), method, target=1,
+        progress=lambda done, total, maps: seen.append((done, total, maps[method.name])),
+    )  # fmt: skip
+    assert [each[:2] for each in seen] == [(2, 6), (4, 6), (6, 6)]
+    assert torch.equal(seen[-1][2], found.values)
 
 
 class Hard(Zero):

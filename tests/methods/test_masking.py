@@ -292,6 +292,19 @@ def test_a_batch_equals_its_images_whatever_the_batch_size(method: Any, curved: 
         assert together[i].runs == alone.runs
 
 
+@NAMED
+def test_the_number_of_threads_changes_rounding_at_most(method: Any, curved: Curved) -> None:
+    threads, found = torch.get_num_threads(), []
+    try:
+        for number in (1, 2):
+            torch.set_num_threads(number)
+            found.append(explain.attribute(curved, photos(), method, target=1))
+    finally:
+        torch.set_num_threads(threads)
+    torch.testing.assert_close(found[0].values, found[1].values, rtol=1e-10, atol=1e-12)
+    assert found[0].runs == found[1].runs
+
+
 def test_partitionshap_shares_runs_between_targets(curved: Curved) -> None:
     """Each map is as it would be alone; a target that leads the same way costs nothing."""
     method = PartitionSHAP(40)
@@ -399,6 +412,26 @@ def test_progress_gets_maps_that_sharpen(curved: Curved) -> None:
     assert any("kernelshap" in maps for _, _, maps in seen)
 
 
+def test_partitionshap_tells_how_far_it_is_and_shows_its_maps(curved: Curved) -> None:
+    seen: list[tuple[int, int, torch.Tensor]] = []
+    found = explain.attribute_all(
+        curved,
+        photos(2),
+        [PartitionSHAP(40)],
+        target=1,
+        progress=lambda done, total, maps: seen.append((done, total, maps.get("partitionshap", torch.zeros(0)))),
+    )["partitionshap"]
+    own = [each for each in seen if len(each[2])]
+    assert [done for done, _, _ in own] == sorted({done for done, _, _ in own})
+    assert {total for _, total, _ in own} == {80}
+    assert torch.equal(own[-1][2], found.values)
+    halfway = next(maps for done, _, maps in own if done == 40)
+    assert torch.equal(halfway[0], found.values[0])
+    assert not halfway[1].any()
+    half = explain.attribute(curved, photos(2)[:1], PartitionSHAP(own[0][0]), target=1)
+    assert torch.equal(own[0][2][0], half.values[0])
+
+
 def interrupt_after(rows: int) -> Callable[[int, int], None]:
     def progress(done: int, total: int) -> None:
         if done >= rows:
@@ -433,6 +466,21 @@ def test_an_interrupt_leaves_nothing_or_what_there_is_as_asked(curved: Curved) -
             curved, photos(), "scorecam", progress=interrupt_after(1), keep_partial=True, layer="conv", **options
         )
     assert snapshot(curved) == before
+
+
+def test_an_interrupt_ends_all_photos_of_partitionshap(curved: Curved) -> None:
+    """The one at work keeps what it has, those before theirs; of those behind it nothing is known but the ends."""
+    found = explain.attribute(
+        curved, photos(3), PartitionSHAP(40), target=1, progress=interrupt_after(60), keep_partial=True
+    )
+    assert found.finished.tolist() == [True, False, False]
+    first, second, third = found.spent.tolist()
+    assert (first, third) == (40, 0)
+    assert 20 <= second < 40
+    assert found.delta.abs().max() < 1e-9
+    whole = explain.attribute(curved, photos(3), PartitionSHAP(40), target=1)
+    torch.testing.assert_close(found.values[0], whole.values[0], rtol=1e-10, atol=1e-12)
+    assert found.values[2].unique().numel() == 1
 
 
 @pytest.mark.parametrize("seeds", [6, pytest.param(50, marks=pytest.mark.long)])
@@ -641,6 +689,28 @@ def test_sobol_finds_the_indices_of_functions_that_are_known() -> None:
         assert found.values[0, 1, 1].abs() < 1e-12
 
 
+def test_sobol_is_jansens_estimator_over_its_designs(curved: Curved) -> None:
+    method, x = Sobol(72, 2, seed=3), photos()[0]
+    labels = Squares(2)(photos())[0]
+    rows = method.design.rows(4)
+    scores = [score_of(curved)(x * row[labels]) for row in rows]
+    halves, ends = [0.0] * 4, []
+    for start in range(0, 72, 6):  # A, B, and A with each coordinate taken from B
+        a, b = rows[start], rows[start + 1]
+        ends += scores[start : start + 2]
+        for cell in range(4):
+            mixed = a.clone()
+            mixed[cell] = b[cell]
+            assert torch.equal(rows[start + 2 + cell], mixed)
+            halves[cell] += (scores[start] - scores[start + 2 + cell]) ** 2 / (2 * 12)
+    mean = sum(ends) / 24
+    variance = sum((score - mean) ** 2 for score in ends) / 23
+    found = explain.attribute(curved, photos(), method, target=1)
+    expected = torch.tensor(halves, dtype=torch.float64) / variance
+    torch.testing.assert_close(found.values.flatten(), expected, **EXACT)
+    assert found.error.min() > 0  # of three sequences
+
+
 def test_hsic_is_the_trace_of_the_centred_kernels(curved: Curved) -> None:
     method = HSIC(40, 2)
     rows = method.design.rows(4).double()
@@ -732,6 +802,24 @@ def test_every_target_kind_can_be_explained_by_covering() -> None:
         explain.attribute(Detector(), x, KernelSHAP(20, 2), target=explain.targets.Detection(1)).delta.abs().max()
         < 1e-6
     )
+
+
+def test_a_function_is_covered_behind_the_forward_of_a_module() -> None:
+    weight = photos()[0].numpy()
+
+    def scores(x: Any) -> Any:
+        return (x * weight).sum((1, 2, 3))[:, None].repeat(2, 1)  # of arrays, of which torch knows nothing
+
+    class Behind(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.from_numpy(scores(x.numpy()))
+
+    for method in (Occlusion(1, 1), FeatureAblation(6), KernelSHAP(28, LABELS), PartitionSHAP(60), RISE(30, 3)):
+        found = explain.attribute(Behind(), photos(), method, target=1)
+        if method.name in ("occlusion", "featureablation"):
+            torch.testing.assert_close(found.values[0], photos()[0].square().sum(0), **EXACT)
+    with pytest.raises(ExplainError, match="got function; give the network itself, or a module whose forward calls it"):
+        explain.attribute(scores, photos(), "rise", target=1)  # type: ignore[arg-type]
 
 
 def test_videos_are_covered_in_time_too() -> None:
