@@ -14,6 +14,7 @@ from explain.methods.base import Outcome, relative_error
 from explain.methods.masks import Order
 
 TOGETHER = 16  # scores that are looked at together, if no method has a reason for more
+NEW = 8  # a map is worked out again when the scores have become more by one in so many
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ class Gradually:
     """Reads a map off scores as they come, and stops early.
 
     It does so when the largest standard error is at most ``until`` times the largest magnitude, or when ``seconds`` are
-    over. Scores are looked at in rounds of a fixed number, so that it stops at the same one whatever the batch size.
+    over. Scores are looked at in rounds of a fixed number, so that it stops at the same one whatever the batch size; as
+    they become more, an eighth has to be new, for the looking not to take longer than the runs.
     """
 
     estimator: Estimator
@@ -80,6 +82,9 @@ class _OfImage:
     waiting: list[torch.Tensor] = field(default_factory=list)
     taken: int = 0
     done: bool = False
+    next_look: int = 0
+    shown: tuple[int, torch.Tensor] | None = None
+    """At how many scores a map was last shown, and the map."""
 
     @property
     def ready(self) -> int:
@@ -108,8 +113,8 @@ class _Gradually:
             self._take(image, mine, min(self._round, mine.ready))
             if mine.taken >= mine.count:
                 mine.done = True
-            elif self._how.until is not None:
-                guess = self._with.guess(image)
+            elif self._how.until is not None and mine.taken >= mine.next_look:
+                guess, mine.next_look = self._with.guess(image), mine.taken + mine.taken // NEW
                 if guess.error is not None:
                     reached = relative_error(guess.values[None], guess.error[None])
                     mine.done = bool(reached <= self._how.until)
@@ -132,11 +137,17 @@ class _Gradually:
         return all(each.done or each.taken + each.ready >= self._with.unit for each in self._images)
 
     def so_far(self) -> torch.Tensor | None:
-        guesses = [self._with.guess(i).values if each.taken else None for i, each in enumerate(self._images)]
+        guesses = [self._shown(i, each) if each.taken else None for i, each in enumerate(self._images)]
         some = next((guess for guess in guesses if guess is not None), None)
         if some is None:
             return None
         return torch.stack([torch.zeros_like(some) if guess is None else guess for guess in guesses])
+
+    def _shown(self, image: int, mine: _OfImage) -> torch.Tensor:
+        """The map of an image by now, or the last one that was shown if there is little new."""
+        if mine.shown is None or mine.done or mine.taken > mine.shown[0] + mine.shown[0] // NEW:
+            mine.shown = mine.taken, self._with.guess(image).values
+        return mine.shown[1]
 
     def result(self) -> Estimate:
         return self._result(finished=True)

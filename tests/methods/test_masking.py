@@ -33,7 +33,9 @@ from explain.methods import (
     Squares,
     Superpixels,
     get_method,
+    masking,
     pair_regression,
+    shapley,
 )
 from explain.methods.coalitions import FromRegions
 from explain.methods.shapley import drawn_pairs
@@ -141,6 +143,17 @@ def test_masks_of_rise_are_grids_enlarged_and_shifted_with_the_expectation_of_a_
     torch.testing.assert_close(masks.keep(torch.zeros(2).long(), torch.tensor([77, 5]))[:, 0], found[[77, 5]])
 
 
+def test_a_mask_of_rise_is_a_piece_of_its_grid_enlarged_bilinearly() -> None:
+    x = torch.zeros(1, 3, 20, 15, dtype=torch.float64)
+    (mask,) = RISE(grid=4, seed=9).masks.drawn(question(x)).keep(torch.zeros(1).long(), torch.tensor([3]))[:, 0]
+    generator = torch.Generator().manual_seed(9 * 1_000_003)
+    cells = (torch.rand(masking.BLOCK, 4, 4, generator=generator) < 0.5).double()[3]
+    down = int(torch.randint(5, (masking.BLOCK,), generator=generator)[3])  # a cell is 5 high and 4 wide
+    right = int(torch.randint(4, (masking.BLOCK,), generator=generator)[3])
+    large = nn.functional.interpolate(cells[None, None], size=(25, 20), mode="bilinear", align_corners=False)[0, 0]
+    torch.testing.assert_close(mask, large[down : down + 20, right : right + 15], **EXACT)
+
+
 def test_lime_is_weighted_ridge_regression(curved: Curved) -> None:
     method = LIME(runs=40, regions=LABELS, width=0.4, ridge=0.3, seed=4)
     found = explain.attribute(curved, photos(2), method, target=1)
@@ -171,6 +184,14 @@ def test_pairs_are_those_of_an_order_first_and_none_comes_twice() -> None:
     assert (first[:-1] <= first[1:]).all()
     assert torch.equal(drawn_pairs(9, 30, 1), half[:30])
     assert drawn_pairs(9, 0, 1).shape == (0, 9)
+
+
+def test_sizes_of_coalitions_are_drawn_by_the_shapley_kernel() -> None:
+    drawn = itertools.islice(shapley._by_kernel(9, torch.Generator().manual_seed(0)), 20000)
+    counts = torch.stack([each.sum() for each in drawn]).bincount(minlength=10)[1:9] / 20000
+    kernel = torch.tensor([8 / (k * (9 - k)) for k in range(1, 9)])
+    chances = kernel / kernel.sum()
+    assert ((counts - chances).abs() < 4.5 * (chances * (1 - chances) / 20000).sqrt()).all()
 
 
 @pytest.mark.parametrize("method", [KernelSHAP(regions=LABELS), ShapleySampling(runs=600, regions=LABELS)])
@@ -369,6 +390,26 @@ def test_estimates_stop_when_they_are_exact_enough_at_the_same_run_whatever_the_
     assert (found[0].relative_error <= 0.2).all()
     assert found[0].finished.all()
     assert found[0].options["until"] == 0.2
+
+
+def test_looking_at_scores_becomes_rarer_as_they_become_more(curved: Curved, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a regression takes grows faster than what its runs take."""
+    solved: list[int] = []
+    solve = pair_regression.PairRegression.__call__
+
+    def counted(self: Any, seen: torch.Tensor, *rest: Any) -> Any:
+        solved.append(len(seen))
+        return solve(self, seen, *rest)
+
+    monkeypatch.setattr(pair_regression.PairRegression, "__call__", counted)
+    found = explain.attribute(curved, photos(), KernelSHAP(400, 5), target=1, until=1e-9)
+    assert found.runs == 400
+    assert solved[:8] == list(range(16, 144, 16))
+    assert all(after - before <= before // 8 + 16 for before, after in itertools.pairwise(solved))
+    assert len(solved) < 20
+    solved.clear()
+    explain.attribute(curved, photos(), KernelSHAP(400, 5), target=1, batch_size=8, progress=lambda a, b, maps: None)
+    assert len(solved) < 30
 
 
 def test_images_that_are_exact_enough_are_not_run_any_more(curved: Curved) -> None:
