@@ -66,6 +66,8 @@ def test_all_options_reach_the_explanation(capsys: pytest.CaptureFixture[str]) -
         "cpu",
         "--alpha",
         "0.8",
+        "--composite",
+        "EpsilonGammaBox",
     ]
     code, _, err = run(capsys, CAT, *arguments, "--colormap", "viridis", "--output", "there/deep")
     assert code == 0
@@ -80,6 +82,9 @@ def test_all_options_reach_the_explanation(capsys: pytest.CaptureFixture[str]) -
     assert {"scorecam (258)", "sscam (2562)"} <= set(costly)
     record = json.loads(Path("there/deep/chelsea-gradcam.json").read_text())
     assert (record["label"], record["layer"], record["input_size"]) == ("tabby cat", "layer2", [32, 32])
+    rules = [json.loads(Path(f"there/deep/chelsea-{name}.json").read_text())["options"] for name in ("lrp", "attnlrp")]
+    assert [each["composite"] for each in rules] == ["EpsilonGammaBox", "AttnLRP"]
+    assert [len(rules[0][end]["tuple"]) for end in ("low", "high")] == [3, 3]  # what black and white are to the model
     assert len(list(Path("there/deep").glob("*.png"))) == len(explain.list_methods()) - len(unfit) - len(costly) + 1
 
 
@@ -648,6 +653,12 @@ def test_a_composite_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, CAT, "--composite", "EpsilonPlus", "--method", "gradcam")
     assert code == 2
     assert "--composite would have no effect: no rules are chosen for gradcam" in err[-1]
+    code, _, err = run(capsys, CAT, "--composite", "EpsilonPlus", "--method", "attnlrp")
+    assert code == 2
+    assert "--composite would have no effect: no rules are chosen for attnlrp" in err[-1]
+    code, _, err = run(capsys, CAT, "--composite", "epsilon", "--method", "all")
+    assert code == 2
+    assert "composite of lrp must be one of its names, got 'epsilon'; did you mean 'Epsilon'" in err[-1]
     code, _, err = run(capsys, CAT, "--composite", "epsilon")
     assert code == 2
     assert "composite of lrp must be one of its names, got 'epsilon'; did you mean 'Epsilon'" in err[-1]

@@ -32,7 +32,10 @@ def refuse_without_effect(options: argparse.Namespace, methods: Sequence[Method]
             any(uses_layer(m) or isinstance(m, Movable) for m in methods),
             f"no layer is looked at for {names}",
         ),
-        "composite": (any(isinstance(m, LRP) for m in methods), f"no rules are chosen for {names}"),
+        "composite": (
+            any(isinstance(m, LRP) and m.composite == options.composite for m in methods),
+            f"no rules are chosen for {names}",
+        ),
         "fuse": (fuses, "the maps of one layer are not fused; name several with --layer"),
         "batch_size": (
             bool(options.metric or getattr(options, "check", False)) or any(map(_reruns, methods)),

@@ -6,7 +6,6 @@ import argparse
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from explain.arguments import (
@@ -46,6 +45,7 @@ from explain.cli.filling import checked_fill, with_fill
 from explain.cli.judging import checked, checked_metrics, judged, lines_of
 from explain.cli.model import blaming, load_explainer
 from explain.cli.pages import Pages
+from explain.cli.rules import with_rules
 from explain.cli.sources import Source, photos_of, read_photo
 from explain.errors import ExplainError, TargetError, printable
 
@@ -88,7 +88,8 @@ def explain(options: argparse.Namespace, answer: Answer) -> int:
             _tell_left_out(selections[0], [method.name for method in named], answer)
         taken = {method.name for method in named}
         others = [name for selection in selections for name in selection.methods if name not in taken]
-        more = [with_fill(get_method(each), fill) for each in within_budget(others, options)]
+        chosen = dict.fromkeys(with_rules(map(get_method, others), options.composite))
+        more = [with_fill(each, fill) for each in within_budget(chosen, options) if each.name not in taken]
         methods: list[str | Method] = [*named, *more]
         with blaming(options.model):
             explanation = explainer(
@@ -128,7 +129,7 @@ def explain(options: argparse.Namespace, answer: Answer) -> int:
 
 def _checked(options: argparse.Namespace) -> tuple[str | None, list[Method]]:
     """Return the group of methods that was asked for, and single methods; refuse what cannot be meant."""
-    from explain.methods import LRP, get_method
+    from explain.methods import get_method
     from explain.selection import GROUPS
 
     if options.top_k and options.target:
@@ -139,10 +140,8 @@ def _checked(options: argparse.Namespace) -> tuple[str | None, list[Method]]:
     names = options.method or ["gradcam" if options.composite is None else "lrp"]
     try:
         groups = [name for name in names if name in GROUPS]
-        methods = list(dict.fromkeys(get_method(name) for name in names if name not in GROUPS))
-        if options.composite is not None:
-            methods = [replace(m, composite=options.composite) if isinstance(m, LRP) else m for m in methods]
-        methods = within_budget(methods, options)
+        known = with_rules((get_method(name) for name in names if name not in GROUPS), options.composite)
+        methods = within_budget(dict.fromkeys(known), options)
         if (options.style, options.alpha, options.colormap) != (None, None, None):
             from explain.pictures import Look
 

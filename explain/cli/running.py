@@ -6,7 +6,6 @@ import argparse
 import os
 import sys
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from explain.arguments import (
@@ -41,6 +40,7 @@ from explain.cli.effects import refuse_without_effect
 from explain.cli.explaining import targets_of
 from explain.cli.judging import checked_metrics
 from explain.cli.model import blaming, load_explainer
+from explain.cli.rules import with_rules
 from explain.errors import ExplainError
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def run(options: argparse.Namespace, answer: Answer) -> int:
 
 def _checked(options: argparse.Namespace) -> str | list[Method]:
     """Return the methods, or the name of a group; refuse what cannot be meant."""
-    from explain.methods import LRP, get_method
+    from explain.methods import get_method
     from explain.pictures import Look
     from explain.runs.pictures import choice
     from explain.selection import GROUPS
@@ -134,16 +134,16 @@ def _checked(options: argparse.Namespace) -> str | list[Method]:
         raise UsageError(f"--method {groups[0]} takes the others too, in a run; leave them out")
     if groups and given_budget(options):
         raise UsageError(f"--{next(iter(given_budget(options)))} must be given with named methods in a run; name them")
+    if groups and options.composite is not None:
+        raise UsageError("--composite must be given with named methods in a run; name lrp")
     try:
         Look(options.style)
         if options.pictures is not None:
             choice(options.pictures)
         if groups:
             return str(groups[0])
-        methods = list(dict.fromkeys(map(get_method, names)))
-        if options.composite is not None:
-            methods = [replace(m, composite=options.composite) if isinstance(m, LRP) else m for m in methods]
-        methods = within_budget(methods, options)
+        known = with_rules(map(get_method, names), options.composite)
+        methods = within_budget(dict.fromkeys(known), options)
     except ExplainError as error:
         raise UsageError(str(error)) from None
     refuse_without_effect(options, methods)

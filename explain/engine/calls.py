@@ -26,6 +26,7 @@ _NAMES = {
     "where": "condition input other",
     "masked_fill": "input mask value",
     "softmax": "input dim",
+    "amax": "input dim keepdim",
     **{f"max_pool{n}d": "input kernel_size stride padding dilation ceil_mode" for n in (1, 2, 3)},
     **{f"adaptive_max_pool{n}d": "input output_size" for n in (1, 2, 3)},
     "cat": "tensors dim",

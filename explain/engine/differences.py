@@ -8,7 +8,7 @@ of the input add up to the difference of the scores.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -207,14 +207,38 @@ def _deviation(pair: Pair, gradient: torch.Tensor) -> dict[int, torch.Tensor]:
 def _maximum(pair: Pair, gradient: torch.Tensor) -> dict[int, torch.Tensor]:
     """Where the maximum rose, who holds it now made it so; where it fell, who held it for the reference."""
     x, x0 = pair.given(0)
+    if pair.step.function == "amax":
+        return {0: _over_dimensions(x, x0, pair.step.options, gradient)}
     pool = getattr(F, pair.step.function)
     options = {name: value for name, value in pair.step.options.items() if name not in ("input", "return_indices")}
     (y, at), (y0, at0) = (pool(each, **options, return_indices=True) for each in (x, x0))
-    places = torch.where(y >= y0, at, at0).flatten(2)
     flat, flat0 = x.flatten(2), x0.flatten(2)
-    slope = _slope(flat.gather(2, places), flat0.gather(2, places), y.flatten(2), y0.flatten(2))
-    sent = gradient.flatten(2) * torch.where(slope.isnan(), 1, slope)
-    return {0: torch.zeros_like(flat).scatter_add(2, places, sent).reshape(x.shape)}
+    held = (y.flatten(2), at.flatten(2)), (y0.flatten(2), at0.flatten(2))
+    return {0: _to_holders(flat, flat0, *held, gradient.flatten(2)).reshape(x.shape)}
+
+
+def _over_dimensions(x: torch.Tensor, x0: torch.Tensor, options: Mapping[str, Any], gradient: Any) -> torch.Tensor:
+    """The maximum over some dimensions, brought to the end."""
+    dims = options.get("dim", ())
+    dims = [d % x.ndim for d in ((dims,) if isinstance(dims, int) else dims)] or range(x.ndim)
+    kept = [d for d in range(x.ndim) if d not in dims]
+    order, shape = [*kept, *dims], [*(x.shape[d] for d in kept), -1]
+    rows, rows0 = (each.permute(order).reshape(shape) for each in (x, x0))
+    held, held0 = (tuple(each.max(-1, keepdim=True)) for each in (rows, rows0))
+    found = _to_holders(rows, rows0, held, held0, gradient.reshape(*shape[:-1], 1))
+    back = sorted(range(x.ndim), key=order.__getitem__)
+    return found.reshape([x.shape[d] for d in order]).permute(back)
+
+
+def _to_holders(
+    x: torch.Tensor, x0: torch.Tensor, held: Sequence[Any], held0: Sequence[Any], gradient: torch.Tensor
+) -> torch.Tensor:
+    """From the maxima's values and places, along the last dimension."""
+    (y, at), (y0, at0) = held, held0
+    places = torch.where(y >= y0, at, at0)
+    slope = _slope(x.gather(-1, places), x0.gather(-1, places), y, y0)
+    sent = gradient * torch.where(slope.isnan(), 1, slope)
+    return torch.zeros_like(x).scatter_add(-1, places, sent)
 
 
 _RULES: dict[str, Callable[[Pair, Flow], None]] = {

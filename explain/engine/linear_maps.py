@@ -22,7 +22,7 @@ class Linear:
     channels run along dimension ``channels``. ``back(gradient, x, weight)`` is the gradient in x, without a forward
     pass before it; None lets autograd find it. ``signed`` gives the weights times a number for each output channel,
     ``(K,)``; None where it is not known which these are. ``alike`` says that every input and output channel of a
-    convolution sees the others in the same way.
+    convolution sees the others in the same way. ``whole`` is what PyTorch has for all of it in one.
     """
 
     place: int
@@ -34,6 +34,7 @@ class Linear:
     signed: Callable[[torch.Tensor], torch.Tensor] | None = None
     size: torch.Tensor | None = None
     alike: bool = False
+    whole: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def then(self, factor: torch.Tensor, shift: torch.Tensor | None) -> Linear | None:
         """This map, and behind it a normalisation that multiplies each channel and adds to it: one map.
@@ -49,7 +50,7 @@ class Linear:
             weight, bias = self.signed(sign.flatten()), None if bias is None else bias * sign
         if shift is not None:
             bias = shift / size if bias is None else bias + shift / size
-        return replace(self, weight=weight, bias=bias, size=size)
+        return replace(self, weight=weight, bias=bias, size=size, whole=None)
 
     @property
     def added(self) -> torch.Tensor | None:
@@ -69,6 +70,8 @@ class Linear:
             return torch.autograd.grad(self.run(x, weight, None), x, gradient)[0]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.whole is not None:
+            return self.whole(x)
         found = self.run(x, self.weight, self.bias)
         return found if self.size is None else found * self.size
 
@@ -165,13 +168,17 @@ def _batch_norm(call: Call, place: int) -> Linear | None:
     if given.get("training", False) or mean is None or variance is None or place != 0:
         return None
     shape = (-1, *[1] * (given["input"].ndim - 2))
-    weight, bias = given.get("weight"), given.get("bias")
+    weight, bias, epsilon = _detached(given.get("weight")), _detached(given.get("bias")), given.get("eps", 1e-5)
     with torch.no_grad():
-        factor = (variance + given.get("eps", 1e-5)).rsqrt_()
+        factor = (variance + epsilon).rsqrt_()
         factor = factor if weight is None else factor.mul_(weight)
         shift = -mean * factor if bias is None else torch.addcmul(bias, mean, factor, value=-1)
-    weight, shift = factor.reshape(shape), shift.reshape(shape)
-    return Linear(0, _scale, weight, shift, -len(shape), _scale_back, lambda s: weight * s.reshape(shape))
+
+    def whole(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.batch_norm(x, mean, variance, weight, bias, False, 0.0, epsilon)
+
+    each, shift = factor.reshape(shape), shift.reshape(shape)
+    return Linear(0, _scale, each, shift, -len(shape), _scale_back, lambda s: each * s.reshape(shape), whole=whole)
 
 
 def _scale(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -67,17 +67,20 @@ class Epsilon:
     def _share(self, of: Map, gradient: torch.Tensor, flow: Flow) -> torch.Tensor:
         """g z / (z + epsilon sign(z)), which is g - epsilon g / (|z| + epsilon)."""
         z = of.result.tensor
+        positive = of.rectified or of.result.rectified  # what arrives behind a rectifier, arrives where z is
         if of.result.rectified:
-            share = (gradient * z).div_(z + self.epsilon)
+            share = torch.add(z, self.epsilon)
+            share = torch.div(z, share, out=share).mul_(gradient)
         else:
-            below = z.abs().add_(self.epsilon)
-            share = torch.addcdiv(gradient, gradient, below, value=-self.epsilon)
+            part = z.abs().add_(self.epsilon)
+            part = torch.div(gradient, part, out=part)
+            if not positive:
+                flow.take("stabiliser", part, z, times=self.epsilon)
+            share = torch.sub(gradient, part, alpha=self.epsilon, out=part)
         sums = _by_channel(of, share)
         _take_bias(flow, of.linear.added, sums)
-        if of.rectified:  # what arrives, arrives where z is positive
+        if positive:
             flow.take("stabiliser", sums, self.epsilon)
-        else:
-            flow.take("stabiliser", share, z.sign(), times=self.epsilon)
         return share
 
 

@@ -252,10 +252,10 @@ class StepRecorder(TorchFunctionMode):
                 step.values = {0: step.values[0], 1: self._keeper.keep(y)}
 
     def _is_noted(self, call: Call, dependent: Sequence[int]) -> bool:
-        """Whether a rule can do something with a call: with ``values``, of maxima it must be a pool."""
+        """Whether a rule can do something with a call: with ``values``, of maxima it must be one over places."""
         if not self._values or KINDS[call.kind] != "maximum":
             return True
-        return call.kind.startswith("max_pool") or call.kind.startswith("adaptive_max_pool")
+        return call.kind.startswith(("max_pool", "adaptive_max_pool", "amax"))
 
 
 def _again(linear: Linear, x: Kept) -> torch.Tensor:

@@ -24,7 +24,7 @@ import explain
 from explain.engine import COMPOSITES
 from explain.errors import ExplainError, ExplainWarning
 from explain.layers import split_call
-from explain.methods import LRP, MethodLike, get_method
+from explain.methods import LRP, DeepLIFT, DeepLIFTSHAP, MethodLike, get_method
 from tests.conftest import snapshot
 from tests.fuzz.expected import METHODS, MOST_PLACES, NotLinearError, Slow, class_weights
 from tests.fuzz.programs import Network, Program, Step, scores_in, sees, shapes
@@ -274,7 +274,7 @@ def check(case: Case, methods: Sequence[str] = tuple(METHODS), figures: Figures 
     if ready.raises_alone():
         noted.skipped["the model alone raises"] += len(methods)
         return noted
-    others = [_together, _at_several_layers, _singly, _in_single_precision, _relevance]
+    others = [_together, _at_several_layers, _singly, _in_single_precision, _relevance, _differences]
     for prove in [*[_one(name) for name in methods], *others]:
         try:
             prove(ready, noted)
@@ -579,6 +579,42 @@ def _relevance(ready: Ready, figures: Figures) -> None:
         figures.compared["relevance, conserved"] += 1
     if state(ready) != before:
         raise Failure(f"lrp: left something changed: {_changed(before, state(ready))}")
+
+
+def _differences(ready: Ready, figures: Figures) -> None:
+    """DeepLIFT's values add up to the difference of the scores, by the plain computation of both; nothing is left."""
+    if ready.case.target == "callable":
+        return  # what is done with the scores is no step of the network
+    before, g = state(ready), torch.Generator().manual_seed(ready.case.seed)
+    known = torch.randn(2, *ready.x.shape[1:], generator=g, dtype=torch.float64)
+    known = known if ready.program.seed % 2 else known[:1]
+    method = DeepLIFTSHAP(known) if len(known) > 1 else DeepLIFT(known[0])
+    try:
+        found = ready.attribute(method, layer=None)
+    except ExplainError as error:
+        figures.refused[str(error).partition(",")[0]] += 1
+        return
+    assert found.delta is not None
+    of_baselines = torch.zeros_like(found.score)
+    for i, (network, image, c) in enumerate(zip(ready.networks, ready.x.detach(), ready.classes, strict=True)):
+        ends = [network.forward(end)[-1][c] for end in (image, *known)]
+        of_baselines[i] = ends[0] - sum(ends[1:]) / len(known)
+    scale = found.values.abs().flatten(1).sum(1) + found.score.abs()
+    missed = found.values.flatten(1).sum(1) - of_baselines
+    if bool(((missed - found.delta).abs() > 1e-8 * scale).any()):
+        raise Failure(f"{method.name}: delta {found.delta.tolist()} where {missed.tolist()} is expected")
+    if not _hides(ready) and bool((missed.abs() > 1e-7 * scale).any()):
+        raise Failure(f"{method.name}: misses the difference by {float((missed.abs() / scale).max()):.1e}")
+    if state(ready) != before:
+        raise Failure(f"{method.name}: left something changed: {_changed(before, state(ready))}")
+    figures.compared["differences, delta told" if _hides(ready) else "differences, added up"] += 1
+
+
+def _hides(ready: Ready) -> bool:
+    """Whether the scores depend on the image in a way that no gradient sees."""
+    read, seen, count = read_for_scores(ready.program), sees(ready.program), len(ready.program.inputs)
+    hiding = [i for i, step in enumerate(ready.program.steps) if step.op == "detach" or step.style == "no_grad"]
+    return any(count + i in read & seen for i in hiding)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

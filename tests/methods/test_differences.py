@@ -66,6 +66,28 @@ def test_differences_add_up_through_maxima_and_quotients() -> None:
     assert a.delta.abs().max() <= 1e-9 * a.values.abs().sum()
 
 
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize("dim", [1, (2, 3), (-1, 1), None])
+def test_differences_add_up_through_maxima_over_dimensions(dim: int | tuple[int, ...] | None, keepdim: bool) -> None:
+    class Highest(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Conv2d(3, 4, 3), nn.LazyLinear(2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.tanh(self.one(x))
+            dims = (1, 2, 3) if dim is None else dim
+            y = torch.amax(y, dims, keepdim=True) if keepdim else y.amax(dim=dims)
+            return self.two(y.flatten(1) if y.ndim > 1 else y[:, None])
+
+    x, model = random(5, 3, 3, 5, 6), Highest().double()
+    model(x)
+    settled(model)
+    a = explain.attribute(model, x, DeepLIFT(random(6, 3, 5, 6)), target=1)
+    assert a.delta is not None
+    assert a.delta.abs().max() <= 1e-9 * a.values.abs().sum()
+
+
 def test_without_biases_at_zero_it_is_input_times_gradient_for_rectifiers() -> None:
     layers = [nn.Conv2d(3, 4, 3, bias=False), nn.ReLU(True), nn.Flatten(), nn.Linear(24, 2, bias=False)]
     model = settled(nn.Sequential(*layers)).double()

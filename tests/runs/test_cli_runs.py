@@ -118,6 +118,10 @@ def test_an_interrupted_run_says_how_to_go_on(
         (["run", "photos", "--workers", "x"], "--workers must be a whole number from 0, got 'x'"),
         (["run", "photos", "--recursive"], "--recursive would have no effect with explain run; leave it out"),
         (["run", "photos", "--composite", "Epsilon", "-m", "gradcam"], "--composite would have no effect: no rules"),
+        (
+            ["run", "photos", "--composite", "Epsilon", "-m", "all"],
+            "--composite must be given with named methods in a run; name lrp",
+        ),
         (["export", "run.sqlite"], "name a run and the file to write, as in explain export run.sqlite run.parquet"),
     ],
 )
