@@ -13,7 +13,7 @@ import explain
 from explain.engine import Evidence, InputGradients, Need
 from explain.errors import MetricError
 from explain.methods import GradCAM, Method, RandomCAM, Saliency
-from explain.metrics import Case, World
+from explain.metrics import Case, Judged, World
 from explain.metrics.maps import Maps
 from explain.metrics.randomised import layers_with_weights, randomised
 from explain.metrics.similarity import spearman
@@ -155,6 +155,27 @@ def test_a_map_of_the_right_place_is_faithful_and_one_of_another_is_not() -> Non
     table = explain.evaluate(model, x, {"right": right, "wrong": wrong}, Faithful(), target=1)
     assert table["right"]["faithful"].item() == 1 / 40
     assert table["wrong"]["faithful"].item() > 0.05
+
+
+def test_copies_that_lie_where_the_map_lies_are_counted(model: nn.Module, photos: torch.Tensor) -> None:
+    """A blob in the middle stays there when it is flipped or turned, so that some copies are no other place."""
+    yx = torch.stack(torch.meshgrid(torch.arange(12), torch.arange(12), indexing="ij")).double() - 5.5
+    blob = torch.exp(-(yx[0] ** 2 + 1.1 * yx[1] ** 2) / 20)[None] + 1e-6 * torch.arange(144).reshape(1, 12, 12)
+    question = Faithful(copies=71, percentiles=(25, 50))
+    x = torch.randn(1, 3, 12, 12, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    judged = explain.evaluate(model, x, {"it": blob}, question, target=1)
+    overlap = judged.parts("it", "faithful")["overlap"][0]
+    top = [set(blob.flatten().argsort(descending=True)[:count].tolist()) for count in (36, 72)]
+    for place, found in zip(question._places((12, 12)), overlap.tolist(), strict=True):
+        numbers = laid(torch.arange(144).reshape(1, 12, 12), place).flatten().tolist()
+        shared = [sum(numbers[pixel] in each for pixel in each) / len(each) for each in top]
+        assert found == pytest.approx(sum(shared) / 2)
+    assert (overlap > 0.8).sum() == 7
+    parts = {"better": torch.tensor([3]), "copies": torch.tensor([[1.0, 2, 3, 0, 0]]), "own": torch.tensor([1.0]),
+             "overlap": torch.tensor([[0.9, 0.2, 0.51, 0.9, 0.1]]), "flat": torch.tensor([False])}  # fmt: skip
+    answer = Faithful(copies=5, level=0.2).judge(Judged(torch.tensor([4 / 6]), parts=parts))
+    assert "3 of 5 copies of the map in other places explain the score at least as well" in answer.reason
+    assert answer.reason.endswith("2 of these share more than half of the map's place")
 
 
 def test_a_level_that_no_copies_reach_is_refused_or_not_asked(model: nn.Module, photos: torch.Tensor) -> None:

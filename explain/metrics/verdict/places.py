@@ -29,6 +29,9 @@ class Faithful:
     blurred, in other places. The figure is the p-value of a permutation test, :math:`p = (1 + k) / (1 + n)`, where k of
     the n copies are at least as good. Less is better.
 
+    Copies that lie where the map lies, such as the flips of a blob in the middle, count as well: ``parts`` has how much
+    of its place each shares ("overlap"), 1 for all of it. To leave them out would let a map pass that lies anywhere.
+
     The copies are drawn from the group of all rolls by thirds of the height and width, with all flips and, of square
     photos, turns, so that a map that lies anywhere with equal chance passes with at most the chance ``level``.
 
@@ -96,7 +99,17 @@ class Faithful:
         copies = each.shape[1] - 1
         value = (1 + better.double()) / (1 + copies)
         parts = {"better": better, "own": each[:, 0], "copies": each[:, 1:], "flat": case.maps.flat}
-        return Judged(value, parts=parts)
+        return Judged(value, parts={**parts, "overlap": self._overlap(case)})
+
+    def _overlap(self, case: Case) -> torch.Tensor:
+        """How much of what a copy ranks highest the map ranks highest too ``(N, n)``, on average over the shares."""
+        own = case.ranks(self.sign, self.seed)
+        tops = [own < count for count in share_counts(case, self.percentiles)]
+        found = []
+        for place in self._places(case.size):
+            shared = [(laid(top, place) & top).flatten(1).sum(1) / top.flatten(1).sum(1) for top in tops]
+            found.append(torch.stack(shared).mean(0))
+        return torch.stack(found, 1)
 
     def judge(self, judged: Judged) -> Answer:
         figure, better = figure_of(judged), int(judged.parts["better"][0])
@@ -107,7 +120,11 @@ class Faithful:
         if most < 0:  # a photo that is no square has fewer places
             return answered(self, figure, None, f"{copies} places are too few for a p-value of {self.level:g}")
         words = f"{better} of {copies} copies of the map in other places explain the score at least as well"
-        return answered(self, figure, better <= most, f"{words} (at most {most} may)")
+        near = int(
+            ((judged.parts["copies"] >= judged.parts["own"][:, None]) & (judged.parts["overlap"] > 0.5))[0].sum()
+        )
+        beside = f"; {near} of these share more than half of the map's place" if near else ""
+        return answered(self, figure, better <= most, f"{words} (at most {most} may){beside}")
 
     def _places(self, size: tuple[int, int]) -> list[Place]:
         """A draw from all places but the map's own."""
