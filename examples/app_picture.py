@@ -17,7 +17,7 @@ from explain.app.serving import bound
 
 PHOTOS = ["astronaut.png", "chelsea.png", "coffee.png", "grace_hopper.jpg", "rocket.jpg"]
 METHODS = ["gradcam", "layercam", "hirescam", "guidedbackprop"]
-SIZE = {"width": 1240, "height": 940}
+SIZE = {"width": 1240, "height": 1100}
 FILE = Path("assets") / "app.jpg"
 
 

@@ -37,7 +37,7 @@ def photograph(file: Path, browser: str, picture: Path) -> None:
 
     with sync_playwright() as driver:
         window = driver.chromium.launch(executable_path=browser, args=["--no-sandbox"])
-        page = window.new_page(viewport={"width": 1240, "height": 940})
+        page = window.new_page(viewport={"width": 1240, "height": 1100})
         page.goto(file.absolute().as_uri() + VIEW)
         page.wait_for_selector("html[data-ready]")
         page.wait_for_timeout(1500)

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from explain.app.asking import Ask
-from explain.app.partial import about, unfinished
+from explain.app.partial import about, not_begun, unfinished
 from explain.app.turns import Turns
 from explain.app.work import Tell, Watch, Work
 from explain.errors import ExplainError, overheard
@@ -26,6 +26,12 @@ class Answered:
     ask: Ask
     explanation: Explanation
     curves: dict[tuple[int, str], dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """How many values its maps have."""
+        every = [each for result in self.explanation.results for each in result.values()]
+        return sum(each.values.numel() + sum(one.numel() for one in each.maps.values()) for each in every)
 
     def holds_for(self, ask: Ask) -> bool:
         """Whether its maps answer another question too, as far as that asks for the same methods."""
@@ -77,8 +83,9 @@ class Answering(Work):
         def step(done: int, total: int, maps: Mapping[str, torch.Tensor]) -> dict[str, Any]:
             told: dict[str, Any] = {"progress": [done, total], "method": method.name}
             values = maps.get(method.name)
-            if values is not None and len(before.results) == 1 and values.ndim in (3, 4):
-                told |= {"about": about(method), "map": unfinished(method, values[0], done, total)}
+            if values is not None and values.ndim in (3, 4):  # the engine tells those of the first target
+                rest = [not_begun()] * (len(before.results) - 1)
+                told |= {"about": about(method), "maps": [unfinished(method, values[0], done, total), *rest]}
             return told
 
         with turns.slow(), overheard(self.notes):

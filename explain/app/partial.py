@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from explain.methods import Method, control, family
@@ -35,11 +36,20 @@ def unfinished(method: Method, values: torch.Tensor, done: int, total: int) -> d
     kind = "heat" if values.ndim == 2 else "signed" if method.style == "signed" else "intensity"
     if values.ndim == 3:
         values = values.sum(0) if kind == "signed" else values.abs().amax(0)
+    return _map(kind, array(values.detach().float()), f"not finished: {done} of {total} altered photos", done)
+
+
+def not_begun() -> dict[str, Any]:
+    """An empty map in the place of one of which nothing is known until it is done."""
+    return _map("heat", np.zeros((1, 1), np.float32), "not there yet; that of the first answer sharpens meanwhile", 0)
+
+
+def _map(kind: str, values: np.ndarray[Any, Any], remark: str, done: int) -> dict[str, Any]:
     return {
         "kind": kind,
-        "plane": plane(array(values.detach().float())),
+        "plane": plane(values),
         "layers": [],
-        "remark": f"not finished: {done} of {total} altered photos",
+        "remark": remark,
         "score": None,
         "delta": None,
         "runs": done,

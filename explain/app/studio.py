@@ -130,7 +130,9 @@ class Studio:
         self._photos: Kept[Image.Image] = Kept(
             "photo", self.limits.photos, self.limits.kept_pixels, lambda each: each.width * each.height, age
         )
-        self._answers: Kept[Answered] = Kept("answer", self.limits.explanations, age=age)
+        self._answers: Kept[Answered] = Kept(
+            "answer", self.limits.explanations, self.limits.kept_values, lambda each: each.size, age
+        )
         self._asked: Kept[Work] = Kept("question", 10 * self.limits.waiting, age=age)
         self._tidying = Tidying(self.tidy, TIDY)
 

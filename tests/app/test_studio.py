@@ -86,10 +86,20 @@ def test_slow_methods_sharpen_after_the_quick_ones(studio: Studio, explainer: ex
     assert [[method["name"] for method in item["methods"]] for item in found] == [["gradcam"], ["gradcam", "rise"]]
     between = [step for step in steps if "progress" in step]
     assert between[-1]["progress"] == [explain.methods.RISE().runs] * 2
-    assert all(step["map"]["plane"]["width"] == 32 for step in between if "map" in step)
-    assert any("map" in step for step in between)
+    assert all(step["maps"][0]["plane"]["width"] == 32 for step in between if "maps" in step)
+    assert any("maps" in step for step in between)
     expected = explainer(photo(), "rise", [found[0]["targets"][0]["class"]])
     assert found[1]["maps"][0][1]["plane"] == plane(map_of(expected["rise"])[0])
+
+
+def test_of_several_answers_the_first_sharpens(studio: Studio) -> None:
+    name = studio.take(photo())["photo"]
+    steps = steps_of(studio, photo=name, methods=["rise"], targets=[1, 3], seconds=60)
+    between = [step["maps"] for step in steps if "maps" in step]
+    assert {len(maps) for maps in between} == {2}
+    assert {maps[0]["plane"]["width"] for maps in between} == {32}
+    assert {maps[1]["plane"]["scale"] for maps in between} == {0.0}
+    assert items(steps)[-1]["maps"][1][1]["plane"]["width"] == 32
 
 
 def test_a_slow_method_is_stopped_and_keeps_what_it_has(studio: Studio) -> None:
@@ -299,6 +309,16 @@ def test_photos_and_answers_are_forgotten(studio: Studio) -> None:
     packed = zipfile.ZipFile(io.BytesIO(studio.answer(answers[2]).packed()))
     assert packed.testzip() is None
     assert [name.rsplit(".", 1)[1] for name in packed.namelist()] == ["png", "npy", "json"]
+
+
+def test_answers_are_kept_as_long_as_their_maps_fit(explainer: explain.Explainer) -> None:
+    studio = Studio([explainer], Limits(kept_values=32 * 32 * 3 + 500))
+    name = studio.take(photo())["photo"]
+    small, large = (steps_of(studio, photo=name, methods=[method])[-1]["answer"] for method in ("gradcam", "saliency"))
+    assert (small in studio._answers, large in studio._answers) == (True, True)
+    larger = steps_of(studio, photo=name, methods=["saliency"])[-1]["answer"]
+    studio.close()
+    assert [each in studio._answers for each in (small, large, larger)] == [False, False, True]
 
 
 def test_what_is_kept_has_a_size_together() -> None:

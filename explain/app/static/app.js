@@ -149,20 +149,20 @@ class App extends Page {
   }
 
   // A map that is not finished: a method more at first, then a new map in its place.
-  async sharpen({ progress: [done, total], method, about, map }) {
+  async sharpen({ progress: [done, total], method, about, maps }) {
     this.far(done, total);
     this.say(`${method}: ${done} of ${total} altered photos`);
-    if (!map || !this.viewer) return;
-    const { item } = this.viewer;
-    let number = item.methods.findIndex(({ name }) => name === method);
+    if (!maps || !this.viewer) return;
+    const { item, state } = this.viewer;
+    const number = item.methods.findIndex(({ name }) => name === method);
     if (number < 0) {
-      number = item.methods.push(about) - 1;
-      item.maps[0].push(map);
-      item.records[0].push(null);
-      this.put(item, { ...this.viewer.state, method: number });
+      const last = item.methods.push(about) - 1;
+      maps.forEach((map, target) => item.maps[target].push(map));
+      item.records.forEach((records) => records.push(null));
+      this.put(item, { ...state, method: state.target ? state.method : last });
       return;
     }
-    item.maps[0][number] = map;
+    [item.maps[0][number]] = maps; // of the other answers, nothing is known until the end
     this.viewer.maps.delete(`0/${number}/0`);
     this.viewer.smallOf = undefined;
     this.viewer.refresh();
