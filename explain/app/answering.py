@@ -36,7 +36,7 @@ class Answered:
     def holds_for(self, ask: Ask) -> bool:
         """Whether its maps answer another question too, as far as that asks for the same methods."""
         same = replace(ask, methods=self.ask.methods, targets=self.ask.targets) == self.ask
-        return same and ask.targets in (self.ask.targets, tuple(classes_of(self.explanation)))
+        return same and (ask.targets == self.ask.targets or list(ask.targets) == classes_of(self.explanation))
 
 
 class Answering(Work):

@@ -13,8 +13,8 @@ class Limits:
     ``photos`` and ``kept_pixels`` are how many photos are kept, and of how many pixels together; ``explanations`` and
     ``kept_values`` how many answers can still be saved, and with how many values of maps together; ``age`` is after how
     many seconds without a question about them all of these are forgotten. ``waiting`` is how many questions may wait
-    for a model. ``body`` is how many bytes a question may have, ``methods`` and ``targets`` how much it may ask for, and
-    ``seconds`` how long a slow method may take.
+    for a model. ``body`` is how many bytes a question may have, ``methods`` and ``targets`` how much it may ask for,
+    and ``seconds`` how long a slow method may take.
 
     >>> Limits().upload
     33554432
