@@ -43,6 +43,7 @@ def photograph(address: str, file: Path) -> None:
     with sync_playwright() as driver:
         window = driver.chromium.launch(executable_path=browser, args=["--no-sandbox"])
         page = window.new_page(viewport=SIZE)
+        page.set_default_timeout(180_000)
         page.goto(address)
         page.get_by_role("button", name="chelsea.png").click()
         page.locator(".viewer").wait_for()
