@@ -89,7 +89,10 @@ def _inverse(level: _Level) -> torch.Tensor:
     unknown = level.unknown.flatten(1)
     matrix = -around * unknown[:, :, None] * unknown[:, None]
     diagonal = torch.where(level.beside > 0, level.beside * (1 + 1e-6), 1).flatten(1)  # where nothing is known, it is 0
-    inverse: torch.Tensor = torch.linalg.inv(matrix + torch.diag_embed(diagonal))
+    # By Cholesky: the matrix is symmetric, and LU of several at once fails or hangs in some builds with two threads.
+    # In double precision, in which the smallest eigenvalue stays positive.
+    factor = torch.linalg.cholesky((matrix + torch.diag_embed(diagonal)).double())
+    inverse = torch.cholesky_inverse(factor).to(unknown)
     return inverse * unknown[:, :, None]
 
 

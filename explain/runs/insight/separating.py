@@ -43,15 +43,14 @@ def _heights(gram: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
 
 def _newton(gram: torch.Tensor, signs: torch.Tensor, margins: torch.Tensor, ridge: float) -> torch.Tensor:
     """Where the quadratic approximation of the loss is smallest: ridge regression with a weight for each point."""
-    many, count = margins.shape
     near = torch.sigmoid(margins)
     curvature = (near * (1 - near)).clamp(min=LEAST)
     wanted = signs * (margins + (1 - near) / curvature)
-    system = gram.new_ones(many, count + 1, count + 1)
-    system[:, :-1, :-1] = gram + torch.diag_embed(ridge / curvature)
-    system[:, -1, -1] = 0
-    found: torch.Tensor = torch.linalg.solve(system, torch.cat([wanted, wanted.new_zeros(many, 1)], 1))
-    return found
+    # By Cholesky, as of every symmetric matrix: LU of several at once fails or hangs in some builds with two threads.
+    factor = torch.linalg.cholesky(gram + torch.diag_embed(ridge / curvature))
+    free, ones = torch.cholesky_solve(torch.stack([wanted, torch.ones_like(wanted)], 2), factor).unbind(2)
+    height = free.sum(1, keepdim=True) / ones.sum(1, keepdim=True)  # with it, the weights add up to 0
+    return torch.cat([free - height * ones, height], 1)
 
 
 def _stepped(gram: torch.Tensor, signs: torch.Tensor, found: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
