@@ -4,13 +4,14 @@
 
 Writes a picture of each photo: in the upper row the maps, from occlusion to PartitionSHAP, and below each one its
 standard error, in shares of the largest value; occlusion and PartitionSHAP have none, since nothing is drawn at random,
-nor has an estimate of a single order or sequence. With ``--errors``, also the distance of estimates to a long reference
-of the same method against the number of runs. ``--quick`` takes few runs, to see that it works.
+nor has an estimate of a single order or sequence. With ``--errors``, it draws instead how far estimates are from a long
+reference of the same method, against the number of runs. ``--quick`` takes few runs, to see that it works.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -79,29 +80,36 @@ def picture(explainer: explain.Explainer, photo: Path, runs: int) -> Figure:
     return figure
 
 
-def errors(explainer: explain.Explainer, photos: list[Path], counts: list[int], reference: int) -> Figure:
-    """The relative distance to a reference of many other runs, on average over photos, against the number of runs."""
-    kinds: dict[str, Any] = {
-        "rise (centred)": lambda runs, seed: RISE(runs, centred=True, seed=seed),
-        "sobol, 4 × 4": lambda runs, seed: Sobol(max(runs, 72), grid=4, seed=seed),
-        "kernelshap, 16 squares": lambda runs, seed: KernelSHAP(runs, 4, seed=seed),
-        "shapleysampling, 16 squares": lambda runs, seed: ShapleySampling(max(runs, 30), 4, seed=seed),
-        "partitionshap": lambda runs, seed: PartitionSHAP(runs),
-    }
+KINDS: dict[str, Callable[[int, int], Method]] = {
+    "rise (centred)": lambda runs, seed: RISE(runs, centred=True, seed=seed),
+    "sobol, 4 × 4 cells": lambda runs, seed: Sobol(max(runs, 72), grid=4, seed=seed),
+    "kernelshap, 16 squares": lambda runs, seed: KernelSHAP(runs, 4, seed=seed),
+    "partitionshap": lambda runs, seed: PartitionSHAP(runs),
+}
+
+
+def distances(
+    explainer: explain.Explainer, photo: Path, make: Callable[[int, int], Method], counts: list[int], reference: int
+) -> dict[int, float]:
+    """By the runs that were spent, the relative distance to a reference of many other runs."""
+    x = explainer.as_input(photo)
+    long = explain.attribute(explainer.model, x, make(reference, 0)).values
+    each = [explain.attribute(explainer.model, x, make(runs, 1)) for runs in counts]
+    return {int(found.runs or 0): float((found.values - long).norm() / long.norm()) for found in each}
+
+
+def errors(found: dict[str, list[dict[int, float]]], reference: int) -> Figure:
+    """The distance to the reference against the number of runs: of each photo, and on average."""
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axis = figure.subplots()
-    for name, make in kinds.items():
-        off = []
-        for photo in photos:
-            with Image.open(photo) as opened:
-                x = explainer.preprocess(opened.convert("RGB"))[None]
-            long = explain.attribute(explainer.model, x, make(reference, 0)).values
-            found = [explain.attribute(explainer.model, x, make(runs, 1)) for runs in counts]
-            off.append([float((each.values - long).norm() / long.norm()) for each in found])
-            print(f"{name}, {photo.stem}: {[round(each, 3) for each in off[-1]]}", flush=True)
-        spent = [int(each.runs or 0) for each in found]
-        axis.plot(spent, np.mean(off, 0), marker="o", label=name)
-    axis.set(xscale="log", yscale="log", xlabel="covered photos", ylabel=f"distance to {reference} runs, relative")
+    for name, of_photos in found.items():
+        runs = list(of_photos[0])
+        off = [[each[count] for count in runs] for each in of_photos]
+        (line,) = axis.plot(runs, np.mean(off, 0), marker="o", label=name)
+        for each in off:
+            axis.plot(runs, each, color=line.get_color(), alpha=0.3, linewidth=1)
+    axis.set(xscale="log", yscale="log", xlabel="covered photos")
+    axis.set_ylabel(f"relative distance to {reference:,} other runs")
     axis.legend()
     return figure
 
@@ -112,7 +120,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--photo", type=Path, action="append", help="may be given several times")
     parser.add_argument("--runs", type=int, default=500)
     parser.add_argument("--model", help="a name that explain.Explainer takes (default: its default model)")
-    parser.add_argument("--errors", action="store_true", help="draw the error against the number of runs too")
+    parser.add_argument("--errors", action="store_true", help="draw the error against the number of runs instead")
     parser.add_argument("--reference", type=int, default=8000, help="runs of what estimates are compared with then")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args(arguments)
@@ -122,15 +130,21 @@ def main(arguments: list[str] | None = None) -> None:
         raise SystemExit(f"perturbation.py: {error}") from None
     photos = (options.photo or PHOTOS)[: 1 if options.quick else None]
     explainer = explain.Explainer(options.model or ("tiny" if options.quick else None))
-    for photo in photos:
+    for photo in () if options.errors else photos:
         file = options.folder / f"{photo.stem}.png"
         picture(explainer, photo, 40 if options.quick else options.runs).savefig(file, dpi=110)
         print(f"written to {file}")
     if options.errors:
         reference = 160 if options.quick else options.reference
         counts = [40, 80] if options.quick else [each for each in COUNTS if each <= reference // 4]
+        found: dict[str, list[dict[int, float]]] = {name: [] for name in KINDS}
+        for photo in photos:
+            for name, make in KINDS.items():
+                found[name].append(distances(explainer, photo, make, counts, reference))
+                told = ", ".join(f"{off:.3f} at {runs}" for runs, off in found[name][-1].items())
+                print(f"{photo.stem}, {name}: {told}", flush=True)
         file = options.folder / "errors.png"
-        errors(explainer, photos, counts, reference).savefig(file, dpi=110)
+        errors(found, reference).savefig(file, dpi=110)
         print(f"written to {file}")
 
 
