@@ -15,6 +15,7 @@ THREES = (0.0, 0.01, 0.1, 0.3, 1.0)
 REST = (1e-6, 1e-3, 0.01, 0.03, 0.1, 0.3, 1.0)
 """How large what regions do in threes, and all the rest, may be beside what each does on its own: variances that are
 compared by their likelihood."""
+ENOUGH = 512  # pairs that tell how large they are
 
 
 @dataclass(frozen=True)
@@ -24,9 +25,9 @@ class PairRegression:
     Half of this difference, :math:`D(z) = (y(z) - y(1 - z)) / 2`, knows nothing of what regions do in twos. It is the
     sum of what each region does on its own, of what they do in threes, and of a rest. Shapley values are linear in all
     of these, so the best linear estimate of them is known once their variances are: they are random, and of some
-    variances those are taken that make the scores most likely. The whole photo and the blank one are a pair among the
-    others, which makes the values add up. Where all pairs were run, the values are exact. The standard error is that of
-    the estimate.
+    variances those are taken that make the scores of the first pairs most likely. The whole photo and the blank one are
+    a pair among the others, which makes the values add up. Where all pairs were run, the values are exact. The standard
+    error is that of the estimate.
 
     KernelSHAP's own regression has single regions only, and takes all that they do together for noise.
     """
@@ -46,7 +47,10 @@ class PairRegression:
         if len(half) == 2 ** (regions - 1):
             values = half @ of_rest
             return Solved(values, torch.zeros_like(values))
-        _, threes, rest, factor = max(_compared(signs, half), key=lambda each: each[0])
+        first = signs[:ENOUGH]
+        _, threes, rest, factor = max(_compared(first, half[:ENOUGH], THREES), key=lambda each: each[0])
+        if len(half) > ENOUGH:
+            _, threes, rest, factor = next(_compared(signs, half, (threes,), rest))
         across = _single(signs) + threes * _in_threes(signs) + rest * of_rest
         values = across.T @ torch.cholesky_solve(half[:, None], factor)[:, 0]
         known = torch.linalg.solve_triangular(factor, across, upper=False).square().sum(0)
@@ -55,14 +59,19 @@ class PairRegression:
         return Solved(values + (gain - values.sum()) / regions, error if len(half) > 2 else None)
 
 
-def _compared(signs: torch.Tensor, half: torch.Tensor) -> Iterator[tuple[float, float, float, torch.Tensor]]:
-    """For each pair of variances its likelihood, and the factor of the covariance of what was observed."""
+def _compared(
+    signs: torch.Tensor, half: torch.Tensor, of_threes: tuple[float, ...], least: float = 0.0
+) -> Iterator[tuple[float, float, float, torch.Tensor]]:
+    """For each pair of variances its likelihood, and the factor of the covariance of what was observed.
+
+    Rests are those from the ``least`` on.
+    """
     alike = signs @ signs.T
     regions, eye = signs.shape[1], torch.eye(len(signs), dtype=signs.dtype, device=signs.device)
     single = alike / regions
     triples = (alike**3 - (3 * regions - 2) * alike) / 6 / max(1, math.comb(regions, 3))
-    for threes in THREES if regions > 2 else (0.0,):
-        for rest in REST:
+    for threes in of_threes if regions > 2 else (0.0,):
+        for rest in (each for each in REST if each >= least):
             factor, failed = torch.linalg.cholesky_ex(single + threes * triples + rest * eye)
             if int(failed):
                 continue

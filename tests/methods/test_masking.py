@@ -175,6 +175,24 @@ def test_kernelshap_is_the_best_linear_estimate_from_its_pairs(curved: Curved) -
         assert found.runs == runs
 
 
+def test_variances_are_those_of_the_first_pairs(curved: Curved, monkeypatch: pytest.MonkeyPatch) -> None:
+    labels, x, score = torch.arange(30).reshape(SIZE) % 6, photos(), score_of(curved)
+    coalitions = [row.nonzero()[:, 0].tolist() for row in drawn_pairs(6, 20, 2)]
+    few = explain.attribute(curved, x, KernelSHAP(10, labels, seed=2), target=1).values[0]
+    fit = [
+        pair
+        for pair in itertools.product(pair_regression.THREES, pair_regression.REST)
+        for values in [plain_runs.pair_regression(score, x[0], labels, coalitions[:5], [pair])[0]]
+        if torch.allclose(plain_runs.on_pixels(labels, values), few, rtol=1e-8)
+    ]
+    assert len(fit) == 1
+    values, errors = plain_runs.pair_regression(score, x[0], labels, coalitions, fit)
+    monkeypatch.setattr(pair_regression, "ENOUGH", 6)  # the whole photo with the blank one, and five more
+    found = explain.attribute(curved, x, KernelSHAP(40, labels, seed=2), target=1)
+    torch.testing.assert_close(found.values[0], plain_runs.on_pixels(labels, values), **EXACT)
+    torch.testing.assert_close(found.error[0], plain_runs.on_pixels(labels, errors), **EXACT)
+
+
 def test_pairs_are_those_of_an_order_first_and_none_comes_twice() -> None:
     half = drawn_pairs(9, 60, 1)
     keys = {tuple((row ^ row[0]).tolist()) for row in half}
