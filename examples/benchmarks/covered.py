@@ -40,9 +40,13 @@ class Case:
 
 
 def cases(x: torch.Tensor, runs: int) -> list[Case]:
-    """What is done with a photo ``(1, C, H, W)``; about as many ``runs`` each, where their number is free."""
+    """What is done with a photo ``(1, C, H, W)``; about as many ``runs`` each, where their number is free.
+
+    Occlusion and ablation cover as many parts as by default.
+    """
     side, channels = x.shape[-1], x.shape[1]
-    window, stride = side // 4, side // 8
+    window = max(1, round(side / 7))
+    stride = (window + 1) // 2
     slides = {"sliding_window_shapes": (channels, window, window), "strides": (channels, stride, stride)}
     cells, usual = Squares(ACROSS), Squares()
     regions = {"feature_mask": cells(x)[:, None], "perturbations_per_eval": TOGETHER}
@@ -50,7 +54,7 @@ def cases(x: torch.Tensor, runs: int) -> list[Case]:
     windows = (-(-(side - window) // stride) + 1) ** 2
     together = {"perturbations_per_eval": TOGETHER}
     return [
-        Case(Occlusion(window, stride), windows, "Occlusion", {**slides, **together}),
+        Case(Occlusion(), windows, "Occlusion", {**slides, **together}),
         Case(FeatureAblation(usual), 49, "FeatureAblation", {**together, "feature_mask": usual(x)[:, None]}),
         Case(
             ShapleySampling(30 * orders, cells), 30 * orders, "ShapleyValueSampling",
