@@ -103,7 +103,7 @@ class PartitionSHAP:
         runs: how many covered photos, at most.
         fill: what takes the place of what is covered: one of `explain.fills`, or its name.
         score: explain the ``logit``, or the ``probability`` of the class.
-        seconds: stop after so many seconds.
+        seconds: stop after so many seconds, which the images share; each target has as many.
 
     Returns:
         ``(N, H, W)`` in units of the score; the values of all pixels add up to :math:`y(x) - y(\text{fill})`.
@@ -159,8 +159,11 @@ class PartitionSHAP:
         runner = evidence[Reruns()]
         known = runner.kept.setdefault((self, image), [])
         if not known:
-            tree = _Tree(self, evidence, image)
-            tree.grow(evidence, runner)
+            tree, end = _Tree(self, evidence, image), None
+            if self.seconds is not None:
+                began = runner.kept.setdefault((self, "began"), time.monotonic())
+                end = began + self.seconds * (image + 1) / len(evidence.inputs)
+            tree.grow(evidence, runner, end)
             known.append(tree)
         found: _Tree = known[0]
         return found
@@ -182,9 +185,8 @@ class _Tree:
         self._leaves: list[Part] = []
         self._number = 1
 
-    def grow(self, evidence: Evidence, runner: Runs) -> None:
-        """Cut cells, those of the largest values first, until the runs or the seconds are spent."""
-        end = None if self._how.seconds is None else time.monotonic() + self._how.seconds
+    def grow(self, evidence: Evidence, runner: Runs, end: float | None) -> None:
+        """Cut cells, those of the largest values first, until the runs are spent, or it is that time."""
         before = list(self._parts), list(self._leaves)
         try:
             while not runner.ended and self._parts and (end is None or time.monotonic() < end):

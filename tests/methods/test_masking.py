@@ -454,6 +454,22 @@ def test_a_budget_in_seconds_ends_with_what_there_is(curved: Curved, monkeypatch
     assert found.finished.all()
 
 
+def test_the_photos_of_partitionshap_share_its_seconds(curved: Curved, monkeypatch: pytest.MonkeyPatch) -> None:
+    from explain.methods import partition
+
+    clock = [0.0]
+    monkeypatch.setattr(partition.time, "monotonic", lambda: clock[0])
+
+    def tick(done: int, total: int) -> None:
+        clock[0] += 1
+
+    found = explain.attribute(curved, photos(2), PartitionSHAP(400), target=1, seconds=8.0, progress=tick)
+    assert 8 <= clock[0] <= 10  # the photo and the blank one are told too
+    assert (found.spent >= 8).all()
+    assert (found.spent < 100).all()
+    assert found.finished.all()
+
+
 def test_progress_gets_maps_that_sharpen(curved: Curved) -> None:
     seen: list[Any] = []
     found = explain.attribute_all(
