@@ -90,7 +90,10 @@ def mid_ranks(rows: torch.Tensor) -> torch.Tensor:
     >>> mid_ranks(torch.tensor([[3.0, 1.0, 3.0]]))
     tensor([[1.5000, 0.0000, 1.5000]], dtype=torch.float64)
     """
-    ordered = rows.sort(dim=1).values.contiguous()
-    first = torch.searchsorted(ordered, rows.contiguous(), right=False)
-    behind = torch.searchsorted(ordered, rows.contiguous(), right=True)
-    return (first + behind - 1).double() / 2
+    ordered, order = rows.sort(dim=1)
+    places = torch.arange(rows.shape[1], device=rows.device).expand_as(order)
+    changes = ordered[:, 1:] != ordered[:, :-1]
+    edge = changes.new_ones(len(rows), 1)
+    first = torch.where(torch.cat([edge, changes], 1), places, 0).cummax(1).values
+    last = torch.where(torch.cat([changes, edge], 1), places, rows.shape[1]).flip(1).cummin(1).values.flip(1)
+    return torch.empty_like(ordered, dtype=torch.float64).scatter_(1, order, (first + last).double() / 2)

@@ -15,7 +15,7 @@ from explain.methods import Method, Smooth
 from explain.metrics.again import Found, Setting, World
 from explain.metrics.base import Better, Case, Judged, check, undefined
 from explain.metrics.maps import Maps, Sign
-from explain.metrics.randomised import grouped, layers_with_weights, randomised
+from explain.metrics.randomised import Randomised, grouped, layers_with_weights, randomised
 from explain.metrics.similarity import Similarity, similarity
 
 Order = Literal["top", "bottom", "independent"]
@@ -102,9 +102,11 @@ class MPRT(_Compared):
     def settings(self, world: World, case: Case) -> Iterator[Setting]:
         if self.samples:
             yield Setting(("model", frozenset[str](), self._smooth), wrap=self._wrap)
-        for layers in self._states(world):
+        states = self._states(world)
+        copy = Randomised(world.model, self.seed)
+        for layers in states:
             key = ("model", frozenset(layers), self.seed, self._smooth)
-            make = partial(randomised, world.model, layers, self.seed)
+            make = partial(copy.of, layers)
             yield Setting(key, model=make, wrap=self._wrap if self.samples else None)
 
     def _states(self, world: World) -> list[list[str]]:

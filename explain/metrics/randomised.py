@@ -47,15 +47,55 @@ def randomised(model: nn.Module, layers: Collection[str], seed: int = 0) -> nn.M
     >>> torch.equal(other[0].weight, model[0].weight), torch.equal(other[1].weight, model[1].weight)
     (True, False)
     """
-    copy = copied(model)
-    places = layers_with_weights(copy)
-    devices = sorted({p.device.index or 0 for p in copy.parameters() if p.device.type == "cuda"})
-    with torch.random.fork_rng(devices=devices), torch.no_grad():
-        for place, name in enumerate(places):
-            if name in layers:
-                torch.manual_seed((seed * 1_000_003 + place) % 2**63)
-                _initialise(copy.get_submodule(name), name)
-    return copy
+    return Randomised(model, seed).of(layers)
+
+
+class Randomised:
+    """One copy of a model that is asked in one state after the other: `of` says which layers are initialised.
+
+    Each layer is initialised once, and its values are kept for the states to come. The copy is the same object all the
+    time, so a state ends when the next one is asked for.
+    """
+
+    def __init__(self, model: nn.Module, seed: int = 0) -> None:
+        self._seed, self._copy = seed, copied(model)
+        self._places = layers_with_weights(self._copy)
+        self._trained: dict[str, list[torch.Tensor]] = {}
+        self._initial: dict[str, list[torch.Tensor]] = {}
+
+    def of(self, layers: Collection[str]) -> nn.Module:
+        """Return the copy with these layers initialised, and all others as they were."""
+        with torch.no_grad():
+            for name, values in self._trained.items():
+                self._write(name, values)
+            for name in self._places:  # before any is initialised, since layers may share their weights
+                if name in layers and name not in self._trained:
+                    self._trained[name] = self._values(name)
+            for place, name in enumerate(self._places):
+                if name in layers:
+                    self._begin(place, name)
+        return self._copy
+
+    def _begin(self, place: int, name: str) -> None:
+        if name in self._initial:
+            self._write(name, self._initial[name])
+            return
+        devices = sorted({each.device.index or 0 for each in self._trained[name] if each.device.type == "cuda"})
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed((self._seed * 1_000_003 + place) % 2**63)
+            _initialise(self._copy.get_submodule(name), name)
+        self._initial[name] = self._values(name)
+
+    def _tensors(self, name: str) -> list[torch.Tensor]:
+        module = self._copy.get_submodule(name)
+        return [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+
+    def _values(self, name: str) -> list[torch.Tensor]:
+        return [each.detach().clone() for each in self._tensors(name)]
+
+    def _write(self, name: str, values: list[torch.Tensor]) -> None:
+        for mine, value in zip(self._tensors(name), values, strict=True):
+            mine.copy_(value)
 
 
 def _initialise(module: nn.Module, name: str) -> None:

@@ -26,7 +26,7 @@ from explain.metrics import (
     RelativeStability,
     Sensitivity,
 )
-from explain.metrics.randomised import grouped, layers_with_weights, randomised
+from explain.metrics.randomised import Randomised, grouped, layers_with_weights, randomised
 from explain.metrics.similarity import spearman
 from tests.conftest import TinyNet, snapshot
 from tests.metrics.test_evaluation import Counting
@@ -148,6 +148,19 @@ class Stubborn(nn.Linear):
         if hasattr(self, "made"):
             raise RuntimeError("no")
         super().reset_parameters()
+
+
+def test_one_copy_in_several_states_is_in_each_what_a_new_copy_would_be() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4), nn.Linear(4, 2)).eval()
+    model[2].weight = model[0].weight  # one tensor of two layers
+    model[1].running_mean.add_(3.0)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    copy = Randomised(model, 5)
+    for layers in (["3"], ["2", "3"], ["0"], [], ["0", "1", "2", "3"], ["1"], ["2"]):
+        state, alone = copy.of(layers).state_dict(), randomised(model, layers, 5).state_dict()
+        assert all(torch.equal(state[name], alone[name]) for name in before), layers
+        assert all(torch.equal(state[name], before[name]) for name in before) == (not layers)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 def test_layers_that_cannot_be_randomised_are_named(photos: torch.Tensor) -> None:
