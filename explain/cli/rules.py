@@ -25,10 +25,5 @@ def with_rules(methods: Iterable[Method], composite: str | None) -> list[Method]
     if composite is None:
         return list(methods)
     LRP(composite)  # the name is checked also where no method takes it
-    return [replace(m, composite=composite) if _takes_rules(m) else m for m in methods]
-
-
-def _takes_rules(method: Method) -> bool:
-    from explain.methods import LRP
-
-    return isinstance(method, LRP) and method.composite == "automatic"
+    automatic = LRP().composite
+    return [replace(m, composite=composite) if isinstance(m, LRP) and m.composite == automatic else m for m in methods]
