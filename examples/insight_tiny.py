@@ -8,7 +8,7 @@ findings of each kind in `run.insight()` are checked by covering parts of their 
 
 - a tenth of the pixels, where the maps are highest, is blurred, and as much elsewhere;
 - for classes that look away from the object, the object itself is blurred, and then all else;
-- of mistakes, what spoke for the wrong class is blurred: how many answers become right?
+- of mistakes, what spoke for the wrong class is blurred: how many are still made, how many answers become right?
 
 Then each class is asked: does covering the object change the more answers, the more of the evidence is on it?
 
@@ -37,7 +37,7 @@ CLASSES = 200
 FIRST = 6  # findings of each kind that are checked
 EVERY = 5  # one photo of so many shows what is usual
 LEAST = 20  # photos of a class that is compared with the others
-NAMED = 7  # classes that are named in the figure, at either end
+NAMED = 7  # classes with the least on the object that are named in the figure
 
 Key = tuple[str, str]
 
@@ -65,7 +65,6 @@ class Checks:
     def __init__(self, found: Insight, photos: Photos) -> None:
         self.maps = found.maps
         self.keys = list(zip(self.maps.names, self.maps.targets, strict=True))
-        self.labels = {row.name: -1 if row.label_class is None else row.label_class for row in photos.run.rows()}
         self.sample = set(self.keys[::EVERY])
         chosen = [self.maps.of_target[look.target] for look in found.looks[:FIRST]]
         chosen += [cluster.rows for cluster in found.reasons[:FIRST]]
@@ -77,10 +76,7 @@ class Checks:
 
     def of(self, what: str, keys: Collection[Key]) -> dict[str, Any]:
         """What covering a part of some photos did to the answers, and to the accuracy."""
-        found = self.parts[what].of(keys)
-        labels = torch.tensor([self.labels[name] for name, _ in found.keys])
-        right = (found.answers == labels[:, None]).double().mean(0).tolist()
-        return {**found.to_json(), "accuracy": [round(each, 4) for each in right]}
+        return self.parts[what].of(keys).to_json()
 
     def of_class(self, target: str) -> list[Key]:
         return [self.keys[i] for i in self.maps.of_target[target].tolist()]
@@ -160,9 +156,11 @@ def drawn(classes: Mapping[str, Any]) -> Figure:
     axes.scatter(
         [row["on_object"] for row in rows], [row["kept"] for row in rows], sizes, alpha=0.45, edgecolors="none"
     )
-    ends = [*rows[:NAMED], *sorted(rows[NAMED:], key=lambda row: row["kept"])[:3]]
-    for row in ends:
-        axes.annotate(row["class"], (row["on_object"], row["kept"]), (5, 4), textcoords="offset points", fontsize=8)
+    others = [row for row in rows[NAMED:] if row["on_object"] > 0.5]
+    ends = [*rows[:NAMED], *sorted(others, key=lambda row: -row["kept"])[:4]]
+    for number, row in enumerate(ends):
+        place = (6, 5 if number % 2 else -12)
+        axes.annotate(row["class"], (row["on_object"], row["kept"]), place, textcoords="offset points", fontsize=8)
     axes.set(
         xlabel="share of the evidence on the object", ylabel="answers that stay when the object is blurred",
         xlim=(0, 1), ylim=(-0.02, 1.02),
@@ -200,11 +198,16 @@ def section(found: Mapping[str, Any]) -> str:
     for each in found["reasons"]:
         figures = f"{each['size']} | {each['share']:.0%} | {each['stands_out']:.2f}"
         lines.append(f"| {_short(each['target'])} | {figures} | {_percent(each['evidence'], 'after', 'control')} |")
-    lines += ["", "| mistake | photos | of | answers that become right without what spoke for the wrong class | … "
-              "without as much elsewhere |", "|---|---|---|---|---|"]  # fmt: skip
+    lines += ["", "| mistake | photos | of | still made without what spoke for the wrong class | … without as much "
+              "elsewhere | right without it | … without as much elsewhere |",
+              "|---|---|---|---|---|---|---|"]  # fmt: skip
     for each in found["mistakes"]:
         pair = f"{_short(each['label'])} taken for {_short(each['prediction'])}"
-        lines.append(f"| {pair} | {each['count']} | {each['of']} | {_percent(each['corrected'], 'after', 'control')} |")
+        removal = each["corrected"]
+        figures = (
+            f"{_percent(removal, 'after', 'control')} | {removal['accuracy'][1]:.0%} | {removal['accuracy'][2]:.0%}"
+        )
+        lines.append(f"| {pair} | {each['count']} | {each['of']} | {figures} |")
     return "\n".join(lines)
 
 

@@ -298,6 +298,7 @@ def test_the_accuracy_falls_where_the_evidence_is_removed(photos: Photos) -> Non
         ]
     shares = [float((answer == 1).double().mean()) for answer in answers]
     assert (found.before, found.after, found.control) == pytest.approx(tuple(shares))
+    assert found.accuracy == (found.before, found.after, found.control)
     assert found.photos == 14
     assert found.before == 1
     assert found.after < found.control
@@ -381,9 +382,11 @@ def test_a_mistake_is_corrected_where_what_spoke_for_the_wrong_class_is_covered(
     (pair,) = run.insight().pairs
     assert (pair.label, pair.prediction, pair.count) == ("green", "red", 6)
     found = corrected(Photos(run, made), pair, "gradcam", share=0.2, fill="zero")
-    assert (found.photos, found.before, found.after, found.control) == (6, 0, 1, 0)
+    assert (found.photos, found.before, found.after, found.control) == (6, 1, 0, 1)
+    assert found.accuracy == (0, 1, 0)
     assert found.chance == 1 / 2**6
-    assert "spoke most for the wrong class" in str(found)
+    assert "without the 20% of the pixels that spoke most for the wrong class, 100% without as many" in str(found)
+    assert str(found).endswith("; 100% become right, 0% elsewhere")
 
 
 def test_a_photo_that_is_gone_is_named_and_the_others_go_on(photos: Photos, tmp_path: Path) -> None:

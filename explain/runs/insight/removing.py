@@ -39,16 +39,19 @@ class Removal:
     ``before``, ``after`` and ``control`` are the shares of the photos whose class the model gave: as they are, without
     the part, and without the same area half a photo further down and to the right, where what leaves one side comes in
     at the other. With this control, it counts what is covered, and not that something is. ``chance`` is the probability
-    that the answers with and without it differ so much by chance, in the direction that is asked about.
+    that ``after`` falls as far below ``control`` by chance.
+
+    ``accuracy`` has, for the same three, the share of the photos whose label the model gave, NaN where none is known.
 
     ``what`` is "evidence", "object", "background" or "mistake". ``keys`` names each photo and target, ``wanted``
-    ``(N,)`` has the class that is asked about, ``answers`` ``(N, 3)`` those that the model gave in the three cases, and
-    ``covered`` ``(N,)`` how much of each photo the part is.
+    ``(N,)`` has the class that is asked about and ``labels`` ``(N,)`` that of the label, or -1; ``answers`` ``(N, 3)``
+    are those that the model gave, and ``covered`` ``(N,)`` says how much of each photo the part is.
     """
 
     what: str
     keys: tuple[tuple[str, str], ...] = field(repr=False)
     wanted: torch.Tensor = field(repr=False)
+    labels: torch.Tensor = field(repr=False)
     answers: torch.Tensor = field(repr=False)
     covered: torch.Tensor = field(repr=False)
 
@@ -84,11 +87,16 @@ class Removal:
         return found
 
     @property
+    def accuracy(self) -> tuple[float, float, float]:
+        known = self.labels >= 0
+        right = (self.answers == self.labels[:, None])[known].double().mean(0)
+        return float(right[0]), float(right[1]), float(right[2])
+
+    @property
     def chance(self) -> float:
         """By McNemar's test: among the photos where the two differ, each is as likely to be the one that changes."""
         after, control = self.given[:, 1], self.given[:, 2]
-        falls, rises = int((control & ~after).sum()), int((after & ~control).sum())
-        return _sign_test(rises, falls) if self.what == "mistake" else _sign_test(falls, rises)
+        return _sign_test(int((control & ~after).sum()), int((after & ~control).sum()))
 
     def of(self, wanted: Collection[tuple[str, str]]) -> Removal:
         """The same for some of these photos only, by names and targets.
@@ -100,18 +108,22 @@ class Removal:
         chosen = [number for number, key in enumerate(self.keys) if key in keys]
         if not chosen:
             raise _nothing()
-        parts = (each[chosen] for each in (self.wanted, self.answers, self.covered))
+        parts = (each[chosen] for each in (self.wanted, self.labels, self.answers, self.covered))
         return Removal(self.what, tuple(self.keys[k] for k in chosen), *parts)
 
     def to_json(self) -> dict[str, Any]:
         figures = ("share", "before", "after", "control", "chance")
-        return {"what": self.what, "photos": self.photos, **{name: plain(getattr(self, name)) for name in figures}}
+        return {
+            "what": self.what, "photos": self.photos, **{name: plain(getattr(self, name)) for name in figures},
+            "accuracy": [plain(each) for each in self.accuracy],
+        }  # fmt: skip
 
     def __str__(self) -> str:
         part = PARTS[self.what].format(share=f"{self.share:.0%}")
+        right = f"; {self.accuracy[1]:.0%} become right, {self.accuracy[2]:.0%} elsewhere" * (self.what == "mistake")
         return (
             f"{self.photos} photos: {self.before:.0%} as they are, {self.after:.0%} {part}, {self.control:.0%} without "
-            f"as many elsewhere (p = {self.chance:.2g})"
+            f"as many elsewhere (p = {self.chance:.2g}){right}"
         )
 
 
@@ -157,7 +169,9 @@ def removed(
 def corrected(
     photos: Photos, pair: Pair, method: MethodLike, *, share: float | None = None, fill: FillLike = "blur"
 ) -> Removal:
-    """Cover what spoke for the wrong class in all photos of a mistake, and count how often the right one is given then.
+    """Cover what spoke for the wrong class in all photos of a mistake, and count how often it is still made.
+
+    ``accuracy`` of the answer says how often the right class is given then.
 
     Args:
         photos: the photos of a run, and the model.
@@ -183,7 +197,7 @@ def corrected(
         for row in one_for_each_photo(photos.run, label=pair.label, prediction=pair.prediction, correct=False)
         if (row.label_class, row.prediction_class) == (pair.label_class, pair.prediction_class)
     )
-    return _counted(photos, rows, "mistake", masks, lambda _: pair.label_class, fill)
+    return _counted(photos, rows, "mistake", masks, lambda _: pair.prediction_class, fill)
 
 
 def _counted(
@@ -191,7 +205,7 @@ def _counted(
 ) -> Removal:
     """Count for which photos the model gives a class: as they are, covered, and covered elsewhere."""
     filling, keys = get_fill(fill), []
-    wanted, answers, covered = [], [], []
+    wanted, labels, answers, covered = [], [], [], []
     for batch in photos.batches(rows):
         mask = masks(batch).to(batch.x.device)
         elsewhere = mask.roll([side // 2 for side in mask.shape[2:]], [2, 3])
@@ -201,11 +215,13 @@ def _counted(
             asked = [batch.x, *(cover(owners, (~each).to(batch.x)) for each in (mask, elsewhere))]
             answers.append(torch.stack([photos.explainer.model(x).argmax(1) for x in asked], 1).cpu())
         wanted.append(torch.tensor([class_of(row) for row in batch.rows]))
+        labels.append(torch.tensor([-1 if row.label_class is None else row.label_class for row in batch.rows]))
         covered.append(mask.float().mean((1, 2, 3)).cpu())
         keys += [(row.name, row.target) for row in batch.rows]
     if not keys:
         raise _nothing()
-    return Removal(what, tuple(keys), torch.cat(wanted), torch.cat(answers), torch.cat(covered))
+    parts = (torch.cat(each) for each in (wanted, labels, answers, covered))
+    return Removal(what, tuple(keys), *parts)
 
 
 def _nothing() -> RunError:
