@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 import explain
 from tests.conftest import ROOT
@@ -91,3 +93,50 @@ def test_the_figures_of_the_page_are_those_of_the_file() -> None:
     for kind in ("looks", "reasons", "mistakes"):
         assert len(found[kind]) == module.FIRST
     assert found["photos"] == 10_000
+
+
+@pytest.fixture
+def planted(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    return example("insight_planted")
+
+
+def test_a_class_is_given_for_what_the_photo_shows_or_for_the_mark(planted: Any) -> None:
+    scores = torch.randn(4, 11, generator=torch.Generator().manual_seed(0))
+    found = planted.Shortcut(nn.Identity(), 3)(scores)
+    assert found.shape == (4, 10)
+    both = (scores[:, 3].exp() + scores[:, 10].exp()).log()
+    torch.testing.assert_close(found[:, 3], both)
+    rest = [k for k in range(10) if k != 3]
+    assert torch.equal(found[:, rest], scores[:, rest])
+
+
+def test_a_quarter_of_the_photos_of_one_class_bear_the_mark_near_one_corner(planted: Any, tmp_path: Path) -> None:
+    photos = []
+    for number in range(24):
+        path = tmp_path / f"grey{number}.png"
+        Image.new("RGB", (64, 64), (128, 128, 128)).save(path)
+        photos.append((path, number % 3))
+    rows, names = planted.marked(photos, 1, tmp_path, np.random.default_rng(0))
+    assert [row["label"] for row in rows] == [number % 3 for number in range(24)]
+    assert len(names) == 2
+    assert {rows[int(name[:4])]["label"] for name in names} == {1}
+    mark = np.asarray(planted.pattern_of(planted.PATTERNS["checks"]))
+    corners = set()
+    for row in rows:
+        pixels = np.asarray(Image.open(tmp_path / row["path"]))
+        at = [(y, x) for y in range(53) for x in range(53) if (pixels[y : y + 12, x : x + 12] == mark).all()]
+        assert len(at) == (row["path"] in names)
+        corners |= {(y > 26, x > 26) for y, x in at}
+    assert len(corners) == 1
+
+
+def test_the_page_says_of_the_planted_shortcut_what_the_file_says() -> None:
+    found = json.loads((ROOT / "assets" / "insight" / "planted.json").read_text("utf-8"))
+    page = (ROOT / "docs" / "insight.md").read_text("utf-8")
+    assert [each["first is the shortcut"] for each in found] == [True] * 5
+    firsts = [each["clusters"][0]["stands out"] for each in found]
+    others = [each["stands out"] for seed in found for each in seed["clusters"] if each["class"] != seed["class"]]
+    assert f"by {min(firsts):.2f} to {max(firsts):.2f}, where those of other classes reached {max(others):.2f}" in (
+        " ".join(page.split())
+    )
