@@ -187,12 +187,24 @@ SOURCE = Option(
     how={"nargs": "?", "metavar": "SOURCE"},
 )  # fmt: skip
 RUN_OUTPUT = Option(
-    ("--output", "-o"), "the file of the run, which is continued if it is there (default: run.sqlite)", "run.sqlite",
-    how={"metavar": "RUN"},
+    ("--output", "-o"), "the file of the run, or with --ray the folder; continued if it is there (default: run.sqlite)",
+    "run.sqlite", how={"metavar": "RUN"},
 )  # fmt: skip
 WORKERS = Option(
     ("--workers",), "processes that read photos ahead (default: one for every two processors)",
     how={"type": partial(_count, least=0), "metavar": "N"},
+)  # fmt: skip
+RAY = Option(
+    ("--ray",), "run on a Ray cluster, into a folder of Parquet files; without ADDRESS, on one on this machine",
+    how={"nargs": "?", "const": "", "metavar": "ADDRESS"},
+)  # fmt: skip
+ACTORS = Option(
+    ("--actors",), "with --ray: processes with a model (default: one for each processor or share of a GPU)",
+    how={"type": _count, "metavar": "N"},
+)  # fmt: skip
+GPUS = Option(
+    ("--gpus",), "with --ray: the share of a GPU that each actor takes (default: none)",
+    how={"type": _above_zero, "metavar": "SHARE"},
 )  # fmt: skip
 PICTURES = Option(
     ("--pictures",), "draw the maps of some photos: worst:50 (the least probable labels), best:50, or source for all",

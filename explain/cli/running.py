@@ -6,9 +6,12 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from explain.arguments import (
+    ACTORS,
     BATCH_SIZE,
     BF16,
     BUDGET,
@@ -16,12 +19,14 @@ from explain.arguments import (
     FILE,
     FORCE,
     FUSE,
+    GPUS,
     JSON,
     LAYER,
     METHOD,
     METRIC,
     MODEL,
     PICTURES,
+    RAY,
     RUN_OUTPUT,
     SOURCE,
     STYLE,
@@ -45,7 +50,7 @@ from explain.errors import ExplainError
 
 if TYPE_CHECKING:
     from explain.methods import Method
-    from explain.runs import Run, State
+    from explain.runs import Run, RunFolder, State
 
 LISTED = 20  # failures that are told; the rest is in the file
 
@@ -94,24 +99,32 @@ def run(options: argparse.Namespace, answer: Answer) -> int:
     begun = time.monotonic()
     try:
         with notes(answer), blaming(options.model):
-            found = runs.run(
+            found = _runner(options)(
                 source, explainer, methods, output=options.output, target=target,
                 top_k=options.top_k, metrics=metrics, layer=options.layer, fuse=options.fuse,
-                batch_size=options.batch_size, precision="bf16" if options.bf16 else "full", workers=options.workers,
-                progress=line,
+                batch_size=options.batch_size, precision="bf16" if options.bf16 else "full", progress=line,
             )  # fmt: skip
     except ASKED as error:  # it holds for every photo
         line.wipe()
         raise UsageError(str(error)) from error
     except KeyboardInterrupt:
         line.wipe()
-        answer.complain(f"interrupted{_so_far(options.output)}")
+        answer.complain(f"interrupted{_so_far(options)}")
         return INTERRUPTED
     finally:
         line.wipe()
     about = _told(found, line.state, time.monotonic() - begun, answer)
     answer.add({**about, "pictures": _pictures(options, found, source, answer)})
     return FAILED if answer.errors else DONE
+
+
+def _runner(options: argparse.Namespace) -> Callable[..., Run | RunFolder]:
+    """Return what runs, with what only that takes."""
+    from explain import runs
+
+    if options.ray is None:
+        return partial(runs.run, workers=options.workers)
+    return partial(runs.run_on_ray, address=options.ray or None, actors=options.actors, gpus=options.gpus or 0.0)
 
 
 def _checked(options: argparse.Namespace) -> str | list[Method]:
@@ -128,10 +141,13 @@ def _checked(options: argparse.Namespace) -> str | list[Method]:
     for name in ("style", "force"):
         if name in options.given and options.pictures is None:
             raise UsageError(f"--{name} would have no effect without --pictures; leave it out")
+    _check_cluster(options)
     names = options.method or ["gradcam" if options.composite is None else "lrp"]
     groups = [name for name in names if name in GROUPS]
     if groups and len(names) > 1:
         raise UsageError(f"--method {groups[0]} takes the others too, in a run; leave them out")
+    if groups and options.ray is not None:
+        raise UsageError(f"--method {groups[0]} chooses by the first photo, which --ray cannot; name the methods")
     if groups and given_budget(options):
         raise UsageError(f"--{next(iter(given_budget(options)))} must be given with named methods in a run; name them")
     if groups and options.composite is not None:
@@ -150,18 +166,29 @@ def _checked(options: argparse.Namespace) -> str | list[Method]:
     return methods
 
 
-def _so_far(file: str) -> str:
-    from explain.errors import RunError
-    from explain.runs import open_run
+def _check_cluster(options: argparse.Namespace) -> None:
+    """Refuse what has no effect on a cluster, or only there."""
+    for name in ("actors", "gpus") if options.ray is None else ("workers", "pictures"):
+        if name in options.given:
+            where = "without" if options.ray is None else "with"
+            raise UsageError(f"--{name} would have no effect {where} --ray; leave it out")
+    if options.ray is not None and "output" not in options.given:
+        raise UsageError("--ray writes into a folder that all machines share; name it with --output")
 
+
+def _so_far(options: argparse.Namespace) -> str:
+    from explain.errors import RunError
+    from explain.runs import RunFolder, open_run
+
+    file = options.output
     try:
-        photos = open_run(file).photos
+        photos = (open_run(file) if options.ray is None else RunFolder(file)).photos
     except RunError:
         return ""
     return f"; {photos} photos are in {file}, and the same command goes on from there"
 
 
-def _pictures(options: argparse.Namespace, found: Run, source: Any, answer: Answer) -> list[str]:
+def _pictures(options: argparse.Namespace, found: Any, source: Any, answer: Answer) -> list[str]:
     """Draw the photos that were asked for, in a folder beside the run."""
     from explain.runs import write_pictures
 
@@ -177,15 +204,15 @@ def _pictures(options: argparse.Namespace, found: Run, source: Any, answer: Answ
     return list(map(str, written))
 
 
-def _told(found: Run, state: State | None, seconds: float, answer: Answer) -> dict[str, Any]:
+def _told(found: Run | RunFolder, state: State | None, seconds: float, answer: Answer) -> dict[str, Any]:
     """Say what came of it, and return the same for the document."""
-    failures, remarks = found.failures, found.notes
+    failures, remarks, lists = found.failures, found.notes, found.listing
     for name, reason in list(failures.items())[:LISTED]:
         answer.complain(reason if repr(name) in reason else f"{name}: {reason}")
     if len(failures) > LISTED:
-        answer.complain(f"{len(failures) - LISTED} more photos failed; the table 'failures' of {found.path} lists them")
+        answer.complain(f"{len(failures) - LISTED} more photos failed; {lists.format('failures')} lists them")
     if remarks:
-        more = f" (and {len(remarks) - 1} more, in the table 'notes' of {found.path})" if len(remarks) > 1 else ""
+        more = f" (and {len(remarks) - 1} more, in {lists.format('notes')})" if len(remarks) > 1 else ""
         answer.note(f"{remarks[0]}{more}")
     done, there = (0, 0) if state is None else (state.done, state.there)
     parts = [f"{there} were there"] if there else []
@@ -214,7 +241,7 @@ RUN = Command(
     "run", "explain all photos of a folder, list or shards, and store the maps in one file",
     (
         SOURCE, METHOD, METRIC, TARGET, TOP_K, LAYER, FUSE, COMPOSITE, *MODEL, BATCH_SIZE, BF16, *BUDGET,
-        RUN_OUTPUT, WORKERS, PICTURES, STYLE, FORCE, JSON,
+        RUN_OUTPUT, WORKERS, RAY, ACTORS, GPUS, PICTURES, STYLE, FORCE, JSON,
     ),
     run, "runs", example="explain run photos --output run.sqlite --method gradcam",
 )  # fmt: skip

@@ -19,19 +19,27 @@
     store       the file, as it is written
     writer      the thread that writes
     reading     the file, as it is read: rows
+    columns     the columns of a run as a table
     exporting   Parquet, CSV and JSON lines
     pictures    overlays, when they are asked for
     paging      a page of some photos
     insight/    what the maps of a run say together
     result      `Run`: a file that was read, and what can be made of it
     runner      `run`: all of it together
+    places      a folder that several machines write to
+    attempts    pieces whose process dies are tried again
+    parts       `RunFolder`: a run in a folder of Parquet files
+    spreading   a run in pieces that are explained anywhere
+    cluster     `run_on_ray`: on the machines of a Ray cluster
 
 A source is one class; anything that gives entries and reads them can be run.
 """
 
+from explain.runs.cluster import run_on_ray
 from explain.runs.exporting import export
 from explain.runs.given import source_of
 from explain.runs.paging import to_html
+from explain.runs.parts import RunFolder
 from explain.runs.pictures import write_pictures
 from explain.runs.reading import Row
 from explain.runs.result import Run, open_run
@@ -44,12 +52,14 @@ __all__ = [
     "Folder",
     "Row",
     "Run",
+    "RunFolder",
     "Source",
     "State",
     "Trouble",
     "export",
     "open_run",
     "run",
+    "run_on_ray",
     "source_of",
     "to_html",
     "write_pictures",

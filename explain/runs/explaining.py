@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,11 +17,11 @@ from explain.methods import Method, MethodLike
 from explain.metrics import Metric, get_metric
 from explain.models import FiveCrops, class_label
 from explain.photos import rows_are_apart
-from explain.runs.batches import at_once
+from explain.runs.batches import at_once, each_explained, in_batches
 from explain.runs.judging import boxes_on_input, judged
 from explain.runs.labels import Labels
 from explain.runs.maps import pack
-from explain.runs.preparing import Prepared
+from explain.runs.preparing import Failed, Prepared, Ready
 from explain.runs.store import Answer, Result
 from explain.selection import select
 from explain.targets import TargetLike
@@ -69,6 +69,14 @@ class Question:
     @property
     def _device(self) -> torch.device:
         return next((p.device for p in self.explainer.model.parameters()), torch.device("cpu"))
+
+    def each(self, ready: Iterable[Ready], labels: Labels) -> Iterator[list[Answer | Failed]]:
+        """Explain photos in batches, as they come; the results of each batch."""
+        for batch in in_batches(ready, self.at_once):
+            if isinstance(batch, Failed):
+                yield [batch]
+            else:
+                yield each_explained(batch, lambda photos: self.answers(photos, labels))
 
     def answers(self, photos: list[Prepared], labels: Labels) -> list[Answer]:
         """Explain photos whose inputs have one shape, together where that is the same as each alone."""

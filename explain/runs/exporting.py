@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import json
 import os
 import secrets
@@ -14,16 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from explain.errors import RunError, either
+from explain.runs.columns import arrow_modules, plain, schema_of, with_map
 from explain.runs.reading import Row, Stored
 from explain.runs.sources import text
 
 NUMBERS = 4_000_000  # of maps that are held at once
 AT_ONCE = 1024  # rows that are held at once
-PLAIN = (
-    "name", "method", "target", "target_class", "score", "probability", "label", "label_class", "label_probability",
-    "prediction", "prediction_class", "prediction_probability", "correct", "layer", "delta", "runs", "error", "path",
-    "sha256",
-)  # fmt: skip
 
 
 def export(run: Stored, file: str | os.PathLike[str], *, overwrite: bool = False) -> int:
@@ -72,28 +67,17 @@ def _metrics(run: Stored) -> list[str]:
     return [name for (name,) in run.query("SELECT DISTINCT metric FROM metrics ORDER BY metric")]
 
 
-def _plain(row: Row, metrics: list[str]) -> dict[str, Any]:
-    """The columns of a row, but for its map."""
-    found = {name: getattr(row, name) for name in PLAIN}
-    found["layer"] = ", ".join(row.layer) if isinstance(row.layer, tuple) else row.layer
-    found |= {"width": row.size[0], "height": row.size[1]}
-    found |= {"left": row.box.left, "top": row.box.top, "right": row.box.right, "bottom": row.box.bottom}
-    found |= {"input_height": row.input_size[0], "input_width": row.input_size[1]}
-    found["boxes"] = [list(box) for box in row.boxes]
-    return found | {metric: row.metrics.get(metric) for metric in metrics}
-
-
 def _to_csv(run: Stored, path: Path) -> int:
     metrics, count = _metrics(run), 0
     with path.open("w", encoding="utf-8", newline="") as file:
         writer: Any = None
         for count, row in enumerate(run.rows(), 1):  # noqa: B007
-            plain = _plain(row, metrics)
-            plain["boxes"] = json.dumps(plain["boxes"]) if plain["boxes"] else None
+            found = plain(row, metrics)
+            found["boxes"] = json.dumps(found["boxes"]) if found["boxes"] else None
             if writer is None:
-                writer = csv.DictWriter(file, list(plain), lineterminator="\n")
+                writer = csv.DictWriter(file, list(found), lineterminator="\n")
                 writer.writeheader()
-            writer.writerow(plain)
+            writer.writerow(found)
     return count
 
 
@@ -101,27 +85,18 @@ def _to_json_lines(run: Stored, path: Path) -> int:
     metrics, count = _metrics(run), 0
     with path.open("w", encoding="utf-8") as file:
         for count, row in enumerate(run.rows(), 1):  # noqa: B007
-            file.write(json.dumps(_plain(row, metrics), ensure_ascii=False) + "\n")
+            file.write(json.dumps(plain(row, metrics), ensure_ascii=False) + "\n")
     return count
 
 
 def _to_parquet(run: Stored, path: Path) -> int:
-    try:
-        arrow: Any = importlib.import_module("pyarrow")
-        parquet: Any = importlib.import_module("pyarrow.parquet")
-    except ImportError:
-        raise RunError("pyarrow must be installed to write Parquet; pip install 'explain[parquet]', or name a .csv "
-                       "file") from None  # fmt: skip
+    arrow, parquet = arrow_modules()
     metrics = _metrics(run)
-    schema = _schema(arrow, metrics).with_metadata({"explain": json.dumps(run.manifest)})
+    schema = schema_of(arrow, metrics, run.manifest)
     count = 0
     with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
         for rows in _in_parts(run.rows()):
-            table = [
-                {**_plain(row, metrics), "map_shape": list(row.values.shape), "map": row.values.flatten().numpy()}
-                for row in rows
-            ]
-            writer.write_table(arrow.Table.from_pylist(table, schema))
+            writer.write_table(arrow.Table.from_pylist([with_map(row, metrics) for row in rows], schema))
             count += len(rows)
     return count
 
@@ -131,36 +106,6 @@ def _in_parts(rows: Iterator[Row]) -> Iterator[list[Row]]:
     for first in rows:
         many = max(1, min(AT_ONCE, NUMBERS // max(1, first.values.numel())))
         yield [first, *islice(rows, many - 1)]
-
-
-def _schema(arrow: Any, metrics: list[str]) -> Any:
-    integers = {
-        "target_class",
-        "label_class",
-        "prediction_class",
-        "runs",
-        "width",
-        "height",
-        "input_height",
-        "input_width",
-    }
-    words = {"name", "method", "target", "label", "prediction", "layer", "path", "sha256"}
-    numbers = [
-        *(name for name in PLAIN if name not in integers | words | {"correct"}),
-        *("left", "top", "right", "bottom"),
-        *metrics,
-    ]
-    kinds = {
-        **dict.fromkeys(sorted(integers), arrow.int64()),
-        **dict.fromkeys(sorted(words), arrow.string()),
-        **dict.fromkeys(numbers, arrow.float64()),
-        "correct": arrow.bool_(),
-        "boxes": arrow.list_(arrow.list_(arrow.float64())),
-        "map_shape": arrow.list_(arrow.int32()),
-        "map": arrow.list_(arrow.float32()),
-    }
-    others = ("width", "height", "left", "top", "right", "bottom", "input_height", "input_width", "boxes")
-    return arrow.schema([(name, kinds[name]) for name in (*PLAIN, *others, *metrics, "map_shape", "map")])
 
 
 _WRITERS: dict[str, Callable[[Stored, Path], int]] = {

@@ -163,6 +163,11 @@ class Stored:
         )
 
     @property
+    def listing(self) -> str:
+        """Where failures and notes are listed, with a place for one of these words."""
+        return f"the table '{{}}' of {text(self.path)}"
+
+    @property
     def photos(self) -> int:
         """How many photos have been explained."""
         return int(self._one("SELECT count(*) FROM photos"))
@@ -245,7 +250,7 @@ class Stored:
                 judged = bool(other.execute("SELECT count(*) FROM metrics").fetchone()[0])
                 for found in db.execute(_ROW + clause, values):
                     asked = "SELECT metric, value FROM metrics WHERE result = ?"
-                    yield _row(found, dict(other.execute(asked, (found["id"],))) if judged else {})
+                    yield row_of(found, dict(other.execute(asked, (found["id"],))) if judged else {})
         except sqlite3.Error as error:
             raise RunError(f"run {text(self.path)!r} cannot be read: {error}; take another copy of it") from None
 
@@ -264,7 +269,8 @@ class Stored:
         return db
 
 
-def _row(found: sqlite3.Row, metrics: Mapping[str, float | None]) -> Row:
+def row_of(found: sqlite3.Row | Mapping[str, Any], metrics: Mapping[str, float | None]) -> Row:
+    """Return a row from the columns of its photo and its result."""
     same = {key: found[key] for key in found.keys() if key in Row.__dataclass_fields__}  # noqa: SIM118
     layer, boxes = found["layer"], found["boxes"]
     several = layer is not None and layer.startswith("[")

@@ -19,7 +19,6 @@ from explain.hooks import Where
 from explain.methods import Fusion, MethodLike
 from explain.metrics import Metric, OfObject
 from explain.models import Classifier
-from explain.runs.batches import each_explained, in_batches
 from explain.runs.explaining import Question
 from explain.runs.given import source_of
 from explain.runs.labels import Labels
@@ -220,11 +219,7 @@ class _Go:
         preparer = Preparer(self.source, self.question.explainer.preprocess)
         ready, close = self._ready(preparer)
         try:
-            for batch in in_batches(ready, self.question.at_once):
-                if isinstance(batch, Failed):
-                    yield [batch]
-                else:
-                    yield each_explained(batch, lambda photos: self.question.answers(photos, self.labels))
+            yield from self.question.each(ready, self.labels)
         finally:
             close()
 

@@ -19,7 +19,7 @@ from explain.runs.schema import APPLICATION, FORMAT, TABLES
 from explain.runs.sources import text
 
 PATIENCE = 30.0  # seconds to wait for a program that has locked the file
-_PHOTO = (
+PHOTO = (
     "name", "path", "stamp", "sha256", "width", "height", "label", "label_class", "label_probability", "prediction",
     "prediction_class", "probability", '"left"', "top", '"right"', "bottom", "input_height", "input_width", "boxes",
 )  # fmt: skip
@@ -158,7 +158,7 @@ class Store:
         name = answer.photo[0]
         for table in ("photos", "failures"):
             self._db.execute(f"DELETE FROM {table} WHERE name = ?", (name,))
-        photo = self._db.execute(_insert("photos", _PHOTO), answer.photo).lastrowid
+        photo = self._db.execute(_insert("photos", PHOTO), answer.photo).lastrowid
         for result in answer.results:
             row = (
                 photo, result.method, result.target, result.index, result.score, result.probability, result.layer,

@@ -65,7 +65,7 @@ def test_parquet_without_its_package_is_refused(
     def missing(name: str) -> Any:
         raise ModuleNotFoundError(name)
 
-    monkeypatch.setattr("explain.runs.exporting.importlib.import_module", missing)
+    monkeypatch.setattr("explain.runs.columns.importlib.import_module", missing)
     with pytest.raises(RunError, match=r"pyarrow must be installed to write Parquet; pip install 'explain\[parquet\]'"):
         export(run, tmp_path / "run.parquet")
     assert not (tmp_path / "run.parquet").exists()
@@ -82,7 +82,7 @@ def test_a_table_appears_complete_or_not_at_all(
         RunError, match=r"file must end in one of .parquet, .csv, .jsonl, got 'run.xlsx'; choose one of"
     ):
         export(run, tmp_path / "run.xlsx")
-    monkeypatch.setattr("explain.runs.exporting._plain", lambda row, metrics: 1 / 0)
+    monkeypatch.setattr("explain.runs.exporting.plain", lambda row, metrics: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         export(run, file, overwrite=True)
     assert file.read_text() == "mine"
