@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from explain.errors import RunError
@@ -46,8 +45,8 @@ def arrow_modules() -> tuple[Any, Any]:
                        "file") from None  # fmt: skip
 
 
-def schema_of(arrow: Any, metrics: Sequence[str], manifest: Mapping[str, Any]) -> Any:
-    """Return the schema of a table, with the manifest among its metadata."""
+def schema_of(arrow: Any, metrics: Sequence[str]) -> Any:
+    """Return the schema of a table."""
     integers = {
         "target_class",
         "label_class",
@@ -75,4 +74,4 @@ def schema_of(arrow: Any, metrics: Sequence[str], manifest: Mapping[str, Any]) -
     }
     others = ("width", "height", "left", "top", "right", "bottom", "input_height", "input_width", "boxes")
     columns = (*PLAIN, *others, *metrics, "map_shape", "map")
-    return arrow.schema([(name, kinds[name]) for name in columns]).with_metadata({"explain": json.dumps(manifest)})
+    return arrow.schema([(name, kinds[name]) for name in columns])

@@ -92,7 +92,7 @@ def _to_json_lines(run: Stored, path: Path) -> int:
 def _to_parquet(run: Stored, path: Path) -> int:
     arrow, parquet = arrow_modules()
     metrics = _metrics(run)
-    schema = schema_of(arrow, metrics, run.manifest)
+    schema = schema_of(arrow, metrics).with_metadata({"explain": json.dumps(run.manifest)})
     count = 0
     with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
         for rows in _in_parts(run.rows()):

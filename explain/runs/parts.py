@@ -117,7 +117,7 @@ def names_in(place: Place) -> dict[str, int]:
     return dict(rows)
 
 
-def write_part(place: Place, answers: Sequence[Answer], metrics: Sequence[str], manifest: Mapping[str, Any]) -> int:
+def write_part(place: Place, answers: Sequence[Answer], metrics: Sequence[str]) -> int:
     """Write photos with all their results into one file, and return how many rows it has.
 
     The file is named by the photos: when they are explained again, as the first machine was lost before it could tell,
@@ -126,7 +126,7 @@ def write_part(place: Place, answers: Sequence[Answer], metrics: Sequence[str], 
     rows = [row for answer in answers for row in rows_of(answer)]
     if rows:
         key = key_of([answer.photo[0] for answer in answers])
-        place.write(f"part-{key}{ENDING}", _packed(rows, metrics, manifest))
+        place.write(f"part-{key}{ENDING}", _packed(rows, metrics))
     return len(rows)
 
 
@@ -149,9 +149,9 @@ def _without_nan(columns: Mapping[str, Any]) -> dict[str, Any]:
     return {name: None if isinstance(each, float) and math.isnan(each) else each for name, each in columns.items()}
 
 
-def _packed(rows: Sequence[Row], metrics: Sequence[str], manifest: Mapping[str, Any]) -> bytes:
+def _packed(rows: Sequence[Row], metrics: Sequence[str]) -> bytes:
     arrow, parquet = arrow_modules()
-    schema = schema_of(arrow, metrics, manifest)
+    schema = schema_of(arrow, metrics)
     buffer = io.BytesIO()
     parquet.write_table(
         arrow.Table.from_pylist([with_map(row, metrics) for row in rows], schema), buffer, compression="zstd"

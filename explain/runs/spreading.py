@@ -76,7 +76,7 @@ class Explaining:
                 found = list(self._found(entries, tried))
                 failures = tuple(_sendable(each) for each in found if isinstance(each, Failed))
                 answers = [each for each in found if not isinstance(each, Failed)]
-                write_part(task.place, answers, self._metrics, task.manifest)
+                write_part(task.place, answers, self._metrics)
         except Exception as error:
             return Report(error=_sent(error))
         notes = dict.fromkeys(note for answer in answers for note in answer.notes)

@@ -6,7 +6,7 @@ import io
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -171,3 +171,56 @@ def test_the_progress_has_a_rate_and_the_time_that_is_left(monkeypatch: pytest.M
     line.wipe()
     assert terminal.getvalue().endswith("\r\x1b[2K")
     assert State(done=1, failed=0, there=0, total=None, seconds=1.0).left is None
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--actors", "2"], "--actors would have no effect without --ray; leave it out"),
+        (["--gpus", "0.5"], "--gpus would have no effect without --ray; leave it out"),
+        (["--ray", "--output", "maps", "--pictures", "worst:1"], "--pictures would have no effect with --ray"),
+        (["--ray"], "--ray writes into a folder that all machines share; name it with --output"),
+        (["--ray", "--output", "maps", "-m", "all"], "--method all chooses by the first photo, which --ray cannot"),
+    ],
+)
+def test_options_of_a_cluster_that_cannot_be_meant_are_refused(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = typed(capsys, "run", "photos", *words, "--model", "tiny", "--size", "32")
+    assert (code, out) == (2, [])
+    assert err[0].startswith(f"explain: {message}")
+
+
+def test_a_run_on_a_cluster_is_told_as_others_are(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+
+    class Found:
+        failures: ClassVar = {"a.png": "is empty", "b.png": "is empty", "c.png": "is empty"}
+        notes: ClassVar = ["one", "two"]
+        listing, path, photos = "'{}' in maps/_remarks.json", "maps", 7
+
+        def __len__(self) -> int:
+            return 7
+
+    def run_on_ray(source: Any, explainer: Any, methods: Any, **options: Any) -> Any:
+        given.update(options)
+        options["progress"](State(6, 3, 1, 10, 2.0))
+        return Found()
+
+    monkeypatch.setattr("explain.runs.run_on_ray", run_on_ray)
+    monkeypatch.setattr("explain.cli.running.LISTED", 2)
+    words = ["photos", "--ray", "ray://head:10001", "--gpus", "0.25", "--output", "maps", "--model", "tiny"]
+    code, out, err = typed(capsys, "run", *words)
+    assert code == 1
+    assert (given["address"], given["gpus"], given["actors"], given["output"]) == (
+        "ray://head:10001",
+        0.25,
+        None,
+        "maps",
+    )
+    assert "workers" not in given
+    assert out[0].endswith(" (1 were there, 3 failed); 7 rows in maps")
+    assert err[2] == "explain: 1 more photos failed; 'failures' in maps/_remarks.json lists them"
+    assert "(and 1 more, in 'notes' in maps/_remarks.json)" in err[3]

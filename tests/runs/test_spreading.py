@@ -27,7 +27,7 @@ Pieces = Iterator[list[Entry]]
 
 @pytest.fixture(autouse=True)
 def _json_in_place_of_parquet(monkeypatch: pytest.MonkeyPatch) -> None:
-    def packed(rows: Any, metrics: Any, manifest: Any) -> bytes:
+    def packed(rows: Any, metrics: Any) -> bytes:
         return json.dumps([with_map(row, metrics) for row in rows], default=lambda array: array.tolist()).encode()
 
     def names(place: Place, file: str) -> list[str]:
@@ -187,6 +187,34 @@ def test_a_photo_that_ends_each_process_costs_itself_only(on: Any, tmp_path: Pat
     assert not list((tmp_path / "maps").glob("_begun*"))
 
 
+def test_attempts_of_a_go_that_was_ended_do_not_count(on: Any, tmp_path: Path) -> None:
+    class Ended(Cluster):
+        def report(self, there: Explaining, entries: list[Entry]) -> Report:
+            try:
+                return there(entries)
+            except Death:
+                raise KeyboardInterrupt from None
+
+    for _ in range(4):
+        on(Ended())
+        with pytest.raises(KeyboardInterrupt):
+            run_on_ray(Deadly(), explainer(), output=tmp_path / "maps")
+        (begun,) = (tmp_path / "maps").glob("_begun*")
+        assert json.loads(begun.read_bytes()) == {"attempts": 1, "ended": [], "now": None}
+
+
+def test_a_piece_that_does_not_come_back_is_no_end(on: Any, tmp_path: Path) -> None:
+    class Losing(Cluster):
+        def __call__(self, *args: Any) -> Iterator[Report]:
+            yield from list(super().__call__(*args))[1:]
+
+    folder_of(tmp_path / "photos", 6)
+    on(Losing())
+    with pytest.raises(RunError, match="pieces must all come back, but 2 photos did not; start once more"):
+        run_on_ray(tmp_path / "photos", explainer(), output=tmp_path / "maps", per_file=2)
+    assert not RunFolder(tmp_path / "maps").ended
+
+
 def test_bad_photos_are_listed_and_tried_again(on: Any, tmp_path: Path) -> None:
     folder_of(tmp_path / "photos", 3)
     (tmp_path / "photos" / "bad.png").write_bytes(b"none")
@@ -223,7 +251,7 @@ def test_machines_with_other_versions_are_refused(on: Any, tmp_path: Path, monke
     folder_of(tmp_path / "photos", 3)
     on(Cluster())
     monkeypatch.setattr("explain.runs.spreading.versions", lambda: {"explain": "9", "torch": "9"})
-    with pytest.raises(RunError, match="explain must have the same version on all machines, but it is .* and 9 on"):
+    with pytest.raises(RunError, match=r"explain must have the same version on all machines, but it is .* and 9 on"):
         run_on_ray(tmp_path / "photos", explainer(), output=tmp_path / "maps")
 
 
@@ -254,7 +282,7 @@ def test_a_folder_that_holds_something_else_is_refused(on: Any, tmp_path: Path) 
     (tmp_path / "maps" / "x.parquet").write_text("")
     with pytest.raises(RunError, match="must be a new folder or that of a run, got one with other Parquet files"):
         run_on_ray([picture(0)], explainer(), output=tmp_path / "maps")
-    with pytest.raises(RunError, match="run '.*' must be a folder with a _manifest.json, but there is none"):
+    with pytest.raises(RunError, match=r"run '.*' must be a folder with a _manifest.json, but there is none"):
         RunFolder(tmp_path / "nothing")
 
 
