@@ -89,6 +89,10 @@ def run_on_ray(
     Raises:
         RunError: Ray is missing, the folder or the source cannot be used, or the run was begun with other options.
         ExplainError: as for calling an `Explainer`, for what holds for all photos.
+
+    >>> run_on_ray("photos", output="maps", actors=0)
+    Traceback (most recent call last):
+    explain.errors.RunError: actors must be a whole number from 1, got 0; leave it out
     """
     for name, value in (("actors", actors), ("per_file", per_file), ("batch_size", batch_size)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
