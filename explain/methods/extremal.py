@@ -93,7 +93,8 @@ class ExtremalPerturbation:
     All that is optimised are the values on the lattice: the model's parameters are not touched.
 
     Args:
-        area: the share of the photo that is kept; of several, each has a mask, and the map is their mean.
+        area: the share of the mask that is kept; of several, each has a mask, and the map is their mean. As in the
+            authors' program, masks reach beyond the photo by sigma, so the share of the photo may be 1.4 times as much.
         steps: of the ascent; each runs the photo forward and back once for each area.
         keeps: None, or the share of the score that is to be kept: the map is then the mask of the smallest area that
             keeps it, or of the largest if none does.
