@@ -58,7 +58,9 @@ found.pictures()["mistakes"]
 # %%
 # Is it true? ``corrected`` covers what spoke for the wrong class, a tenth of the
 # pixels, and counts how often the mistake is still made, beside as much covered
-# elsewhere. Few answers become right: another wrong class comes next.
+# elsewhere. The gown goes away in more than half of its photos. The bow tie stays: here
+# the map alone would have convinced us. And no answer becomes right: what comes next is
+# another wrong class.
 
 from explain.runs.insight import Photos, corrected, removed
 
@@ -91,3 +93,29 @@ found.pictures()["concepts"]
 
 keys = list(zip(found.maps.names, found.maps.targets, strict=True))
 print(removed(photos, "gradcam", keys, as_predicted=True))
+
+# %%
+# Ten thousand photos
+# -------------------
+#
+# The same was done with all validation photos of Tiny-ImageNet, which may not be shown.
+# What it found first, and what blurring said of it:
+
+import json
+
+from PIL import Image
+
+tiny = json.loads((assets / "insight" / "tiny.json").read_text())
+for look in [tiny["looks"][0], tiny["looks"][2]]:
+    print(
+        f"{look['target']}: {look['on_object']['mean']:.0%} of the evidence is on the "
+        f"object; {look['object']['after']:.0%} of the answers stay without it, and "
+        f"{look['evidence']['after']:.0%} without the tenth with most evidence"
+    )
+
+# %%
+# Volleyballs are read from players, net and hall. Each point is a class: the more of
+# its evidence is on the object, the fewer answers stay when the object is blurred. The
+# page on insight says more.
+
+Image.open(assets / "insight" / "tiny-objects.png")
