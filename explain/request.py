@@ -373,8 +373,8 @@ def _warn_of_closed(method: Method, coverage: Coverage) -> None:
     if coverage.missed:
         missed = ", ".join(f"{count} x {kind}" for kind, count in coverage.missed.items())
         warn(
-            f"{method.name} cannot look into functions that were written as one operation ({missed}); they pass "
-            "relevance by the plain gradient: write them with torch's own functions to have them covered"
+            f"{method.name} has no rule for some operations ({missed}); they pass relevance by the plain gradient, and "
+            "may lose some: write them with simpler functions of torch to have them covered"
         )
 
 

@@ -27,11 +27,14 @@ from explain.engine.step_rules import (
     StepRule,
     Taylor,
     Uniform,
+    Unruled,
 )
 from explain.engine.steps import Step
 from explain.hooks import HookGroup
 
 RelevanceRule = LinearRule | StepRule
+_MATERIAL = 1e-3
+"""The share of what it is handed from which on an operation without a rule is named for what it loses."""
 
 
 @dataclass(frozen=True)
@@ -223,7 +226,14 @@ class Propagated:
         for (rule, kind), count in self.covered.items():
             by_rule.setdefault(rule, {})[kind] = count
             by_kind[kind] += count
-        return Coverage(dict(by_kind), dict(self.missed), by_rule, dict(self.flow.taken), self.composite.name)
+        flow, missed = self.flow, Counter(self.missed)
+        taken = dict(flow.taken)
+        for cause, size in flow.watched.items():
+            if not flow.lost(cause, 1e3 * torch.finfo(size.dtype).eps):
+                del taken[cause]  # rounding errors: it conserves
+            elif flow.lost(cause, _MATERIAL):
+                missed[cause] += self.covered["gradient", cause]
+        return Coverage(dict(by_kind), dict(missed), by_rule, taken, self.composite.name)
 
 
 def propagate(
@@ -249,6 +259,10 @@ def propagate(
         _attach_map(each, chosen, found)
     for step in behind:
         if step.is_map:
+            continue
+        if step.kind == "other":
+            found.covered["gradient", step.function] += 1
+            Unruled().attach(step, found.flow)
             continue
         rule = chosen.rule(step.kind, step.module, False, step)
         found.covered[rule.name if rule is not None else "gradient", step.kind] += 1

@@ -279,7 +279,10 @@ class ZBox(_AtInput):
     def shares(self, of: Map, relevance: torch.Tensor, flow: Flow) -> torch.Tensor:
         linear, x = of.linear, of.x.tensor
         convolution = of.kind == "convolution"
-        ends = [self._end(x, end, least=i == 0, convolution=convolution) for i, end in enumerate((self.low, self.high))]
+        own = None if self.low is not None and self.high is not None else flow.images_in(x)
+        ends = [
+            self._end(x, end, own, least=i == 0, convolution=convolution) for i, end in enumerate((self.low, self.high))
+        ]
         weights = (linear.weight, -linear.weight.clamp(min=0), -linear.weight.clamp(max=0))
         parts = list(zip((x, *ends), weights, strict=True))
         z = _run(of, parts, None, 0.0)
@@ -289,11 +292,20 @@ class ZBox(_AtInput):
             found.addcmul_(value, linear.backward(share, x, weight))
         return found
 
-    def _end(self, x: torch.Tensor, given: tuple[float, ...] | None, *, least: bool, convolution: bool) -> torch.Tensor:
+    def _end(
+        self,
+        x: torch.Tensor,
+        given: tuple[float, ...] | None,
+        images: int | None,
+        *,
+        least: bool,
+        convolution: bool,
+    ) -> torch.Tensor:
         if given is not None:
             end = torch.tensor(given).to(x)
             return end.expand_as(x) if len(given) == 1 else end.reshape(-1, *[1] * (x.ndim - 2)).expand_as(x)
-        dims = tuple(range(2 if convolution else 1, x.ndim))
+        apart = (0, 1) if convolution else (images,)
+        dims = tuple(d for d in range(x.ndim) if d not in apart)
         return (x.amin(dims, keepdim=True) if least else x.amax(dims, keepdim=True)).expand_as(x)
 
 

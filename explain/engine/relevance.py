@@ -65,6 +65,8 @@ class Flow:
     taken: dict[str, torch.Tensor] = field(default_factory=dict)
     deposits: dict[int, torch.Tensor] = field(default_factory=dict)
     """Relevance that was given to a source itself, by its place among them."""
+    watched: dict[str, torch.Tensor] = field(default_factory=dict)
+    """How much relevance operations without a rule were handed, by their names."""
     _told: list[Entrance] = field(default_factory=list)
     _turned: bool = False
     """Whether the rows of the step that is looked at have the images behind the tokens."""
@@ -142,6 +144,22 @@ class Flow:
             found = per_image(part * factor, self.count, turned=self._turned)
         found = found if times == 1 else found * times
         self.taken[cause] = self.taken[cause] + found if cause in self.taken else found
+
+    def watch(self, cause: str, part: torch.Tensor) -> None:
+        """Note how much relevance an operation without a rule is handed."""
+        size = per_image(part.detach().abs(), self.count, turned=self._turned)
+        self.watched[cause] = self.watched[cause] + size if cause in self.watched else size
+
+    def lost(self, cause: str, share: float) -> bool:
+        """Whether an operation without a rule has taken more than a share of what it was handed, of some image."""
+        return bool((self.taken[cause].abs() > share * self.watched[cause]).any())
+
+    def images_in(self, tensor: torch.Tensor) -> int | None:
+        """The dimension of a tensor along which the images lie, which may come second; None where it is not known."""
+        second = tensor.ndim > 1 and tensor.shape[1] == self.count
+        if second and (self._turned or len(tensor) != self.count):
+            return 1
+        return 0 if len(tensor) == self.count else None
 
     def _is_by_image(self, tensor: torch.Tensor) -> bool:
         """Whether each image has a row of its own, as it lies in memory."""

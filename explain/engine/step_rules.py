@@ -232,6 +232,42 @@ def _through(step: Step, gradient: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
+class Unruled:
+    """An operation that no rule knows: the plain gradient, and an account of what is lost, by its name.
+
+    Relevance is value times gradient. So what is lost is the result times the gradient that arrives, less what was
+    given times the gradients that leave: nothing, where the operation is linear or a choice among values.
+    """
+
+    name: ClassVar[str] = "gradient"
+
+    def fits(self, step: Step) -> bool:
+        return step.kind == "other"
+
+    def attach(self, step: Step, flow: Flow) -> None:
+        def sent(place: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
+            if gradient is not None:
+                flow.take(step.function, -_relevance(gradient, step.values[place].tensor))
+            return gradient
+
+        def arrived(gradient: torch.Tensor) -> torch.Tensor:
+            assert step.result is not None
+            part = _relevance(gradient, step.result.tensor)
+            flow.take(step.function, part)
+            flow.watch(step.function, part)
+            for place, entrance in step.entrances.items():
+                flow.give(entrance, partial(sent, place))
+            return gradient
+
+        flow.arriving(step, arrived)
+
+
+def _relevance(gradient: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Value times gradient, of complex numbers too."""
+    return (gradient.conj() * value).real if value.is_complex() else gradient * value
+
+
+@dataclass(frozen=True)
 class Constants:
     """What is added to a signal takes what belongs to it; the signals get theirs by the plain gradient."""
 

@@ -20,13 +20,14 @@ from torch.autograd.graph import Node
 from torch.overrides import TorchFunctionMode
 
 from explain.engine.bytensor import ByTensor
-from explain.engine.calls import Call, opened, places
+from explain.engine.calls import Call, opened, places, storage_of
 from explain.engine.constants import Constants
 from explain.engine.keeping import Keeper, Kept, Unsigned
 from explain.engine.linear_maps import Linear, linear_map
 from explain.engine.operations import Innermost, kind_of
+from explain.engine.unruled import is_watched
 from explain.errors import MethodError
-from explain.hooks import Entrance, is_transforming
+from explain.hooks import Entrance, behind_proxy, is_transforming
 
 _WORDS = {
     "convolution": "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d",
@@ -46,8 +47,7 @@ _WORDS = {
     "attention": "scaled_dot_product_attention",
     "average": "avg_pool1d avg_pool2d avg_pool3d mean sum adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d",
     "maximum": "max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d max amax "
-    "maximum min amin minimum",
-    "gate": "glu",
+    "min amin",
 }
 KINDS = {function: kind for kind, functions in _WORDS.items() for function in functions.split()}
 """What functions do, by their names, in the words that composites use."""
@@ -55,7 +55,7 @@ LINEAR = frozenset(["convolution", "dense", "matrixproduct", "batchnorm"])
 _ENTERED = LINEAR | {"deviation", "product", "quotient", "attention"}
 _WITH_VALUES = frozenset(["rectifier", "activation", "product", "quotient", "matrixproduct", "softmax", "attention",
                           "deviation", "maximum"])  # fmt: skip
-_SCALES = ("Sigmoid", "Hardsigmoid", "Rsqrt", "Reciprocal", "Softmax")
+_SCALES = ("Sigmoid", "SignBackward", "Hardsigmoid", "Rsqrt", "Reciprocal", "Softmax")
 _THROUGH = ("View", "UnsafeView", "Unsqueeze", "Squeeze", "Expand", "Transpose", "Permute", "Clone", "Reshape", "Split",
             "Select", "Slice", "Unbind", "ToCopy", "T")  # fmt: skip
 _QUIET = frozenset(["get", "set", "size", "dim", "stride", "numel", "is_contiguous", "is_floating_point", "len",
@@ -152,18 +152,38 @@ class StepRecorder(TorchFunctionMode):
         if call.in_place:
             self._keeper.overwriting(call.flat[0], kind)
         dependent = places(call, lambda t: t.requires_grad and not self._constants.is_constant(t))
-        if kind in KINDS and dependent and torch.is_grad_enabled():
-            if is_transforming():
-                raise MethodError(
-                    f"relevance must be propagated outside torch.vmap and the other transforms of torch.func, but "
-                    f"{kind}() in layer {self._running()[0] or 'model'!r} runs inside one; use integratedgradients"
-                )
-            result = self._note(call, dependent) if self._is_noted(call, dependent) else call.made()
+        if is_transforming():
+            self._refuse_within(call)
+        if not dependent or not torch.is_grad_enabled():
+            result = call.made()
+        elif self._is_noted(call, dependent):
+            result = self._note(call, dependent)
+        elif is_watched(call) and not self._values:
+            result = self._watched(call, dependent)
         else:
             result = call.made()
         self._keeper.use([t for t in call.tensors if not self._constants.is_own(t)])
         self._unsigned.see(call, result)
         return self._constants.derive(kind, args, kwargs or {}, result, depends=bool(dependent))
+
+    def _watched(self, call: Call, dependent: Sequence[int]) -> Any:
+        """Make a call that no rule knows; each of its results is a step, the first of which has the entrances."""
+        entrances = {i: Entrance(call.flat[i]) for i in dependent}
+        made = call.made({i: entrance.tensor for i, entrance in entrances.items()})
+        for entrance in entrances.values():
+            entrance.entered()
+        own = {storage_of(tensor) for tensor in call.tensors}
+        results = [t for t in (made if isinstance(made, (list, tuple)) else (made,)) if isinstance(t, torch.Tensor)]
+        if any(storage_of(result) in own for result in results):
+            return call.made()  # what is written into a view has to be seen in what it is a view of
+        values = {i: self._keeper.keep(call.flat[i]) for i in dependent}
+        for result in results:
+            if result.grad_fn is not None:
+                self.steps.append(Step(
+                    "other", call.kind, self._running()[0], dependent, result.grad_fn, result.output_nr,
+                    entrances=entrances, values=values, result=self._keeper.keep(result),
+                ))  # fmt: skip
+        return made
 
     def _note(self, call: Call, dependent: Sequence[int]) -> Any:
         """Make a call, and note it as a step."""
@@ -252,10 +272,35 @@ class StepRecorder(TorchFunctionMode):
                 step.values = {0: step.values[0], 1: self._keeper.keep(y)}
 
     def _is_noted(self, call: Call, dependent: Sequence[int]) -> bool:
-        """Whether a rule can do something with a call: with ``values``, of maxima it must be one over places."""
-        if not self._values or KINDS[call.kind] != "maximum":
-            return True
+        """Whether a rule can do something with a call: with ``values``, of maxima with those over places alone."""
+        kind = KINDS.get(call.kind)
+        if kind == "maximum" and call.kind in ("max", "min") and len(call.tensors) > 1:
+            return False
+        if kind in LINEAR and _adds_to_product(call, dependent):
+            return False
+        if self._values and kind == "matrixproduct" and len(dependent) > 1:
+            return call.kind in ("matmul", "mm", "bmm") and all(tensor.ndim > 1 for tensor in call.tensors)
+        if kind != "maximum" or not self._values:
+            return kind is not None
         return call.kind.startswith(("max_pool", "adaptive_max_pool", "amax"))
+
+    def _refuse_within(self, call: Call) -> None:
+        """Refuse a step inside a transform, where tensors are proxies of those that the gradient leads to."""
+        if call.kind in KINDS and any(behind_proxy(t).requires_grad and not self._is_own(t) for t in call.tensors):
+            raise MethodError(
+                f"relevance must be propagated outside torch.vmap and the other transforms of torch.func, but "
+                f"{call.kind}() in layer {self._running()[0] or 'model'!r} runs inside one; use integratedgradients"
+            )
+
+    def _is_own(self, tensor: torch.Tensor) -> bool:
+        return self._constants.is_own(behind_proxy(tensor))
+
+
+def _adds_to_product(call: Call, dependent: Sequence[int]) -> bool:
+    """Whether a call adds something to a product of two signals, which no rule takes apart."""
+    if call.kind in ("addmm", "baddbmm"):
+        return call.kind == "baddbmm" or tuple(dependent) != (1,)
+    return len(dependent) > 1 and call.named.get("bias") is not None
 
 
 def _again(linear: Linear, x: Kept) -> torch.Tensor:

@@ -47,7 +47,7 @@ from typing import TYPE_CHECKING, Any
 
 from explain.hooks.capturing import Capture, capture
 from explain.hooks.copies import copied
-from explain.hooks.eager import is_transforming
+from explain.hooks.eager import behind_proxy, is_transforming
 from explain.hooks.entrances import Answer, Entrance
 from explain.hooks.extractor import FeatureExtractor
 from explain.hooks.graph import accumulator, graph
@@ -93,6 +93,7 @@ __all__ = [
     "Where",
     "accumulator",
     "acting",
+    "behind_proxy",
     "calculating",
     "capture",
     "copied",

@@ -23,7 +23,9 @@ class LRP:
     functions and operators alike, added, concatenated or in place. A batch normalisation behind a linear map is one map
     with it. No weight is changed. ``coverage`` of the attribution says which operations each rule covered, and
     ``coverage.taken`` what biases, stabilisers and softmaxes took; by how much the relevance and what was taken miss
-    the score is ``delta``.
+    the score is ``delta``. Operations without a rule (recurrent layers, for one) hand on by the plain gradient; what
+    they lose is in ``coverage.taken`` by their names, and those that lose more than a thousandth are named in a warning
+    and in ``coverage.missed``.
 
     Args:
         composite: a name, or an `explain.engine.Composite` of your own. ``automatic`` takes ``AttnLRP`` for networks

@@ -1,0 +1,159 @@
+"""What no rule covers is told by name, with what it took; or it is refused."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import explain
+from explain.errors import ExplainWarning, MethodError
+from explain.methods import LRP, DeepLIFT
+from tests.conftest import settled
+from tests.methods.test_relevance import random
+
+
+class Net(nn.Module):
+    """A dense layer, a function of what it gives, and a head of whatever size that takes."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function, self.first = function, nn.Linear(12, 6)
+        self.head = nn.Linear(function(torch.zeros(1, 6).double()).shape[1], 3)
+        settled(self)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.head(self.function(self.first(x.flatten(1))))
+        return found
+
+
+LOSING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "log_softmax": lambda y: F.log_softmax(y, 1),
+    "prod": lambda y: y.prod(1, keepdim=True),
+    "logsumexp": lambda y: y.logsumexp(1, keepdim=True),
+    "var": lambda y: y.var(1, keepdim=True),
+    "lerp": lambda y: torch.lerp(y, torch.ones_like(y), 0.3),
+    "maximum": lambda y: torch.maximum(y, torch.full_like(y, 0.2)),
+    "pad": lambda y: F.pad(y, (0, 2), value=0.7),
+    "glu": lambda y: F.glu(y, 1),
+    "bilinear": lambda y: F.bilinear(y, y, torch.arange(72.0).reshape(2, 6, 6).to(y) / 9),
+    "baddbmm": lambda y: torch.baddbmm(y[:, :, None], y[:, :, None], y[:, None, :1]).flatten(1),
+}
+CONSERVING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "fft": lambda y: torch.cat([torch.fft.rfft(y).real, torch.fft.rfft(y).imag.relu()], 1),
+    "magnitude": lambda y: torch.fft.rfft(y).abs(),
+    "topk": lambda y: y.topk(3, 1)[0] + y.sort(1)[0][:, :3],
+    "norm": lambda y: torch.linalg.vector_norm(y, dim=1, keepdim=True),
+    "normalize": lambda y: F.normalize(y, dim=1),
+    "cummax": lambda y: y.cummax(1)[0],
+    "signals": lambda y: torch.maximum(y, y.flip(1)) - torch.minimum(y, 2 * y),
+    "pad": lambda y: F.pad(y, (0, 2)),
+    "median": lambda y: y.median(1, keepdim=True)[0],
+    "strided": lambda y: y.as_strided((len(y), 3), (6, 2)),
+}
+
+
+@pytest.mark.parametrize("composite", ["Epsilon", "AttnLRP", "EpsilonAlpha2Beta1"])
+@pytest.mark.parametrize("name", LOSING)
+def test_what_loses_relevance_without_a_rule_is_named_and_accounted_for(name: str, composite: str) -> None:
+    model, x = Net(LOSING[name]).double(), random(1, 2, 3, 2, 2)
+    with pytest.warns(ExplainWarning, match=f"has no rule for some operations \\(1 x {name}\\)"):
+        a = explain.attribute(model, x, LRP(composite), target=1)
+    assert a.coverage.missed == {name: 1}
+    assert a.coverage.taken[name].abs().max() > 1e-3
+    scale = a.values.abs().sum() + sum(part.abs().sum() for part in a.coverage.taken.values())
+    assert a.delta.abs().max() <= 1e-12 * scale
+
+
+@pytest.mark.parametrize("name", LOSING)
+def test_what_is_lost_is_what_its_formula_says(name: str) -> None:
+    """Value times gradient of what an operation gave, less that of what it was given, for LRP-0."""
+    model, x = Net(LOSING[name]).double(), random(1, 2, 3, 2, 2)
+    with pytest.warns(ExplainWarning):
+        a = explain.attribute(model, x, LRP("Gradient"), target=1)
+    given = model.first(x.flatten(1)).detach().requires_grad_()
+    made = model.function(given)
+    of_made, of_given = torch.autograd.grad(model.head(made)[:, 1].sum(), [made, given])
+    expected = (of_made * made).sum(1) - (of_given * given).sum(1)
+    assert torch.allclose(a.coverage.taken[name], expected.detach(), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", CONSERVING)
+def test_what_loses_nothing_without_a_rule_is_not_named(name: str) -> None:
+    model, x = Net(CONSERVING[name]).double(), random(1, 2, 3, 2, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ExplainWarning)
+        a = explain.attribute(model, x, LRP("Epsilon"), target=1)
+    assert a.coverage.missed == {}
+    assert set(a.coverage.taken) <= {"biases", "stabiliser", "activations"}
+    assert a.delta.abs().max() <= 1e-9 * a.values.abs().sum()
+
+
+@pytest.mark.parametrize("kind", ["GRU", "LSTM", "RNN", "GRUCell"])
+def test_recurrent_layers_are_named(kind: str) -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner: nn.Module = getattr(nn, kind)(6, 5, **({} if kind == "GRUCell" else {"batch_first": True}))
+            self.head = nn.Linear(5, 3)
+            settled(self)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            rows = x.transpose(1, 2).flatten(2)
+            if kind != "GRUCell":
+                return self.head(self.inner(rows)[0][:, -1])
+            state = x.new_zeros(len(x), 5)
+            for t in range(rows.shape[1]):
+                state = self.inner(rows[:, t], state)
+            return self.head(state)
+
+    model, x = Recurrent().double(), random(1, 2, 3, 4, 2)
+    with pytest.warns(ExplainWarning, match={"RNN": "1 x rnn_tanh", "GRUCell": "4 x gru_cell"}.get(kind, kind.lower())):
+        a = explain.attribute(model, x, LRP("Epsilon"), target=1)
+    scale = a.values.abs().sum() + sum(part.abs().sum() for part in a.coverage.taken.values())
+    assert a.delta.abs().max() <= 1e-12 * scale
+
+
+def test_steps_inside_a_transform_are_refused() -> None:
+    model = Net(lambda y: torch.vmap(lambda row: row.exp())(y)).double()
+    for method in (LRP("Epsilon"), LRP("AttnLRP"), DeepLIFT()):
+        with pytest.raises(MethodError, match=r"outside torch.vmap .* but exp\(\) in layer 'model' runs inside one"):
+            explain.attribute(model, random(1, 2, 3, 2, 2), method, target=1)
+
+
+class Tokens(nn.Module):
+    """Tokens before images, as `nn.MultiheadAttention` takes them, or behind them."""
+
+    def __init__(self, first: bool) -> None:
+        super().__init__()
+        self.first, self.embed, self.inner = first, nn.Linear(3, 4), nn.MultiheadAttention(4, 2)
+        self.head = nn.Linear(4, 3)
+        settled(self)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.flatten(2).permute(2, 0, 1)
+        rows = self.embed(rows) if self.first else self.embed(rows.transpose(0, 1)).transpose(0, 1)
+        return self.head(self.inner(rows, rows, rows)[0].mean(0))
+
+
+@pytest.mark.parametrize("composite", ["EpsilonGammaBox", "DeepTaylor"])
+@pytest.mark.parametrize("first", [True, False])
+def test_the_range_of_an_image_is_its_own_wherever_tokens_lie(first: bool, composite: str) -> None:
+    model, x = Tokens(first).double(), random(2, 2, 3, 2, 2)
+    together = explain.attribute(model, x, LRP(composite), target=1).values
+    for i in range(2):
+        alone = explain.attribute(model, x[i : i + 1], LRP(composite), target=1).values
+        assert torch.allclose(together[i], alone[0], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("equation", ["nk,nk->nk", "nk,nj->nkj"])
+def test_differences_of_products_without_a_rule_are_told(equation: str) -> None:
+    model = Net(lambda y: torch.einsum(equation, y, y.tanh()).flatten(1)).double()
+    a = explain.attribute(model, random(1, 2, 3, 2, 2), DeepLIFT(0.25), target=1)
+    missed = a.values.flatten(1).sum(1) - (a.score - model(torch.full((2, 3, 2, 2), 0.25).double())[:, 1])
+    assert torch.allclose(a.delta, missed, rtol=1e-9, atol=1e-12)
+    assert a.delta.abs().max() > 1e-3
