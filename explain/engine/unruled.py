@@ -17,7 +17,7 @@ _LINEAR = """
 """
 _CONSERVING = frozenset(_LINEAR.split())
 """Linear functions that need not be watched."""
-_EFFECTS = frozenset(["retain_grad", "backward", "register_hook", "requires_grad", "set", "resize", "stft", "istft"])
+_EFFECTS = frozenset(["retain_grad", "backward", "requires_grad", "set", "resize", "stft", "istft"])
 _PLAIN = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
 _WRITTEN = ("torch.functional", "torch.nn.functional")
 
