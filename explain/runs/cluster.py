@@ -39,9 +39,9 @@ PER_FILE = 64
 
 @keywords(
     elsewhere={
-        "device": "gpus=1 puts each actor's model on a GPU of its own",
+        "device": "gpus puts the model of each actor on a GPU",
         "labels": "explain.Explainer(categories=...) takes them",
-        "workers": "actors=... says how many there are",
+        "workers": "actors says how many there are",
     }
 )
 def run_on_ray(
