@@ -590,6 +590,8 @@ JUSTIFIED = {
     ("explain.methods.coalitions", "design", "NotImplementedError"): "what a kind of methods leaves to each of them",
     ("explain.methods.coalitions", "solver", "NotImplementedError"): "what a kind of methods leaves to each of them",
     ("explain.runs.runner", "_enter", "general[0]"): "what the work on photos raised, which came from there",
+    ("explain.runs.spreading", "_enter", "general[0]"): "what the work on photos raised, which came from there",
+    ("explain.runs.spreading", "_enter", "report.error"): "what ended the work of another process",
     ("explain.runs.shards", "_must_end", "tarfile.ReadError"): "caught by entries, which tells it as trouble",
     ("explain.runs.workers", "__iter__", "self._error"): "what the source raised in another thread",
     ("explain.runs.workers", "_begin", "CannotBeginError"): "caught by the run, which then goes without workers",

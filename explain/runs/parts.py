@@ -42,13 +42,12 @@ class RunFolder:
 
     def __init__(self, folder: str | os.PathLike[str] | Place) -> None:
         shown = folder.name if isinstance(folder, Place) else text(folder)
-        missing = RunError(f"run {shown!r} must be a folder with a {MANIFEST}, but there is none; check the path")
         if not isinstance(folder, Place) and "://" not in shown and not os.path.isdir(folder):
-            raise missing  # rather than make it
+            raise _missing(shown)  # rather than make it
         self.place = folder if isinstance(folder, Place) else Place(folder)
         content = self.place.read(MANIFEST)
         if content is None:
-            raise missing
+            raise _missing(shown)
         self.manifest: dict[str, Any] = json.loads(content)
         """What the run is: its source, model, weights, methods, targets, options and versions."""
 
@@ -98,6 +97,10 @@ class RunFolder:
     @cached_property
     def _remarks(self) -> dict[str, Any]:
         return dict(json.loads(self.place.read(REMARKS) or b"{}"))
+
+
+def _missing(folder: str) -> RunError:
+    return RunError(f"run {folder!r} must be a folder with a {MANIFEST}, but there is none; check the path")
 
 
 def names_in(place: Place) -> dict[str, int]:
