@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of processes that tests start, too, since several run at a time
 
 import pytest
 import torch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import webbrowser
 from collections.abc import Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,6 @@ from explain.arguments import BESIDE, EXAMPLES, HOST, MODEL, OPEN, PORT, UsageEr
 from explain.cli.answer import DONE, Answer
 from explain.cli.command import Command
 from explain.cli.model import load_explainer
-from explain.images import EXTENSIONS
 
 if TYPE_CHECKING:
     from explain.explainer import Explainer
@@ -31,25 +31,21 @@ def serve(options: argparse.Namespace, answer: Answer) -> int:
     examples = _examples(options.examples)
     access = access_for(options.host)
     explainers = [load_explainer(options, answer), *_beside(options, answer)]
-    studio = app.Studio(explainers, examples=examples)
-    made = app.application(studio, access)
-    with bound(options.host, options.port) as socket:
-        url = app.address(options.host, socket.getsockname()[1], access.token)
+    with closing(app.Studio(explainers, examples=examples)) as studio:
+        made = app.application(studio, access)
+        with bound(options.host, options.port) as socket:
+            url = app.address(options.host, socket.getsockname()[1], access.token)
 
-        def begun() -> None:
-            names = ", ".join(explainer.name for explainer in explainers)
-            answer.say(f"{names}: {url}", "Ctrl-C ends it.")
-            answer.flush()
-            if options.open:
-                webbrowser.open(url)
+            def begun() -> None:
+                names = ", ".join(explainer.name for explainer in explainers)
+                answer.say(f"{names}: {url}", "Ctrl-C ends it.")
+                answer.flush()
+                if options.open:
+                    webbrowser.open(url)
 
-        studio.prepare()
-        try:
-            app.listen(made, socket, begun)
-        except KeyboardInterrupt:
-            pass
-        finally:
-            studio.close()
+            studio.prepare()
+            with suppress(KeyboardInterrupt):
+                app.listen(made, socket, begun)
     return DONE
 
 
@@ -62,6 +58,8 @@ def _beside(options: argparse.Namespace, answer: Answer) -> Iterator[Explainer]:
 
 def _examples(folder: str | None) -> dict[str, Path]:
     """The photos of a folder by their names, the first few."""
+    from explain.images import EXTENSIONS
+
     if folder is None:
         return {}
     if not Path(folder).is_dir():
