@@ -159,7 +159,7 @@ def short(name: str, most: int = 24) -> str:
     """The end of a photo's name, which says more than its beginning: as many of its folders as there is room for.
 
     >>> short("a/folder/of/photos/0001.png", 20), short("a/folder/of/photos/0001.png", 8)
-    ('…/photos/0001.png', '…001.png')
+    ('…/of/photos/0001.png', '…001.png')
     """
     if len(name) <= most:
         return name
