@@ -1,13 +1,10 @@
 """Draw the pictures of the gallery: photos with five methods, in four styles, with many methods, and concepts.
 
-Beside them, gallery.html is a page to look at all photos with all methods of few passes.
-
 python examples/gallery.py [folder]
 """
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from pathlib import Path
 
@@ -60,18 +57,6 @@ def put(picture: Image.Image, file: Path, what: str) -> None:
     print(f"{what} written to {file}")
 
 
-def page(explainer: explain.Explainer, file: Path) -> None:
-    """Every photo with all methods of few passes that fit it, as a page for any browser."""
-    file = file.absolute()
-    with contextlib.chdir(ASSETS.parent):  # the records tell paths within the repository
-        photos = [Path(ASSETS.name) / name for name in SHOWN]
-        explanations = explainer(photos, cheap(explainer, photos[0]))
-    truth = [right[0] if right else None for _, right in SHOWN.values()]
-    title = f"{len(photos)} photos, {len(explanations[0])} methods"
-    explain.report.sheet(explanations, file, truth=truth, metrics=["sparseness"], title=title, overwrite=True)
-    print(f"a page of all of them written to {file}, {file.stat().st_size / 1e6:.2f} MB")
-
-
 def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     explainer = explain.Explainer(crop="whole")
@@ -88,7 +73,6 @@ def main(folder: Path) -> None:
     put(cat.sheet(320), folder / "chelsea.jpg", "one photo with five methods")
     family = explainer(ASSETS / "chelsea.png", cheap(explainer, ASSETS / "chelsea.png"))
     put(family.sheet(240), folder / "family.jpg", "one photo with all methods of few passes")
-    page(explainer, folder / "gallery.html")
     concepts = [explainer.concepts(ASSETS / name, count).picture for name, count in CONCEPTS.items()]
     put(beside(concepts), folder / "concepts.jpg", "concepts")
 
