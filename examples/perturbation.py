@@ -109,7 +109,12 @@ def errors(found: dict[str, list[dict[int, float]]], reference: int) -> Figure:
         for each in off:
             axis.plot(runs, each, color=line.get_color(), alpha=0.3, linewidth=1)
     axis.set(xscale="log", yscale="log", xlabel="covered photos")
+    axis.set_xticks(COUNTS, labels=[str(count) for count in COUNTS])
+    axis.minorticks_off()
+    axis.yaxis.set_major_formatter("{x:g}")
     axis.set_ylabel(f"relative distance to {reference:,} other runs")
+    spent = [runs for of_photos in found.values() for runs in of_photos[0]]
+    axis.set_xlim(0.9 * min(spent), 1.1 * max(spent))
     axis.legend()
     return figure
 
