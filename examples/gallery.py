@@ -1,10 +1,13 @@
 """Draw the pictures of the gallery: photos with five methods, in four styles, with many methods, and concepts.
 
+Beside them, gallery.html is a page to look at all photos with all methods of at most a dozen passes.
+
 python examples/gallery.py [folder]
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from explain.render import CHOICES, Tile, table
 from explain.selection import select
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
+A_DOZEN = 12
 METHODS = ["gradcam", "guidedbackprop", "guidedgradcam", "inputxgradient", "saliency"]
 CONCEPTS = {"chelsea.png": 4, "coffee.png": 3}
 # What each photo shows, and the answers that are right; for astronauts and rockets there is no class.
@@ -57,6 +61,20 @@ def put(picture: Image.Image, file: Path, what: str) -> None:
     print(f"{what} written to {file}")
 
 
+def page(explainer: explain.Explainer, file: Path) -> None:
+    """Every photo with all methods of at most a dozen passes that fit the model, as a page for any browser."""
+    file = file.absolute()
+    with contextlib.chdir(ASSETS.parent):  # the records tell paths within the repository
+        photos = [Path(ASSETS.name) / name for name in SHOWN]
+        costs = select(explainer.model, explainer.as_input(photos[0])).costs
+        few = [name for name, cost in costs.items() if cost <= A_DOZEN]
+        explanations = explainer(photos, list(dict.fromkeys([METHODS[0], *few])))
+    truth = [right[0] if right else None for _, right in SHOWN.values()]
+    title = f"{len(photos)} photos, {len(explanations[0])} methods"
+    explain.report.sheet(explanations, file, truth=truth, metrics=["sparseness"], title=title, overwrite=True)
+    print(f"a page of all of them written to {file}, {file.stat().st_size / 1e6:.2f} MB")
+
+
 def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     explainer = explain.Explainer(crop="whole")
@@ -73,6 +91,7 @@ def main(folder: Path) -> None:
     put(cat.sheet(320), folder / "chelsea.jpg", "one photo with five methods")
     family = explainer(ASSETS / "chelsea.png", cheap(explainer, ASSETS / "chelsea.png"))
     put(family.sheet(240), folder / "family.jpg", "one photo with all methods of few passes")
+    page(explainer, folder / "gallery.html")
     concepts = [explainer.concepts(ASSETS / name, count).picture for name, count in CONCEPTS.items()]
     put(beside(concepts), folder / "concepts.jpg", "concepts")
 
