@@ -34,7 +34,7 @@ def test_every_method_is_exact_on_random_networks_and_leaves_no_trace(case: Case
 
 
 @pytest.mark.long
-@hypothesis.settings(ALWAYS, max_examples=150)
+@hypothesis.settings(ALWAYS, max_examples=100)
 @hypothesis.given(cases())
 def test_every_method_is_exact_on_many_random_networks(case: Case) -> None:
     check_some(case)
