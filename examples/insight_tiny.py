@@ -174,8 +174,15 @@ def drawn(classes: Mapping[str, Any]) -> Figure:
 
 def _plain(found: dict[str, Any]) -> dict[str, Any]:
     """Without maps, and photos by the names that the data set gives them."""
-    kept = {name: value for name, value in found.items() if name != "map"}
-    return {**kept, **({"photos": [Path(name).name for name in kept["photos"]]} if "target" not in kept else {})}
+    return {name: _by_name(value) for name, value in found.items() if name != "map"}
+
+
+def _by_name(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _by_name(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_by_name(each) for each in value]
+    return Path(value).name if isinstance(value, str) and value.endswith(".JPEG") else value
 
 
 def section(found: Mapping[str, Any]) -> str:

@@ -65,5 +65,5 @@ def _size(content: bytes) -> tuple[int, int] | None:
             return opened.size
     except Image.DecompressionBombError:
         raise TooLargeError("photo has far too many pixels; resize it first") from None
-    except Exception:
+    except Exception:  # broken files raise nearly anything; decoding says what is wrong
         return None

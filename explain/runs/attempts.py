@@ -55,7 +55,7 @@ def attempt(place: Place, entries: Sequence[Entry]) -> Iterator[Attempt]:
     found.begin()
     try:
         yield found
-    except Exception:
+    except Exception:  # not an interrupt: it may be the end of the process, which is what the file is for
         place.remove(file)
         raise
     place.remove(file)

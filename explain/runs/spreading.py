@@ -224,7 +224,7 @@ def _sent(error: Exception) -> Exception:
     """An error that can be sent to another process; one that cannot becomes what it says."""
     try:
         pickle.loads(pickle.dumps(error))
-    except Exception:
+    except Exception:  # whatever pickling runs into, the error is told in words
         return RunError(raised(error))
     return error
 

@@ -98,7 +98,7 @@ class TrainingStore(Store):
             with self._told(), self._transaction():
                 for statement in TABLES.split(";\n"):
                     self._db.execute(statement)
-        except BaseException:
+        except BaseException:  # an interrupt too must not leave the file open
             self.close()
             raise
 

@@ -144,7 +144,7 @@ class Watch:
                     self._go_on(store)
             self._look({}, first=True)
             self._prepare()
-        except BaseException:
+        except BaseException:  # an interrupt too must not leave hooks and the lock of the file behind
             self._stack.close()
             raise
 
