@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import shutil
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -20,29 +19,19 @@ import explain
 from explain.app import LOOPBACK, Limits, Studio, application
 from explain.app.serving import bound
 from tests.app.conftest import encoded
+from tests.browsing import DESKTOP, PHONE, Tab, chromium
 from tests.conftest import ROOT
 from tests.report.conftest import HOSTILE, LABELS, photo
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
-playwright = pytest.importorskip(
-    "playwright.sync_api", reason='a browser is driven by Playwright: pip install -e ".[browser]"'
-)
 uvicorn = pytest.importorskip("uvicorn", reason="the app needs uvicorn: pip install -e '.[app]'")
-CHROMIUM = os.environ.get("EXPLAIN_CHROMIUM") or next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
 CAMERA = ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
-DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        pytest.skip("no browser: apt-get install chromium, or name one in EXPLAIN_CHROMIUM")
-    with playwright.sync_playwright() as driver:
-        found = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", *CAMERA])
+    with chromium(*CAMERA) as found:
         yield found
-        found.close()
 
 
 @pytest.fixture(scope="module")
@@ -61,16 +50,12 @@ def served(explainer: explain.Explainer, tmp_path_factory: pytest.TempPathFactor
     studio.close()
 
 
-class Opened:
+class Opened(Tab):
     """The app in a tab, with all that it asked for and said."""
 
     def __init__(self, tab: Any, address: str) -> None:
-        self.tab, self.address = tab, address
-        self.requests: list[str] = []
-        self.said: list[str] = []
-        tab.on("request", lambda request: self.requests.append(request.url))
-        tab.on("console", lambda message: self.said.append(f"{message.type}: {message.text}"))
-        tab.on("pageerror", lambda error: self.said.append(str(error)))
+        super().__init__(tab)
+        self.address = address
         tab.goto(f"{address}/")
         tab.wait_for_selector("html[data-ready]", timeout=60_000)
 

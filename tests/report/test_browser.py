@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,39 +17,25 @@ from PIL import Image
 import explain
 from explain import render, report
 from explain.layers import enlarge
+from tests.browsing import DESKTOP, PHONE, Tab, chromium
 from tests.conftest import ROOT
 from tests.report.conftest import HOSTILE, KINDS, LABELS, checked, of_kind, photo
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
-playwright = pytest.importorskip(
-    "playwright.sync_api", reason='a browser is driven by Playwright: pip install -e ".[browser]"'
-)
-CHROMIUM = os.environ.get("EXPLAIN_CHROMIUM") or next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        pytest.skip("no browser: apt-get install chromium, or name one in EXPLAIN_CHROMIUM")
-    with playwright.sync_playwright() as driver:
-        found = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with chromium() as found:
         yield found
-        found.close()
 
 
-class Opened:
+class Opened(Tab):
     """A page that was opened from disk, with all that it asked for and said."""
 
     def __init__(self, tab: Any, file: Path) -> None:
-        self.tab, self.file = tab, file
-        self.requests: list[str] = []
-        self.said: list[str] = []
-        tab.on("request", lambda request: self.requests.append(request.url))
-        tab.on("console", lambda message: self.said.append(f"{message.type}: {message.text}"))
-        tab.on("pageerror", lambda error: self.said.append(str(error)))
+        super().__init__(tab)
+        self.file = file
 
     def go(self, address: str = "") -> Opened:
         self.tab.goto("about:blank")

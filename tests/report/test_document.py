@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from explain.report import Section, document
+from tests.browsing import chromium
 from tests.report.conftest import HOSTILE
 
-CHROMIUM = os.environ.get("EXPLAIN_CHROMIUM") or next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
 SECTIONS = [
     Section("At first sight", f"One line.\n{HOSTILE}"),
     Section(
@@ -40,16 +36,10 @@ def test_lines_are_paragraphs_and_numbers_end_at_the_same_place() -> None:
 @pytest.mark.xdist_group("browser")
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_a_page_fits_any_window_and_asks_for_nothing(tmp_path: Path, width: int, scheme: str) -> None:
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason='a browser is driven by Playwright: pip install -e ".[browser]"'
-    )
-    if CHROMIUM is None:
-        pytest.skip("no browser: apt-get install chromium, or name one in EXPLAIN_CHROMIUM")
     file = tmp_path / "page.html"
     file.write_text(document("A title", "About it.", SECTIONS), "utf-8")
     said, requests = [], []
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with chromium() as browser:
         tab = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme).new_page()
         tab.on("console", lambda message: said.append(message.text))
         tab.on("request", lambda request: requests.append(request.url))
@@ -64,6 +54,5 @@ def test_a_page_fits_any_window_and_asks_for_nothing(tmp_path: Path, width: int,
         paper = tab.evaluate("getComputedStyle(document.body).backgroundColor")
         assert paper == ("rgb(246, 245, 242)" if scheme == "light" else "rgb(18, 17, 22)")
         assert tab.title() == "A title"
-        browser.close()
     assert said == []
     assert [url for url in requests if not url.startswith(("data:", file.as_uri()))] == []
