@@ -16,12 +16,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from explain.engine.relevance import Flow, consumers
+from explain.engine.relevance import Flow, Gradients, consumers
 from explain.engine.steps import Step
 from explain.errors import MethodError
 from explain.hooks import HookGroup
 
-Gradients = tuple[torch.Tensor | None, ...]
 Back = Callable[[torch.Tensor], Sequence[torch.Tensor | None]]
 
 
@@ -88,7 +87,7 @@ def _rescale(pair: Pair, flow: Flow) -> None:
             return grad_inputs
         return (torch.where(slope.isnan(), plain, arrived * slope), *grad_inputs[1:])
 
-    flow.group.node(pair.step.node, after)
+    flow.at(pair.step, after)
 
 
 def _by_entrances(back: Callable[[Pair, torch.Tensor], dict[int, torch.Tensor]]) -> Callable[..., None]:

@@ -176,11 +176,12 @@ class _Passes:
             beside_it = any(isinstance(ask.need, Attention) and ask.need.beside for ask in plan.answered_at_once)
             awake = stack.enter_context(Awake(list(sources.values()))) if beside_it else None
             comparing = any(b.reference is not None for b in plan.backwards)
-            compared = stack.enter_context(StepRecorder(model, beside, values=True)) if comparing else None
+            recorded = partial(StepRecorder, model, beside, images=len(inputs))
+            compared = stack.enter_context(recorded(values=True)) if comparing else None
             composites = any(b.composite is not None for b in plan.backwards)
             # After the other, to see what a normalisation is given as it was made.
             summands = any(b.composite.looks_at_summands for b in plan.backwards if b.composite is not None)
-            steps = stack.enter_context(StepRecorder(model, beside, summands=summands)) if composites else None
+            steps = stack.enter_context(recorded(summands=summands)) if composites else None
             noting = Recorder(model, rectifiers=rules, constants=constants) if rules or constants else None
             recorder = None if noting is None else stack.enter_context(noting)
             ran = Ran(group, model) if follow else None
@@ -247,7 +248,7 @@ class _Passes:
         inputs, compared = self.forward.inputs, self.forward.compared
         assert compared is not None
         made = {path: reference.of(inputs.tensor(path)).clone().requires_grad_() for path in inputs.paths}
-        recorder = StepRecorder(self.forward.model, inputs.beside, values=True)
+        recorder = StepRecorder(self.forward.model, inputs.beside, values=True, images=len(inputs))
         with recording(True), autocast(inputs.x, self._precision), recorder:
             inputs.replaced(made).call(self.forward.model)
         compared.of_reference[reference] = recorder.steps

@@ -13,11 +13,10 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
-from explain.engine.relevance import Flow, per_image
+from explain.engine.batch_layout import fits, spread
+from explain.engine.relevance import Flow, Gradients, per_image
 from explain.engine.step_rules import Constants
 from explain.engine.steps import Step
-
-Gradients = tuple[torch.Tensor | None, ...]
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ def _pass_back(step: Step, flow: Flow) -> None:
             flow.take("activations", step.offset * arrived)
         return (arrived * line, *grad_inputs[1:])
 
-    flow.group.node(step.node, after)
+    flow.at(step, after)
 
 
 def _pass_deviation(step: Step, flow: Flow) -> None:
@@ -157,17 +156,19 @@ class Balanced:
             one, other = grad_inputs[:2]
             if one is None or other is None:
                 return grad_inputs
-            sums = [per_image(g * step.values[i].tensor, flow.count) for i, g in enumerate((one, other))]
+            sums = [per_image(g * step.values[i].tensor, flow.count, step.images) for i, g in enumerate((one, other))]
             whole, sizes = sums[0] + sums[1], sums[0].abs() + sums[1].abs()
             factors = (torch.where(s == 0, 0, s.sign() * whole / torch.where(sizes == 0, 1, sizes)) for s in sums)
-            changed = (g * _of_images(f, g) for g, f in zip((one, other), factors, strict=True))
+            changed = (g * _spread(f, g, step.images) for g, f in zip((one, other), factors, strict=True))
             return (*changed, *grad_inputs[2:])
 
-        flow.group.node(step.node, after)
+        flow.at(step, after)
 
 
-def _of_images(factor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A number for each image, in the shape that meets a tensor with rows for the images, or with them second."""
-    if len(like) != len(factor) and like.ndim > 1 and like.shape[1] == len(factor):
-        return factor.reshape(1, -1, *[1] * (like.ndim - 2))
-    return factor.reshape(-1, *[1] * (like.ndim - 1))
+def _spread(per_image: torch.Tensor, like: torch.Tensor, images: torch.Tensor | None) -> torch.Tensor:
+    """A number for each image, in the shape that meets a tensor with rows for the images, one or several."""
+    if images is not None and fits(images, like.shape):
+        return spread(per_image, images)
+    if len(like) % len(per_image) and like.ndim > 1 and like.shape[1] == len(per_image):
+        return per_image.reshape(1, -1, *[1] * (like.ndim - 2))
+    return per_image.repeat_interleave(len(like) // len(per_image)).reshape(-1, *[1] * (like.ndim - 1))

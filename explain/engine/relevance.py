@@ -16,11 +16,13 @@ import torch
 from torch import nn
 from torch.autograd.graph import Node
 
+from explain.engine.batch_layout import fits, summed
 from explain.engine.keeping import Kept
 from explain.engine.linear_maps import Linear
 from explain.engine.steps import Step
 from explain.hooks import Answer, Entrance, HookGroup, Source, first_tensor, graph
 
+Gradients = tuple[torch.Tensor | None, ...]
 Change = Callable[[torch.Tensor], "torch.Tensor | None"]
 
 
@@ -68,19 +70,28 @@ class Flow:
     watched: dict[str, torch.Tensor] = field(default_factory=dict)
     """How much relevance operations without a rule were handed, by their names."""
     _told: list[Entrance] = field(default_factory=list)
-    _turned: bool = False
-    """Whether the rows of the step that is looked at have the images behind the tokens."""
+    _images: torch.Tensor | None = None
+    """Which image each value belongs to in the step that is looked at, as `BatchLayout` tells it."""
+
+    def at(self, step: Step, change: Callable[[Gradients, Gradients], Gradients | None]) -> None:
+        """Change the gradients that leave a step's Node, which are given with those that arrive at it."""
+
+        def leave(grad_inputs: Gradients, grad_outputs: Gradients) -> Gradients | None:
+            self._images = step.images
+            return change(grad_inputs, grad_outputs)
+
+        self.group.node(step.node, leave)
 
     def arriving(self, step: Step, change: Change) -> None:
         """Change the gradient that arrives at a step's result; None stops it there."""
-        self._arriving(step.node, step.output, step.turned, change)
+        self._arriving(step.node, step.output, step.images, change)
 
-    def _arriving(self, node: Node, output: int, turned: bool, change: Change) -> None:
-        def arrive(grad_outputs: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...] | None:
+    def _arriving(self, node: Node, output: int, images: torch.Tensor | None, change: Change) -> None:
+        def arrive(grad_outputs: Gradients) -> Gradients | None:
             arrived = grad_outputs[output]
             if arrived is None:
                 return None
-            self._turned = turned
+            self._images = images
             changed = list(grad_outputs)
             changed[output] = change(arrived)
             return tuple(changed)
@@ -89,10 +100,10 @@ class Flow:
 
     def give(self, entrance: Entrance, answer: Answer) -> None:
         """Say what is to leave by an entrance in the place of the gradient."""
-        turned = self._turned
+        images = self._images
 
         def answered(gradient: torch.Tensor | None) -> torch.Tensor | None:
-            self._turned = turned
+            self._images = images
             return answer(gradient)
 
         entrance.give(answered)
@@ -111,7 +122,7 @@ class Flow:
                 self.give(entrance, lambda _: answer(gradient).to(gradient.dtype))
 
             node, output = (of.exit.node, of.exit.output) if of.rectifier is None else (of.rectifier, 0)
-            self._arriving(node, output, of.exit.turned, arrived)
+            self._arriving(node, output, of.exit.images, arrived)
             return
 
         def after(
@@ -120,10 +131,10 @@ class Flow:
             gradient = grad_outputs[of.exit.output]
             if gradient is None or grad_inputs[0] is None:
                 return grad_inputs
-            self._turned = of.exit.turned
+            self._turned = of.exit.images
             return (answer(gradient).to(gradient.dtype), *grad_inputs[1:])
 
-        self.group.node(of.exit.node, after)
+        self.at(of.exit, after)
 
     def close(self) -> None:
         """Take back what entrances were told that the pass did not come by."""
@@ -134,36 +145,40 @@ class Flow:
     def take(self, cause: str, part: torch.Tensor, factor: torch.Tensor | float = 1.0, times: float = 1.0) -> None:
         """Add to what a cause has taken, from a tensor with rows for the images, times factors that meet it."""
         if not isinstance(factor, torch.Tensor):
-            found = per_image(part.detach(), self.count, turned=self._turned) * factor
+            found = self.by_image(part.detach()) * factor
         elif factor.shape == part.shape and factor.dtype == part.dtype and self._is_by_image(part):
             rows, others = part.reshape(self.count, 1, -1), factor.reshape(self.count, -1, 1)
             found = (rows @ others).reshape(self.count)
         elif factor.shape == part.shape[-1:] and part.ndim > 1 and factor.dtype == part.dtype:
-            found = per_image((part @ factor).unsqueeze(-1), self.count, turned=self._turned)
+            found = self.by_image((part @ factor).unsqueeze(-1))
         else:
-            found = per_image(part * factor, self.count, turned=self._turned)
+            found = self.by_image(part * factor)
         found = found if times == 1 else found * times
         self.taken[cause] = self.taken[cause] + found if cause in self.taken else found
 
     def watch(self, cause: str, part: torch.Tensor) -> None:
         """Note how much relevance an operation without a rule is handed."""
-        size = per_image(part.detach().abs(), self.count, turned=self._turned)
+        size = self.by_image(part.detach().abs())
         self.watched[cause] = self.watched[cause] + size if cause in self.watched else size
 
     def lost(self, cause: str, share: float) -> bool:
         """Whether an operation without a rule has taken more than a share of what it was handed, of some image."""
         return bool((self.taken[cause].abs() > share * self.watched[cause]).any())
 
+    def by_image(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum over each image's part of what the step that is looked at has."""
+        return per_image(tensor, self.count, self._images)
+
     def images_in(self, tensor: torch.Tensor) -> int | None:
-        """The dimension of a tensor along which the images lie, which may come second; None where it is not known."""
-        second = tensor.ndim > 1 and tensor.shape[1] == self.count
-        if second and (self._turned or len(tensor) != self.count):
-            return 1
-        return 0 if len(tensor) == self.count else None
+        """The dimension of a tensor along which the images lie; None where it is not known."""
+        if self._images is None:
+            return 0 if len(tensor) == self.count else None
+        apart = [d for d, size in enumerate(self._images.shape) if size > 1]
+        return apart[0] if len(apart) == 1 and fits(self._images, tensor.shape) else None
 
     def _is_by_image(self, tensor: torch.Tensor) -> bool:
         """Whether each image has a row of its own, as it lies in memory."""
-        return len(tensor) == self.count and not self._turned and tensor.is_contiguous()
+        return len(tensor) == self.count and self._images is None and tensor.is_contiguous()
 
     def deposit(self, place: int, relevance: torch.Tensor) -> None:
         """Give relevance to a source itself."""
@@ -171,23 +186,18 @@ class Flow:
         self.deposits[place] = relevance if known is None else known + relevance
 
 
-def per_image(tensor: torch.Tensor, count: int, *, turned: bool = False) -> torch.Tensor:
-    """The sum over each image's part: of rows for each image, which may come second, or several rows for each.
+def per_image(tensor: torch.Tensor, count: int, images: torch.Tensor | None = None) -> torch.Tensor:
+    """The sum over each image's part: of what belongs to it, or of the rows for each image, one or several.
 
-    Rows that are ``turned`` have all images for the first token, then all for the next.
-
-    >>> per_image(torch.ones(4, 3), 2), per_image(torch.ones(5, 2, 3), 2)
+    >>> per_image(torch.ones(4, 3), 2), per_image(torch.ones(5, 2, 3), 2, torch.tensor([[[0], [1]]]))
     (tensor([6., 6.]), tensor([15., 15.]))
-    >>> per_image(torch.tensor([1.0, 2, 3, 4]), 2, turned=True)
-    tensor([4., 6.])
     """
-    shape = tensor.shape
-    if turned and tensor.numel() and shape[0] % count == 0 and tensor.ndim < 3:
-        return tensor.reshape(-1, count, tensor.numel() // shape[0]).sum((0, 2))
-    if tensor.ndim > 1 and shape[1] == count and (turned or shape[0] != count):
-        return tensor.transpose(0, 1).reshape(count, -1).sum(1)
-    if tensor.ndim and shape[0] % count == 0:
+    if images is not None and fits(images, tensor.shape):
+        return summed(tensor, images, count)
+    if tensor.ndim and len(tensor) % count == 0:
         return tensor.reshape(count, -1).sum(1)
+    if tensor.ndim > 1 and tensor.shape[1] == count:
+        return tensor.transpose(0, 1).reshape(count, -1).sum(1)
     return tensor.sum().expand(count) / count  # something of the batch as a whole
 
 
@@ -217,7 +227,7 @@ def node_of(source: Source) -> Node | None:
 def hold_back(group: HookGroup, node: Node, output: int, channels: Sequence[int], dim: int) -> None:
     """Let the gradient of some channels alone arrive at a Node."""
 
-    def arrive(grad_outputs: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...] | None:
+    def arrive(grad_outputs: Gradients) -> Gradients | None:
         arrived = grad_outputs[output]
         if arrived is None:
             return None

@@ -9,10 +9,8 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 
-from explain.engine.relevance import Flow
+from explain.engine.relevance import Flow, Gradients
 from explain.engine.steps import Step
-
-Gradients = tuple[torch.Tensor | None, ...]
 
 
 @runtime_checkable
@@ -55,7 +53,7 @@ class Uniform:
 
         flow.arriving(step, arrived)
         if scales and not step.entrances:
-            flow.group.node(step.node, partial(_without, sorted(scales)))
+            flow.at(step, partial(_without, sorted(scales)))
 
 
 def _nothing(gradient: torch.Tensor | None) -> torch.Tensor | None:
@@ -87,7 +85,7 @@ class Identity:
                 flow.take("activations", arrived, step.offset)
             return (_along_line(step, arrived, plain), *grad_inputs[1:])
 
-        flow.group.node(step.node, after)
+        flow.at(step, after)
 
 
 def _along_line(step: Step, arrived: torch.Tensor, plain: torch.Tensor) -> torch.Tensor:
@@ -140,7 +138,7 @@ class Taylor:
 
     def attach(self, step: Step, flow: Flow) -> None:
         if step.kind == "softmax":
-            flow.group.node(step.node, partial(self._softmax, step, flow))
+            flow.at(step, partial(self._softmax, step, flow))
         else:
             self._attention(step, flow)
 

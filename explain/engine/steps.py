@@ -14,11 +14,11 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.autograd.graph import Node
 from torch.overrides import TorchFunctionMode
 
+from explain.engine.batch_layout import BatchLayout
 from explain.engine.bytensor import ByTensor
 from explain.engine.calls import Call, opened, places, storage_of
 from explain.engine.constants import Constants
@@ -92,8 +92,8 @@ class Step:
     scales: Mapping[int, str] = field(default_factory=dict)
     slope: torch.Tensor | None = None
     offset: float = 0.0
-    turned: bool = False
-    """Whether tokens come before images, as they do within PyTorch's own attention."""
+    images: torch.Tensor | None = None
+    """Which image each value of the result belongs to, as `BatchLayout` tells it; None where the images come first."""
 
     @property
     def is_map(self) -> bool:
@@ -109,9 +109,10 @@ class StepRecorder(TorchFunctionMode):
     """Notes the steps of this thread's forward pass, until it is left.
 
     With ``values``, it keeps what functions and products are given and give, for `differences`. What comes of inputs
-    ``beside`` the explained ones is a constant, whether or not the weights that it meets are trained.
+    ``beside`` the explained ones is a constant, whether or not the weights that it meets are trained. ``images`` is how
+    many there are in the batch.
 
-    >>> x = torch.randn(2, 3, requires_grad=True)
+    >>> x, F = torch.randn(2, 3, requires_grad=True), torch.nn.functional
     >>> layer = nn.Linear(3, 3)
     >>> with StepRecorder(layer) as recorder:
     ...     y = F.softmax(layer(x).relu_(), -1) * x
@@ -120,7 +121,13 @@ class StepRecorder(TorchFunctionMode):
     """
 
     def __init__(
-        self, model: nn.Module, beside: Sequence[torch.Tensor] = (), *, values: bool = False, summands: bool = False
+        self,
+        model: nn.Module,
+        beside: Sequence[torch.Tensor] = (),
+        *,
+        values: bool = False,
+        summands: bool = False,
+        images: int = 1,
     ) -> None:
         super().__init__()
         self._values, self._summands = values, summands
@@ -132,19 +139,15 @@ class StepRecorder(TorchFunctionMode):
         self._keeper = Keeper()
         self._made_by = ByTensor[Step]()
         self._unsigned = Unsigned()
-        self._turned = False
+        self._layout = BatchLayout(images)
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if threading.get_ident() != self._thread:
             return func(*args, **(kwargs or {}))
         shown = opened(func)
         if shown is not None:
-            before, self._turned = self._turned, self._turned or func is F.multi_head_attention_forward
-            try:
-                with self:
-                    return shown(*args, **(kwargs or {}))
-            finally:
-                self._turned = before
+            with self:
+                return shown(*args, **(kwargs or {}))
         kind = kind_of(func)
         if kind in _QUIET:
             return func(*args, **(kwargs or {}))
@@ -161,15 +164,21 @@ class StepRecorder(TorchFunctionMode):
         elif is_watched(call) and not self._values:
             result = self._watched(call, dependent)
         else:
-            result = call.made()
+            result = self._made(call, dependent)
         self._keeper.use([t for t in call.tensors if not self._constants.is_own(t)])
         self._unsigned.see(call, result)
         return self._constants.derive(kind, args, kwargs or {}, result, depends=bool(dependent))
 
+    def _made(self, call: Call, dependent: Sequence[int], replaced: Mapping[int, torch.Tensor] | None = None) -> Any:
+        """Make a call, and follow which image the values of its result belong to."""
+        result = call.made(replaced)
+        self._layout.see(call, dependent, result)
+        return result
+
     def _watched(self, call: Call, dependent: Sequence[int]) -> Any:
         """Make a call that no rule knows; each of its results is a step, the first of which has the entrances."""
         entrances = {i: Entrance(call.flat[i]) for i in dependent}
-        made = call.made({i: entrance.tensor for i, entrance in entrances.items()})
+        made = self._made(call, dependent, {i: entrance.tensor for i, entrance in entrances.items()})
         for entrance in entrances.values():
             entrance.entered()
         own = {storage_of(tensor) for tensor in call.tensors}
@@ -181,7 +190,8 @@ class StepRecorder(TorchFunctionMode):
             if result.grad_fn is not None:
                 self.steps.append(Step(
                     "other", call.kind, self._running()[0], dependent, result.grad_fn, result.output_nr,
-                    entrances=entrances, values=values, result=self._keeper.keep(result),
+                    images=self._layout.of(result), entrances=entrances, values=values,
+                    result=self._keeper.keep(result),
                 ))  # fmt: skip
         return made
 
@@ -197,14 +207,14 @@ class StepRecorder(TorchFunctionMode):
         entrances = {}
         if kind in self._entered and not run.in_place and not (kind == "batchnorm" and "linear" in before):
             entrances = {i: Entrance(replaced.get(i, call.flat[i])) for i in dependent}
-        made = run.made({**replaced, **{i: entrance.tensor for i, entrance in entrances.items()}})
+        made = self._made(run, dependent, {**replaced, **{i: entrance.tensor for i, entrance in entrances.items()}})
         for entrance in entrances.values():
             entrance.entered()
         result = made[0] if isinstance(made, tuple) else made
         if isinstance(result, torch.Tensor) and result.grad_fn is not None:
             step = Step(
                 kind, call.kind, self._running()[0], dependent, result.grad_fn, result.output_nr, call.in_place,
-                entrances=entrances, turned=self._turned and kind == "dense", **before,
+                entrances=entrances, images=self._layout.of(result), **before,
             )  # fmt: skip
             self._after(step, call, result)
             self.steps.append(step)
