@@ -15,7 +15,7 @@ import explain
 from explain.methods import LRP
 from explain.render import Tile, table
 
-explainer, photo = explain.Explainer(), "../../assets/chelsea.png"
+explainer, photo = explain.Explainer(crop="whole"), "../../assets/chelsea.png"
 composites = ["Gradient", "Epsilon", "EpsilonPlusFlat", "EpsilonGammaBox"]
 found = {name: explainer(photo, LRP(name)) for name in composites}
 table([[Tile(each.overlay("lrp")) for each in found.values()]], composites)

@@ -10,7 +10,7 @@ import numpy as np
 
 from explain.errors import printable
 from explain.render.html import picture_html
-from explain.render.layout import Group, Layout
+from explain.render.layout import Group, Layout, Tile
 from explain.render.legend import Legend
 
 if TYPE_CHECKING:
@@ -34,16 +34,17 @@ def figure(layout: Layout, alternative: str = "") -> Figure:
     grid = drawn.add_gridspec(len(rows) + bool(layout.legends), columns, height_ratios=_heights(len(rows), layout))
     for r, row in enumerate(rows):
         places = [(group, i, tile) for group in row for i, tile in enumerate(group.tiles)]
+        titles = [_title(tile) for _, _, tile in places]
+        lines = 2 + max(title.count("\n") for title in titles)
         for c, (group, i, tile) in enumerate(places):
             axis = drawn.add_subplot(grid[r, c])
             small = tile.picture.copy()
             small.thumbnail((LARGEST, LARGEST))  # more than a figure can show, and little enough to hold
             axis.imshow(np.asarray(small), interpolation="none")
             axis.set_axis_off()
-            signs = "  ".join(mark.text for mark in tile.marks)
-            axis.set_title(_lines(tile.name, tile.detail, tile.remark, signs), fontsize=10, parse_math=False)
+            axis.set_title(titles[c], fontsize=10, parse_math=False)
             if i == 0 and group.heading:
-                _head(axis, group, 4 if any(tile.marks for _, _, tile in places) else 3)
+                _head(axis, group, lines)
     for i, legend in enumerate(layout.legends[:columns]):
         _draw_legend(drawn.add_subplot(grid[len(rows), i]), legend)
     if layout.title:
@@ -54,8 +55,10 @@ def figure(layout: Layout, alternative: str = "") -> Figure:
 def empty(size: tuple[float, float], alternative: str) -> Figure:
     """Return a figure without axes that shows itself in a notebook, with a text for those who cannot see it."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    made: Figure = _shown()(figsize=size, layout="constrained", dpi=120)
+    spaced = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)  # inches
+    made: Figure = _shown()(figsize=size, layout=spaced, dpi=120)
     made.alternative = alternative  # type: ignore[attr-defined]
     FigureCanvasAgg(made)
     return made
@@ -78,6 +81,10 @@ def as_png(drawn: Figure) -> bytes:
 
 def _as_html(drawn: Any) -> str:
     return picture_html(as_png(drawn), drawn.alternative)
+
+
+def _title(tile: Tile) -> str:
+    return _lines(tile.name, tile.detail, tile.remark, "  ".join(mark.text for mark in tile.marks))
 
 
 def _head(axis: Axes, group: Group, lines: int) -> None:
@@ -104,6 +111,10 @@ def _draw_legend(axis: Axes, legend: Legend) -> None:
     )  # fmt: skip
     axis.set_yticks([])
     axis.set_xticks(ends, legend.labels, fontsize=8)
+    if legend.ramp:  # labels that stick out would push the columns apart
+        labels = axis.get_xticklabels()
+        labels[0].set_horizontalalignment("left")
+        labels[-1].set_horizontalalignment("right")
     axis.set_xlabel(legend.about, fontsize=8, labelpad=1)
 
 
