@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock  # comes with torch
 from torch import nn
 
 from explain.distribution.communication import communicate
@@ -120,6 +119,7 @@ dist.barrier()
 dist.destroy_process_group()
 """
 
+pytestmark = pytest.mark.xdist_group("ranks")  # one process is enough to wait for them
 Said = dict[str, list[dict[str, Any]]]
 
 
@@ -170,15 +170,9 @@ TOLERANCES = {
 
 
 @pytest.fixture(scope="session")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Said:
-    """What two ranks said; of several processes that run these tests, the first one asks them."""
-    own = tmp_path_factory.getbasetemp()
-    said = (own if worker_id == "master" else own.parent) / "two_ranks.json"
-    with FileLock(f"{said}.lock"):
-        if not said.exists():
-            said.write_text(json.dumps(run(2, tmp_path_factory.mktemp("two"), *FAILURES, *TOLERANCES)))
-        found: Said = json.loads(said.read_text())
-        return found
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Said:
+    """What two ranks said, in one run for all tests."""
+    return run(2, tmp_path_factory.mktemp("two"), *FAILURES, *TOLERANCES)
 
 
 def check(said: list[dict[str, Any]], how: str) -> None:
