@@ -19,6 +19,7 @@ _CUTS = frozenset(["getitem", "select", "narrow", "split", "chunk", "unbind", "t
 _SHAPES = frozenset(["reshape", "view", "view_as", "reshape_as", "flatten", "unflatten", "unsqueeze", "squeeze",
                      "contiguous", "clone"])  # fmt: skip
 """Functions that keep the order of their first argument's values."""
+_LAID_OUT = _TURNS | _CUTS | _SHAPES
 
 
 class BatchLayout:
@@ -47,7 +48,7 @@ class BatchLayout:
         if self._count == 1 or not dependent:
             return
         given = call.flat[dependent[0]]
-        if call.kind in (_TURNS | _CUTS | _SHAPES):
+        if call.kind in _LAID_OUT:
             self._lay_out(call, given, result)
         elif self._seen_any and isinstance(result, torch.Tensor):
             alike = (tensor for i in dependent if (tensor := call.flat[i]).ndim == result.ndim)

@@ -177,15 +177,20 @@ class StepRecorder(TorchFunctionMode):
 
     def _watched(self, call: Call, dependent: Sequence[int]) -> Any:
         """Make a call that no rule knows; each of its results is a step, the first of which has the entrances."""
-        entrances = {i: Entrance(call.flat[i]) for i in dependent}
-        made = self._made(call, dependent, {i: entrance.tensor for i, entrance in entrances.items()})
+        first, run = call.flat[0], call
+        given = {i: call.flat[i] for i in dependent}
+        if call.in_place:
+            run = call.apart() or call
+            given = {i: tensor.clone() if tensor is first else tensor for i, tensor in given.items()}
+        entrances = {i: Entrance(tensor) for i, tensor in given.items()}
+        made = self._made(run, dependent, {i: entrance.tensor for i, entrance in entrances.items()})
         for entrance in entrances.values():
             entrance.entered()
         own = {storage_of(tensor) for tensor in call.tensors}
         results = [t for t in (made if isinstance(made, (list, tuple)) else (made,)) if isinstance(t, torch.Tensor)]
         if any(storage_of(result) in own for result in results):
             return call.made()  # what is written into a view has to be seen in what it is a view of
-        values = {i: self._keeper.keep(call.flat[i]) for i in dependent}
+        values = {i: self._keeper.keep(tensor) for i, tensor in given.items()}
         for result in results:
             if result.grad_fn is not None:
                 self.steps.append(Step(
@@ -193,7 +198,7 @@ class StepRecorder(TorchFunctionMode):
                     images=self._layout.of(result), entrances=entrances, values=values,
                     result=self._keeper.keep(result),
                 ))  # fmt: skip
-        return made
+        return first.copy_(made) if call.in_place else made
 
     def _note(self, call: Call, dependent: Sequence[int]) -> Any:
         """Make a call, and note it as a step."""

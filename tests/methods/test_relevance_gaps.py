@@ -31,6 +31,12 @@ class Net(nn.Module):
         return found
 
 
+def with_a_view_overwritten(y: torch.Tensor) -> torch.Tensor:
+    z = y * 1
+    z[:, 1:4].tan_()
+    return z
+
+
 LOSING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "log_softmax": lambda y: F.log_softmax(y, 1),
     "prod": lambda y: y.prod(1, keepdim=True),
@@ -42,6 +48,9 @@ LOSING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "glu": lambda y: F.glu(y, 1),
     "bilinear": lambda y: F.bilinear(y, y, torch.arange(72.0).reshape(2, 6, 6).to(y) / 9),
     "baddbmm": lambda y: torch.baddbmm(y[:, :, None], y[:, :, None], y[:, None, :1]).flatten(1),
+    "log": lambda y: y.abs().log_(),
+    "fill": lambda y: torch.cat([y[:, :2] * 2, (y[:, 2:] * 2).fill_(0.4)], 1),
+    "tan": with_a_view_overwritten,
 }
 CONSERVING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "fft": lambda y: torch.cat([torch.fft.rfft(y).real, torch.fft.rfft(y).imag.relu()], 1),
