@@ -49,6 +49,13 @@ def far(box: list[int], y: int, x: int) -> float:
 PLACES = [(y, x) for y in range(12) for x in range(10)]
 
 
+@pytest.mark.parametrize(("box", "share"), [([2, 3, 3, 4], 1), ([2, 2, 3, 3], 0), ([1, 3, 2, 4], 0)])
+def test_the_centre_of_a_photo_with_odd_sides_is_one_pixel(box: list[int], share: float) -> None:
+    model, x = nn.Sequential(nn.Flatten(), nn.Linear(105, 2)), torch.rand(1, 3, 7, 5)
+    table = explain.evaluate(model, x, {"map": torch.rand(1, 7, 5)}, PointingGame(0), boxes=[box])
+    assert table.parts("map", "pointinggame")["centre"].item() == share
+
+
 def test_every_localisation_by_its_formula(network: nn.Module, photos: torch.Tensor, maps: torch.Tensor) -> None:
     metrics = [
         PointingGame(0.2), EnergyPointingGame(), AttributionLocalisation(), RelevanceMass(), RelevanceRank(),
