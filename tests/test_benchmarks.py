@@ -35,7 +35,8 @@ def table_of(module: ModuleType) -> Any:
 
 
 @pytest.mark.parametrize(
-    "name", ["startup", "hooks", "overhead", "pairs", "methods", "covering", "accuracy", "peers", "metrics", "app"]
+    "name",
+    ["startup", "hooks", "overhead", "pairs", "methods", "covering", "accuracy", "peers", "metrics", "check", "app"],
 )
 def test_published_rows_are_those_that_the_command_prints(name: str, bench: Any) -> None:
     tables, table = bench("tables"), table_of(bench(name))

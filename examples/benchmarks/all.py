@@ -32,6 +32,7 @@ COMMANDS = {
     "accuracy": ["accuracy.py"],
     "peers": ["peers.py", "--rounds", "5"],
     "metrics": ["metrics.py", "--rounds", "3"],
+    "check": ["check.py"],
     "app": ["app.py"],
 }
 QUICK = {
@@ -44,6 +45,7 @@ QUICK = {
     "accuracy": ["accuracy.py", "--quick"],
     "peers": ["peers.py", "--quick"],
     "metrics": ["metrics.py", "--quick"],
+    "check": ["check.py", "--quick"],
     "app": ["app.py", "--users", "2", "--rounds", "2", "--model", "tiny"],
 }
 

@@ -34,7 +34,8 @@ def copied(model: nn.Module, *, share: bool = False) -> nn.Module:
     """
     while True:
         try:
-            return _copied(model, share)
+            with torch.inference_mode(False):  # tensors made in that mode could never have gradients
+                return _copied(model, share)
         except RuntimeError as error:
             if "during iteration" not in str(error):  # another thread was just registering hooks
                 raise

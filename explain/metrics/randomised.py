@@ -65,7 +65,7 @@ class Randomised:
 
     def of(self, layers: Collection[str]) -> nn.Module:
         """Return the copy with these layers initialised, and all others as they were."""
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():
             for name, values in self._trained.items():
                 self._write(name, values)
             for name in self._places:  # before any is initialised, since layers may share their weights

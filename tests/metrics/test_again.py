@@ -44,6 +44,16 @@ def values_of(model: nn.Module, photo: torch.Tensor, method: Any, target: int) -
     return explain.attribute(model, photo[None], method, target=target, layer=CAM).values[0]
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_callers_who_switch_gradients_off_get_the_same(mode: Any, model: nn.Module, photos: torch.Tensor) -> None:
+    metrics = [MPRT(), EfficientMPRT(), RandomLogit(samples=2), Sensitivity(samples=2), InputInvariance(), ADCC()]
+    expected = explain.evaluate(model, photos, "saliency", metrics, target=TARGETS)["saliency"]
+    with mode():
+        found = explain.evaluate(model, photos, "saliency", metrics, target=TARGETS)["saliency"]
+    for name, values in expected.items():
+        assert torch.equal(found[name], values), name
+
+
 def test_methods_asked_again_together_look_where_each_of_them_looked(model: nn.Module, photos: torch.Tensor) -> None:
     """Relevance of the pixels stays that, although it could be of the layer that others look at."""
     methods, metrics = ["gradcam", "lrp", "saliency"], [RandomLogit(samples=2), Sensitivity(samples=2)]
