@@ -25,6 +25,7 @@ The way through the house, each room importing only from rooms above it:
     citation        how to cite a method, and the package
     reasons         why a map says nothing
     result          `Attribution`: what a method says about a batch of images
+    cautions        what callers are warned of: what a map misses, turns round, or does not say
     request         what is to be explained, and how; how it is answered
     selection       which methods a network can be explained with, and what each costs
     attribution     `attribute`: model and tensors in, `Attribution` out
@@ -103,6 +104,7 @@ _ROOMS = {
         "citation",
         "reasons",
         "result",
+        "cautions",
         "request",
         "selection",
         "attribution",

@@ -10,9 +10,9 @@ from typing import Any, TypedDict
 import torch
 from torch import nn
 
+from explain.cautions import warn_if_empty, warn_of_closed, warn_of_gaps, warn_of_missed, warn_of_signs
 from explain.engine import (
     Ask,
-    Coverage,
     Evidence,
     Plan,
     Precision,
@@ -30,15 +30,12 @@ from explain.errors import (
     ModelError,
     TargetError,
     either,
-    image_name,
     shown,
-    warn,
 )
 from explain.hooks import Where, calculating, unwrapped
 from explain.inputs import Inputs, InputsLike, Path, dotted
 from explain.layers import channels_of, default_layer, find_layers, forget, look_follows, stage_layers
 from explain.methods import (
-    ByScore,
     Complete,
     Estimated,
     Fusion,
@@ -55,7 +52,6 @@ from explain.methods import (
     uses_layer,
 )
 from explain.methods.base import one_of
-from explain.reasons import why_empty
 from explain.result import Attribution, Channels, fused
 from explain.targets import Target, TargetLike, TopClass, as_target, settle
 
@@ -209,8 +205,9 @@ class Request:
                     if not self.settings.keep_partial:
                         raise
                     continue
-                _warn_of_signs(method, answers[name])
-                _warn_if_empty(method, answers[name], used[0])
+                warn_of_signs(method, answers[name])
+                warn_of_missed(method, answers[name])
+                warn_if_empty(method, answers[name], used[0])
             found.append(answers)
         if not all(found):
             raise KeyboardInterrupt("interrupted before any method had something to show")
@@ -321,11 +318,11 @@ def _apply(method: Method, evidence: Sequence[Evidence], how: Fusion | None, exp
     first = evidence[0]
     coverage = next((first[need] for need in method.needs if isinstance(need, RuleCoverage)), None)
     if coverage is not None:
-        _warn_of_gaps(method, coverage)
+        warn_of_gaps(method, coverage)
     propagated = next((first[need] for need in method.needs if isinstance(need, RelevanceCoverage)), None)
     if propagated is not None:
         coverage = propagated
-        _warn_of_closed(method, propagated)
+        warn_of_closed(method, propagated)
     maps = {str(item.layer): method(item) for item in evidence}
     for name, values in maps.items():
         if not torch.isfinite(values).all():
@@ -366,51 +363,3 @@ def _apply(method: Method, evidence: Sequence[Evidence], how: Fusion | None, exp
 def _channels(method: Method, evidence: Evidence) -> Channels | None:
     found = method.channels(evidence) if isinstance(method, Ranking) else None
     return None if found is None else Channels.ranked(found)
-
-
-def _warn_of_closed(method: Method, coverage: Coverage) -> None:
-    """Say what relevance passed by the plain gradient for want of a look inside."""
-    if coverage.missed:
-        missed = ", ".join(f"{count} x {kind}" for kind, count in coverage.missed.items())
-        warn(
-            f"{method.name} has no rule for some operations ({missed}); they pass relevance by the plain gradient, and "
-            "may lose some: write them with simpler functions of torch to have them covered"
-        )
-
-
-def _warn_of_gaps(method: Method, coverage: Coverage) -> None:
-    """Say where a rule found nothing to act on, or could not look."""
-    if not coverage.covered:
-        warn(
-            f"{method.name} found no rectifier (ReLU or a relative) between the input and the score, so it equals "
-            "the plain gradient; use saliency, or a network with rectifiers"
-        )
-    if coverage.missed:
-        missed = ", ".join(f"{count} x {kind}" for kind, count in coverage.missed.items())
-        warn(
-            f"{method.name} cannot look into functions that were written as one operation ({missed}); where they "
-            "rectify, the plain gradient passes: write them with torch's own functions to have them covered"
-        )
-
-
-def _warn_of_signs(method: Method, attribution: Attribution) -> None:
-    """Say for which images a method divided by a negative score: as published, that turns its map into the opposite."""
-    if not isinstance(method, ByScore):
-        return
-    below = ((attribution.score < 0) & attribution.values.flatten(1).any(1)).nonzero().flatten().tolist()
-    if below:
-        scores = ", ".join(f"{float(attribution.score[i]):.3g}" for i in below)
-        warn(
-            f"{attribution.method} divides by the score, which is negative for image "
-            f"{', '.join(map(image_name, below))} ({scores}): that reverses all signs, so that its positive values "
-            "speak against the target; choose a target with a positive score, or gradcam"
-        )
-
-
-def _warn_if_empty(method: Method, attribution: Attribution, evidence: Sequence[Evidence]) -> None:
-    reasons: dict[str, list[str]] = {}
-    for image in (attribution.values.flatten(1) == 0).all(1).nonzero().flatten().tolist():
-        turned = isinstance(method, ByScore) and bool(attribution.score[image] < 0)
-        reasons.setdefault(why_empty(evidence, image, turned=turned), []).append(image_name(image))
-    for reason, images in reasons.items():
-        warn(f"{attribution.method} is zero everywhere for image {', '.join(images)}: {reason}")

@@ -79,7 +79,7 @@ def settled(model: nn.Module, seed: int = 0) -> nn.Module:
             with torch.no_grad():
                 tensor.copy_(torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype) * 0.4)
     for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.running_var.abs_().add_(0.5)
             module.weight.data.abs_().add_(0.5)
     return model

@@ -655,7 +655,7 @@ def test_a_composite_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--composite would have no effect: no rules are chosen for gradcam" in err[-1]
     code, _, err = run(capsys, CAT, "--composite", "EpsilonPlus", "--method", "attnlrp")
     assert code == 2
-    assert "--composite would have no effect: no rules are chosen for attnlrp" in err[-1]
+    assert "--composite would have no effect: the rules of attnlrp are chosen already" in err[-1]
     code, _, err = run(capsys, CAT, "--composite", "epsilon", "--method", "all")
     assert code == 2
     assert "composite of lrp must be one of its names, got 'epsilon'; did you mean 'Epsilon'" in err[-1]

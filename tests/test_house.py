@@ -25,7 +25,7 @@ ROOMS = [
     "images", "render", "written", "hooks", "training", "distribution", "inputs", "layers", "targets",
     "engine", "fills",
     "methods", "citation",
-    "reasons", "result", "request", "selection", "attribution", "concepts", "metrics",
+    "reasons", "result", "cautions", "request", "selection", "attribution", "concepts", "metrics",
     "mosaic", "pictures",
     "output", "models", "record", "report",
     "explanation", "photo_concepts", "photos", "explainer", "saved", "runs", "watching", "app",

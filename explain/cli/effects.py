@@ -34,7 +34,9 @@ def refuse_without_effect(options: argparse.Namespace, methods: Sequence[Method]
         ),
         "composite": (
             any(isinstance(m, LRP) and m.composite == options.composite for m in methods),
-            f"no rules are chosen for {names}",
+            f"the rules of {names} are chosen already"
+            if any(isinstance(m, LRP) for m in methods)
+            else f"no rules are chosen for {names}",
         ),
         "fuse": (fuses, "the maps of one layer are not fused; name several with --layer"),
         "batch_size": (

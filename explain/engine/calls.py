@@ -83,10 +83,19 @@ class Call:
     def apart(self) -> Call | None:
         """The call out of place, for an in-place one; None where that is not known."""
         name = str(getattr(self.function, "__name__", ""))
+        if name == "__setitem__":
+            return Call(_assigned, self.kind, self.args, self.kwargs)
         name = name[3:-2] if name in _BY_OPERATOR else name[:-1]
         plain = getattr(torch, {"truediv": "div"}.get(name, name), None) or getattr(F, name, None)
         plain = plain or getattr(torch._C._nn, name, None)
         return None if plain is None else Call(plain, self.kind, self.args, self.kwargs)
+
+
+def _assigned(tensor: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
+    """The tensor with some of its values replaced."""
+    found = tensor.clone()
+    found[index] = value
+    return found
 
 
 def _overwrites(function: Any) -> bool:

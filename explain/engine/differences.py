@@ -65,7 +65,7 @@ def hand_back(
     nodes, flow = consumers(score), Flow(group, count, ())
     for step, other in zip(steps, of_reference, strict=True):
         rule = _RULES.get(step.kind)
-        if step.node in nodes and rule is not None and step.values:
+        if step.node in nodes and rule is not None and step.values and step.linear is None:
             rule(Pair(step, other), flow)
     return flow
 

@@ -16,6 +16,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 import torch
 
 from explain.engine.relevance import Flow, Map, only_laid_out, sources_behind
+from explain.errors import MethodError
 
 
 @runtime_checkable
@@ -303,6 +304,11 @@ class ZBox(_AtInput):
     ) -> torch.Tensor:
         if given is not None:
             end = torch.tensor(given).to(x)
+            if len(given) not in (1, x.shape[1]):
+                raise MethodError(
+                    f"low and high of a rule for the input must have one number, or one for each of its {x.shape[1]} "
+                    f"channels, got {len(given)} numbers; give one for all"
+                )
             return end.expand_as(x) if len(given) == 1 else end.reshape(-1, *[1] * (x.ndim - 2)).expand_as(x)
         apart = (0, 1) if convolution else (images,)
         dims = tuple(d for d in range(x.ndim) if d not in apart)
@@ -333,8 +339,10 @@ def _run(
 
 
 def _by_channel(of: Map, share: torch.Tensor) -> torch.Tensor:
-    """The sums over all that lies behind the dimension of the channels."""
-    dims = tuple(range(of.linear.channels + 1, 0))
+    """The sums over all that lies behind the dimension of the channels, unless images lie there."""
+    dims, images = tuple(range(of.linear.channels + 1, 0)), of.exit.images
+    if images is not None and any(images.shape[d] > 1 for d in dims):
+        return share
     return share.sum(dims, keepdim=True) if dims else share
 
 

@@ -250,7 +250,12 @@ class _Passes:
         made = {path: reference.of(inputs.tensor(path)).clone().requires_grad_() for path in inputs.paths}
         recorder = StepRecorder(self.forward.model, inputs.beside, values=True, images=len(inputs))
         with recording(True), autocast(inputs.x, self._precision), recorder:
-            inputs.replaced(made).call(self.forward.model)
+            output = inputs.replaced(made).call(self.forward.model)
+        if any(tensor.is_floating_point() and bool(tensor.isnan().any()) for _, tensor in nested.paths(output)):
+            raise MethodError(
+                "baseline must be one that the model has finite scores for, but they are NaN there (as where a photo "
+                "of one colour is divided by its deviation); choose another baseline, or integratedgradients"
+            )
         compared.of_reference[reference] = recorder.steps
 
     def _compare(self, reference: Reference, choice: Choice, group: HookGroup) -> Flow:

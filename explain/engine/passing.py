@@ -13,10 +13,11 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
-from explain.engine.batch_layout import fits, spread
+from explain.engine.batch_layout import numbers_of
 from explain.engine.relevance import Flow, Gradients, per_image
 from explain.engine.step_rules import Constants
 from explain.engine.steps import Step
+from explain.errors import MethodError
 
 
 @dataclass(frozen=True)
@@ -166,9 +167,11 @@ class Balanced:
 
 
 def _spread(per_image: torch.Tensor, like: torch.Tensor, images: torch.Tensor | None) -> torch.Tensor:
-    """A number for each image, in the shape that meets a tensor with rows for the images, one or several."""
-    if images is not None and fits(images, like.shape):
-        return spread(per_image, images)
-    if len(like) % len(per_image) and like.ndim > 1 and like.shape[1] == len(per_image):
-        return per_image.reshape(1, -1, *[1] * (like.ndim - 2))
-    return per_image.repeat_interleave(len(like) // len(per_image)).reshape(-1, *[1] * (like.ndim - 1))
+    """A number for each image, in the shape that meets a tensor with values of all of them."""
+    numbers = numbers_of(like, len(per_image), images)
+    if numbers is None:
+        raise MethodError(
+            "relevance must balance sums of each image by itself, and which image the rows of a sum of shape "
+            f"{tuple(like.shape)} belong to is not known; explain one image at a time"
+        )
+    return per_image[numbers.long()]

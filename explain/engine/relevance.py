@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import Node
 
-from explain.engine.batch_layout import fits, summed
+from explain.engine.batch_layout import fits, numbers_of, summed
 from explain.engine.keeping import Kept
 from explain.engine.linear_maps import Linear
 from explain.engine.steps import Step
@@ -131,7 +131,6 @@ class Flow:
             gradient = grad_outputs[of.exit.output]
             if gradient is None or grad_inputs[0] is None:
                 return grad_inputs
-            self._turned = of.exit.images
             return (answer(gradient).to(gradient.dtype), *grad_inputs[1:])
 
         self.at(of.exit, after)
@@ -187,18 +186,15 @@ class Flow:
 
 
 def per_image(tensor: torch.Tensor, count: int, images: torch.Tensor | None = None) -> torch.Tensor:
-    """The sum over each image's part: of what belongs to it, or of the rows for each image, one or several.
+    """The sum over what belongs to each image; what is of the batch as a whole is shared evenly.
 
     >>> per_image(torch.ones(4, 3), 2), per_image(torch.ones(5, 2, 3), 2, torch.tensor([[[0], [1]]]))
     (tensor([6., 6.]), tensor([15., 15.]))
     """
-    if images is not None and fits(images, tensor.shape):
-        return summed(tensor, images, count)
-    if tensor.ndim and len(tensor) % count == 0:
+    if images is None and tensor.ndim and len(tensor) % count == 0:
         return tensor.reshape(count, -1).sum(1)
-    if tensor.ndim > 1 and tensor.shape[1] == count:
-        return tensor.transpose(0, 1).reshape(count, -1).sum(1)
-    return tensor.sum().expand(count) / count  # something of the batch as a whole
+    numbers = numbers_of(tensor, count, images)
+    return tensor.sum().expand(count) / count if numbers is None else summed(tensor, numbers, count)
 
 
 @dataclass(eq=False)

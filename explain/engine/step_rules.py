@@ -88,6 +88,13 @@ class Identity:
         flow.at(step, after)
 
 
+def _kept_back(step: Step, flow: Flow, gradient: torch.Tensor) -> torch.Tensor:
+    """Nothing goes on; what arrives, if it was no factor, is lost here."""
+    assert step.result is not None
+    flow.take("softmax", gradient * step.result.tensor)
+    return torch.zeros_like(gradient)
+
+
 def _along_line(step: Step, arrived: torch.Tensor, plain: torch.Tensor) -> torch.Tensor:
     """What arrives, times the slope of the line from zero; at zero, the plain gradient."""
     if step.slope is not None:
@@ -112,7 +119,7 @@ class ConstantWeights:
 
     def attach(self, step: Step, flow: Flow) -> None:
         if step.kind == "softmax":
-            flow.arriving(step, torch.zeros_like)
+            flow.arriving(step, partial(_kept_back, step, flow))
             return
 
         def arrived(gradient: torch.Tensor) -> torch.Tensor:

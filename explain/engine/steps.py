@@ -149,8 +149,13 @@ class StepRecorder(TorchFunctionMode):
             with self:
                 return shown(*args, **(kwargs or {}))
         kind = kind_of(func)
+        if kind == "iter":  # of a tensor, which gives its rows
+            return iter(self.__torch_function__(torch.Tensor.unbind, types, args))
         if kind in _QUIET:
-            return func(*args, **(kwargs or {}))
+            found = func(*args, **(kwargs or {}))
+            if kind == "get" and isinstance(found, torch.Tensor) and found.requires_grad:
+                self._layout.see(Call(func, func.__self__.__name__, args, {}), [0], found)
+            return found
         call = Call(func, kind, args, kwargs or {})
         if call.in_place:
             self._keeper.overwriting(call.flat[0], kind)
@@ -293,11 +298,21 @@ class StepRecorder(TorchFunctionMode):
             return False
         if kind in LINEAR and _adds_to_product(call, dependent):
             return False
+        if self._is_beyond_rules(kind, call, dependent):
+            return False
         if self._values and kind == "matrixproduct" and len(dependent) > 1:
             return call.kind in ("matmul", "mm", "bmm") and all(tensor.ndim > 1 for tensor in call.tensors)
         if kind != "maximum" or not self._values:
             return kind is not None
         return call.kind.startswith(("max_pool", "adaptive_max_pool", "amax"))
+
+    def _is_beyond_rules(self, kind: str | None, call: Call, dependent: Sequence[int]) -> bool:
+        """Whether the rules for a kind of step do not fit a call of it."""
+        if kind == "activation":
+            return tuple(dependent) != (0,)  # a number to the power of a signal
+        if kind == "quotient" and not self._values:
+            return _scales(kind, call, dependent).keys() == set(dependent)  # a constant over a signal
+        return call.kind == "addcmul" and {1, 2} <= set(dependent)  # a product of signals, added
 
     def _refuse_within(self, call: Call) -> None:
         """Refuse a step inside a transform, where tensors are proxies of those that the gradient leads to."""

@@ -20,6 +20,7 @@ _CONSERVING = frozenset(_LINEAR.split())
 _EFFECTS = frozenset(["retain_grad", "backward", "requires_grad", "set", "resize", "stft", "istft"])
 _LEFT_ALONE = _CONSERVING | _EFFECTS
 _PLAIN = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
+_OPERATORS = frozenset(["rpow", "rdiv", "rtruediv"])
 _WRITTEN = ("torch.functional", "torch.nn.functional")
 
 
@@ -33,4 +34,5 @@ def is_watched(call: Call) -> bool:
         or "out" in call.kwargs
     ):
         return False
-    return isinstance(function, _PLAIN) or getattr(function, "__module__", None) in _WRITTEN
+    written = getattr(function, "__module__", None) in _WRITTEN or call.kind in _OPERATORS
+    return written or isinstance(function, _PLAIN)

@@ -240,8 +240,8 @@ def check_range(method: str, low: object, high: object) -> None:
     )
     if not numbers or not ends[0] or len(ends[0]) != len(ends[1]) or any(a >= b for a, b in zip(*ends, strict=True)):
         raise MethodError(
-            f"low and high of {method} must be as many numbers, one for each channel or one for all, each of low below "
-            f"that of high, got {shown(low)} and {shown(high)}; give both, or none"
+            f"low and high of {method} must be tuples of as many numbers, one for each channel or one for all, each of "
+            f"low below that of high, got {shown(low)} and {shown(high)}; give both, such as (0.0,) and (1.0,), or none"
         )
 
 

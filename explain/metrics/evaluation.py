@@ -55,7 +55,7 @@ def evaluate(
         target: as for `explain.attribute`; None is the attributions' own target, or each image's top class.
         boxes: where the object is: ``(N, 4)`` with x0 y0 x1 y1 in input pixels, x1 and y1 exclusive; or a list with
             ``(k, 4)`` for each photo, for several objects.
-        masks: the same as truth values ``(N, H, W)``.
+        masks: the same as truth values ``(N, H, W)``; of whole numbers, those above 0 are the object.
         options: as for `explain.attribute`: ``layer``, ``categories``, ``batch_size``, ``progress``, ``precision`` …
 
     Returns:

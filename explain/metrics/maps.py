@@ -41,7 +41,9 @@ class Maps:
         if isinstance(values, np.ndarray) and values.dtype.kind in "fiub":
             values = torch.from_numpy(np.ascontiguousarray(values))
         if not isinstance(values, torch.Tensor) or values.is_complex():
-            raise MetricError(f"map {name!r} must be an Attribution, tensor or array, got {shown(given)}; see evaluate")
+            raise MetricError(
+                f"map {name!r} must be an Attribution, or a tensor or array of real numbers, got {shown(given)}"
+            )
         count, size = len(images), (int(images.shape[-2]), int(images.shape[-1]))
         fits = values.ndim == 3 or (values.ndim == 4 and tuple(values.shape[2:]) == size)
         if not fits or len(values) != count or 0 in values.shape:

@@ -216,7 +216,8 @@ class Continuity:
     def settings(self, world: World, case: Case) -> Iterator[Setting]:
         if max(self.pixels) * 2 >= min(case.size):
             raise MetricError(
-                f"pixels of continuity must be less than half of the photo, got {self.pixels} for {case.size}; take 1"
+                f"pixels of continuity must be less than half of the photo, got {self.pixels} for {case.size}; "
+                "take Continuity(pixels=(1,))"
             )
         for down, across in self._shifts:
             yield Setting(("moved", down, across), partial(shifted, world.images, down, across))

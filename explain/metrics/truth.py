@@ -72,6 +72,11 @@ def as_regions(
         raise MetricError(f"masks must be truth values (N, H, W), got {shown(given)}; see evaluate") from None
     if tuple(masks.shape) != (count, *size):
         raise MetricError(f"masks must have the shape {(count, *size)} of the images, got {shown(given)}; resize them")
+    if masks.is_floating_point() and not bool(((masks == 0) | (masks == 1)).all()):
+        raise MetricError(
+            f"masks must be truth values, or 0 and 1, got numbers from {float(masks.min()):.3g} to "
+            f"{float(masks.max()):.3g}; say from where on they are the object, as in masks > 0.5"
+        )
     masks = masks.bool() if masks.dtype == torch.bool else masks > 0
     empty = ~masks.flatten(1).any(1)
     if empty.any():

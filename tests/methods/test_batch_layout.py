@@ -6,10 +6,25 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import explain
 from explain.methods import LRP
+from tests.conftest import settled
+
+
+def check(model: nn.Module, x: torch.Tensor, composite: str) -> None:
+    together = explain.attribute(model, x, LRP(composite), target=1)
+    alone = [explain.attribute(model, one[None], LRP(composite), target=1) for one in x]
+    assert together.coverage is not None
+    assert together.coverage.taken
+    for cause, taken in together.coverage.taken.items():
+        expected = torch.cat([a.coverage.taken[cause] for a in alone if a.coverage is not None])
+        torch.testing.assert_close(taken, expected, rtol=1e-8, atol=1e-10, msg=cause)
+    assert together.delta is not None
+    assert together.delta.abs().max() <= 1e-8
+    torch.testing.assert_close(together.values, torch.cat([a.values for a in alone]), rtol=1e-8, atol=1e-10)
 
 
 class Windows(nn.Module):
@@ -55,6 +70,57 @@ class ImagesBetween(nn.Module):
         return self.head(y.view(tokens, count, channels)[1:-1].sigmoid().sum(0))
 
 
+class Between(nn.Module):
+    """A convolution, something between that has a bias where the images are laid out in some way, and a head."""
+
+    def __init__(self, between: Callable[[Between, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.between, self.first, self.head = between, nn.Conv2d(3, 4, 3), nn.Linear(4, 3)
+        self.norm, self.weight = nn.BatchNorm1d(4), nn.Parameter(torch.randn(4, 4))
+        settled(self)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.head(self.between(self, self.first(x)))
+        return found
+
+    def grouped(self, y: torch.Tensor) -> torch.Tensor:
+        """All images in one, whose channels stand in groups."""
+        count, weight = len(y), self.first.weight[:, :1]
+        joined = y.reshape(1, -1, *y.shape[2:])
+        made = F.conv2d(joined, weight.repeat(count, 4, 1, 1), self.first.bias.repeat(count), groups=count)
+        return made.view(count, 4, *made.shape[2:])
+
+
+LAYOUTS: dict[str, Callable[[Between, torch.Tensor], torch.Tensor]] = {
+    "one by one": lambda net, y: torch.stack([(v + 1).tanh().sum((1, 2)) for v in y]),
+    "unbound": lambda net, y: torch.stack([(v + 1).tanh().mean((1, 2)) for v in y.unbind(0)]),
+    "slices": lambda net, y: torch.cat([(y[i : i + 1] + 1).tanh().sum((2, 3)) for i in range(len(y))]),
+    "in one row": lambda net, y: (y.reshape(1, -1, 6, 6) + 1).tanh().view(len(y), 4, -1).sum(2),
+    "groups": lambda net, y: net.grouped(y).tanh().sum((2, 3)),
+    "twice": lambda net, y: (torch.cat([y, y.flip(3)]) + 1).tanh().view(2, -1, 4, 36).sum((0, 3)),
+    "repeated": lambda net, y: (y.repeat(2, 1, 1, 1) + 1).tanh().view(2, -1, 4, 36).sum((0, 3)),
+    "last": lambda net, y: (y.flatten(1).mT + 1).tanh().mT.view(len(y), 4, -1).sum(2),
+    "last, by an attribute": lambda net, y: (y.flatten(1).T + 1).tanh().T.view(len(y), 4, -1).sum(2),
+    "backwards": lambda net, y: (y.flip(0) + 1).tanh().flip(0).sum((2, 3)),
+    "rolled": lambda net, y: (y.roll(1, 0) + 1).tanh().roll(-1, 0).sum((2, 3)),
+    "by index": lambda net, y: (y[torch.arange(len(y) - 1, -1, -1)] + 1).tanh().flip(0).sum((2, 3)),
+    "by einsum": lambda net, y: (torch.einsum("bchw,cd->hwbd", y, net.weight) + 1).tanh().sum((0, 1)),
+    "behind channels": lambda net, y: net.norm(y.permute(2, 3, 1, 0).reshape(-1, 4, len(y))).tanh().mean(0).T,
+    "beside a constant": lambda net, y: (
+        (torch.cat([net.weight[None, :1].expand(1, len(y), 4), y.flatten(2).permute(2, 0, 1)]) + 1).tanh().sum(0)
+    ),
+}
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_what_each_image_loses_is_known_however_images_are_laid_out(name: str, count: int) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model, x = Between(LAYOUTS[name]).double(), torch.randn(count, 3, 8, 8, dtype=torch.float64)
+    check(model, x, "Epsilon")
+
+
 @pytest.mark.parametrize("composite", ["Epsilon", "AttnLRP", "EpsilonAlpha2Beta1Flat", "ExcitationBackprop"])
 @pytest.mark.parametrize("count", [2, 4])  # as many as there are heads, and as there are windows
 @pytest.mark.parametrize("build", [Windows, TokensFirst, ImagesBetween])
@@ -64,13 +130,4 @@ def test_what_is_lost_in_a_batch_is_what_each_image_loses_alone(
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model, x = build().double().eval(), torch.randn(count, 3, 8, 8, dtype=torch.float64)
-    together = explain.attribute(model, x, LRP(composite), target=1)
-    alone = [explain.attribute(model, one[None], LRP(composite), target=1) for one in x]
-    assert together.coverage is not None
-    assert together.coverage.taken
-    for cause, taken in together.coverage.taken.items():
-        expected = torch.cat([a.coverage.taken[cause] for a in alone if a.coverage is not None])
-        torch.testing.assert_close(taken, expected, rtol=1e-8, atol=1e-10, msg=cause)
-    assert together.delta is not None
-    assert together.delta.abs().max() <= 1e-8
-    torch.testing.assert_close(together.values, torch.cat([a.values for a in alone]), rtol=1e-8, atol=1e-10)
+    check(model, x, composite)

@@ -37,6 +37,18 @@ def with_a_view_overwritten(y: torch.Tensor) -> torch.Tensor:
     return z
 
 
+def with_values_set(y: torch.Tensor) -> torch.Tensor:
+    z = y * 1
+    z[:, 2] = 0.7
+    return z
+
+
+def with_signals_set(y: torch.Tensor) -> torch.Tensor:
+    z = torch.zeros_like(y)
+    z[:, :2], z[:, 2:] = y[:, 4:], y[:, :4]
+    return z
+
+
 LOSING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "log_softmax": lambda y: F.log_softmax(y, 1),
     "prod": lambda y: y.prod(1, keepdim=True),
@@ -49,6 +61,11 @@ LOSING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "bilinear": lambda y: F.bilinear(y, y, torch.arange(72.0).reshape(2, 6, 6).to(y) / 9),
     "baddbmm": lambda y: torch.baddbmm(y[:, :, None], y[:, :, None], y[:, None, :1]).flatten(1),
     "log": lambda y: y.abs().log_(),
+    "setitem": with_values_set,
+    "pow": lambda y: torch.pow(2.0, y),
+    "rpow": lambda y: 2.0**y,
+    "addcmul": lambda y: torch.addcmul(y, y, y, value=0.5),
+    "rdiv": lambda y: 1 / y.abs(),
     "fill": lambda y: torch.cat([y[:, :2] * 2, (y[:, 2:] * 2).fill_(0.4)], 1),
     "tan": with_a_view_overwritten,
 }
@@ -62,6 +79,7 @@ CONSERVING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "signals": lambda y: torch.maximum(y, y.flip(1)) - torch.minimum(y, 2 * y),
     "pad": lambda y: F.pad(y, (0, 2)),
     "median": lambda y: y.median(1, keepdim=True)[0],
+    "set": with_signals_set,
     "strided": lambda y: y.as_strided((len(y), 3), (6, 2)),
 }
 
@@ -162,7 +180,39 @@ def test_the_range_of_an_image_is_its_own_wherever_tokens_lie(first: bool, compo
 @pytest.mark.parametrize("equation", ["nk,nk->nk", "nk,nj->nkj"])
 def test_differences_of_products_without_a_rule_are_told(equation: str) -> None:
     model = Net(lambda y: torch.einsum(equation, y, y.tanh()).flatten(1)).double()
-    a = explain.attribute(model, random(1, 2, 3, 2, 2), DeepLIFT(0.25), target=1)
+    with pytest.warns(ExplainWarning, match="deeplift misses the difference of the scores by up to"):
+        a = explain.attribute(model, random(1, 2, 3, 2, 2), DeepLIFT(0.25), target=1)
     missed = a.values.flatten(1).sum(1) - (a.score - model(torch.full((2, 3, 2, 2), 0.25).double())[:, 1])
     assert torch.allclose(a.delta, missed, rtol=1e-9, atol=1e-12)
     assert a.delta.abs().max() > 1e-3
+
+
+def test_a_product_with_weights_is_a_linear_map_to_differences() -> None:
+    model, x = Net(lambda y: (y @ torch.arange(12.0).reshape(6, 2).to(y)).tanh()).double(), random(1, 2, 3, 2, 2)
+    a = explain.attribute(model, x, DeepLIFT(0.25), target=1)
+    assert a.values.any()
+    assert a.delta.abs().max() < 1e-12
+
+
+def test_a_softmax_that_is_no_factor_is_accounted_for_where_it_is_held_constant() -> None:
+    model, x = Net(lambda y: y.softmax(1) + y).double(), random(1, 2, 3, 2, 2)
+    a = explain.attribute(model, x, LRP("Epsilon"), target=1)
+    weights = model.first(x.flatten(1)).softmax(1)
+    assert torch.allclose(a.coverage.taken["softmax"], (weights * model.head.weight[1]).sum(1).detach(), atol=1e-5)
+    assert a.delta.abs().max() <= 1e-12
+
+
+def test_a_baseline_without_finite_scores_is_named() -> None:
+    class Standardised(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward((x - x.mean((2, 3), keepdim=True)) / x.std((2, 3), keepdim=True))
+
+    model = Standardised(nn.Flatten(), nn.Linear(12, 3)).double()
+    with pytest.raises(MethodError, match="baseline must be one that the model has finite scores for"):
+        explain.attribute(model, random(1, 2, 3, 2, 2), DeepLIFT(), target=1)
+
+
+def test_the_range_of_the_input_is_one_for_all_or_for_each_channel() -> None:
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 2)), torch.rand(1, 3, 8, 8)
+    with pytest.raises(MethodError, match="one number, or one for each of its 3 channels, got 2 numbers"):
+        explain.attribute(model, x, LRP("EpsilonBox", low=(0.0, 0.0), high=(1.0, 1.0)), target=0)

@@ -179,7 +179,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"methods": {"m": MAP.expand(2, 12, 10)}}, "give one map for each image"),
     ({"methods": {"m": torch.zeros(1, 3, 6, 5)}}, r"or \(1, C, 12, 10\) for each pixel, got \(1, 3, 6, 5\)"),
     ({"methods": {"m": torch.full((1, 12, 10), torch.nan)}}, "map 'm' must hold finite values, got NaN .* image 0"),
-    ({"methods": {"m": np.array([["a"]])}}, "map 'm' must be an Attribution, tensor or array"),
+    ({"methods": {"m": np.array([["a"]])}}, "map 'm' must be an Attribution, or a tensor or array of real numbers"),
     ({"x": torch.zeros(1, 3, 2, 12, 10).double()}, r"x must be photos \(N, C, H, W\) to be judged"),
     ({"boxes": torch.zeros(2, 4)}, "boxes must have one for each of the 1 images, got 2"),
     ({"boxes": [[3, 3, 3, 5]]}, r"boxes must have pixels within the photo of 10 x 12, got \[3.0, 3.0, 3.0, 5.0\]"),
@@ -188,6 +188,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"boxes": [[0, 0, float("nan"), 4]]}, "boxes must hold a finite box for image 0"),
     ({"boxes": [[]]}, "boxes must hold a finite box for image 0"),
     ({"masks": torch.zeros(1, 12, 10)}, "masks must have a pixel of the object in every image, but image 0 has none"),
+    ({"masks": torch.full((1, 12, 10), 0.3)}, "masks must be truth values, or 0 and 1, got numbers from 0.3 to 0.3"),
     ({"masks": torch.ones(1, 6, 5)}, r"masks must have the shape \(1, 12, 10\)"),
 ]
 

@@ -1,0 +1,80 @@
+"""What a caller is warned of when an attribution is made: what it misses, what it turns round, and why it is empty."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from explain.engine import Coverage, Evidence
+from explain.errors import image_name, warn
+from explain.methods import ByScore, DeepLIFT, DeepLIFTSHAP, Method
+from explain.reasons import why_empty
+from explain.result import Attribution
+
+_MISSED = 0.05
+"""The share of the score from which on DeepLIFT says what it misses."""
+
+
+def warn_of_closed(method: Method, coverage: Coverage) -> None:
+    """Say what relevance passed by the plain gradient for want of a look inside."""
+    if coverage.missed:
+        missed = ", ".join(f"{count} x {kind}" for kind, count in coverage.missed.items())
+        warn(
+            f"{method.name} has no rule for some operations ({missed}); they pass relevance by the plain gradient, and "
+            "may lose some: write them with simpler functions of torch to have them covered"
+        )
+
+
+def warn_of_gaps(method: Method, coverage: Coverage) -> None:
+    """Say where a rule found nothing to act on, or could not look."""
+    if not coverage.covered:
+        warn(
+            f"{method.name} found no rectifier (ReLU or a relative) between the input and the score, so it equals "
+            "the plain gradient; use saliency, or a network with rectifiers"
+        )
+    if coverage.missed:
+        missed = ", ".join(f"{count} x {kind}" for kind, count in coverage.missed.items())
+        warn(
+            f"{method.name} cannot look into functions that were written as one operation ({missed}); where they "
+            "rectify, the plain gradient passes: write them with torch's own functions to have them covered"
+        )
+
+
+def warn_of_missed(method: Method, attribution: Attribution) -> None:
+    """Say for which images DeepLIFT's values do not add up to the difference of the scores."""
+    if not isinstance(method, (DeepLIFT, DeepLIFTSHAP)) or attribution.delta is None:
+        return
+    off = attribution.delta.abs()
+    wrong = (off > _MISSED * torch.maximum(attribution.score.abs(), off.new_tensor(1e-3))).nonzero().flatten().tolist()
+    if wrong:
+        most = max(float(off[i]) for i in wrong)
+        warn(
+            f"{attribution.method} misses the difference of the scores by up to {most:.2g} for image "
+            f"{', '.join(map(image_name, wrong))}: operations without a rule take it, or rounding errors; look at "
+            "delta, and try double precision or integratedgradients"
+        )
+
+
+def warn_of_signs(method: Method, attribution: Attribution) -> None:
+    """Say for which images a method divided by a negative score: as published, that turns its map into the opposite."""
+    if not isinstance(method, ByScore):
+        return
+    below = ((attribution.score < 0) & attribution.values.flatten(1).any(1)).nonzero().flatten().tolist()
+    if below:
+        scores = ", ".join(f"{float(attribution.score[i]):.3g}" for i in below)
+        warn(
+            f"{attribution.method} divides by the score, which is negative for image "
+            f"{', '.join(map(image_name, below))} ({scores}): that reverses all signs, so that its positive values "
+            "speak against the target; choose a target with a positive score, or gradcam"
+        )
+
+
+def warn_if_empty(method: Method, attribution: Attribution, evidence: Sequence[Evidence]) -> None:
+    """Say for which images there is nothing to see, and why."""
+    reasons: dict[str, list[str]] = {}
+    for image in (attribution.values.flatten(1) == 0).all(1).nonzero().flatten().tolist():
+        turned = isinstance(method, ByScore) and bool(attribution.score[image] < 0)
+        reasons.setdefault(why_empty(evidence, image, turned=turned), []).append(image_name(image))
+    for reason, images in reasons.items():
+        warn(f"{attribution.method} is zero everywhere for image {', '.join(images)}: {reason}")
