@@ -14,6 +14,7 @@ from explain.result import Attribution
 
 _MISSED = 0.05
 """The share of the score from which on DeepLIFT says what it misses."""
+_HELD = "its rules hold a softmax constant that the score comes through; use attnlrp"
 
 
 def warn_of_closed(method: Method, coverage: Coverage) -> None:
@@ -75,6 +76,13 @@ def warn_if_empty(method: Method, attribution: Attribution, evidence: Sequence[E
     reasons: dict[str, list[str]] = {}
     for image in (attribution.values.flatten(1) == 0).all(1).nonzero().flatten().tolist():
         turned = isinstance(method, ByScore) and bool(attribution.score[image] < 0)
-        reasons.setdefault(why_empty(evidence, image, turned=turned), []).append(image_name(image))
+        why = _HELD if _is_held(attribution, image) else why_empty(evidence, image, turned=turned)
+        reasons.setdefault(why, []).append(image_name(image))
     for reason, images in reasons.items():
         warn(f"{attribution.method} is zero everywhere for image {', '.join(images)}: {reason}")
+
+
+def _is_held(attribution: Attribution, image: int) -> bool:
+    """Whether relevance has ended at a softmax that is no factor of anything."""
+    taken = {} if attribution.coverage is None else attribution.coverage.taken
+    return "softmax" in taken and bool(taken["softmax"][image] != 0)

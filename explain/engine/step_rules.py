@@ -89,9 +89,9 @@ class Identity:
 
 
 def _kept_back(step: Step, flow: Flow, gradient: torch.Tensor) -> torch.Tensor:
-    """Nothing goes on; what arrives, if it was no factor, is lost here."""
-    assert step.result is not None
-    flow.take("softmax", gradient * step.result.tensor)
+    """Nothing goes on; what arrives where it is no factor is lost here."""
+    if step.result is not None and bool(gradient.any()):
+        flow.take("softmax", gradient * step.result.tensor)
     return torch.zeros_like(gradient)
 
 

@@ -202,6 +202,13 @@ def test_a_softmax_that_is_no_factor_is_accounted_for_where_it_is_held_constant(
     assert a.delta.abs().max() <= 1e-12
 
 
+def test_a_map_that_a_softmax_keeps_empty_says_so() -> None:
+    model, x = Net(lambda y: y.softmax(1)).double(), random(1, 2, 3, 2, 2)
+    with pytest.warns(ExplainWarning, match="zero everywhere for image 0, 1: its rules hold a softmax constant"):
+        a = explain.attribute(model, x, LRP("Epsilon"), target=1)
+    assert a.delta.abs().max() <= 1e-12
+
+
 def test_a_baseline_without_finite_scores_is_named() -> None:
     class Standardised(nn.Sequential):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
