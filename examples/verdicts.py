@@ -102,7 +102,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("results", type=Path)
     parser.add_argument("--model", default="efficientnet-lite0")
     parser.add_argument("--photos", type=int, default=100)
-    parser.add_argument("--method", action="append")
+    parser.add_argument("--method", action="append", help="other methods; --update knows a table of theirs")
     parser.add_argument("--small", action="store_true", help="4 photos")
     parser.add_argument("--count", action="store_true", help="only print the table of what is there")
     parser.add_argument("--update", action="store_true", help="write it into docs/verdict.md")
@@ -127,7 +127,8 @@ def main(arguments: list[str] | None = None) -> None:
     found = table([line for line in done if "methods" in line])
     print(found)
     if options.update:
-        PAGE.write_text(updated(PAGE.read_text("utf-8"), options.model, found), "utf-8")
+        name = options.model if options.method is None else f"{options.model}, other methods"
+        PAGE.write_text(updated(PAGE.read_text("utf-8"), name, found), "utf-8")
 
 
 if __name__ == "__main__":
