@@ -89,11 +89,11 @@ def table(lines: list[dict[str, Any]]) -> str:
 
 def updated(page: str, name: str, text: str) -> str:
     """The page with the table of a name replaced."""
-    start, end = f"<!-- table: {name} -->\n", "\n<!-- end -->"
+    start, end = f"<!-- table: {name} -->\n", "<!-- end -->"
     if start not in page:
         raise SystemExit(f"verdicts.py: {PAGE.name} has no place for a table of {name}")
     before, rest = page.split(start, 1)
-    return f"{before}{start}{text}{end}{rest.split(end, 1)[1]}"
+    return f"{before}{start}{text}\n{end}{rest.split(end, 1)[1]}"
 
 
 def main(arguments: list[str] | None = None) -> None:
