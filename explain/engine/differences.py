@@ -141,14 +141,16 @@ def _like(gradient: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _of_softmax(x: torch.Tensor, x0: torch.Tensor, dim: int, gradient: torch.Tensor) -> torch.Tensor:
-    """Exponentials, their sum, and a quotient, each by its own rule; a common shift changes none of them."""
-    most = torch.maximum(x, x0).amax(dim, keepdim=True)
-    e, e0 = (x - most).exp(), (x0 - most).exp()
-    total, total0 = e.sum(dim, keepdim=True), e0.sum(dim, keepdim=True)
-    of_e = gradient * (1 / total + 1 / total0) / 2
-    of_total = -(gradient * (e + e0) / 2).sum(dim, keepdim=True) / (total * total0)
-    slope = _slope(x, x0, e, e0)
-    return (of_e + of_total) * torch.where(slope.isnan(), (e + e0) / 2, slope)
+    """The exponential of x less L, the logarithm of the sum of all exponentials: a function of one number.
+
+    Its slopes m are the logarithmic means of the two softmaxes. Softmaxes sum to one, so that the differences of x
+    times m add up to that of L times the sum of m: L shares itself out in proportion to m.
+    """
+    s, s0 = x.softmax(dim), x0.softmax(dim)
+    slope = _slope(x.log_softmax(dim), x0.log_softmax(dim), s, s0)
+    slope = torch.where(slope.isnan(), (s + s0) / 2, slope)
+    sent = gradient * slope
+    return sent - slope / slope.sum(dim, keepdim=True) * sent.sum(dim, keepdim=True)
 
 
 def _softmax(pair: Pair, gradient: torch.Tensor) -> dict[int, torch.Tensor]:

@@ -55,7 +55,8 @@ class DeepLIFT:
 
     :math:`m_j (x_j - b_j)` with multipliers m that are handed back step by step. A function of one number hands on the
     slope between its two points; linear maps their weights; a product the mean of the other factor; a maximum goes to
-    the place that made it rise or fall. Softmax, attention and normalisations are followed through these, step by step.
+    the place that made it rise or fall. Attention and normalisations are followed through these, step by step, and a
+    softmax as the exponential of x - log(sum(exp(x))): its logarithm is shared out in proportion to its slopes.
     So the values add up to the difference of the scores (summation to delta), and what operations without a rule miss
     is the attribution's ``delta``. The network is run once more, on the baseline.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 
@@ -207,6 +208,27 @@ def test_a_map_that_a_softmax_keeps_empty_says_so() -> None:
     with pytest.warns(ExplainWarning, match="zero everywhere for image 0, 1: its rules hold a softmax constant"):
         a = explain.attribute(model, x, LRP("Epsilon"), target=1)
     assert a.delta.abs().max() <= 1e-12
+
+
+def test_differences_pass_a_softmax_whose_scores_are_far_apart() -> None:
+    model, x = Net(lambda y: (y * 1000).softmax(1) + y).double(), random(1, 2, 3, 2, 2)
+    a = explain.attribute(model, x, DeepLIFT(), target=1)
+    assert a.values.isfinite().all()
+    assert a.delta.abs().max() <= 1e-12
+
+
+def test_the_shares_of_a_softmax_are_logarithmic_means() -> None:
+    """Of each difference of x - log(sum(exp(x))), the logarithmic mean; of the logarithm, in proportion to these."""
+    model, x = Net(lambda y: y.softmax(1)).double(), random(1, 2, 3, 2, 2)
+    a = explain.attribute(model, x, DeepLIFT(), target=1)
+    weight, head = model.first.weight.detach(), model.head.weight[1].tolist()
+    for image, values in zip(x.flatten(1), a.values.flatten(1), strict=True):
+        y, y0 = ((weight @ each + model.first.bias).detach() for each in (image, torch.zeros(12).double()))
+        s, s0 = (each.exp() / each.exp().sum() for each in (y, y0))
+        means = [(p - q) / (math.log(p) - math.log(q)) for p, q in zip(s.tolist(), s0.tolist(), strict=True)]
+        mixed = sum(h * m for h, m in zip(head, means, strict=True))
+        multipliers = torch.tensor([h * m - m / sum(means) * mixed for h, m in zip(head, means, strict=True)]).double()
+        assert torch.allclose(values, (multipliers @ weight) * image, rtol=1e-6, atol=1e-9)
 
 
 def test_a_baseline_without_finite_scores_is_named() -> None:
