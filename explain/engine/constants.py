@@ -89,6 +89,7 @@ class Constants:
         self._made = ByTensor[bool]()
         self._calls: Counter[str] = Counter()
         self._of_attention: set[Any] = set()
+        self._begun = _sequence_number()
 
     def settled(self) -> list[Constant]:
         """What has been found, when the forward pass is over."""
@@ -125,8 +126,13 @@ class Constants:
 
     def is_constant(self, value: Any) -> bool:
         if isinstance(value, torch.Tensor):
-            return self.is_own(value) or value in self._made or _storage(value) in self._own
+            made = self.is_own(value) or value in self._made or _storage(value) in self._own
+            return made or self._is_older(value)
         return isinstance(value, (int, float))
+
+    def _is_older(self, tensor: torch.Tensor) -> bool:
+        """Whether it was made before the pass began, of weights, and kept by the model, with its graph."""
+        return tensor.grad_fn is not None and tensor.grad_fn._sequence_nr() < self._begun
 
     def derive(
         self, kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, *, depends: bool = False
@@ -213,6 +219,14 @@ def _biased(func: Any) -> _Biased | None:
         name = func.__name__.split(".")[0]
         func = getattr(torch, name, getattr(F, name, None))
     return _BIASED.get(func)
+
+
+def _sequence_number() -> int:
+    """The number of the Node that autograd makes next, of this thread."""
+    with torch.inference_mode(False), torch.enable_grad():
+        node = torch.ones(1, requires_grad=True).clone().grad_fn
+    assert node is not None
+    return int(node._sequence_nr())
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -245,3 +245,29 @@ def test_the_range_of_the_input_is_one_for_all_or_for_each_channel() -> None:
     model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 2)), torch.rand(1, 3, 8, 8)
     with pytest.raises(MethodError, match="one number, or one for each of its 3 channels, got 2 numbers"):
         explain.attribute(model, x, LRP("EpsilonBox", low=(0.0, 0.0), high=(1.0, 1.0)), target=0)
+
+
+class Caching(nn.Module):
+    """Adds a bias that it computes once, and keeps with its graph, as LeViT does in evaluation mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.bias, self.head = nn.Linear(12, 6), nn.Parameter(torch.ones(3)), nn.Linear(6, 3)
+        self.kept: torch.Tensor | None = None
+        settled(self)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kept is None:
+            self.kept = self.bias[torch.tensor([0, 0, 1, 1, 2, 2])] * 2
+        found: torch.Tensor = self.head((self.first(x.flatten(1)) + self.kept).relu())
+        return found
+
+
+@pytest.mark.parametrize("method", ["lrp", "deeplift", "fullgrad"])
+def test_what_a_model_has_computed_of_its_weights_and_kept_is_a_constant(method: str) -> None:
+    model, x = Caching().double(), random(1, 2, 3, 2, 2)
+    first, second = (explain.attribute(model, x, method, target=1) for _ in range(2))
+    assert torch.equal(first.values, second.values)
+    for a in (first, second):
+        assert a.delta is not None
+        assert a.delta.abs().max() <= 1e-9
