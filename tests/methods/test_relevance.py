@@ -376,7 +376,7 @@ def test_coverage_names_the_operations_of_each_rule(net: nn.Module, x: torch.Ten
 
 def test_the_composite_suits_the_network(net: nn.Module, x: torch.Tensor) -> None:
     assert explain.attribute(net, x, "lrp").coverage.composite == "EpsilonPlusFlat"
-    dense = nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 2)).double()
+    dense = settled(nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 2))).double()
     assert explain.attribute(dense, random(0, 1, 3, 2, 2), "lrp").coverage.composite == "Epsilon"
     attending = settled(Everything(True)).double().eval()
     assert explain.attribute(attending, random(0, 1, 3, 8, 8), "lrp").coverage.composite == "AttnLRP"
