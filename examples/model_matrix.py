@@ -299,25 +299,33 @@ def check(subject: Subject, methods: Iterable[Method] = METHODS) -> Row:
     return examine(subject.name, model, subject.inputs(2, side), methods)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def subjects(description: str, arguments: Sequence[str] | None = None) -> Iterator[Subject]:
+    """The models that a command line asks for; it sets the number of threads, too."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--source", choices=[*SOURCES, "all"], default="torchvision")
     parser.add_argument("--pattern", default="*", help="which models, as in 'resnet*'")
     parser.add_argument("--giants", action="store_true", help="those with hundreds of millions of weights, too")
     parser.add_argument("--threads", type=int, default=1)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    sources = SOURCES if options.source == "all" else [options.source]
+    found = (
+        subject for name in (SOURCES if options.source == "all" else [options.source]) for subject in SOURCES[name]()
+    )
+    return (
+        subject
+        for subject in found
+        if fnmatch.fnmatch(subject.name.split(":")[-1], options.pattern) and (options.giants or not subject.giant)
+    )
+
+
+def main() -> int:
+    wanted = subjects((__doc__ or "").splitlines()[0])
     rows: list[Row] = []
     print(f"{'model':<34} {'side':>4} {'layer':<38} {'grid':>7}", *(f"{m.name[:7]:>7}" for m in METHODS), "seconds")
-    for source in sources:
-        for subject in SOURCES[source]():
-            wanted = fnmatch.fnmatch(subject.name.split(":")[-1], options.pattern)
-            if not wanted or (subject.giant and not options.giants):
-                continue
-            rows.append(check(subject))
-            print(rows[-1], flush=True)
-            gc.collect()
+    for subject in wanted:
+        rows.append(check(subject))
+        print(rows[-1], flush=True)
+        gc.collect()
     failed = [row for row in rows if row.failures]
     for row in failed:
         print(f"\n{row.name}", *row.failures, sep="\n    ")

@@ -13,8 +13,6 @@ failure.
 
 from __future__ import annotations
 
-import argparse
-import fnmatch
 import gc
 import sys
 import time
@@ -23,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from model_matrix import SOURCES, Subject, lively, smallest, state
+from model_matrix import Subject, lively, smallest, state, subjects
 from torch import nn
 
 import explain
@@ -118,25 +116,14 @@ def examine(subject: Subject) -> Row:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--source", choices=[*SOURCES, "all"], default="torchvision")
-    parser.add_argument("--pattern", default="*", help="which models, as in 'resnet*'")
-    parser.add_argument("--giants", action="store_true", help="those with hundreds of millions of weights, too")
-    parser.add_argument("--threads", type=int, default=1)
-    options = parser.parse_args(arguments)
-    torch.set_num_threads(options.threads)
+    wanted = subjects((__doc__ or "").splitlines()[0], arguments)
     rows: list[Row] = []
-    titles: tuple[str, ...] = ("missed: E", "missed: a")
-    titles = *(f"{title:>9}" for title in titles), f"{'apart':>8} {'s':>6}  unruled"
-    print(f"{'model':<34} {'side':>4} {'automatic':<17}", *titles)
-    for source in SOURCES if options.source == "all" else [options.source]:
-        for subject in SOURCES[source]():
-            wanted = fnmatch.fnmatch(subject.name.split(":")[-1], options.pattern)
-            if not wanted or (subject.giant and not options.giants):
-                continue
-            rows.append(examine(subject))
-            print(rows[-1], flush=True)
-            gc.collect()
+    columns = f"{'missed: E':>9} {'missed: a':>9} {'apart':>8} {'s':>6}  unruled"
+    print(f"{'model':<34} {'side':>4} {'automatic':<17} {columns}")
+    for subject in wanted:
+        rows.append(examine(subject))
+        print(rows[-1], flush=True)
+        gc.collect()
     failed = [row for row in rows if row.failures]
     print(f"\n{len(rows)} models, {len(failed)} with failures, {sum(row.seconds for row in rows):.0f} s")
     return 1 if failed or not rows else 0

@@ -20,10 +20,9 @@ _HELD = "its rules hold a softmax constant that the score comes through; use att
 def warn_of_closed(method: Method, coverage: Coverage) -> None:
     """Say what relevance passed by the plain gradient for want of a look inside."""
     if coverage.missed:
-        missed = ", ".join(f"{count} x {kind}" for kind, count in coverage.missed.items())
         warn(
-            f"{method.name} has no rule for some operations ({missed}); they pass relevance by the plain gradient, and "
-            "may lose some: write them with simpler functions of torch to have them covered"
+            f"{method.name} has no rule for some operations ({_listed(coverage)}); they pass relevance by the plain "
+            "gradient, and may lose some: write them with simpler functions of torch to have them covered"
         )
 
 
@@ -35,11 +34,14 @@ def warn_of_gaps(method: Method, coverage: Coverage) -> None:
             "the plain gradient; use saliency, or a network with rectifiers"
         )
     if coverage.missed:
-        missed = ", ".join(f"{count} x {kind}" for kind, count in coverage.missed.items())
         warn(
-            f"{method.name} cannot look into functions that were written as one operation ({missed}); where they "
-            "rectify, the plain gradient passes: write them with torch's own functions to have them covered"
+            f"{method.name} cannot look into functions that were written as one operation ({_listed(coverage)}); where "
+            "they rectify, the plain gradient passes: write them with torch's own functions to have them covered"
         )
+
+
+def _listed(coverage: Coverage) -> str:
+    return ", ".join(f"{count} x {kind}" for kind, count in coverage.missed.items())
 
 
 def warn_of_missed(method: Method, attribution: Attribution) -> None:

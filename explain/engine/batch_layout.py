@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from explain.engine.bytensor import ByTensor
-from explain.engine.calls import Call
+from explain.engine.calls import Call, places
 
 _SHAPES = frozenset(["reshape", "view", "view_as", "reshape_as", "flatten", "unflatten", "unsqueeze", "squeeze",
                      "contiguous", "clone"])  # fmt: skip
@@ -94,12 +94,11 @@ class BatchLayout:
 
     def _joined(self, call: Call, dependent: Sequence[int]) -> torch.Tensor | None:
         """The numbers of tensors that are joined; a constant belongs to the images beside it."""
-        own = {i: self._numbers(call.flat[i]) for i in dependent}
-        found = {}
-        for i, tensor in ((i, each) for i, each in enumerate(call.flat) if isinstance(each, torch.Tensor)):
-            beside = own[dependent[0]]
-            fit = beside if beside is not None and fits(beside, tensor.shape) else self._numbers(tensor)
-            numbers = own.get(i, fit)
+        beside, found = self._numbers(call.flat[dependent[0]]), {}
+        for i in places(call, lambda tensor: True):
+            tensor = call.flat[i]
+            shared = i not in dependent and beside is not None and fits(beside, tensor.shape)
+            numbers = beside if shared else self._numbers(tensor)
             if numbers is None:
                 return None
             found[i] = numbers.expand(tensor.shape)
