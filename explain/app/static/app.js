@@ -58,6 +58,7 @@ class App extends Page {
       this.photo = photo;
       this.targets = [];
       this.viewer = null;
+      this.coming = null;
       this.covering.reset();
       this.desk.small();
       this.tools.hidden = false;
@@ -118,11 +119,10 @@ class App extends Page {
     if (this.wanted !== undefined && this.targets.includes(this.wanted)) state.target = this.targets.indexOf(this.wanted);
     this.wanted = undefined;
     this.source.items[0] = item;
-    this.put(item, state);
+    await this.put(item, state);
     this.covering.told(item);
     this.say(`${item.model}: ${seconds < 1 ? `${Math.round(1000 * seconds)} ms` : `${seconds.toFixed(1)} s`}${notes.length ? `. ${notes.join('. ')}` : ''}`);
     document.title = `${item.predictions[0]?.[0] ?? item.targets[0].label} – ${item.name}`;
-    await this.viewer.ready;
   }
 
   // The state by names, since numbers may mean something else now.
@@ -136,16 +136,21 @@ class App extends Page {
     state.layer = 0;
   }
 
-  put(item, state) {
-    const { activeElement } = document;
-    const refocus = this.viewer && this.viewer.stage.element === activeElement;
+  // An answer takes the place of the one before when it is drawn, so that nothing moves; so does the focus in it.
+  async put(item, state) {
     const keep = (kept) => {
       this.covering.take(kept.region);
       this.beside.follow(this.viewer);
     };
-    this.viewer = new Viewer(item, this.colors, { state, keep });
-    this.current.replaceChildren(this.viewer.element);
-    if (refocus) this.viewer.stage.element.focus();
+    const viewer = new Viewer(item, this.colors, { state, keep });
+    this.coming = viewer;
+    await viewer.ready;
+    if (this.coming !== viewer) return;
+    const focus = counterpart(document.activeElement, this.viewer, viewer);
+    this.viewer = viewer;
+    this.current.replaceChildren(viewer.element);
+    focus?.focus({ preventScroll: true });
+    this.beside.follow(viewer);
   }
 
   // A map that is not finished: a method more at first, then a new map in its place.
@@ -159,7 +164,7 @@ class App extends Page {
       const last = item.methods.push(about) - 1;
       maps.forEach((map, target) => item.maps[target].push(map));
       item.records.forEach((records) => records.push(null));
-      this.put(item, { ...state, method: state.target ? state.method : last });
+      await this.put(item, { ...state, method: state.target ? state.method : last });
       return;
     }
     [item.maps[0][number]] = maps; // of the other answers, nothing is known until the end
@@ -210,6 +215,14 @@ class App extends Page {
       if (error.name !== 'AbortError') this.fail(error.message);
     }
   }
+}
+
+// The element of a viewer that is what `element` is in the viewer before it.
+function counterpart(element, before, after) {
+  if (!before?.element.contains(element)) return null;
+  if (element === before.stage.element) return after.stage.element;
+  const name = (each) => (each.labels?.[0] ?? each).textContent;
+  return [...after.element.querySelectorAll(element.tagName)].find((each) => name(each) === name(element));
 }
 
 window.explainPage = new App(document.getElementById('app'), new LiveSource(document));

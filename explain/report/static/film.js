@@ -14,6 +14,7 @@ class Film {
     item.methods.forEach((method, number) => {
       const input = el('input', { type: 'radio', name, value: number, onchange: () => onchange(number) });
       const canvas = el('canvas', { 'aria-hidden': 'true' });
+      sizeOf(canvas, item); // now, so that nothing moves when it is drawn
       this.inputs.push(input);
       this.canvases.push(canvas);
       const label = el('label', { class: 'frame', title: method.about }, input, canvas, el('span', {}, method.name),
@@ -47,13 +48,19 @@ class Film {
   }
 }
 
-// The part of a photo that the model saw, with heat over it.
-function smallPicture(canvas, image, item, map, colors, side = THUMB) {
+function sizeOf(canvas, item, side = THUMB) {
   const [left, top, right, bottom] = item.box;
   const [width, height] = [right - left, bottom - top];
   const scale = side / Math.min(width, height);
   canvas.width = Math.round(Math.min(width * scale, 2.2 * side));
   canvas.height = Math.round(Math.min(height * scale, 2.2 * side));
+}
+
+// The part of a photo that the model saw, with heat over it.
+function smallPicture(canvas, image, item, map, colors, side = THUMB) {
+  const [left, top, right, bottom] = item.box;
+  const [width, height] = [right - left, bottom - top];
+  sizeOf(canvas, item, side);
   const context = canvas.getContext('2d');
   const [across, down] = [canvas.width / width, canvas.height / height];
   context.drawImage(image, -left * across, -top * down, item.size[0] * across, item.size[1] * down);

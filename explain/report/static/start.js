@@ -117,20 +117,23 @@ class Page {
   async showPhoto(number, state = {}) {
     this.number = number;
     const item = await this.source.item(number);
-    this.viewer = new Viewer(item, this.colors, {
+    const viewer = new Viewer(item, this.colors, {
       state, widget: this.widget,
-      keep: (kept) => toAddress(kept, USUAL, this.many ? { photo: number, ...different(this.sheetState) } : {}),
+      keep: (kept) => { if (this.number === number) toAddress(kept, USUAL, this.many ? { photo: number, ...different(this.sheetState) } : {}); },
     });
-    this.body.replaceChildren(this.viewer.element);
+    await viewer.ready; // what is shown is whole, and does not move
+    if (this.number !== number) return; // something else was asked for meanwhile
+    this.viewer = viewer;
+    this.body.replaceChildren(viewer.element);
     document.title = `${this.source.index.photos[number].label} – ${item.name}`;
     this.navigation(true);
-    await this.viewer.ready;
     document.documentElement.dataset.ready = String(Math.round(performance.now()));
     if (this.many) window.scrollTo(0, 0);
   }
 
   showSheet() {
     this.viewer = null;
+    this.number = null;
     this.sheet ??= new Sheet(this.source, this.colors, {
       state: this.sheetState,
       keep: (kept) => toAddress(kept, SHEET),
