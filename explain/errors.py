@@ -160,8 +160,8 @@ class _Setting(Unsplit[None]):
         setattr(_here, self._name, self._before)
 
 
-def naming(images: Sequence[str]) -> AbstractContextManager[None]:
-    """Let messages in this thread call the images of a batch by these names, and not by their numbers."""
+def naming(images: Sequence[str | None]) -> AbstractContextManager[None]:
+    """Let messages in this thread call the images of a batch by these names; those of None by their numbers."""
     return _Setting("images", images)
 
 
@@ -174,8 +174,8 @@ def image_name(number: int) -> str:
     >>> image_name(1)
     '1'
     """
-    images: Sequence[str] = getattr(_here, "images", None) or ()
-    return images[number] if number < len(images) else str(number)
+    images: Sequence[str | None] = getattr(_here, "images", None) or ()
+    return (images[number] if number < len(images) else None) or str(number)
 
 
 def typed() -> AbstractContextManager[None]:

@@ -271,7 +271,7 @@ class Explainer:
         if isinstance(self.preprocess, FiveCrops):
             return [self._in_pieces(photo, self.preprocess, request) for photo in photos]
         x = torch.cat([photo.x for photo in photos])
-        with naming([photo.name for photo in photos] if len(photos) > 1 else []):
+        with naming([photo.name for photo in photos] if len(photos) > 1 else [photos[0].source]):
             found = attribute_targets(
                 self.model, x, request.methods, request.targets, categories=self.categories, **request.options
             )

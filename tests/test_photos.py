@@ -224,6 +224,10 @@ def test_warnings_in_a_batch_name_the_photo(tmp_path: Path) -> None:
     with pytest.warns(ExplainWarning, match=r"gradcam is zero everywhere for image \S*1\.png: "):
         found = dark([tmp_path / f"{i}.png" for i in range(3)], "gradcam", 0)
     assert [bool(each.attributions["gradcam"].values.any()) for each in found] == [True, False, True]
+    with pytest.warns(ExplainWarning, match=r"gradcam is zero everywhere for image \S*1\.png: "):
+        dark(tmp_path / "1.png", "gradcam", 0)
+    with pytest.warns(ExplainWarning, match="gradcam is zero everywhere for image 0: "):
+        dark(Image.new("RGB", (24, 20)), "gradcam", 0)
 
 
 def test_an_attribution_has_the_attributions_of_its_images() -> None:

@@ -147,4 +147,5 @@ def notes(answer: Answer, about: str = "") -> Iterator[None]:
             yield
         finally:
             for warning in caught:
-                answer.note(f"{about}: {warning.message}" if about else str(warning.message))
+                said = str(warning.message)
+                answer.note(f"{about}: {said}" if about and about not in said else said, once=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from explain.arguments import JSON, PATTERN, UsageError
 from explain.cli.answer import DONE, Answer
 from explain.cli.command import Command
-from explain.errors import ExplainError
+from explain.errors import ExplainError, naming
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -62,7 +62,8 @@ def judged(
         chosen = next(iter(result.values())).target
         target = chosen if isinstance(chosen, str) else int(chosen[0])
         given: Any = {name: objects[name] if again else each for name, each in result.items()}
-        tables.append(evaluate(explainer.model, x, given, metrics, target=target, **options))
+        with naming([explanation.source]):
+            tables.append(evaluate(explainer.model, x, given, metrics, target=target, **options))
     return tables
 
 

@@ -77,6 +77,19 @@ def test_a_fill_is_for_all_methods_and_metrics_that_cover_pixels(capsys: pytest.
     )
 
 
+def test_notes_call_a_single_photo_by_its_name_and_are_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    Image.new("RGB", (64, 64)).save("black.png")
+    asked = ["--target", "199", "--metric", "mprt", "--metric", "sparseness", "--check"]  # its map is empty
+    assert main(["black.png", "--model", "tiny", *asked]) == 0
+    starts = [
+        "note: gradcam is zero everywhere for image black.png: ",
+        "note: sparseness of gradcam is not defined for image black.png: ",
+        "note: mprt of gradcam is not defined for image black.png: ",
+    ]
+    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
+    assert [line[: len(start)] for line, start in zip(notes, starts, strict=True)] == starts
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -198,8 +198,8 @@ def test_methods_targets_views_and_layers_are_switched_by_click_and_by_keys(open
     assert again.state("layer") == 1
 
 
-@pytest.mark.parametrize("size", (DESKTOP, PHONE), ids=("desktop", "phone"))
-@pytest.mark.parametrize("name", ("file", "sheet"))
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+@pytest.mark.parametrize("name", ["file", "sheet"])
 def test_nothing_moves_while_a_page_is_drawn(
     opened: Open, request: pytest.FixtureRequest, name: str, size: dict[str, int]
 ) -> None:
@@ -209,11 +209,12 @@ def test_nothing_moves_while_a_page_is_drawn(
         copy.drawImage(each, 0, 0, 1, 1);
         return copy.getImageData(0, 0, 1, 1).data[3] > 0; // the small pictures are drawn too
     })""")
-    moved = page.tab.evaluate(
-        "new Promise((done) => { new PerformanceObserver((list) => done(list.getEntries().map((each) => "
-        "each.sources.map((source) => source.node?.className ?? '')))).observe({ type: 'layout-shift', buffered: true });"
-        " setTimeout(() => done([]), 300); })"
-    )
+    moved = page.tab.evaluate("""new Promise((done) => {
+        const what = (entry) => entry.sources.map((source) => source.node?.className ?? '');
+        const observer = new PerformanceObserver((list) => done(list.getEntries().map(what)));
+        observer.observe({ type: 'layout-shift', buffered: true });
+        setTimeout(() => done([]), 300);
+    })""")
     assert moved == []
 
 
