@@ -244,7 +244,7 @@ CHANNELS = Option(
     how={"type": _count, "metavar": "K"},
 )  # fmt: skip
 SHARED = Option(("--concepts",), "find K concepts that all photos share", how={"type": _count, "metavar": "K"})
-EXAMPLES = Option(
+CONCEPT_PHOTOS = Option(
     ("--examples",), "photos that have a concept, at least five: is --target read from it?", how={"metavar": "SOURCE"}
 )  # fmt: skip
 CLASS = Option(

@@ -104,6 +104,15 @@ def test_no_room_imports_in_circles() -> None:
     assert circles({name: imported_files(FILES[name]) & files for name in files}) <= CIRCLES
 
 
+@pytest.mark.parametrize("path", FILES.values(), ids=FILES.keys())
+def test_a_name_is_given_once_in_a_module(path: Path) -> None:
+    """A second value for a constant would silently reach those who meant the first."""
+    tree = ast.parse(path.read_text("utf-8"))
+    targets = [target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
+    names = [target.id for target in targets if isinstance(target, ast.Name)]
+    assert sorted(names) == sorted(set(names))
+
+
 def test_the_map_in_the_docstring_names_every_room() -> None:
     drawn = re.findall(r"^    (\w+)/?\s{2,}\S", explain.__doc__ or "", re.MULTILINE)
     assert drawn == ROOMS[:-1]

@@ -7,7 +7,7 @@ import argparse
 from explain.arguments import (
     CHANNELS,
     CLASS,
-    EXAMPLES,
+    CONCEPT_PHOTOS,
     FORCE,
     JSON,
     MAPS_OF,
@@ -25,7 +25,7 @@ from explain.cli.command import Command
 from explain.cli.explaining import targets_of
 from explain.cli.model import blaming, load_explainer
 
-FURTHER = (CHANNELS, SHARED, EXAMPLES)
+FURTHER = (CHANNELS, SHARED, CONCEPT_PHOTOS)
 """What takes one more look at the model."""
 
 

@@ -48,6 +48,11 @@ def test_options_that_cannot_be_meant_are_refused(
     assert said in capsys.readouterr().err
 
 
+def test_the_help_is_about_the_app(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--help"]) == 0
+    assert "--examples FOLDER a folder with photos to pick from" in " ".join(capsys.readouterr().out.split())
+
+
 def test_serve_answers_until_it_is_interrupted(tmp_path: Path) -> None:
     pytest.importorskip("uvicorn", reason="the app needs uvicorn: pip install -e '.[app]'")
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
