@@ -55,9 +55,13 @@ def _same_inputs() -> None:
     torch.manual_seed(0)
 
 
+def subject_of(source: str, name: str) -> Any:
+    """The model of a name in the matrix."""
+    return next(subject for subject in matrix.SOURCES[source]() if subject.name.split(":")[-1] == name)
+
+
 def passes(source: str, name: str, methods: list[Any] = matrix.METHODS) -> None:
-    subject = next(subject for subject in matrix.SOURCES[source]() if subject.name.split(":")[-1] == name)
-    row = matrix.check(subject, methods)
+    row = matrix.check(subject_of(source, name), methods)
     assert row.failures == []
     assert len(row.cells) == len(methods)
     assert row.layer != "-"

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.test_models_matrix import FAMILIES, HUGGING_FACE, TIMM, example, matrix
+from tests.test_models_matrix import FAMILIES, HUGGING_FACE, TIMM, example, subject_of
 
 relevance_matrix = example("relevance_matrix")
 
 
 def check(source: str, name: str) -> None:
-    subject = next(subject for subject in matrix.SOURCES[source]() if subject.name.split(":")[-1] == name)
-    row = relevance_matrix.examine(subject)
+    row = relevance_matrix.examine(subject_of(source, name))
     assert not row.failures, str(row)
 
 
