@@ -14,7 +14,7 @@ from PIL import Image
 from explain import pictures, render
 from explain.attribution import Attribution
 from explain.engine import Progress
-from explain.errors import MethodError, TargetError, did_you_mean, keywords, naming, printable
+from explain.errors import MethodError, TargetError, did_you_mean, keywords, printable
 from explain.images import Box
 from explain.methods import get_method
 from explain.models import class_label
@@ -221,8 +221,7 @@ class Explanation(Reported):
         index = self._target(target)
         names = self.methods if methods is None else [methods] if isinstance(methods, str) else methods
         found = [self._attribution(name, index) for name in names]
-        with naming([self.source]):
-            return check_explained(self, found, index, seed=seed, batch_size=batch_size, progress=progress)
+        return check_explained(self, found, index, seed=seed, batch_size=batch_size, progress=progress)
 
     @keywords()
     def figure(

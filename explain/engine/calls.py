@@ -91,6 +91,18 @@ class Call:
         return None if plain is None else Call(plain, self.kind, self.args, self.kwargs)
 
 
+def plain(call: Call) -> Call:
+    """The call; of an instance normalisation by running statistics, that of the batch normalisation which it equals."""
+    if call.kind != "instance_norm":
+        return call
+    given = call.named
+    mean, variance = given.get("running_mean"), given.get("running_var")
+    if mean is None or variance is None or given.get("use_input_stats", True):
+        return call
+    affine = given["input"], given.get("weight"), given.get("bias")
+    return Call(torch.batch_norm, "batch_norm", (*affine, mean, variance, False, 0.0, given.get("eps", 1e-5), True), {})
+
+
 def _assigned(tensor: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
     """The tensor with some of its values replaced."""
     found = tensor.clone()

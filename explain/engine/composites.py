@@ -9,7 +9,8 @@ import fnmatch
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
+from types import NoneType
+from typing import Any, cast
 
 import torch
 from torch.autograd.graph import Node
@@ -29,10 +30,13 @@ from explain.engine.step_rules import (
     Uniform,
     Unruled,
 )
-from explain.engine.steps import Step
+from explain.engine.steps import KINDS, Step
+from explain.errors import MethodError, shown
 from explain.hooks import HookGroup
+from explain.spelling import did_you_mean
 
 RelevanceRule = LinearRule | StepRule
+_KINDS = sorted({*KINDS.values(), "other"})
 _MATERIAL = 1e-3
 """The share of what it is handed from which on an operation without a rule is named for what it loses."""
 
@@ -47,6 +51,16 @@ class When:
     kinds: tuple[str, ...] = ()
     module: str | None = None
     first: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kinds, (tuple, list)):
+            raise MethodError(f"kinds of When must be several, as in ('dense',), got {shown(self.kinds)}")
+        for kind in self.kinds:
+            if kind not in _KINDS:
+                raise MethodError(f"kind of When {shown(kind)} is unknown; {did_you_mean(str(kind), _KINDS)}")
+        if not isinstance(self.module, (str, NoneType)):
+            raise MethodError(f"module of When must be a pattern such as 'layer4.*', got {shown(self.module)}")
+        object.__setattr__(self, "kinds", tuple(self.kinds))
 
     def __call__(self, kind: str, module: str | None, first: bool) -> bool:
         named = self.module is None or (module is not None and fnmatch.fnmatchcase(module, self.module))
@@ -77,6 +91,18 @@ class Composite:
 
     name: str
     rules: Rules = field(repr=False)
+
+    def __post_init__(self) -> None:
+        rules: Any = self.rules  # of anybody
+        for each in rules if isinstance(rules, (tuple, list)) else [rules]:
+            pair = each if isinstance(each, (tuple, list)) and len(each) == 2 else (None, None)
+            is_rule = isinstance(pair[1], (LinearRule, StepRule)) and not isinstance(pair[1], type)
+            if not isinstance(pair[0], When) or not is_rule:
+                raise MethodError(
+                    f"rules of composite {self.name!r} must be pairs of a When and a rule, got {shown(each)}; write "
+                    "Composite('mine', ((When(('dense',)), Epsilon()),))"
+                )
+        object.__setattr__(self, "rules", tuple((when, rule) for when, rule in rules))
 
     @property
     def is_open(self) -> bool:
@@ -204,10 +230,13 @@ def suiting(steps: Iterable[Step]) -> Composite:
 
     A softmax or attention on the way means attention; and one convolution that cuts patches out is none.
     """
-    kinds = Counter(step.kind for step in steps)
-    if kinds["softmax"] or kinds["attention"]:
+    found = list(steps)
+    if any(step.kind in ("softmax", "attention") for step in found):
         return COMPOSITES["AttnLRP"]
-    return COMPOSITES["EpsilonPlusFlat" if kinds["convolution"] > 1 else "Epsilon"]
+    # By their weights: a network that takes its images one by one calls each as often as there are images.
+    convolutions = [step for step in found if step.kind == "convolution"]
+    weights = {step.node if step.linear is None else step.linear.weight.data_ptr() for step in convolutions}
+    return COMPOSITES["EpsilonPlusFlat" if len(weights) > 1 else "Epsilon"]
 
 
 @dataclass(eq=False)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from explain.engine.bytensor import ByTensor
+from explain.engine.dependence import Dependence
 from explain.errors import MethodError
 from explain.hooks import is_transforming
 
@@ -46,8 +46,6 @@ _BIASED = {
 }
 SUMS = frozenset(["add", "radd", "iadd", "sub", "rsub", "isub", "subtract"])
 """What adds or takes away, in the words of `Tensor`'s methods without their underscores."""
-_FILLED = frozenset(["zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"])
-"""Functions that take nothing but the shape of their first argument."""
 _FIRST = frozenset(["addmm", "baddbmm", "addbmm", "addmv", "addcmul"])
 """Functions that add something to their first argument."""
 _NAMED = (nn.modules.conv._ConvNd, nn.Linear, nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
@@ -83,13 +81,9 @@ class Constants:
     found: list[Constant] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        own = [*self.model.parameters(), *self.model.buffers(), *self.beside]
-        self._themselves = {id(tensor): tensor for tensor in own}
-        self._own = {storage for tensor in own if (storage := _storage(tensor))}
-        self._made = ByTensor[bool]()
+        self.dependence = Dependence(self.model, self.beside)
         self._calls: Counter[str] = Counter()
         self._of_attention: set[Any] = set()
-        self._begun = _sequence_number()
 
     def settled(self) -> list[Constant]:
         """What has been found, when the forward pass is over."""
@@ -106,7 +100,7 @@ class Constants:
     ) -> Any:
         """Note what a call adds; return its result, in the graph."""
         if not isinstance(result, torch.Tensor) or not result.is_floating_point():
-            return self.derive(kind, args, kwargs, result)
+            return result
         biased = _biased(func)
         if biased is not None:
             given = {**dict(zip(biased.arguments.split(), args, strict=False)), **kwargs}
@@ -118,47 +112,13 @@ class Constants:
             self._note(kwargs.get("beta", 1) * args[0], result)
         elif kind == "softmax":
             self._mark_attention(args[0] if args else kwargs["input"])
-        return self.derive(kind, args, kwargs, result)
-
-    def is_own(self, tensor: torch.Tensor) -> bool:
-        """Whether it is one of the model's parameters and buffers."""
-        return id(tensor) in self._themselves
+        return result
 
     def is_constant(self, value: Any) -> bool:
+        """Whether a gradient leads from it to no explained input."""
         if isinstance(value, torch.Tensor):
-            made = self.is_own(value) or value in self._made or _storage(value) in self._own
-            return made or self._is_older(value)
+            return not self.dependence.of(value)
         return isinstance(value, (int, float))
-
-    def _is_older(self, tensor: torch.Tensor) -> bool:
-        """Whether it was made before the pass began, of weights, and kept by the model, with its graph."""
-        return tensor.grad_fn is not None and tensor.grad_fn._sequence_nr() < self._begun
-
-    def derive(
-        self, kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, *, depends: bool = False
-    ) -> Any:
-        """Note whether a result, or what was written into, is made of constants alone.
-
-        ``depends`` says that an argument is known to be none.
-        """
-        if depends and kind not in _FILLED:
-            constant = False
-        else:
-            values = [*args, *kwargs.values()]
-            tensors = [
-                t for v in values for t in (v if isinstance(v, (list, tuple)) else (v,)) if isinstance(t, torch.Tensor)
-            ]
-            constant = all(map(self.is_constant, tensors[kind in _FILLED :]))
-        made = args[0] if kind == "setitem" else result
-        for each in made if isinstance(made, (list, tuple)) else (made,):
-            if isinstance(each, torch.Tensor):
-                if constant:
-                    self._made[each] = True
-                else:
-                    for changed in (each, each._base):  # what is written into a view is in its base
-                        if changed is not None:
-                            self._made.discard(changed)
-        return result
 
     def _note_bias(
         self, channels: int | None, given: Mapping[str, Any], result: torch.Tensor, running: Callable[[], Running]
@@ -177,9 +137,7 @@ class Constants:
                 f"bias in layer {name or 'model'!r} is added inside one; write the model without it, or use "
                 "integratedgradients"
             )
-        if not result.requires_grad and torch.is_grad_enabled():
-            result = result.detach().requires_grad_().clone()  # of another image: its graph begins here
-        elif result._is_view():
+        if result._is_view():
             result = result.clone()  # what overwrites a view hides its Node (instance normalisation gives one)
         if channels is not None:
             bias = bias.reshape(-1, *[1] * (result.ndim - 1 - channels % result.ndim))
@@ -219,21 +177,6 @@ def _biased(func: Any) -> _Biased | None:
         name = func.__name__.split(".")[0]
         func = getattr(torch, name, getattr(F, name, None))
     return _BIASED.get(func)
-
-
-def _sequence_number() -> int:
-    """The number of the Node that autograd makes next, of this thread."""
-    with torch.inference_mode(False), torch.enable_grad():
-        node = torch.ones(1, requires_grad=True).clone().grad_fn
-    assert node is not None
-    return int(node._sequence_nr())
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    try:
-        return tensor.untyped_storage().data_ptr()
-    except (NotImplementedError, RuntimeError):  # a sparse tensor, or one within a transform, has none
-        return 0
 
 
 def _nowhere(constant: Constant) -> Constant:

@@ -10,13 +10,15 @@ normalisation follows is run with the weights that it has, and the bias and epsi
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 
 from explain.engine.relevance import Flow, Map, only_laid_out, sources_behind
-from explain.errors import MethodError
+from explain.errors import MethodError, shown
 
 
 @runtime_checkable
@@ -27,6 +29,15 @@ class LinearRule(Protocol):
     def name(self) -> str: ...
 
     def attach(self, of: Map, flow: Flow) -> None: ...
+
+
+def _must_be(rule: object, **least: float) -> None:
+    """Refuse numbers of a rule that are not finite, or too small."""
+    for name, low in least.items():
+        value = getattr(rule, name)
+        if isinstance(value, bool) or not isinstance(value, Real) or not low <= float(value) < math.inf:
+            what = f"{name} of {type(rule).__name__}"
+            raise MethodError(f"{what} must be a finite number of at least {low:g}, got {shown(value)}")
 
 
 @dataclass(frozen=True)
@@ -50,6 +61,9 @@ class Epsilon:
     epsilon: float = 1e-6
 
     name: ClassVar[str] = "epsilon"
+
+    def __post_init__(self) -> None:
+        _must_be(self, epsilon=0)
 
     def attach(self, of: Map, flow: Flow) -> None:
         alone = of.linear.size is None and of.rectifier is None
@@ -108,6 +122,14 @@ class AlphaBeta(_Altered):
     epsilon: float = 1e-6
     bias: bool = True
     """False leaves out what the bias contributes."""
+
+    def __post_init__(self) -> None:
+        _must_be(self, alpha=1, beta=0, epsilon=0)
+        if abs(self.alpha - self.beta - 1) > 1e-6:
+            raise MethodError(
+                f"alpha - beta of AlphaBeta must be 1 for relevance to be conserved, got {self.alpha:g} - "
+                f"{self.beta:g}; beta={self.alpha - 1:g} fits that alpha"
+            )
 
     @property
     def name(self) -> str:
@@ -174,6 +196,9 @@ class Gamma(_Altered):
 
     name: ClassVar[str] = "gamma"
 
+    def __post_init__(self) -> None:
+        _must_be(self, gamma=0, epsilon=0)
+
     def back(self, of: Map, gradient: torch.Tensor, flow: Flow) -> torch.Tensor:
         if of.rectified and (of.x.unsigned or bool(of.x.tensor.amin() >= 0)):
             return self._of_positive(of, gradient, flow)
@@ -239,6 +264,9 @@ class Flat(_AtInput):
 
     name: ClassVar[str] = "flat"
 
+    def __post_init__(self) -> None:
+        _must_be(self, epsilon=0)
+
     def shares(self, of: Map, relevance: torch.Tensor, flow: Flow) -> torch.Tensor:
         linear, x = of.linear, of.x.tensor
         if not linear.alike:
@@ -258,6 +286,9 @@ class WSquare(_AtInput):
 
     name: ClassVar[str] = "wsquare"
 
+    def __post_init__(self) -> None:
+        _must_be(self, epsilon=0)
+
     def shares(self, of: Map, relevance: torch.Tensor, flow: Flow) -> torch.Tensor:
         small = of.linear.small(self.epsilon, power=2)
         return _of_weights(of, of.linear.weight.square(), relevance, small, flow)
@@ -276,6 +307,9 @@ class ZBox(_AtInput):
     epsilon: float = 1e-6
 
     name: ClassVar[str] = "zbox"
+
+    def __post_init__(self) -> None:
+        _must_be(self, epsilon=0)
 
     def shares(self, of: Map, relevance: torch.Tensor, flow: Flow) -> torch.Tensor:
         linear, x = of.linear, of.x.tensor

@@ -153,7 +153,7 @@ class Recorder(TorchFunctionMode):
         noted = rectified is not None or (self._constants is not None and kind in SUMS)
         first = args[0] if args else None
         apart = None
-        if noted and isinstance(first, torch.Tensor) and first._is_view():
+        if noted and isinstance(first, torch.Tensor) and (first._is_view() or self._is_added_to(first)):
             apart = _out_of_place(func, args, kwargs)
         # A clone, since what a rectifier keeps of its input must not be overwritten by its output.
         result = func(*args, **kwargs) if apart is None else apart(first.clone())  # type: ignore[union-attr]
@@ -164,6 +164,10 @@ class Recorder(TorchFunctionMode):
         if self._constants is not None:
             result = self._constants.see(func, kind, args, kwargs, result, self._running)
         return result if apart is None else first.copy_(result)  # type: ignore[union-attr]
+
+    def _is_added_to(self, first: torch.Tensor) -> bool:
+        """Whether what is added stands where the sum would be written, if it is written in place."""
+        return self._constants is not None and self._constants.is_constant(first)
 
     def _note(self, kind: str, result: Any, found: Rectified) -> None:
         node = result.grad_fn if isinstance(result, torch.Tensor) else None

@@ -69,8 +69,8 @@ def _pass_back(step: Step, flow: Flow) -> None:
             return (_ratio(flow, arrived, step.values[1].tensor, step.values[0].tensor), *grad_inputs[1:])
         # What it was given is overwritten, and the line from its value at zero is known.
         line = torch.where(step.slope.isnan() | (arrived == 0), 0, step.slope)
-        if step.offset:
-            flow.take("activations", step.offset * arrived)
+        if step.offset is not None:
+            flow.take("activations", arrived * step.offset)
         return (arrived * line, *grad_inputs[1:])
 
     flow.at(step, after)

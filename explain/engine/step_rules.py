@@ -81,8 +81,8 @@ class Identity:
             arrived, plain = grad_outputs[step.output], grad_inputs[0]
             if arrived is None or plain is None:
                 return grad_inputs
-            if step.offset:
-                flow.take("activations", arrived, step.offset)
+            if step.offset is not None:
+                flow.take("activations", arrived * step.offset)
             return (_along_line(step, arrived, plain), *grad_inputs[1:])
 
         flow.at(step, after)
@@ -101,7 +101,7 @@ def _along_line(step: Step, arrived: torch.Tensor, plain: torch.Tensor) -> torch
         sent = torch.where(step.slope.isnan(), plain, arrived * step.slope)
     else:
         x, y = (step.values[i].tensor for i in (0, 1))
-        line = torch.div(y - step.offset if step.offset else y, x)
+        line = torch.div(y if step.offset is None else y - step.offset, x)
         sent = torch.where(x == 0, plain, line.mul_(arrived) if line.dtype == arrived.dtype else line * arrived)
     if not bool(sent.sum().isfinite()):  # of a value that is infinite, nothing is asked where nothing arrives
         sent = torch.where(arrived == 0, 0, sent)

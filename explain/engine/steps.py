@@ -20,8 +20,8 @@ from torch.overrides import TorchFunctionMode
 
 from explain.engine.batch_layout import BatchLayout
 from explain.engine.bytensor import ByTensor
-from explain.engine.calls import Call, opened, places, storage_of
-from explain.engine.constants import Constants
+from explain.engine.calls import Call, opened, places, plain, storage_of
+from explain.engine.dependence import Dependence
 from explain.engine.keeping import Keeper, Kept, Unsigned
 from explain.engine.linear_maps import Linear, linear_map
 from explain.engine.operations import Innermost, kind_of
@@ -91,7 +91,7 @@ class Step:
     behind: Step | None = None
     scales: Mapping[int, str] = field(default_factory=dict)
     slope: torch.Tensor | None = None
-    offset: float = 0.0
+    offset: torch.Tensor | None = None
     images: torch.Tensor | None = None
     """Which image each value of the result belongs to, as `BatchLayout` tells it; None where the images come first."""
 
@@ -135,7 +135,7 @@ class StepRecorder(TorchFunctionMode):
         self.steps: list[Step] = []
         self._thread = threading.get_ident()
         self._running = Innermost(model)
-        self._constants = Constants(model, beside)
+        self._dependence = Dependence(model, beside)
         self._keeper = Keeper()
         self._made_by = ByTensor[Step]()
         self._unsigned = Unsigned()
@@ -156,10 +156,10 @@ class StepRecorder(TorchFunctionMode):
             if kind == "get" and isinstance(found, torch.Tensor) and found.requires_grad:
                 self._layout.see(Call(func, func.__self__.__name__, args, {}), [0], found)
             return found
-        call = Call(func, kind, args, kwargs or {})
+        call = plain(Call(func, kind, args, kwargs or {}))
         if call.in_place:
             self._keeper.overwriting(call.flat[0], kind)
-        dependent = places(call, lambda t: t.requires_grad and not self._constants.is_constant(t))
+        dependent = places(call, self._dependence.of)
         if is_transforming():
             self._refuse_within(call)
         if not dependent or not torch.is_grad_enabled():
@@ -170,9 +170,9 @@ class StepRecorder(TorchFunctionMode):
             result = self._watched(call, dependent)
         else:
             result = self._made(call, dependent)
-        self._keeper.use([t for t in call.tensors if not self._constants.is_own(t)])
+        self._keeper.use([t for t in call.tensors if not self._dependence.is_own(t)])
         self._unsigned.see(call, result)
-        return self._constants.derive(kind, args, kwargs or {}, result, depends=bool(dependent))
+        return result
 
     def _made(self, call: Call, dependent: Sequence[int], replaced: Mapping[int, torch.Tensor] | None = None) -> Any:
         """Make a call, and follow which image the values of its result belong to."""
@@ -195,9 +195,12 @@ class StepRecorder(TorchFunctionMode):
         results = [t for t in (made if isinstance(made, (list, tuple)) else (made,)) if isinstance(t, torch.Tensor)]
         if any(storage_of(result) in own for result in results):
             return call.made()  # what is written into a view has to be seen in what it is a view of
+        if sum(result.grad_fn is not None for result in results) > 1:
+            # One may be made of another, as an LSTM's output of its state: apart, each is handed what is its own.
+            made = results = type(made)(t.clone() if isinstance(t, torch.Tensor) else t for t in made)
         values = {i: self._keeper.keep(tensor) for i, tensor in given.items()}
         for result in results:
-            if result.grad_fn is not None:
+            if isinstance(result, torch.Tensor) and result.grad_fn is not None:
                 self.steps.append(Step(
                     "other", call.kind, self._running()[0], dependent, result.grad_fn, result.output_nr,
                     images=self._layout.of(result), entrances=entrances, values=values,
@@ -323,7 +326,7 @@ class StepRecorder(TorchFunctionMode):
             )
 
     def _is_own(self, tensor: torch.Tensor) -> bool:
-        return self._constants.is_own(behind_proxy(tensor))
+        return self._dependence.is_own(behind_proxy(tensor))
 
 
 def _adds_to_product(call: Call, dependent: Sequence[int]) -> bool:
@@ -339,7 +342,10 @@ def _again(linear: Linear, x: Kept) -> torch.Tensor:
 
 def _constants(call: Call, dependent: Sequence[int]) -> list[Any]:
     """All arguments that may be added: constants as they are, and the shapes of what a gradient leads to."""
-    return [value.shape if i in dependent else _detached(value) for i, value in enumerate(call.flat)]
+    found = [value.shape if i in dependent else _detached(value) for i, value in enumerate(call.flat)]
+    if call.in_place and 0 not in dependent:
+        found[0] = found[0].clone()  # the result will be in its place
+    return found
 
 
 def _others(call: Call) -> dict[str, Any]:
@@ -352,18 +358,19 @@ def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, torch.Tensor) else value
 
 
-def slope(x: torch.Tensor, y: torch.Tensor, offset: float) -> torch.Tensor:
-    """The slope of the line from (0, offset) to (x, y); NaN at zero."""
-    return torch.where(x == 0, torch.nan, (y - offset) / torch.where(x == 0, 1, x))
+def slope(x: torch.Tensor, y: torch.Tensor, offset: torch.Tensor | None) -> torch.Tensor:
+    """The slope of the line from (0, offset) to (x, y), where the offset is 0 if none is given; NaN at zero."""
+    return torch.where(x == 0, torch.nan, (y if offset is None else y - offset) / torch.where(x == 0, 1, x))
 
 
-def _at_zero(call: Call, x: torch.Tensor) -> float:
-    """What an activation makes of zero; 0 where that is not finite."""
-    zero, plain = x.new_zeros(1), call.apart() if call.in_place else call
+def _at_zero(call: Call, x: torch.Tensor) -> torch.Tensor | None:
+    """What an activation makes of zero, in a shape that meets its result, and 0 where it is not finite; None for 0."""
+    apart = call.apart() if call.in_place else call
+    if apart is None:
+        return None
     with torch.no_grad():
-        found = None if plain is None else plain.made({0: zero})
-    value = 0.0 if found is None else float(found)
-    return value if abs(value) < float("inf") else 0.0
+        found: torch.Tensor = apart.made({0: x.new_zeros(1)}).detach().nan_to_num(0, 0, 0)
+    return found if bool(found.any()) else None
 
 
 def _scales(kind: str, call: Call, dependent: Sequence[int]) -> dict[int, str]:

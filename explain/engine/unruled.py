@@ -20,7 +20,8 @@ _CONSERVING = frozenset(_LINEAR.split())
 _EFFECTS = frozenset(["retain_grad", "backward", "requires_grad", "set", "resize", "stft", "istft"])
 _LEFT_ALONE = _CONSERVING | _EFFECTS
 _PLAIN = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
-_OPERATORS = frozenset(["rpow", "rdiv", "rtruediv"])
+_OPERATORS = frozenset(["pow", "ipow", "rpow", "rdiv", "rtruediv"])
+"""What `Tensor` has in Python, around a function of its own."""
 _WRITTEN = ("torch.functional", "torch.nn.functional")
 
 

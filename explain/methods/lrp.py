@@ -25,7 +25,10 @@ class LRP:
     ``coverage.taken`` what biases, stabilisers and softmaxes took; by how much the relevance and what was taken miss
     the score is ``delta``. Operations without a rule (recurrent layers, for one) hand on by the plain gradient; what
     they lose is in ``coverage.taken`` by their names, and those that lose more than a thousandth are named in a warning
-    and in ``coverage.missed``.
+    and in ``coverage.missed``. Of a `torch.autograd.Function` written by hand, what it loses is in ``delta`` alone.
+
+    What no gradient leads from to the input (detached tensors, what an index finds) is a constant, and takes its share
+    as biases do, whether or not the weights that it is made of are trained.
 
     Args:
         composite: a name, or an `explain.engine.Composite` of your own. ``automatic`` takes ``AttnLRP`` for networks

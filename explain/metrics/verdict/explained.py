@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from PIL import Image
 
-from explain.errors import MetricError
+from explain.errors import MetricError, naming
 from explain.methods import Method, get_method
 from explain.metrics.verdict.answers import Answers, Verdict
 from explain.metrics.verdict.checking import check_maps
@@ -21,6 +21,9 @@ class Explained(Protocol):
 
     @property
     def photo(self) -> Image.Image: ...
+
+    @property
+    def source(self) -> str | None: ...
 
     @property
     def explainer(self) -> Any: ...
@@ -54,15 +57,11 @@ def check_explained(explanation: Explained, found: Sequence[Attribution], index:
     chosen, request, explainer = found[0].target, explanation.request, explanation.explainer
     target = as_target(request.targets[index]) if isinstance(chosen, str) else ClassTarget((int(chosen[0]),))
     given = [] if isinstance(request.methods, str) else request.methods
-    verdict = check_maps(
-        explainer.model,
-        explainer.as_input(explanation.photo),
-        [(method_behind(each, given), each) for each in found],
-        target,
-        explanation.targets[index],
-        precision=explanation.question.precision,
-        **options,
-    )
+    maps = [(method_behind(each, given), each) for each in found]
+    precision, label = explanation.question.precision, explanation.targets[index]
+    with naming([explanation.source]):
+        x = explainer.as_input(explanation.photo)
+        verdict = check_maps(explainer.model, x, maps, target, label, precision=precision, **options)
     known = explanation.verdicts.get(index)
     explanation.verdicts[index] = verdict if known is None else known.with_answers(verdict)
     return verdict

@@ -1,0 +1,73 @@
+"""Which tensors of a forward pass depend on what is explained: those from which its graph leads back there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.autograd.graph import Node
+
+
+class Dependence:
+    """Tells what depends on the explained inputs from what is made of parameters, numbers and other inputs.
+
+    A gradient leads from the one to the inputs. From the other it leads to parameters at most, whether they are trained
+    or not: what is computed from a detached tensor, or looked up by an index, depends on the input in no way that a
+    gradient could follow. Inputs ``beside`` the explained ones count as parameters.
+
+    >>> layer, x = nn.Linear(3, 3), torch.ones(1, 3, requires_grad=True)
+    >>> dependence = Dependence(layer)
+    >>> [dependence.of(made) for made in (layer(x), layer.weight.T * 2, layer(x.detach()))]
+    [True, False, False]
+    """
+
+    def __init__(self, model: nn.Module, beside: Sequence[torch.Tensor] = ()) -> None:
+        self._own = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers(), *beside)}
+        self._known: dict[Node, bool] = {}
+        self._begun = _sequence_number()
+
+    def is_own(self, tensor: torch.Tensor) -> bool:
+        """Whether it is one of the model's parameters and buffers, or an input beside the explained ones."""
+        return id(tensor) in self._own
+
+    def of(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor depends on the explained inputs."""
+        if not tensor.requires_grad:
+            return False
+        node = tensor.grad_fn
+        return not self.is_own(tensor) if node is None else self._leads_back(node)
+
+    def _leads_back(self, node: Node) -> bool:
+        """Whether a gradient leads from a Node to the explained inputs; each Node is looked at once."""
+        known, waiting = self._known, [node]
+        while waiting:
+            last = waiting[-1]
+            if last in known:
+                waiting.pop()
+                continue
+            before = self._before(last)
+            unknown = [each for each in before if each not in known]
+            if unknown:
+                waiting += unknown
+                continue
+            known[waiting.pop()] = any(known[each] for each in before) if before else self._is_explained(last)
+        return known[node]
+
+    def _before(self, node: Node) -> list[Node]:
+        """The Nodes that a gradient reaches next; none where it comes to what the model has kept of an earlier pass."""
+        if node._sequence_nr() < self._begun:
+            return []
+        return [each for each, _ in node.next_functions if each is not None]
+
+    def _is_explained(self, node: Node) -> bool:
+        """Whether a gradient that ends at a Node ends at an explained input."""
+        return isinstance(node, torch._C._functions.AccumulateGrad) and not self.is_own(node.variable)
+
+
+def _sequence_number() -> int:
+    """The number of the Node that autograd makes next, of this thread."""
+    with torch.inference_mode(False), torch.enable_grad():
+        node = torch.ones(1, requires_grad=True).clone().grad_fn
+    assert node is not None
+    return int(node._sequence_nr())
