@@ -53,6 +53,8 @@ def list_methods(pattern: str = "*") -> list[str]:
     >>> list_methods("guided*")
     ['guidedbackprop', 'guidedgradcam', 'guidedintegratedgradients']
     """
+    if not isinstance(pattern, str):
+        raise MethodError(f"pattern must be a text such as 'guided*', got {shown(pattern)}")
     return sorted(name for name in _known if fnmatch.fnmatchcase(name, pattern))
 
 

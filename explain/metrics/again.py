@@ -12,7 +12,7 @@ from torch import nn
 from explain.attribution import attribute_targets
 from explain.errors import MetricError, muted
 from explain.hooks import calculating
-from explain.inputs import Inputs
+from explain.inputs import Inputs, Path
 from explain.methods import Method, Movable
 from explain.metrics.base import Case, Judged, Metric
 from explain.metrics.maps import Maps
@@ -28,7 +28,7 @@ AT_ONCE = 16
 class World:
     """What a metric may alter: the ``model``, N ``images``, and the ``classes`` ``(N,)`` and their number ``K``.
 
-    ``logits`` ``(N, K)`` are the scores of all classes.
+    ``logits`` ``(N, K)`` are the scores of all classes, ``path`` is where the photos are among the model's arguments.
     """
 
     model: nn.Module
@@ -36,6 +36,7 @@ class World:
     classes: torch.Tensor | None
     count: int | None
     logits: torch.Tensor | None = None
+    path: Path = (0,)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from explain.fills import Fill, Zero
+from explain.inputs import Inputs, Path
 from explain.metrics.again import Found, Setting, World
 from explain.metrics.base import Better, Case, Judged, Reading, check, need_probability, undefined
 from explain.metrics.curves import SMALL
@@ -59,15 +60,22 @@ class Completeness:
 
 
 class Shifted(nn.Module):
-    """A model that takes ``shift`` away from its input first, so that it says of ``x + shift`` what it said of x."""
+    """A model that takes ``shift`` away from its photo first, so that it says of ``x + shift`` what it said of x.
 
-    def __init__(self, inner: nn.Module, shift: float) -> None:
+    ``path`` is where the photo is among the arguments.
+    """
+
+    def __init__(self, inner: nn.Module, shift: float, path: Path = (0,)) -> None:
         super().__init__()
-        self.inner, self.shift = inner, shift
+        self.inner, self.shift, self.path = inner, shift, path
         self.training = inner.training
 
-    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        return self.inner(x - self.shift, *args, **kwargs)
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        inputs = Inputs(args, kwargs, explained=self.path)
+        return inputs.replaced(inputs.x - self.shift).call(self.inner)
+
+
+OTHER = "leave adcc out, or judge by its parts with averagedrop(reading='score') and sparseness"
 
 
 @dataclass(frozen=True)
@@ -75,8 +83,7 @@ class InputInvariance:
     r"""By how much the map changes where both the photo and the model are shifted by a constant, which changes nothing.
 
     :math:`\|\Phi_{f'}(x + c) - \Phi_f(x)\|_2 / \|\Phi_f(x)\|_2` with :math:`f'(x) = f(x - c)`; the paper shifts the
-    first layer's bias, which is the same but for padding. Less is better. Not defined for a map of zeros. The photo
-    must be the model's first argument.
+    first layer's bias, which is the same but for padding. Less is better. Not defined for a map of zeros.
 
     Args:
         shift: c, in the units of the input.
@@ -99,7 +106,7 @@ class InputInvariance:
         check(self)
 
     def settings(self, world: World, case: Case) -> Iterator[Setting]:
-        make = partial(Shifted, world.model, self.shift)
+        make = partial(Shifted, world.model, self.shift, world.path)
         yield Setting(("shifted", self.shift), lambda: world.images + self.shift, model=make, prefix="inner.")
 
     def compare(self, case: Case, found: Found) -> torch.Tensor:
@@ -144,7 +151,7 @@ class ADCC:
         check(self)
 
     def settings(self, world: World, case: Case) -> Iterator[Setting]:
-        need_probability(case.probability)
+        need_probability(case.probability, OTHER)
         keep = case.maps.heatmap[:, None].to(world.images)
         yield Setting(("behind its map", self.fill, case.maps.name), lambda: self.fill(world.images, keep))
 
@@ -156,7 +163,7 @@ class ADCC:
         return torch.stack([probability.double(), together.nan_to_num(-1)], 1)
 
     def __call__(self, case: Case, numbers: torch.Tensor) -> Judged:
-        original = need_probability(case.probability).double()
+        original = need_probability(case.probability, OTHER).double()
         seen, together = numbers[:, 0].unbind(1)
         coherency = (1 + together) / 2
         complexity = case.maps.heatmap.double().flatten(1).mean(1)

@@ -60,6 +60,25 @@ class Case:
         """What is read of the photos as they are."""
         return self.score if reading == "score" else need_probability(self.probability)
 
+    def lost(self, reading: Reading, scores: torch.Tensor) -> torch.Tensor:
+        """What altered photos ``(N, K)`` lose of what is read of the photos as they are; rounding errors are nothing.
+
+        The same photo has other rounding errors beside others, which must not decide a figure.
+        """
+        original = self.original(reading)[:, None]
+        lost = original - scores
+        return torch.where(lost.abs() <= rounding(original, scores), 0, lost)
+
+
+def rounding(*scores: torch.Tensor) -> torch.Tensor:
+    """Up to which difference the scores ``(N, K)`` of photos may well be the same: ``(N, 1)``."""
+    largest = torch.stack([each.abs().amax(1) for each in scores]).amax(0)
+    return ROUNDING * torch.finfo(scores[0].dtype).eps * largest[:, None]
+
+
+ROUNDING = 128
+"""How many of the last bits of a score may be rounding errors."""
+
 
 @dataclass(frozen=True, eq=False)
 class Judged:
@@ -109,11 +128,12 @@ class OfObject(Protocol):
     of_object: ClassVar[bool]
 
 
-def need_probability(probability: torch.Tensor | None) -> torch.Tensor:
+def need_probability(probability: torch.Tensor | None, remedy: str = "choose reading='score'") -> torch.Tensor:
     """The probability of the class; refused where there is none."""
     if probability is None:
         raise MetricError(
-            "target must be a class for a metric that reads its probability, got one without; choose reading='score'"
+            "target must be one of several classes for a metric that reads its probability, got a target without one; "
+            f"{remedy}"
         )
     return probability
 

@@ -293,8 +293,8 @@ def share_counts(case: Case, percentiles: Sequence[float]) -> list[int]:
 
 
 def by_original(metric: str, case: Case, value: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
-    """Put NaN where a figure is a share of an original score that is next to nothing."""
-    return undefined(metric, case.maps.name, value, original.abs() < SMALL, f"the original score is below {SMALL:g}")
+    """Put NaN where a figure is a share of an original score that is next to nothing, or negative."""
+    return undefined(metric, case.maps.name, value, original < SMALL, f"the original score is below {SMALL:g}")
 
 
 SMALL = 1e-6

@@ -112,14 +112,17 @@ class _Evaluation:
                     with calculating(self.images.device.type):
                         judged[name][metric.name] = metric(case)
         self._by_scores(cases, classes, _count(logits), judged)
-        self._by_asking(cases, World(self.model, self.images, classes, _count(logits), logits), maps, judged)
+        world = World(self.model, self.images, classes, _count(logits), logits, self.inputs.path)
+        self._by_asking(cases, world, maps, judged)
         ordered = {name: {metric: row[metric] for metric in self.metrics} for name, row in judged.items()}
         return Table(dict(self.metrics), ordered, tuple(self.notes))
 
     def _maps(self, given: Mapping[str, Judgeable]) -> dict[str, MapsLike]:
         """The maps of all methods, which are run together, and those that were given."""
         self.methods = {name: get_method(each) for name, each in given.items() if isinstance(each, (str, Method))}
-        others = {name: each for name, each in given.items() if name not in self.methods}
+        others: dict[str, Any] = {name: each for name, each in given.items() if name not in self.methods}
+        for name, each in others.items():
+            Maps.of(name, each, self.images)  # before anything is run
         attributions = [each for each in others.values() if isinstance(each, Attribution)]
         if self.target is None and attributions:
             self.target = _common_target(attributions)
@@ -132,7 +135,7 @@ class _Evaluation:
             found |= {turn[name]: each for name, each in answers.items()}
             self.ours = next(iter(answers.values()))
             waiting = {name: method for name, method in waiting.items() if name not in found}
-        return {name: found[name] if name in found else others[name] for name in given}  # type: ignore[misc]
+        return {name: found[name] if name in found else others[name] for name in given}
 
     def _scores_as_they_are(self) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Score ``(N,)``, class ``(N,)`` and class scores ``(N, K)`` of the photos as they are."""
@@ -263,9 +266,13 @@ def _common_target(attributions: Sequence[Attribution]) -> TargetLike:
         same = isinstance(first, torch.Tensor) and first.shape == each.target.shape and torch.equal(first, each.target)
         if not same:
             raise MetricError(
-                f"attributions must be of one target, got {shown(first)} and {shown(each.target)}; judge them in turn"
+                f"attributions must be of one target, got {_told(first)} and {_told(each.target)}; judge them in turn"
             )
     return first
+
+
+def _told(target: torch.Tensor | str) -> str:
+    return target if isinstance(target, str) else f"classes {shown(target.tolist())}"
 
 
 def probability_of(classes: torch.Tensor | None, logits: torch.Tensor | None) -> torch.Tensor | None:

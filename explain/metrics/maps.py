@@ -20,6 +20,21 @@ channels, "absolute" the magnitude of that sum."""
 MapsLike: TypeAlias = "Attribution | torch.Tensor | np.ndarray[Any, Any]"
 
 
+def as_tensor(given: object) -> torch.Tensor | None:
+    """A tensor of the real numbers in a tensor or an array of any byte order and strides; None where it has none.
+
+    >>> as_tensor(np.eye(2, dtype=">i2")[::-1]), as_tensor("two")
+    (tensor([[0, 1],
+            [1, 0]]), None)
+    """
+    if isinstance(given, np.ndarray) and given.dtype.kind in "fiub":
+        kinds = {"b": np.bool_, "i": np.int64, "u": np.int64, "f": np.float32 if given.itemsize <= 4 else np.float64}
+        return torch.from_numpy(np.ascontiguousarray(given, dtype=kinds[given.dtype.kind]))
+    if isinstance(given, torch.Tensor) and given.layout == torch.strided and not given.is_complex():
+        return given
+    return None
+
+
 @dataclass(frozen=True, eq=False)
 class Maps:
     """The values that a method gave for N photos: ``(N, h, w)`` or ``(N, C, H, W)``; and the ``size`` of the photos."""
@@ -37,10 +52,8 @@ class Maps:
             MetricError: it is no array of numbers, has NaN or infinity in it, or does not fit the images.
         """
         style = given.style if isinstance(given, Attribution) else None
-        values = given.values if isinstance(given, Attribution) else given
-        if isinstance(values, np.ndarray) and values.dtype.kind in "fiub":
-            values = torch.from_numpy(np.ascontiguousarray(values))
-        if not isinstance(values, torch.Tensor) or values.is_complex():
+        values = as_tensor(given.values if isinstance(given, Attribution) else given)
+        if values is None:
             raise MetricError(
                 f"map {name!r} must be an Attribution, or a tensor or array of real numbers, got {shown(given)}"
             )
@@ -53,6 +66,8 @@ class Maps:
             )
         values = values.detach().to(images.device)
         values = values if values.dtype in (torch.float32, torch.float64) else values.float()
+        if values.ndim == 4 and not bool(torch.isfinite(values.abs().sum(1)).all()):
+            values = values.double()  # sums over the channels are beyond single precision
         wrong = (~torch.isfinite(values)).flatten(1).any(1)
         if wrong.any():
             raise MetricError(

@@ -60,6 +60,11 @@ class PointingGame:
 
     def __post_init__(self) -> None:
         check(self, tolerance=0)
+        if self.tolerance > 1:
+            raise MetricError(
+                f"tolerance of pointinggame must be a share of the photo's longer side, got {self.tolerance:g}; "
+                "15 pixels of 500 are 0.03"
+            )
 
     def __call__(self, case: Case) -> Judged:
         maps = case.maps.of_places(self.sign)

@@ -39,6 +39,8 @@ def list_metrics(pattern: str = "*") -> list[str]:
     >>> list_metrics("delet*")
     ['deletion']
     """
+    if not isinstance(pattern, str):
+        raise MetricError(f"pattern must be a text such as 'delet*', got {shown(pattern)}")
     return sorted(name for name in _known if fnmatch.fnmatchcase(name, pattern))
 
 

@@ -105,7 +105,7 @@ class FaithfulnessCorrelation:
         return [Ask(self._drawn(case), self.reading)]
 
     def __call__(self, case: Case, scores: Sequence[torch.Tensor]) -> Judged:
-        lost = case.original(self.reading)[:, None] - scores[0]
+        lost = case.lost(self.reading, scores[0])
         return _defined(self.name, case, correlation(self._drawn(case).sums(case.maps.of_inputs), lost))
 
 
@@ -152,9 +152,9 @@ class SensitivityN:
         return [Ask(each, self.reading) for each in self._drawn(case)]
 
     def __call__(self, case: Case, scores: Sequence[torch.Tensor]) -> Judged:
-        original, maps = case.original(self.reading)[:, None], case.maps.of_inputs
+        maps = case.maps.of_inputs
         found = [
-            correlation(each.sums(maps), original - of_size)
+            correlation(each.sums(maps), case.lost(self.reading, of_size))
             for each, of_size in zip(self._drawn(case), scores, strict=True)
         ]
         curve = torch.stack(found, 1)
@@ -200,7 +200,7 @@ class FaithfulnessEstimate:
         return [Ask(covered_by_rank(ranks, self.fill, ends[:-1], ends[1:]), self.reading)]
 
     def __call__(self, case: Case, scores: Sequence[torch.Tensor]) -> Judged:
-        lost = case.original(self.reading)[:, None] - scores[0]
+        lost = case.lost(self.reading, scores[0])
         ranks, ends = _groups(case, "signed", self.seed, self.groups)
         return _defined(self.name, case, correlation(_group_sums(case.maps.of_inputs, ranks, ends), lost))
 
@@ -287,8 +287,7 @@ class MonotonicityCorrelation:
         return [Ask(covered_by_rank(ranks, fill, ends[:-1], ends[1:]), self.reading) for fill in fills]
 
     def __call__(self, case: Case, scores: Sequence[torch.Tensor]) -> Judged:
-        original = case.original(self.reading)[:, None]
-        change = torch.stack([(original - sample) ** 2 for sample in scores]).mean(0)
+        change = torch.stack([case.lost(self.reading, sample) ** 2 for sample in scores]).mean(0)
         ranks, ends = _groups(case, "absolute", self.seed, self.groups)
         sums = _group_sums(case.maps.of_inputs, ranks, ends).abs()
         return _defined(self.name, case, correlation(mid_ranks(sums), mid_ranks(change)))
@@ -300,7 +299,7 @@ class NonSensitivity:
 
     A square is nothing to the map where its magnitudes add up to no more than ``threshold`` of the largest square's,
     and nothing to the model where the score changes by no more than ``threshold`` of the largest change. Less is
-    better. (The paper asks this of every pixel.)
+    better. Not defined where no square changes it. (The paper asks this of every pixel.)
 
     Args:
         side: of the squares in pixels.
@@ -333,11 +332,12 @@ class NonSensitivity:
         return [Ask(covered_by_rank(regions, self.fill, squares, [s + 1 for s in squares]), self.reading)]
 
     def __call__(self, case: Case, scores: Sequence[torch.Tensor]) -> Judged:
-        change = (case.original(self.reading)[:, None] - scores[0]).abs()
+        change = case.lost(self.reading, scores[0]).abs()
         regions = grid_regions(case.size, self.side, case.images)
         sums = by_region(case.maps.of_inputs.abs(), regions)
         nothing = [each <= self.threshold * each.amax(1, keepdim=True) for each in (sums, change)]
         value = (nothing[0] != nothing[1]).to(scores[0]).mean(1)
+        value = undefined(self.name, case.maps.name, value, change.amax(1) == 0, "the scores do not vary")
         return Judged(undefined(self.name, case.maps.name, value, sums.amax(1) == 0, "its map is zero everywhere"))
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from explain.errors import MetricError, image_name, shown
+from explain.metrics.maps import as_tensor
 
 Boxes: TypeAlias = "torch.Tensor | np.ndarray[Any, Any] | Sequence[Any]"
 
@@ -33,7 +34,8 @@ def as_boxes(given: Boxes, count: int, size: tuple[int, int]) -> list[torch.Tens
 
 def _of_image(given: Any, image: int, size: tuple[int, int]) -> torch.Tensor:
     try:
-        boxes = torch.as_tensor(given, dtype=torch.float64).reshape(-1, 4)
+        found = given if isinstance(given, torch.Tensor) else torch.from_numpy(np.array(given, dtype=np.float64))
+        boxes = found.double().reshape(-1, 4)
     except (TypeError, ValueError, RuntimeError):
         raise MetricError(
             f"boxes must be numbers (N, 4): x0 y0 x1 y1 in pixels, got {shown(given)}; see evaluate"
@@ -67,9 +69,11 @@ def as_regions(
     if given is None:
         return None if boxes is None else drawn(boxes, size)
     try:
-        masks = torch.as_tensor(given)
-    except (TypeError, ValueError, RuntimeError):
-        raise MetricError(f"masks must be truth values (N, H, W), got {shown(given)}; see evaluate") from None
+        masks = as_tensor(given if isinstance(given, torch.Tensor) else np.asarray(given))
+    except (TypeError, ValueError, RuntimeError):  # a list of lists of other lengths
+        masks = None
+    if masks is None:
+        raise MetricError(f"masks must be truth values (N, H, W), got {shown(given)}; see evaluate")
     if tuple(masks.shape) != (count, *size):
         raise MetricError(f"masks must have the shape {(count, *size)} of the images, got {shown(given)}; resize them")
     if masks.is_floating_point() and not bool(((masks == 0) | (masks == 1)).all()):

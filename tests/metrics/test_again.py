@@ -285,6 +285,35 @@ def test_input_invariance_of_gradients_and_not_of_gradients_times_input(model: n
     torch.testing.assert_close(table["inputxgradient"]["inputinvariance"], expected)
 
 
+@pytest.mark.parametrize("kind", ["second", "keyword", "in a mapping"])
+def test_input_invariance_shifts_the_photo_wherever_the_model_takes_it(
+    model: nn.Module, photos: torch.Tensor, kind: str
+) -> None:
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, beside: Any = None, photo: Any = None) -> torch.Tensor:
+            if kind == "in a mapping":
+                beside, photo = beside["beside"], beside["photo"]
+            found: torch.Tensor = self.model(photo) + beside.square().mean()
+            return found
+
+    beside = torch.ones(1, 1, 2, 2).to(photos)
+    x = {
+        "second": explain.Inputs((beside, photos), explained=1, shared=[0]),
+        "keyword": explain.Inputs((), {"beside": beside, "photo": photos}, explained="photo", shared=["beside"]),
+        "in a mapping": explain.Inputs(({"beside": beside, "photo": photos},), explained=(0, "photo"),
+                                       shared=[(0, "beside")]),
+    }[kind]  # fmt: skip
+    methods = ["saliency", "inputxgradient"]
+    expected = explain.evaluate(model, photos, methods, InputInvariance(0.7), target=TARGETS)
+    table = explain.evaluate(Wrapped().eval(), x, methods, InputInvariance(0.7), target=TARGETS)
+    for name in methods:
+        torch.testing.assert_close(table[name]["inputinvariance"], expected[name]["inputinvariance"])
+
+
 def test_adcc_by_its_formula(model: nn.Module, photos: torch.Tensor) -> None:
     table = explain.evaluate(model, photos, "gradcam", ADCC(), target=TARGETS, layer="conv1")
 

@@ -18,6 +18,7 @@ from explain.fills import Zero
 from explain.methods import GradCAM, Saliency
 from explain.metrics import ROAD, Completeness, Deletion, Insertion, PixelFlipping, get_metric, list_metrics, register
 from explain.metrics.rows import Book, covered_by_rank
+from explain.metrics.verdict import Faithful
 from tests.conftest import snapshot
 
 
@@ -179,6 +180,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"methods": {"m": MAP.expand(2, 12, 10)}}, "give one map for each image"),
     ({"methods": {"m": torch.zeros(1, 3, 6, 5)}}, r"or \(1, C, 12, 10\) for each pixel, got \(1, 3, 6, 5\)"),
     ({"methods": {"m": torch.full((1, 12, 10), torch.nan)}}, "map 'm' must hold finite values, got NaN .* image 0"),
+    ({"methods": {"m": MAP.to_sparse()}}, "map 'm' must be an Attribution, or a tensor or array of real numbers"),
     ({"methods": {"m": np.array([["a"]])}}, "map 'm' must be an Attribution, or a tensor or array of real numbers"),
     ({"x": torch.zeros(1, 3, 2, 12, 10).double()}, r"x must be photos \(N, C, H, W\) to be judged"),
     ({"boxes": torch.zeros(2, 4)}, "boxes must have one for each of the 1 images, got 2"),
@@ -189,8 +191,36 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"boxes": [[]]}, "boxes must hold a finite box for image 0"),
     ({"masks": torch.zeros(1, 12, 10)}, "masks must have a pixel of the object in every image, but image 0 has none"),
     ({"masks": torch.full((1, 12, 10), 0.3)}, "masks must be truth values, or 0 and 1, got numbers from 0.3 to 0.3"),
+    ({"masks": np.ones((1, 12, 10), complex)}, r"masks must be truth values \(N, H, W\), got ndarray"),
+    ({"masks": torch.ones(1, 12, 10).to_sparse()}, r"masks must be truth values \(N, H, W\), got Tensor"),
     ({"masks": torch.ones(1, 6, 5)}, r"masks must have the shape \(1, 12, 10\)"),
 ]
+
+
+@pytest.mark.parametrize("kind", ["bool", "uint8", "uint16", ">i4", ">f4", "longdouble", "turned"])
+def test_masks_maps_and_boxes_may_be_arrays_of_any_numbers_and_layout(model: nn.Module, kind: str) -> None:
+    mask = np.zeros((1, 12, 10), bool)
+    mask[0, 2:7, 3:] = True
+    maps, boxes = MAP.double().numpy(), np.array([[3, 2, 10, 7]])
+    expected = explain.evaluate(model, X, {"m": maps}, ["auc", "deletion"], target=1, masks=mask)["m"]
+    if kind == "turned":
+        found = [each[:, ::-1].copy()[:, ::-1] for each in (mask, maps, boxes)]
+    else:
+        found = [mask.astype(kind), maps if kind in ("bool", "uint8", "uint16", ">i4") else maps.astype(kind),
+                 boxes if kind == "bool" else boxes.astype(kind)]  # fmt: skip
+    for place in ({"masks": found[0]}, {"boxes": found[2]}):
+        given = explain.evaluate(model, X, {"m": found[1]}, ["auc", "deletion"], target=1, **place)["m"]
+        for name, value in given.items():
+            torch.testing.assert_close(value, expected[name], check_dtype=False, rtol=1e-5, atol=1e-6)
+
+
+def test_an_attribution_of_other_photos_is_named_before_its_target(model: nn.Module) -> None:
+    two = explain.attribute(model, torch.cat([X, X]), "saliency")
+    with pytest.raises(MetricError, match=r"map 'saliency' must have the shape .* give one map for each image"):
+        explain.evaluate(model, X, two, "deletion")
+    one, other = (explain.attribute(model, X, name, target=i) for i, name in enumerate(("saliency", "gradcam")))
+    with pytest.raises(MetricError, match=r"must be of one target, got classes \[0\] and classes \[1\]; judge them"):
+        explain.evaluate(model, X, [one, other], "deletion")
 
 
 @pytest.mark.parametrize(("changed", "message"), WRONG, ids=[message for _, message in WRONG])
@@ -209,6 +239,10 @@ OPTIONS: list[tuple[Any, str]] = [
     (lambda: explain.metrics.ROAD(percentiles=(0, 50)), "percentiles of road must be per cent above 0 and below 100"),
     (lambda: explain.metrics.Sufficiency((100,)), "percentiles of sufficiency must be per cent above 0"),
     (lambda: explain.metrics.Continuity(()), "pixels of continuity must name at least one shift, got none"),
+    (lambda: explain.metrics.PointingGame(15), "tolerance of pointinggame must be a share of the photo's longer side"),
+    (lambda: Faithful(level=2), "level of faithful must be below 1, the largest p-value, got 2"),
+    (lambda: explain.list_metrics(3), "pattern must be a text such as .*, got 3"),  # type: ignore[arg-type]
+    (lambda: explain.list_methods(3), "pattern must be a text such as .*, got 3"),  # type: ignore[arg-type]
     (lambda: Deletion(fill="zeroo"), "fill 'zeroo' is unknown"),  # type: ignore[arg-type]
 ]
 

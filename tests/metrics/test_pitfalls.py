@@ -20,9 +20,26 @@ from torch import nn
 import explain
 from explain.engine import Evidence, Need
 from explain.errors import ExplainError, ExplainWarning, MetricError, TargetError
-from explain.fills import Zero
-from explain.metrics import ROAD, Deletion, Insertion, OfMethod, Sparseness, get_metric, list_metrics
+from explain.fills import Blur, Fill, Mean, Zero
+from explain.methods import get_method
+from explain.metrics import (
+    IROF,
+    ROAD,
+    AverageDrop,
+    Deletion,
+    FaithfulnessCorrelation,
+    FaithfulnessEstimate,
+    Insertion,
+    NonSensitivity,
+    OfMethod,
+    SensitivityN,
+    Sparseness,
+    get_metric,
+    list_metrics,
+)
 from explain.metrics.orders import ranks_of
+from explain.metrics.verdict import Faithful, check_maps
+from explain.targets import as_target
 from tests.conftest import ROOT
 
 BOXES = [[1, 2, 6, 7], [0, 0, 4, 4], [5, 5, 10, 12]]
@@ -110,6 +127,45 @@ def test_values_of_any_size_are_judged_alike(model: nn.Module, photos: torch.Ten
         assert table["1"][name].isfinite().all(), name
 
 
+def test_channels_whose_sum_is_beyond_single_precision_are_added_up(model: nn.Module, photos: torch.Tensor) -> None:
+    maps = torch.rand(3, 3, 12, 10, dtype=torch.float64)
+    given = {"small": maps, "huge": (maps * 3e38).float()}
+    table = explain.evaluate(model, photos, given, ["sparseness", "averagedrop", "maxboxaccv2"], target=1, boxes=BOXES)
+    for name in table["small"]:
+        torch.testing.assert_close(table["huge"][name], table["small"][name], rtol=1e-5, atol=1e-6, check_dtype=False)
+
+
+@pytest.mark.parametrize("fill", [Mean(), Blur()], ids=str)
+def test_rounding_errors_decide_nothing(fill: Fill) -> None:
+    """A photo of one colour is not altered by its mean colour: all that changes are the last bits of the scores."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 30 * 30, 5)).eval()
+    x = torch.tensor([0.4, -0.7, 0.2]).reshape(1, 3, 1, 1).expand(1, 3, 32, 32).contiguous()
+    metrics = [
+        FaithfulnessCorrelation(fill=fill), FaithfulnessEstimate(fill=fill), SensitivityN(fill=fill),
+        NonSensitivity(fill=fill), Faithful(fill=fill),
+    ]  # fmt: skip
+    with pytest.warns(ExplainWarning, match="vary|does not change the score"):
+        table = explain.evaluate(model, x, ["gradcam", "inputxgradient"], metrics, target=1)
+    for name in table:
+        assert all(bool(value.isnan()) for value in table[name].values())
+    found = explain.attribute(model, x, "inputxgradient", target=1)
+    verdict = check_maps(model, x, [(get_method("inputxgradient"), found)], as_target(1), "it")
+    assert verdict["inputxgradient"].faithful.passed is None
+    assert "does not change the score" in verdict["inputxgradient"].faithful.reason
+
+
+def test_a_negative_score_has_no_shares(photos: torch.Tensor) -> None:
+    """What falls from -2 to -10 would have risen fivefold by (y - o) / y."""
+    linear = nn.Sequential(nn.Flatten(), nn.Linear(360, 2)).double()
+    with torch.no_grad():
+        linear[1].weight[0], linear[1].bias[0] = 1e-3, -2
+    metrics = [AverageDrop(reading="score"), IROF(reading="score")]
+    with pytest.warns(ExplainWarning, match="the original score is below 1e-06"):
+        table = explain.evaluate(linear, photos, "inputxgradient", metrics, target=0)
+    assert all(bool(value.isnan().all()) for value in table["inputxgradient"].values())
+
+
 def test_shares_that_round_to_no_pixel_cover_one(model: nn.Module, photos: torch.Tensor, maps: torch.Tensor) -> None:
     """A share that covers nothing would compare the photo with itself."""
     parts = explain.evaluate(model, photos, {"it": maps}, ROAD((0.01, 99.99)), target=1).parts("it", "road")
@@ -190,7 +246,7 @@ def test_a_model_of_one_class_is_asked_for_its_score(photos: torch.Tensor) -> No
     assert set(refused) == {name for name in list_metrics() if reads_classes(name)}
     for name, message in (
         ("deletion", "at least two classes"),
-        ("adcc", "must be a class"),
+        ("adcc", "must be one of several classes .*; leave adcc out"),
         ("randomlogit", "no other"),
     ):
         with pytest.raises(ExplainError, match=message):

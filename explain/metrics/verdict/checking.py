@@ -127,7 +127,8 @@ class _Check:
         if not metrics or not cases:
             return {}
         given: dict[str, Any] = {name: self.maps[name][1] for name in cases}
-        table = evaluate(self.model, self.inputs, given, metrics, target=self.target, **self.options)
+        with muted():  # the answers say it
+            table = evaluate(self.model, self.inputs, given, metrics, target=self.target, **self.options)
         return {(name, metric): each for name, row in table.judged.items() for metric, each in row.items()}
 
     def _by_asking(self, asked: Sequence[Question], cases: Mapping[str, Case]) -> dict[tuple[str, str], Judged]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -11,7 +12,7 @@ import torch
 from explain.errors import MetricError
 from explain.fills import Fill, Mean
 from explain.metrics.again import World
-from explain.metrics.base import Better, Case, Judged, Reading, check
+from explain.metrics.base import Better, Case, Judged, Reading, check, undefined
 from explain.metrics.curves import check_shares, share_counts
 from explain.metrics.maps import Sign
 from explain.metrics.rows import Ask, covered_by_rank
@@ -69,6 +70,8 @@ class Faithful:
     def __post_init__(self) -> None:
         check(self, copies=1, level=0)
         check_shares(self.name, "percentiles", self.percentiles)
+        if self.level >= 1:
+            raise MetricError(f"level of faithful must be below 1, the largest p-value, got {self.level:g}; take 0.05")
         if self.level * (1 + self.copies) < 1:
             raise MetricError(
                 f"level of faithful must be at least 1 / (1 + copies) to be reached, got {self.level:g} with "
@@ -97,7 +100,8 @@ class Faithful:
         each = torch.stack([found[:, :half].mean(1) - found[:, half:].mean(1) for found in scores], 1)
         better = (each[:, 1:] >= each[:, :1]).sum(1)
         copies = each.shape[1] - 1
-        value = (1 + better.double()) / (1 + copies)
+        still = (case.lost(self.reading, torch.cat(list(scores), 1)) == 0).all(1)
+        value = undefined(self.name, case.maps.name, (1 + better.double()) / (1 + copies), still, STILL)
         parts = {"better": better, "own": each[:, 0], "copies": each[:, 1:], "flat": case.maps.flat}
         return Judged(value, parts={**parts, "overlap": self._overlap(case)})
 
@@ -116,6 +120,8 @@ class Faithful:
         copies = judged.parts["copies"].shape[1]
         if judged.parts["flat"][0]:
             return answered(self, 1.0, False, "the map says the same everywhere")
+        if math.isnan(figure):
+            return answered(self, figure, None, STILL)
         most = int(self.level * (1 + copies) + 1e-9) - 1
         if most < 0:  # a photo that is no square has fewer places
             return answered(self, figure, None, f"{copies} places are too few for a p-value of {self.level:g}")
@@ -134,6 +140,8 @@ class Faithful:
         return [known[number] for number in drawn.tolist()]
 
 
+STILL = "to cover the photo, or parts of it, does not change the score"
+
 Place = tuple[int, bool, float, float]
 """How a map is laid: quarter turns, whether it is flipped, and how far it is rolled down and to the right, in shares of
 the height and the width."""
@@ -145,7 +153,8 @@ PARTS = 3  # rolls are by thirds
 def places(size: tuple[int, int]) -> list[Place]:
     """All places but the map's own: rolls by thirds, flips, and turns, by quarters if the photo is square.
 
-    With the map's own, they are a group: to lay a map twice is to lay it once in another of them.
+    With the map's own, they are a group, for sides that 3 divides: to lay a map twice is to lay it once in another of
+    them. For other sides they are one to within a pixel.
 
     >>> len(places((224, 224))), len(places((224, 300)))
     (71, 35)
