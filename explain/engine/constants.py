@@ -114,6 +114,13 @@ class Constants:
             self._mark_attention(args[0] if args else kwargs["input"])
         return result
 
+    def see_beside(self, view: torch.Tensor) -> None:
+        """Note what a view, which was overwritten, has beside it in a constant."""
+        beside = self.dependence.beside(view)
+        if beside is not None:
+            assert view._base is not None
+            self._note(beside, view._base)
+
     def is_constant(self, value: Any) -> bool:
         """Whether a gradient leads from it to no explained input."""
         if isinstance(value, torch.Tensor):

@@ -38,6 +38,22 @@ class Dependence:
         node = tensor.grad_fn
         return not self.is_own(tensor) if node is None else self._leads_back(node)
 
+    def beside(self, view: torch.Tensor) -> torch.Tensor | None:
+        """What lies beside a view, which has just been overwritten, in the constant that it is a view of.
+
+        The constant has become something that depends on the input in this part of it. None where it did so before, or
+        where all beside is zero.
+        """
+        base = view._base
+        if base is None or base.grad_fn is None or not base.grad_fn.name().endswith("CopySlices"):
+            return None
+        before = base.grad_fn.next_functions[0][0]
+        found = base.detach().clone()
+        if (before is not None and self._leads_back(before)) or found.stride() != base.stride():
+            return None
+        found.as_strided(view.shape, view.stride(), view.storage_offset() - base.storage_offset()).zero_()
+        return found if bool(found.any()) else None
+
     def _leads_back(self, node: Node) -> bool:
         """Whether a gradient leads from a Node to the explained inputs; each Node is looked at once."""
         known, waiting = self._known, [node]

@@ -163,7 +163,12 @@ class Recorder(TorchFunctionMode):
             rectifiers.watch(kind, args, kwargs, result)
         if self._constants is not None:
             result = self._constants.see(func, kind, args, kwargs, result, self._running)
-        return result if apart is None else first.copy_(result)  # type: ignore[union-attr]
+        if apart is None or first is None:
+            return result
+        first.copy_(result)
+        if self._constants is not None:
+            self._constants.see_beside(first)
+        return first
 
     def _is_added_to(self, first: torch.Tensor) -> bool:
         """Whether what is added stands where the sum would be written, if it is written in place."""

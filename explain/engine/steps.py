@@ -206,7 +206,18 @@ class StepRecorder(TorchFunctionMode):
                     images=self._layout.of(result), entrances=entrances, values=values,
                     result=self._keeper.keep(result),
                 ))  # fmt: skip
-        return first.copy_(made) if call.in_place else made
+        return self._written(first, made) if call.in_place else made
+
+    def _written(self, first: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+        """Write a result where it belongs; what lies beside it in a constant is added, as it were."""
+        first.copy_(made)
+        beside, base = self._dependence.beside(first), first._base
+        if beside is not None and base is not None and base.grad_fn is not None:
+            self.steps.append(Step(
+                "sum", "iadd", self._running()[0], [0], base.grad_fn, base.output_nr,
+                shapes=[base.shape, beside], images=self._layout.of(base),
+            ))  # fmt: skip
+        return first
 
     def _note(self, call: Call, dependent: Sequence[int]) -> Any:
         """Make a call, and note it as a step."""
@@ -232,7 +243,7 @@ class StepRecorder(TorchFunctionMode):
             self._after(step, call, result)
             self.steps.append(step)
             self._made_by[result] = step
-        return made if first is None or apart is None else first.copy_(made)
+        return made if first is None or apart is None else self._written(first, made)
 
     def _before(self, kind: str, call: Call, dependent: Sequence[int]) -> dict[str, Any]:
         """What is noted of a step before it is made."""

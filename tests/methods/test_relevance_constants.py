@@ -46,6 +46,13 @@ def added_to(net: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return pooled(whole) @ net.weight
 
 
+def added_to_a_part(net: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    whole = (net.pixel * 2).expand_as(y).clone()
+    whole[:, 1:3] += y[:, :2]
+    whole[:, 2:, 1:].sub_(y[:, 2:, 1:])
+    return pooled(whole) @ net.weight
+
+
 CONSTANTS: dict[str, Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "normalised weights, transposed": lambda net, x, y: pooled(y) @ F.normalize(net.other, dim=1).T,
     "computed weights, transposed": lambda net, x, y: F.linear(pooled(y), (net.weight * 2).mT),
@@ -60,6 +67,7 @@ CONSTANTS: dict[str, Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]] 
     "a branch that is cut off": lambda net, x, y: pooled(y) @ net.weight + net.narrow(pooled(x.detach())),
     "a mask of the signal": lambda net, x, y: pooled(torch.where(y > 0.3, 1, 0).to(y) * net.pixel + y) @ net.weight,
     "a sum in place of the constant": added_to,
+    "a sum in place of a part of the constant": added_to_a_part,
 }
 
 
