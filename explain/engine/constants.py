@@ -7,7 +7,7 @@ parameters, buffers and numbers alone; it counts where it meets what depends on 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from explain.engine.dependence import Dependence
+from explain.engine.bytensor import ByTensor
+from explain.engine.dependence import sequence_number
 from explain.errors import MethodError
 from explain.hooks import is_transforming
 
@@ -46,6 +47,10 @@ _BIASED = {
 }
 SUMS = frozenset(["add", "radd", "iadd", "sub", "rsub", "isub", "subtract"])
 """What adds or takes away, in the words of `Tensor`'s methods without their underscores."""
+_FILLED = frozenset(["zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"])
+"""Functions that take nothing but the shape of their first argument."""
+_FITTED = frozenset(["to", "type_as", "expand_as", "view_as", "reshape_as"])
+"""Functions that take nothing but the shape or type of their second argument."""
 _FIRST = frozenset(["addmm", "baddbmm", "addbmm", "addmv", "addcmul"])
 """Functions that add something to their first argument."""
 _NAMED = (nn.modules.conv._ConvNd, nn.Linear, nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
@@ -74,16 +79,19 @@ class Constant:
 
 @dataclass(eq=False)
 class Constants:
-    """Notes what is added in a forward pass, all of which it has to see; inputs ``beside`` are constants too."""
+    """Notes what is added in a forward pass, all of which it has to see."""
 
     model: nn.Module
-    beside: Sequence[torch.Tensor] = ()
     found: list[Constant] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.dependence = Dependence(self.model, self.beside)
+        own = [*self.model.parameters(), *self.model.buffers()]
+        self._themselves = {id(tensor): tensor for tensor in own}
+        self._own = {storage for tensor in own if (storage := _storage(tensor))}
+        self._made = ByTensor[bool]()
         self._calls: Counter[str] = Counter()
         self._of_attention: set[Any] = set()
+        self._begun = sequence_number()
 
     def settled(self) -> list[Constant]:
         """What has been found, when the forward pass is over."""
@@ -100,7 +108,7 @@ class Constants:
     ) -> Any:
         """Note what a call adds; return its result, in the graph."""
         if not isinstance(result, torch.Tensor) or not result.is_floating_point():
-            return result
+            return self.derive(kind, args, kwargs, result)
         biased = _biased(func)
         if biased is not None:
             given = {**dict(zip(biased.arguments.split(), args, strict=False)), **kwargs}
@@ -112,20 +120,36 @@ class Constants:
             self._note(kwargs.get("beta", 1) * args[0], result)
         elif kind == "softmax":
             self._mark_attention(args[0] if args else kwargs["input"])
-        return result
-
-    def see_beside(self, view: torch.Tensor) -> None:
-        """Note what a view, which was overwritten, has beside it in a constant."""
-        beside = self.dependence.beside(view)
-        if beside is not None:
-            assert view._base is not None
-            self._note(beside, view._base)
+        return self.derive(kind, args, kwargs, result)
 
     def is_constant(self, value: Any) -> bool:
-        """Whether a gradient leads from it to no explained input."""
         if isinstance(value, torch.Tensor):
-            return not self.dependence.of(value)
+            made = id(value) in self._themselves or value in self._made or _storage(value) in self._own
+            return made or self._is_older(value)
         return isinstance(value, (int, float))
+
+    def _is_older(self, tensor: torch.Tensor) -> bool:
+        """Whether it was made before the pass began, of weights, and kept by the model, with its graph."""
+        return tensor.grad_fn is not None and tensor.grad_fn._sequence_nr() < self._begun
+
+    def derive(self, kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Any:
+        """Note whether a result, or what was written into, is made of constants alone."""
+        values = [*args, *kwargs.values()]
+        tensors = [
+            t for v in values for t in (v if isinstance(v, (list, tuple)) else (v,)) if isinstance(t, torch.Tensor)
+        ]
+        told = tensors[1:] if kind in _FILLED else tensors[:1] if kind in _FITTED else tensors
+        constant = all(map(self.is_constant, told))
+        made = args[0] if kind == "setitem" else result
+        for each in made if isinstance(made, (list, tuple)) else (made,):
+            if isinstance(each, torch.Tensor):
+                if constant:
+                    self._made[each] = True
+                else:
+                    for changed in (each, each._base):  # what is written into a view is in its base
+                        if changed is not None:
+                            self._made.discard(changed)
+        return result
 
     def _note_bias(
         self, channels: int | None, given: Mapping[str, Any], result: torch.Tensor, running: Callable[[], Running]
@@ -144,7 +168,9 @@ class Constants:
                 f"bias in layer {name or 'model'!r} is added inside one; write the model without it, or use "
                 "integratedgradients"
             )
-        if result._is_view():
+        if not result.requires_grad and torch.is_grad_enabled():
+            result = result.detach().requires_grad_().clone()  # of another image: its graph begins here
+        elif result._is_view():
             result = result.clone()  # what overwrites a view hides its Node (instance normalisation gives one)
         if channels is not None:
             bias = bias.reshape(-1, *[1] * (result.ndim - 1 - channels % result.ndim))
@@ -184,6 +210,13 @@ def _biased(func: Any) -> _Biased | None:
         name = func.__name__.split(".")[0]
         func = getattr(torch, name, getattr(F, name, None))
     return _BIASED.get(func)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):  # a sparse tensor, or one within a transform, has none
+        return 0
 
 
 def _nowhere(constant: Constant) -> Constant:

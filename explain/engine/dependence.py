@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.autograd.graph import Node
 
+from explain.hooks import behind_proxy
+
 
 class Dependence:
     """Tells what depends on the explained inputs from what is made of parameters, numbers and other inputs.
@@ -25,7 +27,7 @@ class Dependence:
     def __init__(self, model: nn.Module, beside: Sequence[torch.Tensor] = ()) -> None:
         self._own = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers(), *beside)}
         self._known: dict[Node, bool] = {}
-        self._begun = _sequence_number()
+        self._begun = sequence_number()
 
     def is_own(self, tensor: torch.Tensor) -> bool:
         """Whether it is one of the model's parameters and buffers, or an input beside the explained ones."""
@@ -33,6 +35,7 @@ class Dependence:
 
     def of(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor depends on the explained inputs."""
+        tensor = behind_proxy(tensor)
         if not tensor.requires_grad:
             return False
         node = tensor.grad_fn
@@ -81,7 +84,7 @@ class Dependence:
         return isinstance(node, torch._C._functions.AccumulateGrad) and not self.is_own(node.variable)
 
 
-def _sequence_number() -> int:
+def sequence_number() -> int:
     """The number of the Node that autograd makes next, of this thread."""
     with torch.inference_mode(False), torch.enable_grad():
         node = torch.ones(1, requires_grad=True).clone().grad_fn

@@ -128,7 +128,7 @@ class AlphaBeta(_Altered):
         if abs(self.alpha - self.beta - 1) > 1e-6:
             raise MethodError(
                 f"alpha - beta of AlphaBeta must be 1 for relevance to be conserved, got {self.alpha:g} - "
-                f"{self.beta:g}; beta={self.alpha - 1:g} fits that alpha"
+                f"{self.beta:g}; beta of {self.alpha - 1:g} fits that alpha"
             )
 
     @property

@@ -167,7 +167,7 @@ class Recorder(TorchFunctionMode):
             return result
         first.copy_(result)
         if self._constants is not None:
-            self._constants.see_beside(first)
+            self._constants.derive("copy", (result,), {}, first)
         return first
 
     def _is_added_to(self, first: torch.Tensor) -> bool:
