@@ -1,7 +1,7 @@
 """Measure every method by every metric on photos whose objects have boxes, and write docs/leaderboard.md.
 
     python examples/leaderboard.py path/to/tiny-imagenet-200 --small
-    python examples/leaderboard.py path/to/tiny-imagenet-200 [--models tiny efficientnet-lite0] [--photos 500]
+    python examples/leaderboard.py path/to/tiny-imagenet-200 [--models tiny efficientnet-lite0] [--photos 1000]
     python examples/leaderboard.py --page
 
 Photos of the validation part are taken in a shuffled order that is always the same: those that the model gets right,
@@ -15,8 +15,8 @@ Methods of more than ``--costly-from`` passes are measured on ``--costly`` photo
 (sensitivity, randomisation) on ``--again`` photos, of methods of up to 100 passes; these are spread over the others.
 A method's cost is its processor time by that of a bare forward pass of the photo, both measured in turn.
 
-Then the tables, the figure and the page are written, as after ``--page``, which measures nothing. With the defaults,
-500 photos of ``tiny`` and 100 of the ImageNet model, this takes some three hours on two cores (``--part``). Of a
+Then the tables, the figure and the page are written, as after ``--page``, which measures nothing. The 1,000 photos of
+``tiny`` and 200 of the ImageNet model take some four hours on two cores (``--part``) with ``--costly-from 60``. Of a
 photo's time, most goes to the altered photos of the metrics: about 28 for each of some forty methods. One costly method
 takes as long as all others together. ``--small`` takes ten minutes on two cores, and leaves the page of the repository
 alone.
@@ -52,7 +52,7 @@ from explain.metrics import MPRT, ROAD, Deletion, Insertion, Metric, RandomLogit
 from explain.models import CenterCrop, Classifier, load
 from explain.selection import select
 
-PHOTOS = {"tiny": 500, "tiny-transformer": 200, "efficientnet-lite0": 100}
+PHOTOS = {"tiny": 1000, "tiny-transformer": 200, "efficientnet-lite0": 200}
 AGAIN_UP_TO = 100
 LARGEST_BOX = 0.75
 STEPS = 12
@@ -346,7 +346,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=Path, help="the unpacked data set")
     parser.add_argument("--models", nargs="+", default=["tiny", "efficientnet-lite0"])
-    parser.add_argument("--photos", type=int, help="how many of each model (default: 500 of tiny, 100 of ImageNet's)")
+    parser.add_argument("--photos", type=int, help="how many of each model (default: 1000 of tiny, 200 of ImageNet's)")
     parser.add_argument("--costly", type=int, help="photos for methods of many passes (default: a tenth)")
     parser.add_argument("--costly-from", type=int, default=500, help="passes from which on that is so")
     parser.add_argument("--up-to", type=int, default=10**6, help="passes beyond which a method is left out")
