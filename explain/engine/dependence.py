@@ -51,8 +51,10 @@ class Dependence:
         if base is None or base.grad_fn is None or not base.grad_fn.name().endswith("CopySlices"):
             return None
         before = base.grad_fn.next_functions[0][0]
+        if before is not None and self._leads_back(before):
+            return None
         found = base.detach().clone()
-        if (before is not None and self._leads_back(before)) or found.stride() != base.stride():
+        if found.stride() != base.stride():
             return None
         found.as_strided(view.shape, view.stride(), view.storage_offset() - base.storage_offset()).zero_()
         return found if bool(found.any()) else None

@@ -241,6 +241,9 @@ class _AtInput(_Altered):
     Elsewhere the gradient is relevance over x, and what belongs to x = 0 is taken.
     """
 
+    def __post_init__(self) -> None:
+        _must_be(self, epsilon=0)
+
     def back(self, of: Map, gradient: torch.Tensor, flow: Flow) -> torch.Tensor:
         shares = self.shares(of, gradient * of.result.tensor, flow)
         x = of.x.tensor
@@ -264,9 +267,6 @@ class Flat(_AtInput):
 
     name: ClassVar[str] = "flat"
 
-    def __post_init__(self) -> None:
-        _must_be(self, epsilon=0)
-
     def shares(self, of: Map, relevance: torch.Tensor, flow: Flow) -> torch.Tensor:
         linear, x = of.linear, of.x.tensor
         if not linear.alike:
@@ -286,9 +286,6 @@ class WSquare(_AtInput):
 
     name: ClassVar[str] = "wsquare"
 
-    def __post_init__(self) -> None:
-        _must_be(self, epsilon=0)
-
     def shares(self, of: Map, relevance: torch.Tensor, flow: Flow) -> torch.Tensor:
         small = of.linear.small(self.epsilon, power=2)
         return _of_weights(of, of.linear.weight.square(), relevance, small, flow)
@@ -307,9 +304,6 @@ class ZBox(_AtInput):
     epsilon: float = 1e-6
 
     name: ClassVar[str] = "zbox"
-
-    def __post_init__(self) -> None:
-        _must_be(self, epsilon=0)
 
     def shares(self, of: Map, relevance: torch.Tensor, flow: Flow) -> torch.Tensor:
         linear, x = of.linear, of.x.tensor
