@@ -9,7 +9,8 @@ import torch.nn.functional as F
 
 import explain
 from explain.methods import get_method
-from tests.conftest import COVERING
+from explain.metrics.randomised import Randomised, randomised
+from tests.conftest import COVERING, registered_backwards
 from tests.fuzz.expected import CHEAP, METHODS, RERUNS
 from tests.fuzz.networks import Case, cases, check
 from tests.fuzz.programs import Answer, Network, Program, Step, scores_in
@@ -61,6 +62,21 @@ def test_a_network_computes_what_its_program_means(program: Program) -> None:
         found = Pure(network, inputs[0][i], [x[i] for x in inputs[1:]]).forward(inputs[0][i])[-1]
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
     assert eval(repr(program)) == program
+
+
+@hypothesis.settings(ALWAYS, max_examples=20)
+@hypothesis.given(programs())
+def test_the_order_of_registration_decides_nothing_about_random_weights(program: Program) -> None:
+    g = torch.Generator().manual_seed(0)
+    inputs = explain.Inputs(tuple(torch.randn(1, *s, generator=g, dtype=torch.float64) for s in program.inputs))
+    network, turned = Network(program).eval(), registered_backwards(Network(program)).eval()
+    layers, others = (Randomised(each, inputs).layers for each in (network, turned))
+    assert len(layers) == len(others)
+    for count in range(len(layers) + 1):
+        models = [randomised(network, inputs, layers[count:]), randomised(turned, inputs, others[count:])]
+        with torch.no_grad():
+            found, expected = (scores_in(inputs.call(model)) for model in models)
+        assert torch.equal(found, expected)
 
 
 def test_plain_interpolation_is_bilinear() -> None:

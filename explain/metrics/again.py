@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -11,14 +12,16 @@ from torch import nn
 
 from explain.attribution import attribute_targets
 from explain.errors import MetricError, muted
-from explain.hooks import calculating
-from explain.inputs import Inputs, Path
+from explain.hooks import calculating, untouched
+from explain.inputs import Inputs, as_inputs
+from explain.layers.calls import remembered
 from explain.methods import Method, Movable
 from explain.metrics.base import Case, Judged, Metric
 from explain.metrics.maps import Maps
+from explain.metrics.randomised import Randomised
 from explain.request import Options
 from explain.result import Attribution
-from explain.targets import ClassTarget, Target, for_rows
+from explain.targets import ClassTarget, Settles, Target, for_rows, settle
 
 AT_ONCE = 16
 """How many altered photos a method is asked about in one batch."""
@@ -28,7 +31,7 @@ AT_ONCE = 16
 class World:
     """What a metric may alter: the ``model``, N ``images``, and the ``classes`` ``(N,)`` and their number ``K``.
 
-    ``logits`` ``(N, K)`` are the scores of all classes, ``path`` is where the photos are among the model's arguments.
+    ``logits`` ``(N, K)`` are the scores of all classes, ``inputs`` what the model is called with, the photos in them.
     """
 
     model: nn.Module
@@ -36,7 +39,17 @@ class World:
     classes: torch.Tensor | None
     count: int | None
     logits: torch.Tensor | None = None
-    path: Path = (0,)
+    inputs: Inputs | None = None
+
+    @cached_property
+    def called_with(self) -> Inputs:
+        return as_inputs(self.images) if self.inputs is None else self.inputs
+
+    @cached_property
+    def randomised(self) -> Randomised:
+        """A copy of the model, the same one for all metrics, whose layers are initialised once more."""
+        alone = remembered(self.model, self.called_with).alone
+        return Randomised(self.model, self.called_with.first() if alone else self.called_with)
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +119,13 @@ def asked_again(
     target: Target,
     options: Options,
 ) -> dict[tuple[str, str], Judged]:
-    """Ask methods again in all settings that metrics want, each distinct setting once for all of them."""
+    """Ask methods again in all settings that metrics want, each distinct setting once for all of them.
+
+    What the target reads from the output, such as a region, it reads from the photos as they are, for all settings.
+    """
+    if isinstance(target, Settles):
+        with untouched(world.model):
+            target = settle(target, inputs.detached().call(world.model), len(inputs))
     wanted: dict[Hashable, tuple[Setting, dict[str, list[OfMethod]]]] = {}
     orders: dict[tuple[str, str], list[Hashable]] = {}
     for metric in metrics:

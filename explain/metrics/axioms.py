@@ -106,7 +106,7 @@ class InputInvariance:
         check(self)
 
     def settings(self, world: World, case: Case) -> Iterator[Setting]:
-        make = partial(Shifted, world.model, self.shift, world.path)
+        make = partial(Shifted, world.model, self.shift, world.called_with.path)
         yield Setting(("shifted", self.shift), lambda: world.images + self.shift, model=make, prefix="inner.")
 
     def compare(self, case: Case, found: Found) -> torch.Tensor:

@@ -22,8 +22,8 @@ FAITHFUL = "mean probability"
 class Deletion:
     r"""The area under the probability's curve while the pixels are covered, the map's largest first.
 
-    :math:`\mathrm{AUC}\bigl(p_k\bigr) = \frac{1}{n}\bigl(\sum_{k=0}^{n} p_k - \frac{p_0 + p_n}{2}\bigr)`, where
-    :math:`p_k` is what is read with the first :math:`k/n` of the pixels covered. Less is better.
+    :math:`\mathrm{AUC} = \sum_{k=1}^{n} (s_k - s_{k-1}) \frac{p_{k-1} + p_k}{2}`, where :math:`p_k` is what is read
+    with the share :math:`s_k` of the pixels covered: :math:`k/n`, to the nearest pixel. Less is better.
 
     Args:
         steps: n; RISE covers a row's number of pixels at a time, which are 224 steps at 224 pixels.
@@ -320,4 +320,4 @@ def _flipped(ranks: torch.Tensor, counts: Sequence[int], order: Literal["morf", 
 
 def _area_of(case: Case, metric: _Ordered, curve: torch.Tensor) -> Judged:
     counts = _ranks_and_steps(case, metric)[1]
-    return Judged(area(curve), curve, torch.tensor(counts) / counts[-1])
+    return Judged(area(curve, counts), curve, torch.tensor(counts) / counts[-1])

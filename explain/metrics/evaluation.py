@@ -112,7 +112,7 @@ class _Evaluation:
                     with calculating(self.images.device.type):
                         judged[name][metric.name] = metric(case)
         self._by_scores(cases, classes, _count(logits), judged)
-        world = World(self.model, self.images, classes, _count(logits), logits, self.inputs.path)
+        world = World(self.model, self.images, classes, _count(logits), logits, self.inputs)
         self._by_asking(cases, world, maps, judged)
         ordered = {name: {metric: row[metric] for metric in self.metrics} for name, row in judged.items()}
         return Table(dict(self.metrics), ordered, tuple(self.notes))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 
@@ -67,13 +69,16 @@ def steps_of(count: int, steps: int) -> list[int]:
     return [round(count * step / steps) for step in range(steps + 1)]
 
 
-def area(curve: torch.Tensor) -> torch.Tensor:
-    """The area under curves ``(N, n)`` over [0, 1]: (sum - first / 2 - last / 2) / (n - 1).
+def area(curve: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+    """The area under curves ``(N, n)`` over the share of what is covered, of which there are so many at each step.
 
-    >>> area(torch.tensor([[1.0, 0.0, 1.0]]))
-    tensor([0.5000])
+    Trapezia, since steps are not equal where they do not divide the number of pixels.
+
+    >>> area(torch.tensor([[1.0, 0.0, 1.0]]), [0, 1, 2]), area(torch.tensor([[1.0, 0.0, 1.0]]), [0, 1, 4])
+    (tensor([0.5000]), tensor([0.5000]))
     """
-    return (curve.sum(1) - curve[:, 0] / 2 - curve[:, -1] / 2) / (curve.shape[1] - 1)
+    at = torch.tensor(counts, dtype=torch.float64, device=curve.device) / counts[-1]
+    return torch.trapezoid(curve.double(), at, dim=1).to(curve)
 
 
 def correlation(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

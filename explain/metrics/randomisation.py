@@ -15,7 +15,7 @@ from explain.methods import Method, Smooth
 from explain.metrics.again import Found, Setting, World
 from explain.metrics.base import Better, Case, Judged, check, undefined
 from explain.metrics.maps import Maps, Sign
-from explain.metrics.randomised import Randomised, grouped, layers_with_weights, randomised
+from explain.metrics.randomised import grouped
 from explain.metrics.similarity import Similarity, similarity
 
 Order = Literal["top", "bottom", "independent"]
@@ -51,9 +51,9 @@ def tell_zeros(metric: str, case: Case, zeros: torch.Tensor) -> None:
 class MPRT(_Compared):
     """How alike the map stays while the model's layers are initialised once more: the parameter randomisation test.
 
-    The layers with weights are taken in about ``steps`` groups: cascading from the "top" (the output) or the "bottom"
-    (the input), or each group alone ("independent"). A layer is initialised as its class does it, normalisations with
-    their statistics, on a copy. The figure is the mean similarity over these models, ``curve`` has each one's, and
+    The layers with weights are taken in about ``steps`` groups, in the order in which a forward pass uses them:
+    cascading from the "top" (the output) or the "bottom" (the input), or each group alone ("independent"). A layer is
+    initialised as its class does it, normalisations with their statistics, on a copy. The figure is the mean similarity over these models, ``curve`` has each one's, and
     ``parts`` the "last": that to the model without any trained weight, if the layers cascade. Less is better. A map
     that turns zero everywhere counts as changed, 0, and is told in a warning. Not defined for a map that says the same
     everywhere from the start.
@@ -103,14 +103,13 @@ class MPRT(_Compared):
         if self.samples:
             yield Setting(("model", frozenset[str](), self._smooth), wrap=self._wrap)
         states = self._states(world)
-        copy = Randomised(world.model, self.seed)
         for layers in states:
             key = ("model", frozenset(layers), self.seed, self._smooth)
-            make = partial(copy.of, layers)
+            make = partial(world.randomised.of, layers, self.seed)
             yield Setting(key, model=make, wrap=self._wrap if self.samples else None)
 
     def _states(self, world: World) -> list[list[str]]:
-        layers = layers_with_weights(world.model)
+        layers = world.randomised.layers
         if not layers:
             raise MetricError(f"model must have weights for {self.name} to randomise, got none; use another metric")
         groups = grouped(layers, self.steps)
@@ -177,11 +176,11 @@ class EfficientMPRT:
         check(self, bins=2)
 
     def settings(self, world: World, case: Case) -> Iterator[Setting]:
-        layers = layers_with_weights(world.model)
+        layers = world.randomised.layers
         if not layers:
             raise MetricError("model must have weights for emprt to randomise, got none; use another metric")
         key = ("model", frozenset(layers), self.seed, ())
-        yield Setting(key, model=partial(randomised, world.model, layers, self.seed))
+        yield Setting(key, model=partial(world.randomised.of, layers, self.seed))
 
     def compare(self, case: Case, found: Found) -> torch.Tensor:
         return entropy(found.maps.of_places(self.sign), self.bins)

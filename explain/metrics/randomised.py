@@ -3,22 +3,116 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from explain import nested
 from explain.errors import MetricError, raised
-from explain.hooks import copied
+from explain.hooks import HookGroup, copied, modules_of, untouched
+from explain.inputs import Inputs, as_inputs
+
+POWER_ITERATIONS = 15
+"""Of spectral normalisation after new weights: as many as torch makes when it is registered."""
 
 
-def layers_with_weights(model: nn.Module) -> list[str]:
-    """The modules that hold parameters themselves, in the order in which they were registered.
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """What is initialised as one: a module, and the parameters of its own, in the order of their first use.
 
-    >>> layers_with_weights(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Linear(4, 5)))
-    ['0', '2']
+    The parametrizations of a module belong to it. A parameter in no module makes a layer of its own.
     """
-    return [name for name, module in model.named_modules() if any(True for _ in module.parameters(recurse=False))]
+
+    name: str
+    module: nn.Module
+    parameters: tuple[torch.Tensor, ...]
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """All that the layer holds itself: parameters and buffers."""
+        parts = _own_parts(self.module)
+        return [each for part in parts for each in (*part.parameters(recurse=False), *part.buffers(recurse=False))]
+
+
+def layers_with_weights(model: nn.Module, inputs: Inputs) -> list[Layer]:
+    """The layers with trained values that a forward pass uses, in the order in which it first uses these.
+
+    The order in which modules were registered says nothing about it. Modules in plain lists, which are not registered
+    at all, are found when they run. Of shared parameters, the module that comes first counts.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 5))
+    >>> [layer.name for layer in layers_with_weights(model, as_inputs(torch.ones(1, 3, 4, 4)))]
+    ['0', '3']
+    """
+    uses, called = _Uses(), dict[nn.Module, None]()
+
+    def note(module: nn.Module, args: Any) -> None:
+        called[module] = None
+
+    with untouched(model), HookGroup() as group, uses:
+        group.every_forward_pre(note)
+        inputs.detached().call(model)
+    names = modules_of(model)
+    found: dict[tuple[int, ...], Layer] = {}
+    parts = dict.fromkeys(part for module in called for part in module.modules() if part not in names)
+    names |= {part: f"unregistered {type(part).__name__} {number}" for number, part in enumerate(parts)}
+    inside = {part for module in names for part in _own_parts(module)[1:]}
+    for module, name in names.items():
+        if module not in inside:
+            _add(found, uses, name, module)
+    known = {place for places in found for place in places}
+    loose = [each for each in uses.parameters.values() if uses.places[_memory(each)] not in known]
+    for number, parameter in enumerate(loose):
+        _add(found, uses, f"parameter {number} of no module", nn.ParameterList([parameter]))
+    return [found[places] for places in sorted(found)]
+
+
+def _add(found: dict[tuple[int, ...], Layer], uses: _Uses, name: str, module: nn.Module) -> None:
+    """Add a layer by the places of what it uses, unless another one uses the same."""
+    places = {uses.places[key]: each for each in _trained(module) if (key := _memory(each)) in uses.places}
+    if places:
+        found.setdefault(tuple(sorted(places)), Layer(name, module, tuple(places[place] for place in sorted(places))))
+
+
+def _trained(module: nn.Module) -> list[torch.Tensor]:
+    """Parameters, and the statistics of normalisations, that a module holds itself."""
+    parameters = [each for part in _own_parts(module) for each in part.parameters(recurse=False)]
+    return [*parameters, *(module.buffers(recurse=False) if hasattr(module, "reset_running_stats") else ())]
+
+
+def _own_parts(module: nn.Module) -> list[nn.Module]:
+    """The module, and all that parametrizes its tensors."""
+    return [module, *(module.parametrizations.modules() if parametrize.is_parametrized(module) else ())]  # type: ignore[operator, union-attr]
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """Where a tensor lies, which its views from the first value on share (``.data``, ``.T``)."""
+    return (tensor.data_ptr() if tensor.layout == torch.strided else 0) or id(tensor)
+
+
+class _Uses(TorchDispatchMode):
+    """Notes in which order this thread's operations first use tensors, and which of these are parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: dict[int, int] = {}
+        self.parameters: dict[int, nn.Parameter] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for _, tensor in nested.paths((args, kwargs or {})):
+            self.places.setdefault(_memory(tensor), len(self.places))
+            if isinstance(tensor, nn.Parameter):
+                self.parameters[id(tensor)] = tensor
+        return func(*args, **(kwargs or {}))
 
 
 def grouped(layers: Sequence[str], steps: int | None) -> list[list[str]]:
@@ -32,83 +126,157 @@ def grouped(layers: Sequence[str], steps: int | None) -> list[list[str]]:
     return [list(layers[start:end]) for start, end in pairwise(ends)]
 
 
-def randomised(model: nn.Module, layers: Collection[str], seed: int = 0) -> nn.Module:
+def randomised(model: nn.Module, inputs: Inputs, layers: Collection[str], seed: int = 0) -> nn.Module:
     """Copy a model and initialise some of its layers once more; the model itself is not touched.
 
-    A layer is initialised as its class does it (``reset_parameters``), normalisations with their statistics. The values
-    of parameters whose class has no initialisation of its own, such as class tokens, are shuffled. What a layer gets
-    depends on the seed and its place in the model only, whatever other layers are initialised.
+    A layer is initialised as its class does it (``reset_parameters``), normalisations with their statistics. Under
+    weight or spectral normalisation, a parametrization or pruning, the plain weight is initialised, and what it is
+    computed from follows. Parameters that this leaves as they were, such as class tokens, are shuffled. What a layer
+    gets depends on the seed and its place in the forward pass only, whatever other layers are initialised.
 
     Raises:
-        MetricError: the model has no parameters, or a layer cannot be initialised.
+        MetricError: the model cannot be copied, or a layer cannot be initialised.
 
     >>> model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    >>> other = randomised(model, ["1"])
+    >>> other = randomised(model, as_inputs(torch.ones(1, 3)), ["1"])
     >>> torch.equal(other[0].weight, model[0].weight), torch.equal(other[1].weight, model[1].weight)
     (True, False)
     """
-    return Randomised(model, seed).of(layers)
+    return Randomised(model, inputs).of(layers, seed)
 
 
 class Randomised:
     """One copy of a model that is asked in one state after the other: `of` says which layers are initialised.
 
-    Each layer is initialised once, and its values are kept for the states to come. The copy is the same object all the
-    time, so a state ends when the next one is asked for.
+    Each layer is initialised once for a seed, and its values are kept for the next states. The copy is the same object
+    all the time, so a state ends when the next one is asked for.
+
+    Raises:
+        MetricError: the model cannot be copied, or the copy uses weights of the model itself.
     """
 
-    def __init__(self, model: nn.Module, seed: int = 0) -> None:
-        self._seed, self._copy = seed, copied(model)
-        self._places = layers_with_weights(self._copy)
+    def __init__(self, model: nn.Module, inputs: Inputs) -> None:
+        own = layers_with_weights(model, inputs)
+        try:
+            self._copy = copied(model)
+        except Exception as error:
+            raise MetricError(
+                f"model must be one that copy.deepcopy can copy to be randomised, but {raised(error)}; keep what cannot "
+                "be copied outside of it"
+            ) from error
+        self._layers = {layer.name: layer for layer in layers_with_weights(self._copy, inputs)}
+        self._seed: int | None = None
         self._trained: dict[str, list[torch.Tensor]] = {}
         self._initial: dict[str, list[torch.Tensor]] = {}
+        here = {_memory(each) for layer in own for each in layer.parameters}
+        for layer in self._layers.values():
+            if any(_memory(each) in here for each in layer.parameters):
+                raise MetricError(
+                    f"model must hold its weights in attributes to be randomised in a copy, but {layer.name!r} is "
+                    "elsewhere, as in a global variable; make it an attribute of the model"
+                )
 
-    def of(self, layers: Collection[str]) -> nn.Module:
+    @property
+    def layers(self) -> list[str]:
+        """The names of all layers with weights, in the order in which a forward pass uses them."""
+        return list(self._layers)
+
+    def of(self, layers: Collection[str], seed: int = 0) -> nn.Module:
         """Return the copy with these layers initialised, and all others as they were."""
+        if seed != self._seed:
+            self._seed, self._initial = seed, {}
         with torch.inference_mode(False), torch.no_grad():
             for name, values in self._trained.items():
-                self._write(name, values)
-            for name in self._places:  # before any is initialised, since layers may share their weights
-                if name in layers and name not in self._trained:
-                    self._trained[name] = self._values(name)
-            for place, name in enumerate(self._places):
-                if name in layers:
-                    self._begin(place, name)
+                _write(self._layers[name], values)
+            chosen = [(place, layer) for place, layer in enumerate(self._layers.values()) if layer.name in layers]
+            for _, layer in chosen:  # before any is initialised, since layers may share their weights
+                if layer.name not in self._trained:
+                    self._trained[layer.name] = _values(layer.tensors)
+            for place, layer in chosen:
+                if layer.name not in self._initial:
+                    self._initial[layer.name] = self._drawn(place, layer)
+            for _, layer in chosen:
+                _write(layer, self._initial[layer.name])
         return self._copy
 
-    def _begin(self, place: int, name: str) -> None:
-        if name in self._initial:
-            self._write(name, self._initial[name])
-            return
-        devices = sorted({each.device.index or 0 for each in self._trained[name] if each.device.type == "cuda"})
-        with torch.random.fork_rng(devices=devices):
-            torch.manual_seed((self._seed * 1_000_003 + place) % 2**63)
-            _initialise(self._copy.get_submodule(name), name)
-        self._initial[name] = self._values(name)
-
-    def _tensors(self, name: str) -> list[torch.Tensor]:
-        module = self._copy.get_submodule(name)
-        return [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-
-    def _values(self, name: str) -> list[torch.Tensor]:
-        return [each.detach().clone() for each in self._tensors(name)]
-
-    def _write(self, name: str, values: list[torch.Tensor]) -> None:
-        for mine, value in zip(self._tensors(name), values, strict=True):
-            mine.copy_(value)
+    def _drawn(self, place: int, layer: Layer) -> list[torch.Tensor]:
+        """Initialise one layer, and return its new values; all is trained before and after, parts of it too."""
+        assert self._seed is not None
+        held = [*layer.module.parameters(), *layer.module.buffers()]
+        before = _values(held)
+        devices = sorted({each.device.index or 0 for each in layer.tensors if each.device.type == "cuda"})
+        try:
+            with torch.random.fork_rng(devices=devices):
+                torch.manual_seed((self._seed * 1_000_003 + place) % 2**63)
+                _initialise(layer)
+            return _values(layer.tensors)
+        finally:
+            for tensor, value in zip(held, before, strict=True):
+                tensor.copy_(value)
+            _write(layer, self._trained[layer.name])
 
 
-def _initialise(module: nn.Module, name: str) -> None:
-    reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
-    if not callable(reset):
-        for parameter in module.parameters(recurse=False):
+def _values(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [each.detach().clone() for each in tensors]
+
+
+def _write(layer: Layer, values: Sequence[torch.Tensor]) -> None:
+    for mine, value in zip(layer.tensors, values, strict=True):
+        mine.copy_(value)
+
+
+def _initialise(layer: Layer) -> None:
+    module = layer.module
+    before = _values(layer.parameters)
+    reset = "reset_parameters" if hasattr(module, "reset_parameters") else "_reset_parameters"
+    if callable(getattr(module, reset, None)):
+        try:
+            _reset(module, reset)
+        except Exception as error:
+            raise MetricError(
+                f"layer {layer.name!r} must be initialised once more for this metric, but {raised(error)}; give it a "
+                "reset_parameters that works"
+            ) from error
+    for parameter, value in zip(layer.parameters, before, strict=True):
+        if isinstance(parameter, nn.Parameter) and torch.equal(parameter, value):
             order = torch.randperm(parameter.numel(), device="cpu").to(parameter.device)
-            parameter.copy_(parameter.flatten()[order].reshape(parameter.shape))
-        return
-    try:
-        reset()
-    except Exception as error:
-        raise MetricError(
-            f"layer {name!r} must be initialised once more for this metric, but {raised(error)}; give it a "
-            "reset_parameters that works"
-        ) from error
+            parameter.copy_(value.flatten()[order].reshape(parameter.shape))
+    _iterate(module)
+
+
+def _reset(module: nn.Module, reset: str) -> None:
+    """Let a module initialise its weights where they are plain ones, and bring them back to what they come from."""
+    names = [*module.parametrizations] if parametrize.is_parametrized(module) else []  # type: ignore[union-attr, arg-type]
+    weights = {name: nn.Parameter(getattr(module, name).detach().clone()) for name in names}
+    plain = module
+    if names:
+        kind = parametrize.type_before_parametrizations(module)
+        plain = kind.__new__(kind)
+        plain.__dict__ |= {**vars(module), "_parameters": {**module._parameters, **weights}}
+    getattr(plain, reset)()
+    for name, weight in weights.items():
+        with suppress(RuntimeError):  # a parametrization without an inverse: what it comes from is shuffled
+            setattr(module, name, weight.detach())
+    for hook in module._forward_pre_hooks.values():  # those of torch.nn.utils before parametrizations
+        if isinstance(hook, WeightNorm):
+            weight = getattr(module, hook.name).detach()
+            getattr(module, f"{hook.name}_v").copy_(weight)
+            getattr(module, f"{hook.name}_g").copy_(torch.norm_except_dim(weight, 2, hook.dim))
+        elif isinstance(hook, (SpectralNorm, BasePruningMethod)):
+            name = hook.name if isinstance(hook, SpectralNorm) else hook._tensor_name
+            getattr(module, f"{name}_orig").copy_(getattr(module, name).detach())
+
+
+def _iterate(module: nn.Module) -> None:
+    """Let spectral normalisation, which goes on with every step of training, find the norm of new weights."""
+    parts = {part: part.training for part in _own_parts(module)[1:]}
+    for part in parts:
+        part.training = True
+    for _ in range(POWER_ITERATIONS):
+        for name in module.parametrizations if parts else ():  # type: ignore[union-attr]
+            getattr(module, name)
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, SpectralNorm):
+                hook.compute_weight(module, do_power_iteration=True)
+    for part, training in parts.items():
+        part.training = training

@@ -68,7 +68,7 @@ class RegionPerturbation:
 class Selectivity:
     """The area under the score's curve while all squares of the photo are covered, the largest sum of the map first.
 
-    The formula is that of `explain.metrics.Deletion`. Less is better.
+    The formula is that of `explain.metrics.Deletion`, over the share of the squares. Less is better.
 
     Args:
         side: of the squares in pixels.
@@ -108,7 +108,7 @@ class Selectivity:
 
     def __call__(self, case: Case, scores: Sequence[torch.Tensor]) -> Judged:
         counts = self._counts(case)
-        return Judged(area(scores[0]), scores[0], torch.tensor(counts) / counts[-1])
+        return Judged(area(scores[0], counts), scores[0], torch.tensor(counts) / counts[-1])
 
 
 @dataclass(frozen=True)
@@ -157,5 +157,5 @@ class IROF:
         first = scores[0][:, :1]
         curve = scores[0] / torch.where(first == 0, 1, first)
         most = superpixels(case.images, self.segments).flatten(1).amax(1).tolist()
-        areas = [area(row[None, : last + 2]) for row, last in zip(curve, most, strict=True)]
+        areas = [area(row[None, : last + 2], range(last + 2)) for row, last in zip(curve, most, strict=True)]
         return Judged(by_original(self.name, case, 1 - torch.cat(areas), first[:, 0]), curve)

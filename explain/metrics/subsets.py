@@ -299,7 +299,8 @@ class NonSensitivity:
 
     A square is nothing to the map where its magnitudes add up to no more than ``threshold`` of the largest square's,
     and nothing to the model where the score changes by no more than ``threshold`` of the largest change. Less is
-    better. Not defined where no square changes it. (The paper asks this of every pixel.)
+    better. To a map of zeros, all squares are nothing, and so they are to a model that none of them changes. (The paper
+    asks this of every pixel.)
 
     Args:
         side: of the squares in pixels.
@@ -336,9 +337,7 @@ class NonSensitivity:
         regions = grid_regions(case.size, self.side, case.images)
         sums = by_region(case.maps.of_inputs.abs(), regions)
         nothing = [each <= self.threshold * each.amax(1, keepdim=True) for each in (sums, change)]
-        value = (nothing[0] != nothing[1]).to(scores[0]).mean(1)
-        value = undefined(self.name, case.maps.name, value, change.amax(1) == 0, "the scores do not vary")
-        return Judged(undefined(self.name, case.maps.name, value, sums.amax(1) == 0, "its map is zero everywhere"))
+        return Judged((nothing[0] != nothing[1]).to(scores[0]).mean(1))
 
 
 def _groups(case: Case, sign: Sign, seed: int, groups: int) -> tuple[torch.Tensor, list[int]]:

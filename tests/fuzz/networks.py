@@ -25,7 +25,7 @@ from explain.engine import COMPOSITES
 from explain.errors import ExplainError, ExplainWarning
 from explain.layers import split_call
 from explain.methods import LRP, DeepLIFT, DeepLIFTSHAP, MethodLike, get_method
-from tests.conftest import snapshot
+from tests.conftest import registered_backwards, snapshot
 from tests.fuzz.expected import METHODS, MOST_PLACES, NotLinearError, Slow, class_weights
 from tests.fuzz.programs import Network, Program, Step, scores_in, sees, shapes
 from tests.fuzz.pure import Pure
@@ -54,6 +54,8 @@ class Case:
     """How the images lie in memory: "plain", "channels_last" or "sliced"."""
     leaf: bool = False
     """Whether the images themselves require a gradient."""
+    backwards: bool = False
+    """Whether the modules are registered in reverse."""
     seed: int = 0
 
 
@@ -76,6 +78,7 @@ def cases(draw: Any, most_steps: int = 9) -> Case:
         layout=draw(st.sampled_from(["plain", "plain", "channels_last", "sliced"])),
         leaf=draw(st.booleans()),
         seed=draw(st.integers(0, 99)),
+        backwards=draw(st.booleans()),
     )  # fmt: skip
 
 
@@ -138,6 +141,8 @@ class Ready:
         self.case, self.program = case, case.program
         self.alone: dict[str, torch.Tensor] = {}
         self.model = Network(case.program).train(case.training)
+        if case.backwards:
+            registered_backwards(self.model)
         g = torch.Generator().manual_seed(case.seed)
         drawn = [torch.randn(case.images, *s, generator=g, dtype=torch.float64) for s in case.program.inputs]
         self.x, self.beside = laid_out(drawn[0], case.layout), drawn[1:]

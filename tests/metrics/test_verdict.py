@@ -12,10 +12,11 @@ from torch import nn
 import explain
 from explain.engine import Evidence, InputGradients, Need
 from explain.errors import MetricError
+from explain.inputs import as_inputs
 from explain.methods import GradCAM, Method, RandomCAM, Saliency
 from explain.metrics import Case, Judged, World
 from explain.metrics.maps import Maps
-from explain.metrics.randomised import layers_with_weights, randomised
+from explain.metrics.randomised import Randomised
 from explain.metrics.similarity import spearman
 from explain.metrics.verdict import (
     SAME,
@@ -196,11 +197,12 @@ def test_the_likeness_to_copies_with_random_upper_layers_is_that_of_a_plain_comp
 ) -> None:
     x, question = photos[:1], DependsOnModel(copies=2, seed=5)
     judged = explain.evaluate(model, x, ["gradcam"], question, target=1, layer="layer1")
-    layers = layers_with_weights(model)
+    other_model = Randomised(model, as_inputs(x))
+    layers = other_model.layers
     own = explain.attribute(model, x, GradCAM(), target=1, layer="layer1").values
     found = []
     for number in range(2):
-        copy = randomised(model, layers[len(layers) // 2 :], 5 * 1009 + number)
+        copy = other_model.of(layers[len(layers) // 2 :], 5 * 1009 + number)
         other = explain.attribute(copy, x, GradCAM(), target=1, layer="layer1").values
         big = [explain.layers.enlarge(each[:, None], (12, 10))[:, 0] for each in (own, other)]
         found.append(spearman(*big).nan_to_num(0).item())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import nn
 
 from explain.attribution import attribute_targets, plan
 from explain.engine import check_inputs
-from explain.errors import MetricError, muted
+from explain.errors import ExplainError, MetricError, muted
 from explain.hooks import unwrapped
 from explain.inputs import Inputs
 from explain.layers import shares_behind
@@ -95,8 +95,9 @@ class _Check:
         self.classes = None if isinstance(first.target, str) else first.target.to(self.images.device)
         self.logits = None if first.logits is None else first.logits.to(self.images.device)
         count = None if self.logits is None else self.logits.shape[1]
-        self.world = World(model, self.images, self.classes, count, self.logits)
+        self.world = World(model, self.images, self.classes, count, self.logits, inputs)
         self.notes: dict[str, list[str]] = {name: [] for name in maps}
+        self.failed: dict[tuple[str, str], str] = {}
 
     def verdict(self, asked: Sequence[Question], label: str, seed: int) -> Verdict:
         cases = {name: self._case(name, each) for name, (_, each) in self.maps.items()}
@@ -118,8 +119,17 @@ class _Check:
         if empty:
             return answered(question, math.nan, False, empty)
         if judged is None:
-            return answered(question, math.nan, None, question.unasked(self.world, case))
+            return answered(question, math.nan, None, self._unasked(question, case))
         return question.judge(judged)
+
+    def _unasked(self, question: Question, case: Case) -> str:
+        """Why a question cannot be asked about a map, or could not; nothing where it can."""
+        if (case.maps.name, question.name) in self.failed:
+            return self.failed[case.maps.name, question.name]
+        try:
+            return question.unasked(self.world, case)
+        except ExplainError as error:
+            return str(error)
 
     def _by_scores(self, asked: Sequence[Question], cases: Mapping[str, Case]) -> dict[tuple[str, str], Judged]:
         """What becomes of the score where the photo is covered; all maps of one call are run together."""
@@ -127,16 +137,19 @@ class _Check:
         if not metrics or not cases:
             return {}
         given: dict[str, Any] = {name: self.maps[name][1] for name in cases}
-        with muted():  # the answers say it
+
+        def judged(metrics: Sequence[Any]) -> dict[tuple[str, str], Judged]:
             table = evaluate(self.model, self.inputs, given, metrics, target=self.target, **self.options)
-        return {(name, metric): each for name, row in table.judged.items() for metric, each in row.items()}
+            return {(name, metric): each for name, row in table.judged.items() for metric, each in row.items()}
+
+        return self._each(judged, metrics, cases)
 
     def _by_asking(self, asked: Sequence[Question], cases: Mapping[str, Case]) -> dict[tuple[str, str], Judged]:
         """What the methods say in other settings, those that run the model very often with fewer samples."""
         metrics = [
             question
             for question in asked
-            if isinstance(question, OfMethod) and not any(question.unasked(self.world, case) for case in cases.values())
+            if isinstance(question, OfMethod) and not any(self._unasked(question, case) for case in cases.values())
         ]
         if not metrics or not cases:
             return {}
@@ -149,9 +162,27 @@ class _Check:
         for (fuse, long), group in groups.items():
             options: Options = {**self.options, "fuse": fuse}  # type: ignore[typeddict-item]
             given: list[Any] = [question.brief for question in metrics] if long else metrics
-            with muted():
-                found |= asked_again(given, group, self.world, self.inputs, self.target, options)
+
+            def judged(
+                metrics: Sequence[Any], group: Mapping[str, Asked] = group, options: Options = options
+            ) -> dict[tuple[str, str], Judged]:
+                return asked_again(metrics, group, self.world, self.inputs, self.target, options)
+
+            found |= self._each(judged, given, group)
         return found
+
+    def _each(
+        self, judge: Callable[[Sequence[Any]], dict[tuple[str, str], Judged]], asked: Sequence[Any], maps: Iterable[str]
+    ) -> dict[tuple[str, str], Judged]:
+        """Ask all questions together; if one of them fails, each alone, so that the others have an answer."""
+        with muted():  # the answers say it
+            try:
+                return judge(asked)
+            except ExplainError as error:
+                if len(asked) > 1:
+                    return {key: each for one in asked for key, each in self._each(judge, [one], maps).items()}
+                self.failed |= {(name, asked[0].name): str(error) for name in maps}
+                return {}
 
     def _lighter(self, name: str, method: Method, attribution: Attribution, case: Case) -> tuple[Asked, bool]:
         """The method as it is asked again: with fewer samples, if each of its maps takes many passes.

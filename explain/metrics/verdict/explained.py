@@ -55,7 +55,8 @@ def check_explained(explanation: Explained, found: Sequence[Attribution], index:
     if explanation.crops:
         raise MetricError("maps must be of one crop to be checked, got some of five; use crop='center'")
     chosen, request, explainer = found[0].target, explanation.request, explanation.explainer
-    target = as_target(request.targets[index]) if isinstance(chosen, str) else ClassTarget((int(chosen[0]),))
+    own = as_target(request.targets[index], explainer.categories)
+    target = own if isinstance(chosen, str) else ClassTarget((int(chosen[0]),))
     given = [] if isinstance(request.methods, str) else request.methods
     maps = [(method_behind(each, given), each) for each in found]
     precision, label = explanation.question.precision, explanation.targets[index]

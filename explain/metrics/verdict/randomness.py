@@ -15,7 +15,6 @@ from explain.metrics.again import Found, Setting, World
 from explain.metrics.base import Better, Case, Judged, check
 from explain.metrics.maps import Maps, Sign
 from explain.metrics.orders import correlation
-from explain.metrics.randomised import layers_with_weights, randomised
 from explain.metrics.similarity import Similarity, similarity
 from explain.metrics.verdict.answers import Answer
 from explain.metrics.verdict.asking import SAME, answered, figure_of, of_zeros
@@ -28,8 +27,8 @@ LEAST = 0.05
 class DependsOnModel:
     """How alike the map is to those of copies of the model whose upper layers have random weights.
 
-    Of the layers with weights, the later half is initialised once more, as each one's class does it, normalisations
-    with their statistics; the model's answer is lost then. Maps that draw what the first layers see, such as edges, do
+    Of the layers with weights, the later half, in the order in which a forward pass uses them, is initialised once
+    more, as each one's class does it, normalisations with their statistics; the model's answer is lost then. Maps that draw what the first layers see, such as edges, do
     not change. (If all layers were initialised, the first filters would draw something else, and such a map would seem
     to depend on the model.)
 
@@ -68,18 +67,18 @@ class DependsOnModel:
         check(self, copies=1)
 
     def unasked(self, world: World, case: Case) -> str:
-        return "" if layers_with_weights(world.model) else "the model has no weights that could be others"
+        return "" if world.randomised.layers else "the model has no weights that could be others"
 
     @property
     def brief(self) -> DependsOnModel:
         return replace(self, copies=1)
 
     def settings(self, world: World, case: Case) -> Iterator[Setting]:
-        layers = layers_with_weights(world.model)
+        layers = world.randomised.layers
         upper = layers[len(layers) // 2 :]
         for number in range(self.copies):
             seed = self.seed * 1009 + number
-            make = partial(randomised, world.model, upper, seed)
+            make = partial(world.randomised.of, upper, seed)
             yield Setting(("model", frozenset(upper), seed, ()), model=make)
 
     def compare(self, case: Case, found: Found) -> torch.Tensor:
