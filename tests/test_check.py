@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 import explain
 from explain import render
@@ -20,6 +21,7 @@ from explain.metrics.verdict import Verdict
 from explain.models import CenterCrop
 from explain.render import Group, Layout, Mark, Tile
 from explain.render.marks import row
+from explain.targets import Detection, Segmentation
 from tests.conftest import ROOT, TinyNet, settled, snapshot
 
 CAT = str(ROOT / "assets" / "chelsea.png")
@@ -109,6 +111,99 @@ def test_methods_with_options_are_asked_with_them_and_targets_of_ones_own_too(ex
     assert answers.depends_on_class.passed is None
     assert answers.faithful.passed is not None
     assert explanation.layout().tiles[1].marks[1] == Mark("class", None)
+
+
+class Maps(nn.Module):
+    """Maps of three classes for each photo, as a segmentation network gives them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 3, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"out": self.two(self.one(x).relu())}
+
+
+class Boxes(Maps):
+    """Two boxes for each photo, of which one that scores little is left out."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        upper, lower = (super(Boxes, self).forward(x)["out"].sigmoid()[:, 1, half].mean((1, 2)) for half in HALVES)
+        scores = torch.stack([upper, lower], 1)
+        boxes, labels = torch.tensor([[0.0, 0, 16, 8], [0, 8, 16, 16]]), torch.tensor([1, 2])
+        kept = scores > scores.amax(1, keepdim=True) - 0.02
+        return [{"boxes": boxes[k], "labels": labels[k], "scores": s[k]} for s, k in zip(scores, kept, strict=True)]
+
+
+HALVES = (slice(0, 8), slice(8, 16))
+
+
+def predicted_most(output: Any) -> Any:
+    return output["out"].amax(1).mean((1, 2))
+
+
+@pytest.mark.parametrize(
+    "kind", ["a region that is predicted", "a mask", "a label", "a sum", "a callable", "a box", "a detection"]
+)
+def test_regions_boxes_and_functions_are_checked_and_what_cannot_be_asked_says_so(kind: str) -> None:
+    model = (Boxes if kind in ("a box", "a detection") else Maps)().eval()
+    explainer = explain.Explainer(model, ["none", "upper", "lower"], CenterCrop(16))
+    x = explainer.as_input(Image.open(CAT).convert("RGB"))
+    with torch.no_grad():
+        output = model(x)
+    best: Any = None if kind in ("a box", "a detection") else int(output["out"].argmax(1).flatten().mode().values)
+    target: Any = {
+        "a region that is predicted": lambda: Segmentation(best),
+        "a mask": lambda: Segmentation(0, torch.eye(16)),
+        "a label": lambda: Segmentation(["none", "upper", "lower"][best]),
+        "a sum": lambda: Segmentation(best) - Segmentation(0, torch.eye(16)),
+        "a callable": lambda: predicted_most,
+        "a box": lambda: Detection(box=output[0]["boxes"][0]),
+        "a detection": lambda: Detection(["none", "upper", "lower"][int(output[0]["labels"][0])]),
+    }[kind]()  # fmt: skip
+    before, explanation = snapshot(model), explainer(CAT, ["gradcam", "inputxgradient"], [target])
+    verdict = explanation.check()
+    for answers in verdict.values():
+        assert [answer.passed is None for answer in answers] == [False, True, False, False]
+        assert "no class" in answers.depends_on_class.reason
+        assert len(answers.depends_on_class.reason.splitlines()) == 1
+    assert snapshot(model) == before
+    if kind in ("a region that is predicted", "a label"):  # the region is that of the photo as it is, in all settings
+        mask = output["out"][0].argmax(0) == best
+        settled = explainer(CAT, ["gradcam", "inputxgradient"], [Segmentation(best, mask)]).check()
+        assert [a.to_dict() for a in settled["gradcam"]] == [a.to_dict() for a in verdict["gradcam"]]
+
+
+def test_a_region_that_a_randomised_network_does_not_predict_is_still_that_of_the_photo() -> None:
+    """`evaluate` asks its methods again of the region on the photo as it is, too."""
+    model, x = Maps().eval(), torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        predicted = model(x)["out"].argmax(1)
+    best = int(predicted.flatten().mode().values)
+    metrics: Any = ["mprt", "maxsensitivity", "emprt"]
+    found = explain.evaluate(model, x, "inputxgradient", metrics, target=Segmentation(best))["inputxgradient"]
+    masked = explain.evaluate(model, x, "inputxgradient", metrics, target=Segmentation(best, predicted == best))
+    for metric in metrics:
+        assert torch.equal(found[metric], masked["inputxgradient"][metric])
+
+
+def test_a_question_that_fails_leaves_the_others_their_answers() -> None:
+    class Stubborn(nn.Conv2d):
+        def reset_parameters(self) -> None:
+            if hasattr(self, "made"):
+                raise RuntimeError("no")
+            super().reset_parameters()
+
+    model = settled(TinyNet()).eval()
+    model.layer2[0] = Stubborn(6, 8, 3, 2, 1)
+    model.layer2[0].made = True
+    explanation = explain.Explainer(model, list("abcde"), CenterCrop(16))(CAT, "gradcam", 1)
+    answers = explanation.check()["gradcam"]
+    assert [answer.passed is None for answer in answers] == [True, False, False, False]
+    assert "reset_parameters" in answers.depends_on_model.reason
+    with pytest.raises(ExplainError, match="batch_size"):
+        explanation.check(batch_size=0)
 
 
 def test_what_cannot_be_checked_is_refused(explainer: explain.Explainer) -> None:

@@ -64,7 +64,7 @@ def test_a_network_computes_what_its_program_means(program: Program) -> None:
     assert eval(repr(program)) == program
 
 
-@hypothesis.settings(ALWAYS, max_examples=20)
+@hypothesis.settings(ALWAYS, max_examples=8)
 @hypothesis.given(programs())
 def test_the_order_of_registration_decides_nothing_about_random_weights(program: Program) -> None:
     g = torch.Generator().manual_seed(0)
@@ -72,7 +72,7 @@ def test_the_order_of_registration_decides_nothing_about_random_weights(program:
     network, turned = Network(program).eval(), registered_backwards(Network(program)).eval()
     layers, others = (Randomised(each, inputs).layers for each in (network, turned))
     assert len(layers) == len(others)
-    for count in range(len(layers) + 1):
+    for count in {0, len(layers) // 2}:
         models = [randomised(network, inputs, layers[count:]), randomised(turned, inputs, others[count:])]
         with torch.no_grad():
             found, expected = (scores_in(inputs.call(model)) for model in models)

@@ -88,14 +88,13 @@ def _evidence(
 
 
 class _Entrance:
-    """The first block of a transformer, into which some tokens of a photo go."""
+    """The block of a transformer that runs first, into which some tokens of a photo go."""
 
     def __init__(self, asked: Asked) -> None:
         self._asked = asked
-        blocks = transformer_blocks(asked.model)
-        self._block = blocks[0] if blocks else ""
+        blocks = self._blocks = transformer_blocks(asked.model)
         # a layer that is known by its name has its grid whatever the shape
-        grid = asked.forward.grids.grid((len(asked.inputs), 0, 0), self._block) if blocks else None
+        grid = asked.forward.grids.grid((len(asked.inputs), 0, 0), blocks[0]) if blocks else None
         if grid is None or grid.layout not in ("tokens", "tokens first"):
             raise _refused(f"{type(asked.model).__name__} has {'other' if blocks else 'no'} blocks")
         self._grid: Grid = grid
@@ -132,7 +131,7 @@ class _Entrance:
 
         try:
             with running_altered(self._asked), HookGroup(self._asked.model) as group:
-                group.forward_pre(self._block, take, with_kwargs=True)
+                group.forward_pre(self._blocks, take, with_kwargs=True)
                 return self._asked.inputs.rows(image).call(self._asked.model)
         except Exception as error:  # whatever the network says of other tokens than it was made for
             if is_out_of_memory(error) or came_by_signal(error):

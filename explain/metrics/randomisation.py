@@ -52,11 +52,11 @@ class MPRT(_Compared):
     """How alike the map stays while the model's layers are initialised once more: the parameter randomisation test.
 
     The layers with weights are taken in about ``steps`` groups, in the order in which a forward pass uses them:
-    cascading from the "top" (the output) or the "bottom" (the input), or each group alone ("independent"). A layer is
-    initialised as its class does it, normalisations with their statistics, on a copy. The figure is the mean similarity over these models, ``curve`` has each one's, and
-    ``parts`` the "last": that to the model without any trained weight, if the layers cascade. Less is better. A map
-    that turns zero everywhere counts as changed, 0, and is told in a warning. Not defined for a map that says the same
-    everywhere from the start.
+    cascading from the "top" (the output) or the "bottom" (the input), or each group alone ("independent"). A layer
+    is initialised as its class does it, normalisations with their statistics, on a copy. The figure is the mean
+    similarity over these models, ``curve`` has each one's, and ``parts`` the "last": that to the model without any
+    trained weight, if the layers cascade. Less is better. A map that turns zero everywhere counts as changed, 0,
+    and is told in a warning. Not defined for a map that says the same everywhere from the start.
 
     Args:
         similarity: "spearman", "pearson", "ssim" or "hog", see `explain.metrics.similarity`.

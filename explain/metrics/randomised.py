@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from explain import nested
 from explain.errors import MetricError, raised
 from explain.hooks import HookGroup, copied, modules_of, untouched
-from explain.inputs import Inputs, as_inputs
+from explain.inputs import Inputs
 
 POWER_ITERATIONS = 15
 """Of spectral normalisation after new weights: as many as torch makes when it is registered."""
@@ -50,7 +50,7 @@ def layers_with_weights(model: nn.Module, inputs: Inputs) -> list[Layer]:
     at all, are found when they run. Of shared parameters, the module that comes first counts.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 5))
-    >>> [layer.name for layer in layers_with_weights(model, as_inputs(torch.ones(1, 3, 4, 4)))]
+    >>> [layer.name for layer in layers_with_weights(model, Inputs((torch.ones(1, 3, 4, 4),)))]
     ['0', '3']
     """
     uses, called = _Uses(), dict[nn.Module, None]()
@@ -91,7 +91,13 @@ def _trained(module: nn.Module) -> list[torch.Tensor]:
 
 def _own_parts(module: nn.Module) -> list[nn.Module]:
     """The module, and all that parametrizes its tensors."""
-    return [module, *(module.parametrizations.modules() if parametrize.is_parametrized(module) else ())]  # type: ignore[operator, union-attr]
+    return [module, *(_parametrizations(module).modules() if parametrize.is_parametrized(module) else ())]
+
+
+def _parametrizations(module: nn.Module) -> nn.ModuleDict:
+    found = module.parametrizations if parametrize.is_parametrized(module) else nn.ModuleDict()
+    assert isinstance(found, nn.ModuleDict)
+    return found
 
 
 def _memory(tensor: torch.Tensor) -> int:
@@ -99,11 +105,11 @@ def _memory(tensor: torch.Tensor) -> int:
     return (tensor.data_ptr() if tensor.layout == torch.strided else 0) or id(tensor)
 
 
-class _Uses(TorchDispatchMode):
+class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes in which order this thread's operations first use tensors, and which of these are parameters."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.places: dict[int, int] = {}
         self.parameters: dict[int, nn.Parameter] = {}
 
@@ -138,7 +144,7 @@ def randomised(model: nn.Module, inputs: Inputs, layers: Collection[str], seed: 
         MetricError: the model cannot be copied, or a layer cannot be initialised.
 
     >>> model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    >>> other = randomised(model, as_inputs(torch.ones(1, 3)), ["1"])
+    >>> other = randomised(model, Inputs((torch.ones(1, 3),)), ["1"])
     >>> torch.equal(other[0].weight, model[0].weight), torch.equal(other[1].weight, model[1].weight)
     (True, False)
     """
@@ -161,8 +167,8 @@ class Randomised:
             self._copy = copied(model)
         except Exception as error:
             raise MetricError(
-                f"model must be one that copy.deepcopy can copy to be randomised, but {raised(error)}; keep what cannot "
-                "be copied outside of it"
+                f"model must be one that copy.deepcopy can copy to be randomised, but {raised(error)}; keep what "
+                "cannot be copied outside of it"
             ) from error
         self._layers = {layer.name: layer for layer in layers_with_weights(self._copy, inputs)}
         self._seed: int | None = None
@@ -246,12 +252,10 @@ def _initialise(layer: Layer) -> None:
 
 def _reset(module: nn.Module, reset: str) -> None:
     """Let a module initialise its weights where they are plain ones, and bring them back to what they come from."""
-    names = [*module.parametrizations] if parametrize.is_parametrized(module) else []  # type: ignore[union-attr, arg-type]
-    weights = {name: nn.Parameter(getattr(module, name).detach().clone()) for name in names}
-    plain = module
-    if names:
-        kind = parametrize.type_before_parametrizations(module)
-        plain = kind.__new__(kind)
+    weights = {name: nn.Parameter(getattr(module, name).detach().clone()) for name in _parametrizations(module)}
+    plain: Any = module
+    if weights:
+        plain = object.__new__(parametrize.type_before_parametrizations(module))
         plain.__dict__ |= {**vars(module), "_parameters": {**module._parameters, **weights}}
     getattr(plain, reset)()
     for name, weight in weights.items():
@@ -273,7 +277,7 @@ def _iterate(module: nn.Module) -> None:
     for part in parts:
         part.training = True
     for _ in range(POWER_ITERATIONS):
-        for name in module.parametrizations if parts else ():  # type: ignore[union-attr]
+        for name in _parametrizations(module):
             getattr(module, name)
         for hook in module._forward_pre_hooks.values():
             if isinstance(hook, SpectralNorm):

@@ -138,6 +138,24 @@ def test_tis_averages_the_scores_of_samples_that_have_a_token(vit: Any, runs: in
     assert found.runs == min(runs, 24)
 
 
+def test_the_first_block_is_the_one_that_runs_first(vit: torchvision.models.VisionTransformer) -> None:
+    """Tokens are left out where the blocks begin, however the blocks are registered."""
+
+    class Blocks(nn.Module):
+        def __init__(self, first: nn.Module, second: nn.Module) -> None:
+            super().__init__()
+            self.second, self.first = second, first
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = self.second(self.first(x))
+            return found
+
+    expected = explain.attribute(vit, photos(), TIS(9), target=1, layer=LAYER)
+    vit.encoder.layers = Blocks(*vit.encoder.layers)  # type: ignore[assignment]
+    found = explain.attribute(vit, photos(), TIS(9), target=1, layer="encoder.layers.second.ln_1")
+    torch.testing.assert_close(found.values, expected.values, **EXACT)
+
+
 @pytest.mark.parametrize("method", [ViTCX(0.1), TIS(8)], ids=lambda method: method.name)
 def test_a_batch_equals_its_images_and_several_targets_share_their_runs(vit: Any, method: Any) -> None:
     before = snapshot(vit)

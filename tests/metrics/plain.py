@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -61,8 +62,10 @@ def by_photo(other: torch.Tensor) -> Cover:
     return cover
 
 
-def trapezium(values: Sequence[float]) -> float:
-    return (sum(values) - values[0] / 2 - values[-1] / 2) / (len(values) - 1)
+def trapezium(values: Sequence[float], at: Sequence[float]) -> float:
+    """The area under straight lines between points, each at its own place."""
+    pairs = list(zip(at, values, strict=True))
+    return sum((x1 - x0) * (y0 + y1) / 2 for (x0, y0), (x1, y1) in pairwise(pairs))
 
 
 def flipping(photo: torch.Tensor, order: list[int], read: Read, cover: Cover, steps: int) -> list[float]:

@@ -14,6 +14,7 @@ from torch import nn
 
 import explain
 from explain.errors import ExplainWarning, MetricError
+from explain.inputs import as_inputs
 from explain.methods import GradCAM, InputXGradient, IntegratedGradients, Saliency, Smooth
 from explain.metrics import (
     ADCC,
@@ -26,7 +27,6 @@ from explain.metrics import (
     RelativeStability,
     Sensitivity,
 )
-from explain.inputs import as_inputs
 from explain.metrics.randomised import Randomised, grouped, randomised
 from explain.metrics.similarity import spearman
 from tests.conftest import TinyNet, snapshot

@@ -40,8 +40,29 @@ def test_deletion_insertion_and_flipping_are_areas_under_plain_curves(
         for name, curve in expected.items():
             at, found = table.curve("map", name)
             assert found[i].tolist() == pytest.approx(curve, abs=1e-8), name
-            assert table["map"][name][i].item() == pytest.approx(plain.trapezium(curve), abs=1e-8), name
-            assert at.tolist() == pytest.approx([round(120 * k / steps) / 120 for k in range(steps + 1)]), name
+            shares = [round(120 * k / steps) / 120 for k in range(steps + 1)]
+            assert table["map"][name][i].item() == pytest.approx(plain.trapezium(curve, shares), abs=1e-10), name
+            assert at.tolist() == pytest.approx(shares), name
+
+
+def test_areas_are_over_the_share_of_the_pixels_that_is_really_covered() -> None:
+    """Three steps through five pixels cover 2, 1 and 2 of them: 0.38, where equal steps would make it 0.37."""
+
+    class First(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scores = x[:, 0, 0] @ torch.tensor([0.3, 0.3, 0.2, 0.1, 0.1], dtype=x.dtype)
+            return torch.stack([scores, scores * 0], 1)
+
+    x = torch.ones(1, 1, 1, 5, dtype=torch.float64)
+    ranked = torch.tensor([[[5.0, 4.0, 3.0, 2.0, 1.0]]], dtype=torch.float64)
+    metrics = [Deletion(3, reading="score"), Insertion(3, Zero(), reading="score"),
+               PixelFlipping("lerf", 3, Zero(), reading="score")]  # fmt: skip
+    table = explain.evaluate(First(), x, {"map": ranked}, metrics, target=0)
+    at = [0, 2 / 5, 3 / 5, 1]
+    curves = {"deletion": [1, 0.4, 0.2, 0], "insertion": [0, 0.6, 0.8, 1], "lerf": [1, 0.8, 0.6, 0]}
+    for name, curve in curves.items():
+        assert table.curve("map", name)[1][0].tolist() == pytest.approx(curve, abs=1e-12)
+        assert table["map"][name].item() == pytest.approx(plain.trapezium(curve, at), abs=1e-12)
 
 
 def test_road_is_half_of_lerf_less_morf_with_interpolated_pixels(

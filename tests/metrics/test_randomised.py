@@ -83,7 +83,9 @@ def test_under_weight_norm_the_same_weights_are_drawn_as_without_it(norm: Any, x
     assert snapshot(other) == before
 
 
-@pytest.mark.parametrize("norm", [parametrizations.spectral_norm, nn.utils.spectral_norm], ids=["parametrization", "hook"])
+@pytest.mark.parametrize(
+    "norm", [parametrizations.spectral_norm, nn.utils.spectral_norm], ids=["parametrization", "hook"]
+)
 def test_under_spectral_norm_weights_are_drawn_and_divided_by_their_own_norm(norm: Any, x: torch.Tensor) -> None:
     plain, other = Net(), Net(norm)
     for _ in range(30):

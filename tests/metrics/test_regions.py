@@ -31,6 +31,8 @@ def test_squares_are_covered_by_the_sum_of_the_map_in_each(
 ) -> None:
     metrics = [RegionPerturbation(4, 5, Noise(seed=2)), Selectivity(5, 100, Zero(), reading="score")]
     table = explain.evaluate(model, photos, {"map": maps}, metrics, target=1)
+    four_steps = Selectivity(5, 4, Zero(), reading="score")
+    fewer = explain.evaluate(model, photos, {"map": maps}, four_steps, target=1)
     for i, photo in enumerate(photos):
         flat = maps[i].flatten()
         read, cover = plain.probability(model, 1), plain.by_photo(Noise(seed=2).replacement(photo[None])[0])
@@ -42,7 +44,11 @@ def test_squares_are_covered_by_the_sum_of_the_map_in_each(
         ordered = sorted(squares(12, 10, 5), key=lambda places: -flat[places].sum().item())
         read, cover = plain.score(model, 1), plain.constant([0, 0, 0])
         curve = [read(cover(photo, set(chain.from_iterable(ordered[:k])))) for k in range(7)]
-        assert table["map"]["selectivity"][i].item() == pytest.approx(plain.trapezium(curve), abs=1e-8)
+        equal = [k / 6 for k in range(7)]
+        assert table["map"]["selectivity"][i].item() == pytest.approx(plain.trapezium(curve, equal), abs=1e-8)
+        shares = [0, 2 / 6, 3 / 6, 4 / 6, 1]  # in four steps, by 1.5 squares each, to the nearest square
+        four = plain.trapezium([curve[round(6 * share)] for share in shares], shares)
+        assert fewer["map"]["selectivity"][i].item() == pytest.approx(four, abs=1e-8)
 
 
 def test_irof_is_the_area_over_the_share_that_superpixels_leave(
@@ -56,7 +62,8 @@ def test_irof_is_the_area_over_the_share_that_superpixels_leave(
         ordered = sorted(places, key=lambda each: -flat[each].mean().item())
         read, cover = plain.probability(model, 1), plain.constant(photo.mean((1, 2)).tolist())
         curve = [read(cover(photo, set(chain.from_iterable(ordered[:k])))) for k in range(len(ordered) + 1)]
-        expected = 1 - plain.trapezium([value / curve[0] for value in curve])
+        equal = [k / len(ordered) for k in range(len(ordered) + 1)]
+        expected = 1 - plain.trapezium([value / curve[0] for value in curve], equal)
         assert table["map"]["irof"][i].item() == pytest.approx(expected, abs=1e-8)
 
 

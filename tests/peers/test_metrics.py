@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from explain.metrics import (
 from explain.metrics.orders import ranks_of
 from explain.metrics.similarity import gradient_histograms, ssim
 from tests.conftest import TinyNet, settled
+from tests.metrics import plain
 
 quantus = pytest.importorskip("quantus", reason="Quantus comes with the extra 'peers'")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the peers, about this and that
@@ -84,14 +86,29 @@ def test_pixel_flipping_is_quantus_to_1e_5(model: nn.Module, photos: torch.Tenso
     assert np.abs(theirs - ours).max() < 1e-5
 
 
-def test_monotonicity_and_faithfulness_estimate_are_quantus(
-    model: nn.Module, photos: torch.Tensor, maps: torch.Tensor
-) -> None:
+def test_faithfulness_estimate_is_quantus(model: nn.Module, photos: torch.Tensor, maps: torch.Tensor) -> None:
     peer = quantus.FaithfulnessEstimate(features_in_step=36, perturb_baseline=0.0, normalise=False, abs=False, **QUIET)
     theirs = ask(peer, model, photos, maps, 1)
-    metrics = [FaithfulnessEstimate(12, Zero(), "probability"), Monotonicity(12)]
-    table = explain.evaluate(model, photos, {"map": maps}, metrics, target=1)["map"]
+    metric = FaithfulnessEstimate(12, Zero(), "probability")
+    table = explain.evaluate(model, photos, {"map": maps}, metric, target=1)["map"]
     assert table["faithfulnessestimate"].tolist() == pytest.approx(theirs, abs=1e-5)
+
+
+def test_a_quantus_mistake_monotonicity_never_shows_a_pixel(
+    model: nn.Module, photos: torch.Tensor, maps: torch.Tensor
+) -> None:
+    """Quantus covers pixels of the covered photo once more, so its scores stay the same and every map gets a 1.
+
+    The paper shows them, the least relevant first.
+    """
+    peer = quantus.Monotonicity(features_in_step=36, perturb_baseline=0.0, normalise=False, abs=False, **QUIET)
+    assert all(ask(peer, model, photos, maps, 1))
+    ours = explain.evaluate(model, photos, {"map": maps}, Monotonicity(12, Zero()), target=1)["map"]["monotonicity"]
+    for photo, values, found in zip(photos, maps, ours.tolist(), strict=True):
+        order = plain.order_of(values)
+        curve = plain.flipping(photo, order, plain.probability(model, 1), plain.constant([0, 0, 0]), 12)[::-1]
+        assert found == float(all(after >= before for before, after in pairwise(curve)))
+    assert not ours.all()
 
 
 def test_complexities_are_quantus(model: nn.Module, photos: torch.Tensor, maps: torch.Tensor) -> None:

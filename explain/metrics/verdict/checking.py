@@ -28,7 +28,7 @@ from explain.metrics.verdict.lighter import COSTLY, FEW, asked_lightly
 from explain.metrics.verdict.places import Faithful
 from explain.metrics.verdict.randomness import DependsOnModel
 from explain.metrics.verdict.stability import Stable
-from explain.request import Options
+from explain.request import Options, Settings
 from explain.result import Attribution
 from explain.targets import Target
 
@@ -89,6 +89,7 @@ class _Check:
         target: Target,
         options: Mapping[str, Any],
     ) -> None:
+        _ = Settings(**options).work  # refused here, and not once for each question
         self.model, self.inputs, self.maps, self.target, self.options = model, inputs, maps, target, options
         self.images = inputs.x if inputs.x.dtype in (torch.float32, torch.float64) else inputs.x.float()
         first = next(iter(maps.values()))[1]

@@ -28,9 +28,9 @@ class DependsOnModel:
     """How alike the map is to those of copies of the model whose upper layers have random weights.
 
     Of the layers with weights, the later half, in the order in which a forward pass uses them, is initialised once
-    more, as each one's class does it, normalisations with their statistics; the model's answer is lost then. Maps that draw what the first layers see, such as edges, do
-    not change. (If all layers were initialised, the first filters would draw something else, and such a map would seem
-    to depend on the model.)
+    more, as each one's class does it, normalisations with their statistics; the model's answer is lost then. Maps
+    that draw what the first layers see, such as edges, do not change. (If all layers were initialised, the first
+    filters would draw something else, and such a map would seem to depend on the model.)
 
     Two things are compared, and the figure is the larger one. **Places**: the mean similarity over the copies. For maps
     with a value for each pixel, also **details**: the correlation of values that are divided by the mean magnitude
