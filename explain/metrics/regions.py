@@ -158,4 +158,4 @@ class IROF:
         curve = scores[0] / torch.where(first == 0, 1, first)
         most = superpixels(case.images, self.segments).flatten(1).amax(1).tolist()
         areas = [area(row[None, : last + 2]) for row, last in zip(curve, most, strict=True)]
-        return Judged(by_original(self.name, case, 1 - torch.cat(areas), first[:, 0]), curve)
+        return Judged(by_original(self.name, case, self.reading, 1 - torch.cat(areas), first[:, 0], scores[0]), curve)
