@@ -264,7 +264,7 @@ def test_integrated_gradients_in_half_precision_add_up_in_single_precision(dtype
     """Of a function whose gradient 2 w x is two products of numbers in half precision.
 
     A point is rounded once and each of the products once, which are three relative errors of at most eps / 2 in each
-    term of the sum. All terms have one sign, so that the sum has no larger relative error; adding up is exact beside it.
+    term of the sum. All terms have one sign, so that the sum has no larger relative error.
     """
 
     class Squares(nn.Module):
