@@ -10,6 +10,7 @@ The way through the house, each room importing only from rooms above it:
     spelling        what a misspelt name may stand for
     errors          what goes wrong, in one line each
     nested          tensors in containers of every kind: found, replaced
+    random_numbers  drawn alike under every default dtype and device
     images          files, bytes, arrays and PIL images to RGB; where a model's input lies on a photo
     render/         styles, overlays, captions, sheets, figures, HTML: arrays and PIL images only
     written         names with options, as people type them

@@ -13,7 +13,11 @@ from explain.reasons import why_empty
 from explain.result import Attribution
 
 _MISSED = 0.05
-"""The share of the score from which on DeepLIFT says what it misses."""
+"""The share of the difference of the scores from which on DeepLIFT says what it misses."""
+_STABILISED = 0.01
+"""The share of the score from which on what stabilisers take is said."""
+_ROUNDING = 1000
+"""How many of the last bits of the sizes that are added up may be rounding errors."""
 _HELD = "its rules hold a softmax constant that the score comes through; use attnlrp"
 
 
@@ -44,18 +48,36 @@ def _listed(coverage: Coverage) -> str:
     return ", ".join(f"{count} x {kind}" for kind, count in coverage.missed.items())
 
 
-def warn_of_missed(method: Method, attribution: Attribution) -> None:
+def warn_of_missed(method: Method, attribution: Attribution, evidence: Evidence) -> None:
     """Say for which images DeepLIFT's values do not add up to the difference of the scores."""
     if not isinstance(method, (DeepLIFT, DeepLIFTSHAP)) or attribution.delta is None:
         return
-    off = attribution.delta.abs()
-    wrong = (off > _MISSED * torch.maximum(attribution.score.abs(), off.new_tensor(1e-3))).nonzero().flatten().tolist()
+    off, whole = attribution.delta.abs(), method.promised(evidence).abs()
+    parts = [part.values for part in attribution.parts.values()] or [attribution.values]
+    sizes = sum((part.abs().flatten(1).sum(1) for part in parts), attribution.score.abs())
+    rounding = _ROUNDING * torch.finfo(off.dtype).eps * sizes
+    wrong = (off > torch.maximum(_MISSED * whole, rounding)).nonzero().flatten().tolist()
     if wrong:
-        most = max(float(off[i]) for i in wrong)
+        worst = max(wrong, key=lambda i: float(off[i]))
         warn(
-            f"{attribution.method} misses the difference of the scores by up to {most:.2g} for image "
-            f"{', '.join(map(image_name, wrong))}: operations without a rule take it, or rounding errors; look at "
-            "delta, and try double precision or integratedgradients"
+            f"{attribution.method} misses the difference of the scores by up to {float(off[worst]):.2g} of "
+            f"{float(whole[worst]):.2g} for image {', '.join(map(image_name, wrong))}: operations without a rule take "
+            "it, or rounding errors; look at delta, and try double precision or integratedgradients"
+        )
+
+
+def warn_of_stabilised(method: Method, attribution: Attribution) -> None:
+    """Say for which images stabilisers take more of the relevance than they should."""
+    taken = None if attribution.coverage is None else attribution.coverage.taken.get("stabiliser")
+    if taken is None:
+        return
+    share = taken.abs() / attribution.score.abs()
+    wrong = (share > _STABILISED).nonzero().flatten().tolist()
+    if wrong:
+        most = max(float(share[i]) for i in wrong)
+        warn(
+            f"{attribution.method} loses up to {most:.2g} of the score to the epsilon of its rules for image "
+            f"{', '.join(map(image_name, wrong))}; take a smaller epsilon, or one that is not absolute"
         )
 
 

@@ -17,6 +17,7 @@ from explain.hooks import Where, calculating, unwrapped
 from explain.images import Box
 from explain.inputs import InputsLike
 from explain.layers import default_layer, enlarge, find_layers
+from explain.random_numbers import normal
 from explain.render import Group, Layout, Tile, get_style, picture_html, png, sheet
 from explain.targets import TopClass
 
@@ -188,10 +189,9 @@ def factorise(rows: torch.Tensor, count: int, seed: int = 0) -> tuple[torch.Tens
     By multiplicative updates (Lee and Seung, 2001), until ten of them gain less than a ten-thousandth.
     """
     scale = (rows.mean() / count).sqrt()
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator("cpu").manual_seed(seed)
     where, what = (
-        torch.randn(shape, generator=generator, dtype=torch.float64).abs().to(rows) * scale
-        for shape in ((len(rows), count), (count, rows.shape[1]))
+        normal(shape, generator).abs().to(rows) * scale for shape in ((len(rows), count), (count, rows.shape[1]))
     )
     before = float("inf")
     for step in range(STEPS):

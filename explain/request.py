@@ -10,7 +10,14 @@ from typing import Any, TypedDict
 import torch
 from torch import nn
 
-from explain.cautions import warn_if_empty, warn_of_closed, warn_of_gaps, warn_of_missed, warn_of_signs
+from explain.cautions import (
+    warn_if_empty,
+    warn_of_closed,
+    warn_of_gaps,
+    warn_of_missed,
+    warn_of_signs,
+    warn_of_stabilised,
+)
 from explain.engine import (
     Ask,
     Evidence,
@@ -206,7 +213,8 @@ class Request:
                         raise
                     continue
                 warn_of_signs(method, answers[name])
-                warn_of_missed(method, answers[name])
+                warn_of_missed(method, answers[name], used[0][0])
+                warn_of_stabilised(method, answers[name])
                 warn_if_empty(method, answers[name], used[0])
             found.append(answers)
         if not all(found):

@@ -11,6 +11,7 @@ import explain
 from explain.methods import get_method
 from explain.metrics.randomised import Randomised, randomised
 from tests.conftest import COVERING, registered_backwards
+from tests.fuzz import units
 from tests.fuzz.expected import CHEAP, METHODS, RERUNS
 from tests.fuzz.networks import Case, cases, check
 from tests.fuzz.programs import Answer, Network, Program, Step, scores_in
@@ -39,6 +40,19 @@ def test_every_method_is_exact_on_random_networks_and_leaves_no_trace(case: Case
 @hypothesis.given(cases())
 def test_every_method_is_exact_on_many_random_networks(case: Case) -> None:
     check_some(case)
+
+
+@hypothesis.settings(ALWAYS, max_examples=8)
+@hypothesis.given(programs())
+def test_units_of_scores_and_the_default_dtype_change_no_map(program: Program) -> None:
+    assert units.check(program) == []
+
+
+@pytest.mark.long
+@hypothesis.settings(ALWAYS, max_examples=100)
+@hypothesis.given(programs())
+def test_units_of_scores_and_the_default_dtype_change_no_map_of_many_networks(program: Program) -> None:
+    assert units.check(program) == []
 
 
 BY_THEIR_SUM = {"deeplift", "deepliftshap", "gradientshap", "expectedgradients"}

@@ -21,7 +21,7 @@ from tests.conftest import ROOT
 
 PACKAGE = ROOT / "explain"
 ROOMS = [
-    "version", "interrupts", "spelling", "errors", "nested",
+    "version", "interrupts", "spelling", "errors", "nested", "random_numbers",
     "images", "render", "written", "hooks", "training", "distribution", "inputs", "layers", "targets",
     "engine", "fills",
     "methods", "citation",

@@ -86,7 +86,7 @@ class Composite:
     >>> from explain.engine.composites import Composite, When
     >>> mine = Composite("mine", ((When(("dense",)), Epsilon(0.1)), (When(("convolution",), "layer1.*"), Gamma(0.5))))
     >>> mine.rule("convolution", "layer1.0.conv1", False)
-    Gamma(gamma=0.5, epsilon=1e-06)
+    Gamma(gamma=0.5, epsilon=1e-06, absolute=False)
     """
 
     name: str

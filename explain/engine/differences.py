@@ -73,7 +73,7 @@ def hand_back(
 def _slope(x: torch.Tensor, x0: torch.Tensor, y: torch.Tensor, y0: torch.Tensor) -> torch.Tensor:
     """(y - y0) / (x - x0); NaN where x and its reference are as good as equal."""
     change = x - x0
-    near = change.abs() <= 1e-7 * torch.maximum(x.abs(), x0.abs()).clamp(min=1e-3)
+    near = change.abs() <= 1e-7 * torch.maximum(x.abs(), x0.abs())
     return torch.where(near, torch.nan, (y - y0) / torch.where(near, 1, change))
 
 
@@ -147,8 +147,8 @@ def _of_softmax(x: torch.Tensor, x0: torch.Tensor, dim: int, gradient: torch.Ten
     times m add up to that of L times the sum of m: L shares itself out in proportion to m.
     """
     s, s0 = x.softmax(dim), x0.softmax(dim)
-    slope = _slope(x.log_softmax(dim), x0.log_softmax(dim), s, s0)
-    slope = torch.where(slope.isnan(), (s + s0) / 2, slope)
+    ratio = (x.log_softmax(dim) - x0.log_softmax(dim)).abs().nan_to_num(0, posinf=torch.inf)  # of what is masked, NaN
+    slope = torch.maximum(s, s0) * torch.where(ratio == 0, 1, -torch.expm1(-ratio) / torch.where(ratio == 0, 1, ratio))
     sent = gradient * slope
     return sent - slope / slope.sum(dim, keepdim=True) * sent.sum(dim, keepdim=True)
 
@@ -197,8 +197,7 @@ def _deviation(pair: Pair, gradient: torch.Tensor) -> dict[int, torch.Tensor]:
         r.square().mean(dims, keepdim=True) + (1e-5 if epsilon is None else epsilon) for r in (rows, rows0)
     )
     inverse, inverse0 = square.rsqrt(), square0.rsqrt()
-    slope = _slope(square, square0, inverse, inverse0)
-    slope = torch.where(slope.isnan(), -0.5 * inverse * inverse0 * (inverse + inverse0) / 2, slope)
+    slope = -(inverse * inverse0).square() / (inverse + inverse0)  # of the inverse root, between the two squares
     size = rows.numel() // square.numel()
     of_square = (arrived * (rows + rows0) / 2).sum(dims, keepdim=True) * slope
     sent = arrived * (inverse + inverse0) / 2 + of_square * (rows + rows0) / size

@@ -57,10 +57,6 @@ class Linear:
         """What the whole map adds."""
         return self.bias if self.bias is None or self.size is None else self.bias * self.size
 
-    def small(self, epsilon: float, power: int = 1) -> torch.Tensor | float:
-        """What stabilises the result before it is multiplied by ``size``, or by a power of it."""
-        return epsilon if self.size is None else epsilon / self.size**power
-
     def backward(self, gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """The gradient in x of the sum of ``gradient * run(x, weight)``."""
         if self.back is not None and gradient.dtype == weight.dtype == x.dtype:

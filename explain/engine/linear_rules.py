@@ -2,7 +2,8 @@
 
 Each is written from its paper. Relevance is value times gradient; so with R = z g for the gradient g that arrives, a
 rule sends back the gradient with which x times gradient is the share of x. Denominators are stabilised as
-z + epsilon sign(z), where sign(0) = 1.
+z + e sign(z), where sign(0) = 1 and e is epsilon times the mean size of the layer's denominators for the same image, so
+that units make no difference. With ``absolute``, e is epsilon, as in Captum and zennit.
 
 Shares do not change when a channel's weights, bias and epsilon are all multiplied by a number. So a map that a
 normalisation follows is run with the weights that it has, and the bias and epsilon by what they are multiplied with.
@@ -36,8 +37,31 @@ def _must_be(rule: object, **least: float) -> None:
     for name, low in least.items():
         value = getattr(rule, name)
         if isinstance(value, bool) or not isinstance(value, Real) or not low <= float(value) < math.inf:
-            what = f"{name} of {type(rule).__name__}"
-            raise MethodError(f"{what} must be a finite number of at least {low:g}, got {shown(value)}")
+            what = f"{name} of {type(rule).__name__} must be a finite number of at least {low:g}"
+            raise MethodError(f"{what}, got {shown(value)}")
+
+
+class _Stabilised:
+    """A rule that keeps its denominators away from zero."""
+
+    epsilon: float
+    absolute: bool
+
+    def __post_init__(self) -> None:
+        _must_be(self, epsilon=0)
+        if not isinstance(self.absolute, bool):
+            name = type(self).__name__
+            raise MethodError(f"absolute of {name} must be True or False, got {shown(self.absolute)}; leave it out")
+
+    def _small(self, flow: Flow, below: torch.Tensor, size: torch.Tensor | None = None) -> torch.Tensor | float:
+        """What is added to ``below``; the denominators are ``size`` times that."""
+        if self.absolute or not self.epsilon:
+            return self.epsilon if size is None else self.epsilon / size
+        sizes = below.abs() if size is None else below.abs().mul_(size)
+        mean = flow.mean(sizes)
+        least = torch.finfo(mean.dtype).smallest_normal * torch.finfo(mean.dtype).eps
+        small = (mean * self.epsilon).clamp_(min=least).masked_fill_(mean == 0, 1)
+        return small if size is None else small / size  # 1 where all denominators are zero, and so is the relevance
 
 
 @dataclass(frozen=True)
@@ -55,15 +79,16 @@ class Gradient:
 
 
 @dataclass(frozen=True)
-class Epsilon:
-    """LRP-epsilon (Bach et al., 2015): R_j = sum_k x_j w_jk / (z_k + epsilon sign(z_k)) R_k."""
+class Epsilon(_Stabilised):
+    """LRP-epsilon (Bach et al., 2015): R_j = sum_k x_j w_jk / (z_k + e sign(z_k)) R_k.
+
+    e is ``epsilon`` times the mean size of the layer's z of the same image; with ``absolute``, it is ``epsilon``.
+    """
 
     epsilon: float = 1e-6
+    absolute: bool = False
 
     name: ClassVar[str] = "epsilon"
-
-    def __post_init__(self) -> None:
-        _must_be(self, epsilon=0)
 
     def attach(self, of: Map, flow: Flow) -> None:
         alone = of.linear.size is None and of.rectifier is None
@@ -80,26 +105,27 @@ class Epsilon:
         return of.linear.backward(share, of.x.tensor, of.linear.weight)
 
     def _share(self, of: Map, gradient: torch.Tensor, flow: Flow) -> torch.Tensor:
-        """g z / (z + epsilon sign(z)), which is g - epsilon g / (|z| + epsilon)."""
+        """g z / (z + e sign(z)), which is g - e g / (|z| + e)."""
         z = of.result.tensor
         positive = of.rectified or of.result.rectified  # what arrives behind a rectifier, arrives where z is
+        small = self._small(flow, z.clamp(min=0) if positive else z)
         if of.result.rectified:
-            share = torch.add(z, self.epsilon)
+            share = torch.add(z, small)
             share = torch.div(z, share, out=share).mul_(gradient)
         else:
-            part = z.abs().add_(self.epsilon)
-            part = torch.div(gradient, part, out=part)
+            part = z.abs().add_(small)
+            part = torch.div(gradient, part, out=part).mul_(small)
             if not positive:
-                flow.take("stabiliser", part, z, times=self.epsilon)
-            share = torch.sub(gradient, part, alpha=self.epsilon, out=part)
+                flow.take("stabiliser", part, z)
+            share = torch.sub(gradient, part, out=part)
         sums = _by_channel(of, share)
         _take_bias(flow, of.linear.added, sums)
         if positive:
-            flow.take("stabiliser", sums, self.epsilon)
+            flow.take("stabiliser", sums, small)
         return share
 
 
-class _Altered:
+class _Altered(_Stabilised):
     """A rule that runs the map with other weights, in the place of autograd."""
 
     def attach(self, of: Map, flow: Flow) -> None:
@@ -122,9 +148,11 @@ class AlphaBeta(_Altered):
     epsilon: float = 1e-6
     bias: bool = True
     """False leaves out what the bias contributes."""
+    absolute: bool = False
 
     def __post_init__(self) -> None:
-        _must_be(self, alpha=1, beta=0, epsilon=0)
+        super().__post_init__()
+        _must_be(self, alpha=1, beta=0)
         if abs(self.alpha - self.beta - 1) > 1e-6:
             raise MethodError(
                 f"alpha - beta of AlphaBeta must be 1 for relevance to be conserved, got {self.alpha:g} - "
@@ -163,23 +191,22 @@ class AlphaBeta(_Altered):
         sign: int,
     ) -> torch.Tensor:
         """Relevance by what all contributions of a sign add up to; where there are none, nobody gets any."""
-        small = of.linear.small(sign * self.epsilon)
-        z = _run(of, parts, bias, small)
-        # A rectifier lets nothing back to where no contributions are.
-        none = None if of.x.unsigned and self.epsilon else z == small
-        share = torch.addcdiv(z.new_zeros(()), relevance, z, value=factor, out=z)
-        if none is not None and bool(none.any()):
+        z = _run(of, parts, bias)
+        small = sign * self._small(flow, z, of.linear.size)
+        none = z == 0
+        share = torch.addcdiv(z.new_zeros(()), relevance, z.add_(small), value=factor, out=z)
+        if bool(none.any()):
             share.masked_fill_(none, 0)
-            flow.take("stabiliser", relevance * none, factor)
+            flow.take("no contributions", relevance * none, factor)
         sums = _by_channel(of, share)
         _take_bias(flow, bias, sums)
         flow.take("stabiliser", sums, small)
         return share
 
 
-def ZPlus(epsilon: float = 1e-6, *, bias: bool = True) -> AlphaBeta:  # noqa: N802 (a rule's name)
+def ZPlus(epsilon: float = 1e-6, *, bias: bool = True, absolute: bool = False) -> AlphaBeta:  # noqa: N802 (a rule's name)
     """The z+ rule (Montavon et al., 2017): alpha-beta with 1 and 0."""
-    return AlphaBeta(1.0, 0.0, epsilon, bias)
+    return AlphaBeta(1.0, 0.0, epsilon, bias, absolute)
 
 
 @dataclass(frozen=True)
@@ -193,11 +220,13 @@ class Gamma(_Altered):
 
     gamma: float = 0.25
     epsilon: float = 1e-6
+    absolute: bool = False
 
     name: ClassVar[str] = "gamma"
 
     def __post_init__(self) -> None:
-        _must_be(self, gamma=0, epsilon=0)
+        super().__post_init__()
+        _must_be(self, gamma=0)
 
     def back(self, of: Map, gradient: torch.Tensor, flow: Flow) -> torch.Tensor:
         if of.rectified and (of.x.unsigned or bool(of.x.tensor.amin() >= 0)):
@@ -206,15 +235,18 @@ class Gamma(_Altered):
         half = self.gamma / 2
         weight = linear.weight.abs().mul_(half)
         bias = None if linear.bias is None else linear.bias.abs().mul_(half)
-        below = _run(of, [(x.abs(), weight)], bias, linear.small(self.epsilon))
+        below = _run(of, [(x.abs(), weight)], bias)
         size = z.abs()
-        below.addcmul_(size, torch.as_tensor(linear.small(1 + half)).to(size))
+        below.addcmul_(size, torch.as_tensor(1 + half if linear.size is None else (1 + half) / linear.size).to(size))
+        positive = of.rectified or of.result.rectified  # negative values may have been overwritten
+        small = self._small(flow, below.masked_fill(z <= 0, 0) if positive else below, linear.size)
+        below.add_(small)
         of_z = size.mul_(gradient).div_(below)  # R sign(z) by what is shared out
         of_size = torch.div(gradient * z, below, out=below)
         sums, sums_of_size = _by_channel(of, of_z), _by_channel(of, of_size)
         _take_bias(flow, None if linear.bias is None else linear.bias * (1 + half), sums)
         _take_bias(flow, bias, sums_of_size)
-        flow.take("stabiliser", sums_of_size, linear.small(self.epsilon))
+        flow.take("stabiliser", sums_of_size, small)
         found = linear.backward(of_z, x, linear.weight).mul_(1 + half)
         return found.addcmul_(linear.backward(of_size, x, weight), x.sign())
 
@@ -223,10 +255,9 @@ class Gamma(_Altered):
         linear, x = of.linear, of.x.tensor
         weight = linear.weight.clamp(min=0).mul_(self.gamma).add_(linear.weight)
         bias = None if linear.bias is None else linear.bias + self.gamma * linear.bias.clamp(min=0)
-        small = linear.small(self.epsilon)
-        z = _run(of, [(x, weight)], bias, small)
-        # Nothing arrives where z is negative.
-        z = z.clamp_(min=small) if isinstance(small, float) else torch.maximum(z, small, out=z)
+        z = _run(of, [(x, weight)], bias).clamp_(min=0)  # nothing arrives where it is negative
+        small = self._small(flow, z, linear.size)
+        z.add_(small)
         share = torch.div(gradient * of.result.tensor, z, out=z)
         sums = _by_channel(of, share)
         _take_bias(flow, bias, sums)
@@ -240,9 +271,6 @@ class _AtInput(_Altered):
     The source gets the relevance as a deposit where the map has as many inputs as the source, in the same places.
     Elsewhere the gradient is relevance over x, and what belongs to x = 0 is taken.
     """
-
-    def __post_init__(self) -> None:
-        _must_be(self, epsilon=0)
 
     def back(self, of: Map, gradient: torch.Tensor, flow: Flow) -> torch.Tensor:
         shares = self.shares(of, gradient * of.result.tensor, flow)
@@ -258,23 +286,43 @@ class _AtInput(_Altered):
     def shares(self, of: Map, relevance: torch.Tensor, flow: Flow) -> torch.Tensor:
         raise NotImplementedError
 
+    def _by_weights(
+        self, of: Map, weight: torch.Tensor, relevance: torch.Tensor, flow: Flow, size: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Shares of relevance by weights alone."""
+        z = of.linear.run(torch.ones_like(of.x.tensor), weight, None)
+        return of.linear.backward(self._quotient(relevance, z, flow, size), of.x.tensor, weight)
+
+    def _quotient(
+        self, relevance: torch.Tensor, z: torch.Tensor, flow: Flow, size: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Relevance over the stabilised z; where z is zero nobody contributes, so that nobody gets any."""
+        added = torch.copysign(torch.as_tensor(self._small(flow, z, size)).to(z), z)
+        none = z == 0
+        share = (relevance / (z + added)).masked_fill_(none, 0)
+        flow.take("stabiliser", share, added.expand_as(share))
+        if bool(none.any()):
+            flow.take("no contributions", relevance * none)
+        return share
+
 
 @dataclass(frozen=True)
 class Flat(_AtInput):
     """The flat rule (Bach et al., 2016): every input of a unit gets the same share, whatever x and w."""
 
     epsilon: float = 1e-6
+    absolute: bool = False
 
     name: ClassVar[str] = "flat"
 
     def shares(self, of: Map, relevance: torch.Tensor, flow: Flow) -> torch.Tensor:
         linear, x = of.linear, of.x.tensor
         if not linear.alike:
-            return _of_weights(of, torch.ones_like(linear.weight), relevance, self.epsilon, flow)
+            return self._by_weights(of, torch.ones_like(linear.weight), relevance, flow, None)
         # All channels are alike: one of each is enough.
         weight, one = torch.ones_like(linear.weight[:1, :1]), torch.ones_like(x[:1, :1])
         z = linear.run(one, weight, None).mul_(x.shape[1])
-        share = _quotient(relevance.sum(1, keepdim=True), z, self.epsilon, flow)
+        share = self._quotient(relevance.sum(1, keepdim=True), z, flow, None)
         return linear.backward(share, x[:, :1], weight).expand_as(x)
 
 
@@ -283,12 +331,13 @@ class WSquare(_AtInput):
     """The w² rule (Montavon et al., 2017): in proportion to the squared weights."""
 
     epsilon: float = 1e-6
+    absolute: bool = False
 
     name: ClassVar[str] = "wsquare"
 
     def shares(self, of: Map, relevance: torch.Tensor, flow: Flow) -> torch.Tensor:
-        small = of.linear.small(self.epsilon, power=2)
-        return _of_weights(of, of.linear.weight.square(), relevance, small, flow)
+        size = None if of.linear.size is None else of.linear.size.square()
+        return self._by_weights(of, of.linear.weight.square(), relevance, flow, size)
 
 
 @dataclass(frozen=True)
@@ -302,6 +351,7 @@ class ZBox(_AtInput):
     low: tuple[float, ...] | None = None
     high: tuple[float, ...] | None = None
     epsilon: float = 1e-6
+    absolute: bool = False
 
     name: ClassVar[str] = "zbox"
 
@@ -314,8 +364,8 @@ class ZBox(_AtInput):
         ]
         weights = (linear.weight, -linear.weight.clamp(min=0), -linear.weight.clamp(max=0))
         parts = list(zip((x, *ends), weights, strict=True))
-        z = _run(of, parts, None, 0.0)
-        share = _quotient(relevance, z, linear.small(self.epsilon), flow)
+        z = _run(of, parts, None)
+        share = self._quotient(relevance, z, flow, linear.size)
         found = torch.zeros_like(x)
         for value, weight in parts:
             found.addcmul_(value, linear.backward(share, x, weight))
@@ -347,20 +397,10 @@ def _signed(tensor: torch.Tensor, sign: int) -> torch.Tensor:
     return tensor.clamp(min=0) if sign > 0 else tensor.clamp(max=0)
 
 
-def _run(
-    of: Map,
-    parts: list[tuple[torch.Tensor, torch.Tensor]],
-    bias: torch.Tensor | None,
-    small: torch.Tensor | float,
-) -> torch.Tensor:
-    """The sum of the map's results for some inputs and weights, and of what is added to it."""
+def _run(of: Map, parts: list[tuple[torch.Tensor, torch.Tensor]], bias: torch.Tensor | None) -> torch.Tensor:
+    """The sum of the map's results for some inputs and weights, and of the bias."""
     (x, weight), *others = parts
-    added = small if bias is None else bias + small
-    if not isinstance(added, torch.Tensor):
-        z = of.linear.run(x, weight, None)
-        z = z.add_(added) if added else z
-    else:
-        z = of.linear.run(x, weight, added)
+    z = of.linear.run(x, weight, bias)
     for x, weight in others:
         z += of.linear.run(x, weight, None)
     return z
@@ -377,23 +417,3 @@ def _by_channel(of: Map, share: torch.Tensor) -> torch.Tensor:
 def _take_bias(flow: Flow, bias: torch.Tensor | None, share: torch.Tensor) -> None:
     if bias is not None:
         flow.take("biases", share, bias)
-
-
-def _quotient(relevance: torch.Tensor, z: torch.Tensor, epsilon: torch.Tensor | float, flow: Flow) -> torch.Tensor:
-    """Relevance over the stabilised z; where z is zero nobody contributes, so that nobody gets any."""
-    added = torch.copysign(torch.as_tensor(epsilon).to(z), z)
-    none = z == 0
-    share = (relevance / (z + added)).masked_fill_(none, 0)
-    flow.take("stabiliser", share, added.expand_as(share))
-    if bool(none.any()):
-        flow.take("stabiliser", relevance * none)
-    return share
-
-
-def _of_weights(
-    of: Map, weight: torch.Tensor, relevance: torch.Tensor, epsilon: torch.Tensor | float, flow: Flow
-) -> torch.Tensor:
-    """Shares of relevance by weights alone."""
-    x = of.x.tensor
-    z = of.linear.run(torch.ones_like(x), weight, None)
-    return of.linear.backward(_quotient(relevance, z, epsilon, flow), x, weight)

@@ -168,6 +168,17 @@ class Flow:
         """The sum over each image's part of what the step that is looked at has."""
         return per_image(tensor, self.count, self._images)
 
+    def mean(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The mean of each image's part of a tensor, in a shape that meets it."""
+        if self._images is None and tensor.ndim and len(tensor) and len(tensor) % self.count == 0:
+            means = tensor.reshape(self.count, -1).mean(1).repeat_interleave(len(tensor) // self.count)
+            return means.reshape(-1, *[1] * (tensor.ndim - 1))
+        numbers = numbers_of(tensor, self.count, self._images)
+        if numbers is None:
+            return tensor.mean()
+        sums, counts = (summed(each, numbers, self.count) for each in (tensor, torch.ones_like(tensor)))
+        return (sums / counts)[numbers.long()]
+
     def images_in(self, tensor: torch.Tensor) -> int | None:
         """The dimension of a tensor along which the images lie; None where it is not known."""
         if self._images is None:

@@ -164,7 +164,7 @@ def _revealed(function: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tens
 def _over(change: torch.Tensor, part: torch.Tensor, base: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
     """The change of a result over what made it; the slope where that is as good as nothing."""
     part = part.detach()
-    near = part.abs() <= 1e-7 * base.abs().clamp(min=1e-3)
+    near = part.abs() <= 1e-7 * base.abs()
     return torch.where(near, slope, change / torch.where(near, 1, part))
 
 

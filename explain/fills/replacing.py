@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from explain.errors import FillError, shown
 from explain.fills.base import Replaced
 from explain.fills.look import Preprocess, scale_of
+from explain.random_numbers import normal
 
 
 @dataclass(frozen=True)
@@ -227,7 +228,7 @@ class Photo(Replaced):
 def drawn(seed: int, images: torch.Tensor) -> torch.Tensor:
     """A standard normal draw in the shape of one image ``(1, C, H, W)``, the same on every device."""
     generator = torch.Generator("cpu").manual_seed(seed % 2**63)
-    noise = torch.randn(images.shape[1:], generator=generator, dtype=torch.float32, device="cpu")
+    noise = normal(images.shape[1:], generator)
     return noise[None].to(images.device)
 
 

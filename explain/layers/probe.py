@@ -12,6 +12,7 @@ from typing import TypeAlias
 import torch
 
 from explain.layers.grid import Grid
+from explain.random_numbers import normal
 
 Corner: TypeAlias = "tuple[bool, ...]"
 """For each spatial dimension of the input, whether the altered half of it is the far one."""
@@ -32,9 +33,9 @@ def altered(x: torch.Tensor, corner: Corner) -> torch.Tensor:
     """Return the input ``(N, C, H, W)`` with noise added in one corner, half as long as the input in each dimension."""
     halves = [_half(length, far) for length, far in zip(x.shape[2:], corner, strict=True)]
     part = (slice(None), slice(None), *halves)
-    generator = torch.Generator().manual_seed(len(corner))
+    generator = torch.Generator("cpu").manual_seed(len(corner))
     spread = x.detach().double().std(correction=0)
-    noise = torch.randn(x[part].shape, generator=generator, dtype=torch.float64).to(x.device)
+    noise = normal(x[part].shape, generator).double().to(x.device)
     found = x.clone()
     found[part] += (noise * torch.where(spread > 0, spread, 1)).to(x.dtype)
     return found

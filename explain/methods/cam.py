@@ -16,6 +16,7 @@ from explain.methods import sources
 from explain.methods.base import Style, spatial_dims
 from explain.methods.checks import check_options
 from explain.methods.sources import Source
+from explain.random_numbers import uniform
 from explain.targets import ResidualSoftmax
 
 BOTH: frozenset[Need[Any]] = frozenset({Activations(), LayerGradients()})
@@ -355,5 +356,5 @@ class RandomCAM:
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         images, channels = evidence.activations.shape[:2]
-        weights = torch.rand(channels, generator=torch.Generator().manual_seed(self.seed % 2**63)) * 2 - 1
+        weights = uniform((channels,), torch.Generator("cpu").manual_seed(self.seed % 2**63)) * 2 - 1
         return weighted(weights.to(evidence.activations).expand(images, -1), evidence, relu=self.relu)

@@ -17,6 +17,7 @@ from explain.methods.estimates import check_budget
 from explain.methods.masks import Score, fill_of
 from explain.methods.regions import Regions, Squares
 from explain.methods.sources import Source
+from explain.random_numbers import uniform
 
 DESIGNS = 4  # pairs of points of one scrambled sequence
 
@@ -41,7 +42,8 @@ class SobolPoints:
         for sequence in range(self.runs // self.unit(regions)):
             seed = (self.seed * 1_000_003 + sequence) % 2**31
             engine: Any = torch.quasirandom.SobolEngine  # which has no types
-            points = engine(2 * regions, scramble=True, seed=seed).draw(DESIGNS, dtype=torch.float64)
+            # The first point is rounded to the default dtype; in float32 it is the same under each.
+            points = engine(2 * regions, scramble=True, seed=seed).draw(DESIGNS, dtype=torch.float32).double()
             for a, b in zip(points[:, :regions], points[:, regions:], strict=True):
                 mixed = a.repeat(regions, 1)
                 mixed.diagonal().copy_(b)
@@ -158,7 +160,7 @@ class HalfSeen:
         generator = torch.Generator("cpu").manual_seed(self.seed % 2**63)
         found = []
         for _ in range(self.runs // GROUP):
-            ranks = torch.rand(GROUP, regions, generator=generator, device="cpu").argsort(0).argsort(0)
+            ranks = uniform((GROUP, regions), generator).argsort(0).argsort(0)
             found.append(ranks < GROUP // 2)
         return torch.cat(found)
 

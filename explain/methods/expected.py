@@ -19,6 +19,7 @@ from explain.methods.base import Style, at_least
 from explain.methods.checks import check_options
 from explain.methods.path import score_of
 from explain.methods.sources import Source
+from explain.random_numbers import normal, uniform
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,9 @@ class RandomPoints:
 
         Each photo has the same draws, whichever stand beside it.
         """
-        g = torch.Generator().manual_seed(self.seed * 1_000_003 + sample)
-        which, share = torch.rand(2, generator=g).tolist()
-        end = x + self.sigma * (x.max() - x.min()) * torch.randn(x.shape, generator=g, dtype=torch.float64).to(x)
+        g = torch.Generator("cpu").manual_seed(self.seed * 1_000_003 + sample)
+        which, share = uniform((2,), g).tolist()
+        end = x + self.sigma * (x.max() - x.min()) * normal(x.shape, g).to(x)
         if not isinstance(self.baselines, torch.Tensor):
             return torch.full_like(x, float(self.baselines)), end, share
         known = several(self.baselines, x, self.method, alone=self.method == "gradientshap")

@@ -27,6 +27,10 @@ class LRP:
     they lose is in ``coverage.taken`` by their names, and those that lose more than a thousandth are named in a warning
     and in ``coverage.missed``. Of a `torch.autograd.Function` written by hand, what it loses is in ``delta`` alone.
 
+    Rules add epsilon times the mean size of a layer's denominators, image by image, so that the units of activations
+    and scores make no difference; ``Epsilon(1e-6, absolute=True)`` and its relatives add epsilon as it is. Where
+    stabilisers take more than a hundredth of the score, a warning says so.
+
     What no gradient leads from to the input (detached tensors, what an index finds) is a constant, and takes its share
     as biases do, whether or not the weights that it is made of are trained.
 

@@ -19,6 +19,7 @@ from explain.methods.estimates import Estimating, FromScores, Gradually, Guess, 
 from explain.methods.masks import Covered, Score, ScoreOf, fill_of, whole_score
 from explain.methods.regions import Cell
 from explain.methods.sources import Source
+from explain.random_numbers import uniform
 
 NOTHING: frozenset[Need[Any]] = frozenset()
 BLOCK = 32  # masks that come from one seed
@@ -229,7 +230,7 @@ class DrawnGrids:
 
     def _drawn(self, block: int) -> torch.Tensor:
         generator = torch.Generator("cpu").manual_seed((self._of.seed * 1_000_003 + block) % 2**63)
-        cells = torch.rand(BLOCK, *self._cells, generator=generator, device="cpu") < self._of.probability
+        cells = uniform((BLOCK, *self._cells), generator) < self._of.probability
         masks = cells.to(self._like)
         for dim, (side, step, enlarged) in enumerate(zip(self._size, self._step, self._enlarged, strict=True)):
             shifts = torch.randint(step, (BLOCK,), generator=generator, device="cpu").to(self._like.device)

@@ -164,7 +164,7 @@ class Superpixels:
         found = []
         for image in images.double().cpu():
             least, most = image.aminmax()
-            pixels = ((image - least) / (most - least).clamp(min=1e-12)).movedim(0, -1).numpy()
+            pixels = ((image - least) / torch.where(most > least, most - least, 1)).movedim(0, -1).numpy()
             labels = slic(pixels, n_segments=self.count, compactness=self.compactness, channel_axis=-1)
             found.append(in_a_row(torch.as_tensor(labels)))
         return torch.stack(found).to(images.device)

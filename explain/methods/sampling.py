@@ -15,6 +15,7 @@ from explain.methods.base import Method, Style, at_least, over_all, spatial_dims
 from explain.methods.cam import BOTH, ratio, weighted
 from explain.methods.checks import check_options
 from explain.methods.sources import Source
+from explain.random_numbers import normal
 
 Statistic = Literal["mean", "square", "variance"]
 _PREFIX = {"mean": "smooth", "square": "smoothsquare", "variance": "var"}
@@ -26,7 +27,7 @@ _SOURCES = {"mean": sources.SMOOTHGRAD, "square": sources.SMOOTHGRAD2, "variance
 def noise(seed: int, index: int, like: torch.Tensor) -> torch.Tensor:
     """The ``index``-th standard normal sample in the shape of ``like``, the same on every device and in every batch."""
     generator = torch.Generator("cpu").manual_seed((seed * 1_000_003 + index) % 2**63)
-    return torch.randn(like.shape, generator=generator, dtype=torch.float32, device="cpu").to(like)
+    return normal(like.shape, generator).to(like)
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class Felzenszwalb:
     def _of(self, image: torch.Tensor) -> torch.Tensor:
         low, high = image.aminmax()
         area = image[0].numel() / USUAL_AREA
-        smooth = blurred(2 * (image - low) / (high - low).clamp(min=1e-12) - 1, self.sigma)
+        smooth = blurred(2 * (image - low) / torch.where(high > low, high - low, 1) - 1, self.sigma)
         return joined(smooth, self.scale / 255 * area, max(1, round(self.least * area)))
 
 

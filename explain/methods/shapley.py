@@ -23,6 +23,7 @@ from explain.methods.masks import Score, blank_score, fill_of, whole_score
 from explain.methods.pair_regression import PairRegression
 from explain.methods.regions import Regions, Squares, region_values, regions_of
 from explain.methods.sources import Source
+from explain.random_numbers import uniform
 
 AT_ONCE = 256  # coalitions that are drawn together
 
@@ -81,7 +82,7 @@ def _by_kernel(regions: int, generator: torch.Generator) -> Iterator[torch.Tenso
     chances = torch.tensor([1 / (k * (regions - k)) for k in range(1, regions)], dtype=torch.float64, device="cpu")
     while True:
         sizes = torch.multinomial(chances, AT_ONCE, replacement=True, generator=generator) + 1
-        ranks = torch.rand(AT_ONCE, regions, generator=generator, device="cpu").argsort(1).argsort(1)
+        ranks = uniform((AT_ONCE, regions), generator).argsort(1).argsort(1)
         yield from ranks < sizes[:, None]
 
 

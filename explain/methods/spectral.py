@@ -107,7 +107,9 @@ class KPCACAM:
     Args:
         kernel: ``sigmoid`` :math:`\tanh(\gamma\langle x, y\rangle + 1)`, ``rbf`` :math:`\exp(-\gamma|x-y|^2)`, ``poly``
             :math:`(\gamma\langle x, y\rangle + 1)^3`, ``cosine`` or ``linear``.
-        gamma: the scale; None is one over the number of channels.
+        gamma: the scale: a number, or ``scale`` for one over the number of channels and the variance of the centred
+            activations of the image, so that their units make no difference, or None for one over the number of
+            channels alone, as pytorch-grad-cam has it.
 
     Returns:
         ``(N, h, w)`` at the layer's resolution.
@@ -122,7 +124,7 @@ class KPCACAM:
     """
 
     kernel: Literal["sigmoid", "rbf", "poly", "cosine", "linear"] = "sigmoid"
-    gamma: float | None = None
+    gamma: float | Literal["scale"] | None = "scale"
 
     name: ClassVar[str] = "kpcacam"
     about: ClassVar[str] = "first component of the feature maps by kernel PCA"
@@ -147,7 +149,10 @@ class KPCACAM:
         return component.reshape(len(maps), *maps.shape[2:]).to(maps.dtype)
 
     def _kernel(self, rows: torch.Tensor) -> torch.Tensor:
-        gamma = 1 / rows.shape[2] if self.gamma is None else self.gamma
+        gamma: Any = 1 / rows.shape[2] if not isinstance(self.gamma, float) else self.gamma
+        if self.gamma == "scale":
+            variance = rows.square().mean((1, 2), keepdim=True)
+            gamma = gamma / torch.where(variance == 0, 1, variance)
         products = rows @ rows.transpose(1, 2)
         squares = products.diagonal(dim1=1, dim2=2)
         if self.kernel == "rbf":

@@ -16,6 +16,7 @@ from explain.methods.estimates import check_budget
 from explain.methods.masks import Score, fill_of
 from explain.methods.regions import Regions, Squares, regions_of
 from explain.methods.sources import Source
+from explain.random_numbers import uniform
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class CoinTosses:
 
     def rows(self, regions: int) -> torch.Tensor:
         generator = torch.Generator("cpu").manual_seed(self.seed % 2**63)
-        return torch.rand(self.runs, regions, generator=generator, device="cpu") < 0.5
+        return uniform((self.runs, regions), generator) < 0.5
 
     def unit(self, regions: int) -> int:
         return 1

@@ -14,7 +14,7 @@ from explain.fills import Fill, Zero
 from explain.inputs import Inputs, Path
 from explain.metrics.again import Found, Setting, World
 from explain.metrics.base import Better, Case, Judged, Reading, check, need_probability, undefined
-from explain.metrics.curves import SMALL
+from explain.metrics.curves import SMALL, least
 from explain.metrics.orders import correlation
 from explain.metrics.rows import Ask, Soft
 
@@ -55,7 +55,8 @@ class Completeness:
     def __call__(self, case: Case, scores: Sequence[torch.Tensor]) -> Judged:
         difference = case.original(self.reading) - scores[0][:, 0]
         off = (case.maps.values.flatten(1).sum(1) - difference).abs()
-        relative = torch.where(difference.abs() < SMALL, torch.nan, off / difference.abs())
+        nothing = difference.abs() <= least(self.reading, case.original(self.reading), scores[0])
+        relative = torch.where(nothing, torch.nan, off / difference.abs())
         return Judged(off, parts={"relative": relative, "difference": difference})
 
 

@@ -292,13 +292,25 @@ def share_counts(case: Case, percentiles: Sequence[float]) -> list[int]:
     return [min(max(1, round(pixels * share / 100)), max(1, pixels - 1)) for share in percentiles]
 
 
-def by_original(metric: str, case: Case, value: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
-    """Put NaN where a figure is a share of an original score that is next to nothing, or negative."""
-    return undefined(metric, case.maps.name, value, original < SMALL, f"the original score is below {SMALL:g}")
+def by_original(
+    metric: str, case: Case, reading: Reading, value: torch.Tensor, original: torch.Tensor, seen: torch.Tensor
+) -> torch.Tensor:
+    """Put NaN where a figure is a share of an original score that is next to nothing beside those seen, or negative."""
+    nothing, why = original < least(reading, original, seen), f"the original score is below {SMALL:g}"
+    return undefined(
+        metric, case.maps.name, value, nothing, why + ("" if reading == "probability" else " of those seen")
+    )
+
+
+def least(reading: Reading, *scores: torch.Tensor) -> torch.Tensor | float:
+    """The smallest number ``(N,)`` that figures are divided by: scores have no unit of their own, probabilities do."""
+    if reading == "probability":
+        return SMALL
+    return SMALL * torch.cat([each.reshape(len(each), -1).abs() for each in scores], 1).amax(1)
 
 
 SMALL = 1e-6
-"""Figures by the original score are not defined where it is smaller than this."""
+"""Figures by the original score are not defined where its share of the largest one is smaller than this."""
 
 _WHICH = {"morf": "most", "lerf": "least"}
 

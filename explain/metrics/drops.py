@@ -49,7 +49,7 @@ class AverageDrop:
     def __call__(self, case: Case, scores: Sequence[torch.Tensor]) -> Judged:
         original, seen = case.original(self.reading), scores[0][:, 0]
         drop = (original - seen).clamp(min=0) / torch.where(original == 0, 1, original)
-        return Judged(by_original(self.name, case, drop, original), parts={"seen": seen})
+        return Judged(by_original(self.name, case, self.reading, drop, original, seen), parts={"seen": seen})
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import torch
 from explain.fills import Cover, Fill
 from explain.metrics.base import Better, Case, Judged, Reading, check
 from explain.metrics.rows import Ask, Make
+from explain.random_numbers import normal
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +33,7 @@ class Noisy:
     def noise(self, sample: int) -> torch.Tensor:
         """``(H, W)`` float64; each sample is drawn for itself, so that none has to be kept."""
         generator = torch.Generator("cpu").manual_seed((self.seed * 1_000_003 + sample) % 2**63)
-        return self.sigma * torch.randn(self.size, generator=generator, dtype=torch.float32, device="cpu").double()
+        return self.sigma * normal(self.size, generator).double()
 
     def make(self, images: torch.Tensor, cover: Callable[[Fill], Cover]) -> Make:
         def make(owners: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:

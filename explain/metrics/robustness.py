@@ -15,6 +15,7 @@ from explain.metrics.again import Found, Setting, World
 from explain.metrics.base import Better, Case, Judged, check, undefined
 from explain.metrics.maps import Sign
 from explain.metrics.orders import correlation
+from explain.random_numbers import uniform
 
 ZERO = "its map is zero everywhere"
 
@@ -40,7 +41,7 @@ class _Around:
 
     def _noisy(self, sample: int, images: torch.Tensor) -> torch.Tensor:
         generator = torch.Generator("cpu").manual_seed((self.seed * 1_000_003 + sample) % 2**63)
-        drawn = torch.rand(images.shape[1:], generator=generator, dtype=torch.float32, device="cpu")
+        drawn = uniform(images.shape[1:], generator)
         return images + self.radius * (2 * drawn - 1).to(images)
 
 
@@ -170,7 +171,9 @@ class RelativeStability(_Around):
         logits, noisy = numbers[:, 0, 2:], numbers[:, 1:]
         same = noisy[..., 2:].argmax(2) == logits.argmax(1, keepdim=True)
         below = noisy[..., 1] if self.by == "input" else (noisy[..., 2:] - logits[:, None]).norm(dim=2)
-        ratios = torch.where(same, noisy[..., 0] / below.clamp(min=1e-6), -torch.inf)
+        unit = 1 if self.by == "input" else logits.norm(dim=1, keepdim=True)  # changes of the input are relative
+        floor = torch.as_tensor(1e-6 * unit).to(below).clamp(min=torch.finfo(below.dtype).tiny)
+        ratios = torch.where(same, noisy[..., 0] / torch.maximum(below, floor), -torch.inf)
         value = undefined(self.name, case.maps.name, ratios.amax(1), _norm(case.maps.values) == 0, ZERO)
         return Judged(undefined(self.name, case.maps.name, value, ~same.any(1), "no noisy copy keeps its class"))
 

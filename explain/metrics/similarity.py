@@ -61,6 +61,8 @@ def gradient_histograms(maps: torch.Tensor, cell: int = 16) -> torch.Tensor:
     torch.Size([1, 324])
     """
     maps = maps.double()
+    largest = maps.abs().amax((1, 2), keepdim=True)
+    maps = maps / torch.where(largest == 0, 1, largest)  # so that what blocks are divided by fits any unit
     cell = max(1, min(cell, min(maps.shape[1:]) // 4))
     down, across = torch.zeros_like(maps), torch.zeros_like(maps)
     down[:, 1:-1] = maps[:, 2:] - maps[:, :-2]

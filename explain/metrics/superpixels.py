@@ -30,7 +30,7 @@ def _of_photo(photo: torch.Tensor, count: int, compactness: float, rounds: int) 
     rows, columns = (torch.arange(length, device=photo.device) for length in (height, width))
     own = (rows * down // height)[:, None], (columns * across // width)[None]
     centred = photo - photo.mean((1, 2), keepdim=True)
-    colours = centred / centred.pow(2).mean().sqrt().clamp(min=1e-12)
+    colours = centred / centred.pow(2).mean().sqrt().clamp(min=torch.finfo(photo.dtype).tiny)
     places = torch.stack(torch.meshgrid(rows, columns, indexing="ij")).to(photo) * (compactness / side)
     features = torch.cat([colours, places]).flatten(1)  # (F, H * W)
     labels = (own[0] * across + own[1]).flatten()

@@ -90,21 +90,24 @@ def kpcacam(
     layer: int,
     *,
     kernel: str = "sigmoid",
-    gamma: float | None = None,
+    gamma: float | str | None = "scale",
     coef0: float = 1.0,
     degree: int = 3,
     centred: bool = True,
     sign: str = "peak",
 ) -> torch.Tensor:
-    """``sqrt(l_1) a_1`` of the centred kernel between positions; gamma defaults to 1 / channels (Karmani 2024).
+    """``sqrt(l_1) a_1`` of the centred kernel between positions (Karmani 2024).
 
-    As its authors programmed it (scikit-learn's KernelPCA): channels centred over positions before the kernel.
+    As its authors programmed it (scikit-learn's KernelPCA) with gamma None, 1 / channels: channels centred over
+    positions before the kernel. With "scale", gamma is 1 / (channels * variance), as in scikit-learn's SVC.
     """
     activation = forward(layers, x)[layer + 1]
     if centred:
         activation = torch.stack([channel - mean_of(channel) for channel in activation])
     samples = activation.flatten(1).T
-    gamma = 1 / samples.shape[1] if gamma is None else gamma
+    if gamma == "scale":
+        gamma = 1 / (samples.shape[1] * float((samples * samples).sum()) / samples.numel())
+    gamma = 1 / samples.shape[1] if gamma is None else float(gamma)
     gram = x.new_zeros(len(samples), len(samples))
     for i, a in enumerate(samples):
         for j, b in enumerate(samples[: i + 1]):

@@ -27,13 +27,21 @@ def stable(z: float, epsilon: float) -> float:
     return z + (epsilon if z >= 0 else -epsilon)
 
 
+ABSOLUTE = False
+"""Whether an epsilon is added as it is, or times the mean size of all denominators."""
+
+
+def unit(denominators: list[float]) -> float:
+    return 1.0 if ABSOLUTE else sum(map(abs, denominators)) / len(denominators)
+
+
 def shared(contributions: torch.Tensor, below: torch.Tensor, relevance: torch.Tensor, epsilon: float) -> torch.Tensor:
     """``R_j = sum_k c_kj / z_k R_k``, where nobody gets anything if z_k is zero."""
     total = torch.zeros(contributions.shape[1], dtype=contributions.dtype)
-    for k in range(len(contributions)):
-        z = float(contributions[k].sum() + below[k])
+    denominators = [float(row.sum() + more) for row, more in zip(contributions, below, strict=True)]
+    for k, z in enumerate(denominators):
         if z != 0:
-            total += contributions[k] / stable(z, epsilon) * relevance[k]
+            total += contributions[k] / stable(z, epsilon * unit(denominators)) * relevance[k]
     return total
 
 
@@ -54,14 +62,12 @@ def alphabeta(
 
 
 def gamma(w: torch.Tensor, b: torch.Tensor, x: torch.Tensor, r: torch.Tensor, g: float = 0.25) -> torch.Tensor:
-    c, total = w * x, torch.zeros_like(x)
+    c, shares, added = w * x, torch.zeros_like(w), torch.zeros_like(b)
     for k in range(len(w)):
         z = float(c[k].sum() + b[k])
         part = (lambda t: t.clamp(min=0)) if z >= 0 else (lambda t: t.clamp(max=0))
-        own, bias = c[k] + g * part(c[k]), b[k] + g * part(b[k])
-        if float(own.sum() + bias) != 0:
-            total += own / stable(float(own.sum() + bias), 1e-6) * r[k]
-    return total
+        shares[k], added[k] = c[k] + g * part(c[k]), b[k] + g * part(b[k])
+    return shared(shares, added, r, 1e-6)
 
 
 def zplus_without_bias(w: torch.Tensor, b: torch.Tensor, x: torch.Tensor, r: torch.Tensor) -> torch.Tensor:

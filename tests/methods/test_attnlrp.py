@@ -16,9 +16,10 @@ EPSILON = 1e-6
 
 
 def linear(weight: torch.Tensor, bias: torch.Tensor, x: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
-    """R_i = sum_j x_i w_ji / (z_j + epsilon sign(z_j)) R_j."""
+    """R_i = sum_j x_i w_ji / (z_j + e sign(z_j)) R_j, where e is epsilon times the mean size of all z."""
     z = x @ weight.T + bias
-    share = r / torch.where(z >= 0, z + EPSILON, z - EPSILON)
+    e = EPSILON * z.abs().mean()
+    share = r / torch.where(z >= 0, z + e, z - e)
     return x * torch.stack([(weight * row[:, None]).sum(0) for row in share])
 
 

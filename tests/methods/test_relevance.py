@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -69,13 +70,20 @@ RULES: dict[str, tuple[Any, Callable[..., torch.Tensor]]] = {
 @pytest.mark.parametrize("positive", [True, False], ids=["behind a rectifier", "of both signs"])
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("kind", CONVOLUTIONS)
-def test_each_rule_is_its_formula(kind: str, rule: str, positive: bool) -> None:
+@pytest.mark.parametrize("absolute", [False, True], ids=["relative", "absolute"])
+@pytest.mark.filterwarnings("ignore:.*epsilon")  # one of 0.01 takes more than a hundredth of some scores
+def test_each_rule_is_its_formula(
+    kind: str, rule: str, positive: bool, absolute: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     layer = settled(CONVOLUTIONS[kind](), seed=3).double().eval()
     x = random(1, *SHAPE).clamp(min=0) if positive else random(1, *SHAPE)
     w, b = plain.matrix(layer, SHAPE)
     head = random(2, len(b))
     relevance = head * (w @ x.flatten() + b)
     mine, formula = RULES[rule]
+    if absolute and mine != Gradient():
+        mine = replace(mine, absolute=True)
+    monkeypatch.setattr(plain, "ABSOLUTE", absolute)
     model = Then(layer, head)
     found = explain.attribute(model, x[None], everywhere(mine), target=lambda output: output[:, 0]).values[0]
     expected = formula(w, b, x.flatten(), relevance).reshape(SHAPE)

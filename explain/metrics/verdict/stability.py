@@ -16,6 +16,7 @@ from explain.metrics.maps import Sign
 from explain.metrics.similarity import Similarity, similarity
 from explain.metrics.verdict.answers import Answer
 from explain.metrics.verdict.asking import SAME, answered, figure_of
+from explain.random_numbers import normal
 
 
 class Change(Protocol):
@@ -33,7 +34,7 @@ class Noisier:
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         generator = torch.Generator("cpu").manual_seed(self.seed % 2**63)
-        drawn = torch.randn(images.shape[1:], generator=generator, dtype=torch.float32, device="cpu")
+        drawn = normal(images.shape[1:], generator)
         return images + self.sigma * over_all(span(images), images) * drawn.to(images)
 
 
@@ -129,7 +130,7 @@ class Stable:
     def _moved(self, case: Case, found: Found) -> torch.Tensor:
         """How far the scores have moved ``(N,)``."""
         if case.probability is None or case.classes is None or found.logits is None:
-            return (found.score - case.score).abs() / case.score.abs().clamp(min=1e-12)
+            return (found.score - case.score).abs() / case.score.abs().clamp(min=torch.finfo(case.score.dtype).tiny)
         return (found.logits.softmax(1).gather(1, case.classes[:, None])[:, 0] - case.probability).abs()
 
     def __call__(self, case: Case, numbers: torch.Tensor) -> Judged:

@@ -10,6 +10,7 @@ from explain.errors import LayerError
 from explain.hooks import FeatureExtractor, Where
 from explain.inputs import as_inputs
 from explain.layers import default_layer, find_layers
+from explain.random_numbers import normal
 from explain.targets import Target, TopClass
 
 DRAWS = 8  # inputs by which a receptive field is found
@@ -59,15 +60,15 @@ def receptive_field(model: nn.Module, x: torch.Tensor, layer: str, seed: int = 0
     (13, 13, 21, 21)
     """
     height, width = x.shape[-2:]
-    generator = torch.Generator().manual_seed(seed)
-    noise = torch.randn(DRAWS, *x.shape[1:], generator=generator).to(x)
+    generator = torch.Generator("cpu").manual_seed(seed)
+    noise = normal((DRAWS, *x.shape[1:]), generator).to(x)
     drawn = (x[:1].mean() + x[:1].std() * noise).requires_grad_()
     with torch.enable_grad():
         features = FeatureExtractor(model, layer, graph=True)(drawn)[layer]
         if not isinstance(features, torch.Tensor) or features.ndim != 4:
             return 0, 0, width, height
         middle = features[:, :, features.shape[2] // 2, features.shape[3] // 2]
-        signs = torch.randn(middle.shape, generator=generator).to(middle)  # so that channels do not cancel
+        signs = normal(middle.shape, generator).to(middle)  # so that channels do not cancel
         (gradient,) = torch.autograd.grad((middle * signs).sum(), drawn)
     seen = gradient.abs().amax((0, 1)) > 0
     if not seen.any():

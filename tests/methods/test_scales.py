@@ -1,0 +1,283 @@
+"""The units of a network make no difference: activations, scores, the caller's default dtype, half precision."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torchvision.models import mobilenet_v2
+
+import explain
+from explain.engine import Composite
+from explain.engine.composites import COMPOSITES
+from explain.engine.linear_rules import Epsilon
+from explain.errors import ExplainWarning, MethodError
+from explain.methods import KPCACAM, LRP, Method, get_method, list_methods, options
+from tests.conftest import ATTENDING, settled
+from tests.peers.common import random
+
+X = random(1, 2, 3, 12, 10)
+POWERS = [-40, -13, 20]
+"""Powers of two from 1e-12 to 1e6: multiplying with them makes no rounding error."""
+
+
+class Net(nn.Module):
+    """Three convolutions and a linear layer; what lies between them has units of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 8, 3, padding=1)
+        self.three, self.fc = nn.Conv2d(8, 8, 3, padding=1), nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.max_pool2d(F.relu(self.two(F.relu(self.one(x)))), 2)
+        return self.fc(F.relu(self.three(x)).mean((2, 3)))
+
+
+class Pooled(nn.Module):
+    """The same, with modules that `CAM` knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.two, self.three = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.pool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.pool(self.three(F.relu(self.two(x)))).flatten(1))
+
+
+def network(name: str) -> nn.Module:
+    return settled(Pooled() if name == "cam" else Net()).double().eval()
+
+
+def scaled(name: str, part: str, factor: float) -> nn.Module:
+    """The network with other units: behind its second convolution, at its last one, or of its scores."""
+    model: Any = network(name)
+    layers = {"hidden": (model.two, model.three), "layer": (model.three, model.fc), "score": (model.fc, None)}
+    layer, following = layers[part]
+    with torch.no_grad():
+        layer.weight *= factor
+        layer.bias *= factor
+        if following is not None:
+            following.weight /= factor
+    return model
+
+
+FEWER = {"runs": 192, "samples": 4, "steps": 8, "grid": 4}
+
+
+def quick(name: str) -> Method:
+    """A method with as little work as it takes."""
+    method = get_method(name)
+    known = options(method)
+    return replace(method, **{k: v for k, v in FEWER.items() if known.get(k) is not None})  # type: ignore[type-var]
+
+
+OF_SCORES = {
+    **dict.fromkeys(["ablationcam", "eigencam", "fem", "fullgrad", "hsic", "kpcacam", "randomcam"], 0),
+    **dict.fromkeys(["sobol"], 0),
+    **dict.fromkeys(["guidedgradcam", "smoothgrad2", "vargrad"], 2),
+}
+"""With which power of the score maps grow by their formulas; with 1, if it is not said."""
+OF_LAYER = ["ablationcam", "eigencam", "fem", "iscam", "randomcam", "scorecam", "sscam"]
+"""Methods whose maps have the unit of the layer that they look at."""
+NOT_OF_SCORES = {
+    "gradcam++": "exponentials of the score", "smoothgradcam++": "exponentials of the score",
+    "iscam": "softmax", "scorecam": "softmax", "sscam": "softmax", "rise": "probabilities",
+    "extremalperturbation": "weighs the score against the size of the mask", "refinecam": "a sigmoid of other maps",
+    "shapleycam": "a first and a second derivative",
+}  # fmt: skip
+ELSEWHERE = {"drise"} | ATTENDING  # detected boxes; what attention is made of has no free unit
+METHODS = sorted(set(list_methods()) - ELSEWHERE)
+
+
+def map_of(model: nn.Module, method: Method | str, x: torch.Tensor = X) -> torch.Tensor:
+    return explain.attribute(model, x, method, target=1).values
+
+
+@pytest.mark.filterwarnings("ignore:.*ablationcam divides by the score")
+@pytest.mark.parametrize("part", ["hidden", "layer", "score"])
+@pytest.mark.parametrize("name", METHODS)
+def test_units_of_a_network_change_nothing_but_units(name: str, part: str) -> None:
+    if part == "score" and name in NOT_OF_SCORES:
+        return
+    power = {"hidden": 0, "layer": int(name in OF_LAYER), "score": OF_SCORES.get(name, 1)}[part]
+    method = quick(name)
+    expected = map_of(network(name), method)
+    assert expected.any()
+    for exponent in POWERS:
+        factor = 2.0**exponent
+        found = map_of(scaled(name, part, factor), method) / factor**power
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9 * float(expected.abs().max()))
+
+
+EXACT = ["lrp", "attnlrp", "deeplift", "deepliftshap", "integratedgradients", "gradcam", "saliency", "xgradcam"]
+
+
+@pytest.mark.parametrize("part", ["hidden", "layer", "score"])
+@pytest.mark.parametrize("name", EXACT)
+def test_powers_of_two_are_exact(name: str, part: str) -> None:
+    expected = map_of(network(name), name)
+    for exponent in POWERS:
+        found = map_of(scaled(name, part, 2.0**exponent), name)
+        assert torch.equal(found / (2.0**exponent if part == "score" else 1), expected)
+
+
+@pytest.mark.parametrize("part", ["hidden", "score"])
+@pytest.mark.parametrize("composite", sorted(COMPOSITES))
+def test_units_change_no_relevance_under_any_composite(composite: str, part: str) -> None:
+    expected = map_of(network("lrp"), LRP(composite))
+    for exponent in POWERS:
+        found = map_of(scaled("lrp", part, 2.0**exponent), LRP(composite))
+        assert torch.equal(found / (2.0**exponent if part == "score" else 1), expected)
+
+
+@pytest.mark.parametrize("composite", ["EpsilonPlusFlat", "AttnLRP", "EpsilonGammaBox"])
+def test_images_have_their_own_stabilisers(composite: str) -> None:
+    """One of a millionth of the other's size is explained beside it as it is alone."""
+    x = X * torch.tensor([1.0, 1e-6]).double()[:, None, None, None]
+    together = map_of(network("lrp"), LRP(composite), x)
+    for i in range(2):
+        alone = map_of(network("lrp"), LRP(composite), x[i : i + 1])[0]
+        torch.testing.assert_close(together[i], alone, rtol=1e-9, atol=1e-12 * float(alone.abs().max()))
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_untrained_network_loses_nothing_to_stabilisers() -> None:
+    """Its activations are so small that an epsilon of 1e-6 as it is takes all."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = mobilenet_v2(num_classes=10).double().eval()
+    found = explain.attribute(model, random(0, 1, 3, 64, 64), LRP("EpsilonPlus"), target=3)
+    assert found.coverage is not None
+    assert (found.coverage.taken["stabiliser"].abs() < 1e-3 * found.score.abs()).all()
+
+
+def test_a_stabiliser_that_takes_much_is_told() -> None:
+    small = scaled("lrp", "hidden", 2.0**-30)
+    rules = Composite("absolute", tuple((when, absolute(rule)) for when, rule in COMPOSITES["EpsilonPlus"].rules))
+    with pytest.warns(ExplainWarning, match="epsilon"):
+        explain.attribute(small, X, LRP(rules), target=1)
+    with pytest.raises(MethodError, match="absolute"):
+        Epsilon(absolute="yes")  # type: ignore[arg-type]
+
+
+def absolute(rule: Any) -> Any:
+    return replace(rule, absolute=True) if hasattr(rule, "absolute") else rule
+
+
+def test_kpcacam_may_have_a_scale_that_is_absolute() -> None:
+    """None is one over the number of channels, as elsewhere."""
+    model = network("kpcacam")
+    assert torch.equal(map_of(model, KPCACAM(gamma=None)), map_of(model, KPCACAM(gamma=1 / 8)))
+    assert not torch.allclose(map_of(model, KPCACAM(gamma=None)), map_of(model, KPCACAM()))
+
+
+# The caller's default dtype
+
+
+@contextmanager
+def default(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+RANDOM = [name for name in METHODS if "seed" in options(get_method(name))]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", sorted({*METHODS} - {"cam"}))
+@pytest.mark.filterwarnings("ignore:.*ablationcam divides by the score")
+def test_the_default_dtype_of_the_caller_changes_no_map(name: str, dtype: torch.dtype) -> None:
+    model, x, method = network(name).to(dtype), X.to(dtype), quick(name)
+    expected = map_of(model, method, x)
+    with default(torch.float64):
+        found = map_of(model, method, x)
+    assert found.dtype == expected.dtype
+    assert torch.equal(found, expected)
+
+
+def test_many_methods_draw_random_numbers() -> None:
+    """So that the test above says something."""
+    assert len(RANDOM) > 12
+
+
+def test_the_default_dtype_changes_no_figure_of_a_random_metric() -> None:
+    model, x = network("gradcam").float(), X.float()
+    names = ["maxsensitivity", "infidelity", "faithfulnesscorrelation", "sensitivityn", "mprt"]
+    metrics = [name for name in names if name in explain.list_metrics()]
+    assert len(metrics) > 3
+    expected = explain.evaluate(model, x, ["gradcam", "smoothgrad"], metrics, target=1)
+    with default(torch.float64):
+        found = explain.evaluate(model, x, ["gradcam", "smoothgrad"], metrics, target=1)
+    for method in expected:
+        for metric in expected[method]:
+            torch.testing.assert_close(found[method][metric], expected[method][metric], rtol=1e-6, atol=1e-9,
+                                       check_dtype=False)  # fmt: skip
+
+
+# What DeepLIFT misses
+
+
+class Cubed(nn.Module):
+    """A function that DeepLIFT has no rule for, and a large constant that the baseline's score has too."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([1000 + x.flatten(1).prod(1), x.flatten(1).sum(1)], 1)
+
+
+def test_deeplift_tells_what_it_misses_of_the_difference() -> None:
+    x = torch.full((1, 1, 1, 3), 2.0, dtype=torch.float64)
+    with pytest.warns(ExplainWarning, match="difference"):
+        found = explain.attribute(Cubed(), x, "deeplift", target=0)
+    assert found.delta is not None
+    assert float(found.delta.abs()) > 0.05 * 8
+    assert float(found.delta.abs()) < 0.05 * float(found.score)  # beside the score, nothing was missed
+
+
+@pytest.mark.filterwarnings("error")
+def test_deeplift_does_not_take_rounding_for_something_missed() -> None:
+    """Two large parts that cancel out leave a difference of the size of their rounding errors."""
+    linear = nn.Sequential(nn.Flatten(), nn.Linear(3, 2))
+    with torch.no_grad():
+        linear[1].weight[:] = torch.tensor([1e6, -1e6, 1e-3])
+    explain.attribute(linear, torch.ones(1, 1, 1, 3) * 0.3, "deeplift", target=0)
+    explain.attribute(network("deeplift"), X, "deeplift", target=1)
+
+
+# Half precision
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_integrated_gradients_in_half_precision_add_up_in_single_precision(dtype: torch.dtype) -> None:
+    """Of a function whose gradient 2 w x is two products of numbers in half precision.
+
+    A point is rounded once and each of the products once, which are three relative errors of at most eps / 2 in each
+    term of the sum. All terms have one sign, so that the sum has no larger relative error.
+    """
+
+    class Squares(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(random(3, 48))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (self.weight * x.flatten(1).square()).sum(1, keepdim=True)
+
+    model = Squares().double().to(dtype)
+    x = random(4, 1, 3, 4, 4).to(dtype)
+    expected = explain.attribute(copy.deepcopy(model).double(), x.double(), "integratedgradients", target=0).values
+    found = explain.attribute(model, x, "integratedgradients", target=0).values
+    bound = (1 + torch.finfo(dtype).eps / 2) ** 3 - 1
+    assert ((found.double() - expected).abs() <= (bound + 1e-6) * expected.abs()).all()
