@@ -51,9 +51,7 @@ def test_the_same_is_skipped_and_so_is_a_part_of_it(capsys: pytest.CaptureFixtur
         ("--method", "saliency(absolute=False)"),
     ],
 )
-def test_another_question_or_model_is_not_skipped(
-    option: str, value: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_question_or_model_is_not_skipped(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert not is_skipped(capsys, *changed(option, value))
     assert is_skipped(capsys, *PLAIN)
 

@@ -30,20 +30,16 @@ def request_of(
     Args:
         explainer: the model with its preprocessing.
         methods: those that are named; ``group`` is what the model chooses more by.
-        targets: classes or labels, how many of the best, or None for the best.
+        targets: classes, how many of the best, or None for the best.
         options: others that change the values.
     """
-    from explain.record import digest, encode
+    from explain.record import digest
     from explain.runs.fingerprint import identity
     from explain.runs.manifest import described_method
-    from explain.targets import as_target
 
-    asked = (
-        [encode(as_target(each, explainer.categories)) for each in targets] if isinstance(targets, list) else targets
-    )
     found = {
         **identity(explainer), "group": group, "methods": {each.name: described_method(each) for each in methods},
-        "targets": asked, **options,
+        "targets": targets, **options,
     }  # fmt: skip
     found["categories"] = digest(json.dumps(found["categories"]).encode())
     plain: dict[str, Any] = json.loads(json.dumps(found))

@@ -73,9 +73,10 @@ def explain(options: argparse.Namespace, answer: Answer) -> int:
     targets = targets_of(options.target, explainer.categories)
     fill = None if fill is None else get_fill(fill, explainer.preprocess)
     named, metrics = [with_fill(each, fill) for each in named], [with_fill(each, fill) for each in metrics]
+    classes = None if targets is None else [_class_of(each, explainer.categories) for each in targets]
     with blaming(options.model):
         request = request_of(
-            explainer, named, group, options.top_k or targets, layer=options.layer, fuse=options.fuse,
+            explainer, named, group, options.top_k or classes, layer=options.layer, fuse=options.fuse,
             bf16=options.bf16, composite=options.composite, fill=None if fill is None else repr(fill),
             budget={name: str(value) for name, value in given_budget(options).items()},
         )  # fmt: skip

@@ -33,7 +33,7 @@ SELECT r.id, r.method, r.target, r.class AS target_class, r.score, r.probability
        p."left", p.top, p."right", p.bottom, p.input_height, p.input_width, p.boxes
 FROM results r JOIN photos p ON p.id = r.photo JOIN methods m ON m.name = r.method WHERE r.id = ?
 """
-_FOUND = "SELECT r.id FROM results r CROSS JOIN photos p ON p.id = r.photo"  # in an order in which no index is needed
+_FOUND = "SELECT r.id FROM results r NOT INDEXED CROSS JOIN photos p ON p.id = r.photo"  # an index may be damaged
 _ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
 _WRITABLE, _UNCHANGING = urlencode({"mode": "rw"}), urlencode({"mode": "ro", "immutable": 1})
 ORDERS = {
@@ -148,7 +148,7 @@ class Stored:
             with closing(self._opened()) as db:
                 application = db.execute("PRAGMA application_id").fetchone()[0]
                 version = db.execute("PRAGMA user_version").fetchone()[0]
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeError) as error:  # also of what SQLite says of a damaged name
             raise RunError(f"run {text(file)!r} cannot be read ({error}); give a file that explain.run wrote") from None
         if application != APPLICATION:
             raise RunError(f"run {text(file)!r} must be the file of a run, got another database; check the path")
@@ -309,7 +309,7 @@ class Stored:
             with closing(self._opened()) as db:
                 db.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in _ALLOWED else sqlite3.SQLITE_DENY)
                 yield from db.execute(statement, values)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeError) as error:
             raise RunError(f"run {text(self.path)!r} cannot be asked {statement.strip()!r:.60}: {error}") from None
 
     def _one(self, statement: str) -> Any:
