@@ -22,7 +22,7 @@ def content_digest(content: bytes) -> int:
     """Return a digest of bytes as an integer of SQLite.
 
     >>> content_digest(b"a map")
-    1155473446170226283
+    2074911400714055296
     """
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big", signed=True)
 

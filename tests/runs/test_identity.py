@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch import nn
 import explain
 from explain.errors import ExplainError, RunError
 from explain.runs import Content, Entry, Source
+from explain.runs.schema import APPLICATION
 from tests.conftest import TinyNet, settled
 from tests.runs.networks import as_it_is, explainer, folder_of, picture
 from tests.runs.test_sources import Items, png, shard
@@ -320,17 +322,16 @@ def test_a_target_of_the_callers_own_cannot_be_compared_and_is_refused(tmp_path:
 
 
 def test_a_run_of_an_earlier_version_is_read_and_not_continued(tmp_path: Path) -> None:
-    import sqlite3
-
-    file = go([picture(0), picture(1)], tmp_path).path
-    with sqlite3.connect(file) as db:
-        for name in ("photos_INSERT", "photos_DELETE", "results_INSERT", "results_DELETE"):
-            db.execute(f"DROP TRIGGER {name}")
-        db.execute("DROP TABLE tally")
-        for table, column in (("results", "content"), ("results", "digest"), ("photos", "digest"),
-                              ("methods", "digest"), ("manifest", "digest")):  # fmt: skip
-            db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
-        db.execute("PRAGMA user_version = 1")
+    new = go([picture(0), picture(1)], tmp_path).path.rename(tmp_path / "new.sqlite")
+    file = tmp_path / "run.sqlite"
+    with sqlite3.connect(file) as db:  # with the columns that it had
+        db.execute("ATTACH ? AS new", (str(new),))
+        for table in ("manifest", "methods", "photos", "results", "metrics", "failures", "notes"):
+            names = [f'"{name}"' for _, name, *_ in db.execute(f"PRAGMA new.table_info({table})")
+                     if name not in ("digest", "content")]  # fmt: skip
+            db.execute(f"CREATE TABLE main.{table} AS SELECT {', '.join(names)} FROM new.{table}")
+        db.execute(f"PRAGMA main.application_id = {APPLICATION}")
+        db.execute("PRAGMA main.user_version = 1")
     db.close()
     run = explain.open_run(file)
     assert_is_of(run, named(0, 1))
