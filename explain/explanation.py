@@ -341,6 +341,7 @@ class Explanation(Reported):
             "values": values_of(attribution),
             "verdict": None if answers is None else answers.to_dict(),
             "versions": versions(),
+            **({} if self.question.request is None else {"request": dict(self.question.request)}),
         }
 
     def __repr__(self) -> str:

@@ -64,12 +64,14 @@ class Question:
     """What was asked, as far as the answers do not show it.
 
     ``classes`` has the class of each method of this package by the method's name, and None for the caller's own;
-    ``targets`` what `asked` writes for each target.
+    ``targets`` what `asked` writes for each target. ``request`` is all that was asked of whom, where the caller wants
+    to recognise it later.
     """
 
     classes: Mapping[str, str | None]
     targets: tuple[Any, ...] = ()
     precision: Precision = "full"
+    request: Mapping[str, Any] | None = None
 
     def target(self, index: int) -> Any:
         """What was asked, if a class alone is not enough to ask it again."""

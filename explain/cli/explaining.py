@@ -6,6 +6,7 @@ import argparse
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from explain.arguments import (
@@ -36,11 +37,11 @@ from explain.arguments import (
 )  # fmt: skip
 from explain.cli.answer import Answer
 from explain.cli.bar import Bar
-from explain.cli.budgets import within_budget
+from explain.cli.budgets import given_budget, within_budget
 from explain.cli.command import Command
 from explain.cli.each import Result, for_all
 from explain.cli.effects import refuse_without_effect
-from explain.cli.existing import finished
+from explain.cli.existing import finished, request_of
 from explain.cli.filling import checked_fill, with_fill
 from explain.cli.judging import checked, checked_metrics, judged, lines_of
 from explain.cli.model import blaming, load_explainer
@@ -72,16 +73,22 @@ def explain(options: argparse.Namespace, answer: Answer) -> int:
     targets = targets_of(options.target, explainer.categories)
     fill = None if fill is None else get_fill(fill, explainer.preprocess)
     named, metrics = [with_fill(each, fill) for each in named], [with_fill(each, fill) for each in metrics]
+    classes = None if targets is None else [_class_of(each, explainer.categories) for each in targets]
+    with blaming(options.model):
+        request = request_of(
+            explainer, named, group, options.top_k or classes, layer=options.layer, fuse=options.fuse,
+            bf16=options.bf16, composite=options.composite, fill=None if fill is None else repr(fill),
+            budget={name: str(value) for name, value in given_budget(options).items()},
+        )  # fmt: skip
     selections: list[Selection] = []  # the first photo's serves for all
     pages = Pages()
 
     def work(source: Source, stem: str, bar: Bar) -> Result:
         count = options.top_k or len(targets or [None])
-        names = None if group else [method.name for method in named]
-        there = finished(options.output, source, stem, names, count) if options.skip_existing else None
+        photo = read_photo(source, answer)
+        there = finished(options.output, source, stem, request, count, photo) if options.skip_existing else None
         if there is not None:
             return there
-        photo = read_photo(source, answer)
         if group is not None and not selections:
             with blaming(options.model):
                 selections.append(_selected(explainer, photo, group, options, targets))
@@ -96,6 +103,7 @@ def explain(options: argparse.Namespace, answer: Answer) -> int:
                 photo, methods, targets, layer=options.layer, top_k=options.top_k, fuse=options.fuse,
                 batch_size=options.batch_size, precision="bf16" if options.bf16 else "full", progress=bar.runs,
             )  # fmt: skip
+        explanation = replace(explanation, question=replace(explanation.question, request=request))
         tables: list[Table] = []
         if metrics:
             with blaming(options.model):

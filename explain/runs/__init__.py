@@ -6,6 +6,9 @@
     shards      WebDataset: plain tar files
     datasets    data sets of PyTorch and Hugging Face, lists in Python
     given       what was given as a source, as a source
+    fingerprint what tells one model with its preprocessing from another
+    known       which photos a run has already
+    digests     a digest for each row
     labels      from a source's labels to the classes of a model
     preparing   from an entry to what the model is given
     workers     the same ahead, in processes

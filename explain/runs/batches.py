@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -70,4 +71,4 @@ def each_explained(photos: list[Prepared], work: Callable[[list[Prepared]], Sequ
 def _blamed(photo: Prepared, error: Exception) -> Failed:
     found = failed(photo.entry, error)
     own = isinstance(error, (ImageError, MemoryError))
-    return found if own else Failed(found.name, found.reason, found.path, error)
+    return found if own else replace(found, general=error)

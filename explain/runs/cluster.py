@@ -111,8 +111,8 @@ def run_on_ray(
         raise RunError(f"source must have photos, but {text(str(source))!r:.100} has none; check what it holds")
     place = Place(output)
     manifest = manifest_of(
-        source=photos, origin=made._origin, model=made.model, categories=made.categories, methods=question.asked,
-        targets=question.targets, metrics=question.metrics, options=question.options,
+        source=photos, explainer=made, methods=question.asked, targets=question.targets, metrics=question.metrics,
+        options=question.options,
     )  # fmt: skip
     task = Task(photos, question, Labels(made.categories, photos.classes), place, manifest)
     with ExitStack() as stack:

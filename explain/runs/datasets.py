@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from explain.errors import RunError
-from explain.runs.items import content_of
+from explain.runs.items import as_label, content_of
 from explain.runs.sources import Content, Entry, Source, stamp, text
 
 
@@ -62,8 +62,10 @@ class Photos(Source):
     def entries(self) -> Iterator[Entry]:
         for place, item in enumerate(self.photos):
             name, path = _named(item, f"photo {place}")
-            known = None if path is None else stamp(path)
-            yield Entry(name, place if self.count is not None else item, path, known)
+            photo, *rest = item if isinstance(item, tuple) and item else (item,)
+            in_file = isinstance(photo, (str, os.PathLike))  # an opened picture may have been changed since
+            known, label = (stamp(photo), as_label(rest[0]) if rest else None) if in_file else (None, None)
+            yield Entry(name, place if self.count is not None else item, path, known, label)
 
     def read(self, entry: Entry) -> Content:
         photos: Any = self.photos
@@ -85,6 +87,7 @@ class DataSet(Source):
     """
 
     kind = "data set"
+    by_file = False  # it may transform what is in its files
 
     def __init__(self, items: Any) -> None:
         self.items = items

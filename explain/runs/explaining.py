@@ -19,6 +19,7 @@ from explain.models import FiveCrops, class_label
 from explain.photos import rows_are_apart
 from explain.runs.batches import at_once, each_explained, in_batches
 from explain.runs.judging import boxes_on_input, judged
+from explain.runs.known import boxes_as_text
 from explain.runs.labels import Labels
 from explain.runs.maps import pack
 from explain.runs.preparing import Failed, Prepared, Ready
@@ -178,7 +179,7 @@ class Question:
             None if best is None else class_label(self.explainer.categories, best), best,
             None if best is None else float(probabilities[best]),  # type: ignore[index]
             photo.box.left, photo.box.top, photo.box.right, photo.box.bottom, *map(int, photo.x.shape[-2:]),
-            json.dumps(photo.boxes) if photo.boxes else None,
+            boxes_as_text(photo.boxes),
         )  # fmt: skip
 
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 
 from explain.errors import RunError
+from explain.explainer import Explainer
 from explain.methods import Method
 from explain.metrics import Metric
-from explain.record import Origin, class_name, encode, encode_fields, versions
+from explain.record import class_name, encode, encode_fields, unknown, versions
+from explain.runs.fingerprint import alike, identity
 from explain.runs.schema import FORMAT
 from explain.runs.sources import Source
 from explain.targets import TargetLike, as_target
@@ -27,26 +26,20 @@ FREE = frozenset(["begun", "ended", "device", "batch_size"])
 def manifest_of(
     *,
     source: Source,
-    origin: Origin,
-    model: nn.Module,
-    categories: Sequence[str] | None,
+    explainer: Explainer,
     methods: Sequence[Method] | str,
     targets: Sequence[TargetLike] | int,
     metrics: Sequence[Metric],
     options: Mapping[str, Any],
+    trained: bool = False,
 ) -> dict[str, Any]:
-    """Return what a run is, in values that JSON can hold."""
+    """Return what a run is, in values that JSON can hold; ``trained`` says that the model changes meanwhile."""
+    model, categories = explainer.model, explainer.categories
     about = {name: value for name, value in options.items() if name not in ("layer", "progress", "keep_partial")}
     found = {
         "format": FORMAT,
         "source": source.identity(),
-        "model": origin.name,
-        "network": type(model).__name__,
-        "weights": digest_of(model),
-        "weights_from": origin.weights,
-        "preprocess": origin.preprocess,
-        "explainer": origin.to_dict(),
-        "categories": None if categories is None else list(categories),
+        **identity(explainer, trained=trained),
         "methods": methods if isinstance(methods, str) else {each.name: described_method(each) for each in methods},
         "targets": targets if isinstance(targets, int) else [encode(as_target(each, categories)) for each in targets],
         "metrics": {metric.name: repr(metric) for metric in metrics},
@@ -66,13 +59,21 @@ def described_method(method: Method) -> dict[str, Any]:
 
 
 def must_agree(before: Mapping[str, Any], now: Mapping[str, Any], file: str) -> None:
-    """Refuse to continue a run that was begun with something else.
+    """Refuse to continue a run that was begun with something else, or with what cannot be compared.
 
     Raises:
         RunError: the first thing that differs is named, with both values.
     """
     for key in [*now, *(key for key in before if key not in now)]:
-        if key not in FREE and before.get(key) != now.get(key):
+        if key in FREE:
+            continue
+        own = unknown(now.get(key))
+        if own:
+            raise RunError(
+                f"run {file!r} cannot be continued, since its {key} have {own[0]}, which is your own and cannot be "
+                "compared; give another output, or what this package has"
+            )
+        if not alike(key, before.get(key), now.get(key)):
             place, old, new = _where_they_differ(key, before.get(key), now.get(key))
             raise RunError(
                 f"run {file!r} must be continued as it was begun, but its {place} was {_brief(old)} and is now "
@@ -87,35 +88,6 @@ def named_layer(model: nn.Module, layer: Any) -> Any:
     if isinstance(layer, nn.Module):
         return next((name for name, module in model.named_modules() if module is layer), type(layer).__name__)
     return layer
-
-
-def digest_of(model: nn.Module) -> str:
-    """Return the SHA-256 of all parameters and buffers of a model, with their names.
-
-    >>> digest_of(nn.ReLU()) == digest_of(nn.Tanh()), digest_of(nn.ReLU()) == digest_of(nn.Linear(1, 1))
-    (True, False)
-    """
-    found = hashlib.sha256()
-    for name, value in model.state_dict().items():
-        kind = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-        found.update(f"{name} {kind}\n".encode())
-        found.update(_content(value))
-    return found.hexdigest()
-
-
-def _content(value: Any) -> Any:
-    try:
-        return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-    except (
-        AttributeError,
-        NotImplementedError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ):  # quantised, sparse, or no tensor
-        buffer = io.BytesIO()
-        torch.save(value, buffer)
-        return buffer.getvalue()
 
 
 def _where_they_differ(place: str, old: Any, new: Any) -> tuple[str, Any, Any]:

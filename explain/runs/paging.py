@@ -20,7 +20,7 @@ from explain.report import Again
 from explain.result import Attribution
 from explain.runs.pictures import by_photo, choice, photo_of
 from explain.runs.reading import Row, Stored
-from explain.runs.sources import Source
+from explain.runs.sources import Source, entries_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +101,7 @@ def to_html(
     order, count = choice(which)
     origin = Origin(str(run.manifest.get("model", "model")), None, "")
     again = Again(f"import explain\n\nrun = explain.open_run({str(run.path)!r})\nprint(run)")
-    places = None if source is None else {entry.name: entry for entry in source.entries() if hasattr(entry, "where")}
+    places = None if source is None else {entry.name: entry for entry in entries_of(source) if hasattr(entry, "where")}
     entries, failures = [], {}
     for rows in islice(by_photo(run, order), count):
         try:

@@ -14,12 +14,14 @@ from typing import Any
 from explain.errors import RunError, printable
 from explain.runs.attempts import key_of
 from explain.runs.columns import arrow_modules, schema_of, with_map
+from explain.runs.known import Known
 from explain.runs.places import Place
 from explain.runs.reading import Row, row_of
+from explain.runs.schema import PHOTO
 from explain.runs.sources import text
-from explain.runs.store import PHOTO, Answer
+from explain.runs.store import Answer
 
-MANIFEST, REMARKS, ENDING = "_manifest.json", "_remarks.json", ".parquet"
+MANIFEST, REMARKS, KNOWN, ENDING = "_manifest.json", "_remarks.json", "_photos-", ".parquet"
 """What else is in the folder begins with an underline, so that programs that read a folder of Parquet pass it by."""
 
 
@@ -120,6 +122,27 @@ def names_in(place: Place) -> dict[str, int]:
     return dict(rows)
 
 
+def known_in(place: Place) -> dict[str, Known]:
+    """What is noted of the photos in a folder, by which they are compared with those of a source.
+
+    Raises:
+        RunError: a file cannot be read, a photo is in two of them, or nothing is noted of one.
+    """
+    noted: dict[str, Known] = {}
+    for file in place.files(".json"):
+        if file.startswith(KNOWN):
+            try:
+                noted |= {name: Known(*each) for name, each in json.loads(place.read(file) or b"").items()}
+            except (AttributeError, TypeError, ValueError):
+                continue  # damaged: its photos are not known
+    names = names_in(place)
+    missing = next((name for name in names if name not in noted), None)
+    if missing is not None:
+        raise RunError(f"folder {text(place.name)!r} cannot be continued, since it does not say which photo "
+                       f"{missing!r} was: it is damaged, or of an earlier version; give another")  # fmt: skip
+    return {name: noted[name] for name in names}
+
+
 def write_part(place: Place, answers: Sequence[Answer], metrics: Sequence[str]) -> int:
     """Write photos with all their results into one file, and return how many rows it has.
 
@@ -129,6 +152,8 @@ def write_part(place: Place, answers: Sequence[Answer], metrics: Sequence[str]) 
     rows = [row for answer in answers for row in rows_of(answer)]
     if rows:
         key = key_of([answer.photo[0] for answer in answers])
+        known = {answer.photo[0]: Known.of(answer.photo) for answer in answers}
+        place.write(f"{KNOWN}{key}.json", json.dumps(known, ensure_ascii=False).encode())
         place.write(f"part-{key}{ENDING}", _packed(rows, metrics))
     return len(rows)
 

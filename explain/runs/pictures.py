@@ -14,7 +14,7 @@ from explain.output import Files, distinct, slug
 from explain.pictures import Look
 from explain.render import StyleLike
 from explain.runs.reading import ORDERS, Row, Stored
-from explain.runs.sources import Source
+from explain.runs.sources import Source, entries_of
 
 _CHOICE = re.compile(rf"({'|'.join(ORDERS)})(?::(\d+))?")
 
@@ -65,7 +65,7 @@ def write_pictures(
     look = Look(style)
     written: list[Path] = []
     failures: dict[str, str] = {}
-    places = None if source is None else {entry.name: entry for entry in source.entries() if hasattr(entry, "where")}
+    places = None if source is None else {entry.name: entry for entry in entries_of(source) if hasattr(entry, "where")}
     digits = len(str(min(run.photos, count or run.photos)))
     for number, rows in enumerate(islice(by_photo(run, order), count), 1):
         files = Files(folder, overwrite=overwrite)

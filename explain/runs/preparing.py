@@ -37,12 +37,16 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Failed:
-    """A photo that could not be explained, and why; ``general`` holds an error that need not be this photo's fault."""
+    """A photo that could not be explained, and why; ``general`` holds an error that need not be this photo's fault.
+
+    ``stamp`` is that of its entry: results of the same file are kept, since it may be read again another time.
+    """
 
     name: str
     reason: str
     path: str | None = None
     general: Exception | None = field(default=None, repr=False, compare=False)
+    stamp: str | None = field(default=None, repr=False, compare=False)
 
 
 Ready: TypeAlias = Prepared | Failed
@@ -96,7 +100,7 @@ def in_process(preparer: Preparer, entries: Iterator[Entry]) -> Iterator[Ready]:
 def failed(entry: Entry, error: Exception) -> Failed:
     """Return what is stored of a photo that could not be read or explained."""
     reason = str(error) if isinstance(error, ExplainError) else raised(error)
-    return Failed(entry.name, reason, entry.path)
+    return Failed(entry.name, reason, entry.path, stamp=entry.stamp)
 
 
 def as_input(x: Any) -> torch.Tensor:

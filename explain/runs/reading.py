@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,17 +21,20 @@ from explain.errors import RunError, did_you_mean, printable
 from explain.images import Box, load_image
 from explain.pictures import Scene
 from explain.render import Style
+from explain.runs.digests import content_digest, digest
 from explain.runs.maps import unpack
-from explain.runs.schema import APPLICATION, FORMAT
-from explain.runs.sources import Corners, text
+from explain.runs.schema import APPLICATION, COUNTED, FORMAT, METHOD, PHOTO, RESULT
+from explain.runs.sources import Corners, stamp, text
 
 _ROW = """
 SELECT r.id, r.method, r.target, r.class AS target_class, r.score, r.probability, r.layer, r.delta, r.runs, r.error,
-       r.shape, r.scale, r.map, m.style, p.name, p.path, p.sha256, p.width, p.height, p.label, p.label_class,
-       p.label_probability, p.prediction, p.prediction_class, p.probability AS prediction_probability,
+       r.shape, r.scale, r.map, {content} AS content, m.style, p.name, p.path, p.sha256, p.width, p.height, p.label,
+       p.label_class, p.label_probability, p.prediction, p.prediction_class, p.probability AS prediction_probability,
        p."left", p.top, p."right", p.bottom, p.input_height, p.input_width, p.boxes
-FROM results r JOIN photos p ON p.id = r.photo JOIN methods m ON m.name = r.method
+FROM results r JOIN photos p ON p.id = r.photo JOIN methods m ON m.name = r.method WHERE r.id = ?
 """
+_FOUND = "SELECT r.id FROM results r NOT INDEXED CROSS JOIN photos p ON p.id = r.photo"  # an index may be damaged
+_ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
 _WRITABLE, _UNCHANGING = urlencode({"mode": "rw"}), urlencode({"mode": "ro", "immutable": 1})
 ORDERS = {
     "source": "p.id",
@@ -145,15 +148,17 @@ class Stored:
             with closing(self._opened()) as db:
                 application = db.execute("PRAGMA application_id").fetchone()[0]
                 version = db.execute("PRAGMA user_version").fetchone()[0]
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeError) as error:  # also of what SQLite says of a damaged name
             raise RunError(f"run {text(file)!r} cannot be read ({error}); give a file that explain.run wrote") from None
         if application != APPLICATION:
             raise RunError(f"run {text(file)!r} must be the file of a run, got another database; check the path")
-        if version != FORMAT:
+        if not 1 <= version <= FORMAT:
             raise RunError(f"run {text(file)!r} must have format {FORMAT}, got {version}; update this package")
+        self._digests = version > 1
+        self._checked: tuple[str | None, ...] = ()
 
     def __len__(self) -> int:
-        return int(self._one("SELECT count(*) FROM results"))
+        return self._count("results")
 
     def __repr__(self) -> str:
         state = "" if self.ended else ", not at its end"
@@ -170,12 +175,14 @@ class Stored:
     @property
     def photos(self) -> int:
         """How many photos have been explained."""
-        return int(self._one("SELECT count(*) FROM photos"))
+        return self._count("photos")
 
     @property
     def methods(self) -> list[str]:
         """The names of the methods, in the order in which they were asked for."""
-        return [name for (name,) in self.query("SELECT method FROM results GROUP BY method ORDER BY min(id)")]
+        return [
+            name for (name,) in self.query("SELECT method FROM results NOT INDEXED GROUP BY method ORDER BY min(id)")
+        ]
 
     @property
     def failures(self) -> dict[str, str]:
@@ -190,7 +197,8 @@ class Stored:
     @property
     def manifest(self) -> dict[str, Any]:
         """What the run is: its source, model, weights, methods, targets, options and versions."""
-        return {key: json.loads(value) for key, value in self.query("SELECT key, value FROM manifest")}
+        with self._reading() as db:
+            return {row[0]: json.loads(row[1]) for row in self._intact(db, "manifest", ("key", "value"))}
 
     @property
     def ended(self) -> bool:
@@ -217,6 +225,7 @@ class Stored:
         Raises:
             RunError: there is no such method or order.
         """
+        self._must_be_whole()
         if method is not None and method not in self.methods:
             raise RunError(f"method {method!r} is not in this run; {did_you_mean(method, self.methods)}")
         if order not in ORDERS:
@@ -228,31 +237,95 @@ class Stored:
         where = f" WHERE {' AND '.join(terms)}" if terms else ""
         return self._rows(f"{where} ORDER BY {ORDERS[order]}, r.id", [v for v in wanted.values() if v is not None])
 
-    def query(self, statement: str, values: Any = ()) -> Iterator[tuple[Any, ...]]:
-        """Ask something in SQL; see the tables in the documentation. Nothing can be changed in this way.
+    def _count(self, table: str) -> int:
+        count = int(self._one(f"SELECT count(*) FROM {table}"))
+        if self._digests and count != self._one(f"SELECT count FROM tally WHERE name = '{table}'"):
+            raise self._damaged(f"it has {count} {table}, but not that many were written")
+        return count
+
+    def _must_be_whole(self) -> None:
+        """Notice rows that are damaged or missing, apart from the maps, which are compared as they are read.
 
         Raises:
-            RunError: SQLite does not understand it, or cannot read the file.
+            RunError: some are.
+        """
+        state = tuple(stamp(f"{self.path}{ending}") for ending in ("", "-wal"))
+        if not self._digests or state == self._checked:
+            return
+        with self._reading() as db:
+            db.execute("BEGIN")  # so that all is read as it was at one time
+            methods = {row[0] for row in self._intact(db, "methods", METHOD)}
+            columns = ("id", *(name for name in PHOTO if name != "stamp"))
+            photos = {row[0]: row[-1] for row in self._intact(db, "photos", columns, skip=1)}
+            metrics: dict[int, list[Any]] = {}
+            for result, *metric in db.execute("SELECT result, metric, value FROM metrics ORDER BY result, metric"):
+                metrics.setdefault(result, []).extend(metric)
+            known = dict.fromkeys(COUNTED, (0, 0))
+            for each in photos.values():
+                known["photos"] = known["photos"][0] + 1, known["photos"][1] ^ each
+            for number, photo, expected, *cells in db.execute(
+                f"SELECT id, photo, digest, {', '.join(RESULT)} FROM results"
+            ):
+                found = digest(photos.get(photo), *cells, *metrics.get(number, ()))
+                if found != expected or photo not in photos or cells[0] not in methods:
+                    raise self._damaged(f"row {number} of the results has changed since it was written")
+                known["results"] = known["results"][0] + 1, known["results"][1] ^ expected
+            tally = {name: (count, digests) for name, count, digests in db.execute("SELECT * FROM tally")}
+            if known != tally:
+                raise self._damaged("rows are missing, or are there twice")
+        self._checked = state
+
+    def _intact(
+        self, db: sqlite3.Connection, table: str, columns: Sequence[str], skip: int = 0
+    ) -> Iterator[tuple[Any, ...]]:
+        """The rows of a table with their digests, which are compared; ``skip`` columns have no part in them."""
+        names = ", ".join((*columns, "digest" if self._digests else "NULL"))
+        for row in db.execute(f"SELECT {names} FROM {table} NOT INDEXED"):
+            if self._digests and digest(*row[skip:-1]) != row[-1]:
+                raise self._damaged(f"a row of the {table} has changed since it was written")
+            yield row
+
+    def _damaged(self, reason: str) -> RunError:
+        return RunError(f"run {text(self.path)!r} is damaged: {reason}; take another copy of it, or run it anew")
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        """The file, opened for reading; what SQLite and damaged cells raise is told."""
+        try:
+            with closing(self._opened()) as db:
+                yield db
+        except sqlite3.Error as error:
+            raise RunError(f"run {text(self.path)!r} cannot be read: {error}; take another copy of it") from None
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise self._damaged(f"a cell cannot be read ({' '.join(str(error).split())[:80]})") from None
+
+    def query(self, statement: str, values: Any = ()) -> Iterator[tuple[Any, ...]]:
+        """Ask something in SQL; see the tables in the documentation. Only SELECT is allowed, which changes nothing.
+
+        Raises:
+            RunError: it is no SELECT, SQLite does not understand it, or cannot read the file.
         """
         try:
             with closing(self._opened()) as db:
+                db.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in _ALLOWED else sqlite3.SQLITE_DENY)
                 yield from db.execute(statement, values)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeError) as error:
             raise RunError(f"run {text(self.path)!r} cannot be asked {statement.strip()!r:.60}: {error}") from None
 
     def _one(self, statement: str) -> Any:
         return next(self.query(statement))[0]
 
     def _rows(self, clause: str, values: Any) -> Iterator[Row]:
-        try:
-            with closing(self._opened()) as db, closing(self._opened()) as other:
-                db.row_factory = sqlite3.Row
-                judged = bool(other.execute("SELECT count(*) FROM metrics").fetchone()[0])
-                for found in db.execute(_ROW + clause, values):
-                    asked = "SELECT metric, value FROM metrics WHERE result = ?"
-                    yield row_of(found, dict(other.execute(asked, (found["id"],))) if judged else {})
-        except sqlite3.Error as error:
-            raise RunError(f"run {text(self.path)!r} cannot be read: {error}; take another copy of it") from None
+        with self._reading() as db:
+            db.execute("BEGIN")  # rows that are written meanwhile are for the next reader
+            db.row_factory = sqlite3.Row
+            asked = _ROW.format(content="r.content" if self._digests else "NULL")
+            for (number,) in db.execute(_FOUND + clause, values).fetchall():
+                found = db.execute(asked, (number,)).fetchone()
+                if found is None or (self._digests and content_digest(found["map"]) != found["content"]):
+                    raise self._damaged(f"the map of row {number} has changed since it was written")
+                metrics = db.execute("SELECT metric, value FROM metrics WHERE result = ?", (number,))
+                yield row_of(found, dict(map(tuple, metrics)))
 
     def _opened(self) -> sqlite3.Connection:
         """Open the file for reading; where nothing can be written beside it, as a file that does not change.

@@ -21,12 +21,13 @@ from explain.metrics import Metric, OfObject
 from explain.models import Classifier
 from explain.runs.explaining import Question
 from explain.runs.given import source_of
+from explain.runs.known import Comparing
 from explain.runs.labels import Labels
 from explain.runs.lock import alone
 from explain.runs.manifest import manifest_of
-from explain.runs.preparing import Failed, Preparer, Ready, in_process
+from explain.runs.preparing import Failed, Prepared, Preparer, Ready, in_process
 from explain.runs.result import Run
-from explain.runs.sources import Entry, Source, Trouble, text
+from explain.runs.sources import Entry, Source, Trouble, entries_of, text
 from explain.runs.store import Answer, Store
 from explain.runs.workers import CannotBeginError, Workers, default_workers
 from explain.runs.writer import Writer
@@ -95,7 +96,7 @@ def run(
 
     A run may be interrupted in any way, also by a loss of power: the same call continues it. A photo is in the file
     with all its results or not at all, and never twice. What cannot be explained is listed in ``run.failures``, and
-    tried again when the run is continued; a photo whose file has changed since is explained again.
+    tried again when the run is continued; a photo whose file, label or boxes have changed since is explained again.
 
     Args:
         source: a folder (with the folders inside it; where these hold all photos, their names are labels), a list in a
@@ -141,8 +142,8 @@ def run(
     file = Path(output)
     _make_folder(file)
     manifest = manifest_of(
-        source=photos, origin=made._origin, model=made.model, categories=made.categories, methods=question.asked,
-        targets=question.targets, metrics=question.metrics, options=question.options,
+        source=photos, explainer=made, methods=question.asked, targets=question.targets, metrics=question.metrics,
+        options=question.options,
     )  # fmt: skip
     with alone(file):
         store = Store(file, manifest)
@@ -179,9 +180,11 @@ class _Go:
     there: int = 0
 
     def through(self) -> None:
-        self.known = self.store.done()
-        self.succeeded = bool(self.known)
+        known = self.store.done()
+        self.succeeded = bool(known)
         self.labels = Labels(self.question.explainer.categories, self.source.classes)
+        self.comparing = Comparing(self.source, self.labels, known)
+        self.read_again: list[Entry] = []
         self.troubles: list[Failed] = []
         self.named: set[str] = set()
         writer = Writer()
@@ -194,6 +197,7 @@ class _Go:
                 writer.close()
             raise
         writer.put(lambda: self.store.write(self.troubles))
+        writer.put(lambda: self.store.confirm(self.read_again))
         writer.close()
         self.failed += len(self.troubles)
         self._tell()
@@ -219,7 +223,7 @@ class _Go:
         preparer = Preparer(self.source, self.question.explainer.preprocess)
         ready, close = self._ready(preparer)
         try:
-            yield from self.question.each(ready, self.labels)
+            yield from self.question.each(self._changed(ready), self.labels)
         finally:
             close()
 
@@ -235,16 +239,25 @@ class _Go:
         return in_process(preparer, entries), lambda: None
 
     def _entries(self) -> Iterator[Entry]:
-        """What is still to be explained."""
-        for entry in self.source.entries():
+        """What is still to be explained, or to be compared with what is there."""
+        for entry in entries_of(self.source):
             if isinstance(entry, Trouble):
                 self.troubles.append(Failed(entry.name, entry.reason))
-            elif entry.name not in self.named:
-                self.named.add(entry.name)
-                if entry.name in self.known and self.known[entry.name] == entry.stamp:
-                    self.there += 1
-                else:
-                    yield entry
+                continue
+            self.named.add(entry.name)
+            if self.comparing.has_file(entry):
+                self.there += 1
+            else:
+                yield entry
+
+    def _changed(self, ready: Iterable[Ready]) -> Iterator[Ready]:
+        """What is still to be explained."""
+        for found in ready:
+            if isinstance(found, Prepared) and self.comparing.has(found):
+                self.there += 1
+                self.read_again.append(found.entry)
+            else:
+                yield found
 
     def _tell(self) -> None:
         if self.progress is not None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-FORMAT = 1
-"""The version of the tables."""
+FORMAT = 2
+"""The version of the tables. Those of version 1 have no digests: they are read without, and not continued."""
 APPLICATION = 0x4578706C  # by which a file is known as a run: "Expl"
 
 TABLES = """
 CREATE TABLE manifest (
     key TEXT PRIMARY KEY,
-    value TEXT NOT NULL               -- JSON
+    value TEXT NOT NULL,              -- JSON
+    digest INTEGER NOT NULL           -- of the other cells, as in all tables: see explain.runs.digests
 ) WITHOUT ROWID;
 
 CREATE TABLE methods (
@@ -17,14 +18,15 @@ CREATE TABLE methods (
     class TEXT,                       -- in explain.methods; NULL for one of the caller's own
     options TEXT NOT NULL,            -- JSON, as in the record of an explanation
     style TEXT NOT NULL,              -- how its maps are drawn
-    paper TEXT
+    paper TEXT,
+    digest INTEGER NOT NULL
 ) WITHOUT ROWID;
 
 CREATE TABLE photos (
     id INTEGER PRIMARY KEY,
     name TEXT NOT NULL UNIQUE,        -- from the folder on, as in the list, or the number of the item
     path TEXT,                        -- NULL where there is no file
-    stamp TEXT,                       -- size and time of the file, by which a change is noticed
+    stamp TEXT,                       -- size and times of the file: while they are the same, it need not be read again
     sha256 TEXT NOT NULL,             -- of the upright RGB pixels, or of the tensor
     width INTEGER NOT NULL,
     height INTEGER NOT NULL,
@@ -37,7 +39,8 @@ CREATE TABLE photos (
     "left" REAL NOT NULL, top REAL NOT NULL, "right" REAL NOT NULL, bottom REAL NOT NULL,  -- what the model saw of it
     input_height INTEGER NOT NULL,
     input_width INTEGER NOT NULL,
-    boxes TEXT                        -- JSON: [[x0, y0, x1, y1], ...] in pixels of the photo, ends exclusive
+    boxes TEXT,                       -- JSON: [[x0, y0, x1, y1], ...] in pixels of the photo, ends exclusive
+    digest INTEGER NOT NULL           -- of all cells but the id and the stamp
 );
 
 CREATE TABLE results (
@@ -52,6 +55,8 @@ CREATE TABLE results (
     delta REAL,                       -- by how much the values miss the sum that the method promises
     runs INTEGER,                     -- of methods that estimate: how many covered photos
     error REAL,                       -- of methods that estimate: the largest error over the largest value
+    content INTEGER NOT NULL,         -- digest of the map
+    digest INTEGER NOT NULL,          -- of all other cells, with the digest of the photo and the metrics in their order
     shape TEXT NOT NULL,              -- JSON: of the map
     scale REAL NOT NULL,              -- what the numbers of the map are multiplied with
     map BLOB NOT NULL                 -- float16, little-endian, row after row
@@ -63,6 +68,12 @@ CREATE TABLE metrics (
     metric TEXT NOT NULL,
     value REAL,                       -- NULL where it is not defined
     PRIMARY KEY (result, metric)
+) WITHOUT ROWID;
+
+CREATE TABLE tally (                  -- how many rows there should be, and all their digests combined by exclusive or
+    name TEXT PRIMARY KEY,
+    count INTEGER NOT NULL,
+    digests INTEGER NOT NULL
 ) WITHOUT ROWID;
 
 CREATE TABLE failures (
@@ -92,9 +103,34 @@ CREATE VIEW confusions AS  -- which classes are taken for which, the most freque
 
 CREATE VIEW duplicates AS  -- the same pixels under several names
     SELECT sha256, count(*) AS photos, json_group_array(name) AS names
-    FROM photos GROUP BY sha256 HAVING count(*) > 1;
+    FROM photos GROUP BY sha256, width, height HAVING count(*) > 1;
 
 CREATE VIEW judged AS  -- the mean of each metric for each method
     SELECT r.method, m.metric, avg(m.value) AS mean, count(m.value) AS photos
     FROM metrics m JOIN results r ON r.id = m.result GROUP BY r.method, m.metric;
 """
+
+PHOTO = (
+    "name", "path", "stamp", "sha256", "width", "height", "label", "label_class", "label_probability", "prediction",
+    "prediction_class", "probability", '"left"', "top", '"right"', "bottom", "input_height", "input_width", "boxes",
+)  # fmt: skip
+RESULT = (
+    "method", "target", "class", "score", "probability", "layer", "delta", "runs", "error", "shape", "scale", "content",
+)  # fmt: skip
+METHOD = ("name", "class", "options", "style", "paper")
+"""Columns in the order in which their digests are made."""
+
+COUNTED = ("photos", "results")
+TRIGGERS = [
+    statement
+    for table in COUNTED
+    for statement in (
+        f"INSERT INTO tally VALUES ('{table}', 0, 0)",
+        *(
+            f"CREATE TRIGGER {table}_{event} AFTER {event} ON {table} BEGIN UPDATE tally SET count = count {sign} 1, "
+            f"digests = (digests | {row}.digest) & ~(digests & {row}.digest) WHERE name = '{table}'; END"
+            for event, sign, row in (("INSERT", "+", "NEW"), ("DELETE", "-", "OLD"))
+        ),
+    )
+]
+"""What keeps the tally, also where rows go with their photo."""

@@ -49,6 +49,7 @@ class Shards(Source):
 
     def __init__(self, shards: Sequence[str | os.PathLike[str]]) -> None:
         self.shards = [os.path.realpath(shard) for shard in shards]
+        self._top = os.path.commonpath([os.path.dirname(shard) for shard in self.shards]) if self.shards else ""
         for shard in self.shards:
             if not os.path.isfile(shard):
                 raise RunError(f"source {text(shard)!r} must be a tar file, but there is no such file; check the path")
@@ -61,7 +62,7 @@ class Shards(Source):
     def entries(self) -> Iterator[Entry | Trouble]:
         for shard in self.shards:
             changed = stamp(shard)
-            name = text(os.path.basename(shard))
+            name = text(os.path.relpath(shard, self._top))
             try:
                 with open(shard, "rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
                     for sample in _samples(tar):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
@@ -19,10 +19,10 @@ Corners: TypeAlias = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class Entry:
-    """A photo before it is read: a name that no other photo of its source has, and what is known about it.
+    """A photo before it is read: its name, and what is known about it.
 
-    ``where`` is what the source needs to find it. ``stamp`` changes when its file does. ``boxes`` say where the object
-    is: x0 y0 x1 y1 in pixels of the photo, x1 and y1 exclusive.
+    ``where`` is what the source needs to find it. ``stamp`` changes when its file does; None where there is no file.
+    ``boxes`` say where the object is: x0 y0 x1 y1 in pixels of the photo, x1 and y1 exclusive.
     """
 
     name: str
@@ -60,6 +60,8 @@ class Source(ABC):
     kind: ClassVar[str]
     classes: Sequence[str] | None = None
     """What the source calls the classes, where its labels are numbers."""
+    by_file: ClassVar[bool] = True
+    """Whether a photo is the same while the stamp of its entry is; otherwise it is read to be compared."""
 
     @property
     def count(self) -> int | None:
@@ -75,6 +77,23 @@ class Source(ABC):
     @abstractmethod
     def identity(self) -> dict[str, Any]:
         """Which source it is, in plain values: a run that is continued must have the same."""
+
+
+def entries_of(source: Source) -> Iterator[Entry | Trouble]:
+    """Return the entries of a source by names that are all different: of two "a.png", the second is "a.png (2)".
+
+    >>> from explain.runs.datasets import Photos
+    >>> [entry.name for entry in entries_of(Photos(["a.png", "a.png", "b.png"]))]
+    ['a.png', 'a.png (2)', 'b.png']
+    """
+    taken: dict[str, int] = {}
+    for entry in source.entries():
+        name = entry.name
+        while name in taken:
+            taken[entry.name] += 1
+            name = f"{entry.name} ({taken[entry.name]})"
+        taken[name] = 1
+        yield entry if name == entry.name else replace(entry, name=name)
 
 
 class Folder(Source):
@@ -143,12 +162,15 @@ class Folder(Source):
 
 
 def stamp(path: str | os.PathLike[str]) -> str | None:
-    """Return the size of a file and when it was changed last, or None where there is no such file."""
+    """Return the size of a file and when it was changed last, or None where there is no such file.
+
+    Programs can set the time of a file's content, but not that of its inode, which any change sets.
+    """
     try:
         found = os.stat(path)
     except (OSError, ValueError):
         return None
-    return f"{found.st_size} {found.st_mtime_ns}"
+    return f"{found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"
 
 
 def text(name: str | os.PathLike[str]) -> str:

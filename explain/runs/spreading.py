@@ -16,13 +16,14 @@ from explain.errors import RunError, raised
 from explain.record import versions
 from explain.runs.attempts import BEGUN, Attempt, attempt
 from explain.runs.explaining import Question
+from explain.runs.known import Comparing, Known
 from explain.runs.labels import Labels
 from explain.runs.manifest import must_agree
-from explain.runs.parts import ENDING, MANIFEST, REMARKS, names_in, write_part
+from explain.runs.parts import ENDING, MANIFEST, REMARKS, known_in, names_in, write_part
 from explain.runs.places import Place
 from explain.runs.preparing import Failed, Preparer, in_process
 from explain.runs.runner import State
-from explain.runs.sources import Entry, Source, Trouble, text
+from explain.runs.sources import Entry, Source, Trouble, entries_of, text
 from explain.runs.store import Answer
 
 KEPT = 1000  # notes that are kept
@@ -89,7 +90,7 @@ class Explaining:
         for entry in entries:
             if entry.name in tried.ended:
                 yield Failed(entry.name, f"image {entry.name!r} ended the process that explained it (out of memory?); "
-                             "explain it alone", entry.path)  # fmt: skip
+                             "explain it alone", entry.path, stamp=entry.stamp)  # fmt: skip
             else:
                 tried.begin(entry.name)
                 yield from self._explained([entry])
@@ -144,7 +145,7 @@ class Spread:
             remarks = {"ended": ended, "failures": self.failures, "notes": list(self.notes)}
             self.task.place.write(REMARKS, json.dumps(remarks, ensure_ascii=False, indent=1).encode())
 
-    def _begin(self) -> set[str]:
+    def _begin(self) -> dict[str, Known]:
         """Check that the folder is that of this run, and return the photos in it."""
         place, manifest = self.task.place, self.task.manifest
         for left in place.files(".json"):  # by a go that was ended in the middle: attempts count from one again
@@ -156,9 +157,9 @@ class Spread:
                            "Parquet files; choose another")  # fmt: skip
         if there and content is not None:
             must_agree(json.loads(content), manifest, place.name)
-            return set(names_in(place))
+            return known_in(place)
         place.write(MANIFEST, json.dumps(manifest, ensure_ascii=False, indent=1).encode())
-        return set()
+        return {}
 
     def _pieces(self) -> Iterator[list[Entry]]:
         entries = self._entries()
@@ -167,16 +168,27 @@ class Spread:
             yield piece
 
     def _entries(self) -> Iterator[Entry]:
-        """What is still to be explained."""
-        for entry in self.task.source.entries():
+        """What is still to be explained; photos that the folder has are compared with those of the source."""
+        task = self.task
+        comparing = Comparing(task.source, task.labels, self.known)
+        preparer = Preparer(task.source, task.question.explainer.preprocess)
+        for entry in entries_of(task.source):
             if isinstance(entry, Trouble):
                 self.failures[entry.name] = entry.reason
-            elif entry.name not in self.named:
-                self.named.add(entry.name)
-                if entry.name in self.known:
-                    self.there += 1
-                else:
-                    yield entry
+                continue
+            self.named.add(entry.name)
+            if entry.name not in self.known:
+                yield entry
+                continue
+            self.there += 1
+            if comparing.has_file(entry):
+                continue
+            found = preparer(entry)
+            if isinstance(found, Failed):
+                self.failures[entry.name] = found.reason
+            elif not comparing.has(found):
+                raise RunError(f"photo {entry.name!r} must be as it was when it was explained, but it, its label or "
+                               "its boxes have changed; give another folder")  # fmt: skip
 
     def _enter(self, report: Report) -> None:
         if report.error is not None:

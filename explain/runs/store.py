@@ -7,26 +7,22 @@ import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from explain.errors import RunError
 from explain.methods import Method
+from explain.runs.digests import content_digest, digest
+from explain.runs.known import Known
 from explain.runs.manifest import described_method, must_agree
 from explain.runs.maps import Packed
 from explain.runs.preparing import Failed
-from explain.runs.schema import APPLICATION, FORMAT, TABLES
-from explain.runs.sources import text
+from explain.runs.schema import APPLICATION, FORMAT, METHOD, PHOTO, RESULT, TABLES, TRIGGERS
+from explain.runs.sources import Entry, text
 
 PATIENCE = 30.0  # seconds to wait for a program that has locked the file
-PHOTO = (
-    "name", "path", "stamp", "sha256", "width", "height", "label", "label_class", "label_probability", "prediction",
-    "prediction_class", "probability", '"left"', "top", '"right"', "bottom", "input_height", "input_width", "boxes",
-)  # fmt: skip
-_RESULT = (
-    "photo", "method", "target", "class", "score", "probability", "layer", "delta", "runs", "error", "shape", "scale",
-    "map",
-)  # fmt: skip
+STAMP = PHOTO.index("stamp")
 
 
 @dataclass(frozen=True)
@@ -92,14 +88,14 @@ class Store:
     def _make(self, manifest: Mapping[str, Any], *, there: bool) -> None:
         """Make the tables; a run that is there, but holds no photo yet, begins once more."""
         with self._transaction():
-            for statement in [] if there else TABLES.split(";\n"):
+            for statement in [] if there else [*TABLES.split(";\n"), *TRIGGERS]:
                 self._db.execute(statement)
             for table in ("manifest", "methods", "failures", "notes"):
                 self._db.execute(f"DELETE FROM {table}")
             self._db.execute(f"PRAGMA application_id = {APPLICATION}")
             self._db.execute(f"PRAGMA user_version = {FORMAT}")
-            rows = [(key, json.dumps(value, ensure_ascii=False)) for key, value in manifest.items()]
-            self._db.executemany("INSERT INTO manifest VALUES (?, ?)", rows)
+            for key, value in manifest.items():
+                self._note(key, value)
 
     def _is_run(self) -> bool:
         """Whether the file holds a run; an empty one does not.
@@ -120,27 +116,38 @@ class Store:
             raise RunError(f"output {text(self.file)!r} must be a run or a new file, got another database; choose "
                            "another")  # fmt: skip
         if tables and version != FORMAT:
-            raise RunError(f"run {text(self.file)!r} must have format {FORMAT}, got {version}; update this package")
+            remedy = "update this package" if version > FORMAT else "give another output: it can be read, not continued"
+            raise RunError(f"run {text(self.file)!r} must have format {FORMAT}, got {version}; {remedy}")
         return bool(tables)
 
-    def done(self) -> dict[str, str | None]:
-        """The names of the photos that are there, with the stamps of their files."""
+    def done(self) -> dict[str, Known]:
+        """The photos that are there, by their names."""
         with self._told():
-            return dict(self._db.execute("SELECT name, stamp FROM photos"))
+            rows = self._db.execute(f"SELECT name, {', '.join(Known._fields)} FROM photos")
+            return {name: Known(*rest) for name, *rest in rows}
+
+    def confirm(self, entries: Iterable[Entry]) -> None:
+        """Note that photos were read again and found to be those that are there, by their stamps as they are now."""
+        with self._told(), self._transaction():
+            for entry in entries:
+                self._db.execute("UPDATE photos SET stamp = ? WHERE name = ?", (entry.stamp, entry.name))
+                self._db.execute("DELETE FROM failures WHERE name = ?", (entry.name,))
 
     def enter_methods(self, methods: Iterable[Method]) -> None:
         """Write which methods there are, as soon as they are known."""
         rows = []
         for method in methods:
             about = described_method(method)
-            rows.append((method.name, about["class"], json.dumps(about["options"]), method.style, method.paper))
+            row = method.name, about["class"], json.dumps(about["options"]), method.style, method.paper
+            rows.append((*row, digest(*row)))
         with self._told(), self._transaction():
-            self._db.executemany("INSERT OR IGNORE INTO methods VALUES (?, ?, ?, ?, ?)", rows)
+            self._db.executemany(_insert("methods", (*METHOD, "digest")).replace("INSERT", "INSERT OR IGNORE"), rows)
 
     def write(self, found: Sequence[Answer | Failed]) -> None:
         """Write photos with all their results at once: all of them are there afterwards, or none.
 
-        A photo that was there is replaced, and is a failure no more if it was one.
+        A photo that was there is replaced, and is a failure no more if it was one. One whose file is the same as
+        before, but could not be read this time, keeps its results.
         """
         with self._told(), self._transaction():
             self._enter(found)
@@ -148,7 +155,7 @@ class Store:
     def _enter(self, found: Sequence[Answer | Failed]) -> None:
         for each in found:
             if isinstance(each, Failed):
-                self._db.execute("DELETE FROM photos WHERE name = ?", (each.name,))
+                self._db.execute("DELETE FROM photos WHERE name = ? AND stamp IS NOT ?", (each.name, each.stamp))
                 row = (each.name, each.path, each.reason)
                 self._db.execute("INSERT OR REPLACE INTO failures VALUES (?, ?, ?)", row)
             else:
@@ -158,16 +165,19 @@ class Store:
         name = answer.photo[0]
         for table in ("photos", "failures"):
             self._db.execute(f"DELETE FROM {table} WHERE name = ?", (name,))
-        photo = self._db.execute(_insert("photos", PHOTO), answer.photo).lastrowid
+        of_photo = digest(*answer.photo[:STAMP], *answer.photo[STAMP + 1 :])
+        photo = self._db.execute(_insert("photos", (*PHOTO, "digest")), (*answer.photo, of_photo)).lastrowid
         for result in answer.results:
             row = (
-                photo, result.method, result.target, result.index, result.score, result.probability, result.layer,
+                result.method, result.target, result.index, result.score, result.probability, result.layer,
                 result.delta, result.runs, result.error, json.dumps(result.map.shape), result.map.scale,
-                result.map.content,
+                content_digest(result.map.content),
             )  # fmt: skip
-            number = self._db.execute(_insert("results", _RESULT), row).lastrowid
-            metrics = [(number, metric, value) for metric, value in result.metrics.items()]
-            self._db.executemany("INSERT INTO metrics VALUES (?, ?, ?)", metrics)
+            metrics = sorted(result.metrics.items())
+            of_result = digest(of_photo, *row, *chain(*metrics))
+            whole = (*row, photo, result.map.content, of_result)
+            number = self._db.execute(_insert("results", (*RESULT, "photo", "map", "digest")), whole).lastrowid
+            self._db.executemany("INSERT INTO metrics VALUES (?, ?, ?)", [(number, *metric) for metric in metrics])
         self._db.executemany("INSERT OR IGNORE INTO notes VALUES (?)", [(note,) for note in answer.notes])
 
     def forget_failures(self, but: Collection[str]) -> None:
@@ -180,7 +190,11 @@ class Store:
     def end(self, when: str) -> None:
         """Note that all photos have been looked at."""
         with self._told(), self._transaction():
-            self._db.execute("INSERT OR REPLACE INTO manifest VALUES ('ended', ?)", (json.dumps(when),))
+            self._note("ended", when)
+
+    def _note(self, key: str, value: Any) -> None:
+        row = key, json.dumps(value, ensure_ascii=False)
+        self._db.execute("INSERT OR REPLACE INTO manifest VALUES (?, ?, ?)", (*row, digest(*row)))
 
     def close(self) -> None:
         """Close the file; what lies beside it while it is written goes away."""

@@ -176,7 +176,7 @@ class Workers:
             except Exception as error:  # an entry that holds something that cannot be pickled
                 remedy = either("use workers=0", "use --workers 0")
                 reason = f"image {task[1].name!r} cannot be sent to a worker process ({error}); {remedy}"
-                self._put(task[0], Failed(task[1].name, reason, task[1].path))
+                self._put(task[0], Failed(task[1].name, reason, task[1].path, stamp=task[1].stamp))
                 worker.task = None
 
     def _take(self, worker: _Worker) -> None:
@@ -202,7 +202,7 @@ class Workers:
         place, entry = worker.task
         _end(worker)
         self._workers.remove(worker)
-        self._put(place, Failed(entry.name, f"image {entry.name!r} {reason}", entry.path))
+        self._put(place, Failed(entry.name, f"image {entry.name!r} {reason}", entry.path, stamp=entry.stamp))
         if not self._stopped.is_set():
             self._workers.append(self._begin())
 

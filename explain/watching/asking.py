@@ -18,7 +18,7 @@ from explain.runs.batches import each_explained, in_batches
 from explain.runs.explaining import Question
 from explain.runs.labels import Labels
 from explain.runs.preparing import Failed, Prepared, Preparer
-from explain.runs.sources import Entry, Source
+from explain.runs.sources import Entry, Source, entries_of
 from explain.runs.store import Answer
 from explain.watching.store import stored_name
 
@@ -96,7 +96,7 @@ def _at(entry: Entry, step: int) -> Entry:
 
 def _read(source: Source, preparer: Preparer) -> list[Prepared]:
     photos: list[Prepared] = []
-    for entry in source.entries():
+    for entry in entries_of(source):
         found: Any = preparer(entry) if isinstance(entry, Entry) else entry
         if not isinstance(found, Prepared):
             raise RunError(f"photos must be readable to be watched, but {found.reason}; leave this one out")

@@ -30,8 +30,6 @@ from explain.watching.asking import Asked
 from explain.watching.board import SIDE, Board, writer_of
 from explain.watching.store import Gradients, TrainingStore, units_of
 
-CHANGED = "changed by training"
-
 
 class Watch:
     """Explains a fixed set of photos every so many steps of a training; call `step` after each step of the optimizer.
@@ -247,11 +245,10 @@ class Watch:
     def _what_it_is(self) -> dict[str, Any]:
         question = self._asked.question
         found = manifest_of(
-            source=self._asked.source, origin=self._explainer._origin, model=self._network,
-            categories=self._explainer.categories, methods=question.asked, targets=question.targets, metrics=(),
-            options=question.options,
+            source=self._asked.source, explainer=self._explainer, methods=question.asked, targets=question.targets,
+            metrics=(), options=question.options, trained=True,
         )  # fmt: skip
-        return {**found, "weights": CHANGED, "training": True}
+        return {**found, "training": True}
 
     def _board_of(self, given: Any) -> Board:
         writer, ours = writer_of(given)

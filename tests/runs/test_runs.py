@@ -100,8 +100,9 @@ def test_a_run_is_one_database_with_a_row_for_each_photo_method_and_target(tmp_p
     same = db.execute("SELECT photos, names FROM duplicates").fetchall()
     assert same == [(2, '["000.png","more/000.png"]')]
     with pytest.raises(sqlite3.IntegrityError, match="UNIQUE"):
-        db.execute("INSERT INTO results SELECT NULL, photo, method, target, class, score, probability, layer, delta, "
-                   "runs, error, shape, scale, map FROM results LIMIT 1")  # fmt: skip
+        db.execute("INSERT INTO results (photo, method, target, class, score, content, digest, shape, scale, map) "
+                   "SELECT photo, method, target, class, score, content, digest, shape, scale, map FROM results "
+                   "LIMIT 1")  # fmt: skip
     db.close()
 
 
@@ -187,7 +188,8 @@ def test_photos_run_in_batches_and_the_same_call_does_nothing_twice(tmp_path: Pa
     made.model.rows.clear()
     states: list[State] = []
     run = explain.run(folder, made, "gradcam", **again, progress=states.append)
-    assert (made.model.rows, len(run), run.ended) == ([], 7, True)
+    assert (max(made.model.rows), len(run), run.ended) == (1, 7, True)  # only a test picture, which tells models apart
+    made.model.rows.clear()
     assert (states[-1].done, states[-1].there, states[-1].total, states[-1].left) == (0, 7, 7, None)
     picture(50).save(folder / "x.png")
     picture(60).save(folder / "002.png")
@@ -462,15 +464,15 @@ def test_what_is_asked_of_a_run_wrongly_is_refused(tmp_path: Path) -> None:
         run.rows("gradcan")
     with pytest.raises(RunError, match="order must be one of source, worst, best, got 'first'"):
         run.rows(order="first")
-    with pytest.raises(RunError, match="cannot be asked 'DELETE FROM photos': attempt to write a readonly database"):
+    with pytest.raises(RunError, match="cannot be asked 'DELETE FROM photos'"):
         list(run.query("DELETE FROM photos"))
     with sqlite3.connect(run.path) as db:
         db.execute("PRAGMA user_version = 9")
     db.close()
     for open_again in (explain.open_run, lambda file: explain.run([picture(0)], explainer(), output=file, workers=0)):
-        with pytest.raises(RunError, match=r"must have format 1, got 9; update this package"):
+        with pytest.raises(RunError, match=r"must have format 2, got 9; update this package"):
             open_again(run.path)
-    assert FORMAT == 1
+    assert FORMAT == 2
 
 
 def test_no_worker_is_no_reason_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

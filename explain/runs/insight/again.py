@@ -15,10 +15,11 @@ from explain.explainer import Explainer
 from explain.images import load_image
 from explain.methods import Method
 from explain.record import method_of
+from explain.runs.fingerprint import digest_of
 from explain.runs.given import source_of
-from explain.runs.manifest import digest_of
 from explain.runs.preparing import as_input
 from explain.runs.reading import Row, Stored
+from explain.runs.sources import entries_of
 from explain.targets import ClassTarget, as_target
 
 BATCH = 32
@@ -71,7 +72,7 @@ class Photos:
         """
         if self.source is not None:
             if self._places is None:
-                self._places = {entry.name: entry for entry in self.source.entries() if hasattr(entry, "where")}
+                self._places = {entry.name: entry for entry in entries_of(self.source) if hasattr(entry, "where")}
             if row.name in self._places:
                 return self.source.read(self._places[row.name]).image
         if row.path is None:

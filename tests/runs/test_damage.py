@@ -1,0 +1,83 @@
+"""A run file that is damaged gives what was stored, or one line that says so; never other maps."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+import explain
+from explain.errors import ExplainError
+from tests.fuzz.damage import KINDS, check
+from tests.runs.networks import explainer, picture
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("whole") / "run.sqlite"
+    photos = [(picture(number), number % 5) for number in range(6)]
+    made = explainer(categories=list("abcde"))
+    explain.run(photos, made, ["gradcam", "saliency"], output=file, metrics=["sparseness"], workers=0)
+    return file
+
+
+@pytest.mark.parametrize("kind", range(len(KINDS)))
+def test_no_corruption_of_the_file_gives_other_maps_unseen(kind: int, whole: Path, tmp_path: Path) -> None:
+    found = {check(whole, tmp_path / "damaged.sqlite", seed) for seed in range(kind, 240, len(KINDS))}
+    assert "refused" in found
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE results SET map = zeroblob(length(map)) WHERE id = 2",
+        "UPDATE results SET map = 'text' WHERE id = 2",
+        "UPDATE results SET map = x'00' WHERE id = 2",
+        "UPDATE results SET scale = scale * 2 WHERE id = 2",
+        "UPDATE results SET score = score + 1 WHERE id = 2",
+        "UPDATE results SET score = 'many' WHERE id = 2",
+        "UPDATE results SET shape = '[' WHERE id = 2",
+        "UPDATE results SET photo = 99 WHERE id = 2",
+        "UPDATE results SET layer = '[1' WHERE id = 1",
+        "UPDATE photos SET prediction = 'cat' WHERE id = 2",
+        "UPDATE photos SET label_probability = 0 WHERE id = 2",
+        "UPDATE photos SET boxes = '{' WHERE id = 2",
+        "UPDATE photos SET name = x'ff' WHERE id = 2",
+        "UPDATE metrics SET value = value + 1 WHERE result = 2",
+        "UPDATE methods SET style = 'contour' WHERE name = 'gradcam'",
+        "DELETE FROM results WHERE id = 2",
+        "DELETE FROM methods WHERE name = 'gradcam'",
+        "DELETE FROM metrics WHERE result = 2",
+        "DELETE FROM tally",
+        "DROP TABLE metrics",
+    ],
+)
+def test_damaged_cells_raise_one_clear_error(statement: str, whole: Path, tmp_path: Path) -> None:
+    file = Path(shutil.copy(whole, tmp_path / "run.sqlite"))
+    with sqlite3.connect(file) as db:
+        db.execute("DROP TRIGGER results_DELETE")
+        db.execute(statement)
+    db.close()
+    with pytest.raises(ExplainError, match="run"):
+        list(explain.open_run(file).rows())
+
+
+def test_a_damaged_manifest_is_told(whole: Path, tmp_path: Path) -> None:
+    file = Path(shutil.copy(whole, tmp_path / "run.sqlite"))
+    with sqlite3.connect(file) as db:
+        db.execute("UPDATE manifest SET value = '{' WHERE key = 'model'")
+    db.close()
+    with pytest.raises(ExplainError, match="run"):
+        _ = explain.open_run(file).manifest
+
+
+def test_a_run_whose_photos_were_replaced_is_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for seed in range(3):
+        for number in range(4):
+            picture(seed * number).save(folder / f"{number}.png")
+        run = explain.run(folder, explainer(), ["gradcam", "saliency"], output=tmp_path / "run.sqlite", workers=0)
+        assert len(list(run.rows())) == len(run) == 8

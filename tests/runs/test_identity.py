@@ -1,0 +1,362 @@
+"""What a run has already is known by its content: photos, labels, preprocessing and model, not by names alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import explain
+from explain.errors import ExplainError, RunError
+from explain.runs import Content, Entry, Source
+from explain.runs.schema import APPLICATION
+from tests.conftest import TinyNet, settled
+from tests.runs.networks import as_it_is, explainer, folder_of, picture
+from tests.runs.test_sources import Items, png, shard
+
+METHODS = ["gradcam", "saliency"]
+
+
+def go(source: Any, tmp_path: Path, made: explain.Explainer | None = None, **options: Any) -> explain.Run:
+    options = {"methods": METHODS, "target": 1, "workers": 0, **options}
+    return explain.run(source, made or explainer(), output=tmp_path / "run.sqlite", **options)
+
+
+def assert_is_of(run: explain.Run, photos: dict[str, Image.Image], made: explain.Explainer | None = None) -> None:
+    """Each row is what its photo gives alone, and no photo is missing."""
+    made = made or explainer()
+    rows = list(run.rows())
+    assert sorted((row.name, row.method) for row in rows) == sorted((n, m) for n in photos for m in METHODS)
+    for row in rows:
+        alone = explain.attribute(made.model, made.preprocess(photos[row.name])[None], row.method, target=1)
+        torch.testing.assert_close(row.values, alone.values[0], rtol=1e-3, atol=1e-6)
+
+
+def named(*numbers: int, word: str = "photo") -> dict[str, Image.Image]:
+    return {f"{word} {place}": picture(number) for place, number in enumerate(numbers)}
+
+
+SOURCES: dict[str, Callable[[list[int]], Any]] = {
+    "list": lambda numbers: list(map(picture, numbers)),
+    "pairs": lambda numbers: [(picture(number), 1) for number in numbers],
+    "tensors": lambda numbers: [as_it_is(picture(number)) for number in numbers],
+    "dictionaries": lambda numbers: [{"image": picture(number)} for number in numbers],
+    "iterator": lambda numbers: map(picture, numbers),
+    "data set": lambda numbers: Items([(picture(number), 1) for number in numbers]),
+    "array": lambda numbers: Items([as_it_is(picture(number)).mul(255).byte() for number in numbers]),
+}
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_other_pictures_of_equal_count_are_refused_and_what_is_there_is_kept(
+    kind: str, workers: int, tmp_path: Path
+) -> None:
+    word = "item" if kind in ("data set", "array") else "photo"
+    go(SOURCES[kind]([0, 1, 2]), tmp_path)
+    for other in ([3, 4, 5], [0, 1, 5], [1, 0, 2]):
+        with pytest.raises(RunError, match="photo"):
+            go(SOURCES[kind](other), tmp_path, workers=workers)
+        assert_is_of(explain.open_run(tmp_path / "run.sqlite"), named(0, 1, 2, word=word))
+    run = go(SOURCES[kind]([0, 1, 2]), tmp_path, workers=workers)
+    assert_is_of(run, named(0, 1, 2, word=word))
+
+
+def test_a_list_that_has_grown_is_continued(tmp_path: Path) -> None:
+    go([picture(0), picture(1)], tmp_path)
+    states: list[Any] = []
+    run = go([picture(n) for n in range(4)], tmp_path, progress=states.append)
+    assert (states[-1].there, states[-1].done, states[-1].left) == (2, 2, 0)
+    assert_is_of(run, named(0, 1, 2, 3))
+
+
+def test_pictures_of_another_shape_with_the_same_bytes_are_others(tmp_path: Path) -> None:
+    go([Image.new("RGB", (24, 20), "red")], tmp_path)
+    with pytest.raises(RunError, match="photo"):
+        go([Image.new("RGB", (20, 24), "red")], tmp_path)
+
+
+def test_an_opened_picture_that_was_changed_is_another_one(tmp_path: Path) -> None:
+    folder_of(tmp_path / "photos", 1)
+    with Image.open(tmp_path / "photos" / "000.png") as opened:
+        go([opened], tmp_path)
+        opened.paste((0, 0, 0), (0, 0, 12, 10))
+        with pytest.raises(RunError, match="photo"):
+            go([opened], tmp_path)
+
+
+class Files(Items):
+    """A data set that knows its files, as torchvision's have it, and transforms what is in them."""
+
+    def __init__(self, paths: list[Path], transform: Callable[[Image.Image], Any]) -> None:
+        super().__init__(paths, samples=[(path, 0) for path in paths])
+        self.transform = transform
+
+    def __getitem__(self, place: int) -> Any:
+        with Image.open(self.items[place]) as opened:
+            return self.transform(opened.convert("RGB")), 0
+
+
+def test_a_data_set_with_another_transform_is_another_source(tmp_path: Path) -> None:
+    paths = sorted(folder_of(tmp_path / "photos", 2).iterdir())
+    go(Files(paths, as_it_is), tmp_path)
+    with pytest.raises(RunError, match="photo"):
+        go(Files(paths, lambda image: as_it_is(image).flip(-1)), tmp_path)
+    picture(7).save(paths[1])  # a file that has changed is explained again
+    run = go(Files(paths, as_it_is), tmp_path)
+    assert_is_of(run, {str(paths[0]): picture(0), str(paths[1]): picture(7)})
+
+
+def test_a_file_that_was_replaced_with_its_size_and_time_kept_is_noticed(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "photos", 0)
+    for number in range(3):
+        picture(number).save(folder / f"{number}.bmp")
+    go(folder, tmp_path)
+    before = os.stat(folder / "1.bmp")
+    picture(9).save(folder / "1.bmp")
+    os.utime(folder / "1.bmp", ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert os.stat(folder / "1.bmp").st_size == before.st_size
+    run = go(folder, tmp_path)
+    assert_is_of(run, {"0.bmp": picture(0), "1.bmp": picture(9), "2.bmp": picture(2)})
+
+
+def test_a_folder_that_was_copied_is_compared_and_not_explained_again(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "photos", 3)
+    go(folder, tmp_path)
+    shutil.move(folder, tmp_path / "old")
+    shutil.copytree(tmp_path / "old", folder)
+    for _ in range(2):
+        states: list[Any] = []
+        run = go(folder, tmp_path, progress=states.append)
+        assert (states[-1].there, states[-1].done) == (3, 0)
+    assert_is_of(run, {f"{number:03}.png": picture(number) for number in range(3)})
+
+
+def test_photos_of_one_name_in_two_shards_are_all_there(tmp_path: Path) -> None:
+    for place, folder in enumerate(("a", "b")):
+        (tmp_path / folder).mkdir()
+        members = [(f"{number}.png", png(3 * place + number)) for number in range(3)]
+        shard(tmp_path / folder / "s.tar", members)
+    run = go(str(tmp_path / "*" / "s.tar"), tmp_path)
+    assert run.failures == {}
+    expected = {f"{'ab'[number // 3]}/s.tar/{number % 3}": picture(number) for number in range(6)}
+    assert_is_of(run, expected)
+    assert len(go(str(tmp_path / "*" / "s.tar"), tmp_path)) == 12
+
+
+def test_photos_of_one_name_in_one_shard_are_all_there(tmp_path: Path) -> None:
+    shard(tmp_path / "s.tar", [("a.png", png(0)), ("b.png", png(1)), ("a.png", png(2))])
+    run = go(tmp_path / "s.tar", tmp_path)
+    assert_is_of(run, {"s.tar/a": picture(0), "s.tar/b": picture(1), "s.tar/a (2)": picture(2)})
+
+
+def test_photos_of_one_name_in_two_folders_are_all_there(tmp_path: Path) -> None:
+    class Two(Source):
+        """Folders whose photos are called by their last names, as people write such sources."""
+
+        kind = "two"
+
+        def entries(self) -> Any:
+            for folder in ("a", "b"):
+                for path in sorted((tmp_path / folder).iterdir()):
+                    yield Entry(path.name, path, str(path))
+
+        def read(self, entry: Entry) -> Content:
+            return Content(entry.where)
+
+        def identity(self) -> dict[str, Any]:
+            return {"kind": self.kind}
+
+    folder_of(tmp_path / "a", 3)
+    for number in range(3):
+        (tmp_path / "b").mkdir(exist_ok=True)
+        picture(3 + number).save(tmp_path / "b" / f"{number:03}.png")
+    expected = {f"{n % 3:03}.png" + (" (2)" if n > 2 else ""): picture(n) for n in range(6)}
+    for _ in range(2):
+        assert_is_of(go(Two(), tmp_path), expected)
+
+
+@pytest.mark.parametrize("in_file", [True, False])
+def test_two_labels_of_one_photo_are_both_there(in_file: bool, tmp_path: Path) -> None:
+    made = explainer(categories=list("abcde"))
+    path = folder_of(tmp_path / "photos", 1) / "000.png"
+    photo = path if in_file else Image.open(path)
+    for _ in range(2):
+        run = go([(photo, "a"), (photo, "b")], tmp_path, made)
+        assert sorted({(row.name, row.label) for row in run.rows()}) == [(str(path), "a"), (f"{path} (2)", "b")]
+
+
+@pytest.mark.parametrize("kind", ["path", "picture", "csv"])
+def test_a_label_or_box_that_has_changed_is_noticed(kind: str, tmp_path: Path) -> None:
+    made = explainer(categories=list("abcde"))
+    path = folder_of(tmp_path / "photos", 1) / "000.png"
+
+    def source(label: str, edge: int) -> Any:
+        if kind == "csv":
+            (tmp_path / "list.csv").write_text(f"path,label,x0,y0,x1,y1\nphotos/000.png,{label},0,0,{edge},5\n")
+            return tmp_path / "list.csv"
+        return [(path if kind == "path" else picture(0), label)]
+
+    assert {row.label for row in go(source("a", 5), tmp_path, made).rows()} == {"a"}
+    assert {row.label for row in go(source("b", 5), tmp_path, made).rows()} == {"b"}
+    if kind == "csv":
+        assert {row.boxes for row in go(source("b", 7), tmp_path, made).rows()} == {((0.0, 0.0, 7.0, 5.0),)}
+
+
+def test_a_data_set_that_cannot_be_read_for_once_loses_nothing(tmp_path: Path) -> None:
+    class Flaky(Items):
+        fails = False
+
+        def __getitem__(self, place: int) -> Any:
+            if self.fails:
+                raise OSError("the network is down")
+            return super().__getitem__(place)
+
+    source = Flaky([picture(0), picture(1)])
+    go(source, tmp_path)
+    source.fails = True
+    run = go(source, tmp_path)
+    assert list(run.failures) == ["item 0", "item 1"]
+    assert_is_of(run, named(0, 1, word="item"))
+    source.fails = False
+    assert go(source, tmp_path).failures == {}
+
+
+def doubled(image: Image.Image) -> torch.Tensor:
+    return as_it_is(image) * 2
+
+
+@pytest.mark.parametrize(
+    "other",
+    [doubled, lambda image: as_it_is(image) + 1e-3, lambda image: as_it_is(image).flip(0), lambda image: 1 / 0],
+)
+def test_another_preprocessing_is_refused(other: Any, tmp_path: Path) -> None:
+    model = settled(TinyNet()).eval()
+    go([picture(0)], tmp_path, explain.Explainer(model, preprocess=lambda image: as_it_is(image)))
+    with pytest.raises(RunError, match="must be continued as it was begun"):
+        go([picture(0), picture(1)], tmp_path, explain.Explainer(model, preprocess=other))
+    again = explain.Explainer(model, preprocess=lambda image: as_it_is(image))
+    assert go([picture(0), picture(1)], tmp_path, again).photos == 2
+
+
+class Attributes(TinyNet):
+    """A network with attributes outside its ``state_dict``, of which most inputs show nothing, and a counter."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.scale, self.bar, self.factor, self.function = 1.0, 1e6, torch.ones(5), None
+        self.register_buffer("hidden", torch.zeros(5), persistent=False)
+        self.calls = 0
+        self.shapes: list[Any] = []
+        vars(self).update(options)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.shapes.append(x.shape)
+        scores = super().forward(x) * self.scale * self.factor + self.hidden
+        if self.function is not None:
+            scores = self.function(scores)
+        return torch.where(scores > self.bar, -scores, scores)
+
+
+def changed(change: Callable[[Any], Any]) -> nn.Module:
+    model = settled(Attributes()).eval()
+    change(model)
+    return model
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: setattr(model, "scale", 2.0),
+        lambda model: setattr(model, "scale", 1.000001),
+        lambda model: setattr(model, "bar", 1e5),
+        lambda model: setattr(model, "factor", torch.full((5,), 0.5)),
+        lambda model: setattr(model, "function", torch.sigmoid),
+        lambda model: setattr(model.bn1, "eps", 1e-2),
+        lambda model: setattr(model.relu, "inplace", False),
+        lambda model: model.hidden.add_(1e-6),
+        lambda model: model.fc.register_forward_hook(lambda module, inputs, output: output * 2) and None,
+        lambda model: setattr(model, "forward", lambda x: TinyNet.forward(model, x) ** 3),
+    ],
+)
+def test_an_attribute_outside_the_state_dict_that_has_changed_is_refused(change: Any, tmp_path: Path) -> None:
+    def plain() -> nn.Module:
+        return changed(lambda model: None)
+
+    assert plain().state_dict().keys() == settled(TinyNet()).state_dict().keys()
+    model = plain()
+    go([picture(0)], tmp_path, explainer(model))
+    with pytest.raises(RunError, match="must be continued as it was begun"):
+        go([picture(0), picture(1)], tmp_path, explainer(changed(change)))
+    for same in (plain(), model):  # counters are no part of what it is
+        assert go([picture(0), picture(1)], tmp_path, explainer(same)).photos == 2
+
+
+def test_another_temperature_is_refused(tmp_path: Path) -> None:
+    from explain.models import Classifier
+
+    model = settled(TinyNet()).eval()
+
+    def made(temperature: float) -> explain.Explainer:
+        return explain.Explainer(Classifier(model, as_it_is, list("abcde"), "net", temperature))
+
+    go([picture(0)], tmp_path, made(1.0))
+    with pytest.raises(RunError, match="temperature"):
+        go([picture(0), picture(1)], tmp_path, made(2.0))
+
+
+def test_a_target_of_the_callers_own_cannot_be_compared_and_is_refused(tmp_path: Path) -> None:
+    run = go([picture(0)], tmp_path, target=lambda scores: scores[:, 0] - scores[:, 1])
+    assert run.photos == 1
+    with pytest.raises(RunError, match="targets"):
+        go([picture(0), picture(1)], tmp_path, target=lambda scores: scores[:, 2] - scores[:, 3])
+
+
+def test_a_run_of_an_earlier_version_is_read_and_not_continued(tmp_path: Path) -> None:
+    new = go([picture(0), picture(1)], tmp_path).path.rename(tmp_path / "new.sqlite")
+    file = tmp_path / "run.sqlite"
+    with sqlite3.connect(file) as db:  # with the columns that it had
+        db.execute("ATTACH ? AS new", (str(new),))
+        for table in ("manifest", "methods", "photos", "results", "metrics", "failures", "notes"):
+            names = [f'"{name}"' for _, name, *_ in db.execute(f"PRAGMA new.table_info({table})")
+                     if name not in ("digest", "content")]  # fmt: skip
+            db.execute(f"CREATE TABLE main.{table} AS SELECT {', '.join(names)} FROM new.{table}")
+        db.execute(f"PRAGMA main.application_id = {APPLICATION}")
+        db.execute("PRAGMA main.user_version = 1")
+    db.close()
+    run = explain.open_run(file)
+    assert_is_of(run, named(0, 1))
+    assert (run.photos, len(run), run.manifest["model"], run.ended) == (2, 4, "TinyNet", True)
+    with pytest.raises(RunError, match="format"):
+        go([picture(0)], tmp_path)
+
+
+def test_asking_in_sql_makes_and_changes_no_file(tmp_path: Path) -> None:
+    run = go([picture(0)], tmp_path)
+    before = run.path.read_bytes()
+    for statement in (
+        f"ATTACH '{tmp_path / 'made.sqlite'}' AS other",
+        f"VACUUM INTO '{tmp_path / 'made.sqlite'}'",
+        "PRAGMA journal_mode = DELETE",
+        "PRAGMA query_only = OFF",
+        "DELETE FROM photos",
+        "CREATE TABLE cats (name)",
+        "DROP TABLE photos",
+        "BEGIN IMMEDIATE",
+    ):
+        with pytest.raises(ExplainError, match="run"):
+            list(run.query(statement))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.sqlite"]
+    assert run.path.read_bytes() == before
+    assert list(run.query("WITH RECURSIVE n(i) AS (SELECT 1 UNION SELECT i + 1 FROM n WHERE i < 3) "
+                          "SELECT max(i), upper('a') FROM n")) == [(3, "A")]  # fmt: skip
+    assert len(list(run.query("SELECT * FROM explained"))) == 2

@@ -1,0 +1,65 @@
+"""`--skip-existing` skips photos whose results are there: of the same pixels, the same question and the same model."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from explain.cli import main
+from tests.runs.networks import picture
+
+PLAIN = ["a.bmp", "--model", "tiny", "--method", "saliency", "--method", "gradcam", "--target", "3"]
+
+
+@pytest.fixture(autouse=True)
+def _explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    picture(0, (64, 48)).save("a.bmp")
+    assert main(PLAIN) == 0
+    capsys.readouterr()
+
+
+def is_skipped(capsys: pytest.CaptureFixture[str], *words: str) -> bool:
+    code = main([*words, "--skip-existing"])
+    out, err = capsys.readouterr()
+    assert (code == 0) == ("skipped" in out)
+    assert ("exists already" in err) == (code == 1)
+    return code == 0
+
+
+def changed(option: str, value: str) -> list[str]:
+    place = PLAIN.index(option) if option in PLAIN else None
+    return [*PLAIN, option, value] if place is None else [*PLAIN[: place + 1], value, *PLAIN[place + 2 :]]
+
+
+def test_the_same_is_skipped_and_so_is_a_part_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert is_skipped(capsys, *PLAIN)
+    assert is_skipped(capsys, *PLAIN[:5], *PLAIN[7:])
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--target", "4"),
+        ("--model", "tiny-transformer"),
+        ("--layer", "layer2"),
+        ("--crop", "whole"),
+        ("--size", "64"),
+        ("--mean", "0.4"),
+        ("--method", "saliency(absolute=False)"),
+    ],
+)
+def test_another_question_or_model_is_not_skipped(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert not is_skipped(capsys, *changed(option, value))
+    assert is_skipped(capsys, *PLAIN)
+
+
+def test_a_replaced_photo_is_not_skipped(capsys: pytest.CaptureFixture[str]) -> None:
+    before = os.stat("a.bmp")
+    picture(1, (64, 48)).save("a.bmp")
+    os.utime("a.bmp", ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert not is_skipped(capsys, *PLAIN)
+    picture(0, (64, 48)).save("a.bmp")
+    assert is_skipped(capsys, *PLAIN)
