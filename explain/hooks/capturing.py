@@ -23,10 +23,11 @@ from explain import nested
 from explain.errors import HookError, LayerError
 from explain.hooks.beginning import Beginning, lend
 from explain.hooks.group import HookGroup
-from explain.hooks.histories import is_alias, mark
+from explain.hooks.histories import alias, is_alias, mark
 from explain.hooks.places import Place, place_of, select_places
 from explain.hooks.records import Record, Seen, Source
 from explain.hooks.select import Where
+from explain.hooks.structure import Lent
 from explain.interrupts import Unsplit
 
 Ways: TypeAlias = "tuple[list[Source], list[Source]]"
@@ -76,8 +77,7 @@ class Capture:
         self._beyond: dict[Record, list[Source]] = {}
         self._out_of_sight: set[Record] = set()
         self._paused: list[bool] = []  # shared with hooks in the graph, which must not hold the capture itself
-        group.forward_pre("", self._begin_pass, with_kwargs=True)
-        group.forward("", self._end_pass)
+        group.lending("", self._begin_pass, self._end_pass)
         for place in {place.layer: place for place in (place_of(n, self._model) for n in self._names)}.values():
             (self._watch_input if place.of_input else self._watch_output)(group, place)
 
@@ -175,16 +175,16 @@ class Capture:
                 "has none here; run with gradients on and an input that requires one, or choose another layer"
             )
 
-    def _begin_pass(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def _begin_pass(self, module: nn.Module, args: Any, kwargs: Any) -> Lent | None:
         """See whether gradients are off: if they are off only later, the network itself has turned them off."""
         self._beginning.cut = self._may_be_cut = self._cut and not torch.is_grad_enabled()
         if self._cut or not self._wanted or not torch.is_grad_enabled():
             return None
         given = (tensor for _, tensor in nested.paths((args, kwargs)))
         # Weights that require no gradient would leave what is below the layer without a history.
-        return None if any(tensor.requires_grad for tensor in given) else lend((args, kwargs))[0]
+        return None if any(tensor.requires_grad for tensor in given) else lend((args, kwargs))
 
-    def _end_pass(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _end_pass(self, lent: Lent | None, output: Any) -> None:
         """See whether a graph that began while gradients were off goes on to the end of the pass.
 
         A model that switches gradients itself gives back the mode that it found, which was off.
@@ -213,10 +213,7 @@ class Capture:
         group.forward(place.module, leave)
 
     def _watch_input(self, group: HookGroup, place: Place) -> None:
-        running: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
-
-        def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            running.append([])
+        def enter(module: nn.Module, args: Any, kwargs: Any) -> Lent | None:
             found = nested.find((args, kwargs))
             if found is None:
                 raise LayerError(f"layer {place.layer!r} must be given a tensor, got none; choose another layer")
@@ -226,16 +223,13 @@ class Capture:
             self._must_be_floating(record, found[1])
             self._beginning.begin(module, args, kwargs)
             if not torch.is_grad_enabled():
-                return self._is_out_of_sight(record)
-            (changed,), running[-1] = lend((found[1],))
-            self._sources[record], self._beyond[record] = self._follow(record, changed)
-            return nested.replace((args, kwargs), lambda path, tensor: changed if tensor is found[1] else tensor)
+                self._is_out_of_sight(record)
+                return None
+            lent = Lent((args, kwargs), lambda tensor: alias(tensor) if tensor is found[1] else tensor)
+            self._sources[record], self._beyond[record] = self._follow(record, lent.pairs[0][1])
+            return lent
 
-        def end(module: nn.Module, args: Any, output: Any) -> Any:
-            return self._beginning.settled(place.layer, running.pop() if running else [], output)
-
-        group.forward_pre(place.module, enter, with_kwargs=True)
-        group.forward(place.module, end)
+        group.lending(place.module, enter, lambda lent, output: self._beginning.settled(place.layer, lent, output))
 
     def _leave(self, layer: str, given: Given, output: Any) -> Any:
         found = nested.find(output)
@@ -292,7 +286,7 @@ class Capture:
             else:
                 self._beyond[record] += sources + beyond
         self._out_of_sight.discard(record)
-        return nested.replace(output, lambda path, t: new.get(id(t), t)) if new else None
+        return nested.edit(output, lambda path, t: new.get(id(t), t)) if new else None
 
     def _attach(self, layer: str, seen: Seen, tensor: torch.Tensor, given: Given) -> tuple[Ways, torch.Tensor | None]:
         """Let the gradient of a tensor arrive; return its sources, and what replaces the tensor, if anything does."""

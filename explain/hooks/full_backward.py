@@ -138,7 +138,7 @@ class _Call:
         if all(map(operator.is_, passed, values)):
             return None
         made = dict(zip(paths, passed, strict=True))
-        return nested.replace(output, lambda path, tensor: made[path])
+        return nested.edit(output, lambda path, tensor: made[path])
 
     def _is_own(self, output: torch.Tensor) -> bool:
         """Whether an output itself may be passed on: the call made it, and it is not a view."""

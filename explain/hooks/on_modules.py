@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from torch import nn
 
 from explain.hooks.gates import Gates
 from explain.hooks.guard import guarded_full, guarded_pre
 from explain.hooks.handles import Handle, Hook, Hooks
 from explain.hooks.select import Where
+from explain.hooks.structure import Lent, Loans
 
 
 class OnModules(Hooks):
@@ -74,6 +78,23 @@ class OnModules(Hooks):
             for gate, site in zip(gates, sites, strict=True)
         )
         return self._add(sites, places, self._expect(sites[0], fn, gates))
+
+    def lending(
+        self,
+        where: Where,
+        enter: Callable[[nn.Module, Any, Any], Lent | None],
+        leave: Callable[[Lent | None, Any], Any] = lambda lent, output: None,
+    ) -> Handle:
+        """Give a module what ``enter(module, args, kwargs)`` lends it, until its call ends.
+
+        What ``leave(lent, output)`` returns then replaces ``output``.
+        """
+        loans = Loans()
+        handle = self.forward_pre(where, lambda *given: loans.begin(enter(*given)), with_kwargs=True)
+        handle.undo.append(loans)
+        after = self.forward(where, lambda module, args, output: leave(loans.end(), output))
+        handle.undo.append(after)
+        return handle
 
     def _gates_of(self, module: nn.Module) -> Gates:
         """Return the module's one pair of gates, so that all hooks on it fire in the order of their registration."""
