@@ -11,7 +11,7 @@ of what leaves the layer; paths around it do not belong to the layer. The same h
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeAlias
 
@@ -20,12 +20,12 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
 from explain import nested
-from explain.errors import HookError, LayerError
+from explain.errors import HookError, LayerError, did_you_mean
 from explain.hooks.beginning import Beginning, lend
 from explain.hooks.group import HookGroup
-from explain.hooks.histories import alias, is_alias, mark
+from explain.hooks.histories import alias, copy_with_history, is_alias, mark
 from explain.hooks.places import Place, place_of, select_places
-from explain.hooks.records import Record, Seen, Source
+from explain.hooks.records import Record, Recorded, Seen, Source
 from explain.hooks.select import Where
 from explain.hooks.structure import Lent
 from explain.interrupts import Unsplit
@@ -101,19 +101,20 @@ class Capture:
         return bool(self._missing or self._beginning.missing)
 
     @property
-    def activations(self) -> dict[str, torch.Tensor]:
-        """The output of each layer that ran, by name: of its last call, unless the name says which call."""
-        return {name: record.activation for name, record in self._found()}
+    def activations(self) -> Mapping[str, torch.Tensor]:
+        """A copy of the output of each layer that ran, by name: of its last call, unless the name says which call."""
+        return Recorded({name: record.activation for name, record in self._found()}, self._why_missing)
 
     @property
-    def gradients(self) -> dict[str, torch.Tensor]:
+    def gradients(self) -> Mapping[str, torch.Tensor]:
         """The gradient of each output that the last backward pass reached, by layer.
 
         Raises:
             LayerError: parts of them may be missing.
         """
         self._must_be_whole()
-        return {name: record.gradient for name, record in self._found() if record.gradient is not None}
+        found = {name: record.gradient for name, record in self._found() if record.gradient is not None}
+        return Recorded(found, self._why_missing)
 
     def of(self, name: str) -> Record | None:
         """Return the record that a name such as ``conv``, ``conv@0`` or ``conv:input`` stands for."""
@@ -166,6 +167,17 @@ class Capture:
 
     def _found(self) -> Iterator[tuple[str, Record]]:
         return ((name, record) for name in self._names if (record := self.of(name)) is not None)
+
+    def _why_missing(self, name: str) -> str:
+        if name not in self._names:
+            return f"layer {name!r} was not captured; {did_you_mean(name, self._names)}"
+        layer = place_of(name, self._model).layer
+        calls = sum(record.layer == layer for record in self.records)
+        if not calls:
+            return f"layer {name!r} was not called inside the block; capture one that the model uses for this input"
+        if self.of(name) is None:
+            return f"layer {name!r} must name one of its calls, 0 to {calls - 1}, got one that never came"
+        return f"layer {name!r} has no gradient: none came back to it; run backward from a score that depends on it"
 
     def _must_be_whole(self) -> None:
         if self.misses:
@@ -291,14 +303,14 @@ class Capture:
     def _attach(self, layer: str, seen: Seen, tensor: torch.Tensor, given: Given) -> tuple[Ways, torch.Tensor | None]:
         """Let the gradient of a tensor arrive; return its sources, and what replaces the tensor, if anything does."""
         if _is_handed_on(tensor, given):
-            copy = _copy_with_history(tensor)
+            copy = copy_with_history(tensor)
             return self._follow(seen, copy), copy
         if tensor.requires_grad:
             return self._follow(seen, tensor), None
         leaf = mark(tensor)
         if leaf is None:
             self._missing.append(layer)  # only its replacement has a history
-            copy = _copy_with_history(tensor)
+            copy = copy_with_history(tensor)
             return self._follow(seen, copy), copy
         return ([self._collect(seen, leaf)], []), None
 
@@ -350,12 +362,6 @@ def _is_handed_on(tensor: torch.Tensor, given: Given) -> bool:
     if known is not None:
         return known[1] == tensor._version
     return is_alias(tensor) or (tensor.is_leaf and tensor.requires_grad)
-
-
-def _copy_with_history(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in the same memory layout that is in the graph; if the tensor is not, a leaf begins the graph."""
-    start = tensor if tensor.requires_grad else tensor.detach().requires_grad_()
-    return torch.empty_like(start).copy_(start)
 
 
 def _by_layer(places: Iterable[Place]) -> dict[str, set[int | None]]:
