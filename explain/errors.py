@@ -53,7 +53,7 @@ class ExplainError(Exception):
     """Something could not be explained; the message names the argument, the requirement, the value and the remedy."""
 
     def __str__(self) -> str:
-        return printable(super().__str__())  # names and labels in it come from anywhere
+        return printable(Exception.__str__(self))  # names and labels in it come from anywhere; a KeyError quotes itself
 
 
 class ArgumentError(ExplainError, TypeError):
@@ -66,6 +66,10 @@ class ImageError(ExplainError):
 
 class LayerError(ExplainError):
     """A layer is unknown, was never called, or holds nothing that the method can use."""
+
+
+class NotRecordedError(LayerError, KeyError):
+    """Nothing was recorded of a layer under this name."""
 
 
 class UnusedLayerError(LayerError):

@@ -17,7 +17,7 @@ from explain.engine import Precision, Progress, check_inputs
 from explain.errors import ImageError, LabelsError, PhotoError, TargetError, either, keywords, naming, shown
 from explain.explanation import Explanation
 from explain.fills import Black, get_fill, range_of
-from explain.hooks import Inspection, Where, inspect, unwrapped
+from explain.hooks import Inspection, Where, callers_hooks, inspect, unwrapped
 from explain.images import Box, ImageLike, Preprocess, load_image, locate, source_of
 from explain.methods import Bounded, Fusion, Method, MethodLike, get_method, list_methods, options
 from explain.models import Classifier, CropLike, FiveCrops, Interpolation, as_preprocess, classifier_of, on_device, seen
@@ -320,7 +320,7 @@ class Explainer:
         return Explanation(
             photo=photo.image,
             source=photo.source,
-            origin=self._origin,
+            origin=replace(self._origin, hooks=tuple(callers_hooks(self.model))),
             box=box,
             results=results,
             input_size=(int(x.shape[-2]), int(x.shape[-1])),

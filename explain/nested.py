@@ -1,13 +1,13 @@
 """What modules take and return: tensors, alone or in containers, which may hold containers.
 
 A container is a tuple, a list, a named tuple, a mapping or a dataclass, of any class; so are those of Hugging Face.
-This is the only place that knows how to look into one, and how to make another of its kind.
+This is the only place that knows how to look into one, how to make another of its kind, and how to write into one.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeAlias
 
@@ -70,7 +70,23 @@ def replace(value: Any, change: Callable[[Path, torch.Tensor], torch.Tensor]) ->
     >>> replace({"a": (torch.ones(1), "text")}, lambda path, tensor: tensor + 1)
     {'a': (tensor([2.]), 'text')}
     """
-    return _replaced(value, (), change)
+    return _changed(value, (), change, False, {})
+
+
+def edit(value: Any, change: Callable[[Path, torch.Tensor], torch.Tensor]) -> Any:
+    """Put ``change(path, tensor)`` in the place of each tensor, and return the value.
+
+    Lists, mappings and dataclasses stay the same objects, for others may hold them and write into them. Only those that
+    cannot be written into, such as tuples, are made anew.
+
+    Raises:
+        HookError: a container of a class of its own cannot be made with other contents.
+
+    >>> given = [torch.ones(1), "text"]
+    >>> edit(given, lambda path, tensor: tensor + 1) is given, given
+    (True, [tensor([2.]), 'text'])
+    """
+    return _changed(value, (), change, True, {})
 
 
 def with_items(like: Any, values: Iterable[Any]) -> Any:
@@ -99,14 +115,44 @@ def _leaves(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
         yield from _leaves(inner, (*path, key))
 
 
-def _replaced(value: Any, path: Path, change: Callable[[Path, torch.Tensor], torch.Tensor]) -> Any:
+def _changed(
+    value: Any,
+    path: Path,
+    change: Callable[[Path, torch.Tensor], torch.Tensor],
+    in_place: bool,
+    done: dict[int, tuple[Any, Any]],
+) -> Any:
     if isinstance(value, torch.Tensor):
         return change(path, value)
     inside = items(value)
-    made = [_replaced(inner, (*path, key), change) for key, inner in inside]
-    kept = all(new is old for new, (_, old) in zip(made, inside, strict=True))
-    # What holds no tensor is passed on as it is, except lists and dictionaries: the receiver may write into these.
-    return value if kept and type(value) not in (list, dict) else with_items(value, made)
+    writable = isinstance(value, (list, MutableMapping))
+    if not inside and not writable:
+        return value
+    if id(value) not in done:  # a container that is there twice stays one
+        made = [_changed(inner, (*path, key), change, in_place, done) for key, inner in inside]
+        kept = all(new is old for new, (_, old) in zip(made, inside, strict=True))
+        # Of what holds no tensor, lists and mappings are copied too: the receiver may write into these.
+        if kept:
+            result = copy.copy(value) if writable and not in_place else value
+        else:
+            result = _written(value, made) if in_place else with_items(value, made)
+        done[id(value)] = value, result
+    return done[id(value)][1]
+
+
+def _written(into: Any, values: list[Any]) -> Any:
+    """Write other values into a container; return another one where it cannot be written into."""
+    try:
+        for (key, old), new in zip(items(into), values, strict=True):
+            if new is old:
+                continue
+            if isinstance(into, (list, Mapping)):
+                into[key] = new  # type: ignore[index]
+            else:
+                setattr(into, key, new)
+    except Exception:  # whatever its class says of that
+        return with_items(into, values)
+    return into
 
 
 def _with_items(like: Any, values: list[Any]) -> Any:

@@ -45,7 +45,8 @@ class Origin:
     """What is known of the model behind a result, without the model.
 
     ``weights`` and ``preprocess`` describe these. ``arguments`` are those of an `Explainer` that loads the model
-    again; ``own`` says which parts were the caller's, so that no argument brings them back.
+    again; ``own`` says which parts were the caller's, so that no argument brings them back. ``hooks`` names hooks of
+    the caller's that were on the model: whether they altered it cannot be told.
     """
 
     name: str
@@ -53,10 +54,11 @@ class Origin:
     preprocess: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     own: tuple[str, ...] = ()
+    hooks: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The part of a record that says how to make the explainer again."""
-        return {"arguments": encode(dict(self.arguments)), "own": list(self.own)}
+        return {"arguments": encode(dict(self.arguments)), "own": list(self.own), "hooks": list(self.hooks)}
 
 
 @dataclass(frozen=True)

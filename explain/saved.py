@@ -26,6 +26,7 @@ from explain.errors import (
     keywords,
     raised,
     shown,
+    warn,
 )
 from explain.explainer import Explainer
 from explain.explanation import Explanation
@@ -122,7 +123,7 @@ class Saved:
         record = self.record
         asked = record.get("asked")
         given = target if target is not None else record["target"] if asked is None else decode(asked)
-        return explainer(
+        found = explainer(
             photo,
             [method_of(record) if method is None else method],
             [given],
@@ -130,6 +131,8 @@ class Saved:
             fuse=record.get("fuse"),
             precision=record.get("precision", "full"),
         )
+        self._compare(found)
+        return found
 
     @property
     def _name(self) -> str:
@@ -205,6 +208,24 @@ class Saved:
                 f"{arguments['model']} is {described(made.preprocess)}; use repeat(explainer=...)"
             )
         return made
+
+    def _compare(self, found: Explanation) -> None:
+        """Say so where the map is another one, and hooks of the caller's own were or are on the model.
+
+        Hooks that observe cannot be told from those that alter; the values tell.
+        """
+        before, now = self.record["explainer"].get("hooks", []), list(found.origin.hooks)
+        values = found.values.float().cpu()
+        if not (before or now) or values.shape != self.values.shape:
+            return
+        most = float(self.values.abs().max()) or 1.0
+        off = float((values - self.values).abs().max()) / most
+        if not off <= 1e-3:
+            then, these = (", ".join(names) or "none" for names in (before, now))
+            warn(
+                f"{self._name} must be repeated with the hooks that it was made with ({then}), got {these}, and the "
+                f"map differs by {off:.3g} of its maximum; put the same hooks on the model, or explain the photo anew"
+            )
 
     def _check(self, explainer: Explainer, photo: Image.Image) -> None:
         """Refuse an explainer with other weights, or another size of input."""
@@ -333,6 +354,7 @@ _FIELDS: Mapping[str, Callable[[Any], bool]] = {
     **{"target": lambda value: isinstance(value, str) or type(value) is int},
     **{"layer": lambda value: _is_text(value) or _are_texts(value), "image": _is(dict), "image.path?": _is_text},
     **{"explainer": _is(dict), "explainer.arguments": _is(dict), "explainer.own": _are_texts},
+    **{"explainer.hooks?": _are_texts},
     **{"values?": _is(dict), "values.shape": _is_shape, "values.sha256": _is(str), "values.size?": _is_size},
     **{"values.style?": lambda value: value is None or value in get_args(Style)},
     **{

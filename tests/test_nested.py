@@ -130,9 +130,32 @@ def test_mappings_that_share_memory_or_do_not_change_are_not_edited() -> None:
     old, new = torch.zeros(1), torch.ones(1)
     shared = Sharing({"maps": old})
     assert copy.copy(shared).content is shared.content
-    made = replace_first(shared, new)
+    made = nested.replace(shared, lambda way, tensor: new)
     assert (made["maps"] is new, shared["maps"] is old, type(made)) == (True, True, Sharing)
     assert replace_first(MappingProxyType({"maps": old}), new)["maps"] is new
+
+
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_editing_keeps_every_container_that_can_be_written_into(kind: str) -> None:
+    given, key = copy.copy(CONTAINERS[kind])
+    given = copy.copy(given)
+    new = torch.zeros(2)
+    made = nested.edit(given, lambda way, old: new)
+    assert dict(nested.items(made))[key] is new
+    assert type(made) is type(given)
+    assert (made is given) == (kind not in ("tuple", "named tuple", "dataclass"))  # this dataclass is frozen
+
+
+def test_what_is_there_twice_stays_one_and_copies_never_share_what_may_be_written_into() -> None:
+    inner = [torch.zeros(1)]
+    made = nested.replace((inner, {"again": inner}, OrderedDict(), _defaulting()), lambda way, old: old + 1)
+    assert made[0] is made[1]["again"] is not inner
+    empty: list[Any] = [OrderedDict(), defaultdict(list), [], {}]
+    assert all(new is not old and type(new) is type(old) for new, old in zip(
+        nested.replace(empty, lambda way, old: old), empty, strict=True))  # fmt: skip
+    edited = nested.edit((inner, {"again": inner}), lambda way, old: old + 1)
+    assert edited[0] is edited[1]["again"] is inner
+    assert inner == [torch.ones(1)]
 
 
 def test_a_container_that_cannot_be_made_with_other_contents_is_refused() -> None:

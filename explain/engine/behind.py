@@ -27,7 +27,7 @@ from explain.engine.replay import Replay, Tape
 from explain.engine.taping import ReachedError, Taping
 from explain.engine.work import Pace, is_out_of_memory, sizes_in_cache
 from explain.errors import note, raised
-from explain.hooks import HookGroup, Overwriting, Record, calculating, first_tensor, has_hooks, on_layer, replace_first
+from explain.hooks import HookGroup, Overwriting, Record, calculating, first_tensor, has_hooks, replace_first
 from explain.inputs import Inputs
 from explain.interrupts import came_by_signal
 from explain.targets import find_logits
@@ -203,7 +203,7 @@ class _CutOff:
             calls.clear()  # it may run again in another layout
             with HookGroup(asked.model) as group:
                 overwriting.watch(group, record.layer)
-                on_layer(group, asked.model, record.layer, replaced)
+                group.forward(record.layer, replaced)
                 with ExitStack() as stack:
                     if replay is not None:
                         stack.enter_context(replay)

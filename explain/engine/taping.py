@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from explain.engine.replay import Tape
-from explain.hooks import HookGroup, Overwriting, first_tensor, on_layer, place_of
+from explain.hooks import HookGroup, Overwriting, first_tensor, place_of
 
 
 class ReachedError(BaseException):
@@ -37,7 +37,7 @@ class Taping:
         self._overwrites = False
         self._overwriting = Overwriting()
         self._overwriting.watch(group, self._name)
-        on_layer(group, model, self._name, self._reach)
+        group.forward(self._name, self._reach)
 
     def made(self, call: int) -> Tape | None:
         """The tape up to this call of the layer; None where it was not reached, or cannot be replayed.

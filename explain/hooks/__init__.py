@@ -25,7 +25,7 @@
     ambient        the settings of torch, noted and given back
     preserve       a model and its caller left as they were found
     copies         a model without the modes and hooks of another
-    present whether a model has hooks
+    present        whether a model has hooks, and whose
 
 and the tools made of them:
 
@@ -56,9 +56,9 @@ from explain.hooks.handles import Handle
 from explain.hooks.inspection import Inspection, Row, inspect
 from explain.hooks.modes import evaluating
 from explain.hooks.places import Place, name_of, place_of, select_places
-from explain.hooks.present import has_hooks
+from explain.hooks.present import callers_hooks, has_hooks
 from explain.hooks.preserve import calculating, recording, untouched
-from explain.hooks.records import Overwriting, Record, Seen, Source, Tap, cut_where_allowed, on_layer
+from explain.hooks.records import Overwriting, Record, Seen, Source, Tap, cut_where_allowed
 from explain.hooks.registered import acting
 from explain.hooks.select import Where, select
 from explain.hooks.structure import first_tensor, rebuilt, replace_first
@@ -95,6 +95,7 @@ __all__ = [
     "acting",
     "behind_proxy",
     "calculating",
+    "callers_hooks",
     "capture",
     "copied",
     "cut_where_allowed",
@@ -109,7 +110,6 @@ __all__ = [
     "leaves",
     "modules_of",
     "name_of",
-    "on_layer",
     "packaging",
     "parameters_of",
     "place_of",

@@ -19,6 +19,7 @@ from torch.nn.modules import module as global_hooks
 from explain import nested
 from explain.hooks.group import HookGroup
 from explain.hooks.histories import alias, go_on_from, is_alias
+from explain.hooks.structure import Lent
 from explain.hooks.unwrap import modules_of
 
 _PASSING_ON = (nn.Identity, nn.modules.dropout._DropoutNd)
@@ -46,24 +47,16 @@ class Beginning:
 
     def watch(self, group: HookGroup, layer: str, module: nn.Module, is_wanted: Callable[[], bool]) -> None:
         """Let the graph begin at a call of a layer, which is a module, when ``is_wanted`` says so."""
-        last = _last_in(module)
-        calls: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
 
-        def begin(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            calls.append([])
+        def begin(module: nn.Module, args: Any, kwargs: Any) -> Lent | None:
             if not is_wanted() or not self.begin(module, args, kwargs):
                 return None
-            changed, lent = lend((args, kwargs))
-            calls[-1] += lent
+            lent = lend((args, kwargs))
             if _has_backward_hooks(module):
-                self.starts += [get_gradient_edge(other) for _, other in lent]
-            return changed
+                self.starts += [get_gradient_edge(other) for _, other in lent.pairs]
+            return lent
 
-        def end(module: nn.Module, args: Any, output: Any) -> Any:
-            return self.settled(layer, calls.pop() if calls else [], output)
-
-        group.forward_pre(last, begin, with_kwargs=True)
-        group.forward(last, end)
+        group.lending(_last_in(module), begin, lambda lent, output: self.settled(layer, lent, output))
 
     def begin(self, module: nn.Module, *inputs: Any) -> bool:
         """Turn gradients on where they are off and this is allowed; say whether a graph begins here."""
@@ -76,10 +69,10 @@ class Beginning:
         torch.set_grad_enabled(True)  # the caller's mode comes back when `untouched` ends
         return True
 
-    def settled(self, layer: str, lent: list[tuple[torch.Tensor, torch.Tensor]], output: Any) -> Any:
+    def settled(self, layer: str, lent: Lent | None, output: Any) -> Any:
         """Let tensors that were overwritten through an alias go on from it, by their own names; return the output."""
         names = {}
-        for tensor, other in lent:
+        for tensor, other in () if lent is None else lent.pairs:
             if any(
                 each._base is other for _, each in nested.paths(output)
             ):  # it may still be overwritten through these
@@ -90,21 +83,12 @@ class Beginning:
                 names[id(other)] = tensor
             else:
                 self._missing.append(layer)
-        return nested.replace(output, lambda path, t: names.get(id(t), t)) if names else None
+        return nested.edit(output, lambda path, t: names.get(id(t), t)) if names else None
 
 
-def lend(inputs: Any) -> tuple[Any, list[tuple[torch.Tensor, torch.Tensor]]]:
-    """Return inputs with aliases instead of floating-point tensors, and which alias stands for which tensor."""
-    made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def lent(path: nested.Path, tensor: torch.Tensor) -> torch.Tensor:
-        if not tensor.is_floating_point() or tensor.is_inference():
-            return tensor
-        if id(tensor) not in made:
-            made[id(tensor)] = tensor, alias(tensor)
-        return made[id(tensor)][1]
-
-    return nested.replace(inputs, lent), list(made.values())
+def lend(inputs: Any) -> Lent:
+    """Lend aliases of floating-point tensors instead of these."""
+    return Lent(inputs, lambda t: alias(t) if t.is_floating_point() and not t.is_inference() else t)
 
 
 def _last_in(module: nn.Module) -> nn.Module:

@@ -11,7 +11,7 @@ of what leaves the layer; paths around it do not belong to the layer. The same h
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeAlias
 
@@ -20,13 +20,14 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
 from explain import nested
-from explain.errors import HookError, LayerError
+from explain.errors import HookError, LayerError, did_you_mean
 from explain.hooks.beginning import Beginning, lend
 from explain.hooks.group import HookGroup
-from explain.hooks.histories import is_alias, mark
+from explain.hooks.histories import alias, copy_with_history, is_alias, mark
 from explain.hooks.places import Place, place_of, select_places
-from explain.hooks.records import Record, Seen, Source
+from explain.hooks.records import Record, Recorded, Seen, Source
 from explain.hooks.select import Where
+from explain.hooks.structure import Lent
 from explain.interrupts import Unsplit
 
 Ways: TypeAlias = "tuple[list[Source], list[Source]]"
@@ -76,8 +77,7 @@ class Capture:
         self._beyond: dict[Record, list[Source]] = {}
         self._out_of_sight: set[Record] = set()
         self._paused: list[bool] = []  # shared with hooks in the graph, which must not hold the capture itself
-        group.forward_pre("", self._begin_pass, with_kwargs=True)
-        group.forward("", self._end_pass)
+        group.lending("", self._begin_pass, self._end_pass)
         for place in {place.layer: place for place in (place_of(n, self._model) for n in self._names)}.values():
             (self._watch_input if place.of_input else self._watch_output)(group, place)
 
@@ -101,19 +101,20 @@ class Capture:
         return bool(self._missing or self._beginning.missing)
 
     @property
-    def activations(self) -> dict[str, torch.Tensor]:
-        """The output of each layer that ran, by name: of its last call, unless the name says which call."""
-        return {name: record.activation for name, record in self._found()}
+    def activations(self) -> Mapping[str, torch.Tensor]:
+        """A copy of the output of each layer that ran, by name: of its last call, unless the name says which call."""
+        return Recorded({name: record.activation for name, record in self._found()}, self._why_missing)
 
     @property
-    def gradients(self) -> dict[str, torch.Tensor]:
+    def gradients(self) -> Mapping[str, torch.Tensor]:
         """The gradient of each output that the last backward pass reached, by layer.
 
         Raises:
             LayerError: parts of them may be missing.
         """
         self._must_be_whole()
-        return {name: record.gradient for name, record in self._found() if record.gradient is not None}
+        found = {name: record.gradient for name, record in self._found() if record.gradient is not None}
+        return Recorded(found, self._why_missing)
 
     def of(self, name: str) -> Record | None:
         """Return the record that a name such as ``conv``, ``conv@0`` or ``conv:input`` stands for."""
@@ -167,6 +168,17 @@ class Capture:
     def _found(self) -> Iterator[tuple[str, Record]]:
         return ((name, record) for name in self._names if (record := self.of(name)) is not None)
 
+    def _why_missing(self, name: str) -> str:
+        if name not in self._names:
+            return f"layer {name!r} was not captured; {did_you_mean(name, self._names)}"
+        layer = place_of(name, self._model).layer
+        calls = sum(record.layer == layer for record in self.records)
+        if not calls:
+            return f"layer {name!r} was not called inside the block; capture one that the model uses for this input"
+        if self.of(name) is None:
+            return f"layer {name!r} must name one of its calls, 0 to {calls - 1}, got one that never came"
+        return f"layer {name!r} has no gradient: none came back to it; run backward from a score that depends on it"
+
     def _must_be_whole(self) -> None:
         if self.misses:
             names = ", ".join(map(repr, dict.fromkeys(self._missing + self._beginning.missing)))
@@ -175,16 +187,16 @@ class Capture:
                 "has none here; run with gradients on and an input that requires one, or choose another layer"
             )
 
-    def _begin_pass(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def _begin_pass(self, module: nn.Module, args: Any, kwargs: Any) -> Lent | None:
         """See whether gradients are off: if they are off only later, the network itself has turned them off."""
         self._beginning.cut = self._may_be_cut = self._cut and not torch.is_grad_enabled()
         if self._cut or not self._wanted or not torch.is_grad_enabled():
             return None
         given = (tensor for _, tensor in nested.paths((args, kwargs)))
         # Weights that require no gradient would leave what is below the layer without a history.
-        return None if any(tensor.requires_grad for tensor in given) else lend((args, kwargs))[0]
+        return None if any(tensor.requires_grad for tensor in given) else lend((args, kwargs))
 
-    def _end_pass(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _end_pass(self, lent: Lent | None, output: Any) -> None:
         """See whether a graph that began while gradients were off goes on to the end of the pass.
 
         A model that switches gradients itself gives back the mode that it found, which was off.
@@ -213,10 +225,7 @@ class Capture:
         group.forward(place.module, leave)
 
     def _watch_input(self, group: HookGroup, place: Place) -> None:
-        running: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
-
-        def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            running.append([])
+        def enter(module: nn.Module, args: Any, kwargs: Any) -> Lent | None:
             found = nested.find((args, kwargs))
             if found is None:
                 raise LayerError(f"layer {place.layer!r} must be given a tensor, got none; choose another layer")
@@ -226,16 +235,13 @@ class Capture:
             self._must_be_floating(record, found[1])
             self._beginning.begin(module, args, kwargs)
             if not torch.is_grad_enabled():
-                return self._is_out_of_sight(record)
-            (changed,), running[-1] = lend((found[1],))
-            self._sources[record], self._beyond[record] = self._follow(record, changed)
-            return nested.replace((args, kwargs), lambda path, tensor: changed if tensor is found[1] else tensor)
+                self._is_out_of_sight(record)
+                return None
+            lent = Lent((args, kwargs), lambda tensor: alias(tensor) if tensor is found[1] else tensor)
+            self._sources[record], self._beyond[record] = self._follow(record, lent.pairs[0][1])
+            return lent
 
-        def end(module: nn.Module, args: Any, output: Any) -> Any:
-            return self._beginning.settled(place.layer, running.pop() if running else [], output)
-
-        group.forward_pre(place.module, enter, with_kwargs=True)
-        group.forward(place.module, end)
+        group.lending(place.module, enter, lambda lent, output: self._beginning.settled(place.layer, lent, output))
 
     def _leave(self, layer: str, given: Given, output: Any) -> Any:
         found = nested.find(output)
@@ -292,19 +298,19 @@ class Capture:
             else:
                 self._beyond[record] += sources + beyond
         self._out_of_sight.discard(record)
-        return nested.replace(output, lambda path, t: new.get(id(t), t)) if new else None
+        return nested.edit(output, lambda path, t: new.get(id(t), t)) if new else None
 
     def _attach(self, layer: str, seen: Seen, tensor: torch.Tensor, given: Given) -> tuple[Ways, torch.Tensor | None]:
         """Let the gradient of a tensor arrive; return its sources, and what replaces the tensor, if anything does."""
         if _is_handed_on(tensor, given):
-            copy = _copy_with_history(tensor)
+            copy = copy_with_history(tensor)
             return self._follow(seen, copy), copy
         if tensor.requires_grad:
             return self._follow(seen, tensor), None
         leaf = mark(tensor)
         if leaf is None:
             self._missing.append(layer)  # only its replacement has a history
-            copy = _copy_with_history(tensor)
+            copy = copy_with_history(tensor)
             return self._follow(seen, copy), copy
         return ([self._collect(seen, leaf)], []), None
 
@@ -356,12 +362,6 @@ def _is_handed_on(tensor: torch.Tensor, given: Given) -> bool:
     if known is not None:
         return known[1] == tensor._version
     return is_alias(tensor) or (tensor.is_leaf and tensor.requires_grad)
-
-
-def _copy_with_history(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in the same memory layout that is in the graph; if the tensor is not, a leaf begins the graph."""
-    start = tensor if tensor.requires_grad else tensor.detach().requires_grad_()
-    return torch.empty_like(start).copy_(start)
 
 
 def _by_layer(places: Iterable[Place]) -> dict[str, set[int | None]]:

@@ -13,9 +13,7 @@ from explain.errors import LayerError
 from explain.hooks.group import HookGroup
 from explain.hooks.places import Place, place_of, select_places
 from explain.hooks.preserve import recording
-from explain.hooks.records import on_layer
 from explain.hooks.select import Where
-from explain.hooks.structure import first_tensor
 
 
 class _SeenEnough(BaseException):
@@ -55,7 +53,7 @@ class FeatureExtractor(nn.Module):
         calls = Counter[str]()
         with recording(self.graph), HookGroup(self.model) as group:
             for layer, names in self._by_layer().items():
-                on_layer(group, self.model, layer, self._keeper(names, features, calls))
+                group.forward(layer, self._keeper(names, features, calls))
             with suppress(_SeenEnough):
                 self.model(*args, **kwargs)
         for name in self.layers:
@@ -76,10 +74,9 @@ class FeatureExtractor(nn.Module):
             for name, place in names.items():
                 if (place.call or 0) != calls[place.layer]:
                     continue
-                found = first_tensor(output) if place.of_input else output
                 # A copy of all but the last: what runs after may overwrite it.
                 last = len(features) == len(self.layers) - 1
-                features[name] = found if last else nested.replace(found, lambda path, tensor: tensor.clone())
+                features[name] = output if last else nested.replace(output, lambda path, tensor: tensor.clone())
             calls[next(iter(names.values())).layer] += 1
             if len(features) == len(self.layers):
                 raise _SeenEnough

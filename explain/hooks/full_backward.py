@@ -75,6 +75,8 @@ class FullBackward:
         self.hooks: list[FullHook] = []
         self.pre_hooks: list[PreHook] = []
         self.calls = 0
+        self.meant: dict[FullHook | PreHook, Callable[[], bool]] = {}
+        """Of hooks for one call of their module alone: whether the call that begins is that one."""
         self._open: dict[int, list[_Call]] = {}  # by thread
 
     def enter(
@@ -101,6 +103,7 @@ class FullBackward:
         """From now on gradients pass unchanged, also those of forward passes that are already done."""
         self.hooks.clear()
         self.pre_hooks.clear()
+        self.meant.clear()
         self._open.clear()
 
 
@@ -109,6 +112,7 @@ class _Call:
 
     def __init__(self, owner: FullBackward, module: nn.Module) -> None:
         self.owner, self.module = owner, module
+        self._left_out = {hook for hook, is_meant in owner.meant.items() if not is_meant()}
         self.grad_output: Gradients | None = None
         self._began = torch._C._autograd._get_sequence_nr()
 
@@ -138,22 +142,25 @@ class _Call:
         if all(map(operator.is_, passed, values)):
             return None
         made = dict(zip(paths, passed, strict=True))
-        return nested.replace(output, lambda path, tensor: made[path])
+        return nested.edit(output, lambda path, tensor: made[path])
 
     def _is_own(self, output: torch.Tensor) -> bool:
         """Whether an output itself may be passed on: the call made it, and it is not a view."""
         node: Any = output.grad_fn
         return node is not None and node._sequence_nr() >= self._began and not output._is_view()
 
+    def _of_this_call(self, hooks: list[Any]) -> list[Any]:
+        return [hook for hook in hooks if hook not in self._left_out] if self._left_out else hooks
+
     def _at_outputs(self, gradients: Gradients) -> Gradients:
         given = _spread(gradients, self._out, self.outputs)
-        for pre in self.owner.pre_hooks:
+        for pre in self._of_this_call(self.owner.pre_hooks):
             changed = pre(self.module, given)
             given = given if changed is None else changed
         if self._where:
             self.grad_output = given
         else:  # no input requires a gradient: nothing more will come
-            for hook in self.owner.hooks:
+            for hook in self._of_this_call(self.owner.hooks):
                 hook(self.module, (None,) * self.inputs, given)
         return tuple(given[i] for i in self._out)
 
@@ -162,7 +169,7 @@ class _Call:
         if grad_output is None:  # nothing came through the outputs
             return gradients
         given = _spread(gradients, self._where, self.inputs)
-        for hook in self.owner.hooks:
+        for hook in self._of_this_call(self.owner.hooks):
             changed = hook(self.module, given, grad_output)
             given = given if changed is None else changed
         return tuple(given[i] for i in self._where)

@@ -29,10 +29,19 @@ class Gates(FullBackward):
         self._thread, self._module, self._scope = thread, module, scope
         self._placed: list[_Removable] = []
 
-    def adding(self, hooks: list[Any], fn: Callable[..., Any], *, prepend: bool = False) -> Callable[[], _Removable]:
+    def adding(
+        self,
+        hooks: list[Any],
+        fn: Callable[..., Any],
+        *,
+        prepend: bool = False,
+        is_meant: Callable[[], bool] | None = None,
+    ) -> Callable[[], _Removable]:
         """Return what adds a hook to one of the lists of hooks when it is called."""
 
         def add() -> _Removable:
+            if is_meant is not None:
+                self.meant[fn] = is_meant
             if not self._placed:
                 self._place()
             hooks.insert(0 if prepend else len(hooks), fn)

@@ -20,12 +20,15 @@ class Site:
     """Where a hook sits: its own name, the layer, tensor or Node that it is on, and the direction of its pass.
 
     ``fired`` says whether it has been called yet. A hook of this package is ``trusted``: what it does to gradients is
-    not checked, and there is no warning if it never fires.
+    not checked, and there is no warning if it never fires. On a module, ``layer`` is its name; ``of_input`` says that
+    its input is meant, and ``call`` which of its calls.
     """
 
-    __slots__ = ("direction", "fired", "hook", "trusted", "where")
+    __slots__ = ("call", "direction", "fired", "hook", "layer", "of_input", "trusted", "where")
 
     def __init__(self, hook: str, where: str, direction: str, *, trusted: bool = False) -> None:
+        self.layer, self.of_input = "", False
+        self.call: int | None = None
         self.hook, self.where, self.direction = hook, where, direction
         self.trusted, self.fired = trusted, False
 
@@ -45,7 +48,7 @@ def site_of(fn: Callable[..., Any], where: str, direction: str, takes: Sequence[
     Raises:
         HookError: it is not callable, or takes another number of arguments.
     """
-    site = Site(str(getattr(fn, "__name__", type(fn).__name__)), where, direction, trusted=_is_ours(fn))
+    site = Site(name_of_function(fn), where, direction, trusted=is_ours(fn))
     if not callable(fn):
         raise HookError(f"{site} must be callable, got {fn!r}; pass the function itself")
     if site.trusted or _plainly_takes(fn, len(takes)):
@@ -61,11 +64,25 @@ def site_of(fn: Callable[..., Any], where: str, direction: str, takes: Sequence[
     return site
 
 
-def _is_ours(fn: Any) -> bool:
+def name_of_function(fn: Any) -> str:
+    """The name of a hook as people know it: of the function that they wrote.
+
+    >>> name_of_function(functools.partial(max, 1))
+    'max'
+    """
+    function = _inside(fn)
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def is_ours(fn: Any) -> bool:
     """Whether a hook is part of this package."""
+    return str(getattr(_inside(fn), "__module__", "")).startswith("explain.")
+
+
+def _inside(fn: Any) -> Any:
     while isinstance(fn, functools.partial):
         fn = fn.func
-    return str(getattr(fn, "__module__", "")).startswith("explain.")
+    return fn
 
 
 def _plainly_takes(fn: Any, count: int) -> bool:
@@ -136,7 +153,11 @@ def several_gradients(site: Site, given: Sequence[torch.Tensor | None], returned
 
 def guarded_one(site: Site, fn: Callable[..., Any]) -> Callable[..., Any]:
     """Watch a hook on the gradient of one tensor."""
-    return lambda gradient: one_gradient(site, gradient, call(site, fn, gradient, gradients=(gradient,)))
+
+    def one(gradient: torch.Tensor) -> torch.Tensor | None:
+        return one_gradient(site, gradient, call(site, fn, gradient, gradients=(gradient,)))
+
+    return _named(site, one)
 
 
 def guarded_pre(site: Site, fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -145,7 +166,7 @@ def guarded_pre(site: Site, fn: Callable[..., Any]) -> Callable[..., Any]:
     def pre(module: nn.Module, grad_output: Any) -> Any:
         return several_gradients(site, grad_output, call(site, fn, module, grad_output, gradients=grad_output))
 
-    return pre
+    return _named(site, pre)
 
 
 def guarded_full(site: Site, fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -155,4 +176,9 @@ def guarded_full(site: Site, fn: Callable[..., Any]) -> Callable[..., Any]:
         found = call(site, fn, module, grad_input, grad_output, gradients=(*grad_input, *grad_output))
         return several_gradients(site, grad_input, found)
 
-    return full
+    return _named(site, full)
+
+
+def _named(site: Site, guarded: Callable[..., Any]) -> Callable[..., Any]:
+    guarded.site = site  # type: ignore[attr-defined]  # for those who look at the hooks of a module
+    return guarded

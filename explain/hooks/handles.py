@@ -13,7 +13,8 @@ from torch.utils.hooks import RemovableHandle
 from explain.errors import HookError, LayerError
 from explain.hooks.full_backward import FullBackward
 from explain.hooks.guard import Nothing, Site, site_of
-from explain.hooks.registered import OnModule
+from explain.hooks.places import Place, place_of, select_places
+from explain.hooks.registered import Calls, OnModule
 from explain.hooks.select import Where, select
 from explain.hooks.silence import Expected
 from explain.interrupts import unsplit
@@ -28,7 +29,7 @@ class Removable(Protocol):
 
 
 class Handle(Nothing):
-    """One hook of a group, on one or more places.
+    """One hook of a group, on one or more places. As PyTorch's handles, it has an ``id``, and ``with`` removes it.
 
     >>> from explain.hooks import HookGroup
     >>> with HookGroup(nn.Sequential(nn.ReLU(), nn.ReLU())) as group:
@@ -40,9 +41,11 @@ class Handle(Nothing):
     hook '<lambda>' on layer '0' and 1 more (forward), removed
     """
 
-    __slots__ = ("_owner", "expected", "sites", "undo")
+    __slots__ = ("_owner", "expected", "id", "sites", "undo")
 
     def __init__(self, sites: Sequence[Site], owner: dict[int, Handle], expected: Expected | None) -> None:
+        self.id: int = RemovableHandle.next_id  # of one series with those of PyTorch
+        RemovableHandle.next_id += 1
         self.sites = sites
         self.expected = expected
         self.undo: list[Removable] = []
@@ -63,6 +66,12 @@ class Handle(Nothing):
     def remove(self) -> None:
         """Remove this hook from all its places; calling it again does nothing."""
         self.take_away()
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.remove()
 
     def take_away(self) -> None:
         """Remove it as part of something that no signal splits."""
@@ -124,12 +133,13 @@ class Hooks:
         registers: Iterable[Callable[..., RemovableHandle]],
         fn: Hook,
         expected: Expected | None = None,
+        calls: Sequence[Calls | None] = (),
         **options: Any,
     ) -> Handle:
         """Register a hook that acts for calls of this group's thread, with the method of each module that does it."""
         handle = self._open(sites, expected)
-        for site, register in zip(sites, registers, strict=True):
-            hook = OnModule(site, fn, self._thread)
+        for site, register, only in zip(sites, registers, calls or [None] * len(sites), strict=True):
+            hook = OnModule(site, fn, self._thread, only)
             hook.handle = register(hook, **options)
             handle.undo.append(hook.handle)
         return handle
@@ -139,15 +149,18 @@ class Hooks:
         return None if site.trusted else Expected(fn, self._model, gates)
 
     def _on_modules(
-        self, where: Where, fn: Hook, direction: str, takes: Sequence[str]
+        self, where: Where, fn: Hook, direction: str, takes: Sequence[str], *, places: bool = False
     ) -> tuple[list[nn.Module], list[Site]]:
-        """Return the selected modules, and the site of a hook on each; whether it fits is looked at once."""
+        """Return the selected modules, and the site of a hook on each; whether it fits is looked at once.
+
+        With ``places``, names may have the suffixes of `explain.hooks.places`.
+        """
         if self._model is None:
             raise HookError(
                 "HookGroup() without a model can hook only tensors and Nodes, optimizers, and every module; pass the "
                 "model to hook layers"
             )
-        modules = select(self._model, where)
+        modules = self._at_places(self._model, where) if places else select(self._model, where)
         closed = next((name for name, module in modules.items() if isinstance(module, RecursiveScriptModule)), None)
         if closed is not None:
             raise LayerError(
@@ -156,7 +169,24 @@ class Hooks:
             )
         first = site_of(fn, f"layer {next(iter(modules))!r}", direction, takes)
         rest = [Site(first.hook, f"layer {name!r}", direction, trusted=first.trusted) for name in list(modules)[1:]]
+        for site, name in zip([first, *rest], modules, strict=True):
+            place = place_of(name, self._model) if places and _has_suffix(name) else Place(name)
+            site.layer, site.of_input, site.call = place
         return list(modules.values()), [first, *rest]
+
+    @staticmethod
+    def _at_places(model: nn.Module, where: Where) -> dict[str, nn.Module]:
+        """Select modules by names that may have suffixes, and keep these in the names."""
+        if isinstance(where, Iterable) and not isinstance(where, (str, nn.Module, type, dict)):
+            where = list(where)
+        several = where if isinstance(where, list) else [where]
+        if not any(isinstance(each, str) and _has_suffix(each) for each in several):
+            return select(model, where)
+        return {name: model.get_submodule(place_of(name, model).module) for name in select_places(model, where)}
+
+
+def _has_suffix(name: str) -> bool:
+    return "@" in name or ":" in name
 
 
 def silent(handles: Iterable[Handle]) -> str | None:

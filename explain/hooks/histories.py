@@ -61,6 +61,12 @@ def is_alias(tensor: torch.Tensor) -> bool:
     return tensor.grad_fn is not None and tensor.grad_fn.name() == "_AliasBackward"
 
 
+def copy_with_history(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in the same memory layout that is in the graph; if the tensor is not, a leaf begins the graph."""
+    start = tensor if tensor.requires_grad else tensor.detach().requires_grad_()
+    return torch.empty_like(start).copy_(start)
+
+
 def mark(tensor: torch.Tensor) -> torch.Tensor | None:
     """Mark the present place in a tensor's history; return a leaf that will have the gradient of all later uses.
 

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
 from torch import nn
 
+from explain import nested
+from explain.errors import HookError, LayerError
 from explain.hooks.gates import Gates
-from explain.hooks.guard import guarded_full, guarded_pre
+from explain.hooks.guard import Site, guarded_full, guarded_pre
 from explain.hooks.handles import Handle, Hook, Hooks
+from explain.hooks.registered import Calls, OnModule, answered, registering
 from explain.hooks.select import Where
+from explain.hooks.structure import Lent, Loans
+from explain.interrupts import unsplit
 
 
 class OnModules(Hooks):
-    """The kinds of hooks on chosen modules."""
+    """The kinds of hooks on chosen modules.
+
+    Names may say which call of a layer is meant, counted in each call of the model: ``"conv@1"`` is the second.
+    """
 
     def __init__(self, model: nn.Module | None = None, *, all_threads: bool = False) -> None:
         super().__init__(model, all_threads=all_threads)
@@ -24,9 +37,9 @@ class OnModules(Hooks):
         all other hooks of this kind on the module.
         """
         takes = ("module", "args", "kwargs") if with_kwargs else ("module", "args")
-        modules, sites = self._on_modules(where, fn, "forward-pre", takes)
+        modules, sites = self._on_modules(where, fn, "forward-pre", takes, places=True)
         registers = [module.register_forward_pre_hook for module in modules]
-        return self._add_on(sites, registers, fn, self._expect(sites[0], fn), with_kwargs=with_kwargs, prepend=prepend)
+        return self._watched(modules, sites, registers, fn, with_kwargs=with_kwargs, prepend=prepend)
 
     def forward(
         self, where: Where, fn: Hook, *, with_kwargs: bool = False, always: bool = False, prepend: bool = False
@@ -35,25 +48,22 @@ class OnModules(Hooks):
 
         ``with_kwargs`` makes it ``fn(module, args, kwargs, output)``; with ``always`` it is called even if the module
         raised, with ``output=None``; ``prepend`` puts it before all other hooks of this kind on the module.
+
+        Of a name such as ``"conv:input"``, the output is the first tensor that the layer is given: the hook is called
+        before the layer, and may return another tensor in its place.
         """
         takes = ("module", "args", "kwargs", "output") if with_kwargs else ("module", "args", "output")
-        modules, sites = self._on_modules(where, fn, "forward", takes)
-        registers = [module.register_forward_hook for module in modules]
+        modules, sites = self._on_modules(where, fn, "forward", takes, places=True)
         options = {"with_kwargs": with_kwargs, "always_call": always, "prepend": prepend}
-        return self._add_on(sites, registers, fn, self._expect(sites[0], fn), **options)
+        return self._watched(modules, sites, [module.register_forward_hook for module in modules], fn, **options)
 
     def backward_pre(self, where: Where, fn: Hook, *, prepend: bool = False) -> Handle:
         """Call ``fn(module, grad_output)`` before the backward of each selected module; it may return a new one.
 
         ``prepend`` puts it before the group's other hooks of this kind on the module.
         """
-        modules, sites = self._on_modules(where, fn, "backward-pre", ("module", "grad_output"))
-        gates = [self._gates_of(module) for module in modules]
-        places = (
-            gate.adding(gate.pre_hooks, guarded_pre(site, fn), prepend=prepend)
-            for gate, site in zip(gates, sites, strict=True)
-        )
-        return self._add(sites, places, self._expect(sites[0], fn, gates))
+        modules, sites = self._on_modules(where, fn, "backward-pre", ("module", "grad_output"), places=True)
+        return self._gated(modules, sites, fn, guarded_pre, lambda gates: gates.pre_hooks, prepend)
 
     def backward(self, where: Where, fn: Hook, *, prepend: bool = False) -> Handle:
         """Call ``fn(module, grad_input, grad_output)`` when a selected module's gradients are known.
@@ -67,13 +77,129 @@ class OnModules(Hooks):
         An output that the module also passes on in another way, in a list or an attribute, has all its gradients in
         ``grad_output``. Where the output is a view of another tensor, only those come that arrive by what was returned.
         """
-        modules, sites = self._on_modules(where, fn, "backward", ("module", "grad_input", "grad_output"))
+        modules, sites = self._on_modules(where, fn, "backward", ("module", "grad_input", "grad_output"), places=True)
+        return self._gated(modules, sites, fn, guarded_full, lambda gates: gates.hooks, prepend)
+
+    @unsplit
+    def _watched(
+        self, modules: list[nn.Module], sites: list[Site], registers: list[Any], fn: Hook, **options: Any
+    ) -> Handle:
+        """Register a hook on modules or what they are given, and note whether what these are in runs without them."""
+        expected = self._expect(sites[0], fn)
+        calls = [None if site.call is None else Calls(site.call, site.where) for site in sites]
+        if not any(site.of_input for site in sites):
+            handle = self._add_on(sites, registers, fn, expected, calls, **options)
+        else:
+            handle = self._open(sites, expected)
+            for module, site, register, only in zip(modules, sites, registers, calls, strict=True):
+                if site.of_input:
+                    self._put_before(handle, module, site, fn, only, options)
+                else:
+                    handle.undo.append(
+                        registering(partial(register, **options), OnModule(site, fn, self._thread, only))()
+                    )
+        for module, only in zip(modules, calls, strict=True):
+            self._count(handle, module, only)
+        if expected is not None:
+            for around in self._around(sites[0]):
+                note = OnModule(None, expected.note_run, self._thread)
+                handle.undo.append(registering(around.register_forward_pre_hook, note)())
+        return handle
+
+    def _put_before(
+        self, handle: Handle, module: nn.Module, site: Site, fn: Hook, calls: Calls | None, options: dict[str, Any]
+    ) -> None:
+        """Register a hook on the first tensor that a module is given."""
+        loans = Loans()
+
+        def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
+            found = nested.find((args, kwargs))
+            if found is None:
+                raise LayerError(f"{site.where} must be given a tensor, got none; choose another layer")
+            first = found[1]
+            more = (kwargs,) if options["with_kwargs"] else ()
+            made = answered(site, fn, module, args, *more, first)
+            if made is not None and not isinstance(made, torch.Tensor):
+                raise HookError(f"{site} must return a tensor or None, got {type(made).__name__}")
+            return loans.begin(None if made is None else Lent((args, kwargs), lambda t: made if t is first else t))
+
+        before.site = site  # type: ignore[attr-defined]
+        hook = OnModule(None, before, self._thread, calls)
+        register = partial(module.register_forward_pre_hook, with_kwargs=True, prepend=options["prepend"])
+        handle.undo.append(registering(register, hook)())
+        handle.undo.append(loans)
+        after = OnModule(None, lambda module, args, output: loans.end() and None, self._thread)
+        handle.undo.append(registering(module.register_forward_hook, after)())
+
+    @unsplit
+    def _gated(
+        self,
+        modules: list[nn.Module],
+        sites: list[Site],
+        fn: Hook,
+        guarded: Callable[[Site, Hook], Hook],
+        hooks: Callable[[Gates], list[Any]],
+        prepend: bool,
+    ) -> Handle:
+        """Register a hook on gradients, at the gates of modules."""
+        if any(site.of_input for site in sites):
+            raise HookError(
+                f"{sites[0]} must be on a layer, got its input; hook the layer's backward, whose grad_input it is"
+            )
         gates = [self._gates_of(module) for module in modules]
+        calls = [None if site.call is None else Calls(site.call, site.where) for site in sites]
         places = (
-            gate.adding(gate.hooks, guarded_full(site, fn), prepend=prepend)
-            for gate, site in zip(gates, sites, strict=True)
+            gate.adding(
+                hooks(gate), guarded(site, fn), prepend=prepend, is_meant=None if only is None else only.is_meant
+            )
+            for gate, site, only in zip(gates, sites, calls, strict=True)
         )
-        return self._add(sites, places, self._expect(sites[0], fn, gates))
+        handle = self._add(sites, places, self._expect(sites[0], fn, gates))
+        for module, only in zip(modules, calls, strict=True):
+            self._count(handle, module, only)
+        return handle
+
+    def _count(self, handle: Handle, module: nn.Module, calls: Calls | None) -> None:
+        """Count the calls of a module, before all other hooks on it; a call of the model begins anew."""
+        if calls is None:
+            return
+        counts = [(module, calls.begin)]
+        if self._model is not None and self._model is not module:
+            counts.append((self._model, calls.restart))
+        for place, count in counts:
+            register = partial(place.register_forward_pre_hook, prepend=True)
+            handle.undo.append(registering(register, OnModule(None, count, self._thread))())
+
+    def _around(self, site: Site) -> list[nn.Module]:
+        """The modules that a layer is in, where only they tell that it was left out.
+
+        Elsewhere autograd tells that something ran. It does not while gradients are off, as where
+        `nn.MultiheadAttention` takes its fast path, which calls none of its modules.
+        """
+        assert self._model is not None
+        parts = site.layer.split(".") if site.layer else []
+        around = [self._model.get_submodule(".".join(parts[:i])) for i in range(len(parts))]
+        if torch.is_grad_enabled() and not isinstance(around[-1] if around else None, nn.MultiheadAttention):
+            return []
+        return list(dict.fromkeys(around))
+
+    @unsplit
+    def lending(
+        self,
+        where: Where,
+        enter: Callable[[nn.Module, Any, Any], Lent | None],
+        leave: Callable[[Lent | None, Any], Any] = lambda lent, output: None,
+    ) -> Handle:
+        """Give a module what ``enter(module, args, kwargs)`` lends it, until its call ends.
+
+        What ``leave(lent, output)`` returns then replaces ``output``.
+        """
+        loans = Loans()
+        handle = self.forward_pre(where, lambda *given: loans.begin(enter(*given)), with_kwargs=True)
+        handle.undo.append(loans)
+        after = self.forward(where, lambda module, args, output: leave(loans.end(), output))
+        handle.undo.append(after)
+        return handle
 
     def _gates_of(self, module: nn.Module) -> Gates:
         """Return the module's one pair of gates, so that all hooks on it fire in the order of their registration."""

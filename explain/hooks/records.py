@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import BackwardHook
 
-from explain.errors import note
+from explain.errors import NotRecordedError, note
 from explain.hooks.group import HookGroup
 from explain.hooks.places import place_of
 
@@ -55,6 +55,33 @@ class Record(Seen):
     tensors: dict[Any, Seen] = field(default_factory=dict)
 
 
+class Recorded(Mapping[str, torch.Tensor]):
+    """What was recorded of layers, by name. What is read is a copy: a hook may return it, and the model overwrite it.
+
+    ``missing`` says of another name why nothing is recorded under it.
+    """
+
+    def __init__(self, kept: dict[str, torch.Tensor], missing: Callable[[str], str]) -> None:
+        self._kept, self._missing = kept, missing
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._kept:
+            raise NotRecordedError(self._missing(name))
+        return self._kept[name].clone()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._kept
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._kept)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __repr__(self) -> str:
+        return repr(self._kept)
+
+
 class Tap(nn.Module):
     """A pass-through module that carries a full-backward hook in place of the layer whose output it is given.
 
@@ -86,22 +113,6 @@ class Tap(nn.Module):
         # Not clone(): the hook makes a view, whose strides may differ from those of ``x`` where a dimension has size 1,
         # and some backward kernels (batch normalisation, channels last) go by them.
         return torch.empty_like(x).copy_(hook.setup_output_hook(watched))
-
-
-def on_layer(group: HookGroup, model: nn.Module, layer: str, fn: Callable[..., Any]) -> None:
-    """Call ``fn(module, args, output)`` after a layer; for ``name:input`` before it, with ``(args, kwargs)`` as output.
-
-    What it returns takes the place of that output.
-    """
-    place = place_of(layer, model)
-    if not place.of_input:
-        group.forward(place.module, fn)
-        return
-
-    def given(module: nn.Module, args: Any, kwargs: Any) -> Any:
-        return fn(module, args, (args, kwargs))
-
-    group.forward_pre(place.module, given, with_kwargs=True)
 
 
 class Overwriting:

@@ -15,9 +15,12 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from explain import nested
+from explain.errors import HookError
 from explain.hooks.guard import Site, call
 
 _CALL = nn.Module._call_impl.__code__
@@ -107,23 +110,74 @@ class Acting(threading.local):
 acting = Acting()
 
 
+class Calls(threading.local):
+    """Counts the calls of a module from 0 in each call of its model, and says whether the one that is meant runs."""
+
+    def __init__(self, number: int, where: str) -> None:
+        self._number, self._where = number, where
+        self._running = -1
+
+    def begin(self, *given: Any) -> None:
+        self._running += 1
+
+    def restart(self, *given: Any) -> None:
+        self._running = -1
+
+    def is_meant(self) -> bool:
+        if torch._C._current_graph_task_id() != -1:
+            raise HookError(
+                f"hook on {self._where} must be on a layer whose calls run once and in order, but backward runs them "
+                "again (a checkpoint); hook all its calls, or leave the checkpoint out"
+            )
+        return self._running == self._number
+
+
 class OnModule(Registered):
-    """A hook on a module; calls of other threads than ``thread`` pass through untouched, of none if it is None."""
+    """A hook on a module; calls of other threads than ``thread`` pass through untouched, of none if it is None.
 
-    __slots__ = ("fn", "site", "thread")
+    With ``calls``, it acts for one of the module's calls alone.
+    """
 
-    def __init__(self, site: Site | None, fn: Callable[..., Any], thread: int | None) -> None:
-        self.site, self.fn, self.thread = site, fn, thread
+    __slots__ = ("calls", "fn", "site", "thread")
+
+    def __init__(
+        self, site: Site | None, fn: Callable[..., Any], thread: int | None, calls: Calls | None = None
+    ) -> None:
+        self.site, self.fn, self.thread, self.calls = site, fn, thread, calls
 
     def __call__(self, *given: Any) -> Any:
         if self.thread is not None and self.thread != threading.get_ident():
             return None
+        if self.calls is not None and not self.calls.is_meant():
+            return None
         depth = acting.depth
         try:
             acting.depth = depth + 1
-            return self.fn(*given) if self.site is None else call(self.site, self.fn, *given)
+            return self.fn(*given) if self.site is None else answered(self.site, self.fn, *given)
         finally:
             acting.depth = depth
+
+    def sites(self) -> list[Site]:
+        """The hooks that act here: several where it is a gate for those on gradients."""
+        if self.site is not None:
+            return [self.site]
+        gates = getattr(self.fn, "__self__", self.fn)
+        if hasattr(gates, "site"):
+            return [gates.site]
+        return [hook.site for hook in (*getattr(gates, "pre_hooks", ()), *getattr(gates, "hooks", ()))]
+
+    def __repr__(self) -> str:
+        return f"<{', '.join(map(str, self.sites())) or 'hook of explain'}>"
+
+
+def answered(site: Site, fn: Callable[..., Any], *given: Any) -> Any:
+    """Call a hook; copy those of its own tensors that it returns to a forward pass, which may overwrite them."""
+    made = call(site, fn, *given)
+    if made is None or site.trusted or not site.direction.startswith("forward"):
+        return made
+    known = {id(tensor) for _, tensor in nested.paths(given)}
+    change = nested.edit if any(made is each for each in given) else nested.replace
+    return change(made, lambda path, tensor: tensor if id(tensor) in known else tensor.clone())
 
 
 class Scope:

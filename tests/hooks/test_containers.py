@@ -1,0 +1,135 @@
+"""Containers that modules write into stay the caller's: what hooks put in them is taken back when the call ends."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import explain
+from explain.hooks import HookGroup, capture
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)
+
+    def forward(self, x: torch.Tensor, skips: list[torch.Tensor]) -> torch.Tensor:
+        y = self.first(x).relu()
+        skips.append(y)
+        y = self.second(y).relu()
+        skips.append(y)
+        return y
+
+
+class UNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.enc, self.h = Encoder(), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        skips: list[torch.Tensor] = []
+        y = self.enc(x, skips)
+        out: torch.Tensor = self.h(y.mean((2, 3)))
+        for skip in skips:
+            out = out + self.h(skip.square().mean((2, 3)))
+        return out + skips[0].mean()
+
+
+def weighted(gradient: torch.Tensor, maps: torch.Tensor) -> torch.Tensor:
+    return (gradient.mean((2, 3), keepdim=True) * maps).sum(1)
+
+
+@pytest.mark.parametrize("layer", [None, "enc", "enc.second"])
+def test_what_a_layer_appends_to_the_callers_list_is_not_lost(layer: str | None) -> None:
+    torch.manual_seed(0)
+    net, x = UNet().double().eval(), torch.rand(2, 3, 9, 9, dtype=torch.float64)
+    first = net.enc.first(x).relu()
+    last = (net.enc.second(first) if layer == "enc.second" else net.enc.second(first).relu()).detach().requires_grad_()
+    second = last.relu() if layer == "enc.second" else last
+    out = net.h(second.mean((2, 3))) + net.h(first.square().mean((2, 3))) + net.h(second.square().mean((2, 3)))
+    scores = (out + first.mean())[:, 1]
+    (gradient,) = torch.autograd.grad(scores.sum(), last)
+    found = explain.attribute(net, x, "gradcam(relu=False)", target=1, layer=layer)
+    torch.testing.assert_close(found.score, scores.detach(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(found.values.double(), weighted(gradient, last).detach(), rtol=1e-9, atol=1e-12)
+
+
+def test_the_callers_containers_have_their_own_tensors_again_when_a_layer_returns() -> None:
+    class Adds(nn.Module):
+        def forward(self, features: OrderedDict[str, torch.Tensor], *, more: list[Any]) -> torch.Tensor:
+            more.append({"of": features["b"]})
+            features["c"] = features["a"] * 2 + features.pop("b")
+            features["a"].relu_()
+            return features["c"]
+
+    a, b = torch.tensor([-1.0, 2.0]), torch.tensor([3.0, 4.0])
+    features, more = OrderedDict(a=a, b=b), []
+    net = nn.ModuleDict({"adds": Adds()})
+    with torch.no_grad(), capture(net, "adds") as seen:
+        out = net["adds"](features, more=more)
+        score = (out * features["c"]).sum() + features["a"].sum()
+    assert features["a"] is a
+    assert list(features) == ["a", "c"]
+    assert features["c"] is out
+    assert more[0]["of"] is b
+    assert not b.requires_grad
+    score.backward()
+    assert torch.equal(seen.gradients["adds"], 2 * torch.tensor([1.0, 8.0]))
+
+
+def test_the_callers_containers_have_their_own_tensors_again_when_a_layer_raises() -> None:
+    class Raises(nn.Module):
+        def forward(self, features: list[torch.Tensor]) -> torch.Tensor:
+            features.append(features[0] * 2)
+            raise KeyboardInterrupt
+
+    features = [torch.ones(2)]
+    first = features[0]
+    net = nn.Sequential(Raises())
+    with pytest.raises(KeyboardInterrupt), torch.no_grad(), capture(net, "0"):
+        net(features)
+    assert features[0] is first
+    assert not first.requires_grad
+    assert len(features) == 2
+
+
+def test_a_container_that_a_layer_returns_is_the_one_that_the_caller_holds() -> None:
+    class Fills(nn.Module):
+        def forward(self, x: torch.Tensor, into: dict[str, Any]) -> dict[str, Any]:
+            into["all"] = [x[:1], x * 2]
+            return into
+
+    net = nn.ModuleDict({"fills": Fills()})
+    into: dict[str, Any] = {}
+    x = torch.ones(2, requires_grad=True)
+    seen: list[Any] = []
+    with HookGroup(net) as group:
+        group.backward("fills", lambda module, grad_input, grad_output: seen.append(grad_output))
+        out = net["fills"](x, into)
+        inner = into["all"]
+        assert out is into
+        (inner[0].sum() * 3 + inner[1].sum()).backward()
+    assert [None if each is None else each.tolist() for each in seen[0]] == [None, [3.0], [1.0, 1.0]]
+    assert x.grad is not None
+    assert x.grad.tolist() == [5.0, 2.0]
+
+
+def test_the_input_of_a_layer_that_takes_a_container_is_captured_within_it() -> None:
+    class Sums(nn.Module):
+        def forward(self, given: list[torch.Tensor]) -> torch.Tensor:
+            given.append(given[0] * 3)
+            return given[0] ** 2
+
+    net = nn.ModuleDict({"sums": Sums()})
+    x = torch.tensor([1.0, 2.0])
+    given = [x]
+    with torch.no_grad(), capture(net, "sums:input") as seen:
+        out = net["sums"](given)
+        (out.sum() + given[1].sum() + given[0].sum()).backward()
+    assert given[0] is x
+    assert torch.equal(seen.gradients["sums:input"], 2 * x + 3)

@@ -1,0 +1,157 @@
+"""Hooks on one call of a layer and on its input, and what handles and recorded values promise."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from explain.errors import ExplainError, ExplainWarning, HookError
+from explain.hooks import HookGroup, capture
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.relu = nn.Conv2d(2, 2, 1, bias=False), nn.ReLU(inplace=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.relu(self.conv(self.relu(self.conv(x))))
+
+
+def x() -> torch.Tensor:
+    return torch.rand(1, 2, 3, 3, generator=torch.Generator().manual_seed(0)) + 0.5
+
+
+@pytest.mark.parametrize("call", [0, 1])
+def test_a_hook_on_one_call_of_a_layer_acts_for_that_call_in_every_pass(call: int) -> None:
+    torch.manual_seed(0)
+    net = Twice()
+    y = [net.conv(x()), None]
+    first = net.conv(x()).detach() * (10 if call == 0 else 1)
+    second = net.conv(first.relu()).detach() * (10 if call == 1 else 1)
+    assert y[0] is not None
+    with HookGroup(net) as group:
+        group.forward(f"conv@{call}", lambda module, args, output: output * 10)
+        for _ in range(2):
+            torch.testing.assert_close(net(x()), second.relu())
+
+
+def test_gradients_of_one_call_come_to_a_hook_on_it() -> None:
+    torch.manual_seed(0)
+    net, seen = Twice(), {}
+    source = x().requires_grad_()
+    with HookGroup(net) as group:
+        for name in ("conv@0", "conv@1"):
+            group.backward(name, lambda m, gi, go, name=name: seen.setdefault(name, []).append(go[0]))  # type: ignore[misc]
+        net(source).sum().backward()
+    first = net.conv(x())
+    second = net.conv(first.relu())
+    wanted = torch.autograd.grad(second.relu().sum(), [first, second])
+    assert [len(found) for found in seen.values()] == [1, 1]
+    torch.testing.assert_close(seen["conv@0"][0], wanted[0])
+    torch.testing.assert_close(seen["conv@1"][0], wanted[1])
+
+
+def test_a_hook_on_the_input_of_a_layer_changes_what_that_layer_alone_is_given() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Identity(), nn.Identity()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            held = {"x": x}
+            return self.a(held)["x"] * 100 + self.b(held["x"])
+
+    with HookGroup(Both()) as group:
+        assert group._model is not None
+        group.forward("a:input", lambda module, args, output: output + 1)
+        assert group._model(torch.tensor(1.0)).item() == 101  # what it returned is the caller's dictionary again
+    net, seen = Twice(), []
+    with HookGroup(net) as group:
+        group.forward("conv:input@1", lambda module, args, output: seen.append(output.shape) or output * 0)
+        assert net(x()).abs().max() == 0
+    assert len(seen) == 1
+    with HookGroup(net) as group, pytest.raises(HookError, match="input"):
+        group.backward("conv:input", lambda module, grad_input, grad_output: None)
+
+
+def test_a_call_that_backward_repeats_is_refused_where_a_hook_is_on_one_call() -> None:
+    class Saving(Twice):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return checkpoint(super().forward, x, use_reentrant=False)  # type: ignore[no-any-return]
+
+    net = Saving()
+    with HookGroup(net) as group, pytest.raises(HookError, match="checkpoint"):
+        group.forward("conv@1", lambda module, args, output: output * 2)
+        net(x().requires_grad_()).sum().backward()
+
+
+def test_a_hook_that_a_fast_path_leaves_out_is_told_also_without_gradients() -> None:
+    net = nn.Sequential(nn.MultiheadAttention(4, 2, batch_first=True)).eval()
+    tokens = torch.rand(1, 3, 4)
+    group = HookGroup(net)
+    group.begin()
+    group.forward("0.out_proj", lambda module, args, output: None)
+    with torch.no_grad():
+        net[0](tokens, tokens, tokens)
+    with pytest.warns(ExplainWarning, match="out_proj"):
+        group.end(None)
+    with torch.no_grad(), HookGroup(net) as group:
+        group.forward("0.out_proj", lambda module, args, output: None)  # nothing ran: nothing to tell
+    assert not net[0]._forward_pre_hooks
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+def test_a_captured_activation_that_a_hook_returns_is_not_overwritten(grouped: bool) -> None:
+    net = nn.Sequential(nn.Conv2d(2, 2, 1), nn.ReLU(inplace=True))
+    with torch.no_grad(), capture(net, "0", gradients=False) as seen:
+        net(x() - 1)
+    before = seen.activations["0"].clone()
+    assert before.min() < 0
+    with torch.no_grad(), HookGroup(net) as group:
+        if grouped:
+            group.forward("0", lambda module, args, output: seen.records[0].activation)
+        handle = net[0].register_forward_hook(lambda module, args, output: seen.activations["0"])
+        net(x())
+        handle.remove()
+    assert torch.equal(seen.records[0].activation, before)
+    assert torch.equal(seen.activations["0"], before)
+
+
+def test_a_layer_that_never_ran_is_told_by_an_error_that_is_a_key_error_too() -> None:
+    net = nn.ModuleDict({"used": nn.Linear(2, 2), "left": nn.Linear(2, 2)})
+    with capture(net, ["used", "left"]) as seen:
+        net["used"](torch.ones(1, 2)).sum()
+    for name in ("left", "used@3", "other"):
+        with pytest.raises(ExplainError, match="layer") as caught:
+            seen.activations[name if name in ("left", "other") else "other"]
+        assert isinstance(caught.value, KeyError)
+        assert not str(caught.value).startswith(("'", '"'))
+    with pytest.raises(KeyError, match="gradient"):
+        seen.gradients["used"]
+    assert "left" not in seen.activations
+    assert list(seen.activations) == ["used"]
+
+
+def test_handles_have_an_id_and_with_removes_them_and_printed_hooks_name_the_function() -> None:
+    def doubled(factor: int, module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+        return output * factor
+
+    net = nn.Sequential(nn.ReLU())
+    with HookGroup(net) as group:
+        with group.forward("0", functools.partial(doubled, 2)) as handle:
+            assert "doubled" in repr(net[0]._forward_hooks)
+            assert "doubled" in repr(handle)
+            other = group.backward("0", lambda module, grad_input, grad_output: None)
+            assert "<lambda>" in repr(net[0]._forward_hooks)
+            assert isinstance(handle.id, int)
+            assert handle.id != other.id
+            assert net(torch.ones(1)).item() == 2
+        assert handle.removed
+        other.remove()
+    assert not net[0]._forward_hooks
