@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -18,13 +17,14 @@ from explain.methods import sources_of_masks as sources
 from explain.methods.base import Style
 from explain.methods.checks import check_options
 from explain.methods.coalitions import FromRegions, Solved
-from explain.methods.estimates import check_budget
+from explain.methods.estimates import check_budget, widened
 from explain.methods.masks import Score, blank_score, fill_of, whole_score
 from explain.methods.pair_regression import PairRegression
 from explain.methods.regions import Regions, Squares, region_values, regions_of
 from explain.methods.sources import Source
 
 AT_ONCE = 256  # coalitions that are drawn together
+FEWEST = 3  # pairs of orders that say how far orders differ
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,12 @@ class Permutations:
 
 @dataclass(frozen=True)
 class MeanGain:
-    """What each region adds when it is uncovered, on average over the orders; the error is that over pairs of them."""
+    """What each region adds when it is uncovered, on average over the orders; the error is that over pairs of them.
+
+    There is none before three pairs. Few of them may not meet what a region adds seldom, so its variance is taken to be
+    at least the mean over all regions. Where all pairs agree, they may do so by chance: values may be off by what a
+    region adds in one pair more.
+    """
 
     compares: ClassVar[bool] = True
 
@@ -209,7 +214,13 @@ class MeanGain:
         gains = torch.cat([blank * ends, scores, whole * ends], 1).diff(dim=1)
         each = (steps * gains[..., None]).sum(1).reshape(-1, 2, regions).mean(1)
         n = len(each)
-        return Solved(each.mean(0), each.std(0) / math.sqrt(n) if n > 1 else None)
+        if n < FEWEST:
+            return Solved(each.mean(0))
+        spread, reach = each.var(0), each.abs().max()
+        mean = spread.mean()
+        if mean.sqrt() <= 1e-6 * reach:  # but for rounding, they agree
+            return Solved(each.mean(0), (reach / n).expand(regions))
+        return Solved(each.mean(0), widened(n - 1) * (spread.clamp(min=mean) / n).sqrt())
 
 
 @dataclass(frozen=True)
