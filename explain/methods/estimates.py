@@ -15,8 +15,13 @@ from explain.methods.masks import Order
 
 TOGETHER = 16  # scores that are looked at together, if no method has a reason for more
 NEW = 8  # a map is worked out again when the scores have become more by one in so many
-NORMAL = 1.959964  # standard errors to each side within which a normal mean lies in 95 of 100 cases
-STUDENT = (12.706205, 4.302653, 3.182446, 2.776445)  # the same where the error is known with 1 to 4 degrees of freedom
+NORMAL = 1.959963984540  # standard errors to each side within which a normal mean lies in 95 of 100 cases
+STUDENT = (
+    12.706204736175,
+    4.302652729749,
+    3.182446305284,
+    2.776445105198,
+)  # the same where the error is known with 1 to 4 degrees of freedom
 
 
 def widened(freedom: int) -> float:
@@ -38,6 +43,15 @@ def widened(freedom: int) -> float:
         (79 * z**8 + 776 * z**6 + 1482 * z**4 - 1920 * z**2 - 945) / 92160 / n**4,
     )
     return 1 + sum(terms)
+
+
+def honest(variance: torch.Tensor, freedom: int) -> torch.Tensor:
+    """The standard errors of some values, from the variance that a sample gives each, with so many degrees of freedom.
+
+    A small sample may not meet what moves a value seldom, and give it none: a variance is taken to be at least the mean
+    over all values.
+    """
+    return widened(freedom) * variance.clamp(min=variance.mean()).sqrt()
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from explain.methods import sources_of_masks as sources
 from explain.methods.base import Style
 from explain.methods.checks import check_options
 from explain.methods.coalitions import FromRegions, Solved
-from explain.methods.estimates import check_budget, widened
+from explain.methods.estimates import check_budget, honest
 from explain.methods.masks import Score, blank_score, fill_of, whole_score
 from explain.methods.pair_regression import PairRegression
 from explain.methods.regions import Regions, Squares, region_values, regions_of
@@ -196,9 +196,8 @@ class Permutations:
 class MeanGain:
     """What each region adds when it is uncovered, on average over the orders; the error is that over pairs of them.
 
-    There is none before three pairs. Few of them may not meet what a region adds seldom, so its variance is taken to be
-    at least the mean over all regions. Where all pairs agree, they may do so by chance: values may be off by what a
-    region adds in one pair more.
+    There is none before three pairs (see `honest`). Where all pairs agree, they may do so by chance: values may be off
+    by what a region adds in one pair more.
     """
 
     compares: ClassVar[bool] = True
@@ -216,11 +215,9 @@ class MeanGain:
         n = len(each)
         if n < FEWEST:
             return Solved(each.mean(0))
-        spread, reach = each.var(0), each.abs().max()
-        mean = spread.mean()
-        if mean.sqrt() <= 1e-6 * reach:  # but for rounding, they agree
-            return Solved(each.mean(0), (reach / n).expand(regions))
-        return Solved(each.mean(0), widened(n - 1) * (spread.clamp(min=mean) / n).sqrt())
+        variance, reach = each.var(0) / n, each.abs().max()
+        agree = bool(variance.mean().sqrt() <= 1e-6 * reach)  # but for rounding
+        return Solved(each.mean(0), (reach / n).expand(regions) if agree else honest(variance, n - 1))
 
 
 @dataclass(frozen=True)
