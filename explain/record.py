@@ -240,13 +240,13 @@ def versions() -> dict[str, str]:
 
 
 def estimate_of(attribution: Attribution) -> dict[str, Any] | None:
-    """How many covered photos a map took, and what was reached: the largest error over the largest value."""
+    """How many covered photos a map took, and what was reached: the largest error over the largest value, if known."""
     if attribution.runs is None:
         return None
     reached, r2, finished = attribution.relative_error, attribution.r2, attribution.finished
     return {
         "runs": attribution.runs,
-        "error": None if reached is None else float(reached[0]),
+        "error": None if reached is None or bool(reached[0].isnan()) else float(reached[0]),
         "finished": finished is None or bool(finished[0]),
         "r2": None if r2 is None else float(r2[0]),
     }

@@ -172,13 +172,15 @@ def over_all(per_image: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def relative_error(values: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
-    """The largest standard error over the largest magnitude ``(N,)``; infinite where all values are zero.
+    """The largest standard error over the largest magnitude ``(N,)``.
+
+    It is infinite where all values are zero and an error is not, and NaN where no error is known.
 
     >>> relative_error(torch.tensor([[1.0, -4.0]]), torch.tensor([[0.2, 0.1]]))
     tensor([0.0500])
     """
     largest, peak = error.flatten(1).amax(1), values.abs().flatten(1).amax(1)
-    return torch.where(largest > 0, largest / peak, torch.zeros_like(largest))
+    return torch.where(largest == 0, largest, largest / peak)
 
 
 def spatial_dims(maps: torch.Tensor) -> tuple[int, ...]:

@@ -13,13 +13,14 @@ from explain.methods import sources_of_masks as sources
 from explain.methods.base import Style
 from explain.methods.checks import check_options
 from explain.methods.coalitions import FromRegions, Solved
-from explain.methods.estimates import check_budget
+from explain.methods.estimates import check_budget, honest
 from explain.methods.masks import Score, fill_of
 from explain.methods.regions import Regions, Squares
 from explain.methods.sources import Source
 from explain.random_numbers import uniform
 
 DESIGNS = 4  # pairs of points of one scrambled sequence
+FEWEST = 3  # sequences, or groups of masks, that say how far they differ
 
 
 @dataclass(frozen=True)
@@ -70,11 +71,10 @@ class JansenIndices:
         ends = each[:, :, :2].flatten(1)
         values = _indices(halves, ends)
         n = len(each)
-        if n < 2:
+        if n < FEWEST or bool(scores.max() - scores.min() <= 1e-6 * scores.abs().max()):
             return Solved(values)
         without = torch.stack([_indices(_but(halves, k), _but(ends, k)) for k in range(n)])
-        error = ((n - 1) / n * (without - without.mean(0)).square().sum(0)).sqrt()
-        return Solved(values, error)
+        return Solved(values, honest((n - 1) / n * (without - without.mean(0)).square().sum(0), n - 1))
 
 
 def _but(rows: torch.Tensor, one: int) -> torch.Tensor:
@@ -187,12 +187,12 @@ class KernelDependence:
         alike = torch.exp(-((apart / width) ** 2) / 2)
         values = hsic(seen, alike)
         groups = min(10, len(seen) // GROUP)
-        if groups < 2:
+        if groups < FEWEST or not bool(differ.any()):
             return Solved(values)
         of = torch.arange(len(seen), device=seen.device) // GROUP % groups
         without = torch.stack([hsic(seen[of != k], alike[of != k][:, of != k]) for k in range(groups)])
-        error = ((groups - 1) / groups * (without - without.mean(0)).square().sum(0)).sqrt()
-        return Solved(values, error)
+        variance = (groups - 1) / groups * (without - without.mean(0)).square().sum(0)
+        return Solved(values, honest(variance, groups - 1))
 
 
 def hsic(seen: torch.Tensor, alike: torch.Tensor) -> torch.Tensor:

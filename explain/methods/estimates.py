@@ -15,6 +15,43 @@ from explain.methods.masks import Order
 
 TOGETHER = 16  # scores that are looked at together, if no method has a reason for more
 NEW = 8  # a map is worked out again when the scores have become more by one in so many
+NORMAL = 1.959963984540  # standard errors to each side within which a normal mean lies in 95 of 100 cases
+STUDENT = (
+    12.706204736175,
+    4.302652729749,
+    3.182446305284,
+    2.776445105198,
+)  # the same where the error is known with 1 to 4 degrees of freedom
+
+
+def widened(freedom: int) -> float:
+    """By how much a standard error is too small that is known with so few degrees of freedom.
+
+    Errors are multiplied by this, so that the value ± 1.96 errors is a 95 % interval of Student's t, however few scores
+    there are by now.
+
+    >>> round(1.96 * widened(2), 2), round(1.96 * widened(9), 2), round(1.96 * widened(1000), 2)
+    (4.3, 2.26, 1.96)
+    """
+    if freedom <= len(STUDENT):
+        return STUDENT[freedom - 1] / NORMAL
+    z, n = NORMAL, freedom  # Abramowitz and Stegun 26.7.5
+    terms = (
+        (z**2 + 1) / 4 / n,
+        (5 * z**4 + 16 * z**2 + 3) / 96 / n**2,
+        (3 * z**6 + 19 * z**4 + 17 * z**2 - 15) / 384 / n**3,
+        (79 * z**8 + 776 * z**6 + 1482 * z**4 - 1920 * z**2 - 945) / 92160 / n**4,
+    )
+    return 1 + sum(terms)
+
+
+def honest(variance: torch.Tensor, freedom: int) -> torch.Tensor:
+    """The standard errors of some values, from the variance that a sample gives each, with so many degrees of freedom.
+
+    A small sample may not meet what moves a value seldom, and give it none: a variance is taken to be at least the mean
+    over all values.
+    """
+    return widened(freedom) * variance.clamp(min=variance.mean()).sqrt()
 
 
 @dataclass(frozen=True)
@@ -162,15 +199,23 @@ class _Gradually:
             if not mine.done and whole:
                 self._take(image, mine, whole)
         guesses = [self._with.guess(image) for image in range(len(self._images))]
-        errors = [guess.error for guess in guesses if guess.error is not None]
         r2 = [guess.r2 for guess in guesses if guess.r2 is not None]
         return Estimate(
             values=torch.stack([guess.values for guess in guesses]),
-            error=torch.stack(errors) if len(errors) == len(guesses) else None,
+            error=_errors(guesses),
             runs=torch.tensor([each.taken for each in self._images], device=self._device),
             finished=torch.tensor([finished or each for each in complete], device=self._device),
             r2=torch.tensor(r2, dtype=torch.float64, device=self._device) if len(r2) == len(guesses) else None,
         )
+
+
+def _errors(guesses: list[Guess]) -> torch.Tensor | None:
+    """The errors of all images, NaN for those that have none yet; None if no image has one."""
+    if all(guess.error is None for guess in guesses):
+        return None
+    return torch.stack(
+        [torch.full_like(each.values, torch.nan) if each.error is None else each.error for each in guesses]
+    )
 
 
 class FromScores:

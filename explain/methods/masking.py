@@ -15,7 +15,7 @@ from explain.fills import Fill, Zero
 from explain.methods import sources_of_masks as sources
 from explain.methods.base import Style
 from explain.methods.checks import check_options
-from explain.methods.estimates import Estimating, FromScores, Gradually, Guess, check_budget
+from explain.methods.estimates import Estimating, FromScores, Gradually, Guess, check_budget, honest
 from explain.methods.masks import Covered, Score, ScoreOf, fill_of, whole_score
 from explain.methods.regions import Cell
 from explain.methods.sources import Source
@@ -23,6 +23,7 @@ from explain.random_numbers import uniform
 
 NOTHING: frozenset[Need[Any]] = frozenset()
 BLOCK = 32  # masks that come from one seed
+FEWEST = 4  # masks that say how far their scores differ
 
 
 @dataclass(frozen=True)
@@ -298,10 +299,12 @@ class _ScoreWeightedMasks:
         means = (self._sums[image] / n).reshape(5, *self._like.shape[2:])
         weighted, seen, squares, products, seen_twice = means
         mean = weighted - centre * seen
-        error = None
-        if n > 1:
+        error, reach = None, float((scores - centre).abs().max())
+        if n >= FEWEST and float(scores.max() - scores.min()) > 1e-6 * float(scores.abs().max()):
             variance = squares - 2 * centre * products + centre**2 * seen_twice - mean.square()
-            error = ((variance.clamp(min=0) / (n - 1)).sqrt() / self._probability).to(self._like)
+            once_more = (reach / n) ** 2  # the variance that one more mask with the farthest score would bring
+            error = honest(variance.clamp(min=0) / (n - 1) + once_more, n - 1)
+            error = (error / self._probability).to(self._like)
         return Guess((mean / self._probability).to(self._like), error)
 
 

@@ -10,12 +10,15 @@ from typing import ClassVar
 import torch
 
 from explain.methods.coalitions import Solved
+from explain.methods.estimates import widened
 
 THREES = (0.0, 0.01, 0.1, 0.3, 1.0)
 REST = (1e-6, 1e-3, 0.01, 0.03, 0.1, 0.3, 1.0)
 """How large what regions do in threes, and all the rest, may be beside what each does on its own: variances that are
 compared by their likelihood."""
 ENOUGH = 512  # pairs that tell how large they are
+PLAUSIBLE = 3.0  # variances whose log-likelihood is less than this below the best could as well be true
+TESTED = 12  # pairs, at least, that a fit has to predict before its error is believed
 
 
 @dataclass(frozen=True)
@@ -26,8 +29,12 @@ class PairRegression:
     sum of what each region does on its own, of what they do in threes, and of a rest. Shapley values are linear in all
     of these, so the best linear estimate of them is known once their variances are: they are random, and of some
     variances those are taken that make the scores of the first pairs most likely. The whole photo and the blank one are
-    a pair among the others, which makes the values add up. Where all pairs were run, the values are exact. The standard
-    error is that of the estimate.
+    a pair among the others, which makes the values add up. Where all pairs were run, the values are exact.
+
+    The first M pairs are fitted without a miss, whatever the regions do together: they say nothing of the error. So
+    there is none before as many pairs again, and at least 12, have put the fit to the test. It is the largest that any
+    plausible variances lead to, each scaled to how well every pair is predicted from all others, and widened for the
+    few pairs that tell this (see `widened`).
 
     KernelSHAP's own regression has single regions only, and takes all that they do together for noise.
     """
@@ -47,25 +54,53 @@ class PairRegression:
         if len(half) == 2 ** (regions - 1):
             values = half @ of_rest
             return Solved(values, torch.zeros_like(values))
-        first = signs[:ENOUGH]
-        _, threes, rest, factor = max(_compared(first, half[:ENOUGH], THREES), key=lambda each: each[0])
+        compared = list(_compared(signs[:ENOUGH], half[:ENOUGH], THREES))
+        most = max(fit.likelihood for fit in compared)
+        plausible = sorted(
+            (fit for fit in compared if most - fit.likelihood < PLAUSIBLE), key=lambda fit: -fit.likelihood
+        )
         if len(half) > ENOUGH:
-            _, threes, rest, factor = next(_compared(signs, half, (threes,), rest))
-        across = _single(signs) + threes * _in_threes(signs) + rest * of_rest
-        values = across.T @ torch.cholesky_solve(half[:, None], factor)[:, 0]
-        known = torch.linalg.solve_triangular(factor, across, upper=False).square().sum(0)
-        scale = torch.linalg.solve_triangular(factor, half[:, None], upper=False).square().mean()
-        error = (scale * (_before(regions, threes, rest) - known)).clamp(min=0).sqrt()
-        return Solved(values + (gain - values.sum()) / regions, error if len(half) > 2 else None)
+            plausible = [next(_compared(signs, half, (fit.threes,), fit.rest)) for fit in plausible]
+        best, freedom = plausible[0], len(half) - regions
+        values = best.across(signs).T @ torch.cholesky_solve(half[:, None], best.factor)[:, 0]
+        error = None
+        if freedom > max(regions, TESTED):
+            factor = widened(freedom) * math.sqrt(len(half) / freedom)
+            error = factor * torch.stack([fit.error(signs, half) for fit in plausible]).amax(0)
+        return Solved(values + (gain - values.sum()) / regions, error)
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """What two variances lead to: their likelihood, and the factor of the covariance of what was observed."""
+
+    likelihood: float
+    threes: float
+    rest: float
+    factor: torch.Tensor
+
+    def across(self, signs: torch.Tensor) -> torch.Tensor:
+        """The covariance of each pair with each value."""
+        return _single(signs) + self.threes * _in_threes(signs) + self.rest * coefficients(signs)
+
+    def error(self, signs: torch.Tensor, half: torch.Tensor) -> torch.Tensor:
+        """The standard deviation of what is not known of each value.
+
+        Its scale is that of what was observed, or, if that is more, that by which pairs differ from what all others
+        say of them.
+        """
+        known = torch.linalg.solve_triangular(self.factor, self.across(signs), upper=False).square().sum(0)
+        inverse = torch.cholesky_inverse(self.factor)
+        weighted = inverse @ half
+        observed, left_out = (half * weighted).mean(), (weighted.square() / inverse.diagonal()).mean()
+        left = (_before(signs.shape[1], self.threes, self.rest) - known).clamp(min=0)
+        return (torch.maximum(observed, left_out) * left).sqrt()
 
 
 def _compared(
     signs: torch.Tensor, half: torch.Tensor, of_threes: tuple[float, ...], least: float = 0.0
-) -> Iterator[tuple[float, float, float, torch.Tensor]]:
-    """For each pair of variances its likelihood, and the factor of the covariance of what was observed.
-
-    Rests are those from the ``least`` on.
-    """
+) -> Iterator[_Fit]:
+    """What each pair of variances leads to; rests are those from the ``least`` on."""
     alike = signs @ signs.T
     regions, eye = signs.shape[1], torch.eye(len(signs), dtype=signs.dtype, device=signs.device)
     single = alike / regions
@@ -77,7 +112,7 @@ def _compared(
                 continue
             scale = torch.linalg.solve_triangular(factor, half[:, None], upper=False).square().mean()
             likelihood = -float(0.5 * len(half) * scale.clamp(min=1e-300).log() + factor.diagonal().log().sum())
-            yield likelihood, threes, rest, factor
+            yield _Fit(likelihood, threes, rest, factor)
 
 
 def coefficients(signs: torch.Tensor) -> torch.Tensor:

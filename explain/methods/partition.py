@@ -74,13 +74,15 @@ class Part:
 
 
 def cut(cell: Cell) -> tuple[Cell, Cell] | None:
-    """Cut a cell in two across its longest side; None for a single pixel.
+    """Cut a cell in two across its longest side, of equal ones the first, as shap does; None for a single pixel.
 
+    >>> cut(((0, 4), (0, 4)))
+    (((0, 2), (0, 4)), ((2, 4), (0, 4)))
     >>> cut(((0, 2), (0, 5)))
     (((0, 2), (0, 2)), ((0, 2), (2, 5)))
     """
     sides = [end - start for start, end in cell]
-    longest = max(range(len(sides)), key=lambda dim: (sides[dim], dim))
+    longest = max(range(len(sides)), key=lambda dim: sides[dim])  # the first of equal ones
     if sides[longest] < 2:
         return None
     start, end = cell[longest]
@@ -92,6 +94,8 @@ def cut(cell: Cell) -> tuple[Cell, Cell] | None:
 @dataclass(frozen=True)
 class PartitionSHAP:
     r"""Owen values along a hierarchy of cells, each cut in two across its longest side, down to pixels.
+
+    A square is cut into an upper and a lower half first, as in shap; the values depend on it.
 
     What a cell adds is shared out between its halves as Shapley would with two players: the mean of what each half adds
     without and with the other. Each half is thus valued in two settings, and cut further in each of them where it adds

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -18,7 +17,7 @@ from explain.methods import sources_of_masks as sources
 from explain.methods.base import Style
 from explain.methods.checks import check_options
 from explain.methods.coalitions import FromRegions, Solved
-from explain.methods.estimates import check_budget
+from explain.methods.estimates import check_budget, honest
 from explain.methods.masks import Score, blank_score, fill_of, whole_score
 from explain.methods.pair_regression import PairRegression
 from explain.methods.regions import Regions, Squares, region_values, regions_of
@@ -26,6 +25,7 @@ from explain.methods.sources import Source
 from explain.random_numbers import uniform
 
 AT_ONCE = 256  # coalitions that are drawn together
+FEWEST = 3  # pairs of orders that say how far orders differ
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,11 @@ class Permutations:
 
 @dataclass(frozen=True)
 class MeanGain:
-    """What each region adds when it is uncovered, on average over the orders; the error is that over pairs of them."""
+    """What each region adds when it is uncovered, on average over the orders; the error is that over pairs of them.
+
+    There is none before three pairs (see `honest`). Where all pairs agree, they may do so by chance: values may be off
+    by what a region adds in one pair more.
+    """
 
     compares: ClassVar[bool] = True
 
@@ -210,7 +214,11 @@ class MeanGain:
         gains = torch.cat([blank * ends, scores, whole * ends], 1).diff(dim=1)
         each = (steps * gains[..., None]).sum(1).reshape(-1, 2, regions).mean(1)
         n = len(each)
-        return Solved(each.mean(0), each.std(0) / math.sqrt(n) if n > 1 else None)
+        if n < FEWEST:
+            return Solved(each.mean(0))
+        variance, reach = each.var(0) / n, each.abs().max()
+        agree = bool(variance.mean().sqrt() <= 1e-6 * reach)  # but for rounding
+        return Solved(each.mean(0), (reach / n).expand(regions) if agree else honest(variance, n - 1))
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,13 @@ from explain.methods import sources_of_masks as sources
 from explain.methods.base import Style
 from explain.methods.checks import check_options
 from explain.methods.coalitions import FromRegions, Solved
-from explain.methods.estimates import check_budget
+from explain.methods.estimates import check_budget, honest
 from explain.methods.masks import Score, fill_of
 from explain.methods.regions import Regions, Squares, regions_of
 from explain.methods.sources import Source
 from explain.random_numbers import uniform
+
+FEWEST = 3  # runs more than regions, before the misses of a linear model say how far it may be off
 
 
 @dataclass(frozen=True)
@@ -133,9 +135,10 @@ class RidgeRegression:
         spread = float(weights @ t.square())
         leverage = ((x @ inverse * x).sum(1) * weights + weights / total).clamp(max=0.99)
         pulls = x * (weights * rest / (1 - leverage))[:, None]
-        error = (inverse @ (pulls.T @ pulls) @ inverse).diagonal().clamp(min=0).sqrt()
+        variance = (inverse @ (pulls.T @ pulls) @ inverse).diagonal().clamp(min=0)
         r2 = 1 - float(weights @ rest.square()) / spread if spread > 0 else 1.0
-        return Solved(values, error if len(seen) > 1 else None, r2)
+        freedom = len(seen) - seen.shape[1]
+        return Solved(values, honest(variance, freedom) if freedom >= FEWEST else None, r2)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -146,12 +147,13 @@ class Question:
     def _results(self, attribution: Attribution, probabilities: torch.Tensor | None) -> list[Result]:
         """The rows of one method and target, one for each photo."""
         values: np.ndarray[Any, Any] = attribution.values.float().cpu().numpy()
-        error = attribution.relative_error
         layer = attribution.layer if not isinstance(attribution.layer, tuple) else json.dumps(attribution.layer)
-        columns = [_numbers(each, len(values)) for each in (attribution.score, attribution.delta, error)]
+        columns = [
+            _numbers(each, len(values)) for each in (attribution.score, attribution.delta, attribution.relative_error)
+        ]
         spent = _numbers(attribution.spent, len(values))
         found = []
-        for i, (score, delta, missing) in enumerate(zip(*columns, strict=True)):
+        for i, (score, delta, error) in enumerate(zip(*columns, strict=True)):
             index = None if isinstance(attribution.target, str) else int(attribution.target[i])
             known = probabilities is not None and index is not None and index < probabilities.shape[1]
             found.append(Result(
@@ -164,7 +166,7 @@ class Question:
                 map=pack(values[i]),
                 delta=delta,
                 runs=None if spent[i] is None else int(spent[i]),  # type: ignore[arg-type]
-                error=missing,
+                error=None if error is None or math.isnan(error) else error,
             ))  # fmt: skip
         return found
 

@@ -11,6 +11,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+STUDENT = {14: 2.144787, 15: 2.131450, 20: 2.085963, 25: 2.059539}
+"""The 97.5 % points of Student's t, from any table."""
+
 ScoreOf = Callable[[torch.Tensor], float]
 
 
@@ -109,12 +112,14 @@ def pair_regression(
     labels: torch.Tensor,
     coalitions: Sequence[Sequence[int]],
     variances: Sequence[tuple[float, float]],
-) -> tuple[list[float], list[float]]:
-    """The best linear estimates of Shapley values, and their standard errors, by a table of all coalitions.
+    plausible: Sequence[tuple[float, float]] = (),
+) -> tuple[list[float], list[float], list[tuple[float, float]]]:
+    """The best linear estimates of Shapley values, and their errors, by a table of all coalitions.
 
     The score is a sum over sets of regions of a random number times a product of signs. Sets of one region have the
     variance 1 in all, sets of three ``threes``, and each pair of coalitions has a rest of the variance ``rest``. Of the
-    ``variances``, the most likely ones are taken.
+    ``variances``, the most likely ones are taken. Errors are the largest of all that are hardly less likely, or of
+    those that are given as ``plausible``, by how well each pair is predicted from all others; these come third.
     """
     count = int(labels.max()) + 1
     whole = (1 << count) - 1
@@ -136,8 +141,8 @@ def pair_regression(
 
     differences = [(scored(number) - scored(whole ^ number)) / 2 for number in numbers]
     half = torch.tensor(differences, dtype=torch.float64)
-    best: tuple[float, list[float], list[float]] | None = None
-    for threes, rest in variances:
+    found = []
+    for threes, rest in dict.fromkeys([*variances, *plausible]):
         prior = rest * torch.eye(len(pairs)).double()
         for size, variance in ((1, 1.0), (3, threes)):
             for regions in itertools.combinations(range(count), size):
@@ -148,9 +153,18 @@ def pair_regression(
         solved = torch.linalg.solve(covariance, half)
         scale = float(half @ solved) / len(half)
         likelihood = -0.5 * (len(half) * math.log(scale) + float(torch.logdet(covariance)))
-        if best is None or likelihood > best[0]:
-            after = prior - rows.T @ torch.linalg.solve(covariance, rows)
-            errors = (scale * (shapley_of @ after @ shapley_of.T).diagonal()).clamp(min=0).sqrt()
-            best = likelihood, (shapley_of @ rows.T @ solved).tolist(), errors.tolist()
-    assert best is not None
-    return best[1], best[2]
+        missed = 0.0
+        for one in range(len(half)):
+            others = [k for k in range(len(half)) if k != one]
+            weights = torch.linalg.solve(covariance[others][:, others], covariance[others, one])
+            left = float(covariance[one, one] - weights @ covariance[others, one])
+            missed += float(half[one] - weights @ half[others]) ** 2 / left / len(half)
+        after = prior - rows.T @ torch.linalg.solve(covariance, rows)
+        spread = (shapley_of @ after @ shapley_of.T).diagonal().clamp(min=0)
+        found.append((likelihood, (threes, rest), shapley_of @ rows.T @ solved, (max(scale, missed) * spread).sqrt()))
+    likelihood, _, values, _ = max((each for each in found if each[1] in variances), key=lambda each: each[0])
+    kept = [each for each in found if (each[1] in plausible if plausible else likelihood - each[0] < 3)]
+    freedom = len(half) - count
+    factor = STUDENT[freedom] / 1.959964 * math.sqrt(len(half) / freedom) if freedom > max(count, 12) else math.nan
+    errors = factor * torch.stack([each[3] for each in kept]).amax(0)
+    return values.tolist(), errors.tolist(), [each[1] for each in kept]

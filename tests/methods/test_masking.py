@@ -112,6 +112,13 @@ def test_feature_ablation_is_the_drop_without_each_region(curved: Curved) -> Non
     assert found.error is None
 
 
+def error_of_a_mean(each: torch.Tensor, farthest: float) -> torch.Tensor:
+    """Of 70 masks: no pixel's variance is below the mean, and one more mask may have the farthest score."""
+    variance = each.var(0)
+    variance = torch.maximum(variance, variance.mean()) + farthest**2 / 70
+    return (variance / 70).sqrt() * 1.994945415107 / 1.959963984540  # Student's t with 69 degrees of freedom
+
+
 def test_rise_is_the_mean_of_masks_times_scores(curved: Curved) -> None:
     method, x = RISE(runs=70, grid=3, probability=0.4), photos()
     numbers = torch.arange(70)
@@ -121,12 +128,13 @@ def test_rise_is_the_mean_of_masks_times_scores(curved: Curved) -> None:
     torch.testing.assert_close(found.values[0], expected, **EXACT)
     scores = [score_of(curved, kind="probability")(x[0] * mask) for mask in masks]
     each = torch.stack([score * mask for score, mask in zip(scores, masks, strict=True)]) / 0.4
-    torch.testing.assert_close(found.error[0], each.std(0) / math.sqrt(70), **EXACT)
+    torch.testing.assert_close(found.error[0], error_of_a_mean(each, max(map(abs, scores)) / 0.4), **EXACT)
     centred = explain.attribute(curved, x, RISE(runs=70, grid=3, probability=0.4, centred=True), target=1)
     level = sum(scores) / 70
     torch.testing.assert_close(centred.values[0], expected - level * masks.mean(0) / 0.4, **EXACT)
     each = torch.stack([(score - level) * mask for score, mask in zip(scores, masks, strict=True)]) / 0.4
-    torch.testing.assert_close(centred.error[0], each.std(0) / math.sqrt(70), **EXACT)
+    farthest = max(abs(score - level) for score in scores) / 0.4
+    torch.testing.assert_close(centred.error[0], error_of_a_mean(each, farthest), **EXACT)
 
 
 def test_masks_of_rise_are_grids_enlarged_and_shifted_with_the_expectation_of_a_cell() -> None:
@@ -165,13 +173,17 @@ def test_lime_is_weighted_ridge_regression(curved: Curved) -> None:
 
 def test_kernelshap_is_the_best_linear_estimate_from_its_pairs(curved: Curved) -> None:
     labels, x = torch.arange(30).reshape(SIZE) % 7, photos()
-    for runs in (6, 12, 40):
+    for runs in (6, 12, 40, 42):  # 21 pairs, and that of the photo and the blank one, test the fit of 7 by 15
         coalitions = [row.nonzero()[:, 0].tolist() for row in drawn_pairs(7, runs // 2, 2)]
         variances = list(itertools.product(pair_regression.THREES, pair_regression.REST))
-        values, errors = plain_runs.pair_regression(score_of(curved), x[0], labels, coalitions, variances)
+        values, errors, _ = plain_runs.pair_regression(score_of(curved), x[0], labels, coalitions, variances)
         found = explain.attribute(curved, x, KernelSHAP(runs=runs, regions=labels, seed=2), target=1)
         torch.testing.assert_close(found.values[0], plain_runs.on_pixels(labels, values), **EXACT)
-        torch.testing.assert_close(found.error[0], plain_runs.on_pixels(labels, errors), **EXACT)
+        if runs < 40:
+            assert found.error is None
+            continue
+        expected = plain_runs.on_pixels(labels, errors)
+        torch.testing.assert_close(found.error[0], expected, rtol=1e-5, atol=1e-10)  # the table has six digits
         assert found.runs == runs
 
 
@@ -186,11 +198,13 @@ def test_variances_are_those_of_the_first_pairs(curved: Curved, monkeypatch: pyt
         if torch.allclose(plain_runs.on_pixels(labels, values), few, rtol=1e-8)
     ]
     assert len(fit) == 1
-    values, errors = plain_runs.pair_regression(score, x[0], labels, coalitions, fit)
+    every = list(itertools.product(pair_regression.THREES, pair_regression.REST))
+    plausible = plain_runs.pair_regression(score, x[0], labels, coalitions[:5], every)[2]
+    values, errors, _ = plain_runs.pair_regression(score, x[0], labels, coalitions, fit, plausible)
     monkeypatch.setattr(pair_regression, "ENOUGH", 6)  # the whole photo with the blank one, and five more
     found = explain.attribute(curved, x, KernelSHAP(40, labels, seed=2), target=1)
     torch.testing.assert_close(found.values[0], plain_runs.on_pixels(labels, values), **EXACT)
-    torch.testing.assert_close(found.error[0], plain_runs.on_pixels(labels, errors), **EXACT)
+    torch.testing.assert_close(found.error[0], plain_runs.on_pixels(labels, errors), rtol=1e-5, atol=1e-10)
 
 
 def test_pairs_are_those_of_an_order_first_and_none_comes_twice() -> None:
@@ -560,19 +574,17 @@ def test_an_interrupt_ends_all_photos_of_partitionshap(curved: Curved) -> None:
 
 @pytest.mark.parametrize("seeds", [6, pytest.param(50, marks=pytest.mark.long)])
 def test_sampled_shapley_values_lie_within_their_errors(seeds: int, curved: Curved) -> None:
-    """Of many seeds, about 95 in 100 places: a t interval for what is estimated from so many pairs or orders."""
+    """Of many seeds, at least 90 in 100 places: of a 95 % interval, the value ± 1.96 errors."""
     x = photos()
     exact = explain.attribute(curved, x, KernelSHAP(1022, Given(torch.arange(30).reshape(SIZE) % 10)), target=1)
-    # the 97.5 % points of Student's t with 60 - 10 and with 6 degrees of freedom, from any table
-    for kind, point in ((KernelSHAP, 2.0086), (ShapleySampling, 2.4469)):
+    for kind in (KernelSHAP, ShapleySampling):
         inside = []
         for s in range(seeds):
             runs = 120 if kind is KernelSHAP else 126
             found = explain.attribute(curved, x, kind(runs, exact.options["regions"], seed=s), target=1)
-            reach = point * found.error
+            reach = 1.96 * found.error
             inside.append(((found.values - exact.values).abs() <= reach).double().mean())
-        least, most = (0.9, 0.99) if seeds == 50 else (0.8, 1.0)
-        assert least <= torch.stack(inside).mean() <= most, kind
+        assert torch.stack(inside).mean() >= 0.9, kind
 
 
 @pytest.mark.long
@@ -581,8 +593,8 @@ def test_rise_lies_within_its_error(curved: Curved) -> None:
     inside = []
     for seed in range(1, 51):
         found = explain.attribute(curved, photos(), RISE(100, 3, seed=seed), target=1)
-        inside.append(((found.values - long.values).abs() <= 1.98 * found.error).double().mean())
-    assert 0.9 <= torch.stack(inside).mean() <= 0.99
+        inside.append(((found.values - long.values).abs() <= 1.96 * found.error).double().mean())
+    assert torch.stack(inside).mean() >= 0.9
 
 
 def test_probability_and_logit_are_told_apart(curved: Curved) -> None:
@@ -696,7 +708,7 @@ def owen(score: Any, x: torch.Tensor, cell: Any, seen: list[Any], without: float
     if bottom - top == right - left == 1:
         found[top, left] = within - without
         return found
-    if right - left >= bottom - top:
+    if right - left > bottom - top:
         middle = (left + right) // 2
         one, other = ((top, bottom), (left, middle)), ((top, bottom), (middle, right))
     else:
@@ -726,6 +738,19 @@ def test_partitionshap_gives_owen_values_and_adds_up_at_any_run(curved: Curved) 
         assert few.delta.abs().max() < 1e-9
         assert runs - 2 < few.runs <= runs
     assert found.runs < 64
+
+
+def test_partitionshap_cuts_a_square_across_its_height_first_as_shap_does(curved: Curved) -> None:
+    x = photos()[:, :, :4, :4]
+    score = score_of(curved)
+    upper, lower = x[0].clone(), x[0].clone()
+    upper[:, 2:], lower[:, :2] = 0, 0
+    gain = (score(upper) - score(x[0] * 0) + score(x[0]) - score(lower)) / 2  # by the two orders of the halves
+    found = explain.attribute(curved, x, PartitionSHAP(2), target=1).values[0]
+    assert float(found[:2].sum()) == pytest.approx(gain, rel=1e-9)
+    expected = owen(score, x[0], ((0, 4), (0, 4)), [], score(x[0] * 0), score(x[0]))
+    whole = explain.attribute(curved, x, PartitionSHAP(100_000), target=1).values[0]
+    torch.testing.assert_close(whole, expected, **EXACT)
 
 
 def test_partitionshap_checks_its_rows_once(curved: Curved) -> None:
@@ -922,7 +947,7 @@ def test_photos_are_filled_with_the_black_of_the_explainer_and_records_tell_the_
     explanation = explainer(photo, ["kernelshap", Occlusion(20, 20, "black")], runs=30, seconds=100.0)
     estimate = explanation.record("kernelshap")["estimate"]
     assert estimate["runs"] == 30
-    assert 0 < estimate["error"] < 10
+    assert estimate["error"] is None  # 30 runs of 49 regions do not tell
     assert (estimate["finished"], estimate["r2"]) == (True, None)
     fill = explanation.attributions["occlusion"].options["fill"]
     black = explainer.preprocess(Image.new("RGB", (80, 80)))[:, 0, 0]
