@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from explain import render
+from explain.errors import ExplainError
 from explain.images import Box
 from explain.methods import FAMILIES, control, divides_by_score, family
 from explain.render import Group, Legend, Mark, Style, StyleLike, Tile
@@ -75,12 +76,20 @@ def map_for(attribution: Attribution, style: Style) -> np.ndarray[Any, Any]:
 
     Maps with a value for each pixel are made smooth for the styles that draw places: see `explain.render.smoothed`.
     Maps of a layer go as they are, cell by cell, to those that draw the outlines of areas, which round them.
+
+    Raises:
+        ExplainError: the style draws the channels of the photo, and the map has none.
     """
+    in_pixels = attribution.values.ndim == len(attribution.size) + 2
     if style.reads == "values":
+        if not in_pixels:
+            raise ExplainError(
+                f"style {style.name!r} must be given values for each channel of the photo, but {attribution.method} "
+                "has one for each place; take 'heat' or 'signed'"
+            )
         return array(attribution.values[0])
     if style.reads == "signed":
         return array(attribution.signed[0])
-    in_pixels = attribution.values.ndim == len(attribution.size) + 2
     if in_pixels or style.name not in AREAS:
         heatmap = array(attribution.heatmap[0])
         return render.smoothed(heatmap) if in_pixels and style.name in render.CHOICES else heatmap
