@@ -151,13 +151,13 @@ def layer_of(attribution: Attribution) -> str:
 
 
 def remark(attribution: Attribution) -> str:
-    """What a map must not be taken for: one of a method that explains nothing, or one that says nothing."""
+    """What a map must not be taken for: one that is not complete, or says nothing, or is of no real method."""
     if not attribution.values[:1].any():
         return "zero everywhere"
     if float(attribution.score[0]) < 0 and divides_by_score(attribution.method):
         return "negative score: signs reversed"
     does = control(attribution.method)
-    return f"null map: {does}" if does else ""
+    return f"null map: {does}" if does else attribution.stopped
 
 
 def array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:

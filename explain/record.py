@@ -284,10 +284,23 @@ def estimate_of(attribution: Attribution) -> dict[str, Any] | None:
     reached, r2, finished = attribution.relative_error, attribution.r2, attribution.finished
     return {
         "runs": attribution.runs,
+        "planned": None if attribution.planned is None else int(attribution.planned.max()),
+        "stopped": attribution.stopped or None,
         "error": None if reached is None else float(reached[0]),
         "finished": finished is None or bool(finished[0]),
         "r2": None if r2 is None else float(r2[0]),
     }
+
+
+def options_run(attribution: Attribution, crops: int = 1) -> dict[str, Any]:
+    """The options of a method, encoded; of one that was stopped early, those that make as many runs as it has made.
+
+    The runs of several crops are counted together, and no option says how many each has.
+    """
+    found = dict(attribution.options)
+    if attribution.stopped and crops == 1:
+        found |= {name: value for name, value in (("runs", attribution.runs), ("seconds", None)) if name in found}
+    return {name: encode(value) for name, value in found.items()}
 
 
 def values_of(attribution: Attribution) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from explain.errors import (
     keywords,
     raised,
     shown,
+    warn,
 )
 from explain.explainer import Explainer
 from explain.explanation import Explanation
@@ -123,14 +124,35 @@ class Saved:
         record = self.record
         asked = record.get("asked")
         given = target if target is not None else record["target"] if asked is None else decode(asked)
-        return explainer(
+        found = explainer(
             photo,
             [method_of(record) if method is None else method],
             [given],
             layer=record["layer"],
             fuse=record.get("fuse"),
             precision=record.get("precision", "full"),
+            **self._ending(),
         )
+        runs, estimate = found.attributions[found.methods[0]].runs, record.get("estimate")
+        if method is None and estimate is not None and runs is not None and runs != estimate["runs"]:
+            warn(f"{self._name} is of {estimate['runs']} runs, and repeating it made {runs}: its values may be others")
+        return found
+
+    def _ending(self) -> dict[str, Any]:
+        """How to stop a method where it was stopped, if it has no option for it: row by row, by an interrupt."""
+        estimate = self.record.get("estimate")
+        if estimate is None or not estimate.get("stopped") or ("runs" in self.record["options"] and not self._crops):
+            return {}
+
+        def end(done: int, total: int) -> None:
+            if done >= estimate["runs"]:
+                raise KeyboardInterrupt
+
+        return {"batch_size": 1, "keep_partial": True, "progress": end}
+
+    @property
+    def _crops(self) -> bool:
+        return bool(self.record.get("crops"))
 
     @property
     def _name(self) -> str:
@@ -347,6 +369,7 @@ _FIELDS: Mapping[str, Callable[[Any], bool]] = {
     },
     **{"precision?": lambda value: value in get_args(Precision), "label?": _is(str)},
     **{"verdict?": lambda value: value is None or isinstance(value, dict)},
+    **{"estimate?": lambda value: value is None or (isinstance(value, dict) and type(value.get("runs")) is int)},
 }
 
 
