@@ -1,13 +1,13 @@
 """Take a picture of the app with a photo from assets/, as the README shows it; needs the extra "browser".
 
-Run from the repository: python examples/app_picture.py [FILE]
+python examples/app_picture.py [FILE]
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
-import sys
 import threading
 from pathlib import Path
 
@@ -18,13 +18,14 @@ from explain.app.serving import bound
 PHOTOS = ["astronaut.png", "chelsea.png", "coffee.png", "grace_hopper.jpg", "rocket.jpg"]
 METHODS = ["gradcam", "layercam", "hirescam", "guidedbackprop"]
 SIZE = {"width": 1240, "height": 1100}
-FILE = Path("assets") / "app.jpg"
+ASSETS = Path(__file__).resolve().parents[1] / "assets"
+FILE = ASSETS / "app.jpg"
 
 
 def main(file: Path = FILE) -> None:
     import uvicorn
 
-    studio = Studio([explain.Explainer(crop="whole")], examples={name: Path("assets") / name for name in PHOTOS})
+    studio = Studio([explain.Explainer(crop="whole")], examples={name: ASSETS / name for name in PHOTOS})
     server = uvicorn.Server(uvicorn.Config(application(studio), log_level="warning", lifespan="off", ws="none"))
     with bound(LOOPBACK, 0) as socket:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]}, daemon=True)
@@ -59,4 +60,6 @@ def photograph(address: str, file: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:2]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", nargs="?", type=Path, default=FILE, help="the JPEG to write (assets/app.jpg)")
+    main(parser.parse_args().file)

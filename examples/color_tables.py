@@ -1,10 +1,11 @@
 """Write down the colour maps that pictures are drawn in by default, so that drawing them needs no matplotlib.
 
-Run from the repository: python examples/color_tables.py
+python examples/color_tables.py
 """
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import numpy as np
@@ -44,4 +45,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     main()

@@ -2,11 +2,12 @@
 
 Beside them, gallery.html is a page to look at all photos with all methods of at most a dozen passes.
 
-python examples/gallery.py [folder]
+    python examples/gallery.py [folder]
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import sys
 from pathlib import Path
@@ -97,7 +98,11 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "folder", nargs="?", type=Path, default=ASSETS / "gallery", help="where they go (assets/gallery)"
+    )
     try:
-        main(Path(sys.argv[1]) if len(sys.argv) > 1 else ASSETS / "gallery")
+        main(parser.parse_args().folder)
     except (ExplainError, OSError) as error:
         sys.exit(f"gallery.py: {error}")

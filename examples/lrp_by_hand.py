@@ -14,6 +14,7 @@ Every rule starts with R(y) = y = 4 and shares it out, first between h1 and h2, 
 
 from __future__ import annotations
 
+import argparse
 from typing import Any
 
 import torch
@@ -107,4 +108,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     main()

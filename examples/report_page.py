@@ -1,14 +1,14 @@
 """Write a report of the photos in assets/: one file for any browser; and a picture of it, with the extra "browser".
 
-Run from the repository: python examples/report_page.py [FILE]
+python examples/report_page.py [FILE]
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import explain
@@ -17,11 +17,12 @@ PHOTOS = ["astronaut.png", "chelsea.png", "coffee.png", "grace_hopper.jpg", "roc
 METHODS = ["gradcam", "layercam", "hirescam", "integratedgradients", "guidedbackprop"]
 STEPS = 16
 VIEW = "#photo=0&target=1"
-FILE = Path("assets") / "report.html"
+ASSETS = Path(__file__).resolve().parents[1] / "assets"
+FILE = ASSETS / "report.html"
 
 
 def main(file: Path = FILE) -> None:
-    photos = [Path("assets") / name for name in PHOTOS]
+    photos = [ASSETS / name for name in PHOTOS]
     explanations = explain.Explainer(crop="whole")(photos, METHODS, top_k=2)
     explain.report.sheet(explanations, file, steps=STEPS, title="Five photos", overwrite=True)
     print(f"wrote {file}, {file.stat().st_size / 1e6:.2f} MB")
@@ -46,4 +47,6 @@ def photograph(file: Path, browser: str, picture: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:2]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", nargs="?", type=Path, default=FILE, help="the page to write (assets/report.html)")
+    main(parser.parse_args().file)

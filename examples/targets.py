@@ -1,6 +1,6 @@
 """Draw why these pixels are a cat, why this box is a cup, and what one neuron sees: targets that are no class.
 
-python examples/targets.py [folder]
+    python examples/targets.py [folder]
 
 Trained segmenters and detectors are large downloads. Two stand-ins take their places here, both made of the default
 classifier and none of them trained for the task: `Segmenter` asks it for its classes at every place of the last feature
@@ -9,6 +9,7 @@ map, and `Detector` in windows of that map. They return what torchvision's model
 
 from __future__ import annotations
 
+import argparse
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -193,7 +194,11 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "folder", nargs="?", type=Path, default=ASSETS / "gallery", help="where they go (assets/gallery)"
+    )
     try:
-        main(Path(sys.argv[1]) if len(sys.argv) > 1 else ASSETS / "gallery")
+        main(parser.parse_args().folder)
     except (ExplainError, OSError) as error:
         sys.exit(f"targets.py: {error}")

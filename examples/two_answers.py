@@ -1,11 +1,11 @@
 """Draw the first picture of the README: one photo, two answers, and the map of each.
 
-Run from the repository: python examples/two_answers.py [FILE]
+python examples/two_answers.py [FILE]
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 from PIL import Image
@@ -13,6 +13,7 @@ from PIL import Image
 import explain
 
 ROOT = Path(__file__).resolve().parents[1]
+FILE = ROOT / "assets" / "gallery" / "two_answers.jpg"
 WIDTH = 1200
 ANSWERS = ["space shuttle", "football helmet"]
 
@@ -28,7 +29,7 @@ def side_by_side(pictures: list[Image.Image], gap: int = 12) -> Image.Image:
     return sheet
 
 
-def main(file: Path = ROOT / "assets" / "gallery" / "two_answers.jpg") -> None:
+def main(file: Path = FILE) -> None:
     photo = ROOT / "assets" / "astronaut.png"
     explanation = explain.Explainer(crop="whole")(photo, target=ANSWERS)
     with Image.open(photo) as opened:
@@ -40,4 +41,6 @@ def main(file: Path = ROOT / "assets" / "gallery" / "two_answers.jpg") -> None:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:2]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", nargs="?", type=Path, default=FILE, help="the JPEG to write (in assets/gallery)")
+    main(parser.parse_args().file)

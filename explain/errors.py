@@ -370,7 +370,7 @@ def shown(value: object, width: int = 60) -> str:
     >>> shown("0.6"), shown([1] * 100, 12)
     ("'0.6'", '[1, 1, 1, ...')
     """
-    shape = getattr(value, "shape", None)
+    shape = None if isinstance(value, Mapping) else getattr(value, "shape", None)  # whose names may be its keys
     if isinstance(shape, tuple) and shape:
         return f"{type(value).__name__} of shape {tuple(shape)}"
     words = " ".join(repr(value).split())

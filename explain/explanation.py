@@ -20,7 +20,7 @@ from explain.methods import get_method
 from explain.models import class_label
 from explain.output import Files, distinct, slug
 from explain.pictures import Look, Scene, array, layer_of, percent
-from explain.record import FORMAT, Origin, Question, digest, encode, estimate_of, values_of, versions
+from explain.record import FORMAT, Origin, Question, digest, estimate_of, options_run, values_of, versions
 from explain.render import Layout, Mark, Style, StyleLike
 from explain.report import Reported
 from explain.result import alone, apart
@@ -326,7 +326,7 @@ class Explanation(Reported):
             "crops": [asdict(crop) for crop in self.crops],
             "method": attribution.method,
             "class": self.question.classes.get(attribution.method),
-            "options": {name: encode(value) for name, value in attribution.options.items()},
+            "options": options_run(attribution, len(self.crops) or 1),
             "fuse": attribution.fuse,
             "precision": self.question.precision,
             "layer": list(attribution.layer) if isinstance(attribution.layer, tuple) else attribution.layer,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
@@ -65,11 +66,8 @@ def load_image(image: ImageLike) -> Image.Image:
     if os.path.isdir(path):  # unlike Path.is_dir, this accepts any name
         raise ImageError(f"image {str(path)!r} must be a file, got a folder; name the images in it")
     try:
-        _check_kind(path, path.stat().st_mode)  # before it is opened: that may wait forever, or rewind a tape
-        with open(path, "rb", opener=_at_once) as file:
-            mode = os.fstat(file.fileno()).st_mode
-            _check_kind(path, mode)
-            if not stat.S_ISREG(mode):
+        with opened(path, pipes=_OURS.fullmatch(os.path.abspath(path)) is not None) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 content = file.read(MAX_BYTES)  # our own pipe: it has no size, perhaps no end, and is not read twice
                 if len(content) == MAX_BYTES:
                     raise ImageError(f"image {str(path)!r} gives {MAX_BYTES} bytes or more; save it to a file first")
@@ -77,6 +75,10 @@ def load_image(image: ImageLike) -> Image.Image:
             return _open(file, repr(str(path)), os.fstat(file.fileno()).st_size)
     except FileNotFoundError:
         raise ImageError(f"image {str(path)!r} does not exist; check the path") from None
+    except NoFileError as error:
+        raise ImageError(
+            f"image {str(path)!r} must be a file, {error.strerror}; save what it gives to a file first"
+        ) from None
     except (OSError, ValueError) as error:
         raise ImageError(f"image {str(path)!r} cannot be read: {_reason(error)}") from None
 
@@ -95,15 +97,34 @@ def source_of(image: ImageLike) -> str | None:
 _KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
-def _check_kind(path: Path, mode: int) -> None:
-    """Refuse anything but a file, except a pipe that this process was started with, as in ``explain <(command)``."""
-    if stat.S_ISREG(mode) or (stat.S_ISFIFO(mode) and _OURS.fullmatch(os.path.abspath(path))):
-        return
-    kind = _KINDS.get(stat.S_IFMT(mode), "something else")
-    raise ImageError(f"image {str(path)!r} must be a file, got {kind}; save what it gives to a file first")
-
-
+# A pipe that this process was started with, as in ``explain <(command)``.
 _OURS = re.compile(r"/dev/stdin|/dev/fd/\d+|/proc/self/fd/\d+")
+
+
+class NoFileError(OSError):
+    """What was to be opened is there, but is no file."""
+
+
+def opened(path: Path, *, pipes: bool = False) -> IO[bytes]:
+    """Open a file for reading. Anything else is refused without waiting: opening a pipe may take forever.
+
+    Raises:
+        NoFileError: it is a pipe (unless ``pipes``), a socket or a device.
+        OSError: it cannot be read.
+    """
+    _check_kind(path.stat().st_mode, pipes)  # before it is opened: that may wait forever, or rewind a tape
+    file = open(path, "rb", opener=_at_once)  # noqa: SIM115  # the caller closes it
+    try:
+        _check_kind(os.fstat(file.fileno()).st_mode, pipes)  # it may have been replaced meanwhile
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def _check_kind(mode: int, pipes: bool) -> None:
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or (pipes and stat.S_ISFIFO(mode))):  # open() says it of folders
+        raise NoFileError(errno.EINVAL, f"got {_KINDS.get(stat.S_IFMT(mode), 'something else')}")
 
 
 def _at_once(path: str, flags: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -165,11 +166,24 @@ class Inputs:
         except ExplainError:
             raise
         except Exception as error:
+            unnamed = self._unnamed(model)
+            if unnamed is not None and isinstance(error, (AttributeError, TypeError, ValueError)):
+                raise ImageError(unnamed) from error
             for refused, told in _misfits(model, self.x, "x" if self.name is None else f"input {self.name}"):
                 if type(error) is RuntimeError and refused.search(str(error)):
                     raise ImageError(told) from error
                 error.add_note(f"explain: {told}")
             raise
+
+    def _unnamed(self, model: nn.Module) -> str | None:
+        """What to write instead of an image in the place of another argument, as models of texts and images take it."""
+        takes = [*inspect.signature(model.forward).parameters]
+        if self.path != (0,) or "pixel_values" not in takes or takes[0] == "pixel_values":
+            return None
+        return (
+            f"x must be given by name to {type(model).__name__}, whose first argument is {takes[0]}; use "
+            f'explain.Inputs(kwargs={{"pixel_values": x, "{takes[0]}": ...}})'
+        )
 
     @property
     def _arguments(self) -> dict[Any, Any]:

@@ -47,6 +47,7 @@ def joined(found: Attribution, boxes: Sequence[Box], size: tuple[int, int]) -> A
         delta=None if found.delta is None or not pixels else found.delta.mean(0, keepdim=True),
         error=None,  # the crops were covered by the same masks, so that their errors are not independent
         spent=None if found.spent is None else found.spent.sum(0, keepdim=True),
+        planned=None if found.planned is None else found.planned.sum(0, keepdim=True),
         finished=None if found.finished is None else found.finished.all(0, keepdim=True),
         r2=None if found.r2 is None else found.r2.mean(0, keepdim=True),
     )

@@ -18,7 +18,7 @@ from explain.images import Box
 from explain.layers import enlarge
 from explain.output import Files, slug
 from explain.pictures import Scene, array
-from explain.record import FORMAT, Origin, digest, versions
+from explain.record import FORMAT, Origin, digest, is_number, is_size, versions
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,6 +160,9 @@ class SavedConcepts:
             if not isinstance(record.get(key), kind):
                 got = shown(record.get(key))
                 raise RecordError(f"{name} must have another value for {key!r}, got {got}; save it again")
+        if not is_size(record["input_size"]):
+            got = shown(record["input_size"])
+            raise RecordError(f"{name} must have a height and width as 'input_size', got {got}; save it again")
         parts, about = record["concepts"], record["values"]
         if not all(map(_is_part, parts)):
             raise RecordError(f"{name} must say the share and label of each concept, got {shown(parts)}; save it again")
@@ -171,4 +174,4 @@ class SavedConcepts:
 
 def _is_part(part: Any) -> bool:
     """Whether a record says of a concept what is read."""
-    return isinstance(part, dict) and isinstance(part.get("share"), (int, float)) and isinstance(part.get("label"), str)
+    return isinstance(part, dict) and is_number(part.get("share")) and isinstance(part.get("label"), str)

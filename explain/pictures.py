@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from explain import render
+from explain.errors import ExplainError
 from explain.images import Box
 from explain.methods import FAMILIES, control, divides_by_score, family
 from explain.render import Group, Legend, Mark, Style, StyleLike, Tile
@@ -75,12 +76,20 @@ def map_for(attribution: Attribution, style: Style) -> np.ndarray[Any, Any]:
 
     Maps with a value for each pixel are made smooth for the styles that draw places: see `explain.render.smoothed`.
     Maps of a layer go as they are, cell by cell, to those that draw the outlines of areas, which round them.
+
+    Raises:
+        ExplainError: the style draws the channels of the photo, and the map has none.
     """
+    in_pixels = attribution.values.ndim == len(attribution.size) + 2
     if style.reads == "values":
+        if not in_pixels:
+            raise ExplainError(
+                f"style {style.name!r} must be given values for each channel of the photo, but {attribution.method} "
+                "has one for each place; take 'heat' or 'signed'"
+            )
         return array(attribution.values[0])
     if style.reads == "signed":
         return array(attribution.signed[0])
-    in_pixels = attribution.values.ndim == len(attribution.size) + 2
     if in_pixels or style.name not in AREAS:
         heatmap = array(attribution.heatmap[0])
         return render.smoothed(heatmap) if in_pixels and style.name in render.CHOICES else heatmap
@@ -142,13 +151,13 @@ def layer_of(attribution: Attribution) -> str:
 
 
 def remark(attribution: Attribution) -> str:
-    """What a map must not be taken for: one of a method that explains nothing, or one that says nothing."""
+    """What a map must not be taken for: one that is not complete, or says nothing, or is of no real method."""
     if not attribution.values[:1].any():
         return "zero everywhere"
     if float(attribution.score[0]) < 0 and divides_by_score(attribution.method):
         return "negative score: signs reversed"
     does = control(attribution.method)
-    return f"null map: {does}" if does else ""
+    return f"null map: {does}" if does else attribution.stopped
 
 
 def array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:

@@ -28,6 +28,7 @@ import torch
 from explain import fills, methods, targets
 from explain.engine import Precision
 from explain.errors import ExplainError, RecordError
+from explain.images import MAX_PIXELS
 from explain.methods import Method, get_method
 from explain.pictures import array
 from explain.result import Attribution
@@ -36,6 +37,9 @@ from explain.version import __version__
 
 FORMAT = 2
 """The version of the records that are written. Those of version 1 have no field ``format``."""
+
+UNPACKED = 2**28  # bytes that the tensors of a record have together; a baseline has a few millions
+MOST_DIMENSIONS = 64  # of a tensor
 
 NEEDED = ("image", "model", "method", "options", "layer", "target", "score", "input_size")
 
@@ -133,22 +137,72 @@ def class_name(value: Any) -> str | None:
     return kind.__name__ if _classes().get(kind.__name__) is kind else None
 
 
+def is_number(value: Any) -> bool:
+    """Whether a field holds a number that a tensor can hold."""
+    return isinstance(value, float) or (type(value) is int and -(2**63) <= value < 2**63)
+
+
+def is_size(value: Any) -> bool:
+    """Whether a field holds a height and a width, of a video with the frames before them."""
+    whole = isinstance(value, list) and len(value) in (2, 3) and all(type(each) is int and each > 0 for each in value)
+    return whole and math.prod(value) <= MAX_PIXELS
+
+
+def check_unpacked(value: Any, name: str = "record") -> None:
+    """Refuse an encoded value whose tensors would need more memory than any that is written here.
+
+    They are compressed: a file of megabytes may stand for any number of gigabytes.
+
+    Raises:
+        RecordError: it has too many bytes when it is unpacked.
+    """
+    if sum(_unpacked(each) for each in _mappings(value) if "tensor" in each) > UNPACKED:
+        raise RecordError(
+            f"{name} must hold tensors of at most {UNPACKED} bytes together, got more; give a record that was saved"
+        )
+
+
+def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
+    """Every mapping in an encoded value, however deep, in their order."""
+    waiting = [value]
+    while waiting:
+        inside = waiting.pop()
+        if isinstance(inside, Mapping):
+            yield inside
+            inside = list(inside.values())
+        if isinstance(inside, list):
+            waiting += reversed(inside)
+
+
+def _unpacked(value: Mapping[str, Any]) -> int:
+    """How many bytes an encoded tensor says it has; none where it says nothing that can be read."""
+    dtype, shape = getattr(torch, str(value.get("dtype")), None), value.get("shape")
+    if not isinstance(dtype, torch.dtype) or not isinstance(shape, list) or len(shape) > MOST_DIMENSIONS:
+        return 0
+    return dtype.itemsize * math.prod(shape) if all(is_number(each) and each >= 0 for each in shape) else 0
+
+
 def decode(value: Any) -> Any:
     """Read what `encode` has written.
 
     Raises:
-        RecordError: it holds something of the caller's own, or something that no version has written.
+        RecordError: it holds something of the caller's own, or something that no version has written, or too much.
 
     >>> decode({"class": "GradCAM", "options": {"relu": False}})
     GradCAM(relu=False)
     """
+    check_unpacked(value)
+    return _decode(value)
+
+
+def _decode(value: Any) -> Any:
     if isinstance(value, list):
-        return [decode(each) for each in value]
+        return [_decode(each) for each in value]
     if not isinstance(value, Mapping):
         return value
     try:
         return _decode_tagged(value)
-    except (TypeError, ValueError):  # what are not pairs, keys or numbers
+    except (TypeError, ValueError, RecursionError):  # what are not pairs, keys or numbers; or they never end
         raise RecordError(
             f"record must hold values as they were written, got {_brief(value)}; give that part yourself"
         ) from None
@@ -161,9 +215,9 @@ def _decode_tagged(value: Mapping[str, Any]) -> Any:
         case {"category": int(index), "label": str(label)}:
             return Category(index, label)
         case {"tuple": [*values]}:
-            return tuple(map(decode, values))
+            return tuple(map(_decode, values))
         case {"mapping": [*pairs]}:
-            return {decode(key): decode(each) for key, each in pairs}
+            return {_decode(key): _decode(each) for key, each in pairs}
         case {"tensor": str(), "dtype": str(), "shape": [*_]}:
             return _decode_tensor(value)
         case {"class": str(name), "options": dict(options)} if name in _classes():
@@ -210,24 +264,12 @@ def asked(target: Target) -> Any:
 
 def unknown(value: Any) -> list[str]:
     """What an encoded value holds that was the caller's own."""
-    return list(_unknown(value))
-
-
-def _unknown(value: Any) -> Iterator[str]:
-    if isinstance(value, Mapping):
-        if isinstance(value.get("unknown"), str):
-            yield value["unknown"]
-        value = list(value.values())
-    if isinstance(value, list):
-        for each in value:
-            yield from _unknown(each)
+    return [each["unknown"] for each in _mappings(value) if isinstance(each.get("unknown"), str)]
 
 
 def has_tensor(value: Any) -> bool:
     """Whether an encoded value holds a tensor."""
-    if isinstance(value, Mapping):
-        return "tensor" in value or any(map(has_tensor, value.values()))
-    return isinstance(value, list) and any(map(has_tensor, value))
+    return any("tensor" in each for each in _mappings(value))
 
 
 def versions() -> dict[str, str]:
@@ -246,10 +288,23 @@ def estimate_of(attribution: Attribution) -> dict[str, Any] | None:
     reached, r2, finished = attribution.relative_error, attribution.r2, attribution.finished
     return {
         "runs": attribution.runs,
+        "planned": None if attribution.planned is None else int(attribution.planned.max()),
+        "stopped": attribution.stopped or None,
         "error": None if reached is None or bool(reached[0].isnan()) else float(reached[0]),
         "finished": finished is None or bool(finished[0]),
         "r2": None if r2 is None else float(r2[0]),
     }
+
+
+def options_run(attribution: Attribution, crops: int = 1) -> dict[str, Any]:
+    """The options of a method, encoded; of one that was stopped early, those that make as many runs as it has made.
+
+    The runs of several crops are counted together, and no option says how many each has.
+    """
+    found = dict(attribution.options)
+    if attribution.stopped and crops == 1:
+        found |= {name: value for name, value in (("runs", attribution.runs), ("seconds", None)) if name in found}
+    return {name: encode(value) for name, value in found.items()}
 
 
 def values_of(attribution: Attribution) -> dict[str, Any]:
@@ -273,6 +328,7 @@ def upgraded(record: Any, name: str = "record") -> dict[str, Any]:
     lacking = [key for key in NEEDED if key not in record]
     if lacking:
         raise RecordError(f"{name} must have the field {lacking[0]!r}, but has not; give a record that was saved")
+    check_unpacked(record, name)
     return _from_first(record) if version == 1 else dict(record)
 
 
@@ -328,6 +384,8 @@ def _classes() -> dict[str, type]:
 
 
 def _encode_tensor(tensor: torch.Tensor) -> dict[str, Any]:
+    if tensor.numel() * tensor.element_size() > UNPACKED:  # no record that holds it would be read again
+        return {"unknown": f"a tensor of shape {tuple(tensor.shape)}"}
     plain = tensor.detach().cpu().contiguous()
     content = plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
     text = base64.b64encode(zlib.compress(content)).decode("ascii")
@@ -337,7 +395,7 @@ def _encode_tensor(tensor: torch.Tensor) -> dict[str, Any]:
 def _decode_tensor(value: Mapping[str, Any]) -> torch.Tensor:
     dtype = getattr(torch, value["dtype"], None)
     try:
-        if not isinstance(dtype, torch.dtype):
+        if not isinstance(dtype, torch.dtype) or len(value["shape"]) > MOST_DIMENSIONS:
             raise ValueError
         size = dtype.itemsize * math.prod(value["shape"])
         content = zlib.decompressobj().decompress(base64.b64decode(value["tensor"], validate=True), size + 1)

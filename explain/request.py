@@ -363,6 +363,7 @@ def _apply(method: Method, evidence: Sequence[Evidence], how: Fusion | None, exp
         channels=_channels(method, first) if len(maps) == 1 else None,
         error=outcome.error,
         spent=outcome.runs,
+        planned=outcome.planned,
         finished=outcome.finished,
         r2=outcome.r2,
     )

@@ -57,9 +57,10 @@ class Attribution:
     know what each one counts for.
 
     Of methods that estimate, ``error`` has the standard error of each value, in the same shape; ``runs`` is how many
-    altered photos each image was run with (the most of any), ``finished`` ``(N,)`` whether these are all that were
-    asked for, or fewer because the error was small enough or the time was over (true) or because of an interrupt
-    (false); ``r2`` ``(N,)`` how much of the variance of the scores a surrogate explains.
+    altered photos each image was run with (the most of any), ``planned`` ``(N,)`` how many there would be without an
+    early end, ``finished`` ``(N,)`` whether these are all that were asked for, or fewer because the error was small
+    enough or the time was over (true) or because of an interrupt (false); ``stopped`` says so in words; ``r2`` ``(N,)``
+    how much of the variance of the scores a surrogate explains.
 
     Of a video ``(N, C, T, H, W)``, all of these have a dimension for frames before height and width.
     """
@@ -82,6 +83,7 @@ class Attribution:
     parts: Mapping[str, Attribution] = field(default_factory=dict, repr=False)
     error: torch.Tensor | None = field(default=None, repr=False)
     spent: torch.Tensor | None = field(default=None, repr=False)
+    planned: torch.Tensor | None = field(default=None, repr=False)
     finished: torch.Tensor | None = field(default=None, repr=False)
     r2: torch.Tensor | None = field(default=None, repr=False)
 
@@ -96,7 +98,7 @@ class Attribution:
         def part(tensor: torch.Tensor) -> torch.Tensor:
             return tensor[rows]  # a copy, since it is chosen by a list
 
-        per_image = ("values", "target", "score", "logits", "delta", "error", "spent", "finished", "r2")
+        per_image = ("values", "target", "score", "logits", "delta", "error", "spent", "planned", "finished", "r2")
         tensors = {name: getattr(self, name) for name in per_image}
         taken: dict[str, Any] = {
             name: part(value) for name, value in tensors.items() if isinstance(value, torch.Tensor)
@@ -112,6 +114,18 @@ class Attribution:
     def runs(self) -> int | None:
         """How many altered photos each image was run with, the most of any; None for methods that do not count."""
         return None if self.spent is None else int(self.spent.max())
+
+    @property
+    def stopped(self) -> str:
+        """In words, that an interrupt or the time ended the runs; empty where these are all that were asked for."""
+        if self.spent is None or self.planned is None or not bool((self.spent < self.planned).any()):
+            return ""
+        until, reached = self.options.get("until"), self.relative_error
+        is_enough = until is not None and reached is not None and bool((reached <= until).all())
+        by_time = self.options.get("seconds") is not None and not is_enough
+        if not by_time and (self.finished is None or bool(self.finished.all())):
+            return ""
+        return f"stopped early after {int(self.spent.max()):,} of {int(self.planned.max()):,}"
 
     @property
     def relative_error(self) -> torch.Tensor | None:

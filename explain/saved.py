@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, get_args
+from typing import IO, Any, get_args
 
 import numpy as np
 import torch
@@ -30,11 +31,11 @@ from explain.errors import (
 )
 from explain.explainer import Explainer
 from explain.explanation import Explanation
-from explain.images import ImageLike, load_image
+from explain.images import ImageLike, load_image, opened
 from explain.methods import Fusion, MethodLike, Style, get_method
 from explain.models import TIMM
 from explain.photo_concepts import SavedConcepts
-from explain.record import decode, described, digest, method_of, unknown, upgraded
+from explain.record import decode, described, digest, is_number, is_size, method_of, unknown, upgraded
 from explain.targets import TargetLike
 
 MOST = 50_000_000  # bytes of a record; those that hold a baseline have a few millions
@@ -130,9 +131,29 @@ class Saved:
             layer=record["layer"],
             fuse=record.get("fuse"),
             precision=record.get("precision", "full"),
+            **self._ending(),
         )
+        runs, estimate = found.attributions[found.methods[0]].runs, record.get("estimate")
+        if method is None and estimate is not None and runs is not None and runs != estimate["runs"]:
+            warn(f"{self._name} is of {estimate['runs']} runs, and repeating it made {runs}: its values may be others")
         self._compare(found)
         return found
+
+    def _ending(self) -> dict[str, Any]:
+        """How to stop a method where it was stopped, if it has no option for it: row by row, by an interrupt."""
+        estimate = self.record.get("estimate")
+        if estimate is None or not estimate.get("stopped") or ("runs" in self.record["options"] and not self._crops):
+            return {}
+
+        def end(done: int, total: int) -> None:
+            if done >= estimate["runs"]:
+                raise KeyboardInterrupt
+
+        return {"batch_size": 1, "keep_partial": True, "progress": end}
+
+    @property
+    def _crops(self) -> bool:
+        return bool(self.record.get("crops"))
 
     @property
     def _name(self) -> str:
@@ -297,7 +318,7 @@ def _not_a_folder(path: Path) -> str:
 
 def _read_record(path: Path, name: str) -> Any:
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             content = file.read(MOST + 1)
     except OSError as error:
         raise RecordError(f"{name} cannot be read: {error.strerror}; check the path") from None
@@ -311,33 +332,38 @@ def _read_record(path: Path, name: str) -> Any:
 
 def _read_values(path: Path) -> np.ndarray[Any, Any]:
     try:
-        values: np.ndarray[Any, Any] = np.load(path, allow_pickle=False)
-        if not isinstance(values, np.ndarray) or values.dtype != np.float32:
-            raise ValueError("it holds something else")
+        with opened(path) as file:
+            shape, by_columns, dtype = _header(file)
+            size = os.fstat(file.fileno()).st_size - file.tell()
+            if dtype != np.float32 or size != dtype.itemsize * math.prod(shape):  # before there is room for it
+                raise ValueError(f"{size} bytes are not {dtype} of shape {shape}")
+            values: np.ndarray[Any, Any] = np.frombuffer(bytearray(file.read()), dtype)
+            values = values.reshape(shape, order="F" if by_columns else "C")
     except OSError as error:
         raise RecordError(f"values {str(path)!r} cannot be read: {error.strerror or error}; put them there") from None
-    except (EOFError, ValueError) as error:
+    except Exception as error:  # the text of a damaged header may break its reader anywhere
         raise RecordError(
             f"values {str(path)!r} must be an array of float32 ({' '.join(str(error).split())[:80]}); save them again"
         ) from None
     return values
 
 
+def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """The shape, the order and the type that a file of NumPy says it holds."""
+    version = np.lib.format.read_magic(file)
+    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
+    if read is None:
+        raise ValueError(f"version {version} of the format is unknown")
+    found: tuple[tuple[int, ...], bool, np.dtype[Any]] = read(file)
+    return found
+
+
 def _is_text(value: Any) -> bool:
     return value is None or isinstance(value, str)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
 def _are_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(each, str) for each in value)
-
-
-def _is_size(value: Any) -> bool:
-    """Whether something is a height and a width, of a video with the frames before them."""
-    return isinstance(value, list) and len(value) in (2, 3) and all(type(each) is int and each > 0 for each in value)
 
 
 def _is_shape(value: Any) -> bool:
@@ -350,19 +376,20 @@ def _is(*kinds: type) -> Callable[[Any], bool]:
 
 # What the fields of a record are, as far as it is read; a dot leads into a field, and "?" ends one that may be missing.
 _FIELDS: Mapping[str, Callable[[Any], bool]] = {
-    **{"method": _is(str), "options": _is(dict), "score": _is_number, "input_size": _is_size},
-    **{"target": lambda value: isinstance(value, str) or type(value) is int},
+    **{"method": _is(str), "options": _is(dict), "score": is_number, "input_size": is_size},
+    **{"target": lambda value: isinstance(value, str) or (type(value) is int and is_number(value))},
     **{"layer": lambda value: _is_text(value) or _are_texts(value), "image": _is(dict), "image.path?": _is_text},
     **{"explainer": _is(dict), "explainer.arguments": _is(dict), "explainer.own": _are_texts},
     **{"explainer.hooks?": _are_texts},
-    **{"values?": _is(dict), "values.shape": _is_shape, "values.sha256": _is(str), "values.size?": _is_size},
+    **{"values?": _is(dict), "values.shape": _is_shape, "values.sha256": _is(str), "values.size?": is_size},
     **{"values.style?": lambda value: value is None or value in get_args(Style)},
     **{
-        "delta?": lambda value: value is None or _is_number(value),
+        "delta?": lambda value: value is None or is_number(value),
         "fuse?": lambda value: value in (None, *get_args(Fusion)),
     },
     **{"precision?": lambda value: value in get_args(Precision), "label?": _is(str)},
     **{"verdict?": lambda value: value is None or isinstance(value, dict)},
+    **{"estimate?": lambda value: value is None or (isinstance(value, dict) and type(value.get("runs")) is int)},
 }
 
 

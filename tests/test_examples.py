@@ -105,6 +105,50 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+SCRIPTS = [
+    path for path in sorted((ROOT / "examples").rglob("*.py")) if '__name__ == "__main__"' in path.read_text("utf-8")
+]
+TUTORIALS = [
+    path for path in sorted((ROOT / "examples" / "gallery").glob("*.py")) if "assets" in path.read_text("utf-8")
+]
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT / "examples")))
+def test_every_script_has_help_and_begins_nothing(
+    path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(path.parent))
+    monkeypatch.setattr(sys, "argv", [str(path), "--help"])
+    before = set(sys.modules)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(path), run_name="__main__")
+    finally:
+        beside = {file.stem for file in path.parent.glob("*.py")}
+        for name in (set(sys.modules) - before) & beside:
+            sys.modules.pop(name)  # another script may have a neighbour of this name
+    assert not ended.value.code
+    assert "usage:" in capsys.readouterr().out
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("where", [ROOT, ROOT / "examples" / "gallery"], ids=["root", "its own folder"])
+def test_tutorials_find_their_photos_wherever_they_are_started(
+    path: Path, where: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(where)
+    monkeypatch.setattr(sys, "argv", [os.path.relpath(path, where)])
+    text = path.read_text("utf-8")
+    assert "../" not in text
+    [line] = re.findall(r"^assets = .*$", text, re.MULTILINE)
+    known: dict[str, Any] = {"Path": Path, "sys": sys}
+    exec(line, known)
+    assert known["assets"].resolve() == ROOT / "assets"
+    for name in re.findall(r'assets / "([^"]+)"', text):
+        assert (known["assets"] / name).exists(), name
+
+
 def test_two_processes_learn_the_same_in_every_way(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run("distributed.py", "--steps", "2")
     out = capfd.readouterr().out

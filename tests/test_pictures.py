@@ -317,3 +317,13 @@ def test_attributions_without_places_and_of_videos_are_shown_too() -> None:
     video = Attribution("gradcam", torch.rand(2, 3, 4, 4), torch.tensor([0, 1]), torch.ones(2), "a", (6, 8, 8))
     assert len(video.layout().tiles) == 8
     assert video._repr_html_().startswith("<img")
+
+
+@pytest.mark.parametrize("draw", ["overlay", "sheet", "figure", "save"])
+def test_colours_are_refused_for_a_map_that_has_none(draw: str, explainer: explain.Explainer, tmp_path: Path) -> None:
+    found = explainer(spot((80, 60), (40, 30)), ["inputxgradient", "gradcam"], "light")
+    given = {"overlay": ["gradcam"], "save": [tmp_path / "out"]}.get(draw, [])
+    with pytest.raises(ExplainError, match="color"):
+        getattr(found, draw)(*given, style="color")
+    assert not (tmp_path / "out").exists()
+    assert found.overlay("inputxgradient", style="color").size == (80, 60)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import os
+import threading
+import zlib
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -15,8 +21,9 @@ import explain
 from explain.errors import ExplainError, RecordError
 from explain.models import CenterCrop
 from tests.conftest import TinyNet, settled
+from tests.fuzz import records
 
-WRONG: list[Any] = [{}, [[1]], None, "x", -1, {"mapping": [[1]]}]
+WRONG: list[Any] = [{}, [[1]], None, "x", -1, 2**70, {"mapping": [[1]]}]
 
 
 @pytest.fixture(scope="module")
@@ -128,3 +135,94 @@ def test_what_is_no_path_is_refused(given: Any) -> None:
         RecordError, match=r"file must be the path of a record \(\.json\) or of its values \(\.npy\), got"
     ):
         explain.load(given)
+
+
+def rewritten(saved: Path, **fields: Any) -> Path:
+    """The record with other values in some of its fields."""
+    record = json.loads(saved.read_text("utf-8"))
+    saved.write_text(json.dumps({**record, **fields}), "utf-8")
+    return saved
+
+
+@pytest.mark.parametrize("parts", [1, 40], ids=["one", "together"])
+def test_tensors_that_unpack_to_gigabytes_are_refused_before_they_are_unpacked(
+    parts: int, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 2**31 // parts
+    content = base64.b64encode(zlib.compress(bytes(2**16))).decode()
+    bomb = {"tensor": content, "dtype": "uint8", "shape": [count]}
+
+    def never(*args: Any) -> None:
+        raise AssertionError("it was unpacked")
+
+    rewritten(saved, options={f"option{i}": bomb for i in range(parts)})
+    monkeypatch.setattr(zlib, "decompressobj", never)
+    with pytest.raises(RecordError, match="tensors of at most"):
+        explain.load(saved)
+    with pytest.raises(RecordError, match="tensors of at most"):
+        explain.record.decode([bomb] * parts)
+
+
+def test_a_tensor_too_large_for_a_record_is_named_in_it_and_the_rest_is_kept(tmp_path: Path) -> None:
+    large = torch.zeros(1).expand(2**27)  # which needs no memory
+    assert explain.record.encode(large) == {"unknown": f"a tensor of shape ({2**27},)"}
+
+
+@pytest.mark.parametrize("suffix", [".json", ".npy"])
+def test_a_pipe_in_the_place_of_a_saved_file_is_refused_without_waiting(suffix: str, saved: Path) -> None:
+    path = saved.with_suffix(suffix)
+    path.unlink()
+    os.mkfifo(path)
+    told: list[BaseException] = []
+
+    def load() -> None:
+        try:
+            explain.load(saved)
+        except RecordError as error:
+            told.append(error)
+
+    reader = threading.Thread(target=load, daemon=True)
+    reader.start()
+    reader.join(30)
+    assert not reader.is_alive()
+    assert "pipe" in str(told[0])
+
+
+@pytest.mark.parametrize("shape", [(10**12,), (2**62, 2**62), (-1,)])
+def test_values_whose_header_says_terabytes_are_refused_before_there_is_room_for_them(
+    shape: tuple[int, ...], saved: Path
+) -> None:
+    path = saved.with_suffix(".npy")
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+        file.write(bytes(100))
+    with pytest.raises(RecordError, match="values"):
+        explain.load(saved)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_values_are_read_in_either_order(order: Any, saved: Path) -> None:
+    first = explain.load(saved).values
+    np.save(saved.with_suffix(".npy"), np.asarray(first.numpy(), order=order))
+    assert torch.equal(explain.load(saved).values, first)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("target", 2**70), ("score", 10**400), ("delta", -(2**70)), ("input_size", [10**6, 10**6])],
+)
+def test_a_number_that_no_tensor_holds_is_refused(field: str, value: Any, saved: Path) -> None:
+    with pytest.raises(RecordError, match=field):
+        explain.load(rewritten(saved, **{field: value}))
+
+
+@pytest.mark.filterwarnings("ignore:.* is zero everywhere")
+def test_files_damaged_in_any_way_are_read_as_saved_or_refused_in_one_line(saved: Path) -> None:
+    contents = saved.read_bytes(), saved.with_suffix(".npy").read_bytes()
+    first = explain.load(saved).values
+    results = [
+        (what, records.outcome(saved, damaged, first)) for what, damaged in islice(records.damaged(contents, 0), 400)
+    ]
+    wrong = [result for result in results if result[1] not in (records.SAME, records.REFUSED)]
+    assert wrong == []
+    assert {result for _, result in results} == {records.SAME, records.REFUSED}

@@ -8,7 +8,7 @@ from torch import nn
 
 import explain
 from explain.errors import ImageError, MethodError
-from explain.methods import FullGrad, InputXGradient, IntegratedGradients, Smooth
+from explain.methods import FullGrad, InputXGradient, IntegratedGradients, Occlusion, Smooth
 from tests.conftest import settled
 
 N = 3
@@ -171,3 +171,44 @@ def test_inputs_that_are_not_in_a_tuple_are_refused() -> None:
         explain.Inputs(x)  # type: ignore[arg-type]
     with pytest.raises(ImageError, match=r"^kwargs must be a mapping .*, got Tensor; write Inputs\(\(a, b\)\)"):
         explain.Inputs((x,), x)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("sizes", [((6, 8), (12, 4)), ((8, 10), (16, 12)), ((16, 12), (8, 10)), ((6, 9), (6, 9))])
+def test_occlusion_covers_the_same_part_of_inputs_of_any_sizes(sizes: tuple[tuple[int, int], tuple[int, int]]) -> None:
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right, self.head = nn.Conv2d(3, 2, 3), nn.Conv2d(1, 2, 3), nn.Linear(2, 3)
+
+        def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+            a, b = (torch.relu(m).mean((2, 3)) for m in (self.left(left), self.right(right)))
+            return self.head(a * b)
+
+    model = settled(Pair(), seed=4).double().eval()
+    left, right = torch.rand(2, 3, *sizes[0]).double(), torch.rand(2, 1, *sizes[1]).double()
+    method = Occlusion(window=2, stride=2)
+    inputs = explain.Inputs((left, right), explained=[0, 1])
+    found = explain.attribute(model, inputs, method, target=1).values
+    expected = torch.zeros_like(found)
+    for top in range(0, sizes[0][0], 2):
+        for start in range(0, sizes[0][1], 2):
+            one, other = left.clone(), right.clone()
+            one[:, :, top : top + 2, start : start + 2] = 0
+            for i in range(sizes[1][0]):
+                for j in range(sizes[1][1]):  # each pixel's middle lies on a pixel of the first input
+                    row, column = ((k + 0.5) * a // b for k, a, b in zip((i, j), sizes[0], sizes[1], strict=True))
+                    if top <= row < top + 2 and start <= column < start + 2:
+                        other[:, :, i, j] = 0
+            drop = model(left, right)[:, 1] - model(one, other)[:, 1]
+            expected[:, top : top + 2, start : start + 2] = drop[:, None, None].detach()
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("method", ["occlusion", "rise(runs=8)", "featureablation", "lime(runs=20)"])
+def test_inputs_without_places_stay_as_they_are_beside_covered_ones(
+    method: str, model: nn.Module, given: explain.Inputs
+) -> None:
+    left = explain.Inputs(given.args, dict(given.kwargs), explained=[0, "facts"])
+    alone = explain.Inputs(given.args, dict(given.kwargs), explained=0)
+    found, expected = (explain.attribute(model, each, method, target=1).values for each in (left, alone))
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-13)

@@ -19,7 +19,7 @@ from torchvision.models.detection import fasterrcnn_mobilenet_v3_large_320_fpn, 
 from torchvision.models.segmentation import deeplabv3_mobilenet_v3_large, fcn_resnet50
 
 import explain
-from explain.errors import LayerError, ModelError, TargetError
+from explain.errors import ExplainError, LayerError, ModelError, TargetError
 from explain.methods import GradCAM, IntegratedGradients, Saliency
 from explain.targets import (
     BinaryLogit,
@@ -593,3 +593,30 @@ def test_targets_are_values_with_a_name(target: Target) -> None:
     assert as_target(target, ["a", "b"]).name == target.name
     with pytest.raises(AttributeError):
         target.name = "other"  # type: ignore[misc]
+
+
+class Attributes(dict[str, Any]):
+    """A dictionary whose keys are attributes, as in many people's code."""
+
+    __getattr__ = dict.__getitem__  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("key", ["logits", "out", "scores"])
+def test_models_may_return_dictionaries_whose_keys_are_attributes(key: str, net: TinyNet, x: torch.Tensor) -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.config = net, Attributes(classes=5)
+
+        def forward(self, x: torch.Tensor) -> Attributes:
+            return Attributes({key: self.net(x)})
+
+    named = Named().eval()
+    expected = explain.attribute(net, x, "saliency", target=1).values
+    torch.testing.assert_close(explain.attribute(named, x, "saliency", target=1).values, expected, rtol=0, atol=0)
+    assert explain.Explainer(named, preprocess=lambda photo: x[0]).name
+
+
+def test_such_a_dictionary_is_refused_in_one_line_where_a_path_belongs() -> None:
+    with pytest.raises(ExplainError, match="file"):
+        explain.load(Attributes(a=1))  # type: ignore[arg-type]

@@ -10,9 +10,14 @@ so?
 # The default model is EfficientNet-Lite0. It knows the 1,000 classes of ImageNet. It
 # is installed along with the package, so nothing is downloaded here.
 
+import sys
+from pathlib import Path
+
 import explain
 
-explanation = explain.explain("../../assets/chelsea.png")
+assets = Path(sys.argv[0]).resolve().parents[2] / "assets"
+
+explanation = explain.explain(assets / "chelsea.png")
 for label, probability in explanation.predictions:
     print(f"{label:20} {probability:.0%}")
 

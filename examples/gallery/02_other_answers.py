@@ -10,11 +10,16 @@ same photo.
 # The photo shows an astronaut in front of a model of a space shuttle. With
 # ``crop="whole"``, the model sees all of it, and not only the square in the middle.
 
+import sys
+from pathlib import Path
+
 import explain
+
+assets = Path(sys.argv[0]).resolve().parents[2] / "assets"
 
 explainer = explain.Explainer(crop="whole")
 answers = ["space shuttle", "football helmet"]
-explanation = explainer("../../assets/astronaut.png", target=answers)
+explanation = explainer(assets / "astronaut.png", target=answers)
 for label, probability in explanation.predictions:
     print(f"{label:20} {probability:.0%}")
 
@@ -29,7 +34,7 @@ explanation
 #
 # ``top_k`` takes the model's best answers instead of named ones.
 
-best = explainer("../../assets/coffee.png", top_k=3)
+best = explainer(assets / "coffee.png", top_k=3)
 best.targets
 
 # %%
@@ -39,7 +44,7 @@ best.targets
 from explain.targets import Difference
 
 rather = Difference("Egyptian cat", "tabby cat")
-explain.explain("../../assets/chelsea.png", "gradcam", target=rather).overlay()
+explain.explain(assets / "chelsea.png", "gradcam", target=rather).overlay()
 
 # %%
 # Any function of the model's output can be a target, as long as it gives one number
@@ -55,4 +60,4 @@ def any_cat(output: torch.Tensor) -> torch.Tensor:
     return output[:, cats].logsumexp(1)
 
 
-explain.explain("../../assets/chelsea.png", "gradcam", target=any_cat).overlay()
+explain.explain(assets / "chelsea.png", "gradcam", target=any_cat).overlay()

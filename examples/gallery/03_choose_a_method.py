@@ -11,9 +11,14 @@ photo, explained in several ways.
 # hard to misread. All of them together cost little more than one, since they look at
 # the same evidence.
 
+import sys
+from pathlib import Path
+
 import explain
 
-explainer, photo = explain.Explainer(), "../../assets/chelsea.png"
+assets = Path(sys.argv[0]).resolve().parents[2] / "assets"
+
+explainer, photo = explain.Explainer(), assets / "chelsea.png"
 maps = explainer(photo, ["gradcam", "eigencam", "randomcam"])
 maps
 

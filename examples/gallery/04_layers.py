@@ -10,10 +10,15 @@ has a map. Earlier layers have finer maps, and know less about classes.
 # ``explain.list_layers`` runs a model and names its layers. The command line does it
 # with ``--list-layers``.
 
+import sys
+from pathlib import Path
+
 import explain
 
+assets = Path(sys.argv[0]).resolve().parents[2] / "assets"
+
 explainer = explain.Explainer()
-x = explainer.as_input("../../assets/coffee.png")
+x = explainer.as_input(assets / "coffee.png")
 calls = explain.list_layers(explainer.model, x)
 print(len(calls), "calls of modules, such as")
 for call in calls[-6:]:
@@ -26,7 +31,7 @@ for call in calls[-6:]:
 from explain.render import Tile, table
 
 chosen = ["features.3", "features.5", "features.8"]
-photo = "../../assets/coffee.png"
+photo = assets / "coffee.png"
 overlays = [explainer(photo, "layercam", layer=name).overlay() for name in chosen]
 table([[Tile(overlay) for overlay in overlays]], chosen)
 
@@ -48,4 +53,4 @@ for name, values in fused.maps.items():
 # the layer's maps into a few parts that add up to them, and says for each where it
 # lies and which classes it speaks for.
 
-explainer.concepts("../../assets/chelsea.png", 4)
+explainer.concepts(assets / "chelsea.png", 4)

@@ -11,9 +11,14 @@ tokens, and some methods are made for its attention.
 # classes. Larger ones are downloads:
 # ``explain.Explainer("timm:vit_small_patch16_224")`` takes one.
 
+import sys
+from pathlib import Path
+
 import explain
 
-photo = "../../assets/coffee.png"
+assets = Path(sys.argv[0]).resolve().parents[2] / "assets"
+
+photo = assets / "coffee.png"
 explainer = explain.Explainer("tiny-transformer", crop="whole")
 cup = explainer(photo, ["gradcam", "legrad", "rollout", "attnlrp"], "espresso")
 print(cup.predictions[:3])

@@ -12,6 +12,9 @@ or about one box.
 # return what torchvision's models return. The first asks the classifier at every
 # place of its last map, and gives ``{"out": (N, K, H, W)}``.
 
+import sys
+from pathlib import Path
+
 import torch
 import torch.nn.functional as F
 from PIL import Image
@@ -19,6 +22,8 @@ from torch import nn
 
 import explain
 from explain.targets import Detection, Segmentation
+
+assets = Path(sys.argv[0]).resolve().parents[2] / "assets"
 
 default = explain.Explainer(crop="whole")
 
@@ -41,7 +46,6 @@ segmenter = Segmenter(default.model).eval()
 # %%
 # A photo with two things on it:
 
-assets = "../../assets"
 cup, cat = (
     Image.open(f"{assets}/{name}.png").convert("RGB").resize((224, 224))
     for name in ("coffee", "chelsea")

@@ -9,11 +9,16 @@ input is explained.
 # %%
 # This network compares two photos: it gives the similarity of their features.
 
+import sys
+from pathlib import Path
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import explain
+
+assets = Path(sys.argv[0]).resolve().parents[2] / "assets"
 
 default = explain.Explainer(crop="whole")
 
@@ -31,7 +36,7 @@ class Compare(nn.Module):
 
 
 model = Compare(default.model.features).eval()
-cat = default.as_input("../../assets/chelsea.png")
+cat = default.as_input(assets / "chelsea.png")
 mirrored = cat.flip(3)
 
 # %%
@@ -66,8 +71,8 @@ class Encoder(nn.Sequential):
 
 
 encoder = Encoder(default.model.features, nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
-other = encoder(default.as_input("../../assets/grace_hopper.jpg")).detach()
-astronaut = Image.open("../../assets/astronaut.png").convert("RGB")
+other = encoder(default.as_input(assets / "grace_hopper.jpg")).detach()
+astronaut = Image.open(assets / "astronaut.png").convert("RGB")
 alike = explain.attribute(
     encoder, default.as_input(astronaut), "gradcam", target=Similarity(other)
 )

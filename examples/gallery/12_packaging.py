@@ -18,6 +18,8 @@ from pathlib import Path
 from explain.hooks.packaging import export_package, import_package
 from explain.models import load
 
+assets = Path(sys.argv[0]).resolve().parents[2] / "assets"
+
 folder = tempfile.TemporaryDirectory()
 Path(folder.name, "calibrated_network.py").write_text('''
 from torch import nn
@@ -60,7 +62,7 @@ type(packaged.model)
 import explain
 
 explainer = explain.Explainer(packaged.model, packaged.categories, tiny.preprocess)
-explainer("../../assets/coffee.png").overlay(caption=True)
+explainer(assets / "coffee.png").overlay(caption=True)
 
 # %%
 

@@ -10,10 +10,15 @@ they run, and share work between them.
 # ``explain.plan`` says which passes an explanation takes. Methods that need the same
 # thing share it.
 
+import sys
+from pathlib import Path
+
 import explain
 
+assets = Path(sys.argv[0]).resolve().parents[2] / "assets"
+
 explainer = explain.Explainer("tiny")
-x = explainer.as_input("../../assets/chelsea.png")
+x = explainer.as_input(assets / "chelsea.png")
 print(explain.plan(explainer.model, x, ["gradcam", "layercam", "saliency"]))
 
 # %%
@@ -40,6 +45,6 @@ print(seen)
 # Many photos go one after the other with ``each``. It keeps none of them, and a
 # broken file does not stop it.
 
-photos = ["../../assets/chelsea.png", b"not a photo", "../../assets/coffee.png"]
+photos = [assets / "chelsea.png", b"not a photo", assets / "coffee.png"]
 for found in explainer.each(photos, "gradcam"):
     print(found if isinstance(found, Exception) else found.predictions[0])

@@ -10,13 +10,17 @@ its business.
 # %%
 # This one weighs each map of a layer by the largest gradient anywhere in it.
 
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import torch
 
 import explain
 from explain.engine import Activations, Evidence, LayerGradients
+
+assets = Path(sys.argv[0]).resolve().parents[2] / "assets"
 
 
 @dataclass(frozen=True)
@@ -42,12 +46,12 @@ class PeakCAM:
 # nothing more than Grad-CAM.
 
 explainer = explain.Explainer()
-x = explainer.as_input("../../assets/chelsea.png")
+x = explainer.as_input(assets / "chelsea.png")
 print(explain.plan(explainer.model, x, ["gradcam", PeakCAM()]))
 
 # %%
 
-explainer("../../assets/chelsea.png", ["gradcam", PeakCAM()])
+explainer(assets / "chelsea.png", ["gradcam", PeakCAM()])
 
 # %%
 # Once it is registered, it has a name, on the command line of this process too, and
@@ -55,4 +59,4 @@ explainer("../../assets/chelsea.png", ["gradcam", PeakCAM()])
 
 explain.methods.register(PeakCAM())
 print(explain.list_methods("p*"))
-explainer("../../assets/chelsea.png", "augmented(peakcam)").overlay()
+explainer(assets / "chelsea.png", "augmented(peakcam)").overlay()

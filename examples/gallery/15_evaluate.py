@@ -13,13 +13,18 @@ what the map marks is covered?
 # strongest place lies in a box: here, the box is drawn around the cup and around the
 # cat's face.
 
+import sys
+from pathlib import Path
+
 import torch
 
 import explain
 from explain.metrics import Deletion, Insertion
 
+assets = Path(sys.argv[0]).resolve().parents[2] / "assets"
+
 explainer = explain.Explainer("tiny")
-photos = ["../../assets/coffee.png", "../../assets/chelsea.png"]
+photos = [assets / "coffee.png", assets / "chelsea.png"]
 x = torch.cat([explainer.as_input(photo) for photo in photos])
 found = explain.evaluate(
     explainer.model,

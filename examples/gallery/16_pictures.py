@@ -11,11 +11,16 @@ pictures together.
 # around the evidence. ``mask`` shows only the part of the photo that carries most of
 # it, and ``spotlight`` darkens the rest.
 
+import sys
+from pathlib import Path
+
 import explain
 from explain.render import Tile, table
 
+assets = Path(sys.argv[0]).resolve().parents[2] / "assets"
+
 explainer = explain.Explainer(crop="whole")
-explanation = explainer("../../assets/coffee.png")
+explanation = explainer(assets / "coffee.png")
 styles = ["heat", "contour", "mask", "spotlight"]
 overlays = [explanation.overlay(style=style) for style in styles]
 table([[Tile(overlay) for overlay in overlays]], styles)
@@ -39,7 +44,7 @@ explanation.overlay(caption=True)
 # and ``save`` writes it.
 
 methods = ["gradcam", "layercam", "saliency", "guidedbackprop"]
-explainer("../../assets/rocket.jpg", methods)
+explainer(assets / "rocket.jpg", methods)
 
 # %%
 # ``figure`` gives the same as a Matplotlib figure, and ``explain.render.overlay``
@@ -50,4 +55,4 @@ import torch
 from explain.render import overlay
 
 gradient = torch.linspace(0, 1, 8)[None].expand(6, 8)
-overlay("../../assets/chelsea.png", gradient)
+overlay(assets / "chelsea.png", gradient)

@@ -11,6 +11,9 @@ model says then. How photos are cut and what covers them matters more than the f
 # shares of the largest value: how sure the estimate is. ``occlusion`` and
 # ``partitionshap`` draw nothing at random, so they have none.
 
+import sys
+from pathlib import Path
+
 import torch
 from matplotlib.figure import Figure
 
@@ -25,8 +28,10 @@ from explain.methods import (
     Sobol,
 )
 
+assets = Path(sys.argv[0]).resolve().parents[2] / "assets"
+
 explainer = explain.Explainer("tiny")
-x = explainer.as_input("../../assets/chelsea.png")
+x = explainer.as_input(assets / "chelsea.png")
 methods = [
     Occlusion(),
     RISE(300, centred=True),
@@ -117,7 +122,7 @@ figure
 from explain.fills import get_fill
 from explain.images import load_image
 
-photo = load_image("../../assets/chelsea.png")
+photo = load_image(assets / "chelsea.png")
 pictures = [Tile(get_fill(fill).picture(photo, explainer.preprocess)) for fill in fills]
 table([pictures], fills)
 

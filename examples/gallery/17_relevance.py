@@ -11,11 +11,16 @@ the rules at work, and what single channels had to do with an answer.
 # ``lrp`` takes rules that suit the network. A composite has rules for all its
 # operations, and others are there by name.
 
+import sys
+from pathlib import Path
+
 import explain
 from explain.methods import LRP
 from explain.render import Tile, table
 
-explainer, photo = explain.Explainer(crop="whole"), "../../assets/chelsea.png"
+assets = Path(sys.argv[0]).resolve().parents[2] / "assets"
+
+explainer, photo = explain.Explainer(crop="whole"), assets / "chelsea.png"
 composites = ["Gradient", "Epsilon", "EpsilonPlusFlat", "EpsilonGammaBox"]
 found = {name: explainer(photo, LRP(name)) for name in composites}
 table([[Tile(each.overlay("lrp")) for each in found.values()]], composites)
@@ -37,7 +42,7 @@ for name in ("Epsilon", "EpsilonPlusFlat"):
 # are the five channels that had most to do with the answer for another photo. One is
 # about the helmet, one about the flag and the rocket, one about the badge.
 
-other = "../../assets/astronaut.png"
+other = assets / "astronaut.png"
 whole, rules, layer = explain.Explainer(crop="whole"), "EpsilonGammaBox", "features.6"
 ranking = whole(other, LRP(rules), layer=layer).results[0]["lrp"].channels
 best = ranking.indices[0, :5].tolist()

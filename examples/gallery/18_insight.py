@@ -11,13 +11,15 @@ true.
 # The photos here are parts of five pictures, 24 of each, in a folder for each class.
 # Three of the five are classes of the small model.
 
+import sys
 import tempfile
 from pathlib import Path
 
 import explain
 from explain.images import load_image
 
-assets = Path("../../assets")
+assets = Path(sys.argv[0]).resolve().parents[2] / "assets"
+
 shows = {
     "tabby cat": "chelsea.png",
     "espresso": "coffee.png",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -140,4 +141,5 @@ def _seconds(value: Any, most: float) -> float:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    """Whether a number was sent, and no larger one than a float can be."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and not abs(value) > sys.float_info.max

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import secrets
 import socket
@@ -13,6 +14,8 @@ from explain.errors import AppError
 
 LOOPBACK = "127.0.0.1"
 BACKLOG = 128
+HEADERS = 20.0
+"""Seconds in which the headers of a request must have come."""
 
 
 def address(host: str, port: int, token: str | None = None) -> str:
@@ -65,13 +68,58 @@ def listen(application: Any, where: socket.socket, begun: Callable[[], None] = l
     Raises:
         AppError: uvicorn is not installed.
     """
+    answering = server(application)
+    begun()
+    answering.run(sockets=[where])
+
+
+def server(application: Any) -> Any:
+    """Return a server of uvicorn that waits `HEADERS` seconds for a request, and no longer.
+
+    Raises:
+        AppError: uvicorn is not installed.
+    """
     try:
         import uvicorn
     except ImportError:
         raise AppError("uvicorn must be installed for the app; run pip install 'explain[app]'") from None
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class Punctual(H11Protocol):
+        """Ends connections whose next request does not come in time, which uvicorn keeps open."""
+
+        _end: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            self._wait()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.cycle is None or self.cycle.response_complete:
+                self._wait()
+            else:
+                self._cancel()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._cancel()
+            super().connection_lost(exc)
+
+        def _wait(self) -> None:
+            if self._end is None:
+                self._end = asyncio.get_running_loop().call_later(HEADERS, self._close)
+
+        def _cancel(self) -> None:
+            if self._end is not None:
+                self._end.cancel()
+                self._end = None
+
+        def _close(self) -> None:
+            self.transport.write(b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
+            self.transport.close()
+
     config = uvicorn.Config(
-        application, log_level="warning", access_log=False, server_header=False, lifespan="off", ws="none",
-        timeout_graceful_shutdown=1, proxy_headers=False,
+        application, http=Punctual, log_level="warning", access_log=False, server_header=False, lifespan="off",
+        ws="none", timeout_graceful_shutdown=1, proxy_headers=False,
     )  # fmt: skip
-    begun()
-    uvicorn.Server(config).run(sockets=[where])
+    return uvicorn.Server(config)

@@ -30,6 +30,7 @@ from explain.layers import default_layer, list_layers
 from explain.methods import Method, control, family, get_method
 from explain.models import FiveCrops
 from explain.report import Detail, item, page_with
+from explain.report.costs import run_of
 from explain.selection import select
 
 QUICK = 12.0
@@ -63,8 +64,10 @@ class Sitter:
 
     def prepare(self) -> None:
         """Find out which methods fit, and look the network over; what goes wrong is told to whoever asks."""
-        with suppress(Exception):
-            self.explainer(Image.new("RGB", (64, 64), "gray"), [self.company()])
+        with suppress(Exception), muted():  # nobody has given this photo, or asked what is wrong with its map
+            method = self.company()
+            with self.turns.quick():
+                self.explainer(Image.new("RGB", (64, 64), "gray"), [method])
 
     def is_quick(self, method: Method) -> bool:
         return self.costs.get(method.name, math.inf) <= QUICK
@@ -285,8 +288,9 @@ class Studio:
             values["name"] = f"{_name(self._photos[work.ask.photo])}, covered"
         _add_curves(values, explanation, work.curves)
         costs = self.sitters[work.ask.model].costs
-        for method in values["methods"]:
-            method["passes"] = costs[method["name"]] if math.isfinite(costs.get(method["name"], math.inf)) else None
+        for method, attribution in zip(values["methods"], explanation.attributions.values(), strict=True):
+            cost = run_of(costs.get(method["name"], math.inf), attribution)
+            method["passes"] = cost if math.isfinite(cost) else None
         probabilities = explanation.probabilities
         best = [] if probabilities is None else probabilities.topk(len(explanation.predictions)).indices.tolist()
         notes, work.notes[:] = list(dict.fromkeys(work.notes)), []

@@ -26,7 +26,15 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
-STATUS = {ForgottenError: 404, BusyError: 503, TooLargeError: 413}
+BODY = 30.0
+"""Seconds between two parts of what is sent."""
+
+
+class SlowError(ExplainError):
+    """What was announced did not come."""
+
+
+STATUS = {ForgottenError: 404, SlowError: 408, TooLargeError: 413, BusyError: 503}
 
 
 def application(studio: Studio, access: Access | None = None) -> Any:
@@ -186,8 +194,14 @@ async def _body(request: Any, check: Callable[[int], None]) -> bytes:
     """The bytes that were sent, counted as they come, and before by what is announced."""
     announced = request.headers.get("content-length", "0")
     check(int(announced) if announced.isdecimal() else 0)
-    parts, count = [], 0
-    async for part in request.stream():
+    parts, count, stream = [], 0, aiter(request.stream())
+    while True:
+        try:
+            part = await asyncio.wait_for(anext(stream), BODY)
+        except StopAsyncIteration:
+            break
+        except TimeoutError:
+            raise SlowError(f"request must send something every {BODY:g} s, but did not; send it again") from None
         count += len(part)
         check(count)
         parts.append(part)

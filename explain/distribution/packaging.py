@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import zipfile
+import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from torch import nn
 from explain.distribution.exporting import Patterns, quiet, write
 from explain.distribution.report import HOME, PackageReport, about_of
 from explain.errors import HookError, ModelError, OutputError, raised
+from explain.images import opened
 
 if TYPE_CHECKING:
     from explain.distribution.exporting import Callback
@@ -234,9 +236,12 @@ def _reread(part: Path) -> PackageReport:
 def _check_archive(path: str | os.PathLike[str]) -> None:
     """Refuse a damaged file: the reader of torch compares no checksums, so weights could change unnoticed."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with opened(Path(path)) as file, zipfile.ZipFile(file) as archive:
+            size = os.fstat(file.fileno()).st_size
+            if sum(each.file_size for each in archive.infolist()) > size:  # torch compresses nothing
+                raise zipfile.BadZipFile("it would become larger when it is unpacked")
             damaged = archive.testzip()
-    except (OSError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, NotImplementedError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
         reason = getattr(error, "strerror", None) or error
         raise ModelError(f"path must be an archive that export_package wrote, got {str(path)!r}: {reason}") from None
     if damaged is not None:

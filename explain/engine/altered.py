@@ -23,12 +23,13 @@ class Rows:
     """Altered rows: ``owners`` ``(P,)`` says whose each row is, and ``make`` builds those that it is asked for.
 
     ``carry`` does to a tensor with a row for each image what was done to the photo's geometry: ``(tensor, rows)`` to
-    one row for each altered row. None means that nothing was moved.
+    one row for each altered row. None means that nothing was moved. ``keep`` gives the masks of rows, where there are.
     """
 
     owners: torch.Tensor
     make: Make
     carry: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    keep: Make | None = None
 
 
 class Alteration(Hashable, Protocol):
@@ -94,6 +95,15 @@ class OfSize(Protocol):
 
     def count_at(self, size: tuple[int, ...]) -> int:
         """How many rows each image has at most."""
+        ...
+
+
+@runtime_checkable
+class Following(Protocol):
+    """An alteration whose rows of a second explained input follow those of the first."""
+
+    def rows_beside(self, evidence: Evidence, first: Rows) -> Rows:
+        """The rows of another input; ``first`` has those of the first."""
         ...
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
+from explain.engine.relevance import sources_behind
 from explain.errors import MethodError
-from explain.hooks import HookGroup, first_tensor, replace_first
+from explain.hooks import HookGroup, first_tensor, replace_first, untouched
 from explain.hooks.attention import attention, by_image
 from explain.inputs import Inputs
 from explain.layers import grids_of
+from explain.layers.calls import remembered
 from explain.targets import Target
 
 
@@ -39,6 +42,38 @@ def transformer_blocks(model: nn.Module) -> list[str]:
     return blocks
 
 
+def explained_blocks(model: nn.Module, inputs: Inputs) -> list[str]:
+    """The blocks whose output depends on what is explained: those of the image's tower, not those of a text's.
+
+    Found by a pass where there are several towers, and remembered. Of a network in which no gradient leads to the
+    explained input, all blocks are taken.
+    """
+    names = transformer_blocks(model)
+    if len({name.rpartition(".")[0] for name in names}) < 2:
+        return names
+    look = remembered(model, inputs)
+    if "blocks" not in look.chosen:
+        look.chosen["blocks"] = _reached(model, inputs.first() if look.alone else inputs, names) or names
+    found: list[str] = look.chosen["blocks"]
+    return found
+
+
+def _reached(model: nn.Module, inputs: Inputs, names: Sequence[str]) -> list[str]:
+    x, outputs = inputs.x.detach().clone().requires_grad_(), dict[str, torch.Tensor]()
+
+    def note(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        tensor = first_tensor(output)
+        if tensor is not None:
+            outputs[name] = tensor
+
+    with untouched(model, grad=True), HookGroup(model) as group:
+        for name in names:
+            group.forward(name, partial(note, name))
+        inputs.detached().replaced(x).call(model)
+    reached = {name for name, tensor in outputs.items() if any(True for _ in sources_behind(tensor.grad_fn, [x]))}
+    return [name for name in names if name in reached]
+
+
 def attention_gradients(model: nn.Module, inputs: Inputs, target: Any) -> list[torch.Tensor]:
     """For each block, the gradient in its attention ``(N, heads, T, T)`` of the score read off its output.
 
@@ -49,7 +84,7 @@ def attention_gradients(model: nn.Module, inputs: Inputs, target: Any) -> list[t
     Raises:
         MethodError: the network has no such blocks.
     """
-    blocks = transformer_blocks(model)
+    blocks = explained_blocks(model, inputs)
     if len(blocks) < 2:
         raise MethodError(
             f"legrad must have at least two transformer blocks, got {len(blocks)} in {type(model).__name__}; use it "
@@ -79,12 +114,13 @@ def attention_gradients(model: nn.Module, inputs: Inputs, target: Any) -> list[t
         wanted: Target = target(torch.arange(len(inputs), device=inputs.x.device).repeat(len(blocks)))
         total = wanted.pick(output, len(inputs) * len(blocks))[0].sum()
     with HookGroup() as group:
-        records = attention(total, group)[: len(blocks)]
+        records = attention(total, group)
         torch.autograd.grad(total, starts, allow_unused=True)
-    found = [record.gradient for record in records]
-    if len(found) != len(blocks) or any(gradient is None for gradient in found):
+    # A tower of texts has attention of its own, which no way to the blocks' inputs comes by.
+    found = [record.gradient for record in records if record.gradient is not None][: len(blocks)]
+    if len(found) != len(blocks):
         raise MethodError(f"legrad must see the attention of each of the {len(blocks)} blocks, got {len(found)}")
-    return [by_image(gradient, len(inputs)) for gradient in found if gradient is not None]
+    return [by_image(gradient, len(inputs)) for gradient in found]
 
 
 def first_keyword(module: nn.Module, kwargs: Mapping[str, Any]) -> str:

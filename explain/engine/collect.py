@@ -37,7 +37,7 @@ from explain.engine.asks import (
     Revealed,
     RuleCoverage,
 )
-from explain.engine.blocks import attention_gradients, transformer_blocks
+from explain.engine.blocks import attention_gradients, explained_blocks, transformer_blocks
 from explain.engine.constants import Constant
 from explain.engine.evidence import at_least_float32
 from explain.engine.forward import Choice, Forward
@@ -274,7 +274,8 @@ class _BlockTokens(Collector):
             self._found[name] = tensor.detach().clone()
 
     def answer(self, forward: Forward, choice: Choice, ask: Ask, gradients: Gradients) -> tuple[torch.Tensor, ...]:
-        return tuple(forward.spatial(tensor, name) for name, tensor in self._found.items())
+        explained = explained_blocks(forward.model, forward.inputs)
+        return tuple(forward.spatial(tensor, name) for name, tensor in self._found.items() if name in explained)
 
 
 COLLECTORS: dict[type[Need[Any]], type[Collector]] = {

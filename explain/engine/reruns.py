@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from explain.engine.altered import Alteration, Attributions, Explains, Fold, OfTokens, Rows, Scores
+from explain.engine.altered import Alteration, Attributions, Explains, Fold, Following, OfTokens, Rows, Scores
 from explain.engine.asked import (
     Asked,
     DependentImagesError,
@@ -34,9 +34,9 @@ from explain.engine.pieces import Add, Readers, Told, in_pieces
 from explain.engine.plan import Plan, Stream
 from explain.engine.sampled import sampled_tokens
 from explain.engine.work import Pace, is_out_of_memory, tell
-from explain.errors import ExplainError, note
+from explain.errors import ExplainError, MethodError, note
 from explain.hooks import calculating
-from explain.inputs import Inputs, Path
+from explain.inputs import Inputs, Path, dotted
 from explain.interrupts import came_by_signal
 
 
@@ -100,9 +100,22 @@ def _run_all(
 
 
 def _rows(stream: Stream, asked: Asked) -> dict[Path, Rows]:
-    """The altered rows of each explained input; they are altered together, row by row."""
+    """The altered rows of each explained input; they are altered together, row by row.
+
+    Raises:
+        MethodError: one of them has other rows than the first, so that nothing says which belong together.
+    """
     paths: Sequence[Path | None] = asked.inputs.paths if len(asked.inputs.paths) > 1 else (None,)
-    made = [stream.of.rows(asked.evidence(asked.choices[0], stream.layer, path)) for path in paths]
+    found = [asked.evidence(asked.choices[0], stream.layer, path) for path in paths]
+    made = [stream.of.rows(found[0])]
+    for evidence, path in zip(found[1:], asked.inputs.paths[1:], strict=True):
+        follows = isinstance(stream.of, Following)
+        made.append(stream.of.rows_beside(evidence, made[0]) if follows else stream.of.rows(evidence))
+        if not torch.equal(made[-1].owners.cpu(), made[0].owners.cpu()):
+            raise MethodError(
+                f"explained must name inputs with as many altered copies each ({stream.of}), got "
+                f"{len(made[0].owners)} for {asked.inputs.name} and {len(made[-1].owners)} for {dotted(path)}; name one"
+            )
     return dict(zip(asked.inputs.paths, made, strict=True))
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from explain.engine.altered import Rows
 from explain.engine.asked import Asked, DependentRowsError, running_altered, scores_agree, scores_of
-from explain.engine.blocks import first_keyword, transformer_blocks
+from explain.engine.blocks import explained_blocks, first_keyword
 from explain.engine.evidence import Evidence, Question, at_least_float32
 from explain.engine.forward import Choice
 from explain.engine.pieces import Add, Readers, Told, in_pieces
@@ -92,7 +92,7 @@ class _Entrance:
 
     def __init__(self, asked: Asked) -> None:
         self._asked = asked
-        blocks = self._blocks = transformer_blocks(asked.model)
+        blocks = self._blocks = explained_blocks(asked.model, asked.inputs)
         # a layer that is known by its name has its grid whatever the shape
         grid = asked.forward.grids.grid((len(asked.inputs), 0, 0), blocks[0]) if blocks else None
         if grid is None or grid.layout not in ("tokens", "tokens first"):

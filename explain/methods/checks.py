@@ -128,13 +128,16 @@ def _number(value: Any, kind: type, least: float | None) -> Any:
 def _whole(value: Any) -> int:
     if isinstance(value, (bool, np.bool_)):
         raise TypeError("a truth value is no number")
-    return int(operator.index(value))
+    number = int(operator.index(value))
+    if not -(2**63) <= number < 2**63:
+        raise OverflowError("no tensor holds it")
+    return number
 
 
 def _finite(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
         raise TypeError("no finite number")
-    return value if isinstance(value, int) else float(value)
+    return value if isinstance(value, int) and abs(value) < 2**63 else float(value)
 
 
 def _tuple(value: Any, kind: Any, least: float | None) -> Any:

@@ -93,6 +93,7 @@ class Estimate:
     error: torch.Tensor | None
     runs: torch.Tensor
     finished: torch.Tensor
+    planned: torch.Tensor
     r2: torch.Tensor | None = None
 
 
@@ -205,6 +206,7 @@ class _Gradually:
             error=_errors(guesses),
             runs=torch.tensor([each.taken for each in self._images], device=self._device),
             finished=torch.tensor([finished or each for each in complete], device=self._device),
+            planned=torch.tensor([each.count for each in self._images], device=self._device),
             r2=torch.tensor(r2, dtype=torch.float64, device=self._device) if len(r2) == len(guesses) else None,
         )
 
@@ -240,7 +242,7 @@ class FromScores:
 
     def outcome(self, evidence: Evidence) -> Outcome:
         found = self._estimate(evidence)
-        return Outcome(found.error, found.runs, found.finished, found.r2)
+        return Outcome(found.error, found.runs, found.finished, found.r2, found.planned)
 
     def _estimate(self, evidence: Evidence) -> Estimate:
         found: Estimate = evidence[self.found]

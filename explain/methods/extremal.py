@@ -158,8 +158,11 @@ class ExtremalPerturbation:
 
     def outcome(self, evidence: Evidence) -> Outcome:
         ascent = self._done(evidence)
-        runs = torch.full((len(evidence.inputs),), ascent.steps * len(self.area), device=evidence.inputs.device)
-        return Outcome(runs=runs, finished=torch.full_like(runs, ascent.steps == self.steps, dtype=torch.bool))
+        runs, planned = (
+            torch.full((len(evidence.inputs),), steps * len(self.area), device=evidence.inputs.device)
+            for steps in (ascent.steps, self.steps)
+        )
+        return Outcome(runs=runs, finished=runs == planned, planned=planned)
 
     def _done(self, evidence: Evidence) -> _Ascent:
         """The masks that were found; they are remembered with the evidence."""

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
+import torch.nn.functional as F
 
-from explain.engine import Attributions, Collected, Evidence, Need, Rows, Unaltered
+from explain.engine import Attributions, Collected, Evidence, Make, Need, Rows, Unaltered
 from explain.errors import FillError, MethodError
 from explain.fills import Fill, covering, get_fill
 
@@ -83,13 +84,33 @@ class Covered:
         if not evidence.size:
             return Rows(torch.arange(len(x), device=x.device), lambda rows: x[rows % len(x)])  # no picture to cover
         drawn = self.masks.drawn(evidence)
-        order, cover = Order.of(drawn.counts, x.device), covering(self.fill, x)
+        order = Order.of(drawn.counts, x.device)
+        return self._of(x, order.images, lambda rows: drawn.keep(order.images[rows], order.numbers[rows]).to(x))
 
-        def make(rows: torch.Tensor) -> torch.Tensor:
-            images = order.images[rows]
-            return cover(images, drawn.keep(images, order.numbers[rows]).to(x))
+    def rows_beside(self, evidence: Evidence, first: Rows) -> Rows:
+        """Cover the same part of another input: the masks of the first one, brought to its size.
 
-        return Rows(order.images, make)
+        Raises:
+            MethodError: one is a photo, the other a video.
+        """
+        x, keep = evidence.inputs, first.keep
+        if not evidence.size or keep is None:
+            return Rows(first.owners, lambda rows: x[first.owners[rows].to(x.device)])
+
+        def brought(rows: torch.Tensor) -> torch.Tensor:
+            masks = keep(rows).to(x)
+            if masks.ndim != x.ndim:
+                raise MethodError(
+                    f"explained must name inputs with the same dimensions to be covered alike, got {masks.ndim} and "
+                    f"{x.ndim}; name one of them"
+                )
+            return F.interpolate(masks, evidence.size, mode="nearest-exact")
+
+        return self._of(x, first.owners.to(x.device), brought)
+
+    def _of(self, x: torch.Tensor, owners: torch.Tensor, keep: Make) -> Rows:
+        cover = covering(self.fill, x)
+        return Rows(owners, lambda rows: cover(owners[rows], keep(rows)), keep=keep)
 
 
 @dataclass(frozen=True)

@@ -151,6 +151,7 @@ class PartitionSHAP:
         return Outcome(
             runs=torch.tensor([tree.runs for tree in grown], device=device),
             finished=torch.tensor([tree.finished for tree in grown], device=device),
+            planned=torch.tensor([tree.planned for tree in grown], device=device),
         )
 
     def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor:
@@ -188,6 +189,11 @@ class _Tree:
         self._parts: list[tuple[float, int, Part]] = [(-abs(first.value), 0, first)]
         self._leaves: list[Part] = []
         self._number = 1
+
+    @property
+    def planned(self) -> int:
+        """How many runs there would be without an early end: fewer than are allowed where no cell is left to cut."""
+        return self._how.runs if self._parts and self._how.runs - self.runs >= 2 else self.runs
 
     def grow(self, evidence: Evidence, runner: Runs, end: float | None) -> None:
         """Cut cells, those of the largest values first, until the runs are spent, or it is that time."""

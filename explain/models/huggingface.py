@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +53,8 @@ def as_processed(thing: Any) -> Processed | None:
 def config_of(model: nn.Module) -> Any:
     """Return the configuration of a model of transformers, or None."""
     config = getattr(model, "config", None)
-    return config if isinstance(getattr(config, "model_type", None), str) else None
+    named = None if isinstance(config, Mapping) else getattr(config, "model_type", None)
+    return config if isinstance(named, str) else None
 
 
 def labels(config: Any) -> list[str] | None:

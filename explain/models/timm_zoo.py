@@ -65,7 +65,7 @@ def config_of(model: nn.Module) -> Mapping[str, Any] | None:
     Models of transformers that wrap one of timm have it inside their own configuration.
     """
     for holder in (model, getattr(model, "config", None)):
-        config = getattr(holder, "pretrained_cfg", None)
+        config = None if isinstance(holder, Mapping) else getattr(holder, "pretrained_cfg", None)
         if isinstance(config, Mapping) and "mean" in config and "input_size" in config:
             return config
     return None

@@ -6,6 +6,7 @@ import hashlib
 import os
 import pickle
 import re
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,10 @@ def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
 def _read(path: Path) -> Any:
     if path.suffix.lower() == ".safetensors":
         return read_safetensors(path)
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            if sum(each.file_size for each in archive.infolist()) > path.stat().st_size:  # torch.save compresses none
+                raise ValueError("it would become larger when it is unpacked")
     return torch.load(path, weights_only=True, map_location="cpu")
 
 

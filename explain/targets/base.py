@@ -188,7 +188,8 @@ def _tensors(output: Any, names: Sequence[str]) -> list[torch.Tensor]:
     if isinstance(output, torch.Tensor):
         return [output]
     inside = dict(nested.items(output))
-    named = [inside[name] if name in inside else getattr(output, name, None) for name in names]
+    outside = None if isinstance(output, Mapping) else output  # the attributes of a mapping may be its keys again
+    named = [inside[name] if name in inside else getattr(outside, name, None) for name in names]
     return [value for value in (*named, *inside.values()) if isinstance(value, torch.Tensor)]
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import queue
 import re
 import threading
 import time
+import warnings
 import zipfile
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,10 +28,11 @@ from explain.app.covering import FILLS, Cover
 from explain.app.desk import Kept
 from explain.app.turns import BusyError, Lane, Turns
 from explain.app.uploads import TooLargeError, received
-from explain.errors import ExplainError, ImageError, printable
+from explain.errors import ExplainError, ImageError, printable, warn
 from explain.images import Box
 from explain.report import SCRIPTS, Detail, item, plane
 from explain.report.planes import map_of
+from explain.saved import Saved
 from tests.app.conftest import LIMITS, encoded
 from tests.conftest import ROOT
 from tests.report.conftest import HOSTILE, photo
@@ -116,6 +120,70 @@ def test_a_slow_method_is_stopped_and_keeps_what_it_has(studio: Studio) -> None:
     assert last["end"]
     assert [method["name"] for method in last["item"]["methods"]] == ["gradcam", "rise"]
     assert 0 < last["item"]["maps"][0][1]["runs"] < explain.methods.RISE().runs
+
+
+@pytest.mark.parametrize("method", ["rise", "kernelshap", "lime", "occlusion", "partitionshap"])
+def test_a_stopped_method_says_what_was_run_and_is_repeated_as_it_was(
+    method: str, studio: Studio, explainer: explain.Explainer, tmp_path: Path
+) -> None:
+    name, work = studio.take(photo())["photo"], list[str]()
+
+    def stop(step: Mapping[str, Any]) -> None:
+        work.extend([step["work"]] if "work" in step else [])
+        if "progress" in step:
+            studio.stop(work[0])
+
+    last = steps_of(studio, stop, photo=name, methods=[method], seconds=60)[-1]
+    with zipfile.ZipFile(io.BytesIO(studio.answer(last["answer"]).packed())) as archive:
+        archive.extractall(tmp_path)
+    saved = explain.load(tmp_path / f"image-{method}.json")
+    assert isinstance(saved, Saved)
+    estimate, planned = saved.record["estimate"], studio.sitters[0].costs[method]
+    assert 0 < estimate["runs"] < estimate["planned"] <= planned + 1
+    assert f"of {estimate['planned']:,}" in estimate["stopped"]
+    assert estimate["stopped"] in last["item"]["maps"][0][1]["remark"]
+    expected = planned - estimate["planned"] + estimate["runs"] if math.isfinite(planned) else None
+    assert last["item"]["methods"][1]["passes"] == expected
+    again = saved.repeat(explainer, image=photo())
+    assert again[method].runs == estimate["runs"]
+    torch.testing.assert_close(again.values, saved.values, rtol=1e-4, atol=1e-5 * float(saved.values.abs().max()))
+
+
+def test_a_method_that_ran_out_of_time_is_repeated_with_its_runs(explainer: explain.Explainer, tmp_path: Path) -> None:
+    first = explainer(photo(), "rise(runs=100000)", seconds=0.05)
+    saved = explain.load(first.save(tmp_path)[2])
+    assert isinstance(saved, Saved)
+    runs = saved.record["estimate"]["runs"]
+    assert "stopped early after" in saved.record["estimate"]["stopped"]
+    assert saved.record["options"]["runs"] == runs < 100000
+    again = saved.repeat(explainer, image=photo())
+    torch.testing.assert_close(again.values, first.values, rtol=1e-4, atol=1e-6)
+    assert again.record()["estimate"]["stopped"] is None
+
+
+def test_a_method_that_is_sure_enough_was_not_stopped(explainer: explain.Explainer) -> None:
+    found = explainer(photo(), "rise(runs=4000, until=0.5)", seconds=600).record()
+    assert found["estimate"]["runs"] < 4000
+    assert found["estimate"]["stopped"] is None
+    assert found["options"]["runs"] == 4000
+
+
+def test_the_models_are_looked_over_without_a_word_about_the_photo(
+    explainer: explain.Explainer, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def warned(*args: Any, **options: Any) -> None:
+        warn("the map of gradcam is zero everywhere")
+
+    found = Studio([explainer], LIMITS)
+    monkeypatch.setattr(type(explainer), "__call__", warned)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found.prepare()
+        done = threading.Event()
+        found.sitters[0].quick.do(done.set)
+        assert done.wait(WAIT)
+    found.close()
+    assert (said, *capfd.readouterr()) == ([], "", "")
 
 
 def told_of(
@@ -387,6 +455,9 @@ def test_photos_are_measured_before_they_are_decoded(monkeypatch: pytest.MonkeyP
         ({"photo": "p", "cover": {"region": [0, 0, 1]}}, "four numbers"),
         ({"photo": "p", "cover": {"region": [0, 0, 1, float("nan")]}}, "region must be x0"),
         ({"photo": "p", "cover": {"region": [0, 0, 0, 1]}}, "x0 < x1"),
+        ({"photo": "p", "cover": {"region": [0, 0, 1, 10**400]}}, "four numbers"),
+        ({"photo": "p", "seconds": 10**400}, "seconds must be above 0"),
+        ({"photo": "p", "model": 10**400}, "from 0 to 0"),
         ({"photo": "p", "cover": {"region": [0, 0, 1, 1], "fill": "photo"}}, "fill must be one of"),
         ({"photo": "p", "cover": [1]}, "cover must have"),
     ],

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -414,9 +416,17 @@ def damaged(data: bytes, path: Path) -> None:
     path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
 
 
+def compressed(data: bytes, path: Path) -> None:
+    with zipfile.ZipFile(io.BytesIO(data)) as whole, zipfile.ZipFile(path, "w") as bomb:
+        for name in whole.namelist():
+            bomb.writestr(name, whole.read(name) + bytes(2**16), zipfile.ZIP_DEFLATED)
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
+        (compressed, "larger when it is unpacked"),
+        (lambda data, path: os.mkfifo(path), "pipe"),
         (lambda data, path: path.write_bytes(b""), "must be an archive that export_package wrote, .*not a zip"),
         (lambda data, path: path.write_bytes(data[: len(data) // 2]), "must be an archive .*not a zip"),
         (damaged, r"is damaged \(at archive/\.data/0\.storage\); copy or export it again"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -117,3 +118,13 @@ def test_the_number_of_classes_of_timm_is_read_from_the_head(name: str, tmp_path
     found = load(f"timm:{name}", weights=tmp_path / "w.pt")
     assert found.categories is None
     assert all(torch.equal(tensor, state[key]) for key, tensor in found.model.state_dict().items())
+
+
+def test_weights_that_unpack_to_more_than_their_file_are_refused_unread(tmp_path: Path) -> None:
+    torch.save({"a": torch.zeros(2**16)}, tmp_path / "whole.pt")
+    with zipfile.ZipFile(tmp_path / "whole.pt") as whole, zipfile.ZipFile(tmp_path / "bomb.pt", "w") as bomb:
+        for name in whole.namelist():
+            bomb.writestr(name, whole.read(name), zipfile.ZIP_DEFLATED)
+    assert read_weights(tmp_path / "whole.pt").keys() == {"a"}
+    with pytest.raises(ModelError, match="unpacked"):
+        read_weights(tmp_path / "bomb.pt")

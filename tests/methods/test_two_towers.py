@@ -1,0 +1,106 @@
+"""Networks of a photo and texts, such as CLIP: methods look at the tower of the photo, and at nothing in the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import explain
+from explain.errors import ImageError
+
+METHODS = ["legrad", "tis(runs=12)", "vitcx", "gradcam", "gradientrollout", "cheferattribution", "occlusion", "lrp"]
+IDS = torch.tensor([[1, 5, 6, 2], [1, 7, 8, 2], [1, 9, 3, 2]])
+
+
+@pytest.fixture(scope="module")
+def clip() -> Any:
+    transformers = pytest.importorskip("transformers", reason="transformers is an extra")
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
+    words = {"vocab_size": 50, "max_position_embeddings": 8, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    config = transformers.CLIPConfig(
+        text_config={**sizes, **words}, vision_config={**sizes, "image_size": 16, "patch_size": 4}, projection_dim=8
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return transformers.CLIPModel(config).eval()
+
+
+@pytest.fixture(scope="module")
+def features(clip: Any) -> torch.Tensor:
+    """Those of the texts, as numbers."""
+    with torch.no_grad():
+        return clip(input_ids=IDS, pixel_values=torch.zeros(1, 3, 16, 16)).text_embeds
+
+
+@pytest.fixture
+def x() -> torch.Tensor:
+    return torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+
+
+class OfPhotos(nn.Module):
+    """The tower of photos alone, with the texts' features as the weights of its head."""
+
+    def __init__(self, clip: Any, features: torch.Tensor) -> None:
+        super().__init__()
+        self.tower, self.projection = clip.vision_model, clip.visual_projection
+        self.register_buffer("weight", clip.logit_scale.detach().exp() * features)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.projection(self.tower(pixel_values=x).pooler_output)
+        scores: torch.Tensor = found / found.norm(dim=-1, keepdim=True) @ self.weight.T
+        return scores
+
+
+class Wrapped(nn.Module):
+    def __init__(self, clip: Any) -> None:
+        super().__init__()
+        self.clip = clip
+
+
+class WithTexts(Wrapped):
+    def forward(self, pixel_values: torch.Tensor, input_ids: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.clip(input_ids=input_ids, pixel_values=pixel_values).logits_per_image
+        return scores
+
+
+class WithFixedTexts(Wrapped):
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.clip(input_ids=IDS, pixel_values=pixel_values).logits_per_image
+        return scores
+
+
+class WithFeatures(Wrapped):
+    def forward(self, pixel_values: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
+        found = self.clip.visual_projection(self.clip.vision_model(pixel_values=pixel_values).pooler_output)
+        scores: torch.Tensor = found / found.norm(dim=-1, keepdim=True) @ texts.T * self.clip.logit_scale.exp()
+        return scores
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", ["bare", "texts", "fixed texts", "features", "as many texts as photos"])
+def test_a_photo_beside_texts_is_explained_like_its_tower_alone(
+    kind: str, method: str, clip: Any, features: torch.Tensor, x: torch.Tensor
+) -> None:
+    both = {"input_ids": IDS, "pixel_values": x}
+    model, given = {
+        "bare": (clip, explain.Inputs(kwargs=both, explained="pixel_values")),
+        "texts": (WithTexts(clip), explain.Inputs((x, IDS))),
+        "fixed texts": (WithFixedTexts(clip), explain.Inputs((x,))),
+        "features": (WithFeatures(clip), explain.Inputs((x, features))),
+        "as many texts as photos": (WithFeatures(clip), explain.Inputs((x, features[:2]), shared=[1])),
+    }[kind]
+    count = 2 if kind.startswith("as many") else 3
+    alone = explain.attribute(OfPhotos(clip, features[:count]).eval(), x, method, target=1)
+    found = explain.attribute(model.eval(), given, method, target=1)
+    assert (found.layer or "").rpartition("vision_model")[2] == (alone.layer or "").rpartition("tower")[2]
+    largest = float(alone.values.abs().max())
+    torch.testing.assert_close(found.values, alone.values, rtol=1e-3, atol=1e-4 * largest)
+
+
+def test_a_photo_in_the_place_of_the_texts_is_refused_in_one_line(clip: Any, x: torch.Tensor) -> None:
+    with pytest.raises(ImageError, match="pixel_values") as caught:
+        explain.attribute(clip, x, "gradcam", target=1)
+    assert "\n" not in str(caught.value)
