@@ -13,8 +13,8 @@ from torch import nn
 
 from explain.attribution import Attribution, attribute_targets
 from explain.concepts import find_concepts
-from explain.engine import Precision, Progress, check_inputs
-from explain.errors import ImageError, LabelsError, PhotoError, TargetError, either, keywords, naming, shown
+from explain.engine import Precision, Progress, check_inputs, outputs_of
+from explain.errors import ImageError, LabelsError, PhotoError, TargetError, either, keywords, naming, shown, warn
 from explain.explanation import Explanation
 from explain.fills import Black, get_fill, range_of
 from explain.hooks import Inspection, Where, inspect, unwrapped
@@ -28,7 +28,7 @@ from explain.record import Origin, Question, asked, class_name, described, encod
 from explain.render import StyleLike, get_style
 from explain.request import Common
 from explain.selection import GROUPS
-from explain.targets import TargetLike, as_list, as_target, check_categories
+from explain.targets import Activation, Outputs, TargetLike, as_list, as_target, check_activation, check_categories
 
 
 class PhotoOptions(Common, total=False):
@@ -52,7 +52,10 @@ class PhotoRequest:
     alone: bool
 
 
-_MADE_WITH = ("model", "categories", "preprocess", "weights", "size", "crop", "mean", "std", "interpolation", "device")
+_MADE_WITH = (
+    *("model", "categories", "preprocess", "weights", "size", "crop", "mean", "std", "interpolation", "device"),
+    "activation",
+)
 _OF_EXPLAINER = {name: f"explain.Explainer({name}=...) takes it, and then the photo" for name in _MADE_WITH}
 _OF_EXPLAINER["style"] = "explain.Explainer(style=...), overlay(style=...) and save(style=...) take it"
 
@@ -75,6 +78,10 @@ class Explainer:
         mean, std, interpolation: for a preprocessing that cuts out the centre, other values than its own: the mean and
             standard deviation of each channel for pixels from 0 to 1, and "bilinear" or "bicubic".
         device: where to run, as for ``torch.device``.
+        activation: what makes probabilities of the model's outputs: "softmax" where one class is true of a photo,
+            "sigmoid" where several may be or there is one output for yes or no, "none" where they are probabilities
+            already, or are none. By default it is found out by the first photo: outputs in [0, 1] that add up to one,
+            or that come from a softmax or sigmoid, are probabilities, which a warning says.
         style: what its explanations are shown in, such as "contour"; see `Explanation.overlay`.
 
     Raises:
@@ -100,8 +107,10 @@ class Explainer:
         std: float | Sequence[float] | None = None,
         interpolation: Interpolation | None = None,
         device: str | torch.device | None = None,
+        activation: Activation | None = None,
         style: StyleLike | None = None,
     ) -> None:
+        check_activation(activation)
         self.style = None if style is None else get_style(style)
         found = classifier_of(model, weights, size)
         self.model = found.model if device is None else on_device(found.model, device)
@@ -115,12 +124,17 @@ class Explainer:
         self._classifier = Classifier(
             self.model, self.preprocess, self.categories, found.name, found.temperature, found.weights
         )
+        self.activation: Activation | None = activation or found.activation
+        self._outputs: Outputs | None = None
         named = isinstance(model, str | None)
+        made = {"model": model or found.name, "weights": weights and str(weights), **view} if named else {}
+        if activation is not None:
+            made["activation"] = activation
         self._origin = Origin(
             name=found.name,
             weights=found.weights,
             preprocess=described(self.preprocess),
-            arguments={"model": model or found.name, "weights": weights and str(weights), **view} if named else {},
+            arguments=made,
             own=(*([] if named else ["model"]), *([] if preprocess is None else ["preprocess"])),
         )
 
@@ -273,13 +287,10 @@ class Explainer:
         x = torch.cat([photo.x for photo in photos])
         with naming([photo.name for photo in photos] if len(photos) > 1 else [photos[0].source]):
             found = attribute_targets(
-                self.model, x, request.methods, request.targets, categories=self.categories, **request.options
-            )
-        logits = next(iter(found[0].values())).logits
-        self._check_categories(logits)
-        # One logit alone has nothing to be compared with: a softmax would always say 100 %.
-        several = logits is not None and logits.shape[1] > 1
-        probabilities = self._classifier.probabilities(logits) if logits is not None and several else None
+                self.model, x, request.methods, request.targets, categories=self.categories,
+                activation=self.activation, **request.options,
+            )  # fmt: skip
+        probabilities = self._probabilities(x, next(iter(found[0].values())).logits)
         return [
             self._explanation(
                 photo, x, tuple(found) if len(photos) == 1 else _of_image(found, i), request,
@@ -296,16 +307,15 @@ class Explainer:
             best: list[TargetLike] = [*best_of_mean(self.model, x, targets if isinstance(targets, int) else 1)]
             targets = best if isinstance(targets, int) else [best[0] if each is None else each for each in targets]
         found = attribute_targets(
-            self.model, x, request.methods, targets, categories=self.categories, **request.options
-        )
+            self.model, x, request.methods, targets, categories=self.categories, activation=self.activation,
+            **request.options,
+        )  # fmt: skip
         size, boxes = photo.image.size, crops.boxes(photo.image.size)
         whole = [{name: joined(each, boxes, size) for name, each in result.items()} for result in found]
-        logits = next(iter(whole[0].values())).logits
-        self._check_categories(logits)
-        several = logits is not None and logits.shape[1] > 1
-        probabilities = self._classifier.probabilities(logits)[0] if logits is not None and several else None
+        probabilities = self._probabilities(x, next(iter(whole[0].values())).logits)
         seen = Box(0.0, 0.0, float(size[0]), float(size[1]))
-        return self._explanation(photo, x, tuple(whole), request, probabilities, seen, boxes)
+        one = None if probabilities is None else probabilities[0]
+        return self._explanation(photo, x, tuple(whole), request, one, seen, boxes)
 
     def _explanation(
         self,
@@ -331,6 +341,7 @@ class Explainer:
             style=self.style,
             explainer=self,
             request=request,
+            outputs=self._outputs or Outputs(),
         )
 
     @keywords()
@@ -356,6 +367,23 @@ class Explainer:
         x = self.as_input(image)
         check_inputs(self.model, x)
         return inspect(unwrapped(self.model), x)
+
+    def _probabilities(self, x: torch.Tensor, logits: torch.Tensor | None) -> torch.Tensor | None:
+        """The probabilities ``(N, K)`` of what the model gave for some photos; what they are is found out once."""
+        self._check_categories(logits)
+        if logits is None:
+            return None
+        if self._outputs is None:
+            found = outputs_of(self.model, check_inputs(self.model, x), logits, self.activation)
+            self._outputs = replace(found, temperature=self._classifier.temperature)
+            if self.activation is None and found.activation == "none":
+                how = "add up to one" if found.exclusive else "lie between 0 and 1"
+                warn(
+                    f"model {self.name!r} gives probabilities already (they {how}), so they are taken as they are; "
+                    f"{either('pass activation=', 'give --activation')} to say what they are"
+                )
+            self.activation = found.activation
+        return self._outputs.probabilities(logits)
 
     def _check_categories(self, logits: torch.Tensor | None) -> None:
         if self.categories is None or logits is None:

@@ -24,7 +24,7 @@ from explain.record import FORMAT, Origin, Question, digest, encode, estimate_of
 from explain.render import Layout, Mark, Style, StyleLike
 from explain.report import Reported
 from explain.result import alone, apart
-from explain.targets import find_label
+from explain.targets import Outputs, Prediction, find_label
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,10 +41,11 @@ class Explanation(Reported):
     ``explanation["gradcam"]`` is the attribution of a method for the first target, and iterating gives the methods'
     names. ``results`` has a dictionary of attributions by method for each target. ``box`` is the part of the photo that
     the model saw and the maps lie on; where it saw several, ``crops`` are these, and ``box`` is the whole photo.
-    ``probabilities`` ``(K,)`` are those of the classes, where the model gives any. ``style`` is what it is shown in,
-    where not in each method's own. ``explainer`` is what made this, for more questions about the same photo, and
-    ``request`` what it was asked. Everything else works without them: a copy and a pickle hold the data, on the CPU,
-    and never the model; there, both are None. ``verdicts`` are those of `check`, by the position of the target.
+    ``probabilities`` ``(K,)`` are those of the classes, where the model gives any, and ``outputs`` says how they were
+    made of what it gives. ``style`` is what it is shown in, where not in each method's own. ``explainer`` is what made
+    this, for more questions about the same photo, and ``request`` what it was asked. Everything else works without
+    them: a copy and a pickle hold the data, on the CPU, and never the model; there, both are None. ``verdicts`` are
+    those of `check`, by the position of the target.
     """
 
     photo: Image.Image = field(repr=False)
@@ -61,6 +62,7 @@ class Explanation(Reported):
     explainer: Any = field(default=None, repr=False)
     request: Any = field(default=None, repr=False)
     verdicts: dict[int, Verdict] = field(default_factory=dict, repr=False)
+    outputs: Outputs = field(default_factory=Outputs, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
         results = tuple({name: apart(each) for name, each in result.items()} for result in self.results)
@@ -113,15 +115,20 @@ class Explanation(Reported):
 
     @property
     def predictions(self) -> list[tuple[str, float]]:
-        """The best labels with their probabilities, best first; empty for a model that gives no class scores."""
-        probabilities = self.probabilities
-        if probabilities is None:
+        """What the model says, as labels with their probabilities, the most probable first.
+
+        Of classes that exclude each other, these are the best few; where several may be true of one photo, all that are
+        more probable than not, which may be none. A model with one output says yes or no. Empty for a model that gives
+        no class scores.
+        """
+        return [(each.label, each.probability) for each in self.predicted]
+
+    @property
+    def predicted(self) -> list[Prediction]:
+        """The same with the class of each; None for the "no" of a model with one output."""
+        if self.probabilities is None:
             return []
-        best = probabilities.topk(min(max(SHOWN_PREDICTIONS, len(self.results)), len(probabilities)))
-        return [
-            (class_label(self.categories, i), p)
-            for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)
-        ]
+        return self.outputs.predicted(self.probabilities, self.categories, max(SHOWN_PREDICTIONS, len(self.results)))
 
     @keywords()
     def overlay(
@@ -335,6 +342,7 @@ class Explanation(Reported):
             "label": self._label(index),
             "score": float(attribution.score[0]),
             "probability": self._probability(index),
+            "activation": None if self.probabilities is None else self.outputs.activation,
             "predictions": [[label, probability] for label, probability in self.predictions],
             "delta": None if attribution.delta is None else float(attribution.delta[0]),
             "estimate": estimate_of(attribution),
@@ -390,7 +398,11 @@ class Explanation(Reported):
 
     def _label(self, target: int) -> str:
         chosen = self._class(target)
-        return chosen if isinstance(chosen, str) else class_label(self.categories, int(chosen[0]))
+        if isinstance(chosen, str):
+            return chosen
+        if self.categories is None and self.probabilities is not None and len(self.probabilities) == 1:
+            return "yes"
+        return class_label(self.categories, int(chosen[0]))
 
     def _probability(self, target: int) -> float | None:
         chosen, probabilities = self._class(target), self.probabilities

@@ -53,7 +53,7 @@ from explain.methods import (
 )
 from explain.methods.base import one_of
 from explain.result import Attribution, Channels, fused
-from explain.targets import Target, TargetLike, TopClass, as_target, settle
+from explain.targets import Activation, Target, TargetLike, TopClass, as_target, check_activation, settle
 
 
 class Common(TypedDict, total=False):
@@ -74,6 +74,7 @@ class Options(Common, total=False):
     """How to explain tensors, as `attribute` and its relatives take it."""
 
     categories: Sequence[str] | None
+    activation: Activation | None
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,10 @@ class Settings:
     until: float | None = None
     seconds: float | None = None
     keep_partial: bool = False
+    activation: Activation | None = None
 
     def __post_init__(self) -> None:
+        check_activation(self.activation)
         if self.fuse is not None:
             one_of("attribute", "fuse", self.fuse, ("mean", "max", "product"))
         if not isinstance(self.keep_partial, bool):
@@ -99,7 +102,7 @@ class Settings:
 
     @property
     def work(self) -> Work:
-        return Work(self.batch_size, self.progress, self.precision, self.keep_partial)
+        return Work(self.batch_size, self.progress, self.precision, self.keep_partial, self.activation)
 
     @property
     def budget(self) -> dict[str, float]:
@@ -357,6 +360,7 @@ def _apply(method: Method, evidence: Sequence[Evidence], how: Fusion | None, exp
         spent=outcome.runs,
         finished=outcome.finished,
         r2=outcome.r2,
+        neutral=outcome.neutral,
     )
 
 

@@ -287,8 +287,7 @@ class Studio:
         costs = self.sitters[work.ask.model].costs
         for method in values["methods"]:
             method["passes"] = costs[method["name"]] if math.isfinite(costs.get(method["name"], math.inf)) else None
-        probabilities = explanation.probabilities
-        best = [] if probabilities is None else probabilities.topk(len(explanation.predictions)).indices.tolist()
+        best = [each.category for each in explanation.predicted]
         notes, work.notes[:] = list(dict.fromkeys(work.notes)), []
         work.tell(
             {

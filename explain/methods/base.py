@@ -68,13 +68,15 @@ class Outcome:
 
     ``error`` is the standard error, in the shape of the values; ``runs`` ``(N,)`` how many altered photos each image
     was run with; ``finished`` ``(N,)`` false where an interrupt cut it short; ``r2`` ``(N,)`` how much of the variance
-    of the scores a surrogate explains.
+    of the scores a surrogate explains; ``neutral`` ``(N,)`` the value of a place that makes no difference, where it is
+    not zero.
     """
 
     error: torch.Tensor | None = None
     runs: torch.Tensor | None = None
     finished: torch.Tensor | None = None
     r2: torch.Tensor | None = None
+    neutral: torch.Tensor | None = None
 
 
 @runtime_checkable

@@ -19,11 +19,15 @@ NEW = 8  # a map is worked out again when the scores have become more by one in 
 
 @dataclass(frozen=True)
 class Guess:
-    """The map of one image by now, its standard error where there is one yet, and how well a surrogate fits."""
+    """The map of one image by now, its standard error where there is one yet, and how well a surrogate fits.
+
+    ``neutral`` is the value of a place that makes no difference, where it is not zero.
+    """
 
     values: torch.Tensor
     error: torch.Tensor | None = None
     r2: float | None = None
+    neutral: float | None = None
 
 
 class Estimating(Protocol):
@@ -57,6 +61,7 @@ class Estimate:
     runs: torch.Tensor
     finished: torch.Tensor
     r2: torch.Tensor | None = None
+    neutral: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -164,12 +169,14 @@ class _Gradually:
         guesses = [self._with.guess(image) for image in range(len(self._images))]
         errors = [guess.error for guess in guesses if guess.error is not None]
         r2 = [guess.r2 for guess in guesses if guess.r2 is not None]
+        neutral = [guess.neutral for guess in guesses if guess.neutral is not None]
         return Estimate(
             values=torch.stack([guess.values for guess in guesses]),
             error=torch.stack(errors) if len(errors) == len(guesses) else None,
             runs=torch.tensor([each.taken for each in self._images], device=self._device),
             finished=torch.tensor([finished or each for each in complete], device=self._device),
             r2=torch.tensor(r2, dtype=torch.float64, device=self._device) if len(r2) == len(guesses) else None,
+            neutral=torch.tensor(neutral, dtype=torch.float64, device=self._device) if neutral else None,
         )
 
 
@@ -195,7 +202,7 @@ class FromScores:
 
     def outcome(self, evidence: Evidence) -> Outcome:
         found = self._estimate(evidence)
-        return Outcome(found.error, found.runs, found.finished, found.r2)
+        return Outcome(found.error, found.runs, found.finished, found.r2, found.neutral)
 
     def _estimate(self, evidence: Evidence) -> Estimate:
         found: Estimate = evidence[self.found]

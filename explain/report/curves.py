@@ -74,7 +74,10 @@ def _of_target(
         return {}
     metrics: list[MetricLike] = [Deletion(steps=steps, reading=reading), Insertion(steps=steps, reading=reading)]
     try:
-        table = evaluate(subject.explainer.model, x, maps, metrics, target=target, progress=progress)
+        explainer = subject.explainer
+        table = evaluate(
+            explainer.model, x, maps, metrics, target=target, progress=progress, activation=explainer.activation
+        )
     except ExplainError:  # a map or target that cannot be judged has no curve
         return {}
     found = {}
