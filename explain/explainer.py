@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack, overload
 
@@ -13,17 +13,28 @@ from torch import nn
 
 from explain.attribution import Attribution, attribute_targets
 from explain.concepts import find_concepts
-from explain.engine import Precision, Progress, check_inputs, outputs_of
-from explain.errors import ImageError, LabelsError, PhotoError, TargetError, either, keywords, naming, shown, warn
+from explain.engine import Precision, Progress, check_inputs
+from explain.errors import ImageError, PhotoError, TargetError, keywords, naming, shown
 from explain.explanation import Explanation
 from explain.fills import Black, get_fill, range_of
 from explain.hooks import Inspection, Where, inspect, unwrapped
 from explain.images import Box, ImageLike, Preprocess, load_image, locate, source_of
 from explain.methods import Bounded, Fusion, Method, MethodLike, get_method, list_methods, options
-from explain.models import Classifier, CropLike, FiveCrops, Interpolation, as_preprocess, classifier_of, on_device, seen
+from explain.models import (
+    Classifier,
+    CropLike,
+    FiveCrops,
+    Interpolation,
+    as_preprocess,
+    check_labels,
+    classifier_of,
+    on_device,
+    outputs_for,
+    seen,
+)
 from explain.mosaic import best_of_mean, joined
 from explain.photo_concepts import PhotoConcepts
-from explain.photos import AT_ONCE, Photo, collected, in_batches, rows_are_apart
+from explain.photos import AT_ONCE, Photo, PhotoRequest, collected, in_batches, rows_are_apart
 from explain.record import Origin, Question, asked, class_name, described, encode_fields, has_tensor
 from explain.render import StyleLike, get_style
 from explain.request import Common
@@ -37,26 +48,8 @@ class PhotoOptions(Common, total=False):
     top_k: int | None
 
 
-@dataclass(frozen=True)
-class PhotoRequest:
-    """A question for photos: what `attribute_targets` is called with, and what records say about it.
-
-    ``alone`` says that each photo is explained on its own, since the target or a method may treat the rows of a batch
-    differently.
-    """
-
-    methods: list[Method] | str
-    targets: list[TargetLike] | int
-    question: Question
-    options: Mapping[str, Any]
-    alone: bool
-
-
-_MADE_WITH = (
-    *("model", "categories", "preprocess", "weights", "size", "crop", "mean", "std", "interpolation", "device"),
-    "activation",
-)
-_OF_EXPLAINER = {name: f"explain.Explainer({name}=...) takes it, and then the photo" for name in _MADE_WITH}
+_MADE_WITH = "model categories preprocess weights size crop mean std interpolation device activation"
+_OF_EXPLAINER = {name: f"explain.Explainer({name}=...) takes it, and then the photo" for name in _MADE_WITH.split()}
 _OF_EXPLAINER["style"] = "explain.Explainer(style=...), overlay(style=...) and save(style=...) take it"
 
 
@@ -370,30 +363,13 @@ class Explainer:
 
     def _probabilities(self, x: torch.Tensor, logits: torch.Tensor | None) -> torch.Tensor | None:
         """The probabilities ``(N, K)`` of what the model gave for some photos; what they are is found out once."""
-        self._check_categories(logits)
         if logits is None:
             return None
+        check_labels(self.categories, logits.shape[1])
         if self._outputs is None:
-            found = outputs_of(self.model, check_inputs(self.model, x), logits, self.activation)
-            self._outputs = replace(found, temperature=self._classifier.temperature)
-            if self.activation is None and found.activation == "none":
-                how = "add up to one" if found.exclusive else "lie between 0 and 1"
-                warn(
-                    f"model {self.name!r} gives probabilities already (they {how}), so they are taken as they are; "
-                    f"{either('pass activation=', 'give --activation')} to say what they are"
-                )
-            self.activation = found.activation
+            self._outputs = outputs_for(self._classifier, x, logits, self.activation)
+            self.activation = self._outputs.activation
         return self._outputs.probabilities(logits)
-
-    def _check_categories(self, logits: torch.Tensor | None) -> None:
-        if self.categories is None or logits is None:
-            return
-        classes = logits.shape[1]
-        if len(self.categories) != classes:
-            raise LabelsError(
-                f"{either('categories', '--labels')} must hold a label for each of the model's {classes} classes, got "
-                f"{len(self.categories)}; give them all, in the order of the classes"
-            )
 
     def as_input(self, image: ImageLike) -> torch.Tensor:
         """Turn a photo into what the model is given: ``(1, C, H, W)``, on its device and in its precision.

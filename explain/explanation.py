@@ -17,7 +17,6 @@ from explain.engine import Progress
 from explain.errors import MethodError, TargetError, did_you_mean, keywords, printable
 from explain.images import Box
 from explain.methods import get_method
-from explain.models import class_label
 from explain.output import Files, distinct, slug
 from explain.pictures import Look, Scene, array, layer_of, percent
 from explain.record import FORMAT, Origin, Question, digest, encode, estimate_of, values_of, versions
@@ -91,11 +90,9 @@ class Explanation(Reported):
 
     @property
     def values(self) -> torch.Tensor:
-        """The raw values of the first method for the first target: ``(h, w)`` at the layer's resolution, or
-        ``(C, H, W)``.
+        """The raw values of the first method for the first target: ``(h, w)`` of a layer, ``(H, W)`` or ``(C, H, W)``.
 
-        Those of another are ``explanation["saliency"].values[0]``, and for another target
-        ``explanation.results[1]["saliency"].values[0]``.
+        Those of another are ``explanation.results[1]["saliency"].values[0]``.
         """
         return self._attribution(None, 0).values[0]
 
@@ -115,11 +112,9 @@ class Explanation(Reported):
 
     @property
     def predictions(self) -> list[tuple[str, float]]:
-        """What the model says, as labels with their probabilities, the most probable first.
+        """The best labels with their probabilities, best first; empty for a model that gives no class scores.
 
-        Of classes that exclude each other, these are the best few; where several may be true of one photo, all that are
-        more probable than not, which may be none. A model with one output says yes or no. Empty for a model that gives
-        no class scores.
+        Where several may be true of one photo, all that are more probable than not; of one output alone, yes and no.
         """
         return [(each.label, each.probability) for each in self.predicted]
 
@@ -234,10 +229,7 @@ class Explanation(Reported):
     def figure(
         self, *, style: StyleLike | None = None, alpha: float | None = None, colormap: str | None = None
     ) -> Figure:
-        """Return a matplotlib figure with the photo and all methods side by side, for every target.
-
-        It shows itself in a notebook. Options as for `overlay`.
-        """
+        """Return a matplotlib figure with the photo and all methods side by side; options as for `overlay`."""
         layout = self.layout(style=style, alpha=alpha, colormap=colormap)
         return render.figure(layout, self.alternative)
 
@@ -250,10 +242,7 @@ class Explanation(Reported):
         alpha: float | None = None,
         colormap: str | None = None,
     ) -> Image.Image:
-        """Return the photo and all methods side by side, grouped by target and family, under a title.
-
-        ``tile`` is the side of a picture in pixels; options as for `overlay`.
-        """
+        """Return the photo and all methods side by side, under a title; ``tile`` is the side of a picture in pixels."""
         return render.sheet(self.layout(style=style, alpha=alpha, colormap=colormap), tile)
 
     @property
@@ -398,11 +387,8 @@ class Explanation(Reported):
 
     def _label(self, target: int) -> str:
         chosen = self._class(target)
-        if isinstance(chosen, str):
-            return chosen
-        if self.categories is None and self.probabilities is not None and len(self.probabilities) == 1:
-            return "yes"
-        return class_label(self.categories, int(chosen[0]))
+        classes = None if self.probabilities is None else len(self.probabilities)
+        return chosen if isinstance(chosen, str) else self.outputs.label(self.categories, int(chosen[0]), classes)
 
     def _probability(self, target: int) -> float | None:
         chosen, probabilities = self._class(target), self.probabilities

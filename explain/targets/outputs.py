@@ -65,18 +65,26 @@ class Outputs:
         """
         if len(probabilities) == 1:
             yes = float(probabilities[0])
-            label = None if categories is None else categories[0]
-            both = [
-                Prediction(label or "yes", yes, 0),
-                Prediction("no" if label is None else f"not {label}", 1 - yes, None),
-            ]
+            label = self.label(categories, 0, classes=1)
+            no = "no" if categories is None else f"not {label}"
+            both = [Prediction(label, yes, 0), Prediction(no, 1 - yes, None)]
             return both if yes >= THRESHOLD else both[::-1]
         best = probabilities.topk(min(most, len(probabilities)) if self.exclusive else len(probabilities))
         found = [
-            Prediction(categories[i] if categories is not None and i < len(categories) else f"class {i}", p, i)
+            Prediction(self.label(categories, i), p, i)
             for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)
         ]
         return found if self.exclusive else [each for each in found if each.probability >= THRESHOLD]
+
+    def label(self, categories: Sequence[str] | None, index: int, classes: int | None = None) -> str:
+        """Return the label of a class, or a plain name where it has none; that of one output alone is yes.
+
+        >>> Outputs().label(["cat", "dog"], 1), Outputs().label(None, 1), Outputs().label(None, 0, classes=1)
+        ('dog', 'class 1', 'yes')
+        """
+        if categories is not None and index < len(categories):
+            return categories[index]
+        return "yes" if classes == 1 else f"class {index}"
 
     def _applied(self, outputs: torch.Tensor, temperature: float) -> torch.Tensor:
         values = outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
