@@ -15,7 +15,7 @@ from torch import nn
 
 import explain
 from explain.cli import main
-from explain.errors import ExplainWarning, ModelError, RecordError
+from explain.errors import ExplainWarning, ModelError, RecordError, TargetError
 from explain.methods import RISE, Occlusion
 from explain.metrics import AverageDrop, Deletion
 from explain.models import CenterCrop, Classifier
@@ -203,6 +203,10 @@ class TestEverythingReadsTheSameProbability:
 
     def test_metrics(self, end: str) -> None:
         model, x, options, probability = self.given(end)
+        if ENDS[end][1] == 1:
+            with pytest.raises(TargetError, match="reading='score'"):
+                explain.evaluate(model, x, "saliency", "deletion", target=0)
+            return
         values = torch.arange(64.0).reshape(1, 8, 8)
         table = explain.evaluate(model, x, {"map": values}, [Deletion(steps=4), AverageDrop()], target=0, **options)
         expected = []
@@ -227,7 +231,12 @@ class TestEverythingReadsTheSameProbability:
 
         shown = item(found, Detail(steps=4))
         assert shown["targets"][0]["probability"] == expected
-        assert shown["maps"][0][0]["curve"]["deletion"][0] == expected
+        curve = shown["maps"][0][0]["curve"]
+        if curve["reading"] == "probability":
+            assert curve["deletion"][0] == expected
+        else:
+            assert ENDS[end][1] == 1
+            assert curve["deletion"][0] == pytest.approx(model(x.float()).item(), abs=1e-5)
         assert found.check().answers["saliency"]
         fresh = explain.Explainer(model, labels, PLAIN, **options)
         run = explain.run([PHOTO], fresh, "saliency", target=0, output=tmp_path / "run.sqlite", workers=0)

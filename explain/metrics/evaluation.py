@@ -288,8 +288,8 @@ def _told(target: torch.Tensor | str) -> str:
 
 
 def probability_of(outputs: Outputs, classes: torch.Tensor | None, logits: torch.Tensor | None) -> torch.Tensor | None:
-    """The probability of the class; None where there is none."""
-    if classes is None or logits is None or outputs.probabilities(logits) is None:
+    """The probability of the class; None where there is none, or where it is the only one."""
+    if classes is None or logits is None or logits.shape[1] < 2 or outputs.probabilities(logits) is None:
         return None
     return outputs.of_classes(logits, classes)
 

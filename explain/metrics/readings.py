@@ -29,14 +29,15 @@ class ClassReading:
 
     def pick(self, output: Any, count: int) -> tuple[torch.Tensor, None]:
         logits = find_logits(output, count)
+        if logits.shape[1] < 2:
+            raise TargetError(
+                "model must score at least two classes for a metric to read their probabilities, got one; choose "
+                "reading='score'"
+            )
         logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
         chosen = torch.tensor(self.classes, device=logits.device)[:, None]
         if self.of == "probability":
             return self.outputs.of_classes(logits, chosen[:, 0]), None
-        if logits.shape[1] < 2:
-            raise TargetError(
-                "model must score at least two classes for one to be the best, got one; leave the metric out"
-            )
         others = logits.scatter(1, chosen, -torch.inf)
         return logits.gather(1, chosen)[:, 0] - others.amax(1), None
 
