@@ -140,7 +140,7 @@ class SignedContour:
     @property
     def _colors(self) -> list[RGB]:
         """For and against the target, the strongest around the first share."""
-        table, places = lookup_table(self.colormap), np.linspace(0.47, 0.3, max(2, len(self.shares)))
+        table, places = lookup_table(self.colormap), np.linspace(0.4, 0.25, max(2, len(self.shares)))
         ends = [0.5 + side * place for place in places[: len(self.shares)] for side in (1, -1)]
         return [_rgb(color) for color in table[(255 * np.array(ends)).astype(int)]]
 
