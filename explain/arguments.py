@@ -134,6 +134,10 @@ MODEL = (
     ),
     Option(("--weights",), "state dict to load into the model, also as .safetensors", how={"metavar": "FILE"}),
     Option(("--labels",), "the labels of the classes, one a line", how={"metavar": "FILE"}),
+    Option(
+        ("--activation",), "what makes probabilities of the model's outputs; none where they are some already "
+        "(default: found out)", how={"choices": ["softmax", "sigmoid", "none"]},
+    ),
     Option(("--size",), "side of the model's input", how={"type": _count, "metavar": "PIXELS"}),
     Option(
         ("--crop",), "the part of a photo that the model sees: center, whole, five, or the share that the centre takes",

@@ -80,6 +80,8 @@ def attribute(
         runs, until, seconds: for methods that estimate, how many altered photos to run at most; the largest standard
             error over the largest magnitude that is small enough to stop; and after how many seconds to stop.
         keep_partial: whether an interrupt (Ctrl-C) gives what there is by then, with ``finished`` false.
+        activation: what makes probabilities of the model's outputs, for methods that explain one: "softmax", "sigmoid",
+            or "none" where they are probabilities already; None finds it out.
 
     Raises:
         ExplainError: one line that says which argument does not fit and what would.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack, overload
 
@@ -14,21 +14,32 @@ from torch import nn
 from explain.attribution import Attribution, attribute_targets
 from explain.concepts import find_concepts
 from explain.engine import Precision, Progress, check_inputs
-from explain.errors import ImageError, LabelsError, PhotoError, TargetError, either, keywords, naming, shown
+from explain.errors import ImageError, PhotoError, TargetError, keywords, naming, shown
 from explain.explanation import Explanation
 from explain.fills import Black, get_fill, range_of
 from explain.hooks import Inspection, Where, callers_hooks, inspect, unwrapped
 from explain.images import Box, ImageLike, Preprocess, load_image, locate, source_of
 from explain.methods import Bounded, Fusion, Method, MethodLike, get_method, list_methods, options
-from explain.models import Classifier, CropLike, FiveCrops, Interpolation, as_preprocess, classifier_of, on_device, seen
+from explain.models import (
+    Classifier,
+    CropLike,
+    FiveCrops,
+    Interpolation,
+    as_preprocess,
+    check_labels,
+    classifier_of,
+    on_device,
+    outputs_for,
+    seen,
+)
 from explain.mosaic import best_of_mean, joined
 from explain.photo_concepts import PhotoConcepts
-from explain.photos import AT_ONCE, Photo, collected, in_batches, rows_are_apart
+from explain.photos import AT_ONCE, Photo, PhotoRequest, collected, in_batches, rows_are_apart
 from explain.record import Origin, Question, asked, class_name, described, encode_fields, has_tensor
 from explain.render import StyleLike, get_style
 from explain.request import Common
 from explain.selection import GROUPS
-from explain.targets import TargetLike, as_list, as_target, check_categories
+from explain.targets import Activation, Outputs, TargetLike, as_list, as_target, check_activation, check_categories
 
 
 class PhotoOptions(Common, total=False):
@@ -37,23 +48,8 @@ class PhotoOptions(Common, total=False):
     top_k: int | None
 
 
-@dataclass(frozen=True)
-class PhotoRequest:
-    """A question for photos: what `attribute_targets` is called with, and what records say about it.
-
-    ``alone`` says that each photo is explained on its own, since the target or a method may treat the rows of a batch
-    differently.
-    """
-
-    methods: list[Method] | str
-    targets: list[TargetLike] | int
-    question: Question
-    options: Mapping[str, Any]
-    alone: bool
-
-
-_MADE_WITH = ("model", "categories", "preprocess", "weights", "size", "crop", "mean", "std", "interpolation", "device")
-_OF_EXPLAINER = {name: f"explain.Explainer({name}=...) takes it, and then the photo" for name in _MADE_WITH}
+_MADE_WITH = "model categories preprocess weights size crop mean std interpolation device activation"
+_OF_EXPLAINER = {name: f"explain.Explainer({name}=...) takes it, and then the photo" for name in _MADE_WITH.split()}
 _OF_EXPLAINER["style"] = "explain.Explainer(style=...), overlay(style=...) and save(style=...) take it"
 
 
@@ -75,6 +71,10 @@ class Explainer:
         mean, std, interpolation: for a preprocessing that cuts out the centre, other values than its own: the mean and
             standard deviation of each channel for pixels from 0 to 1, and "bilinear" or "bicubic".
         device: where to run, as for ``torch.device``.
+        activation: what makes probabilities of the model's outputs: "softmax" where one class is true of a photo,
+            "sigmoid" where several may be or there is one output for yes or no, "none" where they are probabilities
+            already, or are none. By default it is found out by the first photo: outputs in [0, 1] that add up to one,
+            or that come from a softmax or sigmoid, are probabilities, which a warning says.
         style: what its explanations are shown in, such as "contour"; see `Explanation.overlay`.
 
     Raises:
@@ -100,8 +100,10 @@ class Explainer:
         std: float | Sequence[float] | None = None,
         interpolation: Interpolation | None = None,
         device: str | torch.device | None = None,
+        activation: Activation | None = None,
         style: StyleLike | None = None,
     ) -> None:
+        check_activation(activation)
         self.style = None if style is None else get_style(style)
         found = classifier_of(model, weights, size)
         self.model = found.model if device is None else on_device(found.model, device)
@@ -115,12 +117,17 @@ class Explainer:
         self._classifier = Classifier(
             self.model, self.preprocess, self.categories, found.name, found.temperature, found.weights
         )
+        self.activation: Activation | None = activation or found.activation
+        self._outputs: Outputs | None = None
         named = isinstance(model, str | None)
+        made = {"model": model or found.name, "weights": weights and str(weights), **view} if named else {}
+        if activation is not None:
+            made["activation"] = activation
         self._origin = Origin(
             name=found.name,
             weights=found.weights,
             preprocess=described(self.preprocess),
-            arguments={"model": model or found.name, "weights": weights and str(weights), **view} if named else {},
+            arguments=made,
             own=(*([] if named else ["model"]), *([] if preprocess is None else ["preprocess"])),
         )
 
@@ -273,13 +280,10 @@ class Explainer:
         x = torch.cat([photo.x for photo in photos])
         with naming([photo.name for photo in photos] if len(photos) > 1 else [photos[0].source]):
             found = attribute_targets(
-                self.model, x, request.methods, request.targets, categories=self.categories, **request.options
-            )
-        logits = next(iter(found[0].values())).logits
-        self._check_categories(logits)
-        # One logit alone has nothing to be compared with: a softmax would always say 100 %.
-        several = logits is not None and logits.shape[1] > 1
-        probabilities = self._classifier.probabilities(logits) if logits is not None and several else None
+                self.model, x, request.methods, request.targets, categories=self.categories,
+                activation=self.activation, **request.options,
+            )  # fmt: skip
+        probabilities = self._probabilities(x, next(iter(found[0].values())).logits)
         return [
             self._explanation(
                 photo, x, tuple(found) if len(photos) == 1 else _of_image(found, i), request,
@@ -296,16 +300,15 @@ class Explainer:
             best: list[TargetLike] = [*best_of_mean(self.model, x, targets if isinstance(targets, int) else 1)]
             targets = best if isinstance(targets, int) else [best[0] if each is None else each for each in targets]
         found = attribute_targets(
-            self.model, x, request.methods, targets, categories=self.categories, **request.options
-        )
+            self.model, x, request.methods, targets, categories=self.categories, activation=self.activation,
+            **request.options,
+        )  # fmt: skip
         size, boxes = photo.image.size, crops.boxes(photo.image.size)
         whole = [{name: joined(each, boxes, size) for name, each in result.items()} for result in found]
-        logits = next(iter(whole[0].values())).logits
-        self._check_categories(logits)
-        several = logits is not None and logits.shape[1] > 1
-        probabilities = self._classifier.probabilities(logits)[0] if logits is not None and several else None
+        probabilities = self._probabilities(x, next(iter(whole[0].values())).logits)
         seen = Box(0.0, 0.0, float(size[0]), float(size[1]))
-        return self._explanation(photo, x, tuple(whole), request, probabilities, seen, boxes)
+        one = None if probabilities is None else probabilities[0]
+        return self._explanation(photo, x, tuple(whole), request, one, seen, boxes)
 
     def _explanation(
         self,
@@ -331,6 +334,7 @@ class Explainer:
             style=self.style,
             explainer=self,
             request=request,
+            outputs=self._outputs or Outputs(),
         )
 
     @keywords()
@@ -357,15 +361,15 @@ class Explainer:
         check_inputs(self.model, x)
         return inspect(unwrapped(self.model), x)
 
-    def _check_categories(self, logits: torch.Tensor | None) -> None:
-        if self.categories is None or logits is None:
-            return
-        classes = logits.shape[1]
-        if len(self.categories) != classes:
-            raise LabelsError(
-                f"{either('categories', '--labels')} must hold a label for each of the model's {classes} classes, got "
-                f"{len(self.categories)}; give them all, in the order of the classes"
-            )
+    def _probabilities(self, x: torch.Tensor, logits: torch.Tensor | None) -> torch.Tensor | None:
+        """The probabilities ``(N, K)`` of what the model gave for some photos; what they are is found out once."""
+        if logits is None:
+            return None
+        check_labels(self.categories, logits.shape[1])
+        if self._outputs is None:
+            self._outputs = outputs_for(self._classifier, x, logits, self.activation)
+            self.activation = self._outputs.activation
+        return self._outputs.probabilities(logits)
 
     def as_input(self, image: ImageLike) -> torch.Tensor:
         """Turn a photo into what the model is given: ``(1, C, H, W)``, on its device and in its precision.

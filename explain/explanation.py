@@ -17,14 +17,13 @@ from explain.engine import Progress
 from explain.errors import MethodError, TargetError, did_you_mean, keywords, printable
 from explain.images import Box
 from explain.methods import get_method
-from explain.models import class_label
 from explain.output import Files, distinct, slug
 from explain.pictures import Look, Scene, array, layer_of, percent
 from explain.record import FORMAT, Origin, Question, digest, estimate_of, options_run, values_of, versions
 from explain.render import Layout, Mark, Style, StyleLike
 from explain.report import Reported
 from explain.result import alone, apart
-from explain.targets import find_label
+from explain.targets import Outputs, Prediction, find_label
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,10 +40,11 @@ class Explanation(Reported):
     ``explanation["gradcam"]`` is the attribution of a method for the first target, and iterating gives the methods'
     names. ``results`` has a dictionary of attributions by method for each target. ``box`` is the part of the photo that
     the model saw and the maps lie on; where it saw several, ``crops`` are these, and ``box`` is the whole photo.
-    ``probabilities`` ``(K,)`` are those of the classes, where the model gives any. ``style`` is what it is shown in,
-    where not in each method's own. ``explainer`` is what made this, for more questions about the same photo, and
-    ``request`` what it was asked. Everything else works without them: a copy and a pickle hold the data, on the CPU,
-    and never the model; there, both are None. ``verdicts`` are those of `check`, by the position of the target.
+    ``probabilities`` ``(K,)`` are those of the classes, where the model gives any, and ``outputs`` says how they were
+    made of what it gives. ``style`` is what it is shown in, where not in each method's own. ``explainer`` is what made
+    this, for more questions about the same photo, and ``request`` what it was asked. Everything else works without
+    them: a copy and a pickle hold the data, on the CPU, and never the model; there, both are None. ``verdicts`` are
+    those of `check`, by the position of the target.
     """
 
     photo: Image.Image = field(repr=False)
@@ -61,6 +61,7 @@ class Explanation(Reported):
     explainer: Any = field(default=None, repr=False)
     request: Any = field(default=None, repr=False)
     verdicts: dict[int, Verdict] = field(default_factory=dict, repr=False)
+    outputs: Outputs = field(default_factory=Outputs, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
         results = tuple({name: apart(each) for name, each in result.items()} for result in self.results)
@@ -89,11 +90,9 @@ class Explanation(Reported):
 
     @property
     def values(self) -> torch.Tensor:
-        """The raw values of the first method for the first target: ``(h, w)`` at the layer's resolution, or
-        ``(C, H, W)``.
+        """The raw values of the first method for the first target: ``(h, w)`` of a layer, ``(H, W)`` or ``(C, H, W)``.
 
-        Those of another are ``explanation["saliency"].values[0]``, and for another target
-        ``explanation.results[1]["saliency"].values[0]``.
+        Those of another are ``explanation.results[1]["saliency"].values[0]``.
         """
         return self._attribution(None, 0).values[0]
 
@@ -113,15 +112,18 @@ class Explanation(Reported):
 
     @property
     def predictions(self) -> list[tuple[str, float]]:
-        """The best labels with their probabilities, best first; empty for a model that gives no class scores."""
-        probabilities = self.probabilities
-        if probabilities is None:
+        """The best labels with their probabilities, best first; empty for a model that gives no class scores.
+
+        Where several may be true of one photo, all that are more probable than not; of one output alone, yes and no.
+        """
+        return [(each.label, each.probability) for each in self.predicted]
+
+    @property
+    def predicted(self) -> list[Prediction]:
+        """The same with the class of each; None for the "no" of a model with one output."""
+        if self.probabilities is None:
             return []
-        best = probabilities.topk(min(max(SHOWN_PREDICTIONS, len(self.results)), len(probabilities)))
-        return [
-            (class_label(self.categories, i), p)
-            for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)
-        ]
+        return self.outputs.predicted(self.probabilities, self.categories, max(SHOWN_PREDICTIONS, len(self.results)))
 
     @keywords()
     def overlay(
@@ -227,10 +229,7 @@ class Explanation(Reported):
     def figure(
         self, *, style: StyleLike | None = None, alpha: float | None = None, colormap: str | None = None
     ) -> Figure:
-        """Return a matplotlib figure with the photo and all methods side by side, for every target.
-
-        It shows itself in a notebook. Options as for `overlay`.
-        """
+        """Return a matplotlib figure with the photo and all methods side by side; options as for `overlay`."""
         layout = self.layout(style=style, alpha=alpha, colormap=colormap)
         return render.figure(layout, self.alternative)
 
@@ -243,10 +242,7 @@ class Explanation(Reported):
         alpha: float | None = None,
         colormap: str | None = None,
     ) -> Image.Image:
-        """Return the photo and all methods side by side, grouped by target and family, under a title.
-
-        ``tile`` is the side of a picture in pixels; options as for `overlay`.
-        """
+        """Return the photo and all methods side by side, under a title; ``tile`` is the side of a picture in pixels."""
         return render.sheet(self.layout(style=style, alpha=alpha, colormap=colormap), tile)
 
     @property
@@ -335,6 +331,7 @@ class Explanation(Reported):
             "label": self._label(index),
             "score": float(attribution.score[0]),
             "probability": self._probability(index),
+            "activation": None if self.probabilities is None else self.outputs.activation,
             "predictions": [[label, probability] for label, probability in self.predictions],
             "delta": None if attribution.delta is None else float(attribution.delta[0]),
             "estimate": estimate_of(attribution),
@@ -391,7 +388,8 @@ class Explanation(Reported):
 
     def _label(self, target: int) -> str:
         chosen = self._class(target)
-        return chosen if isinstance(chosen, str) else class_label(self.categories, int(chosen[0]))
+        classes = None if self.probabilities is None else len(self.probabilities)
+        return chosen if isinstance(chosen, str) else self.outputs.label(self.categories, int(chosen[0]), classes)
 
     def _probability(self, target: int) -> float | None:
         chosen, probabilities = self._class(target), self.probabilities

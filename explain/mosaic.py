@@ -50,6 +50,7 @@ def joined(found: Attribution, boxes: Sequence[Box], size: tuple[int, int]) -> A
         planned=None if found.planned is None else found.planned.sum(0, keepdim=True),
         finished=None if found.finished is None else found.finished.all(0, keepdim=True),
         r2=None if found.r2 is None else found.r2.mean(0, keepdim=True),
+        neutral=None if found.neutral is None else found.neutral.mean(0, keepdim=True),
     )
 
 

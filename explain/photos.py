@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from PIL import Image
@@ -14,12 +14,30 @@ from explain.errors import ExplainError, ImageError, PhotoError, PhotosError, ra
 from explain.hooks.preserve import untouched
 from explain.hooks.structure import first_tensor
 from explain.images import ImageLike
+from explain.methods import Method
+from explain.record import Question
+from explain.targets import TargetLike
 
 AT_ONCE = 8  # photos in a batch: on a CPU, larger ones are no faster, and their activations have to fit
 AREA = 64_000_000  # pixels of photos that are held at once, if they are more than one
 NAMED = 3  # failures that one message names
 
 Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class PhotoRequest:
+    """A question for photos: what `attribute_targets` is called with, and what records say about it.
+
+    ``alone`` says that each photo is explained on its own, since the target or a method may treat the rows of a batch
+    differently.
+    """
+
+    methods: list[Method] | str
+    targets: list[TargetLike] | int
+    question: Question
+    options: Mapping[str, Any]
+    alone: bool
 
 
 @dataclass(frozen=True, eq=False)

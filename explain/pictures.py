@@ -61,13 +61,14 @@ class Look:
             render.get_style("heat", colormap=self.colormap, alpha=self.alpha)  # a wrong value is refused in any case
 
     def of(self, own: str) -> Style:
-        """The style for a method whose own is ``own``.
+        """The style for a method whose own is ``own``; lines around contributions have the colours of their sign.
 
         Raises:
             ExplainError: there is no such style, or the one that was asked for has no such option.
         """
         if self.style is not None:
-            return render.get_style(self.style, colormap=self.colormap, alpha=self.alpha)
+            style = render.get_style(self.style, colormap=self.colormap, alpha=self.alpha)
+            return style.signed() if own == "signed" and isinstance(style, render.Contour) else style
         return render.with_options(render.get_style(own), strict=False, colormap=self.colormap, alpha=self.alpha)
 
 
@@ -88,13 +89,12 @@ def map_for(attribution: Attribution, style: Style) -> np.ndarray[Any, Any]:
                 "has one for each place; take 'heat' or 'signed'"
             )
         return array(attribution.values[0])
-    if style.reads == "signed":
-        return array(attribution.signed[0])
+    with_sign = style.reads == "signed"
     if in_pixels or style.name not in AREAS:
-        heatmap = array(attribution.heatmap[0])
-        return render.smoothed(heatmap) if in_pixels and style.name in render.CHOICES else heatmap
-    cells = array(attribution.values[0].clamp(min=0))
-    return cells / (cells.max() or 1.0)
+        found = array(attribution.signed[0] if with_sign else attribution.heatmap[0])
+        return render.smoothed(found) if in_pixels and style.name in render.CHOICES else found
+    cells = array(attribution.contributions[0] if with_sign else attribution.cells[0])
+    return cells / (np.abs(cells).max() or 1.0)
 
 
 def tile(scene: Scene, attribution: Attribution, style: Style, marks: tuple[Mark, ...] = ()) -> Tile:

@@ -24,7 +24,7 @@ def why_empty(evidence: Sequence[Evidence], image: int, *, turned: bool = False)
     if named and all(_is_zero(item, image, Activations) for item in evidence):
         return f"{layer} gives zero everywhere, as behind a ReLU of which every unit is off; choose an earlier layer"
     if all(_is_zero(item, image, LayerGradients, InputGradients) for item in evidence):
-        if _is_saturated(first.logits, image):
+        if _is_saturated(first, image):
             return (
                 "the model gives probabilities, and this one is so near to 0 or 1 that nothing changes it; let the "
                 "model give the scores before the softmax"
@@ -49,9 +49,9 @@ def _is_zero(evidence: Evidence, image: int, *kinds: type) -> bool:
     return bool(found) and not any(value[image].any() for value in found)
 
 
-def _is_saturated(logits: torch.Tensor | None, image: int) -> bool:
-    """Whether the model returns probabilities, one of which is practically 1."""
-    if logits is None:
+def _is_saturated(evidence: Evidence, image: int) -> bool:
+    """Whether the model returns probabilities, and that of the target's class is practically 0 or 1."""
+    if evidence.logits is None or evidence.classes is None or evidence.outputs.activation != "none":
         return False
-    row = logits[image]
-    return bool((row >= 0).all()) and abs(float(row.sum()) - 1) < 1e-4 and float(row.max()) > 1 - 1e-4
+    probability = float(evidence.logits[image, evidence.classes[image]])
+    return min(abs(probability), abs(1 - probability)) < 1e-4

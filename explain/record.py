@@ -310,7 +310,9 @@ def options_run(attribution: Attribution, crops: int = 1) -> dict[str, Any]:
 def values_of(attribution: Attribution) -> dict[str, Any]:
     """How to recognise the array that belongs to a record, and how to read it."""
     values = array(attribution.values[0])
-    about = {"size": list(attribution.size), "style": attribution.style, "input": attribution.input}
+    about: dict[str, Any] = {"size": list(attribution.size), "style": attribution.style, "input": attribution.input}
+    if attribution.neutral is not None:
+        about["neutral"] = float(attribution.neutral[0])
     return {"shape": list(values.shape), "sha256": digest(values.tobytes()), **about}
 
 

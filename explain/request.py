@@ -60,7 +60,7 @@ from explain.methods import (
 )
 from explain.methods.base import one_of
 from explain.result import Attribution, Channels, fused
-from explain.targets import Target, TargetLike, TopClass, as_target, settle
+from explain.targets import Activation, Target, TargetLike, TopClass, as_target, check_activation, settle
 
 
 class Common(TypedDict, total=False):
@@ -81,6 +81,7 @@ class Options(Common, total=False):
     """How to explain tensors, as `attribute` and its relatives take it."""
 
     categories: Sequence[str] | None
+    activation: Activation | None
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,10 @@ class Settings:
     until: float | None = None
     seconds: float | None = None
     keep_partial: bool = False
+    activation: Activation | None = None
 
     def __post_init__(self) -> None:
+        check_activation(self.activation)
         if self.fuse is not None:
             one_of("attribute", "fuse", self.fuse, ("mean", "max", "product"))
         if not isinstance(self.keep_partial, bool):
@@ -106,7 +109,7 @@ class Settings:
 
     @property
     def work(self) -> Work:
-        return Work(self.batch_size, self.progress, self.precision, self.keep_partial)
+        return Work(self.batch_size, self.progress, self.precision, self.keep_partial, self.activation)
 
     @property
     def budget(self) -> dict[str, float]:
@@ -366,6 +369,7 @@ def _apply(method: Method, evidence: Sequence[Evidence], how: Fusion | None, exp
         planned=outcome.planned,
         finished=outcome.finished,
         r2=outcome.r2,
+        neutral=outcome.neutral,
     )
 
 

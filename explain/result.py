@@ -60,7 +60,8 @@ class Attribution:
     altered photos each image was run with (the most of any), ``planned`` ``(N,)`` how many there would be without an
     early end, ``finished`` ``(N,)`` whether these are all that were asked for, or fewer because the error was small
     enough or the time was over (true) or because of an interrupt (false); ``stopped`` says so in words; ``r2`` ``(N,)``
-    how much of the variance of the scores a surrogate explains.
+    how much of the variance of the scores a surrogate explains. ``neutral`` ``(N,)`` is the value of a place that makes
+    no difference, where it is not zero (of RISE, the mean score over the masks): pictures show the difference from it.
 
     Of a video ``(N, C, T, H, W)``, all of these have a dimension for frames before height and width.
     """
@@ -86,6 +87,7 @@ class Attribution:
     planned: torch.Tensor | None = field(default=None, repr=False)
     finished: torch.Tensor | None = field(default=None, repr=False)
     r2: torch.Tensor | None = field(default=None, repr=False)
+    neutral: torch.Tensor | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -98,7 +100,9 @@ class Attribution:
         def part(tensor: torch.Tensor) -> torch.Tensor:
             return tensor[rows]  # a copy, since it is chosen by a list
 
-        per_image = ("values", "target", "score", "logits", "delta", "error", "spent", "planned", "finished", "r2")
+        per_image = (
+            "values", "target", "score", "logits", "delta", "error", "spent", "planned", "finished", "r2", "neutral",
+        )  # fmt: skip
         tensors = {name: getattr(self, name) for name in per_image}
         taken: dict[str, Any] = {
             name: part(value) for name, value in tensors.items() if isinstance(value, torch.Tensor)
@@ -136,20 +140,36 @@ class Attribution:
     def heatmap(self) -> torch.Tensor:
         """``(N, H, W)`` float32 in [0, 1] at input resolution: magnitude divided by its maximum, never shifted.
 
-        Signed CAM maps show their positive part. Pixel methods show the largest magnitude over the channels, or, where
-        the values are contributions that may cancel (``style="signed"``), the magnitude of their sum.
+        Signed maps of a layer show their positive part. Maps of the input show the largest magnitude over the channels,
+        or, where the values are contributions (``style="signed"``), the magnitude of their sum: `signed` has the sign.
         """
         self._must_have_places()
         if self._in_pixels:
             return _by_maximum(self.signed.abs() if self.style == "signed" else self.values.float().abs().amax(1))
-        return _by_maximum(enlarge(self.values.float().clamp(min=0)[:, None], self.size)[:, 0])
+        return _by_maximum(enlarge(self.cells.float()[:, None], self.size)[:, 0])
 
     @cached_property
     def signed(self) -> torch.Tensor:
-        """``(N, H, W)`` float32 in [-1, 1] at input resolution: summed over channels, by its largest magnitude."""
+        """``(N, H, W)`` float32 in [-1, 1] at input resolution: summed over channels, by its largest magnitude.
+
+        It is taken from `neutral` on, where a place that makes no difference has another value than zero.
+        """
         self._must_have_places()
-        values = self.values.float()
+        values = self.contributions.float()
         return _by_maximum(values.sum(1) if self._in_pixels else enlarge(values[:, None], self.size)[:, 0])
+
+    @property
+    def contributions(self) -> torch.Tensor:
+        """The values from `neutral` on: what places do for the score, and against it."""
+        if self.neutral is None:
+            return self.values
+        return self.values - over_all(self.neutral, self.values).to(self.values)
+
+    @property
+    def cells(self) -> torch.Tensor:
+        """What the heatmap shows of maps ``(N, h, w)``, at their own resolution and in their units."""
+        of_input = self.layer is None and self.style == "signed"
+        return self.contributions.abs() if of_input else self.contributions.clamp(min=0)
 
     def __repr__(self) -> str:
         where = "" if self.layer is None else f", layer {self.layer!r}"

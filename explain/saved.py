@@ -36,7 +36,7 @@ from explain.methods import Fusion, MethodLike, Style, get_method
 from explain.models import TIMM
 from explain.photo_concepts import SavedConcepts
 from explain.record import decode, described, digest, is_number, is_size, method_of, unknown, upgraded
-from explain.targets import TargetLike
+from explain.targets import Activation, TargetLike
 
 MOST = 50_000_000  # bytes of a record; those that hold a baseline have a few millions
 
@@ -81,6 +81,7 @@ class Saved:
             delta=None if delta is None else torch.tensor([delta]),
             fuse=record.get("fuse"),
             input=about.get("input"),
+            neutral=torch.tensor([about["neutral"]]) if "neutral" in about else None,
         )
 
     @property
@@ -213,6 +214,8 @@ class Saved:
     def _explainer(self) -> Explainer:
         """Load the model by its name, with its weights as they were."""
         arguments = decode(self.record["explainer"]["arguments"])
+        if self.record.get("activation") is not None:
+            arguments["activation"] = self.record["activation"]
         try:
             made = Explainer(**arguments)
         except (ArgumentError, ModelError, TypeError, ValueError) as error:
@@ -253,6 +256,11 @@ class Saved:
         weights, before = explainer.weights, self.record.get("weights")
         if None not in (weights, before) and _content(str(weights)) != _content(str(before)):
             raise RecordError(f"explainer for {self._name} must have the weights {before}, got {weights}; load those")
+        now, then = explainer.activation, self.record.get("activation")
+        if None not in (now, then) and now != then:
+            raise RecordError(
+                f"explainer for {self._name} must have the activation {then!r}, got {now!r}; give it the same"
+            )
         size, expected = list(explainer.as_input(photo).shape[-2:]), list(self.record["input_size"])
         if size != expected:
             raise RecordError(
@@ -382,12 +390,14 @@ _FIELDS: Mapping[str, Callable[[Any], bool]] = {
     **{"explainer": _is(dict), "explainer.arguments": _is(dict), "explainer.own": _are_texts},
     **{"explainer.hooks?": _are_texts},
     **{"values?": _is(dict), "values.shape": _is_shape, "values.sha256": _is(str), "values.size?": is_size},
+    **{"values.neutral?": is_number},
     **{"values.style?": lambda value: value is None or value in get_args(Style)},
     **{
         "delta?": lambda value: value is None or is_number(value),
         "fuse?": lambda value: value in (None, *get_args(Fusion)),
     },
     **{"precision?": lambda value: value in get_args(Precision), "label?": _is(str)},
+    **{"activation?": lambda value: value is None or value in get_args(Activation)},
     **{"verdict?": lambda value: value is None or isinstance(value, dict)},
     **{"estimate?": lambda value: value is None or (isinstance(value, dict) and type(value.get("runs")) is int)},
 }

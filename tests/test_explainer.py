@@ -239,10 +239,14 @@ def test_labels_must_be_as_many_as_classes() -> None:
         explain.Explainer(settled(TinyNet()), categories=["a", "b"], preprocess=CenterCrop(32))(CAT, "saliency")
 
 
-def test_a_single_logit_has_no_probability() -> None:
+def test_a_single_logit_says_yes_or_no() -> None:
     explanation = explain.Explainer(settled(TinyNet(classes=1)), preprocess=CenterCrop(32))(CAT, "saliency")
-    assert explanation.predictions == []
-    assert explanation.record()["probability"] is None
+    yes = float(explanation["saliency"].score.double().sigmoid())
+    assert dict(explanation.predictions) == {
+        "yes": pytest.approx(yes, abs=1e-6),
+        "no": pytest.approx(1 - yes, abs=1e-6),
+    }
+    assert explanation.record()["probability"] == pytest.approx(yes, abs=1e-6)
 
 
 def test_a_very_long_photo_is_drawn_within_reason() -> None:

@@ -105,9 +105,9 @@ def test_an_explanation_is_drawn_and_saved_in_any_style(
 ) -> None:
     explanation = explainer(spot((90, 60), (50, 30)), METHODS, 0, layer="light")
     for method in METHODS:
-        chosen = render.get_style(style)
+        chosen = Look(style).of(explanation[method].style)
         values = map_for(explanation.attributions[method], chosen)
-        expected = render.overlay(explanation.photo, values, style, box=explanation.box)
+        expected = render.overlay(explanation.photo, values, chosen, box=explanation.box)
         assert explanation.overlay(method, style=style).tobytes() == expected.tobytes()
     explanation.save(tmp_path, style=style)
     with Image.open(tmp_path / "image-gradcam.png") as saved:
@@ -131,7 +131,8 @@ def test_options_of_styles_go_to_those_that_have_them() -> None:
     assert Look(alpha=0.3).of("heat") == render.Heat(alpha=0.3)
     assert Look(alpha=0.3).of("color") == render.Color()
     assert Look(colormap="gray").of("intensity") == render.Intensity(colormap="gray")
-    assert Look("contour", "viridis").of("signed") == render.Contour(colormap="viridis")
+    assert Look("contour", "viridis").of("heat") == render.Contour(colormap="viridis")
+    assert Look("contour", "PuOr").of("signed") == render.SignedContour(colormap="PuOr")
     with pytest.raises(ExplainError, match="alpha is for the styles heat, got style 'contour'; leave it out"):
         Look("contour", alpha=0.3)
     with pytest.raises(ExplainError, match="alpha must be an opacity from 0 to 1, got 2"):

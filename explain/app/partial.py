@@ -8,8 +8,9 @@ import numpy as np
 import torch
 
 from explain.methods import Method, control, family
+from explain.methods.base import uses_layer
 from explain.pictures import array
-from explain.report import plane
+from explain.report import as_drawn, plane
 
 
 def about(method: Method) -> dict[str, Any]:
@@ -33,10 +34,11 @@ def unfinished(method: Method, values: torch.Tensor, done: int, total: int) -> d
     >>> found["plane"]["height"], found["remark"]
     (4, 'not finished: 30 of 1000 altered photos')
     """
-    kind = "heat" if values.ndim == 2 else "signed" if method.style == "signed" else "intensity"
-    if values.ndim == 3:
-        values = values.sum(0) if kind == "signed" else values.abs().amax(0)
-    return _map(kind, array(values.detach().float()), f"not finished: {done} of {total} altered photos", done)
+    values, kind = as_drawn(values.detach().float(), method.style, uses_layer(method))
+    if getattr(method, "centred", None) is False:  # what it is taken from on is known at the end; this is near it
+        values = values - values.mean()
+    remark = f"not finished: {done} of {total} altered photos"
+    return _map(kind, array(values), remark, done, signed=method.style == "signed")
 
 
 def not_begun() -> dict[str, Any]:
@@ -44,10 +46,10 @@ def not_begun() -> dict[str, Any]:
     return _map("heat", np.zeros((1, 1), np.float32), "not there yet; that of the first answer sharpens meanwhile", 0)
 
 
-def _map(kind: str, values: np.ndarray[Any, Any], remark: str, done: int) -> dict[str, Any]:
+def _map(kind: str, values: np.ndarray[Any, Any], remark: str, done: int, *, signed: bool = False) -> dict[str, Any]:
     return {
         "kind": kind,
-        "plane": plane(values),
+        "plane": plane(values, signed=signed),
         "layers": [],
         "remark": remark,
         "score": None,

@@ -291,8 +291,7 @@ class Studio:
         for method, attribution in zip(values["methods"], explanation.attributions.values(), strict=True):
             cost = run_of(costs.get(method["name"], math.inf), attribution)
             method["passes"] = cost if math.isfinite(cost) else None
-        probabilities = explanation.probabilities
-        best = [] if probabilities is None else probabilities.topk(len(explanation.predictions)).indices.tolist()
+        best = [each.category for each in explanation.predicted]
         notes, work.notes[:] = list(dict.fromkeys(work.notes)), []
         work.tell(
             {

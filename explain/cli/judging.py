@@ -63,7 +63,9 @@ def judged(
         target = chosen if isinstance(chosen, str) else int(chosen[0])
         given: Any = {name: objects[name] if again else each for name, each in result.items()}
         with naming([explanation.source]):
-            tables.append(evaluate(explainer.model, x, given, metrics, target=target, **options))
+            tables.append(
+                evaluate(explainer.model, x, given, metrics, target=target, activation=explainer.activation, **options)
+            )
     return tables
 
 

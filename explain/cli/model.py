@@ -32,6 +32,7 @@ def load_explainer(options: argparse.Namespace, answer: Answer) -> Explainer:
                 options.model,
                 categories=labels,
                 weights=options.weights,
+                activation=options.activation,
                 size=options.size,
                 crop=options.crop,
                 mean=options.mean,

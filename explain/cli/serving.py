@@ -51,7 +51,7 @@ def serve(options: argparse.Namespace, answer: Answer) -> int:
 
 def _beside(options: argparse.Namespace, answer: Answer) -> Iterator[Explainer]:
     """The other models, each with its own labels and preprocessing."""
-    own = dict.fromkeys(("labels", "weights", "size", "mean", "std", "interpolation"))
+    own = dict.fromkeys(("labels", "weights", "size", "mean", "std", "interpolation", "activation"))
     for name in options.beside or ():
         yield load_explainer(argparse.Namespace(model=name, crop="center", device=options.device, **own), answer)
 

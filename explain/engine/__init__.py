@@ -25,6 +25,7 @@
     work        precision, batch sizes, progress
     linear      a head's weights for a class
     blocks      transformer blocks, each read out on its own
+    outputs     whether a network's outputs are probabilities already
     forward     one forward pass: what was recorded, and what the targets picked
     collect     one collector for each kind of evidence
     replay      what lies before a layer, run once
@@ -84,6 +85,7 @@ from explain.engine.asks import (
 from explain.engine.composites import COMPOSITES, Composite, When, transformer_attribution
 from explain.engine.entry import check_inputs
 from explain.engine.evidence import Evidence, Question
+from explain.engine.outputs import outputs_of
 from explain.engine.passes import gather
 from explain.engine.plan import Plan, Stream, plan_of
 from explain.engine.rules import Coverage, Deconvnet, Guided, Rule
@@ -144,6 +146,7 @@ __all__ = [
     "asks_of",
     "check_inputs",
     "gather",
+    "outputs_of",
     "plan_of",
     "transformer_attribution",
 ]

@@ -10,6 +10,7 @@ import torch
 
 from explain.engine.asks import Activations, LayerGradients, Need
 from explain.layers import Grids
+from explain.targets import Outputs
 
 T = TypeVar("T")
 
@@ -25,6 +26,7 @@ class Origin:
 
     count: int
     carry: Callable[[torch.Tensor], torch.Tensor]
+    outputs: Callable[[], Outputs] = Outputs
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,8 @@ class Question:
 
     ``inputs`` ``(N, C, H, W)`` is what is explained (of a video ``(N, C, T, H, W)``), ``score`` ``(N,)`` what the
     target picked, ``classes`` ``(N,)`` the class that it belongs to or None, ``target`` its name, ``logits`` ``(N, K)``
-    the class scores where the output has them, and ``grids`` how the tensors of the network are laid out.
+    the class scores where the output has them, and ``grids`` how the tensors of the network are laid out. ``outputs``
+    finds out how the class scores become probabilities.
     """
 
     inputs: torch.Tensor
@@ -44,6 +47,7 @@ class Question:
     logits: torch.Tensor | None = None
     origin: Origin | None = field(default=None, repr=False)
     """For altered rows, the images that they were made of."""
+    outputs: Callable[[], Outputs] = field(default=Outputs, repr=False)
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,11 @@ class Evidence:
     @property
     def logits(self) -> torch.Tensor | None:
         return self.question.logits
+
+    @property
+    def outputs(self) -> Outputs:
+        """How the class scores become probabilities; of altered rows as of the images that they were made of."""
+        return self.question.outputs()
 
     @property
     def grids(self) -> Grids:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,13 +15,14 @@ from explain.engine.composites import Propagated
 from explain.engine.differences import Compared
 from explain.engine.evidence import at_least_float32
 from explain.engine.operations import Operations
+from explain.engine.outputs import outputs_of
 from explain.engine.rules import Coverage, Rule
 from explain.engine.steps import Step
 from explain.errors import LayerError, ModelError, TargetError
 from explain.hooks import Capture, Record, Source, inspect, recording
 from explain.inputs import Inputs, Path
 from explain.layers import Grids, split_call, to_spatial
-from explain.targets import ClassTarget, Objective, Target, find_logits, for_rows, settle
+from explain.targets import Activation, ClassTarget, Objective, Outputs, Target, find_logits, for_rows, settle
 
 
 @dataclass(eq=False)
@@ -64,9 +66,15 @@ class Forward:
     compared: Compared | None = None
     beside: Sequence[torch.Tensor] = ()
     """What a backward pass goes to for attention that the explained inputs do not reach."""
+    activation: Activation | None = None
 
     def __post_init__(self) -> None:
         self.logits = self._logits()
+
+    @cached_property
+    def outputs(self) -> Outputs:
+        """How the class scores become probabilities."""
+        return Outputs() if self.logits is None else outputs_of(self.model, self.inputs, self.logits, self.activation)
 
     @property
     def count(self) -> int:

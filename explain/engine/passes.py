@@ -102,7 +102,8 @@ def _evidence(
         forward.grids,
         forward.logits,
     )
-    question = Question(x, choice.score, choice.classes, choice.name, grids, logits, origin)
+    outputs = (lambda: forward.outputs) if origin is None else origin.outputs
+    question = Question(x, choice.score, choice.classes, choice.name, grids, logits, origin, outputs)
     mine = {a.need: v for a, v in choice.found.items() if a.layer in (None, layer) and a.input in (None, path)}
     return Evidence(question, layer, mine)
 
@@ -195,7 +196,7 @@ class _Passes:
         self.forward = Forward(
             model, inputs, sources, grids_of(model, inputs), layers, watched, output, graph_is_on, operations,
             () if steps is None else steps.steps, None if compared is None else Compared(compared.steps),
-            () if awake is None else awake.leaves,
+            () if awake is None else awake.leaves, work.activation,
         )  # fmt: skip
         for layer in (*plan.layers, *plan.watched):
             self.forward.record(layer)  # each exists, before any backward pass

@@ -305,7 +305,7 @@ def _run_piece(
         plan=inner,
         targets=[reader.choice.of_rows(images) for reader in readers],
         work=replace(asked.work, progress=None, batch_size=1 if asked.one_at_a_time else asked.work.batch_size),
-        origin=Origin(given.images, partial(_carried, given, first, images, numbers)),
+        origin=Origin(given.images, partial(_carried, given, first, images, numbers), given.question.outputs),
     )
     try:
         found = in_fastest_layout(asked, images, altered, ask)

@@ -84,7 +84,9 @@ def _evidence(
         logits = at_least_float32(find_logits(output, len(images)).detach())
     classes = None if choice.classes is None else choice.classes[images]
     score, x = scores_of(choice, images, output), asked.inputs.x[images]
-    return Evidence(Question(x, score, classes, choice.name, asked.forward.grids, logits), None, {})
+    outputs = asked.evidence(choice, None).question.outputs
+    question = Question(x, score, classes, choice.name, asked.forward.grids, logits, outputs=outputs)
+    return Evidence(question, None, {})
 
 
 class _Entrance:

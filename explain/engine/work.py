@@ -15,6 +15,7 @@ from torch import nn
 
 from explain.errors import MethodError
 from explain.hooks import HookGroup, first_tensor, leaves
+from explain.targets import Activation
 
 Precision: TypeAlias = Literal["full", "bf16"]
 Progress = Callable[..., Any]
@@ -34,12 +35,14 @@ WORTH_IT = 1.0  # seconds of work from which on the fastest batch size is looked
 class Work:
     """How long work is done: ``batch_size`` rows at a time (None: what fits into memory and was fastest in a short
     trial), telling ``progress(done, total)`` after each piece, in bfloat16 where ``precision`` says so. With
-    ``keep_partial``, an interrupt ends the work early, and what there is by then is the result."""
+    ``keep_partial``, an interrupt ends the work early, and what there is by then is the result. ``activation`` is what
+    makes probabilities of the model's outputs, where that is known."""
 
     batch_size: int | None = None
     progress: Progress | None = None
     precision: Precision = "full"
     keep_partial: bool = False
+    activation: Activation | None = None
 
     def __post_init__(self) -> None:
         size = self.batch_size

@@ -28,6 +28,11 @@ def weighted(weights: torch.Tensor, evidence: Evidence, *, relu: bool) -> torch.
     return cam.clamp(min=0) if relu else cam
 
 
+def style_of(relu: bool) -> Style:
+    """How a map is read of which the negative part was left out, or kept."""
+    return "heat" if relu else "signed"
+
+
 def ratio(above: torch.Tensor, below: torch.Tensor) -> torch.Tensor:
     """A quotient that is zero where the denominator is; no epsilon, which would swamp small gradients."""
     return torch.where(below == 0, torch.zeros_like(above), above / torch.where(below == 0, 1, below))
@@ -57,7 +62,7 @@ class CAM:
     about: ClassVar[str] = "feature maps weighted by the class's weights in the last layer"
     paper: ClassVar[str] = "Zhou et al., CVPR 2016"
     source: ClassVar[Source] = sources.CAM
-    style: ClassVar[Style] = "heat"
+    style: ClassVar[Style] = "signed"
     only_for: ClassVar[str] = "networks that average their last maps into one linear layer"
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({Activations(), ClassWeights()})
 
@@ -92,11 +97,14 @@ class GradCAM:
     about: ClassVar[str] = "feature maps weighted by their mean gradient"
     paper: ClassVar[str] = "Selvaraju et al., ICCV 2017"
     source: ClassVar[Source] = sources.GRADCAM
-    style: ClassVar[Style] = "heat"
     needs: ClassVar[frozenset[Need[Any]]] = BOTH
 
     def __post_init__(self) -> None:
         check_options(self)
+
+    @property
+    def style(self) -> Style:
+        return style_of(self.relu)
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         return weighted(evidence.gradients.mean(spatial_dims(evidence.gradients)), evidence, relu=self.relu)
@@ -131,11 +139,14 @@ class GradCAMPlusPlus:
     about: ClassVar[str] = "feature maps weighted by their positive gradients, pixel by pixel"
     paper: ClassVar[str] = "Chattopadhay et al., WACV 2018"
     source: ClassVar[Source] = sources.GRADCAMPP
-    style: ClassVar[Style] = "heat"
     needs: ClassVar[frozenset[Need[Any]]] = BOTH
 
     def __post_init__(self) -> None:
         check_options(self)
+
+    @property
+    def style(self) -> Style:
+        return style_of(self.relu)
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         g, total = evidence.gradients, evidence.activations.sum(spatial_dims(evidence.activations), keepdim=True)
@@ -170,11 +181,14 @@ class XGradCAM:
     about: ClassVar[str] = "feature maps weighted by their gradient where they are active"
     paper: ClassVar[str] = "Fu et al., BMVC 2020"
     source: ClassVar[Source] = sources.XGRADCAM
-    style: ClassVar[Style] = "heat"
     needs: ClassVar[frozenset[Need[Any]]] = BOTH
 
     def __post_init__(self) -> None:
         check_options(self)
+
+    @property
+    def style(self) -> Style:
+        return style_of(self.relu)
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         a = evidence.activations
@@ -210,11 +224,14 @@ class HiResCAM:
     about: ClassVar[str] = "feature maps times gradients, place by place"
     paper: ClassVar[str] = "Draelos and Carin, 2020"
     source: ClassVar[Source] = sources.HIRESCAM
-    style: ClassVar[Style] = "heat"
     needs: ClassVar[frozenset[Need[Any]]] = BOTH
 
     def __post_init__(self) -> None:
         check_options(self)
+
+    @property
+    def style(self) -> Style:
+        return style_of(self.relu)
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         cam = torch.einsum("nk...,nk...->n...", evidence.gradients, evidence.activations)
@@ -348,11 +365,14 @@ class RandomCAM:
     paper: ClassVar[str] = "Gildenblat, 2021"
     source: ClassVar[Source] = sources.PYTORCH_GRAD_CAM
     control: ClassVar[str] = "random weights"
-    style: ClassVar[Style] = "heat"
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({Activations()})
 
     def __post_init__(self) -> None:
         check_options(self)
+
+    @property
+    def style(self) -> Style:
+        return style_of(self.relu)
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         images, channels = evidence.activations.shape[:2]

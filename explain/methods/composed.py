@@ -48,12 +48,15 @@ class FinerCAM:
     about: ClassVar[str] = "Grad-CAM of the target against similar classes"
     paper: ClassVar[str] = "Zhang et al., CVPR 2025"
     source: ClassVar[Source] = sources.FINERCAM
-    style: ClassVar[Style] = "heat"
 
     def __post_init__(self) -> None:
         check_options(self, references=1)
         if LayerGradients() not in self.cam.needs:
             raise MethodError(f"cam of {self.name} must be one of gradients, such as gradcam, got {self.cam.name}")
+
+    @property
+    def style(self) -> Style:
+        return self.cam.style
 
     @property
     def contrast(self) -> LayerGradients:

@@ -74,7 +74,7 @@ class DRISE(FromSmoothGrids):
     about: ClassVar[str] = "random smooth masks weighted by how a box is detected through them"
     paper: ClassVar[str] = "Petsiuk et al., CVPR 2021"
     source: ClassVar[Source] = sources.DRISE
-    style: ClassVar[Style] = "heat"
+    style: ClassVar[Style] = "signed"
     only_for: ClassVar[str] = "detected boxes"
 
     @property

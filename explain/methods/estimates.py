@@ -56,11 +56,15 @@ def honest(variance: torch.Tensor, freedom: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Guess:
-    """The map of one image by now, its standard error where there is one yet, and how well a surrogate fits."""
+    """The map of one image by now, its standard error where there is one yet, and how well a surrogate fits.
+
+    ``neutral`` is the value of a place that makes no difference, where it is not zero.
+    """
 
     values: torch.Tensor
     error: torch.Tensor | None = None
     r2: float | None = None
+    neutral: float | None = None
 
 
 class Estimating(Protocol):
@@ -95,6 +99,7 @@ class Estimate:
     finished: torch.Tensor
     planned: torch.Tensor
     r2: torch.Tensor | None = None
+    neutral: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -201,6 +206,7 @@ class _Gradually:
                 self._take(image, mine, whole)
         guesses = [self._with.guess(image) for image in range(len(self._images))]
         r2 = [guess.r2 for guess in guesses if guess.r2 is not None]
+        neutral = [guess.neutral for guess in guesses if guess.neutral is not None]
         return Estimate(
             values=torch.stack([guess.values for guess in guesses]),
             error=_errors(guesses),
@@ -208,6 +214,7 @@ class _Gradually:
             finished=torch.tensor([finished or each for each in complete], device=self._device),
             planned=torch.tensor([each.count for each in self._images], device=self._device),
             r2=torch.tensor(r2, dtype=torch.float64, device=self._device) if len(r2) == len(guesses) else None,
+            neutral=torch.tensor(neutral, dtype=torch.float64, device=self._device) if neutral else None,
         )
 
 
@@ -242,7 +249,7 @@ class FromScores:
 
     def outcome(self, evidence: Evidence) -> Outcome:
         found = self._estimate(evidence)
-        return Outcome(found.error, found.runs, found.finished, found.r2, found.planned)
+        return Outcome(found.error, found.runs, found.finished, found.r2, found.planned, found.neutral)
 
     def _estimate(self, evidence: Evidence) -> Estimate:
         found: Estimate = evidence[self.found]

@@ -166,7 +166,7 @@ class Occlusion(FromScores):
     about: ClassVar[str] = "what the score loses where a sliding window covers the photo"
     paper: ClassVar[str] = "Zeiler and Fergus, ECCV 2014"
     source: ClassVar[Source] = sources.OCCLUSION
-    style: ClassVar[Style] = "heat"
+    style: ClassVar[Style] = "signed"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fill", fill_of(self.name, self.fill))
@@ -295,7 +295,8 @@ class _ScoreWeightedMasks:
 
     def guess(self, image: int) -> Guess:
         scores = torch.cat(self._scores[image])
-        n, centre = len(scores), float(scores.mean()) if self._centred else 0.0
+        n, average = len(scores), float(scores.mean())
+        centre = average if self._centred else 0.0
         means = (self._sums[image] / n).reshape(5, *self._like.shape[2:])
         weighted, seen, squares, products, seen_twice = means
         mean = weighted - centre * seen
@@ -305,7 +306,8 @@ class _ScoreWeightedMasks:
             once_more = (reach / n) ** 2  # the variance that one more mask with the farthest score would bring
             error = honest(variance.clamp(min=0) / (n - 1) + once_more, n - 1)
             error = (error / self._probability).to(self._like)
-        return Guess((mean / self._probability).to(self._like), error)
+        neutral = None if self._centred else average
+        return Guess((mean / self._probability).to(self._like), error, neutral=neutral)
 
 
 class FromSmoothGrids(FromScores):
@@ -348,8 +350,9 @@ class RISE(FromSmoothGrids):
     s × s grid of cells that are 1 with probability p, enlarged bilinearly to (s + 1) ⌈H / s⌉ and shifted at random by
     less than a cell. (The authors' program for batches leaves the division by p out.)
 
-    A pixel that does not matter has the mean score of all masks, not 0: with ``centred``, this is subtracted, so that
-    positive values are those of pixels that help.
+    A pixel that does not matter has the mean score of all masks, not 0. With ``centred``, this is subtracted, so that
+    positive values are those of pixels that help. Pictures, `Attribution.signed` and `Attribution.heatmap` show the
+    difference from it in either case.
 
     Args:
         runs: the number n of masks; the paper takes 4,000 to 8,000.
@@ -389,7 +392,7 @@ class RISE(FromSmoothGrids):
     about: ClassVar[str] = "random smooth masks weighted by the score of the photo seen through them"
     paper: ClassVar[str] = "Petsiuk et al., BMVC 2018"
     source: ClassVar[Source] = sources.RISE
-    style: ClassVar[Style] = "heat"
+    style: ClassVar[Style] = "signed"
 
     @property
     def found(self) -> Attributions:

@@ -143,8 +143,7 @@ class Emptied:
 class ScoreOf:
     """The score of each row, as the target picks it or as the probability of its class.
 
-    Of targets that are no class, such as a detected box, it is the score in either case. A model that gives one number
-    has the probability that its sigmoid says; one whose class scores are probabilities is taken at its word.
+    Of targets that are no class, such as a detected box, it is the score in either case.
     """
 
     kind: Score = "logit"
@@ -155,12 +154,7 @@ class ScoreOf:
         classes, logits = evidence.classes, evidence.logits
         if self.kind == "logit" or classes is None or logits is None:
             return evidence.score
-        if logits.shape[1] == 1:
-            return logits[:, 0] if bool(((logits >= 0) & (logits <= 1)).all()) else logits[:, 0].sigmoid()
-        sums = logits.sum(1, keepdim=True)
-        are = (logits >= 0).all(1, keepdim=True) & ((sums - 1).abs() < 1e-4)
-        chances = torch.where(are, logits, logits.softmax(1))
-        return chances.gather(1, classes[:, None].to(chances.device))[:, 0]
+        return evidence.outputs.of_classes(logits, classes)
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ class PartitionSHAP:
     about: ClassVar[str] = "Owen values along a hierarchy of cells, fine where it matters"
     paper: ClassVar[str] = "Owen, 1977"
     source: ClassVar[Source] = sources.OWEN
-    style: ClassVar[Style] = "heat"
+    style: ClassVar[Style] = "signed"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fill", fill_of(self.name, self.fill))

@@ -100,7 +100,7 @@ class FeaturePermutation(FromScores):
     about: ClassVar[str] = "what the score loses with a region of another image"
     paper: ClassVar[str] = "Fisher et al., JMLR 2019"
     source: ClassVar[Source] = sources.PERMUTATION
-    style: ClassVar[Style] = "heat"
+    style: ClassVar[Style] = "signed"
     only_for: ClassVar[str] = "batches of several images"
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from explain.engine import Activations, Blank, Evidence, Need, Rows, Scores, Una
 from explain.layers import enlarge
 from explain.methods import sources
 from explain.methods.base import Style, over_all
-from explain.methods.cam import ratio, weighted
+from explain.methods.cam import ratio, style_of, weighted
 from explain.methods.checks import check_options
 from explain.methods.sampling import noise
 from explain.methods.sources import Source
@@ -275,7 +275,6 @@ class AblationCAM:
     about: ClassVar[str] = "feature maps weighted by what the score loses without them"
     paper: ClassVar[str] = "Desai and Ramaswamy, WACV 2020"
     source: ClassVar[Source] = sources.ABLATIONCAM
-    style: ClassVar[Style] = "heat"
     by_score: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need[Any]]] = frozenset(
         {Activations(), Scores(WithoutOneMap()), Scores(Unaltered(of_layer=True))}
@@ -283,6 +282,10 @@ class AblationCAM:
 
     def __post_init__(self) -> None:
         check_options(self)
+
+    @property
+    def style(self) -> Style:
+        return style_of(self.relu)
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         a = evidence.activations

@@ -144,7 +144,7 @@ class KernelSHAP(AddsUp):
     about: ClassVar[str] = "Shapley values of regions by weighted regression"
     paper: ClassVar[str] = "Lundberg and Lee, NeurIPS 2017"
     source: ClassVar[Source] = sources.KERNELSHAP
-    style: ClassVar[Style] = "heat"
+    style: ClassVar[Style] = "signed"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fill", fill_of(self.name, self.fill))
@@ -264,7 +264,7 @@ class ShapleySampling(AddsUp):
     about: ClassVar[str] = "Shapley values of regions by uncovering them in random orders"
     paper: ClassVar[str] = "Štrumbelj and Kononenko, KAIS 2014"
     source: ClassVar[Source] = sources.SHAPLEYSAMPLING
-    style: ClassVar[Style] = "heat"
+    style: ClassVar[Style] = "signed"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fill", fill_of(self.name, self.fill))

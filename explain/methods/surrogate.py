@@ -76,7 +76,7 @@ class FeatureAblation(FromRegions):
     about: ClassVar[str] = "what the score loses without each region"
     paper: ClassVar[str] = "Zeiler and Fergus, ECCV 2014"
     source: ClassVar[Source] = sources.OCCLUSION
-    style: ClassVar[Style] = "heat"
+    style: ClassVar[Style] = "signed"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fill", fill_of(self.name, self.fill))
@@ -189,7 +189,7 @@ class LIME(FromRegions):
     about: ClassVar[str] = "a linear model of the score with regions covered"
     paper: ClassVar[str] = "Ribeiro et al., KDD 2016"
     source: ClassVar[Source] = sources.LIME
-    style: ClassVar[Style] = "heat"
+    style: ClassVar[Style] = "signed"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fill", fill_of(self.name, self.fill))

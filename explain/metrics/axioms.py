@@ -159,7 +159,7 @@ class ADCC:
     def compare(self, case: Case, found: Found) -> torch.Tensor:
         assert found.logits is not None
         assert case.classes is not None
-        probability = found.logits.softmax(1).gather(1, case.classes[:, None])[:, 0]
+        probability = case.outputs.of_classes(found.logits, case.classes)
         together = correlation(case.maps.heatmap.flatten(1), found.maps.heatmap.flatten(1))
         return torch.stack([probability.double(), together.nan_to_num(-1)], 1)
 

@@ -13,13 +13,14 @@ from explain.fills import get_fill
 from explain.methods.checks import check_options
 from explain.metrics.maps import Maps, Sign
 from explain.metrics.orders import ranks_of
+from explain.targets import Outputs
 
 Better = Literal["more", "less"]
 """Whether more or less of a figure is better."""
 
 Reading = Literal["probability", "score"]
-"""What is read of an altered photo: the softmax of the class that is explained, or the target's own score (of a class,
-its logit)."""
+"""What is read of an altered photo: the probability of the class that is explained, or the target's own score (of a
+class, its logit)."""
 
 Read = Literal["probability", "score", "margin"]
 """What a metric may ask to be read: also by how much that class's logit is above the best other one."""
@@ -30,8 +31,9 @@ class Case:
     """What a metric gets to see of N photos and one method's maps of them.
 
     ``images`` ``(N, C, H, W)`` are the model's inputs, ``score`` ``(N,)`` what was explained and ``probability``
-    ``(N,)`` the softmax of the class, where the target is one of ``classes`` ``(N,)``. ``boxes`` are lists of boxes
-    ``(k, 4)``, one for each photo, and ``regions`` ``(N, H, W)`` truth values: where the object is.
+    ``(N,)`` that of the class, where the target is one of ``classes`` ``(N,)``; ``outputs`` says how the model's
+    outputs become probabilities. ``boxes`` are lists of boxes ``(k, 4)``, one for each photo, and ``regions``
+    ``(N, H, W)`` truth values: where the object is.
     """
 
     maps: Maps
@@ -41,6 +43,7 @@ class Case:
     classes: torch.Tensor | None = None
     boxes: Sequence[torch.Tensor] | None = None
     regions: torch.Tensor | None = None
+    outputs: Outputs = field(default_factory=Outputs)
     _ranks: dict[tuple[Sign, int], torch.Tensor] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:

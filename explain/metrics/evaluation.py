@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from explain.attribution import attribute_targets
-from explain.engine import Plan, Scores, Unaltered, asks_of, check_inputs, gather
+from explain.engine import Plan, Scores, Unaltered, asks_of, check_inputs, gather, outputs_of
 from explain.errors import MetricError, keywords, shown
 from explain.hooks import calculating, unwrapped
 from explain.inputs import Inputs, InputsLike
@@ -27,7 +27,7 @@ from explain.metrics.table import Table
 from explain.metrics.truth import Boxes, as_boxes, as_regions
 from explain.request import Options, Settings
 from explain.result import Attribution
-from explain.targets import ClassTarget, Target, TargetLike, as_target
+from explain.targets import ClassTarget, Outputs, Target, TargetLike, as_target
 
 Judgeable: TypeAlias = "MethodLike | MapsLike"
 
@@ -97,11 +97,21 @@ class _Evaluation:
         regions = as_regions(masks, known_boxes, count, size)
         maps = self._maps(given)
         score, classes, logits = self._scores_as_they_are()
-        probability = probability_of(classes, logits)
+        self.outputs = Outputs()
+        if logits is not None:
+            self.outputs = outputs_of(self.model, self.inputs, logits, self.settings.activation)
+        probability = probability_of(self.outputs, classes, logits)
         with calculating(self.images.device.type):
             cases = {
                 name: Case(
-                    Maps.of(name, each, self.images), self.images, score, probability, classes, known_boxes, regions
+                    Maps.of(name, each, self.images),
+                    self.images,
+                    score,
+                    probability,
+                    classes,
+                    known_boxes,
+                    regions,
+                    self.outputs,
                 )
                 for name, each in maps.items()
             }
@@ -167,7 +177,8 @@ class _Evaluation:
             if name not in self.methods or not isinstance(attribution, Attribution):
                 raise must_be_method(metrics[0], name)
             asked[name] = Asked(self.methods[name], attribution, case)
-        found = asked_again(metrics, asked, world, self.inputs, self.settled, self.options)
+        options: Options = {**self.options, "activation": self.outputs.activation}
+        found = asked_again(metrics, asked, world, self.inputs, self.settled, options)
         for (name, metric), each in found.items():
             judged[name][metric] = each
 
@@ -189,6 +200,7 @@ class _Evaluation:
         readings: list[Read] = list(dict.fromkeys(ask.reading for each in asks.values() for ask in each))
         scores = self._run(book, readings, classes)
         if "probability" in scores and count is not None:
+            count = count if self.outputs.exclusive else 2  # each class is true or not
             self.notes += recognised(book.blank(), *scores["probability"], count)
         for (name, metric), each in asks.items():
             found = [_looked_up(scores[ask.reading], row) for ask, row in zip(each, rows[name, metric], strict=True)]
@@ -223,7 +235,7 @@ class _Evaluation:
                 f"target must be a class for a metric that reads its {reading}, got {self.settled.name}; choose "
                 "reading='score'"
             )
-        return ClassReading(reading, tuple(classes.tolist()))
+        return ClassReading(reading, tuple(classes.tolist()), self.outputs)
 
     def _as_read(self, case: Case, scores: Mapping[Read, tuple[torch.Tensor, torch.Tensor]]) -> Case:
         """The case with what was read of the photos as they are in the same precision as of the altered ones."""
@@ -275,11 +287,11 @@ def _told(target: torch.Tensor | str) -> str:
     return target if isinstance(target, str) else f"classes {shown(target.tolist())}"
 
 
-def probability_of(classes: torch.Tensor | None, logits: torch.Tensor | None) -> torch.Tensor | None:
-    """The softmax of the class; None where there is none, or where it is the only one."""
-    if classes is None or logits is None or logits.shape[1] < 2:
+def probability_of(outputs: Outputs, classes: torch.Tensor | None, logits: torch.Tensor | None) -> torch.Tensor | None:
+    """The probability of the class; None where there is none, or where it is the only one."""
+    if classes is None or logits is None or logits.shape[1] < 2 or outputs.probabilities(logits) is None:
         return None
-    return logits.softmax(1).gather(1, classes[:, None])[:, 0]
+    return outputs.of_classes(logits, classes)
 
 
 def _count(logits: torch.Tensor | None) -> int | None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 
 from explain.errors import TargetError
-from explain.targets import Target, find_logits
+from explain.targets import Outputs, Target, find_logits
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class ClassReading:
 
     of: Literal["probability", "margin"]
     classes: tuple[int, ...]
+    outputs: Outputs = field(default_factory=Outputs)
 
     @property
     def name(self) -> str:
@@ -30,15 +31,15 @@ class ClassReading:
         logits = find_logits(output, count)
         if logits.shape[1] < 2:
             raise TargetError(
-                "model must score at least two classes for a probability to say something, got one; choose "
+                "model must score at least two classes for a metric to read their probabilities, got one; choose "
                 "reading='score'"
             )
         logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
         chosen = torch.tensor(self.classes, device=logits.device)[:, None]
         if self.of == "probability":
-            return logits.softmax(1).gather(1, chosen)[:, 0], None
+            return self.outputs.of_classes(logits, chosen[:, 0]), None
         others = logits.scatter(1, chosen, -torch.inf)
         return logits.gather(1, chosen)[:, 0] - others.amax(1), None
 
     def rows(self, images: torch.Tensor) -> Target:
-        return ClassReading(self.of, tuple(self.classes[image] for image in images.tolist()))
+        return replace(self, classes=tuple(self.classes[image] for image in images.tolist()))

@@ -157,10 +157,5 @@ class IROF:
         first = scores[0][:, :1]
         curve = scores[0] / torch.where(first == 0, 1, first)
         most = superpixels(case.images, self.segments).flatten(1).amax(1).tolist()
-<<<<<<< HEAD
         areas = [area(row[None, : last + 2], range(last + 2)) for row, last in zip(curve, most, strict=True)]
-        return Judged(by_original(self.name, case, 1 - torch.cat(areas), first[:, 0]), curve)
-=======
-        areas = [area(row[None, : last + 2]) for row, last in zip(curve, most, strict=True)]
         return Judged(by_original(self.name, case, self.reading, 1 - torch.cat(areas), first[:, 0], scores[0]), curve)
->>>>>>> w-scale

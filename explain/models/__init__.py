@@ -1,6 +1,7 @@
 """Models by name, with the preprocessing and labels that go with them.
 
 classifier       a model and all that belongs to it
+outputs          how its outputs become probabilities
 crops            which part of a photo a model sees
 adjusted         a preprocessing with other values
 imagenet         EfficientNet-Lite0 for ImageNet, the default, with weights from a package of data
@@ -35,6 +36,7 @@ from explain.models.custom import load_custom, with_weights
 from explain.models.given import as_classifier, as_preprocess
 from explain.models.imagenet import PACKAGE, load_imagenet, weights_file
 from explain.models.network import SmallResNet
+from explain.models.outputs import check_labels, outputs_for
 from explain.models.timm_zoo import TIMM, load_timm
 from explain.models.tiny_transformer import load_tiny_transformer
 from explain.models.transformer import SmallTransformer
@@ -60,12 +62,14 @@ __all__ = [
     "adjusted",
     "as_classifier",
     "as_preprocess",
+    "check_labels",
     "class_label",
     "classifier_of",
     "cropped",
     "list_models",
     "load",
     "on_device",
+    "outputs_for",
     "seen",
 ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Literal, TypeAlias
 
@@ -14,6 +14,7 @@ from torch import nn
 
 from explain.errors import ModelError, option, shown
 from explain.images import Box, Preprocess
+from explain.targets import Activation, outputs_like
 
 Interpolation: TypeAlias = Literal["bilinear", "bicubic"]
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -82,8 +83,10 @@ class Classifier:
     """A model, how a photo becomes its input, what its classes are called, and how sharp its probabilities are.
 
     ``temperature`` divides the logits before the softmax, so that the probabilities shown are calibrated; it never
-    changes their order. ``weights`` says which weights the model carries, where that is known. ``assumed`` says in one
-    line what had to be assumed about the preprocessing, if anything.
+    changes their order. ``activation`` is what makes probabilities of the model's outputs ("softmax", "sigmoid", or
+    "none" where they are probabilities); None leaves an `Explainer` to find it out. ``weights`` says which weights the
+    model carries, where that is known. ``assumed`` says in one line what had to be assumed about the preprocessing, if
+    anything.
     """
 
     model: nn.Module
@@ -93,6 +96,7 @@ class Classifier:
     temperature: float = 1.0
     weights: str | None = None
     assumed: str | None = None
+    activation: Activation | None = None
 
     def __repr__(self) -> str:
         classes = "no labels" if self.categories is None else f"{len(self.categories)} labels"
@@ -100,7 +104,8 @@ class Classifier:
 
     def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
         """Return calibrated probabilities ``(N, K)`` from logits ``(N, K)``."""
-        return (logits.float() / self.temperature).softmax(1)
+        found = outputs_like(logits, self.activation)
+        return replace(found, temperature=self.temperature).probabilities(logits.float())  # type: ignore[return-value]
 
     def label(self, index: int) -> str:
         """Return the label of a class, or a plain name where it has none."""

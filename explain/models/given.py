@@ -38,7 +38,8 @@ def as_classifier(model: nn.Module, *, name: str | None = None, size: int | None
         preprocess = CenterCrop(size or 224)
         told = what_is_assumed(name, preprocess)
     own = _own(model, inner, "categories")
-    return Classifier(model, preprocess, labels if own is None else own, name, assumed=told)
+    activation = huggingface.activation(huggingface.config_of(inner))
+    return Classifier(model, preprocess, labels if own is None else own, name, assumed=told, activation=activation)
 
 
 def as_preprocess(given: Any) -> Preprocess:

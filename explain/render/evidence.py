@@ -46,7 +46,7 @@ def fine(values: Array) -> Array:
 
 
 def smoothed(values: Array) -> Array:
-    """Blur a map ``(H, W)`` of single pixels by 3 % of its longer side, so that it has areas; 1 at its largest.
+    """Blur a map ``(H, W)`` of single pixels by 3 % of its longer side, so that it has areas; its largest becomes 1.
 
     >>> float(smoothed(np.eye(50)).max())
     1.0
@@ -55,5 +55,5 @@ def smoothed(values: Array) -> Array:
 
     width = SPREAD * max(values.shape)
     blurred: Array = cv2.GaussianBlur(values.astype(np.float32), (0, 0), max(width, 0.3), borderType=cv2.BORDER_REFLECT)
-    peak = blurred.max()
+    peak = np.abs(blurred).max()
     return blurred / peak if peak > 0 else blurred

@@ -97,27 +97,52 @@ class Contour:
         _check_shares(self.name, self.shares)
 
     def draw(self, photo: Image.Image, values: Array, region: Region) -> Image.Image:
-        import cv2
-
-        drawn = np.array(photo)
-        line = max(1, round(max(photo.size) / 220))
-        found = []
-        for within in _areas(values, self.shares, photo.size, region):
-            outlines, _ = cv2.findContours(within.astype(np.uint8), cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
-            found.append([_rounded(outline, 2 * line + 1) for outline in outlines])
-        for outlines in found:
-            _trace(drawn, outlines, INK, line + 2 * max(1, line // 2))
-        for color, outlines in reversed(list(zip(self._colors, found, strict=True))):
-            _trace(drawn, outlines, color, line)
-        return Image.fromarray(drawn)
+        return _outlined(photo, self._colors, _areas(values, self.shares, photo.size, region))
 
     def legend(self, photo: Image.Image) -> Legend:
         return Legend(tuple(self._colors), _percents(self.shares), "evidence inside", ramp=False)
+
+    def signed(self) -> SignedContour:
+        """The same for contributions."""
+        return SignedContour(self.shares, SIGNED if self.colormap == HEAT else self.colormap)
 
     @property
     def _colors(self) -> list[RGB]:
         places = np.linspace(0.97, 0.45, max(2, len(self.shares)))[: len(self.shares)]
         return [_rgb(color) for color in lookup_table(self.colormap)[(255 * places).astype(int)]]
+
+
+@dataclass(frozen=True)
+class SignedContour:
+    """Lines as `Contour` draws them, around what speaks for the target in one colour and around what speaks against it
+    in another; together they hold these shares of all that speaks."""
+
+    shares: tuple[float, ...] = SHARES
+    colormap: str = SIGNED
+
+    name: ClassVar[str] = "contour"
+    reads: ClassVar[Reading] = "signed"
+
+    def __post_init__(self) -> None:
+        _check(self.colormap)
+        _check_shares(self.name, self.shares)
+
+    def draw(self, photo: Image.Image, values: Array, region: Region) -> Image.Image:
+        values = fine(values)
+        least = thresholds(np.abs(on_photo(values, photo.size, region)), self.shares)
+        areas = [area(side * values, each, photo.size, region) for each in least for side in (1, -1)]
+        return _outlined(photo, self._colors, areas)
+
+    def legend(self, photo: Image.Image) -> Legend:
+        shares = ", ".join(_percents(self.shares))
+        return Legend((self._colors[1], self._colors[0]), ("against", "for"), f"lines hold {shares}", ramp=False)
+
+    @property
+    def _colors(self) -> list[RGB]:
+        """For and against the target, the strongest around the first share."""
+        table, places = lookup_table(self.colormap), np.linspace(0.4, 0.25, max(2, len(self.shares)))
+        ends = [0.5 + side * place for place in places[: len(self.shares)] for side in (1, -1)]
+        return [_rgb(color) for color in table[(255 * np.array(ends)).astype(int)]]
 
 
 @dataclass(frozen=True)
@@ -300,6 +325,22 @@ def _areas(values: Array, shares: Sequence[float], size: tuple[int, int], region
     """Return the smallest places that hold these shares of what lies on the photo."""
     values = fine(values)
     return [area(values, each, size, region) for each in thresholds(on_photo(values, size, region), shares)]
+
+
+def _outlined(photo: Image.Image, colors: Sequence[RGB], areas: Sequence[Array]) -> Image.Image:
+    """Draw lines around areas ``(height, width)``, the first on top."""
+    import cv2
+
+    drawn, found = np.array(photo), []
+    line = max(1, round(max(photo.size) / 220))
+    for within in areas:
+        outlines, _ = cv2.findContours(within.astype(np.uint8), cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
+        found.append([_rounded(outline, 2 * line + 1) for outline in outlines])
+    for outlines in found:
+        _trace(drawn, outlines, INK, line + 2 * max(1, line // 2))
+    for color, outlines in reversed(list(zip(colors, found, strict=True))):
+        _trace(drawn, outlines, color, line)
+    return Image.fromarray(drawn)
 
 
 def _rounded(outline: Array, count: int) -> Array:

@@ -24,7 +24,7 @@ from explain.report.curves import STEPS, curve
 from explain.report.document import Section, document
 from explain.report.item import Detail, item
 from explain.report.page import SCRIPTS, STYLES, Front, page, static
-from explain.report.planes import plane
+from explain.report.planes import as_drawn, plane
 from explain.report.reported import Reported
 from explain.report.sheets import entry, figures_in, sheet, sheet_html, sheet_of
 from explain.report.single import page_of, page_with
@@ -40,6 +40,7 @@ __all__ = [
     "Front",
     "Reported",
     "Section",
+    "as_drawn",
     "curve",
     "document",
     "entry",

@@ -74,7 +74,10 @@ def _of_target(
         return {}
     metrics: list[MetricLike] = [Deletion(steps=steps, reading=reading), Insertion(steps=steps, reading=reading)]
     try:
-        table = evaluate(subject.explainer.model, x, maps, metrics, target=target, progress=progress)
+        explainer = subject.explainer
+        table = evaluate(
+            explainer.model, x, maps, metrics, target=target, progress=progress, activation=explainer.activation
+        )
     except ExplainError:  # a map or target that cannot be judged has no curve
         return {}
     found = {}
@@ -98,7 +101,8 @@ def _asked(subject: Subject, index: int, maps: Mapping[str, Attribution]) -> tup
     chosen = next(iter(maps.values())).target
     asked = subject.question.target(index)
     if isinstance(chosen, torch.Tensor) and asked is None:
-        return int(chosen[0]), "score" if subject.probabilities is None else "probability"
+        several = subject.probabilities is not None and len(subject.probabilities) > 1
+        return int(chosen[0]), "probability" if several else "score"
     if asked is None or unknown(asked):
         return None, "score"
     try:

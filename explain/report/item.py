@@ -182,7 +182,7 @@ def _map(attribution: Attribution, detail: Detail) -> dict[str, Any]:
     ]
     return {
         "kind": kind,
-        "plane": plane(values),
+        "plane": plane(values, signed=attribution.style == "signed"),
         "layers": layers,
         "remark": remark(attribution),
         "score": float(attribution.score[0]),

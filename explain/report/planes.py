@@ -7,7 +7,9 @@ import zlib
 from typing import Any
 
 import numpy as np
+import torch
 
+from explain.methods import Style
 from explain.pictures import array
 from explain.result import Attribution
 
@@ -17,11 +19,12 @@ COARSE = 64 * 64
 """Cells up to which a map gets 16 bits: it is small anyway. Larger ones get 8, with finer steps near zero."""
 
 
-def plane(values: Array) -> dict[str, Any]:
+def plane(values: Array, *, signed: bool = False) -> dict[str, Any]:
     """Quantise a map ``(h, w)``.
 
     ``scale`` is its largest magnitude, which the steps are shares of: of 16 bits, ``step / 65535`` (``step / 32767``
-    where there are negative values); of 8 bits, ``(step / 255) ** 2`` (``sign * (step / 127) ** 2``). ``filter`` says
+    where there are negative values, or ``signed`` says
+    so); of 8 bits, ``(step / 255) ** 2`` (``sign * (step / 127) ** 2``). ``filter`` says
     that each step is written as its difference to the one at its left. The bytes are packed with zlib, low ones first.
 
     >>> found = plane(np.array([[0.0, 2.0], [1.0, 0.5]], np.float32))
@@ -29,7 +32,7 @@ def plane(values: Array) -> dict[str, Any]:
     (2, 16, False, 2.0)
     """
     values = np.nan_to_num(np.asarray(values, np.float64), posinf=0.0, neginf=0.0)
-    signed, scale = bool((values < 0).any()), float(np.abs(values).max(initial=0.0))
+    signed, scale = signed or bool((values < 0).any()), float(np.abs(values).max(initial=0.0))
     shares = values / scale if scale > 0 else values
     coarse = values.size <= COARSE
     if not coarse:
@@ -54,12 +57,15 @@ def map_of(attribution: Attribution, longest: int | None = None) -> tuple[Array,
     That is "heat" for a map of a layer, "signed" for contributions of single pixels (added up over the channels), and
     "intensity" for magnitudes of single pixels. Maps of single pixels are averaged down to ``longest`` cells a side.
     """
-    values = attribution.values[0].float()
-    if values.ndim == 2:
-        return array(values), "heat"
-    if attribution.style == "signed":
-        return _averaged(array(values.sum(0)), longest), "signed"
-    return _averaged(array(values.abs().amax(0)), longest), "intensity"
+    values, kind = as_drawn(attribution.contributions[0].float(), attribution.style, attribution.layer is not None)
+    return array(values) if kind == "heat" else _averaged(array(values), longest), kind
+
+
+def as_drawn(values: torch.Tensor, style: Style, of_layer: bool = False) -> tuple[torch.Tensor, str]:
+    """Return the values of one image as a map ``(h, w)``, and their kind as in `map_of`."""
+    if style == "signed" and not (of_layer and values.ndim == 2):
+        return values if values.ndim == 2 else values.sum(0), "signed"
+    return (values, "heat") if values.ndim == 2 else (values.abs().amax(0), "intensity")
 
 
 def _averaged(values: Array, longest: int | None) -> Array:

@@ -26,7 +26,7 @@ from explain.runs.maps import pack
 from explain.runs.preparing import Failed, Prepared, Ready
 from explain.runs.store import Answer, Result
 from explain.selection import select
-from explain.targets import TargetLike
+from explain.targets import Prediction, TargetLike
 
 
 class Question:
@@ -95,7 +95,7 @@ class Question:
                 self.methods = self._chosen(x[:1])
             found = attribute_targets(
                 self.explainer.model, x, self.methods, self.targets, categories=self.explainer.categories,
-                **self.options,
+                activation=self.explainer.activation, **self.options,
             )  # fmt: skip
             return self._stored(photos, x, found, labels, notes)
 
@@ -120,10 +120,8 @@ class Question:
         labels: Labels,
         notes: list[str],
     ) -> list[Answer]:
-        logits = next(iter(found[0].values())).logits
-        self.explainer._check_categories(logits)
-        several = logits is not None and logits.shape[1] > 1
-        probabilities = self.explainer._classifier.probabilities(logits).cpu() if several else None  # type: ignore[arg-type]
+        given = self.explainer._probabilities(x, next(iter(found[0].values())).logits)
+        probabilities = None if given is None else given.float().cpu()
         results: list[list[Result]] = [[] for _ in photos]
         for place, of_target in enumerate(found):
             figures = self._figures(photos, x, of_target, place)
@@ -142,6 +140,7 @@ class Question:
         methods = {method.name: method for method in self.methods or ()}
         target = None if isinstance(self.targets, int) else self.targets[place]
         options = {name: self.options.get(name) for name in ("layer", "fuse", "batch_size")}
+        options["activation"] = self.explainer.activation
         return judged(self.explainer.model, x, photos, found, methods, self.metrics, target, **options)
 
     def _results(self, attribution: Attribution, probabilities: torch.Tensor | None) -> list[Result]:
@@ -173,16 +172,25 @@ class Question:
     def _row(self, photo: Prepared, labels: Labels, probabilities: torch.Tensor | None) -> tuple[Any, ...]:
         """The columns of ``photos``."""
         index, label = labels.of(photo.label)
-        best = None if probabilities is None else int(probabilities.argmax())
-        known = probabilities is not None and index is not None and index < len(probabilities)
+        best = self._prediction(probabilities)
+        # Labels of a model with one output may be 0 for no and 1 for yes: its class 0 is none of them.
+        single = probabilities is not None and len(probabilities) == 1
+        known = probabilities is not None and index is not None and index < len(probabilities) and not single
         return (
             photo.entry.name, photo.entry.path, photo.entry.stamp, photo.sha256, *photo.size, label, index,
             float(probabilities[index]) if known else None,  # type: ignore[index]
-            None if best is None else class_label(self.explainer.categories, best), best,
-            None if best is None else float(probabilities[best]),  # type: ignore[index]
+            None if best is None else best.label, None if best is None or single else best.category,
+            None if best is None else best.probability,
             photo.box.left, photo.box.top, photo.box.right, photo.box.bottom, *map(int, photo.x.shape[-2:]),
             boxes_as_text(photo.boxes),
         )  # fmt: skip
+
+    def _prediction(self, probabilities: torch.Tensor | None) -> Prediction | None:
+        """The most probable label."""
+        outputs = self.explainer._outputs
+        if probabilities is None or outputs is None:
+            return None
+        return replace(outputs, exclusive=True).predicted(probabilities, self.explainer.categories, 1)[0]
 
 
 def _numbers(values: torch.Tensor | None, count: int) -> list[float | None]:

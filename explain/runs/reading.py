@@ -17,8 +17,9 @@ import torch
 from PIL import Image
 
 from explain.attribution import Attribution
-from explain.errors import RunError, did_you_mean, printable
+from explain.errors import MethodError, RunError, did_you_mean, printable
 from explain.images import Box, load_image
+from explain.methods import get_method
 from explain.pictures import Scene
 from explain.render import Style
 from explain.runs.digests import content_digest, digest
@@ -28,8 +29,9 @@ from explain.runs.sources import Corners, stamp, text
 
 _ROW = """
 SELECT r.id, r.method, r.target, r.class AS target_class, r.score, r.probability, r.layer, r.delta, r.runs, r.error,
-       r.shape, r.scale, r.map, {content} AS content, m.style, p.name, p.path, p.sha256, p.width, p.height, p.label,
-       p.label_class, p.label_probability, p.prediction, p.prediction_class, p.probability AS prediction_probability,
+       r.shape, r.scale, r.map, {content} AS content, m.style, m.options, p.name, p.path, p.sha256, p.width, p.height,
+       p.label, p.label_class, p.label_probability, p.prediction, p.prediction_class,
+       p.probability AS prediction_probability,
        p."left", p.top, p."right", p.bottom, p.input_height, p.input_width, p.boxes
 FROM results r JOIN photos p ON p.id = r.photo JOIN methods m ON m.name = r.method WHERE r.id = ?
 """
@@ -52,6 +54,8 @@ class Row:
     ``label`` is what the source says that the photo shows, ``prediction`` what the model says, ``target`` what was
     explained; a number ends in ``_class``. ``box`` is the part of the photo that the model saw, ``boxes`` where the
     object is, both in pixels of the photo. ``metrics`` has a figure by name, None where it is not defined.
+    ``uncentred`` says that a place that makes no difference has another value than zero, as in RISE: pictures take the
+    mean of the map for it.
     """
 
     name: str
@@ -78,6 +82,7 @@ class Row:
     error: float | None = None
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     style: Any = "heat"
+    uncentred: bool = False
     _stored: tuple[bytes, tuple[int, ...], float] = field(default=(b"", (0,), 0.0), repr=False)
 
     @cached_property
@@ -107,6 +112,7 @@ class Row:
             size=self.input_size,
             style=self.style,
             delta=None if self.delta is None else torch.tensor([self.delta]),
+            neutral=self.values.mean()[None] if self.uncentred else None,
         )
 
     @property
@@ -355,5 +361,17 @@ def row_of(found: sqlite3.Row | Mapping[str, Any], metrics: Mapping[str, float |
         "box": Box(found["left"], found["top"], found["right"], found["bottom"]),
         "boxes": () if boxes is None else tuple(tuple(box) for box in json.loads(boxes)),
         "metrics": metrics,
+        **_how_shown(found),
         "_stored": (found["map"], tuple(json.loads(found["shape"])), found["scale"]),
     })  # fmt: skip
+
+
+def _how_shown(found: sqlite3.Row | Mapping[str, Any]) -> dict[str, Any]:
+    """How a method's maps are drawn; Parquet files do not say it, so that the method's usual way counts."""
+    if "style" in found.keys():  # noqa: SIM118  # a row of SQLite has only values in it
+        return {"style": found["style"], "uncentred": json.loads(found["options"]).get("centred") is False}
+    try:
+        method = get_method(found["method"])
+    except MethodError:
+        return {}
+    return {"style": method.style, "uncentred": getattr(method, "centred", None) is False}

@@ -8,6 +8,7 @@
     labels       labels of classes, their synonyms, and the class that a label stands for
     given        what a caller may give for a target: an index, a label, a callable; this rather than that
     places       a class within a region, and a detected box
+    outputs      how a model's outputs become probabilities
     objectives   other numbers to differentiate than the score of the target's class
 
 A target is a frozen value with a ``name`` and a ``pick`` that takes the model's output and gives the score ``(N,)`` and
@@ -46,11 +47,13 @@ from explain.targets.functions import ScoreTarget
 from explain.targets.given import Difference, TargetLike, as_list, as_target, check_categories
 from explain.targets.labels import Categories, find_label
 from explain.targets.objectives import Contrast, Objective, ResidualSoftmax
+from explain.targets.outputs import Activation, Outputs, Prediction, check_activation, outputs_like
 from explain.targets.places import Detection, Segmentation
 from explain.targets.rows import must_follow_rows
 from explain.targets.separate import Element, Separate
 
 __all__ = [
+    "Activation",
     "BinaryLogit",
     "Categories",
     "Category",
@@ -61,8 +64,10 @@ __all__ = [
     "Element",
     "Labelled",
     "Objective",
+    "Outputs",
     "PerImage",
     "Picked",
+    "Prediction",
     "ResidualSoftmax",
     "ScoreTarget",
     "Segmentation",
@@ -75,11 +80,13 @@ __all__ = [
     "TopClass",
     "as_list",
     "as_target",
+    "check_activation",
     "check_categories",
     "find_label",
     "find_logits",
     "find_tensor",
     "for_rows",
     "must_follow_rows",
+    "outputs_like",
     "settle",
 ]

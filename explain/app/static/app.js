@@ -111,7 +111,7 @@ class App extends Page {
   async show({ item, answer, seconds, notes }) {
     this.answer = answer;
     const doubts = this.doubting.of(() => this.viewer?.item ?? item, answer, () => this.viewer?.refresh());
-    item.live = { explain: (place) => this.alsoExplain(item.classes[place]), ...doubts };
+    item.live = { explain: (place) => item.classes[place] === null ? null : this.alsoExplain(item.classes[place]), ...doubts };
     const before = this.viewer;
     const state = before ? { ...before.state } : this.beside.look();
     if (before) this.carry(before, item, state);

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from explain.attribution import attribute_targets, plan
-from explain.engine import check_inputs
+from explain.engine import check_inputs, outputs_of
 from explain.errors import ExplainError, MetricError, muted
 from explain.hooks import unwrapped
 from explain.inputs import Inputs
@@ -30,7 +30,7 @@ from explain.metrics.verdict.randomness import DependsOnModel
 from explain.metrics.verdict.stability import Stable
 from explain.request import Options, Settings
 from explain.result import Attribution
-from explain.targets import Target
+from explain.targets import Outputs, Target
 
 
 def questions(seed: int = 0) -> tuple[Question, ...]:
@@ -96,6 +96,10 @@ class _Check:
         self.classes = None if isinstance(first.target, str) else first.target.to(self.images.device)
         self.logits = None if first.logits is None else first.logits.to(self.images.device)
         count = None if self.logits is None else self.logits.shape[1]
+        self.outputs = Outputs()
+        if self.logits is not None:
+            self.outputs = outputs_of(model, inputs, self.logits, options.get("activation"))
+            self.options = {**options, "activation": self.outputs.activation}
         self.world = World(model, self.images, self.classes, count, self.logits, inputs)
         self.notes: dict[str, list[str]] = {name: [] for name in maps}
         self.failed: dict[tuple[str, str], str] = {}
@@ -112,9 +116,10 @@ class _Check:
         return Verdict(label, answers, seed)
 
     def _case(self, name: str, attribution: Attribution) -> Case:
-        probability = probability_of(self.classes, self.logits)
+        probability = probability_of(self.outputs, self.classes, self.logits)
         maps = Maps.of(name, attribution, self.images)
-        return Case(maps, self.images, attribution.score.to(self.images.device), probability, self.classes)
+        score = attribution.score.to(self.images.device)
+        return Case(maps, self.images, score, probability, self.classes, outputs=self.outputs)
 
     def _answer(self, question: Question, case: Case, judged: Judged | None, empty: str) -> Answer:
         if empty:

@@ -62,7 +62,9 @@ def check_explained(explanation: Explained, found: Sequence[Attribution], index:
     precision, label = explanation.question.precision, explanation.targets[index]
     with naming([explanation.source]):
         x = explainer.as_input(explanation.photo)
-        verdict = check_maps(explainer.model, x, maps, target, label, precision=precision, **options)
+        verdict = check_maps(
+            explainer.model, x, maps, target, label, precision=precision, activation=explainer.activation, **options
+        )
     known = explanation.verdicts.get(index)
     explanation.verdicts[index] = verdict if known is None else known.with_answers(verdict)
     return verdict

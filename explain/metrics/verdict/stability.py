@@ -131,7 +131,7 @@ class Stable:
         """How far the scores have moved ``(N,)``."""
         if case.probability is None or case.classes is None or found.logits is None:
             return (found.score - case.score).abs() / case.score.abs().clamp(min=torch.finfo(case.score.dtype).tiny)
-        return (found.logits.softmax(1).gather(1, case.classes[:, None])[:, 0] - case.probability).abs()
+        return (case.outputs.of_classes(found.logits, case.classes) - case.probability).abs()
 
     def __call__(self, case: Case, numbers: torch.Tensor) -> Judged:
         alike, still = numbers[..., 0], numbers[..., 1] <= self.slack

@@ -95,6 +95,14 @@ class Colors {
     });
   }
 
+  // The colours of lines around what is for the target and what is against it, the strongest around the first share.
+  sides(count, colormap) {
+    const table = this.tables.get(this.suited('signed', colormap));
+    return Array.from({ length: count }, (_, i) => (count === 1 ? 0.4 : 0.4 - (0.15 * i) / (count - 1)))
+      .flatMap((place) => [0.5 + place, 0.5 - place])
+      .map((place) => `rgb(${table.subarray(3 * Math.floor(255 * place), 3 * Math.floor(255 * place) + 3).join(' ')})`);
+  }
+
   // A bar of colours for the legend.
   bar(canvas, kind, colormap) {
     canvas.width = 256;

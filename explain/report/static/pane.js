@@ -44,9 +44,12 @@ class Pane {
 
   contour(map, { share, colormap, opacity }) {
     const shares = share < 1 ? [share] : SHARES;
-    const colors = this.colors.lines(shares.length, colormap);
-    const paths = shares.map((each) => map.of(`outline ${each}`, () =>
-      outline(map.areas, map.width, map.height, Math.max(threshold(map.fallingAreas, each), 1e-6))));
+    const signed = map.kind === 'signed';
+    const colors = signed ? this.colors.sides(shares.length, colormap) : this.colors.lines(shares.length, colormap);
+    const around = (values, falling, each) => outline(values, map.width, map.height, Math.max(threshold(falling, each), 1e-6));
+    const paths = signed
+      ? shares.flatMap((each) => [1, -1].map((side) => map.of(`outline ${each} ${side}`, () => around(map.net.map((value) => side * value), map.fallingNet, each))))
+      : shares.map((each) => map.of(`outline ${each}`, () => around(map.areas, map.fallingAreas, each)));
     const wide = paths.map((d) => svg('path', { d, class: 'wide' }));
     const thin = paths.map((d, i) => svg('path', { d, class: `thin thin-${i}`, stroke: colors[i] }));
     this.lines.replaceChildren(...wide, ...thin.reverse());

@@ -60,8 +60,8 @@ class Look {
     this.share.take(state.share);
     const signed = map.kind === 'signed';
     const names = { plasma: 'Plasma', viridis: 'Viridis', inferno: 'Inferno', cividis: 'Cividis', RdBu_r: 'Red and blue', PuOr_r: 'Orange and violet' };
-    this.colormap.fill([[null, (signed && state.view !== 'contour' ? CONTRIBUTIONS : MAGNITUDES).map((name) => [name, names[name]])]]);
-    this.colormap.take(this.colors.suited(state.view === 'contour' ? 'heat' : map.kind, state.colormap));
+    this.colormap.fill([[null, (signed ? CONTRIBUTIONS : MAGNITUDES).map((name) => [name, names[name]])]]);
+    this.colormap.take(this.colors.suited(state.view === 'contour' && !signed ? 'heat' : map.kind, state.colormap));
     this.colormap.hidden = state.view === 'mask' || state.view === 'spotlight';
     this.takeLayers(state);
     this.takeCompare(state);
@@ -91,8 +91,17 @@ class Look {
 
   takeLegend(state, map) {
     const words = (text) => el('span', {}, text);
-    if (state.view === 'contour' || state.view === 'mask') {
-      const shares = state.share < 100 ? [state.share / 100] : SHARES;
+    const shown = state.share < 100 ? [state.share / 100] : SHARES;
+    if (state.view === 'contour' && map.kind === 'signed') {
+      const [one, other] = this.colors.sides(shown.length, state.colormap);
+      const keys = [[other, 'against'], [one, 'for']].map(([color, side]) => {
+        const key = el('i', { class: 'key key-contour' });
+        key.style.background = color;
+        return el('span', {}, key, side);
+      });
+      this.legend.replaceChildren(words(`lines hold ${shown.map(percent).join(', ')}`), ...keys);
+    } else if (state.view === 'contour' || state.view === 'mask') {
+      const shares = shown;
       const colors = state.view === 'contour' ? this.colors.lines(shares.length, state.colormap) : shares.map((_, i) => this.faded(1 - i / (shares.length + 0.5)));
       const keys = shares.map((share, i) => {
         const key = el('i', { class: `key key-${state.view}` });

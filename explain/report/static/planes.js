@@ -115,6 +115,20 @@ class FineMap {
     });
   }
 
+  // Contributions with their sign as areas, for lines around what is for the target and what is against it.
+  get net() {
+    return this.of('net', () => {
+      if (!this.inPixels) return this.values;
+      const found = blurred(this.values, this.width, this.height, 0.03 * Math.max(this.width, this.height));
+      const peak = largest(found.map(Math.abs));
+      return peak > 0 ? found.map((value) => value / peak) : found;
+    });
+  }
+
+  get fallingNet() {
+    return this.of('falling net', () => sums(this.net.map(Math.abs)));
+  }
+
   get falling() {
     return this.of('falling', () => sums(this.evidence));
   }

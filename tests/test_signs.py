@@ -1,0 +1,190 @@
+"""What speaks against the target is drawn: on the photo, in sheets and lines, in reports, runs and saved files."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import explain
+from explain import render
+from explain.methods import LIME, RISE, FeatureAblation, GradCAM, KernelSHAP, Occlusion, PartitionSHAP, ShapleySampling
+from explain.models import CenterCrop
+from explain.pictures import array
+
+SIDE = 16
+PLAIN = CenterCrop(SIDE, 1.0, (0.0,) * 3, (1.0,) * 3)
+METHODS = [
+    Occlusion(window=4, stride=4), FeatureAblation(regions=4), KernelSHAP(runs=60, regions=4), LIME(runs=60, regions=4),
+    ShapleySampling(runs=60, regions=4), PartitionSHAP(),
+]  # fmt: skip
+
+
+class LeftLessRight(nn.Module):
+    """The score is the light on the left less twice the light on the right."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        light = x.mean((1, 2))
+        half = light.shape[1] // 2
+        score = light[:, :half].sum(1) - 2 * light[:, half:].sum(1)
+        return torch.stack([score, -score], 1)
+
+
+class OnTop(nn.Module):
+    """A large score that the middle of the photo adds a little to, and its upper left corner takes a little from."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        score = 10 + x[:, :, 6:10, 6:10].mean((1, 2, 3)) - x[:, :, :4, :4].mean((1, 2, 3))
+        return torch.stack([score, 0 * score], 1)
+
+
+@pytest.fixture(scope="module")
+def explanation() -> explain.Explanation:
+    explainer = explain.Explainer(LeftLessRight(), ["left", "right"], PLAIN)
+    return explainer(Image.new("RGB", (SIDE, SIDE), "white"), METHODS, 0)
+
+
+def red_and_blue(picture: Image.Image) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    pixels = np.asarray(picture).astype(int)
+    return pixels[..., 0] > pixels[..., 2] + 60, pixels[..., 2] > pixels[..., 0] + 60
+
+
+@pytest.mark.parametrize("method", [method.name for method in METHODS])
+class TestMethodsOfContributions:
+    def test_the_heatmap_has_the_size_of_what_speaks_against(
+        self, method: str, explanation: explain.Explanation
+    ) -> None:
+        a = explanation[method]
+        values = a.values[0].double()
+        assert values[:, : SIDE // 2].min() > 0 > values[:, SIDE // 2 :].max()
+        expected = values / values.abs().max()
+        assert a.style == "signed"
+        torch.testing.assert_close(a.signed[0].double(), expected, rtol=0, atol=1e-6)
+        torch.testing.assert_close(a.heatmap[0].double(), expected.abs(), rtol=0, atol=1e-6)
+
+    @pytest.mark.parametrize("style", [None, "contour"])
+    def test_overlays_have_one_colour_for_and_one_against(
+        self, method: str, style: str | None, explanation: explain.Explanation
+    ) -> None:
+        red, blue = red_and_blue(explanation.overlay(method, style=style))
+        left = np.arange(SIDE)[None] < SIDE // 2
+        assert red.any()
+        assert blue.any()
+        assert not (red & ~left).any()
+        assert not (blue & left).any()
+
+    def test_the_report_has_the_sign(self, method: str, explanation: explain.Explanation) -> None:
+        from explain.report import Detail, item
+
+        found = item(explanation, Detail())
+        drawn = found["maps"][0][explanation.methods.index(method)]
+        assert drawn["kind"] == "signed"
+        assert drawn["plane"]["signed"]
+
+    def test_saved_maps_have_the_sign(self, method: str, explanation: explain.Explanation, tmp_path: Path) -> None:
+        explanation.save(tmp_path, stem="photo")
+        saved = explain.load(tmp_path / f"photo-{method}.json")
+        assert torch.equal(saved.attribution.signed, explanation[method].signed)
+        with Image.open(tmp_path / f"photo-{method}.png") as picture:
+            red, blue = red_and_blue(picture.convert("RGB"))
+        assert red.any()
+        assert blue.any()
+
+
+def test_sheets_and_figures_say_what_the_two_colours_mean(explanation: explain.Explanation) -> None:
+    assert [legend.labels for legend in explanation.layout().legends] == [("against", "for")]
+    lines = explanation.layout(style="contour").legends
+    assert [legend.labels for legend in lines] == [("against", "for")]
+    red, blue = red_and_blue(explanation["occlusion"].layout().groups[0].tiles[0].picture)
+    assert red.any()
+    assert blue.any()
+
+
+def test_lines_around_contributions_hold_a_share_of_all_that_speaks() -> None:
+    values = np.zeros((120, 120), np.float32)
+    values[:, :40], values[:, 80:] = 0.5, -1.0
+    white = Image.new("RGB", (120, 120), "white")
+    red, blue = red_and_blue(render.overlay(white, values, render.SignedContour(shares=(0.6,))))
+    assert blue.any()  # two thirds of what speaks is against
+    assert not red.any()
+    red, blue = red_and_blue(render.overlay(white, values, render.SignedContour(shares=(0.9,))))
+    assert np.nonzero(red.any(0))[0].max() < 60 < np.nonzero(blue.any(0))[0].min()
+
+
+def test_maps_of_a_layer_without_rectification_are_drawn_with_their_sign() -> None:
+    assert GradCAM().style == "heat"
+    assert GradCAM(relu=False).style == "signed"
+
+
+@pytest.fixture(scope="module")
+def found() -> explain.Explanation:
+    explainer = explain.Explainer(OnTop(), ["one", "other"], PLAIN)
+    return explainer(Image.new("RGB", (SIDE, SIDE), "white"), RISE(runs=400, grid=4, score="logit"), 0)
+
+
+class TestRISE:
+    def test_pictures_show_the_difference_from_the_mean_score_over_the_masks(self, found: explain.Explanation) -> None:
+        a = found["rise"]
+        x = torch.ones(1, 3, SIDE, SIDE)
+        scores = []
+
+        class Noted(OnTop):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                result = super().forward(x)
+                scores.extend(result[:, 0].tolist())
+                return result
+
+        again = explain.attribute(Noted(), x, RISE(runs=400, grid=4, score="logit"), target=0, batch_size=400)
+        torch.testing.assert_close(again.values, a.values)
+        mean = float(a.neutral)
+        assert min(scores) < mean < max(scores)
+        centred = explain.attribute(OnTop(), x, RISE(runs=400, grid=4, score="logit", centred=True), target=0)
+        # What is subtracted from each place is the mean score times how often the masks have shown it.
+        assert float(((a.values - centred.values).double() / mean).mean()) == pytest.approx(1, abs=0.05)
+        difference = a.values[0].double() - mean
+        torch.testing.assert_close(a.signed[0].double(), difference / difference.abs().max(), rtol=0, atol=1e-6)
+
+    def test_the_raw_values_stay(self, found: explain.Explanation) -> None:
+        a = found["rise"]
+        assert a.values.min() > 0.8 * a.values.max()
+        assert a.heatmap.min() < 0.05
+        assert a.heatmap.max() == 1
+
+    def test_saved_maps_and_reports_are_drawn_alike(self, found: explain.Explanation, tmp_path: Path) -> None:
+        from explain.report import Detail, item
+
+        found.save(tmp_path, stem="photo")
+        saved = explain.load(tmp_path / "photo-rise.json")
+        torch.testing.assert_close(saved.attribution.signed, found["rise"].signed)
+        plane = item(found, Detail())["maps"][0][0]["plane"]
+        assert plane["signed"]
+        expected = np.abs(array(found["rise"].values[0]) - float(found["rise"].neutral)).max()
+        assert plane["scale"] == pytest.approx(expected, rel=1e-4)
+        assert len(zlib.decompress(base64.b64decode(plane["data"]))) == SIDE * SIDE * plane["bits"] // 8
+
+    def test_pictures_of_runs_are_centred_too(self, tmp_path: Path) -> None:
+        explainer = explain.Explainer(OnTop(), ["one", "other"], PLAIN)
+        photos = [Image.new("RGB", (SIDE, SIDE), "white")]
+        method = RISE(runs=200, grid=4, score="logit")
+        run = explain.run(photos, explainer, [method, "occlusion"], output=tmp_path / "run.sqlite", workers=0)
+        rows = {row.method: row for row in run.rows()}
+        assert rows["rise"].style == rows["occlusion"].style == "signed"
+        assert rows["rise"].attribution.signed.min() < -0.3
+        assert rows["rise"].values.min() > 0
+
+
+def test_old_records_of_such_methods_are_drawn_as_they_were(explanation: explain.Explanation, tmp_path: Path) -> None:
+    explanation.save(tmp_path, stem="photo")
+    file = tmp_path / "photo-occlusion.json"
+    record = json.loads(file.read_text())
+    record["values"]["style"] = "heat"
+    file.write_text(json.dumps(record))
+    assert explain.load(file).heatmap[:, SIDE // 2 :].max() == 0
