@@ -90,7 +90,7 @@ def server(application: Any) -> Any:
 
         _end: asyncio.TimerHandle | None = None
 
-        def connection_made(self, transport: asyncio.Transport) -> None:
+        def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             self._wait()
 

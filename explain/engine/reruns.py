@@ -109,8 +109,8 @@ def _rows(stream: Stream, asked: Asked) -> dict[Path, Rows]:
     found = [asked.evidence(asked.choices[0], stream.layer, path) for path in paths]
     made = [stream.of.rows(found[0])]
     for evidence, path in zip(found[1:], asked.inputs.paths[1:], strict=True):
-        follows = isinstance(stream.of, Following)
-        made.append(stream.of.rows_beside(evidence, made[0]) if follows else stream.of.rows(evidence))
+        of: Any = stream.of
+        made.append(of.rows_beside(evidence, made[0]) if isinstance(of, Following) else of.rows(evidence))
         if not torch.equal(made[-1].owners.cpu(), made[0].owners.cpu()):
             raise MethodError(
                 f"explained must name inputs with as many altered copies each ({stream.of}), got "
