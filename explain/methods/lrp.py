@@ -27,6 +27,9 @@ class LRP:
     they lose is in ``coverage.taken`` by their names, and those that lose more than a thousandth are named in a warning
     and in ``coverage.missed``. Of a `torch.autograd.Function` written by hand, what it loses is in ``delta`` alone.
 
+    Rules at the input (``Flat``, ``Box``) give relevance to what the first linear map is given. It goes back to the
+    pixels through what is done to the photo before (flips, crops, zooms, normalisation), and to padding as to biases.
+
     What no gradient leads from to the input (detached tensors, what an index finds) is a constant, and takes its share
     as biases do, whether or not the weights that it is made of are trained.
 
@@ -37,7 +40,7 @@ class LRP:
             there are ``EpsilonGammaBox``, ``AttnLRP``, ``CPLRP``, ``ExcitationBackprop``, ``DeepTaylor``, and
             ``Gradient`` (LRP-0) too. ``Box``, ``EpsilonGammaBox`` and ``DeepTaylor`` need the range of the input.
         concept: a layer and some of its channels, such as ``("layer4", (3, 17))``: the pixels' relevance for the score
-            through these channels alone.
+            through these channels alone. What passes beside the layer, as by a shortcut, is left out.
         of_layer: give the relevance of the layer that is named, and not of the input, as naming a layer does.
 
         low, high: the least and largest values that the input can have, for a composite that needs them: one value for
