@@ -72,7 +72,7 @@ class _Operation:
         return smaller or before.name().startswith("Expand")
 
     def _back(self, arrived: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
-        found = self.node(*arrived)
+        found = self.node(*arrived)  # type: ignore[operator]
         return found if isinstance(found, tuple) else (found,)
 
     def forward(self, given: Values, *, sizes: bool) -> Iterator[tuple[Edge, torch.Tensor]]:
