@@ -21,8 +21,7 @@ import torch
 from torch import nn
 
 import explain
-from explain.engine import Composite, When
-from explain.engine.linear_rules import AlphaBeta, Epsilon, Flat, Gamma, Gradient, WSquare, ZBox, ZPlus
+from explain.engine import AlphaBeta, Composite, Epsilon, Flat, Gamma, Gradient, When, WSquare, ZBox, ZPlus
 from explain.methods import LRP, DeepLIFT
 
 DENSE = ("dense",)

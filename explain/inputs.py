@@ -98,11 +98,6 @@ class Inputs:
         """All tensors but the first that is explained, by their way."""
         return {path: tensor for path, tensor in self._tensors.items() if path != self.path}
 
-    @property
-    def beside(self) -> list[torch.Tensor]:
-        """The tensors that are not explained."""
-        return [tensor for path, tensor in self._tensors.items() if path not in self.paths]
-
     @cached_property
     def constants(self) -> tuple[Any, ...]:
         """All arguments but tensors, such as switches."""

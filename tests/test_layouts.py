@@ -128,6 +128,57 @@ def test_flatten_after_a_convolution_keeps_its_map() -> None:
     assert default_layer(model, x) == "0"
 
 
+@pytest.mark.parametrize("normalised", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize("of_map", [(8, 2), (2, 8), (4, 4)], ids=str)
+def test_the_number_of_tokens_is_not_their_height_and_width(of_map: tuple[int, int], normalised: bool) -> None:
+    """Of a map that a function makes, no module shows the size; it is found out, or the layer is refused."""
+
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.flat, self.norm = nn.Conv2d(3, 6, 3, 2, 1), nn.Flatten(2), nn.LayerNorm(6)
+            self.head = nn.Linear(6 * 16, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.flat(nn.functional.adaptive_avg_pool2d(self.conv(x).relu(), of_map))
+            y = self.norm(y.transpose(1, 2)) if normalised else y
+            found: torch.Tensor = self.head(y.flatten(1))
+            return found
+
+    found = 0
+    for seed in range(6):
+        torch.manual_seed(seed)
+        model, x = Pooled().eval(), torch.rand(2, 3, 32, 32)
+        try:
+            a = explain.attribute(model, x, SIGNED, target=1, layer="norm" if normalised else "flat")
+        except LayerError:
+            continue  # what is not clear is refused
+        assert a.values.shape == (2, *of_map)
+        found += 1
+    assert found >= 2
+
+
+def test_tokens_without_a_map_are_those_that_are_clear_elsewhere() -> None:
+    """A vision transformer that cuts patches by hand: what an untrained attention averages tells nothing by itself."""
+
+    class Transformer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.position = nn.Linear(48, 16), nn.Parameter(0.02 * torch.randn(1, 24, 16))
+            layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, norm_first=True)
+            self.blocks = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+            self.norm, self.head = nn.LayerNorm(16), nn.Linear(16, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            tokens = self.embed(nn.functional.unfold(x, 4, stride=4).transpose(1, 2)) + self.position
+            found: torch.Tensor = self.head(self.norm(self.blocks(tokens)).mean(1))
+            return found
+
+    torch.manual_seed(0)
+    calls = list_layers(Transformer().eval(), torch.rand(1, 3, 24, 16))
+    assert {str(call.grid) for call in calls if len(call.shape) == 3} == {"6 x 4"}
+
+
 def test_a_cube_that_is_turned_between_modules_is_told_from_one_that_is_not() -> None:
     """A rectifier keeps the layout of what it is given, which is not that of the convolution before it."""
 

@@ -11,6 +11,7 @@
     keeping     tensors as they were, copied before they are overwritten
     steps       the steps of a forward pass that relevance rules act on
     relevance   relevance propagated through them
+    prefix      what happens to the input before the first of them
     linear_rules, step_rules
                 the rules, as values
     awake       attention that the explained input does not reach
@@ -85,15 +86,19 @@ from explain.engine.asks import (
 from explain.engine.composites import COMPOSITES, Composite, When, transformer_attribution
 from explain.engine.entry import check_inputs
 from explain.engine.evidence import Evidence, Question
+from explain.engine.linear_rules import AlphaBeta, Epsilon, Flat, Gamma, Gradient, WSquare, ZBox, ZPlus
 from explain.engine.outputs import outputs_of
 from explain.engine.passes import gather
+from explain.engine.passing import Balanced, Norm, Pass
 from explain.engine.plan import Plan, Stream, plan_of
 from explain.engine.rules import Coverage, Deconvnet, Guided, Rule
+from explain.engine.step_rules import ConstantDeviation, Constants, ConstantWeights, Identity, Taylor, Uniform
 from explain.engine.work import Precision, Progress, Work
 
 __all__ = [
     "COMPOSITES",
     "Activations",
+    "AlphaBeta",
     "Alteration",
     "Ask",
     "Attention",
@@ -101,6 +106,7 @@ __all__ = [
     "AttentionRelevance",
     "Attributions",
     "Backward",
+    "Balanced",
     "BiasTerms",
     "Blank",
     "BlockAttention",
@@ -109,13 +115,21 @@ __all__ = [
     "Collected",
     "Composite",
     "Concept",
+    "ConstantDeviation",
+    "ConstantWeights",
+    "Constants",
     "Coverage",
     "Deconvnet",
+    "Epsilon",
     "Evidence",
     "Explains",
+    "Flat",
     "Fold",
+    "Gamma",
+    "Gradient",
     "Gradual",
     "Guided",
+    "Identity",
     "InputGradients",
     "LayerCurvature",
     "LayerGradients",
@@ -124,8 +138,10 @@ __all__ = [
     "Make",
     "Multipliers",
     "Need",
+    "Norm",
     "OfSize",
     "OfTokens",
+    "Pass",
     "Plan",
     "Precision",
     "Progress",
@@ -140,9 +156,14 @@ __all__ = [
     "Runs",
     "Scores",
     "Stream",
+    "Taylor",
     "Unaltered",
+    "Uniform",
+    "WSquare",
     "When",
     "Work",
+    "ZBox",
+    "ZPlus",
     "asks_of",
     "check_inputs",
     "gather",

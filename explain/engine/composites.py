@@ -83,7 +83,7 @@ _TAYLOR: Rules = ((When(("softmax", "attention")), Taylor()), (_FACTORS, Uniform
 class Composite:
     """Rules for the steps of a network: the first whose condition is met, and that fits, covers a step.
 
-    >>> from explain.engine.composites import Composite, When
+    >>> from explain.engine import Composite, Epsilon, Gamma, When
     >>> mine = Composite("mine", ((When(("dense",)), Epsilon(0.1)), (When(("convolution",), "layer1.*"), Gamma(0.5))))
     >>> mine.rule("convolution", "layer1.0.conv1", False)
     Gamma(gamma=0.5, epsilon=1e-06, absolute=False)
@@ -100,7 +100,7 @@ class Composite:
             if not isinstance(pair[0], When) or not is_rule:
                 raise MethodError(
                     f"rules of composite {self.name!r} must be pairs of a When and a rule, got {shown(each)}; write "
-                    "Composite('mine', ((When(('dense',)), Epsilon()),))"
+                    "explain.engine.Composite('mine', ((explain.engine.When(('dense',)), explain.engine.Epsilon()),))"
                 )
         object.__setattr__(self, "rules", tuple((when, rule) for when, rule in rules))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import nn
 from torch.autograd.graph import Node
 
 from explain.hooks import behind_proxy
@@ -15,23 +14,19 @@ class Dependence:
     """Tells what depends on the explained inputs from what is made of parameters, numbers and other inputs.
 
     A gradient leads from the one to the inputs. From the other it leads to parameters at most, whether they are trained
-    or not: what is computed from a detached tensor, or looked up by an index, depends on the input in no way that a
-    gradient could follow. Inputs ``beside`` the explained ones count as parameters.
+    or not, and whether or not the model has registered them: what is computed from a detached tensor, or looked up by
+    an index, depends on the input in no way that a gradient could follow.
 
-    >>> layer, x = nn.Linear(3, 3), torch.ones(1, 3, requires_grad=True)
-    >>> dependence = Dependence(layer)
+    >>> layer, x = torch.nn.Linear(3, 3), torch.ones(1, 3, requires_grad=True)
+    >>> dependence = Dependence([x])
     >>> [dependence.of(made) for made in (layer(x), layer.weight.T * 2, layer(x.detach()))]
     [True, False, False]
     """
 
-    def __init__(self, model: nn.Module, beside: Sequence[torch.Tensor] = ()) -> None:
-        self._own = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers(), *beside)}
+    def __init__(self, sources: Sequence[torch.Tensor]) -> None:
+        self._sources = {id(tensor): tensor for tensor in sources}
         self._known: dict[Node, bool] = {}
         self._begun = sequence_number()
-
-    def is_own(self, tensor: torch.Tensor) -> bool:
-        """Whether it is one of the model's parameters and buffers, or an input beside the explained ones."""
-        return id(tensor) in self._own
 
     def of(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor depends on the explained inputs."""
@@ -39,7 +34,7 @@ class Dependence:
         if not tensor.requires_grad:
             return False
         node = tensor.grad_fn
-        return not self.is_own(tensor) if node is None else self._leads_back(node)
+        return id(tensor) in self._sources if node is None else self._leads_back(node)
 
     def beside(self, view: torch.Tensor) -> torch.Tensor | None:
         """What lies beside a view, which has just been overwritten, in the constant that it is a view of.
@@ -83,7 +78,7 @@ class Dependence:
 
     def _is_explained(self, node: Node) -> bool:
         """Whether a gradient that ends at a Node ends at an explained input."""
-        return isinstance(node, torch._C._functions.AccumulateGrad) and not self.is_own(node.variable)
+        return isinstance(node, torch._C._functions.AccumulateGrad) and id(node.variable) in self._sources
 
 
 def sequence_number() -> int:

@@ -18,7 +18,8 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 
-from explain.engine.relevance import Flow, Map, only_laid_out, sources_behind
+from explain.engine.prefix import Prefix
+from explain.engine.relevance import Flow, Map
 from explain.errors import MethodError, shown
 
 
@@ -268,22 +269,24 @@ class Gamma(_Altered):
 class _AtInput(_Altered):
     """A rule for the first map, which gives relevance itself: its shares are no multiples of x.
 
-    The source gets the relevance as a deposit where the map has as many inputs as the source, in the same places.
-    Elsewhere the gradient is relevance over x, and what belongs to x = 0 is taken.
+    The sources get the relevance as a deposit, in the places that `Prefix` leads back to; what belongs to constants, as
+    to padding, is taken. Where no prefix can be followed, the gradient is relevance over x, and what belongs to x = 0
+    is taken.
     """
 
     def back(self, of: Map, gradient: torch.Tensor, flow: Flow) -> torch.Tensor:
-        shares = self.shares(of, gradient * of.result.tensor, flow)
-        x = of.x.tensor
-        places = list(sources_behind(of.node, flow.sources))
-        source = flow.sources[places[0]] if len(places) == 1 else None
-        if source is not None and (source.shape == x.shape or only_laid_out(of.node)):
-            flow.deposit(places[0], shares.reshape(source.shape))
+        x, prefix = of.x.tensor, Prefix.to(of.node, flow.sources) if of.nearest else None
+        shares = self.shares(of, gradient * of.result.tensor, flow, prefix)
+        if prefix is not None:
+            if bool(prefix.outside.any()):
+                flow.take("biases", shares * prefix.outside)
+            for place, relevance in prefix.back(shares).items():
+                flow.deposit(place, relevance)
             return torch.zeros_like(x)
         flow.take("zero inputs", shares * (x == 0))
         return torch.where(x == 0, 0, shares / torch.where(x == 0, 1, x))
 
-    def shares(self, of: Map, relevance: torch.Tensor, flow: Flow) -> torch.Tensor:
+    def shares(self, of: Map, relevance: torch.Tensor, flow: Flow, prefix: Prefix | None) -> torch.Tensor:
         raise NotImplementedError
 
     def _by_weights(
@@ -315,7 +318,7 @@ class Flat(_AtInput):
 
     name: ClassVar[str] = "flat"
 
-    def shares(self, of: Map, relevance: torch.Tensor, flow: Flow) -> torch.Tensor:
+    def shares(self, of: Map, relevance: torch.Tensor, flow: Flow, prefix: Prefix | None) -> torch.Tensor:
         linear, x = of.linear, of.x.tensor
         if not linear.alike:
             return self._by_weights(of, torch.ones_like(linear.weight), relevance, flow, None)
@@ -335,7 +338,7 @@ class WSquare(_AtInput):
 
     name: ClassVar[str] = "wsquare"
 
-    def shares(self, of: Map, relevance: torch.Tensor, flow: Flow) -> torch.Tensor:
+    def shares(self, of: Map, relevance: torch.Tensor, flow: Flow, prefix: Prefix | None) -> torch.Tensor:
         size = None if of.linear.size is None else of.linear.size.square()
         return self._by_weights(of, of.linear.weight.square(), relevance, flow, size)
 
@@ -344,8 +347,9 @@ class WSquare(_AtInput):
 class ZBox(_AtInput):
     """The z^B rule (Montavon et al., 2017): R_j = sum_k (x_j w_jk - l_j w+_jk - h_j w-_jk) / (their sum) R_k.
 
-    ``low`` and ``high`` are the least and largest values that the input can have, one for each channel or one for all;
-    None takes the image's own, of convolutions channel by channel.
+    ``low`` and ``high`` are the least and largest values that the network's input can have, one for each channel or one
+    for all; what is done to it before the map is done to them. None takes the least and largest that the map is given
+    of the image, of convolutions channel by channel.
     """
 
     low: tuple[float, ...] | None = None
@@ -355,13 +359,9 @@ class ZBox(_AtInput):
 
     name: ClassVar[str] = "zbox"
 
-    def shares(self, of: Map, relevance: torch.Tensor, flow: Flow) -> torch.Tensor:
+    def shares(self, of: Map, relevance: torch.Tensor, flow: Flow, prefix: Prefix | None) -> torch.Tensor:
         linear, x = of.linear, of.x.tensor
-        convolution = of.kind == "convolution"
-        own = None if self.low is not None and self.high is not None else flow.images_in(x)
-        ends = [
-            self._end(x, end, own, least=i == 0, convolution=convolution) for i, end in enumerate((self.low, self.high))
-        ]
+        ends = self._range(of, flow, prefix)
         weights = (linear.weight, -linear.weight.clamp(min=0), -linear.weight.clamp(max=0))
         parts = list(zip((x, *ends), weights, strict=True))
         z = _run(of, parts, None)
@@ -371,26 +371,30 @@ class ZBox(_AtInput):
             found.addcmul_(value, linear.backward(share, x, weight))
         return found
 
-    def _end(
-        self,
-        x: torch.Tensor,
-        given: tuple[float, ...] | None,
-        images: int | None,
-        *,
-        least: bool,
-        convolution: bool,
-    ) -> torch.Tensor:
-        if given is not None:
-            end = torch.tensor(given).to(x)
-            if len(given) not in (1, x.shape[1]):
-                raise MethodError(
-                    f"low and high of a rule for the input must have one number, or one for each of its {x.shape[1]} "
-                    f"channels, got {len(given)} numbers; give one for all"
-                )
-            return end.expand_as(x) if len(given) == 1 else end.reshape(-1, *[1] * (x.ndim - 2)).expand_as(x)
-        apart = (0, 1) if convolution else (images,)
-        dims = tuple(d for d in range(x.ndim) if d not in apart)
-        return (x.amin(dims, keepdim=True) if least else x.amax(dims, keepdim=True)).expand_as(x)
+    def _range(self, of: Map, flow: Flow, prefix: Prefix | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """The least and largest values that the map can be given."""
+        x, channels = of.x.tensor, of.linear.channels
+        if self.low is None or self.high is None:
+            rows = range(x.ndim + channels)  # of a convolution, there are none where it is given a single picture
+            apart = (*rows, x.ndim + channels) if of.kind == "convolution" else (flow.images_in(x),)
+            dims = tuple(d for d in range(x.ndim) if d not in apart)
+            return x.amin(dims, keepdim=True).expand_as(x), x.amax(dims, keepdim=True).expand_as(x)
+        if prefix is None:
+            return _laid(self.low, x, x.ndim + channels), _laid(self.high, x, x.ndim + channels)
+        ends = [(_laid(self.low, source, 1), _laid(self.high, source, 1)) for source in flow.sources]
+        return prefix.range(x, flow.sources, ends)
+
+
+def _laid(numbers: tuple[float, ...], like: torch.Tensor, channels: int) -> torch.Tensor:
+    """One number for all, or one for each channel, in the shape of a tensor."""
+    count = like.shape[channels] if like.ndim > channels else 1
+    if len(numbers) not in (1, count):
+        raise MethodError(
+            f"low and high of a rule for the input must have one number, or one for each of its {count} channels, got "
+            f"{len(numbers)} numbers; give one for all"
+        )
+    shape = [-1 if d == channels and len(numbers) > 1 else 1 for d in range(like.ndim)]
+    return torch.tensor(numbers).to(like).reshape(shape).expand_as(like)
 
 
 def _signed(tensor: torch.Tensor, sign: int) -> torch.Tensor:

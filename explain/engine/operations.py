@@ -45,7 +45,7 @@ _NODES = {
     }.items()
 }
 # What hooks put into the graph, and operators that libraries register.
-_KNOWN = ("_Gate", "_Entrance", "Overwritten", "BackwardHookFunction", "GeneratedBackwardFor_")
+_KNOWN = ("_Gate", "_OwnGate", "_Entrance", "Overwritten", "BackwardHookFunction", "GeneratedBackwardFor_")
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,7 +29,7 @@ from explain.engine.evidence import Evidence, Origin, Question, at_least_float32
 from explain.engine.forward import Choice, Forward
 from explain.engine.operations import Operations, Recorder
 from explain.engine.plan import Plan
-from explain.engine.relevance import Flow, Marks, hold_back, node_of
+from explain.engine.relevance import Flow, Marks, consumers, hold_back, hold_back_beside, node_of
 from explain.engine.replay import Tape
 from explain.engine.reruns import Runner, run_streams
 from explain.engine.rules import apply_rule
@@ -151,7 +151,6 @@ class _Passes:
             by_kind.setdefault(type(ask.need), []).append(ask)
         self._collectors: dict[type[Need[Any]], Collector] = {kind: COLLECTORS[kind](a) for kind, a in by_kind.items()}
         sources = {path: inputs.tensor(path) for path in inputs.paths}
-        beside = inputs.beside
         # Altered maps are run in this precision then, one image at a time, and hooks of others would see a replay.
         fits = self.cut and len(inputs) == 1 and precision == work.precision
         behind = next((stream.layer for stream in plan.streams if stream.of.of_layer), None) if fits else None
@@ -177,7 +176,7 @@ class _Passes:
             beside_it = any(isinstance(ask.need, Attention) and ask.need.beside for ask in plan.answered_at_once)
             awake = stack.enter_context(Awake(list(sources.values()))) if beside_it else None
             comparing = any(b.reference is not None for b in plan.backwards)
-            recorded = partial(StepRecorder, model, beside, images=len(inputs))
+            recorded = partial(StepRecorder, model, list(sources.values()), images=len(inputs))
             compared = stack.enter_context(recorded(values=True)) if comparing else None
             composites = any(b.composite is not None for b in plan.backwards)
             # After the other, to see what a normalisation is given as it was made.
@@ -249,7 +248,7 @@ class _Passes:
         inputs, compared = self.forward.inputs, self.forward.compared
         assert compared is not None
         made = {path: reference.of(inputs.tensor(path)).clone().requires_grad_() for path in inputs.paths}
-        recorder = StepRecorder(self.forward.model, inputs.beside, values=True, images=len(inputs))
+        recorder = StepRecorder(self.forward.model, list(made.values()), values=True, images=len(inputs))
         with recording(True), autocast(inputs.x, self._precision), recorder:
             output = inputs.replaced(made).call(self.forward.model)
         if any(tensor.is_floating_point() and bool(tensor.isnan().any()) for _, tensor in nested.paths(output)):
@@ -273,14 +272,17 @@ class _Passes:
         forward = self.forward
         assert backward.composite is not None
         sources = [forward.source(path) for path in forward.inputs.paths]
-        apart = [] if backward.concept is None else [self._hold_back(backward.concept, group)]
+        concept = None if backward.concept is None else self._hold_back(backward.concept, choice, group)
+        apart = [] if concept is None else [concept]
         layers = [ask.layer for ask in self.plan.answered_at_once if ask.layer and ask.need.backward == backward]
         apart += [node for layer in layers for each in forward.sources_of(layer) if (node := node_of(each)) is not None]
         choice.propagated[backward] = propagate(
             backward.composite, group, choice.total, forward.operations, forward.steps, sources, forward.count, apart
         )
+        if concept is not None:
+            hold_back_beside(group, concept, consumers(choice.total))
 
-    def _hold_back(self, concept: Concept, group: HookGroup) -> Node:
+    def _hold_back(self, concept: Concept, choice: Choice, group: HookGroup) -> Node:
         """Let relevance through some channels of a layer alone; return the Node that its output left."""
         name, number = split_call(concept.layer, self.forward.model)
         calls = self._marks.found[name]
@@ -290,6 +292,11 @@ class _Passes:
                 f"{len(calls)} times; --list-layers shows them"
             )
         node, output, shape = calls[-1 if number is None else number]
+        if node not in consumers(choice.total):
+            raise LayerError(
+                f"concept must name a layer that the score depends on, got {concept.layer!r}, which does not lead to "
+                f"target {choice.name}; choose a layer on the way from the input to the target"
+            )
         dim = 1 if len(shape) == self.forward.inputs.x.ndim and not self._channels_last(shape) else len(shape) - 1
         if max(concept.channels) >= shape[dim]:
             raise MethodError(

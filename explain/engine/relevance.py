@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import nn
@@ -40,8 +41,13 @@ class Map:
     result: Kept
     entrance: Entrance | None
     exit: Step
-    first: bool = False
+    nearest: bool = False
     """Whether no other linear map, but for normalisations, lies between it and the input."""
+
+    @property
+    def first(self) -> bool:
+        """Whether the input meets this map first: a convolution, a linear layer or a product, no normalisation."""
+        return self.nearest and self.kind != "batchnorm"
 
     @property
     def node(self) -> Node | None:
@@ -188,7 +194,7 @@ class Flow:
 
     def _is_by_image(self, tensor: torch.Tensor) -> bool:
         """Whether each image has a row of its own, as it lies in memory."""
-        return len(tensor) == self.count and self._images is None and tensor.is_contiguous()
+        return tensor.ndim > 0 and len(tensor) == self.count and self._images is None and tensor.is_contiguous()
 
     def deposit(self, place: int, relevance: torch.Tensor) -> None:
         """Give relevance to a source itself."""
@@ -232,21 +238,42 @@ def node_of(source: Source) -> Node | None:
 
 
 def hold_back(group: HookGroup, node: Node, output: int, channels: Sequence[int], dim: int) -> None:
-    """Let the gradient of some channels alone arrive at a Node."""
+    """Let the gradient of some channels alone arrive at a Node, and of its outputs at one alone."""
 
     def arrive(grad_outputs: Gradients) -> Gradients | None:
         arrived = grad_outputs[output]
-        if arrived is None:
-            return None
-        kept = torch.zeros(arrived.shape[dim], device=arrived.device, dtype=arrived.dtype)
-        kept[list(channels)] = 1
-        shape = [1] * arrived.ndim
-        shape[dim] = -1
-        changed = list(grad_outputs)
-        changed[output] = arrived * kept.reshape(shape)
+        changed = [None if g is None else torch.zeros_like(g) for g in grad_outputs]
+        if arrived is not None:
+            kept = torch.zeros(arrived.shape[dim], device=arrived.device, dtype=arrived.dtype)
+            kept[list(channels)] = 1
+            shape = [1] * arrived.ndim
+            shape[dim] = -1
+            changed[output] = arrived * kept.reshape(shape)
         return tuple(changed)
 
     group.node_pre(node, arrive)
+
+
+def hold_back_beside(group: HookGroup, node: Node, after: Mapping[Node, Sequence[Node]]) -> None:
+    """Stop the gradient wherever it would leave the ways to a Node. ``after`` says which Nodes lead to each one.
+
+    Hooks run in their order: this comes after those of the rules, which look at all that a step hands on.
+    """
+    leading, waiting = {node}, [node]
+    while waiting:
+        new = [each for each in after[waiting.pop()] if each not in leading]
+        leading.update(new)
+        waiting += new
+    for each in leading - {node}:
+        beside = [
+            i for i, (before, _) in enumerate(each.next_functions) if before is not None and before not in leading
+        ]
+        if beside:
+            group.node(each, partial(_stopped, beside))
+
+
+def _stopped(places: Sequence[int], grad_inputs: Gradients, grad_outputs: Gradients) -> Gradients:
+    return tuple(torch.zeros_like(g) if i in places and g is not None else g for i, g in enumerate(grad_inputs))
 
 
 def maps_in(steps: Sequence[Step], nodes: Mapping[Node, Sequence[Node]], apart: Collection[Node]) -> list[Map]:
@@ -277,18 +304,18 @@ def maps_in(steps: Sequence[Step], nodes: Mapping[Node, Sequence[Node]], apart: 
         entrance, x = first.entrance if first.entrances else None, first.values[0]
         found.append(Map(first.kind, first.module, linear, x, step.result, entrance, step, False, rectified, rectifier))
     found.reverse()
-    _mark_first(found)
+    _mark_nearest(found)
     return found
 
 
-def _mark_first(maps: Sequence[Map]) -> None:
-    """Mark the maps that the input meets first: convolutions, linear layers and products, not normalisations."""
+def _mark_nearest(maps: Sequence[Map]) -> None:
+    """Mark the maps that no convolution, linear layer or product keeps from the input."""
     exits = {m.exit.node for m in maps if m.kind != "batchnorm"}
     clean: set[Node] = set()
     for each in maps:
         node = each.node
-        if each.kind != "batchnorm" and node is not None:
-            each.first = _is_clean(node, exits, clean)
+        if node is not None:
+            each.nearest = _is_clean(node, exits, clean)
 
 
 def _is_clean(start: Node, exits: set[Node], clean: set[Node]) -> bool:
@@ -330,15 +357,3 @@ def sources_behind(node: Node | None, sources: Sequence[torch.Tensor]) -> Iterat
             if before is not None and before not in seen:
                 seen.add(before)
                 waiting.append(before)
-
-
-def only_laid_out(node: Node | None) -> bool:
-    """Whether all that lies between an entrance and a source is a change of shape that keeps the order of values."""
-    while node is not None and len(node.next_functions) >= 1:
-        before = node.next_functions[0][0]
-        if before is None or getattr(before, "variable", None) is not None:
-            return before is not None
-        if not before.name().startswith(("View", "UnsafeView", "Unsqueeze", "Squeeze", "Clone")):
-            return False
-        node = before
-    return False

@@ -27,7 +27,7 @@ from explain.engine.linear_maps import Linear, linear_map
 from explain.engine.operations import Innermost, kind_of
 from explain.engine.unruled import is_watched
 from explain.errors import MethodError
-from explain.hooks import Entrance, behind_proxy, is_transforming
+from explain.hooks import Entrance, is_transforming
 
 _WORDS = {
     "convolution": "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d",
@@ -108,13 +108,12 @@ class Step:
 class StepRecorder(TorchFunctionMode):
     """Notes the steps of this thread's forward pass, until it is left.
 
-    With ``values``, it keeps what functions and products are given and give, for `differences`. What comes of inputs
-    ``beside`` the explained ones is a constant, whether or not the weights that it meets are trained. ``images`` is how
-    many there are in the batch.
+    With ``values``, it keeps what functions and products are given and give, for `differences`. ``sources`` are the
+    explained inputs: what no gradient leads from to them is a constant. ``images`` is how many there are in the batch.
 
     >>> x, F = torch.randn(2, 3, requires_grad=True), torch.nn.functional
     >>> layer = nn.Linear(3, 3)
-    >>> with StepRecorder(layer) as recorder:
+    >>> with StepRecorder(layer, [x]) as recorder:
     ...     y = F.softmax(layer(x).relu_(), -1) * x
     >>> [step.kind for step in recorder.steps]
     ['dense', 'rectifier', 'softmax', 'product']
@@ -123,7 +122,7 @@ class StepRecorder(TorchFunctionMode):
     def __init__(
         self,
         model: nn.Module,
-        beside: Sequence[torch.Tensor] = (),
+        sources: Sequence[torch.Tensor],
         *,
         values: bool = False,
         summands: bool = False,
@@ -135,9 +134,9 @@ class StepRecorder(TorchFunctionMode):
         self.steps: list[Step] = []
         self._thread = threading.get_ident()
         self._running = Innermost(model)
-        self._dependence = Dependence(model, beside)
+        self._dependence = Dependence(sources)
         self._keeper = Keeper()
-        self._made_by = ByTensor[Step]()
+        self._made_by = ByTensor[tuple[Step, int]]()
         self._unsigned = Unsigned()
         self._layout = BatchLayout(images)
 
@@ -170,7 +169,7 @@ class StepRecorder(TorchFunctionMode):
             result = self._watched(call, dependent)
         else:
             result = self._made(call, dependent)
-        self._keeper.use([t for t in call.tensors if not self._dependence.is_own(t)])
+        self._keeper.use(call.tensors)
         self._unsigned.see(call, result)
         return result
 
@@ -242,7 +241,7 @@ class StepRecorder(TorchFunctionMode):
             )  # fmt: skip
             self._after(step, call, result)
             self.steps.append(step)
-            self._made_by[result] = step
+            self._made_by[result] = step, result._version
         return made if first is None or apart is None else self._written(first, made)
 
     def _before(self, kind: str, call: Call, dependent: Sequence[int]) -> dict[str, Any]:
@@ -253,7 +252,7 @@ class StepRecorder(TorchFunctionMode):
             linear = linear_map(call, dependent)
             if linear is not None:
                 x = call.flat[linear.place]
-                behind = self._made_by.get(x) if kind == "batchnorm" else None
+                behind = self._giver(x) if kind == "batchnorm" else None
                 values = {0: self._keeper.keep(x, unsigned=x in self._unsigned)}
                 return {"linear": linear, "values": values, "behind": behind}
         if kind in ("deviation", "batchnorm"):
@@ -273,6 +272,11 @@ class StepRecorder(TorchFunctionMode):
         if kind == "softmax":
             return {"options": {"dim": call.named.get("dim", -1)}, **self._summed(call, dependent)}
         return {}
+
+    def _giver(self, x: torch.Tensor) -> Step | None:
+        """The step whose result a tensor is, and still is: nothing has been done to it in place."""
+        step, version = self._made_by.get(x) or (None, 0)
+        return step if step is not None and step.node is x.grad_fn and version == x._version else None
 
     def _summed(self, call: Call, dependent: Sequence[int]) -> dict[str, Any]:
         """What a sum or softmax is given, where that is asked for."""
@@ -321,7 +325,9 @@ class StepRecorder(TorchFunctionMode):
         return call.kind.startswith(("max_pool", "adaptive_max_pool", "amax"))
 
     def _is_beyond_rules(self, kind: str | None, call: Call, dependent: Sequence[int]) -> bool:
-        """Whether the rules for a kind of step do not fit a call of it."""
+        """Whether the rules for a kind of step do not fit a call of it; none is for complex numbers."""
+        if not self._values and any(tensor.is_complex() for tensor in call.tensors):
+            return True
         if kind == "activation":
             return tuple(dependent) != (0,)  # a number to the power of a signal
         if kind == "quotient" and not self._values:
@@ -330,14 +336,11 @@ class StepRecorder(TorchFunctionMode):
 
     def _refuse_within(self, call: Call) -> None:
         """Refuse a step inside a transform, where tensors are proxies of those that the gradient leads to."""
-        if call.kind in KINDS and any(behind_proxy(t).requires_grad and not self._is_own(t) for t in call.tensors):
+        if call.kind in KINDS and any(map(self._dependence.of, call.tensors)):
             raise MethodError(
                 f"relevance must be propagated outside torch.vmap and the other transforms of torch.func, but "
                 f"{call.kind}() in layer {self._running()[0] or 'model'!r} runs inside one; use integratedgradients"
             )
-
-    def _is_own(self, tensor: torch.Tensor) -> bool:
-        return self._dependence.is_own(behind_proxy(tensor))
 
 
 def _adds_to_product(call: Call, dependent: Sequence[int]) -> bool:
@@ -380,7 +383,7 @@ def _at_zero(call: Call, x: torch.Tensor) -> torch.Tensor | None:
     if apart is None:
         return None
     with torch.no_grad():
-        found: torch.Tensor = apart.made({0: x.new_zeros(1)}).detach().nan_to_num(0, 0, 0)
+        found: torch.Tensor = apart.made({0: x.new_zeros([1] * min(x.ndim, 1))}).detach().nan_to_num(0, 0, 0)
     return found if bool(found.any()) else None
 
 

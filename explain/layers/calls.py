@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from types import NoneType
@@ -18,7 +18,7 @@ from explain.hooks import Where, modules_of, name_of, place_of, select_places, u
 from explain.inputs import Inputs, InputsLike, as_inputs
 from explain.interrupts import came_by_signal
 from explain.layers.given import givers
-from explain.layers.grid import Grid, Layout, Size
+from explain.layers.grid import MAPS, Grid, Layout, Size
 from explain.layers.notes import Call, CallKey, Notes, maps_of, watched
 from explain.layers.probe import altered, corners, decide
 from explain.layers.readings import Reading, layout_of
@@ -193,17 +193,28 @@ def _probed(
 ) -> tuple[Call, ...]:
     """Decide how to read calls that shapes and classes leave open; unclear ones get a doubt instead of a grid."""
     changes = _changes(frozenset(readings), model, inputs)
+    clear = {key: decide(readings[key].grids, changes[key]) for key in readings.keys() & changes.keys()}
 
     def settled(call: Call) -> Call:
         if call.key not in readings:
             return call
         reading = readings[call.key]
         grids = reading.grids
-        grid = decide(grids, changes[call.key]) if call.key in changes else None
+        grid = clear.get(call.key) or _as_elsewhere(grids, clear.values())
         grid = reading.likeliest if grid is None and reading.believed else grid
         return replace(call, grid=grid, doubt="" if grid else " or ".join(each.described for each in grids))
 
     return tuple(map(settled, calls))
+
+
+def _as_elsewhere(grids: Sequence[Grid], clear: Iterable[Grid | None]) -> Grid | None:
+    """The grid of as many tokens elsewhere in the network, where it is the only one."""
+    if len(grids) != 1 or grids[0].layout in MAPS:
+        return None
+    own = grids[0]
+    found = {each for each in clear if each is not None and each.layout == own.layout and each.skip == own.skip}
+    alike = [each for each in found if each.height * each.width == own.height * own.width]
+    return alike[0] if len(alike) == 1 else None
 
 
 def _changes(keys: frozenset[CallKey], model: nn.Module, inputs: Inputs) -> dict[CallKey, list[torch.Tensor]]:

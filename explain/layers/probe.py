@@ -7,11 +7,12 @@ holds although layers mix positions: a position still depends most on its own pa
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 import torch
 
-from explain.layers.grid import Grid
+from explain.layers.grid import MAPS, Grid
 from explain.random_numbers import normal
 
 Corner: TypeAlias = "tuple[bool, ...]"
@@ -49,13 +50,28 @@ def _half(length: int, far: bool) -> slice:
 def decide(grids: Sequence[Grid], changes: Sequence[torch.Tensor]) -> Grid | None:
     """Return the grid along which the change moves with the altered corner, or None if it is not clear.
 
+    How many tokens there are does not tell their height and width: of tokens, other heights and widths are tried too.
+
     Args:
         grids: the readings to decide between.
         changes: the change of the tensor for each of the `corners`, in their order.
     """
-    ranked = sorted(((_clarity(grid, changes), i) for i, grid in enumerate(grids)), key=lambda found: -found[0])
-    (best, i), others = ranked[0], [clarity for clarity, _ in ranked[1:]]
-    return grids[i] if best > CLEAR and all(best > 2 * other for other in others) else None
+    expected, other = ({g: _clarity(g, changes) for g in each} for each in (grids, _of_other_sizes(grids)))
+    clarity = {**other, **expected}
+    best = max(clarity, key=lambda grid: clarity[grid])
+    rivals = [clarity[g] for g in (expected if best in expected else clarity) if g != best]
+    return best if clarity[best] > CLEAR and all(clarity[best] > 2 * rival for rival in rivals) else None
+
+
+def _of_other_sizes(grids: Sequence[Grid]) -> list[Grid]:
+    """The grids of pictures with as many tokens, in other rows and columns."""
+    found = []
+    for grid in grids:
+        if grid.layout not in MAPS and grid.frames is None:
+            cells = grid.height * grid.width
+            sizes = [(h, cells // h) for h in range(2, cells // 2 + 1) if cells % h == 0]
+            found += [replace(grid, height=h, width=w) for h, w in sizes if h != grid.height]
+    return found
 
 
 def _clarity(grid: Grid, changes: Sequence[torch.Tensor]) -> float:

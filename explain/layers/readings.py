@@ -107,9 +107,9 @@ def read_map(shape: Size, size: Size, layout: Layout | None) -> Reading:
 def read_tokens(shape: Size, size: Size, seen: Seen, *, channels_last: bool) -> Reading:
     """The readings of a shape ``(N, tokens, C)`` or ``(N, C, tokens)``.
 
-    Tokens with as many channels as a map of their number, from which they were made, are certain, and so are those of a
-    module that is known to have its channels last. Open are shapes that may also be channels before positions, and
-    tokens of which no map is known.
+    Tokens with as many channels as a map of their number, from which they were made, are certain. Open are shapes that
+    may also be channels before positions, unless a module is known to have its channels last, and tokens of which no
+    map is known.
 
     >>> read_tokens((1, 49, 64), (224, 224), [(64, (7, 7))], channels_last=False).open
     False
@@ -121,7 +121,7 @@ def read_tokens(shape: Size, size: Size, seen: Seen, *, channels_last: bool) -> 
     of_map = seen_grid(first, size, sizes)
     tokens = of_map or _token_grid(first, size)
     if channels_last:
-        return Reading((tokens,) if tokens else ())
+        return Reading((tokens,) if tokens else (), open=of_map is None and tokens is not None)
     made_of = seen_grid(first, size, [each for channels, each in seen if channels == last])
     flattened = [each for channels, each in seen if channels == first and math.prod(each) == last]
     turned = seen_grid(last, size, flattened or sizes, most=0) or _token_grid(last, size, most=0)

@@ -27,6 +27,9 @@ class LRP:
     they lose is in ``coverage.taken`` by their names, and those that lose more than a thousandth are named in a warning
     and in ``coverage.missed``. Of a `torch.autograd.Function` written by hand, what it loses is in ``delta`` alone.
 
+    Rules at the input (``Flat``, ``Box``) give relevance to what the first linear map is given. It goes back to the
+    pixels through what is done to the photo before (flips, crops, zooms, normalisation), and to padding as to biases.
+
     Rules add epsilon times the mean size of a layer's denominators, image by image, so that the units of activations
     and scores make no difference; ``Epsilon(1e-6, absolute=True)`` and its relatives add epsilon as it is. Where
     stabilisers take more than a hundredth of the score, a warning says so.
@@ -41,7 +44,7 @@ class LRP:
             there are ``EpsilonGammaBox``, ``AttnLRP``, ``CPLRP``, ``ExcitationBackprop``, ``DeepTaylor``, and
             ``Gradient`` (LRP-0) too. ``Box``, ``EpsilonGammaBox`` and ``DeepTaylor`` need the range of the input.
         concept: a layer and some of its channels, such as ``("layer4", (3, 17))``: the pixels' relevance for the score
-            through these channels alone.
+            through these channels alone. What passes beside the layer, as by a shortcut, is left out.
         of_layer: give the relevance of the layer that is named, and not of the input, as naming a layer does.
 
         low, high: the least and largest values that the input can have, for a composite that needs them: one value for

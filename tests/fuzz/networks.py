@@ -18,7 +18,9 @@ from typing import Any
 
 import hypothesis
 import torch
+import torch.nn.functional as F
 from hypothesis import strategies as st
+from torch import nn
 
 import explain
 from explain.engine import COMPOSITES
@@ -582,8 +584,42 @@ def _relevance(ready: Ready, figures: Figures) -> None:
         if deviation(found.values[:1], alone.values) > 1e-6:
             raise Failure(f"lrp {method.composite}: differs when asked of one image")
         figures.compared["relevance, conserved"] += 1
+        _moved(ready, method, found.values, figures)
     if state(ready) != before:
         raise Failure(f"lrp: left something changed: {_changed(before, state(ready))}")
+
+
+class Moved(nn.Module):
+    """A network behind a function of its first input."""
+
+    def __init__(self, net: nn.Module, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.net, self.function = net, function
+
+    def forward(self, x: torch.Tensor, *beside: torch.Tensor) -> Any:
+        return self.net(self.function(x), *beside)
+
+
+MOVES: list[tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]] = [
+    (lambda x: x.flip(-1), lambda x: x.flip(-1)),
+    (lambda x: x.roll((1, 2), (-2, -1)), lambda x: x.roll((-1, -2), (-2, -1))),
+    (lambda x: x.transpose(-2, -1), lambda x: x.transpose(-2, -1)),
+    (lambda x: x[..., 1:-2, 2:], lambda x: F.pad(x, (2, 0, 1, 2), value=0.5)),
+    (lambda x: F.interpolate(x, scale_factor=0.5, mode="bilinear"), lambda x: F.interpolate(x, scale_factor=2)),
+]
+"""Flips, rolls, transpositions, crops and zooms, each with what undoes it."""
+
+
+def _moved(ready: Ready, method: LRP, expected: torch.Tensor, figures: Figures) -> None:
+    """Photos that are moved before the network, and moved back in it, have their relevance where they lie."""
+    function, undo = MOVES[(ready.case.seed + ready.program.seed) % len(MOVES)]
+    x = undo(ready.x.detach())
+    found = ready.attribute(method, layer=None, model=Moved(ready.model, function), x=ready.given(x))
+    pulled = torch.autograd.functional.vjp(lambda t: function(t), x, expected)[1]
+    off = deviation(found.values, pulled)
+    if off > 1e-8:
+        raise Failure(f"lrp {method.composite}: {off:.1e} off where the photo is moved before the network")
+    figures.compared["relevance, moved with the photo"] += 1
 
 
 def _differences(ready: Ready, figures: Figures) -> None:

@@ -132,7 +132,7 @@ def test_nothing_but_the_recorded_graph_is_kept_behind_normalisations() -> None:
         saved.add(tensor.untyped_storage().data_ptr())
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), StepRecorder(model) as recorder:
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), StepRecorder(model, [x]) as recorder:
         output = model(x)
     kept = [k for step in recorder.steps for k in (*step.values.values(), step.result) if k is not None]
     assert len(kept) > 8

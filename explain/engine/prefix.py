@@ -1,0 +1,247 @@
+"""What happens to the input before the first map: flips, crops, zooms, normalisations, read from the autograd graph.
+
+Rules at the input give relevance to the values that the first map is given. Each of these goes back to the pixels that
+it was made of: all of it to one pixel, where values were only moved, or scaled and shifted in place; where values were
+mixed (by interpolation, or grey made of three colours), in proportion to the size of the weights. The range of the
+input is brought forward in the same way.
+
+What is computed from the whole of a picture and spread over it (its mean, its deviation) is a constant, as in other
+rules. With the derivative J of an operation, relevance R goes back as w |J|' (R / |J| w), where w is what was brought
+forward from ones. That needs no operation to be known by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import Node
+
+Edge = tuple[Node, int]
+"""A Node, and which of its outputs."""
+Values = dict[Edge, torch.Tensor]
+_ALIASES = ("_Gate", "_OwnGate", "_Entrance", "BackwardHookFunction")
+"""What hooks put into the graph, which gives what it is given."""
+_NORMALISATIONS = ("NativeLayerNorm", "NativeGroupNorm", "NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
+
+
+class _Unknown(Exception):  # noqa: N818 (no error: it is answered by another way)
+    """An operation that cannot be followed."""
+
+
+@dataclass(eq=False)
+class _Operation:
+    """One Node, and those of its inputs that lead to the sources.
+
+    ``slopes`` are the derivatives of inputs that it changes place by place.
+    """
+
+    node: Node
+    edges: Mapping[int, Edge]
+    slopes: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for place, edge in self.edges.items():
+            slope = self._slope(place, edge)
+            if slope is not None:
+                self.slopes[place] = slope
+        signals = [place for place in self.slopes if not self._is_spread(place)]
+        if len(self.edges) > 1 and signals:  # beside a signal, what is the same everywhere is a constant
+            self.edges = {p: e for p, e in self.edges.items() if p in signals or p not in self.slopes}
+
+    def _slope(self, place: int, edge: Edge) -> torch.Tensor | None:
+        """The derivative in one input, if each value of the result is made of the value in its place."""
+        ones = _ones((self.node, 0))
+        otherwise = ones if self.node.name().startswith(_NORMALISATIONS) else None
+        if len(self.node._input_metadata) != 1:
+            return otherwise
+        known = torch.Generator().manual_seed(0)
+        numbers = (torch.rand(ones.shape, generator=known, dtype=torch.float64) + 0.5).to(ones)
+        slope, found = (self._back([each])[place] for each in (ones, numbers))
+        if slope is None or found is None or slope.shape != ones.shape:
+            return otherwise
+        expected = slope * numbers
+        return slope if bool(((found - expected).abs() <= _rounding(expected)).all()) else otherwise
+
+    def _is_spread(self, place: int) -> bool:
+        """Whether an input is smaller than the result, or was enlarged right before."""
+        before, _ = self.edges[place]
+        smaller = _shape(self.edges[place]) != _shape((self.node, 0))
+        return smaller or before.name().startswith("Expand")
+
+    def _back(self, arrived: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
+        found = self.node(*arrived)  # type: ignore[operator]
+        return found if isinstance(found, tuple) else (found,)
+
+    def forward(self, given: Values, *, sizes: bool) -> Iterator[tuple[Edge, torch.Tensor]]:
+        """The derivative times what is given; with ``sizes``, by the size of the slopes."""
+        total = [torch.zeros_like(_ones((self.node, i))) for i in range(len(self.node._input_metadata))]
+        for place, edge in self.edges.items():
+            value = given[edge]
+            if place in self.slopes:
+                total[0] = total[0] + (self._size(place) if sizes else self.slopes[place]) * value
+                continue
+            with torch.enable_grad():
+                dual = [t.clone().requires_grad_() for t in map(torch.zeros_like, total)]
+                made = self._back(dual)[place]
+            if made is None or not made.requires_grad:
+                raise _Unknown
+            parts = torch.autograd.grad(made, dual, value.expand_as(made).to(made.dtype), allow_unused=True)
+            found = [torch.zeros_like(t) if part is None else part for t, part in zip(total, parts, strict=True)]
+            if sizes and any(bool(((f != 0) & (f.abs() <= _rounding(value))).any()) for f in found):
+                raise _Unknown  # weights of both signs that add up to nothing, as a softmax has
+            total = [t + f for t, f in zip(total, found, strict=True)]
+        return (((self.node, i), t) for i, t in enumerate(total))
+
+    def back(self, arrived: Values) -> Iterator[tuple[Edge, torch.Tensor]]:
+        """The transposed derivative times what arrives, by the size of the slopes."""
+        outputs = [arrived.get((self.node, i)) for i in range(len(self.node._input_metadata))]
+        if all(each is None for each in outputs):
+            return
+        mixed = self._back(outputs) if len(self.slopes) < len(self.edges) else ()
+        for place, edge in self.edges.items():
+            first = outputs[0]
+            if place in self.slopes and first is not None:
+                found: torch.Tensor | None = self._size(place) * first
+            else:
+                found = mixed[place]
+            if found is not None:
+                yield edge, found.sum_to_size(_shape(edge))
+
+    def _size(self, place: int) -> torch.Tensor:
+        """The size of a slope; of a lone input, it is never quite zero: what a clamp has cut off keeps its place."""
+        size = self.slopes[place].abs()
+        if len(self.edges) > 1:
+            return size
+        return torch.maximum(size, torch.finfo(size.dtype).eps ** 0.5 * size.amax())
+
+
+class Prefix:
+    """What lies between the explained inputs and what a map is given, ``node`` being where the gradient leaves it.
+
+    >>> x = torch.tensor([[1.0, 2.0, 3.0]], requires_grad=True)
+    >>> y = (2 * x.flip(1))[:, :2] - 1
+    >>> y.clone().sum().grad_fn.next_functions[0][0].name()
+    'CloneBackward0'
+    >>> prefix = Prefix.to(y.clone().grad_fn, [x])
+    >>> [found.tolist() for found in prefix.back(torch.tensor([[5.0, 7.0]])).values()]
+    [[[0.0, 7.0, 5.0]]]
+    """
+
+    def __init__(self, end: Edge, sources: Mapping[Edge, int], operations: Sequence[_Operation]) -> None:
+        self._end, self._sources, self._operations = end, sources, operations
+        ones = {edge: _ones(edge) for edge in sources}
+        self._weights = self._forward(ones, sizes=True)
+        self.outside = self._weights == 0
+        """Which values that the map is given are made of no pixel, but of constants: padding, for one."""
+
+    @classmethod
+    def to(cls, node: Node | None, sources: Sequence[torch.Tensor]) -> Prefix | None:
+        """The prefix of a map; None where it cannot be followed: through functions written by hand, for one."""
+        if node is None:
+            return None
+        try:
+            end = _through(*node.next_functions[0])
+            leading = _leading(end, sources)
+            if not leading:
+                return None
+            operations = list(_operations(end, leading))
+            places = {edge: _place(edge[0], sources) for each in (*operations, None) for edge in _edges(each, end)}
+            return cls(end, {edge: i for edge, i in places.items() if i is not None}, operations)
+        except (_Unknown, RuntimeError, NotImplementedError):  # what has no second derivative, for one
+            return None
+
+    def back(self, relevance: torch.Tensor) -> dict[int, torch.Tensor]:
+        """The relevance of the sources, by their place, from that of what the map is given."""
+        share = torch.where(self.outside, 0, relevance / torch.where(self.outside, 1, self._weights))
+        arrived: Values = {self._end: share}
+        for operation in reversed(self._operations):
+            for edge, part in operation.back(arrived):
+                arrived[edge] = arrived[edge] + part if edge in arrived else part
+        return {place: arrived[edge] for edge, place in self._sources.items() if edge in arrived}
+
+    def range(
+        self, x: torch.Tensor, sources: Sequence[torch.Tensor], ends: Sequence[Sequence[torch.Tensor]]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The least and largest values that the map can be given, where it was given x, from those of each source."""
+        middle = {e: (ends[i][0] + ends[i][1]) / 2 - sources[i].detach() for e, i in self._sources.items()}
+        half = {e: (ends[i][1] - ends[i][0]) / 2 for e, i in self._sources.items()}
+        middle_of_x, half_of_x = x + self._forward(middle, sizes=False), self._forward(half, sizes=True)
+        return middle_of_x - half_of_x, middle_of_x + half_of_x
+
+    def _forward(self, given: Values, *, sizes: bool) -> torch.Tensor:
+        found = dict(given)
+        for operation in self._operations:
+            found.update(operation.forward(found, sizes=sizes))
+        return found[self._end]
+
+
+def _through(node: Node | None, output: int) -> Edge:
+    """An edge, behind what hooks have put there."""
+    while isinstance(node, BackwardCFunction) and node.name().startswith(_ALIASES):
+        node, output = node.next_functions[output]
+    if node is None:
+        raise _Unknown
+    return node, output
+
+
+def _leading(end: Edge, sources: Sequence[torch.Tensor]) -> set[Node]:
+    """The Nodes behind an edge that lead to a source."""
+    seen, waiting, after = {end[0]}, [end[0]], dict[Node, list[Node]]()
+    while waiting:
+        node = waiting.pop()
+        for before, _ in node.next_functions:
+            if before is not None:
+                after.setdefault(before, []).append(node)
+                if before not in seen:
+                    seen.add(before)
+                    waiting.append(before)
+    found = {node for node in seen if _place(node, sources) is not None}
+    waiting = list(found)
+    while waiting:
+        new = [node for node in after.get(waiting.pop(), ()) if node not in found]
+        found.update(new)
+        waiting += new
+    return found
+
+
+def _place(node: Node, sources: Sequence[torch.Tensor]) -> int | None:
+    variable = getattr(node, "variable", None)
+    return next((i for i, source in enumerate(sources) if source is variable), None)
+
+
+def _operations(end: Edge, leading: set[Node]) -> Iterator[_Operation]:
+    """The operations between the sources and an edge, each behind those that it rests on."""
+    done: set[Node] = set()
+    waiting: list[tuple[Node, _Operation | None]] = [(end[0], None)]
+    while waiting:
+        node, operation = waiting.pop()
+        if operation is not None:
+            yield operation
+        elif node not in done and node.next_functions:
+            done.add(node)
+            if isinstance(node, BackwardCFunction) or any(o.dtype.is_complex for o in node._input_metadata):
+                raise _Unknown
+            found = _Operation(node, {i: _through(*n) for i, n in enumerate(node.next_functions) if n[0] in leading})
+            waiting.append((node, found))
+            waiting += [(before, None) for before, _ in found.edges.values()]
+
+
+def _edges(operation: _Operation | None, end: Edge) -> Sequence[Edge]:
+    return [end] if operation is None else list(operation.edges.values())
+
+
+def _shape(edge: Edge) -> torch.Size:
+    return torch.Size(edge[0]._input_metadata[edge[1]].shape)
+
+
+def _ones(edge: Edge) -> torch.Tensor:
+    given = edge[0]._input_metadata[edge[1]]
+    return torch.ones(torch.Size(given.shape), dtype=given.dtype, device=given.device)
+
+
+def _rounding(values: torch.Tensor) -> torch.Tensor:
+    """What rounding may leave of values that cancel out."""
+    return 64 * torch.finfo(values.dtype).eps * values.abs().amax()
