@@ -94,7 +94,8 @@ class _Fit:
         weighted = inverse @ half
         observed, left_out = (half * weighted).mean(), (weighted.square() / inverse.diagonal()).mean()
         left = (_before(signs.shape[1], self.threes, self.rest) - known).clamp(min=0)
-        return (torch.maximum(observed, left_out) * left).sqrt()
+        error: torch.Tensor = (torch.maximum(observed, left_out) * left).sqrt()
+        return error
 
 
 def _compared(
