@@ -16,17 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import explain
-from explain.arguments import parser
+from explain.cli.arguments import parser
 from explain.cli.commands import COMMANDS
 from explain.cli.explaining import EXPLAIN
 
-USED = ["hooks", "hooks.distributed", "hooks.packaging", "methods", "targets", "fills", "metrics",
-        "metrics.verdict", "layers", "models", "inputs", "images", "render", "saved", "runs", "runs.insight",
-        "watching", "record", "errors"]  # fmt: skip
+USED = [
+    "hooks", "training", "distributed.communication", "distributed.packaging", "methods", "targets", "baselines",
+    "metrics", "checks", "layers", "models", "data.inputs", "data.images", "render", "explanation.loading", "runs",
+    "insight", "attribution.records", "_utils.errors",
+]  # fmt: skip
 """Rooms that people use in their own code, in the order of the reference."""
 
-LEFT_OUT = {"arguments", "cli", "version", "distribution", "training"}
-"""The command line has a page of its own; what the last two hold, `explain.hooks` offers."""
+LEFT_OUT = {"cli"}
+"""The command line has a page of its own."""
 
 
 def rooms() -> list[str]:
@@ -42,7 +44,7 @@ def _exists(name: str) -> bool:
 def public(module: types.ModuleType) -> list[str]:
     """The names that a module offers, without those that are modules with pages of their own.
 
-    >>> public(explain.inputs)
+    >>> public(explain.data.inputs)
     ['Inputs', 'InputsLike']
     """
     names = getattr(module, "__all__", None)

@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 import explain
-from explain.app import LOOPBACK, Studio, application
+from explain.app import LOOPBACK, Service, application
 from explain.app.serving import bound
 
 PHOTOS = ["astronaut.png", "chelsea.png", "coffee.png", "grace_hopper.jpg", "rocket.jpg"]
@@ -25,7 +25,7 @@ FILE = ASSETS / "app.jpg"
 def main(file: Path = FILE) -> None:
     import uvicorn
 
-    studio = Studio([explain.Explainer(crop="whole")], examples={name: ASSETS / name for name in PHOTOS})
+    studio = Service([explain.Explainer(crop="whole")], examples={name: ASSETS / name for name in PHOTOS})
     server = uvicorn.Server(uvicorn.Config(application(studio), log_level="warning", lifespan="off", ws="none"))
     with bound(LOOPBACK, 0) as socket:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]}, daemon=True)

@@ -30,8 +30,8 @@ from torch import nn
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 from torch.nn.parallel import DistributedDataParallel
 
-from explain.errors import HookError
-from explain.hooks.distributed import Codec, Recorder, communicate
+from explain import HookError
+from explain.distributed.communication import Codec, Recorder, communicate
 
 SIDE, BATCH, CLASSES = 8, 16, 4
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from PIL import Image
 
 import explain
-from explain.errors import ExplainError
+from explain import ExplainError
+from explain.attribution.selection import select
 from explain.render import CHOICES, Tile, table
-from explain.selection import select
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
 A_DOZEN = 12

@@ -19,8 +19,7 @@ from contextlib import suppress
 import torch
 from torch import nn
 
-from explain import attribute, hooks
-from explain.errors import HookError
+from explain import HookError, attribute, hooks
 from explain.hooks import HookGroup
 
 WIDTH = 96

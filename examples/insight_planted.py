@@ -31,8 +31,8 @@ from planted_evidence import CLASSES, COLOURS, DECOYS, DOT, MARK, PATTERNS, SIDE
 from torch import nn
 
 import explain
+from explain.insight import RunPhotos, removed
 from explain.models import CenterCrop, load
-from explain.runs.insight import Photos, removed
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets" / "insight"
 CORNERS = ((2, 2), (2, SIDE - MARK - 2), (SIDE - MARK - 2, 2), (SIDE - MARK - 2, SIDE - MARK - 2))  # top, left
@@ -149,7 +149,7 @@ def tried(folder: Path, weights: Path, seed: int, picture: Path | None) -> dict[
         first = found.reasons[0]
         chosen = [(found.maps.names[row], found.maps.targets[row]) for row in first.rows.tolist()]
         taken = taken_with_mark(made, photos, of, np.random.default_rng(seed))
-        removal = removed(Photos(run, made), "gradcam", chosen, share=0.1, fill="mean")
+        removal = removed(RunPhotos(run, made), "gradcam", chosen, share=0.1, fill="mean")
         if picture is not None:
             picture.parent.mkdir(parents=True, exist_ok=True)
             found.pictures(photos=False)["reasons"].save(picture)  # the photos may not be shown

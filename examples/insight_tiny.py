@@ -29,7 +29,7 @@ import torch
 from matplotlib.figure import Figure
 
 import explain
-from explain.runs.insight import Insight, Photos, Removal, corrected, removed
+from explain.insight import AblationResult, Insight, RunPhotos, corrected, removed
 
 HOME = Path(__file__).resolve().parent.parent
 ASSETS, PAGE = HOME / "assets" / "insight", HOME / "docs" / "insight.md"
@@ -62,7 +62,7 @@ def listed(folder: Path, most: int, place: Path) -> Path:
 class Checks:
     """Photos with a part covered: the object in all; the evidence, and all else, in those of findings and a sample."""
 
-    def __init__(self, found: Insight, photos: Photos) -> None:
+    def __init__(self, found: Insight, photos: RunPhotos) -> None:
         self.maps = found.maps
         self.keys = list(zip(self.maps.names, self.maps.targets, strict=True))
         self.sample = set(self.keys[::EVERY])
@@ -82,7 +82,7 @@ class Checks:
         return [self.keys[i] for i in self.maps.of_target[target].tolist()]
 
 
-def checked(found: Insight, photos: Photos) -> dict[str, Any]:
+def checked(found: Insight, photos: RunPhotos) -> dict[str, Any]:
     """The first findings of each kind, and what covering did; the same of all photos, and of each class."""
     checks = Checks(found, photos)
     looks = [
@@ -106,7 +106,7 @@ def checked(found: Insight, photos: Photos) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def of_classes(found: Insight, objects: Removal) -> dict[str, Any]:
+def of_classes(found: Insight, objects: AblationResult) -> dict[str, Any]:
     """For each class, the share of the evidence on the object, and how many answers go with the object."""
     maps, rows = found.maps, []
     keys = list(zip(maps.names, maps.targets, strict=True))
@@ -261,7 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     maps = found.maps
     about = {
         "photos": run.photos, "accuracy": round(right, 4), "on_object": round(float(maps.on_object.nanmean()), 4),
-        "object_size": round(float(maps.object_size.nanmean()), 4), **checked(found, Photos(run, made)),
+        "object_size": round(float(maps.object_size.nanmean()), 4), **checked(found, RunPhotos(run, made)),
     }  # fmt: skip
     (options.output / "tiny.json").write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n", "utf-8")
     for name, picture in found.pictures(photos=False).items():

@@ -45,12 +45,12 @@ from PIL import Image
 from torch import nn
 
 import explain
+from explain import ExplainError
+from explain.attribution.selection import select
 from explain.engine import Evidence, Need
-from explain.errors import ExplainError
 from explain.methods import Method, get_method
 from explain.metrics import MPRT, ROAD, Deletion, Insertion, Metric, RandomLogit, Sensitivity, get_metric
 from explain.models import CenterCrop, Classifier, load
-from explain.selection import select
 
 PHOTOS = {"tiny": 1000, "tiny-transformer": 200, "efficientnet-lite0": 200}
 AGAIN_UP_TO = 100
@@ -186,7 +186,7 @@ def photos(folder: Path, classifier: Classifier, most: int) -> Iterator[Photo]:
         with Image.open(folder / "val" / "images" / name) as opened:
             image = opened.convert("RGB")
         x = classifier.preprocess(image)[None]
-        inside = within(box, explain.images.locate(classifier.preprocess, image.size), x)
+        inside = within(box, explain.data.images.locate(classifier.preprocess, image.size), x)
         if not 0 < share_of(inside, x) <= LARGEST_BOX or round(inside[0]) == round(inside[2]):
             continue
         with torch.inference_mode():

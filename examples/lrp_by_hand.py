@@ -21,8 +21,8 @@ import torch
 from torch import nn
 
 import explain
-from explain.engine import AlphaBeta, Composite, Epsilon, Flat, Gamma, Gradient, When, WSquare, ZBox, ZPlus
 from explain.methods import LRP, DeepLIFT
+from explain.relevance import AlphaBeta, Composite, Epsilon, Flat, Gamma, Gradient, When, WSquare, ZBox, ZPlus
 
 DENSE = ("dense",)
 

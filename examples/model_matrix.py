@@ -26,8 +26,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from explain import Attribution, attribute, attribute_all
-from explain.errors import ExplainWarning
+from explain import Attribution, ExplainWarning, attribute, attribute_all
 from explain.methods import GradCAM, IntegratedGradients, Method, get_method, uses_layer
 
 METHODS = [*map(get_method, ["gradcam", "layercam", "saliency", "guidedbackprop"]), IntegratedGradients(steps=3)]

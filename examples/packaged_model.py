@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import explain
-from explain.errors import ExplainError
-from explain.hooks.packaging import export_package, import_package
+from explain import ExplainError
+from explain.distributed.packaging import export_package, import_package
 from explain.models import load_bundled
 
 PHOTO = Path(__file__).resolve().parents[1] / "assets" / "chelsea.png"

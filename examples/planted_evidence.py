@@ -39,7 +39,7 @@ from planted_page import pictures, summary
 from torch import nn
 
 import explain
-from explain.errors import ExplainError
+from explain import ExplainError
 from explain.methods import Method, get_method
 from explain.metrics import EnergyPointingGame, PointingGame
 from explain.models import CenterCrop, Classifier, load

@@ -22,9 +22,9 @@ from torch import nn
 from torchvision.ops import batched_nms
 
 import explain
-from explain.errors import ExplainError
+from explain import ExplainError
+from explain.data.images import Box
 from explain.hooks import FeatureExtractor
-from explain.images import Box
 from explain.models import CenterCrop, Classifier, load
 from explain.render import Tile, table
 from explain.targets import Detection, Segmentation, find_label

@@ -29,8 +29,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 from torch import nn
 
-from explain.hooks import GradientClipper, GradientFlow
-from explain.images import EXTENSIONS
+from explain.data.images import EXTENSIONS
+from explain.training import GradientClipper, GradientFlow
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
 SIDE, DEPTH, WIDTH, BATCH = 32, 10, 32, 64

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 import explain
-from explain.images import EXTENSIONS
+from explain.data.images import EXTENSIONS
 from explain.runs import Content, Entry, Folder, State, run_on_ray
 
 

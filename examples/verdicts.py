@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 import explain
-from explain.errors import muted
+from explain._utils.errors import muted
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "verdict.md"
 METHODS = ["gradcam", "guidedgradcam", "guidedbackprop", "randomcam"]

@@ -3,51 +3,31 @@
     import explain
     explain.explain("cat.jpg").save("out/")
 
-The way through the house, each room importing only from rooms above it:
+The package map; each room imports only from rooms above it:
 
-    version         which version this is
-    interrupts      beginnings and ends that no signal can split
-    spelling        what a misspelt name may stand for
-    errors          what goes wrong, in one line each
-    nested          tensors in containers of every kind: found, replaced
-    random_numbers  drawn alike under every default dtype and device
-    images          files, bytes, arrays and PIL images to RGB; where a model's input lies on a photo
-    render/         styles, overlays, captions, sheets, figures, HTML: arrays and PIL images only
-    written         names with options, as people type them
-    hooks/          every hook handle: lifetime, taps, capture, graph, a model left as found
-    training/       gradients clipped and watched during training
-    distribution/   gradients exchanged between processes, models packed into archives
-    inputs          what a model is called with, and which of it is explained
-    layers/         names, feature maps, the default layer
+    _utils/         errors, spelling, containers of tensors, signals, method specs, the version
+    data/           image files and arrays to RGB, model inputs, files that appear whole
+    render/         styles, overlays, captions, sheets, figures: arrays and PIL images only
+    hooks/          every hook handle: groups, capture, extractor, inspect, timeline, a model left as found
+    distributed/    communication hooks between processes, models packed into archives
     targets/        from a model's output to one score per image
-    engine/         the fewest passes that gather the `Evidence` for all methods
-    fills/          what takes the place of covered pixels
+    layers/         names, feature-map layouts, the default layer
+    baselines/      what stands for "absent": zero, mean, blur, noise, neighbours, another photo
+    tracing/        the tracer: a forward pass as operations and steps, and what is known of them
+    relevance/      rules, composites, relevance propagation, multipliers of DeepLIFT
+    engine/         needs, plan, collectors, perturbations, batching, execution
     methods/        frozen dataclasses: options and mathematics
-    citation        how to cite a method, and the package
-    reasons         why a map says nothing
-    result          `Attribution`: what a method says about a batch of images
-    cautions        what callers are warned of: what a map misses, turns round, or does not say
-    request         what is to be explained, and how; how it is answered
-    selection       which methods a network can be explained with, and what each costs
-    attribution     `attribute`: model and tensors in, `Attribution` out
-    concepts        what a layer's feature maps are made of
+    attribution/    `attribute`, requests, results, selection, warnings, citation, records, concepts
     metrics/        how good a map is: figures for each image, in a table
-    mosaic          several crops of one photo, explained as one
-    pictures        what an explanation looks like: overlays, captions, tiles
-    output          files that appear complete or not at all
-    models/         bundled, torchvision's, the user's own, with preprocessing and labels
-    record          what was done, in plain values with a version
+    checks/         the verdict: which maps of a photo stand up to questions
+    models/         default, tiny, transformer; torchvision, timm, transformers; preprocessing, labels
     report/         an explanation as a page for any browser: HTML, CSS and JavaScript in one file
-    explanation     `Explanation`: a photo explained, as pictures, files and records
-    photo_concepts  the concepts in one photo, as a picture, files and a record
-    photos          several photos in batches, in order; each failure is reported for its photo
-    explainer       `Explainer`: photos and a model in, an `Explanation` of each out
-    saved           what was saved, read back without a model, and done again
+    explanation/    `Explainer` and `Explanation`: photos and a model in, pictures, files and records out
     runs/           all photos of a folder or data set explained, stored as they come, continued after anything
-    watching/       a training watched: photos explained every so many steps, gradients, and how maps moved
+    insight/        what the maps of a run say together
+    training/       gradients clipped and watched, photos explained during training
     app/            a page to ask a live model in, and the small server behind it
-    arguments       the options of the command line
-    cli             arguments in, lines and exit codes out
+    cli/            arguments in, lines and exit codes out; no logic of its own
 
 Importing the package is light: torch loads with the first name that needs it; torchvision, matplotlib and OpenCV only
 with the features that use them.
@@ -58,86 +38,106 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from explain.version import __version__
+from explain._utils.version import __version__
 
 _HOME = {
-    "Attribution": "explain.attribution",
-    "Explainer": "explain.explainer",
-    "Explanation": "explain.explanation",
-    "ExplainError": "explain.errors",
-    "ExplainWarning": "explain.errors",
+    "ExplainError": "explain._utils.errors",
+    "ArgumentError": "explain._utils.errors",
+    "ImageError": "explain._utils.errors",
+    "LayerError": "explain._utils.errors",
+    "NotRecordedError": "explain._utils.errors",
+    "UnusedLayerError": "explain._utils.errors",
+    "TargetError": "explain._utils.errors",
+    "MethodError": "explain._utils.errors",
+    "ModelError": "explain._utils.errors",
+    "LabelsError": "explain._utils.errors",
+    "BaselineError": "explain._utils.errors",
+    "MetricError": "explain._utils.errors",
+    "OutputError": "explain._utils.errors",
+    "FolderError": "explain._utils.errors",
+    "RecordError": "explain._utils.errors",
+    "RunError": "explain._utils.errors",
+    "AppError": "explain._utils.errors",
+    "PhotoError": "explain._utils.errors",
+    "PhotosError": "explain._utils.errors",
+    "HookError": "explain._utils.errors",
+    "ExplainWarning": "explain._utils.errors",
+    "Attribution": "explain.attribution.api",
+    "Explainer": "explain.explanation.explainer",
+    "Explanation": "explain.explanation.explanation",
     "Run": "explain.runs",
-    "applicable_methods": "explain.attribution",
-    "Concepts": "explain.concepts",
-    "Inputs": "explain.inputs",
-    "cite": "explain.citation",
-    "attribute": "explain.attribution",
-    "attribute_all": "explain.attribution",
-    "attribute_targets": "explain.attribution",
+    "applicable_methods": "explain.attribution.api",
+    "Concepts": "explain.attribution.concepts",
+    "Inputs": "explain.data.inputs",
+    "cite": "explain.attribution.citation",
+    "attribute": "explain.attribution.api",
+    "attribute_all": "explain.attribution.api",
+    "attribute_targets": "explain.attribution.api",
     "evaluate": "explain.metrics",
-    "explain": "explain.explainer",
-    "find_concepts": "explain.concepts",
-    "insight": "explain.runs.insight",
+    "explain": "explain.explanation.explainer",
+    "find_concepts": "explain.attribution.concepts",
     "list_layers": "explain.layers",
     "list_methods": "explain.methods",
     "list_metrics": "explain.metrics",
-    "load": "explain.saved",
+    "load": "explain.explanation.loading",
     "open_run": "explain.runs",
-    "plan": "explain.attribution",
+    "plan": "explain.attribution.api",
     "run": "explain.runs",
 }
 _ROOMS = {
-    *(
-        "errors",
-        "nested",
-        "images",
-        "render",
-        "written",
-        "hooks",
-        "training",
-        "distribution",
-        "inputs",
-        "layers",
-        "targets",
-        "engine",
-        "fills",
-        "methods",
-        "citation",
-        "reasons",
-        "result",
-        "cautions",
-        "request",
-        "selection",
-        "attribution",
-        "concepts",
-        "metrics",
-        "mosaic",
-    ),
-    *(
-        "pictures",
-        "output",
-        "models",
-        "record",
-        "report",
-        "explanation",
-        "photo_concepts",
-        "photos",
-        "explainer",
-        "saved",
-    ),
-    *("runs", "watching", "app"),
-    *("arguments", "cli", "version"),
+    "_utils",
+    "data",
+    "render",
+    "hooks",
+    "distributed",
+    "targets",
+    "layers",
+    "baselines",
+    "tracing",
+    "relevance",
+    "engine",
+    "methods",
+    "attribution",
+    "metrics",
+    "checks",
+    "models",
+    "report",
+    "explanation",
+    "runs",
+    "insight",
+    "training",
+    "app",
+    "cli",
 }
 
 __all__ = [
+    "AppError",
+    "ArgumentError",
     "Attribution",
+    "BaselineError",
     "Concepts",
     "ExplainError",
     "ExplainWarning",
     "Explainer",
     "Explanation",
+    "FolderError",
+    "HookError",
+    "ImageError",
     "Inputs",
+    "LabelsError",
+    "LayerError",
+    "MethodError",
+    "MetricError",
+    "ModelError",
+    "NotRecordedError",
+    "OutputError",
+    "PhotoError",
+    "PhotosError",
+    "RecordError",
     "Run",
+    "RunError",
+    "TargetError",
+    "UnusedLayerError",
     "__version__",
     "applicable_methods",
     "attribute",
@@ -147,7 +147,6 @@ __all__ = [
     "evaluate",
     "explain",
     "find_concepts",
-    "insight",
     "list_layers",
     "list_methods",
     "list_metrics",
@@ -171,16 +170,39 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from explain.attribution import Attribution, applicable_methods, attribute, attribute_all, attribute_targets, plan
-    from explain.citation import cite
-    from explain.concepts import Concepts, find_concepts
-    from explain.errors import ExplainError, ExplainWarning
-    from explain.explainer import Explainer, explain
-    from explain.explanation import Explanation
-    from explain.inputs import Inputs
+    from explain._utils.errors import (
+        AppError,
+        ArgumentError,
+        BaselineError,
+        ExplainError,
+        ExplainWarning,
+        FolderError,
+        HookError,
+        ImageError,
+        LabelsError,
+        LayerError,
+        MethodError,
+        MetricError,
+        ModelError,
+        NotRecordedError,
+        OutputError,
+        PhotoError,
+        PhotosError,
+        RecordError,
+        RunError,
+        TargetError,
+        UnusedLayerError,
+    )
+    from explain.attribution.api import attribute, attribute_all, attribute_targets, plan
+    from explain.attribution.citation import cite
+    from explain.attribution.concepts import Concepts, find_concepts
+    from explain.attribution.result import Attribution
+    from explain.attribution.selection import applicable_methods
+    from explain.data.inputs import Inputs
+    from explain.explanation.explainer import Explainer, explain
+    from explain.explanation.explanation import Explanation
+    from explain.explanation.loading import load
     from explain.layers import list_layers
     from explain.methods import list_methods
     from explain.metrics import evaluate, list_metrics
     from explain.runs import Run, open_run, run
-    from explain.runs.insight import insight
-    from explain.saved import load

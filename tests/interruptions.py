@@ -20,8 +20,9 @@ from torch import nn
 from torch.nn.modules import module as torch_modules
 
 import explain
-from explain import errors, hooks
-from explain.engine import entry
+from explain import hooks
+from explain._utils import errors
+from explain.engine import validation as entry
 from explain.hooks import modes, preserve
 
 METHODS = ["gradcam", "saliency", "guidedbackprop", "integratedgradients", "scorecam", "smooth(gradcam)"]

@@ -14,8 +14,8 @@ from PIL import Image
 from torch import nn
 
 import explain
+from explain import ExplainWarning, ModelError, RecordError, TargetError
 from explain.cli import main
-from explain.errors import ExplainWarning, ModelError, RecordError, TargetError
 from explain.methods import RISE, Occlusion
 from explain.metrics import AverageDrop, Deletion
 from explain.models import CenterCrop, Classifier

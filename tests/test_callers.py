@@ -22,7 +22,7 @@ from torch.nn.utils.parametrize import register_parametrization, remove_parametr
 from torch.utils.checkpoint import checkpoint
 
 import explain
-from explain.errors import ExplainError, ExplainWarning, LayerError, ModelError
+from explain import ExplainError, ExplainWarning, LayerError, ModelError
 from explain.hooks import HookGroup
 from explain.methods import GradCAM, get_method
 from tests import interruptions
@@ -55,7 +55,7 @@ def test_a_distributed_model_is_looked_into_and_trains_on(
 ) -> None:
     net = distributed.module
     alone = copy.deepcopy(net)
-    sent = explain.hooks.distributed.communicate(distributed)
+    sent = explain.distributed.communication.communicate(distributed)
     reducer, before = distributed.reducer, snapshot(distributed)
     methods = ["gradcam", "guidedbackprop", "fullgrad", "scorecam"]
     for name, found in explain.attribute_all(distributed, x, methods, target=1).items():
@@ -266,7 +266,7 @@ def test_threads_leave_random_numbers_and_the_filters_of_warnings_as_they_were(x
     def work() -> None:
         together.wait()
         for _ in range(5):
-            explain.images.load_image(content.getvalue())
+            explain.data.images.load_image(content.getvalue())
             explain.attribute(model, x, GradCAM(relu=False), target=0)
             explain.applicable_methods(model, x[:1])
 

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import nn
 
 import explain
-from explain.errors import ExplainWarning
+from explain import ExplainWarning
 from explain.hooks import HookGroup, capture
 
 

@@ -14,13 +14,12 @@ from PIL import Image
 from torch import nn
 
 import explain
-from explain import render
+from explain import ExplainError, MetricError, RecordError, render
+from explain.checks import Verdict
 from explain.cli import main
-from explain.errors import ExplainError, MetricError, RecordError
-from explain.metrics.verdict import Verdict
 from explain.models import CenterCrop
 from explain.render import Group, Layout, Mark, Tile
-from explain.render.marks import row
+from explain.render.captions import row
 from explain.targets import Detection, Segmentation
 from tests.conftest import ROOT, TinyNet, settled, snapshot
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 import explain
-from explain.errors import MethodError
+from explain import MethodError
 from explain.methods import Augmented, GradCAM, Smooth, Source, get_method, list_methods
 from tests.conftest import ROOT
 

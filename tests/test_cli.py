@@ -16,8 +16,8 @@ import torch
 from PIL import Image
 
 import explain
+from explain._utils.errors import printable
 from explain.cli import main
-from explain.errors import printable
 from explain.methods import FAMILIES
 from tests.conftest import ROOT
 
@@ -401,7 +401,7 @@ def test_an_interrupt_is_one_line_and_its_own_code(
     def interrupt(*_: object, **__: object) -> object:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("explain.explainer.load_image", interrupt)
+    monkeypatch.setattr("explain.explanation.explainer.load_image", interrupt)
     code, _, err = run(capsys, CAT)
     assert code == 130
     assert err == ["explain: interrupted"]
@@ -423,7 +423,7 @@ def test_help_needs_no_torch(tmp_path: Path) -> None:
     code = """
 import sys
 from explain.cli import main
-from explain.errors import printable
+from explain._utils.errors import printable
 try:
     main(["--help"])
 except SystemExit:
@@ -491,7 +491,7 @@ def test_what_libraries_say_about_a_file_is_one_note_or_goes_with_our_error(tmp_
 def test_a_photo_too_large_for_the_memory_is_one_line_and_the_others_still_get_done(
     options: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = explain.render.placing.place
+    place = explain.render.placement.place
 
     def short_of_memory(values: np.ndarray, size: tuple[int, int], *others: object, **named: object) -> np.ndarray:
         if size == (500, 500):

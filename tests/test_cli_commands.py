@@ -230,11 +230,11 @@ FOR_CALLERS = {
     "report",
 }  # which writes the lines of Python that make it again
 FOR_CALLERS_ALONE = {
-    "see explain.list_methods()", "explain.Inputs(...", "use explain.attribute(model, x)", "explain.images.Box",
+    "see explain.list_methods()", "explain.Inputs(...", "use explain.attribute(model, x)", "explain.data.images.Box",
     "explain.targets.", "positive=False", "integratedgradients(steps=20)", "gradcam(relu=False)",
     "methods must name at least one method", "box=region)",
     "explain.Explainer(", "categories=... takes them", "explain.evaluate(", "blur(sigma=3)", "explain.open_run(",
-    "explain.runs.insight",  # where a name lives, which is no message
+    "explain.insight",  # where a name lives, which is no message
     "?token=", "charset=utf-8",  # parts of addresses and of headers
 }  # fmt: skip
 
@@ -282,7 +282,7 @@ def test_the_same_message_speaks_to_callers_and_to_typists(
     run(capsys, *common, "--target", "1", "--size", "16")
     _, _, err = run(capsys, *common, "--target", "1", "--size", "16")
     assert "choose another folder, or overwrite it with --force" in err[1]
-    with pytest.raises(explain.errors.TargetError, match=r"pass categories=, or give the class index"):
+    with pytest.raises(explain.TargetError, match=r"pass categories=, or give the class index"):
         explain.attribute(torch.nn.Flatten(), torch.rand(1, 3, 2, 2), "saliency", target="cat")
 
 

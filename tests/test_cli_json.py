@@ -17,7 +17,7 @@ from tests.conftest import ROOT
 
 TALKING = """
 import os, sys
-from explain.models.bundled import load_bundled
+from explain.models.tiny import load_bundled
 
 def make():
     print("downloading")

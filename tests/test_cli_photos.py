@@ -14,8 +14,8 @@ from PIL import Image
 
 import explain
 from explain.cli import main
-from explain.cli.bar import Bar, duration
-from explain.cli.sources import find_photos
+from explain.cli.inputs import find_photos
+from explain.cli.progress import ProgressBar, duration
 
 QUICK = ["--model", "tiny", "--size", "32"]
 
@@ -124,7 +124,7 @@ def test_what_is_wrong_for_one_photo_is_told_of_it(
 
     def picky(self: explain.Explainer, photo: Image.Image) -> object:
         if photo.filename == "a.png":  # type: ignore[attr-defined]
-            raise explain.errors.ModelError("model must like the photo")
+            raise explain.ModelError("model must like the photo")
         return inspect(self, photo)
 
     monkeypatch.setattr(explain.Explainer, "inspect", picky)
@@ -196,7 +196,7 @@ def test_the_bar_tells_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) ->
         screen.truncate()
         return ""
 
-    bar = Bar(4, clock=lambda: now[0])
+    bar = ProgressBar(4, clock=lambda: now[0])
     drawn(0.0)
     bar.begin("a.png")
     assert screen.getvalue().endswith(f"{'░' * 24} 0/4 a.png")
@@ -220,7 +220,7 @@ def test_the_bar_tells_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("stream", [io.StringIO(), None])
 def test_nothing_is_drawn_where_there_is_no_terminal(stream: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", stream)
-    bar = Bar(3)
+    bar = ProgressBar(3)
     bar.begin("a")
     bar.runs(1, 2)
     bar.end()

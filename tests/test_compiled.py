@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import explain
-from explain.errors import LayerError, MethodError
+from explain import LayerError, MethodError
 from tests.conftest import TinyNet, settled
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit", "ignore::torch.jit.TracerWarning")

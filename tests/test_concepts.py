@@ -11,10 +11,9 @@ from PIL import Image
 from torch import nn
 
 import explain
-from explain import render
-from explain.concepts import factorise, update
-from explain.errors import ExplainWarning, LayerError, MethodError
-from explain.images import Box
+from explain import ExplainWarning, LayerError, MethodError, render
+from explain.attribution.concepts import factorise, update
+from explain.data.images import Box
 from explain.render.concepts import COLORS
 from tests.conftest import ROOT, TinyNet, snapshot
 from tests.methods import plain, plain_factors

@@ -36,7 +36,7 @@ def test_every_room_has_a_page_but_those_that_others_offer(reference: Any) -> No
     assert len(pages) == len(set(pages))
     assert {each.split(".")[0] for each in pages} == set(explain._ROOMS) - reference.LEFT_OUT
     offered = {id(getattr(explain.hooks, name)) for name in explain.hooks.__all__}
-    modules = [explain.hooks.distributed, explain.hooks.packaging]
+    modules = [explain.distributed.communication, explain.distributed.packaging]
     offered |= {id(getattr(module, name)) for module in modules for name in reference.public(module)}
     for room in ("training", "distribution"):
         names = reference.public(getattr(explain, room))
@@ -45,9 +45,9 @@ def test_every_room_has_a_page_but_those_that_others_offer(reference: Any) -> No
 
 def test_what_a_page_has_described_another_links_to(reference: Any) -> None:
     seen: dict[int, str] = {}
-    first, second = reference._page("explain", seen), reference._page("explain.inputs", seen)
+    first, second = reference._page("explain", seen), reference._page("explain.data.inputs", seen)
     assert ".. autoclass:: explain.Inputs" in first
-    assert ".. autoclass:: explain.inputs.Inputs" not in second
+    assert ".. autoclass:: explain.data.inputs.Inputs" not in second
     assert "described elsewhere: :py:obj:`explain.Inputs`" in second
 
 

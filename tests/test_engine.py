@@ -17,21 +17,21 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import explain
+from explain import ExplainError, ExplainWarning, ImageError, LayerError, MethodError, ModelError, TargetError
 from explain.engine import (
     Activations,
     Attributions,
     BlockAttention,
-    Guided,
     InputGradients,
     LayerGradients,
-    Reruns,
+    PerturbationRuns,
     RuleCoverage,
     Scores,
     gather,
     plan_of,
 )
-from explain.errors import ExplainError, ExplainWarning, ImageError, LayerError, MethodError, ModelError, TargetError
 from explain.methods import AblationCAM, GradCAM, ShapleyCAM, get_method, uses_layer
+from explain.relevance import Guided
 from explain.targets import ClassTarget, ScoreTarget, TopClass
 from tests.conftest import ATTENDING, COVERING, TinyNet, settled, snapshot
 
@@ -40,7 +40,9 @@ ANYWHERE = [name for name in METHODS if name != "cam"]  # at any layer
 RERUNNING = {
     name
     for name in METHODS
-    if any(isinstance(need, (Reruns, Scores, Attributions, BlockAttention)) for need in get_method(name).needs)
+    if any(
+        isinstance(need, (PerturbationRuns, Scores, Attributions, BlockAttention)) for need in get_method(name).needs
+    )
 }
 ONE_PASS = [name for name in ANYWHERE if name not in RERUNNING]
 

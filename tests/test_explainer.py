@@ -13,11 +13,11 @@ from PIL import Image
 from torch import nn
 
 import explain
+from explain import ExplainWarning, ImageError, MethodError, ModelError, OutputError, TargetError
+from explain.attribution.pictures import percent
 from explain.engine import Evidence, InputGradients
-from explain.errors import ExplainWarning, ImageError, MethodError, ModelError, OutputError, TargetError
 from explain.methods import GradCAM, get_method
 from explain.models import CenterCrop
-from explain.pictures import percent
 from tests.conftest import ROOT, TinyNet, settled, snapshot
 
 CAT = ROOT / "assets" / "chelsea.png"

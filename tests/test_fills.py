@@ -10,15 +10,27 @@ import pytest
 import torch
 from PIL import Image
 
-from explain import fills
-from explain.errors import FillError
-from explain.fills import Black, Blur, Defocus, Fill, Mean, Neighbours, Noise, Photo, Zero, covering, get_fill
-from explain.fills.solving import interpolated
+from explain import BaselineError
+from explain import baselines as fills
+from explain.baselines import (
+    Baseline,
+    Black,
+    Blur,
+    Defocus,
+    Mean,
+    Neighbours,
+    Noise,
+    OtherPhoto,
+    Zero,
+    covering,
+    get_baseline,
+)
+from explain.baselines.neighbours import interpolated
 from explain.models import CenterCrop
 
-ALL: list[Fill] = [
+ALL: list[Baseline] = [
     Zero(), Black((0.4, 0.5, 0.6), (0.2, 0.3, 0.4)), Mean(), Blur(5, 1.5), Noise(seed=3), Neighbours(seed=2),
-    Defocus(1.5, 4), Photo(torch.linspace(-1, 1, 3 * 9 * 7).reshape(3, 9, 7)),
+    Defocus(1.5, 4), OtherPhoto(torch.linspace(-1, 1, 3 * 9 * 7).reshape(3, 9, 7)),
 ]  # fmt: skip
 EACH = pytest.mark.parametrize("fill", ALL, ids=lambda fill: fill.name)
 
@@ -35,7 +47,7 @@ def keep() -> torch.Tensor:
 
 @EACH
 def test_kept_pixels_stay_bit_by_bit_and_a_photo_does_not_depend_on_those_beside_it(
-    fill: Fill, images: torch.Tensor, keep: torch.Tensor
+    fill: Baseline, images: torch.Tensor, keep: torch.Tensor
 ) -> None:
     for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
         x = images.to(dtype)
@@ -53,7 +65,7 @@ def test_kept_pixels_stay_bit_by_bit_and_a_photo_does_not_depend_on_those_beside
 
 
 @EACH
-def test_many_masks_at_once_are_what_each_would_be(fill: Fill, images: torch.Tensor, keep: torch.Tensor) -> None:
+def test_many_masks_at_once_are_what_each_would_be(fill: Baseline, images: torch.Tensor, keep: torch.Tensor) -> None:
     owners = torch.tensor([2, 0, 0])
     found = covering(fill, images)(owners, keep)
     torch.testing.assert_close(found, fill(images[owners], keep), rtol=0, atol=1e-12)
@@ -64,7 +76,7 @@ def test_many_masks_at_once_are_what_each_would_be(fill: Fill, images: torch.Ten
 
 
 @pytest.mark.parametrize("fill", [fill for fill in ALL if fill.name != "defocus"], ids=lambda fill: fill.name)
-def test_a_mask_in_between_blends(fill: Fill, images: torch.Tensor) -> None:
+def test_a_mask_in_between_blends(fill: Baseline, images: torch.Tensor) -> None:
     half = torch.full((3, 1, 9, 7), 0.25)
     expected = 0.25 * images + 0.75 * fill(images, torch.zeros(3, 1, 9, 7))
     torch.testing.assert_close(fill(images, half), expected, rtol=0, atol=1e-12)
@@ -199,7 +211,7 @@ def test_a_defocused_photo_is_blurred_less_where_more_is_kept(images: torch.Tens
 @pytest.mark.parametrize(
     "fill", [Zero(), Mean(), Blur(), Noise(), Defocus(2.0), Neighbours()], ids=lambda fill: fill.name
 )
-def test_videos_are_filled_frame_by_frame_where_colours_are_of_places(fill: Fill) -> None:
+def test_videos_are_filled_frame_by_frame_where_colours_are_of_places(fill: Baseline) -> None:
     video = torch.randn(2, 3, 4, 9, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     keep = (torch.rand(2, 1, 4, 9, 7, generator=torch.Generator().manual_seed(1)) > 0.5).double()
     filled = fill(video, keep)
@@ -216,22 +228,26 @@ def test_videos_are_filled_frame_by_frame_where_colours_are_of_places(fill: Fill
 
 def test_fills_are_values_and_have_names() -> None:
     assert fills.list_fills() == ["black", "blur", "defocus", "mean", "neighbours", "noise", "zero"]
-    assert get_fill(" Blur ") == Blur()
-    assert get_fill(Noise(seed=np.int64(4))) == Noise(seed=4)  # type: ignore[arg-type]
+    assert get_baseline(" Blur ") == Blur()
+    assert get_baseline(Noise(seed=np.int64(4))) == Noise(seed=4)  # type: ignore[arg-type]
     assert len({Blur(), Blur(11, 5), Blur(3)}) == 2
-    one, same, other = Photo(torch.zeros(3, 2, 2)), Photo(torch.zeros(3, 2, 2)), Photo(torch.ones(3, 2, 2))
+    one, same, other = (
+        OtherPhoto(torch.zeros(3, 2, 2)),
+        OtherPhoto(torch.zeros(3, 2, 2)),
+        OtherPhoto(torch.ones(3, 2, 2)),
+    )
     assert (one == same, one == other, len({one, same, other})) == (True, False, 2)
     assert all(fill.about and isinstance(fill.depends_on_mask, bool) for fill in ALL)
-    with pytest.raises(FillError, match="already registered"):
+    with pytest.raises(BaselineError, match="already registered"):
         fills.register(Blur(3))
 
 
 def test_black_is_read_off_the_preprocessing(images: torch.Tensor) -> None:
     preprocess = CenterCrop(9, mean=(0.4, 0.5, 0.6), std=(0.2, 0.25, 0.5))
-    read = get_fill("black", preprocess)
+    read = get_baseline("black", preprocess)
     black = preprocess(Image.new("RGB", (20, 20)))[:, :1, :1]
     torch.testing.assert_close(read(images, torch.zeros(1, 1, 9, 7))[0].float(), black.expand(3, 9, 7))
-    assert get_fill(Black((0.5,), (1.0,)), preprocess) == Black((0.5,), (1.0,))
+    assert get_baseline(Black((0.5,), (1.0,)), preprocess) == Black((0.5,), (1.0,))
 
 
 def test_pictures_show_what_the_model_would_see() -> None:
@@ -263,24 +279,24 @@ WRONG: list[tuple[Any, str]] = [
     (lambda: Black((0.5, 0.5), (1.0,)).replacement(torch.rand(1, 3, 2, 2)), "for each of the 3 channels, got 2 and 1"),
     (lambda: Black.of(lambda _: torch.rand(3)), r"preprocess must return a tensor \(C, H, W\), got Tensor of shape"),
     (lambda: Black.of(lambda image: CenterCrop(4)(image) ** 2), "no more to colours than to scale and shift"),
-    (lambda: Photo(torch.zeros(2, 2)), "other of photo must be a floating-point tensor"),
-    (lambda: Photo(torch.full((3, 2, 2), torch.nan)), "other of photo must hold finite values"),
-    (lambda: Photo(torch.zeros(3, 2, 2)).replacement(torch.zeros(1, 3, 4, 4)), r"must have the shape \(3, 4, 4\)"),
+    (lambda: OtherPhoto(torch.zeros(2, 2)), "other of photo must be a floating-point tensor"),
+    (lambda: OtherPhoto(torch.full((3, 2, 2), torch.nan)), "other of photo must hold finite values"),
+    (lambda: OtherPhoto(torch.zeros(3, 2, 2)).replacement(torch.zeros(1, 3, 4, 4)), r"must have the shape \(3, 4, 4\)"),
     (lambda: Zero()(torch.zeros(3, 2, 2), torch.zeros(1, 1, 2, 2)), r"images must be a floating-point tensor \(N, C"),
     (lambda: Zero()(torch.zeros(2, 3, 2, 2), torch.zeros(2, 3, 2, 2)), r"keep must be a tensor \(2, 1, 2, 2\)"),
     (lambda: Zero()(torch.zeros(2, 3, 2, 2), torch.zeros(3, 1, 2, 2)), r"keep must have the shape \(2, 1, 2, 2\)"),
     (lambda: Zero()(torch.zeros(1, 3, 2, 2), torch.full((1, 1, 2, 2), 2.0)), "keep must lie between 0 .* and 1"),
     (lambda: Zero()(torch.zeros(1, 3, 2, 2), torch.full((1, 1, 2, 2), torch.nan)), "keep must lie between 0"),
-    (lambda: get_fill("bluur"), "fill 'bluur' is unknown; did you mean 'blur'"),
-    (lambda: get_fill("photo"), "fill 'photo' must be given as an object"),
-    (lambda: get_fill(Zero), "got the class Zero; use Zero"),  # type: ignore[arg-type]
-    (lambda: get_fill(0), "fill must be a name or a fill, got 0"),  # type: ignore[arg-type]
+    (lambda: get_baseline("bluur"), "fill 'bluur' is unknown; did you mean 'blur'"),
+    (lambda: get_baseline("photo"), "fill 'photo' must be given as an object"),
+    (lambda: get_baseline(Zero), "got the class Zero; use Zero"),  # type: ignore[arg-type]
+    (lambda: get_baseline(0), "fill must be a name or a fill, got 0"),  # type: ignore[arg-type]
 ]
 
 
 @pytest.mark.parametrize(("call", "message"), WRONG, ids=[message for _, message in WRONG])
 def test_what_does_not_fit_is_refused_in_one_line(call: Any, message: str) -> None:
-    with pytest.raises(FillError, match=message) as caught:
+    with pytest.raises(BaselineError, match=message) as caught:
         call()
     assert "\n" not in str(caught.value)
 

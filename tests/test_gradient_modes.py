@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import explain
-from explain.errors import UnusedLayerError
+from explain import UnusedLayerError
 from explain.layers import default_layer
 from explain.methods import GradCAM
 from tests.conftest import settled

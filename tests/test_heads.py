@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import explain
-from explain.errors import LayerError
+from explain import LayerError
 from explain.methods import HiResCAM
 from tests.conftest import settled
 

@@ -14,8 +14,8 @@ import torch
 from PIL import Image, ImageOps
 from torchvision.transforms import v2
 
-from explain.errors import ExplainWarning, ImageError
-from explain.images import MAX_PIXELS, Box, hushed, load_image, locate
+from explain import ExplainWarning, ImageError
+from explain.data.images import MAX_PIXELS, Box, hushed, load_image, locate
 from explain.models import CenterCrop
 
 
@@ -270,7 +270,7 @@ def test_a_short_file_that_claims_to_be_a_large_texture_is_refused_at_once(gradi
 
 
 def test_pipes_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("explain.images.MAX_BYTES", 5000)
+    monkeypatch.setattr("explain.data.images.MAX_BYTES", 5000)
     ours, theirs = os.pipe()
     with os.fdopen(ours, "rb"), os.fdopen(theirs, "wb", buffering=0) as writer:
         writer.write(bytes(6000))

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import explain
-from explain.errors import ExplainWarning, ImageError, LayerError, ModelError
-from explain.inputs import Inputs, as_inputs
+from explain import ExplainWarning, ImageError, LayerError, ModelError
+from explain.data.inputs import Inputs, as_inputs
 from explain.layers import calls, default_layer, list_layers, stage_layers
 from tests.conftest import ATTENDING, COVERING, settled, snapshot
 

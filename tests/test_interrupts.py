@@ -22,9 +22,9 @@ from torch.overrides import TorchFunctionMode
 
 import explain
 from explain import hooks
-from explain.engine import entry
-from explain.errors import muted, quiet
-from explain.interrupts import Unsplit, came_by_signal, unsplit
+from explain._utils.errors import muted, quiet
+from explain._utils.signals import SignalSafe, came_by_signal, unsplit
+from explain.engine import validation as entry
 from tests import interruptions
 from tests.conftest import TinyNet, settled, snapshot
 
@@ -102,7 +102,7 @@ def test_a_signal_between_a_block_and_its_end_comes_when_the_block_has_ended(
     assert interruptions.state(net) == before
 
 
-class Sending(Unsplit[str]):
+class Sending(SignalSafe[str]):
     """Sends a signal from its beginning or its end."""
 
     def __init__(self, *where: str) -> None:
@@ -271,7 +271,7 @@ def test_settings_of_torch_come_back_from_contexts_that_were_never_left(name: st
 
 def test_hooks_on_parameters_go_with_an_interrupt_at_either_end() -> None:
     net, sent = settled(TinyNet()), sending()
-    with pytest.raises(KeyboardInterrupt), hooks.GradientClipper(net, value=1e-9):
+    with pytest.raises(KeyboardInterrupt), explain.training.GradientClipper(net, value=1e-9):
         sent["now"]
 
     other = settled(TinyNet())
@@ -283,7 +283,7 @@ def test_hooks_on_parameters_go_with_an_interrupt_at_either_end() -> None:
 
     other.named_parameters = interrupted
     with pytest.raises(KeyboardInterrupt):
-        hooks.GradientClipper(other, value=1e-9)
+        explain.training.GradientClipper(other, value=1e-9)
     del other.named_parameters
     for model in (net, other):
         model(torch.ones(2, 3, 8, 8)).sum().backward()

@@ -8,7 +8,7 @@ import torchvision
 from torch import nn
 
 import explain
-from explain.errors import LayerError
+from explain import LayerError
 from explain.methods import GradCAM
 from tests.conftest import TinyNet, settled
 

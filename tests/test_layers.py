@@ -8,10 +8,10 @@ import torch
 import torchvision
 from torch import nn
 
-from explain.attribution import attribute
-from explain.errors import LayerError
+from explain import LayerError
+from explain.attribution.api import attribute
+from explain.data.inputs import as_inputs
 from explain.hooks import HookGroup
-from explain.inputs import as_inputs
 from explain.layers import Grid, Grids, Ran, default_layer, find_grid, list_layers, look_follows, to_spatial
 from explain.methods import FullGrad, GradCAM
 from tests.conftest import TinyNet, snapshot

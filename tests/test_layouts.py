@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import explain
-from explain.errors import LayerError
-from explain.inputs import as_inputs
+from explain import LayerError
+from explain.data.inputs import as_inputs
 from explain.layers import Grid, channels_of, default_layer, list_layers
 from explain.methods import GradCAM
 

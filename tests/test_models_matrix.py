@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import explain
-from explain.errors import ModelError
+from explain import ModelError
 from explain.layers import default_layer, stage_layers
 from explain.methods import GradCAM, get_method
 from explain.models import load

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from explain import nested
-from explain.errors import HookError
-from explain.hooks import HookGroup, first_tensor, replace_first
+from explain import HookError
+from explain._utils import nested
+from explain._utils.nested import first_tensor, replace_first
+from explain.hooks import HookGroup
 from explain.layers.calls import tensors_in
 from explain.targets import find_tensor
 from tests.model_output import BaseModelOutputWithPooling

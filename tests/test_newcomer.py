@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 import explain
+from explain import ArgumentError, ExplainError, ExplainWarning, RecordError, TargetError
+from explain._utils.spelling import close_to, did_you_mean
+from explain.attribution.pictures import remark
 from explain.cli import main
-from explain.errors import ArgumentError, ExplainError, ExplainWarning, RecordError, TargetError, close_to, did_you_mean
 from explain.methods import AblationCAM
-from explain.pictures import remark
 from tests.conftest import ROOT, TinyNet, settled
 
 CAT = str(ROOT / "assets" / "chelsea.png")
@@ -180,7 +181,7 @@ def test_an_explanation_gives_the_attribution_of_a_method_and_its_values(cat: ex
     assert torch.equal(cat.values, cat["gradcam"].values[0])
     assert torch.equal(cat.heatmap, cat["gradcam"].heatmap[0])
     assert {name: cat[name].values.shape[0] for name in cat} == {"gradcam": 1, "saliency": 1}
-    with pytest.raises(explain.errors.MethodError, match="method 'lrp' was not asked for here; known: gradcam, sal"):
+    with pytest.raises(explain.MethodError, match="method 'lrp' was not asked for here; known: gradcam, sal"):
         cat["lrp"]
 
 

@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import explain
-from explain.engine.operations import Recorder
-from explain.errors import ExplainWarning
+from explain import ExplainWarning
 from explain.methods import FullGrad
+from explain.tracing.operations import Recorder
 from tests.conftest import GuidedFunction, settled
 
 RULES = ["guidedbackprop", "deconvnet"]

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from explain.errors import FolderError, OutputError, printable
-from explain.output import Files, distinct, json_text, locked, slug
+from explain._utils.errors import FolderError, OutputError, printable
+from explain.data.files import Files, distinct, json_text, locked, slug
 
 
 def filled(folder: Path, *, overwrite: bool = False) -> Files:
@@ -194,7 +194,7 @@ def test_a_file_system_without_hard_links_is_written_all_the_same(
 def test_a_folder_that_another_keeps_locked_is_waited_for_and_then_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("explain.output.PATIENCE", 0.05)
+    monkeypatch.setattr("explain.data.files.PATIENCE", 0.05)
     with locked(tmp_path), pytest.raises(FolderError, match=r"must not be locked, but another program has kept it so"):
         filled(tmp_path).write()
     assert list(tmp_path.iterdir()) == []

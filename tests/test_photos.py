@@ -13,7 +13,7 @@ from PIL import Image
 from torch import nn
 
 import explain
-from explain.errors import ExplainWarning, ImageError, LayerError, ModelError, PhotoError, PhotosError, TargetError
+from explain import ExplainWarning, ImageError, LayerError, ModelError, PhotoError, PhotosError, TargetError
 from explain.methods import IntegratedGradients
 from tests.conftest import TinyNet, settled, snapshot
 
@@ -174,7 +174,7 @@ def test_photos_are_read_as_they_are_needed(explainer: explain.Explainer) -> Non
 
 
 def test_large_photos_are_held_one_at_a_time(explainer: explain.Explainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("explain.photos.AREA", 24 * 20 * 2)
+    monkeypatch.setattr("explain.explanation.photos.AREA", 24 * 20 * 2)
     explainer.model.seen.clear()
     explainer([picture(i) for i in range(6)], "saliency", 1)
     assert max(explainer.model.seen) == 2

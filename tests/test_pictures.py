@@ -14,16 +14,15 @@ from PIL import Image
 from torch import nn
 
 import explain
-from explain import render
+from explain import ExplainError, OutputError, render
+from explain.attribution.pictures import Look, layer_of, map_for, remark
+from explain.attribution.result import Attribution
 from explain.cli import main
-from explain.errors import ExplainError, OutputError
-from explain.hooks import GradientFlow
-from explain.images import Box
+from explain.data.images import Box
 from explain.methods import FAMILIES, IntegratedGradients, family, get_method, list_methods
 from explain.models import CenterCrop
-from explain.pictures import Look, layer_of, map_for, remark
-from explain.result import Attribution
 from explain.targets import Detection, Segmentation, Similarity
+from explain.training import GradientFlow
 from tests.conftest import ROOT
 
 

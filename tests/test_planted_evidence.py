@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from explain.errors import muted
+from explain._utils.errors import muted
 from explain.methods import FeatureAblation, Squares, get_method
 from explain.models import CenterCrop
 from tests.conftest import ROOT

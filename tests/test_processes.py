@@ -20,8 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import explain
-from explain import hooks
-from explain.errors import ExplainError, LayerError, ModelError
+from explain import ExplainError, LayerError, ModelError, hooks
 from explain.hooks import HookGroup, modes, preserve
 from tests.conftest import ROOT, TinyNet, hook_count, snapshot
 
@@ -224,7 +223,7 @@ def test_a_child_forked_inside_an_explanation_may_explain_and_its_parent_goes_on
 
 
 def test_a_users_own_hooks_go_along_into_a_child(net: TinyNet, x: torch.Tensor) -> None:
-    with HookGroup(net) as group, explain.hooks.GradientClipper(net, value=0.001):
+    with HookGroup(net) as group, explain.training.GradientClipper(net, value=0.001):
         group.forward("fc", lambda module, args, output: output * 0 + 7)
 
         def work() -> Any:

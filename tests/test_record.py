@@ -18,8 +18,9 @@ import torch
 from PIL import Image
 
 import explain
+from explain import RecordError
+from explain.attribution.records import FORMAT, decode, encode, unknown
 from explain.engine import Evidence, InputGradients
-from explain.errors import RecordError
 from explain.methods import (
     FEM,
     KPCACAM,
@@ -32,7 +33,6 @@ from explain.methods import (
     Smooth,
 )
 from explain.models import CenterCrop
-from explain.record import FORMAT, decode, encode, unknown
 from explain.targets import Category, Difference, Segmentation, Similarity
 from tests.conftest import ROOT, TinyNet, settled
 

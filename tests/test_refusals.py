@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import explain
-from explain.errors import ImageError, LayerError, ModelError
+from explain import ImageError, LayerError, ModelError
 from explain.layers import default_layer
 from explain.methods import GradCAM
 from tests.conftest import settled

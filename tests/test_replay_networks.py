@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import explain
+from explain import ModelError
 from explain.engine.replay import Replay, ReplayError, Tape
-from explain.errors import ModelError
 from explain.methods import AblationCAM
 from tests.conftest import settled
 

@@ -15,10 +15,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import explain
-from explain.engine import Attributions, Evidence, Scores, work
-from explain.errors import ModelError, TargetError
+from explain import ModelError, TargetError
+from explain.engine import Attributions, Evidence, Scores
+from explain.engine import settings as work
 from explain.methods import AblationCAM, Augmented, IntegratedGradients, Saliency, ScoreCAM, Smooth, get_method
-from explain.methods.sampling import NoisyCopies, noise
+from explain.methods.wrappers import NoisyCopies, noise
 from tests.conftest import COVERING, settled
 
 X = torch.randn(3, 3, 6, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 import explain
-from explain.errors import ExplainError, RecordError
+from explain import ExplainError, RecordError
 from explain.models import CenterCrop
 from tests.conftest import TinyNet, settled
 from tests.fuzz import records
@@ -66,7 +66,7 @@ def test_whatever_field_is_damaged_is_refused_in_one_line_or_makes_no_difference
     record = json.loads(saved.read_text("utf-8"))
     first, tried, refused = explain.load(saved), 0, 0
     photo = first._photo(None)  # which is not read again and again
-    monkeypatch.setattr("explain.saved.load_image", lambda image: photo.copy())
+    monkeypatch.setattr("explain.explanation.loading.load_image", lambda image: photo.copy())
     for what, other in damaged(record):
         saved.write_text(json.dumps(other), "utf-8")
         tried += 1
@@ -160,12 +160,12 @@ def test_tensors_that_unpack_to_gigabytes_are_refused_before_they_are_unpacked(
     with pytest.raises(RecordError, match="tensors of at most"):
         explain.load(saved)
     with pytest.raises(RecordError, match="tensors of at most"):
-        explain.record.decode([bomb] * parts)
+        explain.attribution.records.decode([bomb] * parts)
 
 
 def test_a_tensor_too_large_for_a_record_is_named_in_it_and_the_rest_is_kept(tmp_path: Path) -> None:
     large = torch.zeros(1).expand(2**27)  # which needs no memory
-    assert explain.record.encode(large) == {"unknown": f"a tensor of shape ({2**27},)"}
+    assert explain.attribution.records.encode(large) == {"unknown": f"a tensor of shape ({2**27},)"}
 
 
 @pytest.mark.parametrize("suffix", [".json", ".npy"])

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import explain
-from explain.errors import ImageError, MethodError
+from explain import ImageError, MethodError
 from explain.methods import FullGrad, InputXGradient, IntegratedGradients, Occlusion, Smooth
 from tests.conftest import settled
 

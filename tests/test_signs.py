@@ -16,9 +16,9 @@ from torch import nn
 
 import explain
 from explain import render
+from explain.attribution.pictures import array
 from explain.methods import LIME, RISE, FeatureAblation, GradCAM, KernelSHAP, Occlusion, PartitionSHAP, ShapleySampling
 from explain.models import CenterCrop
-from explain.pictures import array
 
 SIDE = 16
 PLAIN = CenterCrop(SIDE, 1.0, (0.0,) * 3, (1.0,) * 3)

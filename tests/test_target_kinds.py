@@ -19,7 +19,7 @@ from torchvision.models.detection import fasterrcnn_mobilenet_v3_large_320_fpn, 
 from torchvision.models.segmentation import deeplabv3_mobilenet_v3_large, fcn_resnet50
 
 import explain
-from explain.errors import ExplainError, LayerError, ModelError, TargetError
+from explain import ExplainError, LayerError, ModelError, TargetError
 from explain.methods import GradCAM, IntegratedGradients, Saliency
 from explain.targets import (
     BinaryLogit,
@@ -36,7 +36,7 @@ from explain.targets import (
     find_logits,
     settle,
 )
-from explain.targets.places import find_detections, overlaps
+from explain.targets.regions import find_detections, overlaps
 from tests.conftest import TinyNet, settled, snapshot
 
 SIGNED = [Saliency(absolute=False), "inputxgradient", GradCAM(relu=False), IntegratedGradients(steps=4)]

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import explain
-from explain.errors import ModelError, TargetError
+from explain import ModelError, TargetError
 from explain.hooks import FeatureExtractor
 from explain.methods import AblationCAM, GradCAM
 from explain.targets import (

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import explain
-from explain.errors import ExplainError, MethodError, ModelError
+from explain import ExplainError, MethodError, ModelError
 from explain.methods import AblationCAM
 from tests.conftest import TinyNet, settled
 

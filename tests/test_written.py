@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import explain
-from explain.errors import FillError, MethodError
-from explain.fills import Blur, Fill, get_fill
+from explain import BaselineError, MethodError
+from explain._utils.specs import MethodSpec, read_written
+from explain.baselines import Baseline, Blur, get_baseline
 from explain.methods import (
     KPCACAM,
     Augmented,
@@ -28,7 +29,6 @@ from explain.methods import (
     list_methods,
     options,
 )
-from explain.written import Written, read_written
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_method_is_written_with_its_options(text: str, expected: Method) -> No
 @pytest.mark.parametrize("name", list_methods())
 def test_what_a_method_shows_of_its_options_can_be_written(name: str) -> None:
     method = get_method(name)
-    kinds = (bool, int, float, str, tuple, type(None), Fill)
+    kinds = (bool, int, float, str, tuple, type(None), Baseline)
     plain = {key: value for key, value in options(method).items() if isinstance(value, kinds)}
     assert get_method(f"{name}({', '.join(f'{key}={value!r}' for key, value in plain.items())})") == method
 
@@ -140,12 +140,12 @@ def test_python_takes_the_same_text(net: Any, x: Any) -> None:
 
 def test_values_keep_their_kind() -> None:
     found = read_written("a(1, 'b, (c', d=[1, (2.0, -3)], e=True, f='', g=x(y, z='('))")
-    assert found == Written("a", (1, "b, (c"), {"d": [1, (2.0, -3)], "e": True, "f": "", "g": "x(y, z='(')"})
+    assert found == MethodSpec("a", (1, "b, (c"), {"d": [1, (2.0, -3)], "e": True, "f": "", "g": "x(y, z='(')"})
 
 
 def test_fills_are_written_with_options_too() -> None:
-    assert get_fill("Blur(sigma=3)") == Blur(sigma=3)
-    assert get_fill("blur()") == Blur()
+    assert get_baseline("Blur(sigma=3)") == Blur(sigma=3)
+    assert get_baseline("blur()") == Blur()
     method: Any = get_method("occlusion(fill=blur(sigma=3))")
     assert method.fill == Blur(sigma=3)
     for text, message in {
@@ -154,5 +154,5 @@ def test_fills_are_written_with_options_too() -> None:
         "zero(3)": "fill zero must be given no options, got 3",
         "blur(": "fill must be a name, or a name with options in brackets",
     }.items():
-        with pytest.raises(FillError, match=message):
-            get_fill(text)
+        with pytest.raises(BaselineError, match=message):
+            get_baseline(text)

@@ -23,7 +23,7 @@ from tables import Table, line, shown
 from torch import nn
 
 import explain
-from explain.fills import covering, get_fill
+from explain.baselines import covering, get_baseline
 from explain.methods import KernelSHAP, Method, ShapleySampling
 
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
@@ -77,7 +77,7 @@ def known(setting: Setting) -> Known:
     )
     labels = down[:, None] * COLUMNS + across
     coalitions = (torch.arange(2**REGIONS)[:, None] >> torch.arange(REGIONS)) & 1
-    cover, found = covering(get_fill(setting.fill), x), []
+    cover, found = covering(get_baseline(setting.fill), x), []
     with torch.inference_mode():
         target = int(explainer.model(x)[0].argmax())
         for some in coalitions.split(TOGETHER):

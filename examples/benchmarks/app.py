@@ -25,7 +25,7 @@ from pathlib import Path
 from tables import Table, line
 
 import explain
-from explain.app import LOOPBACK, Studio, application
+from explain.app import LOOPBACK, Service, application
 from explain.app.serving import bound
 
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
@@ -83,7 +83,7 @@ def served(model: str | None) -> Iterator[int]:
     """The app at a port of this machine."""
     import uvicorn
 
-    studio = Studio([explain.Explainer(model)])
+    studio = Service([explain.Explainer(model)])
     server = uvicorn.Server(uvicorn.Config(application(studio), log_level="warning", lifespan="off", ws="none"))
     with bound(LOOPBACK, 0) as socket:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]}, daemon=True)

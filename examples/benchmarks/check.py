@@ -20,7 +20,7 @@ from tables import Table, line
 from timing import interleaved
 
 import explain
-from explain.errors import muted
+from explain._utils.errors import muted
 
 PHOTO = Path(__file__).resolve().parents[2] / "assets" / "chelsea.png"
 MODELS = ("tiny", "efficientnet-lite0")

@@ -22,7 +22,7 @@ from timing import interleaved, ratio
 from torch import nn
 
 import explain
-from explain.engine import (
+from explain.engine import (  # fmt: skip
     Activations,
     Attention,
     AttentionRelevance,
@@ -36,10 +36,10 @@ from explain.engine import (
     LayerGradients,
     Multipliers,
     Need,
+    PerturbationRuns,
     Relevance,
-    Reruns,
     Scores,
-)  # fmt: skip
+)
 from explain.methods import Demanding, Method, get_method, list_methods
 
 WORDS: dict[type, str] = {
@@ -52,7 +52,7 @@ WORDS: dict[type, str] = {
     **dict.fromkeys((Attention, BlockAttention), "attention"),
     BlockTokens: "tokens of all blocks",
     **dict.fromkeys((Relevance, AttentionRelevance, Multipliers), "a rule for every operation"),
-    **dict.fromkeys((Reruns, Attributions, Scores), "further runs"),
+    **dict.fromkeys((PerturbationRuns, Attributions, Scores), "further runs"),
 }
 
 

@@ -42,7 +42,7 @@ from timing import peak_bytes
 from torch import nn
 
 import explain
-from explain.fills import Zero
+from explain.baselines import Zero
 from explain.methods import Saliency
 from explain.metrics import MPRT, ROAD, Deletion, Infidelity, Insertion, PixelFlipping, Sensitivity
 

@@ -19,8 +19,8 @@ from pathlib import Path
 import torch
 
 import explain
-from explain.images import EXTENSIONS
-from explain.runs.columns import arrow_modules, schema_of, with_map
+from explain.data.images import EXTENSIONS
+from explain.runs.exporting import arrow_modules, schema_of, with_map
 
 PHOTOS = 1_000_000
 FEW = {"integratedgradients": 4, "smoothgrad": 4, "scorecam": 8, "rise": 70}

@@ -42,8 +42,8 @@ from timing import peak_bytes
 from torch import nn
 
 import explain
-from explain.engine.composites import attn_lrp
 from explain.methods import LRP, IntegratedGradients
+from explain.relevance.composites import attn_lrp
 
 os.environ["KINETO_LOG_LEVEL"] = "99"  # the profiler, which measures memory, need not say when it starts
 warnings.filterwarnings("ignore", module="captum")  # at every call, that it hooks ReLUs and asks inputs for gradients

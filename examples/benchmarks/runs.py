@@ -26,10 +26,10 @@ from memory import resident
 from torch.utils.data import DataLoader, Dataset
 
 import explain
-from explain.images import load_image
+from explain.data.images import load_image
 from explain.models import CenterCrop
 from explain.runs import Entry, Folder, State
-from explain.runs.batches import at_once
+from explain.runs.preparing import at_once
 
 WARM_UP = 500  # photos after which growth counts
 

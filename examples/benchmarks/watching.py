@@ -22,9 +22,8 @@ import torchvision
 from PIL import Image
 
 import explain
-from explain.hooks import DeadUnits, GradientFlow
 from explain.models import CenterCrop
-from explain.watching import Watch
+from explain.training import DeadUnits, GradientFlow, Monitor
 
 SIDE, BATCH, CLASSES, GOAL = 64, 64, 200, 0.02
 
@@ -71,7 +70,7 @@ def main() -> None:
     looks: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "training.sqlite"
-        with Watch(explainer, photos, every=1, window=0, output=file) as watch:
+        with Monitor(explainer, photos, every=1, window=0, output=file) as watch:
             step()
             for number in range(options.rounds):
                 bare.append(seconds_of(plain) / options.steps)

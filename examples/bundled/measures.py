@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from explain.images import load_image
+from explain.data.images import load_image
 from explain.models import Classifier
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from explain.images import EXTENSIONS, load_image
+from explain.data.images import EXTENSIONS, load_image
 from explain.models import DEFAULT, Classifier, FiveCrops, WholePhoto, cropped, load
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from explain.hooks import GradientClipper, GradientFlow
+from explain.training import GradientClipper, GradientFlow
 
 torch.manual_seed(0)
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from explain.hooks.distributed import Codec, communicate
+from explain.distributed.communication import Codec, communicate
 
 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 folder = tempfile.TemporaryDirectory()

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from explain.hooks.packaging import export_package, import_package
+from explain.distributed.packaging import export_package, import_package
 from explain.models import load
 
 assets = Path(sys.argv[0]).resolve().parents[2] / "assets"

@@ -47,8 +47,8 @@ print(found["gradcam"]["deletion"])
 # What "covered" means is part of the question. A fill says what takes the place of
 # covered pixels, and shows itself.
 
-from explain.fills import Blur, Mean, Neighbours
-from explain.images import load_image
+from explain.baselines import Blur, Mean, Neighbours
+from explain.data.images import load_image
 from explain.render import Tile, table
 
 photo = load_image(photos[0])

@@ -119,11 +119,13 @@ figure
 # %%
 # What each fill makes of the middle of the photo:
 
-from explain.fills import get_fill
-from explain.images import load_image
+from explain.baselines import get_baseline
+from explain.data.images import load_image
 
 photo = load_image(assets / "chelsea.png")
-pictures = [Tile(get_fill(fill).picture(photo, explainer.preprocess)) for fill in fills]
+pictures = [
+    Tile(get_baseline(fill).picture(photo, explainer.preprocess)) for fill in fills
+]
 table([pictures], fills)
 
 # %%
@@ -145,5 +147,5 @@ for fill, row in zip(fills, agreement, strict=True):
 
 a = maps["zero"]
 print("sum over regions:", float(by_region[0].sum()))
-blank = explainer.model(get_fill("zero")(x, torch.zeros(1, 1, *x.shape[2:])))
+blank = explainer.model(get_baseline("zero")(x, torch.zeros(1, 1, *x.shape[2:])))
 print("difference:      ", float(a.score[0] - blank[0, a.target[0]].detach()))

@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 import explain
-from explain.images import load_image
+from explain.data.images import load_image
 
 assets = Path(sys.argv[0]).resolve().parents[2] / "assets"
 
@@ -64,9 +64,9 @@ found.pictures()["mistakes"]
 # the map alone would have convinced us. And no answer becomes right: what comes next is
 # another wrong class.
 
-from explain.runs.insight import Photos, corrected, removed
+from explain.insight import RunPhotos, corrected, removed
 
-photos = Photos(run, explainer)
+photos = RunPhotos(run, explainer)
 for pair in found.pairs[:3]:
     print(f"{pair.label} taken for {pair.prediction}:")
     print(" ", corrected(photos, pair, "gradcam"))

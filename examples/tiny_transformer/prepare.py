@@ -22,7 +22,7 @@ from torch import nn
 
 from explain.models import CenterCrop, Classifier, load
 from explain.models.labels import IMAGENET
-from explain.models.transformer import SmallTransformer
+from explain.models.small_transformer import SmallTransformer
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "bundled"))
 

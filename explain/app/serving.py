@@ -9,8 +9,8 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+from explain._utils.errors import AppError
 from explain.app.access import LOCAL, Access
-from explain.errors import AppError
 
 LOOPBACK = "127.0.0.1"
 BACKLOG = 128

@@ -7,9 +7,9 @@ from pathlib import PurePosixPath
 
 from PIL import Image
 
+from explain._utils.errors import ImageError, printable, quiet
 from explain.app.limits import Limits
-from explain.errors import ImageError, printable, quiet
-from explain.images import load_image
+from explain.data.images import load_image
 
 NAME = 100  # characters of a file name that are kept
 
@@ -27,7 +27,7 @@ def received(content: bytes, name: str, limits: Limits) -> Image.Image:
 
     >>> received(b"", "cat.jpg", Limits())
     Traceback (most recent call last):
-    explain.errors.ImageError: image of 0 bytes is empty (0 bytes); get the file again
+    explain.ImageError: image of 0 bytes is empty (0 bytes); get the file again
     """
     check_bytes(len(content), limits)
     size = _size(content)

@@ -1,22 +1,100 @@
-"""Addresses and replies. There are no files behind any address: each is one function."""
+"""Addresses and replies, as functions; there are no files behind any address."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from importlib import resources
 from typing import Any
 from urllib.parse import quote, unquote
 
+from explain._utils.errors import AppError, ExplainError
 from explain.app.access import COOKIE, Access
-from explain.app.desk import ForgottenError
-from explain.app.page import app_page
-from explain.app.streams import Stream
-from explain.app.studio import Studio
-from explain.app.turns import BusyError
+from explain.app.cache import ExpiredError
+from explain.app.limits import Limits
+from explain.app.questions import FILLS
+from explain.app.scheduler import BusyError
+from explain.app.service import Service
 from explain.app.uploads import TooLargeError, check_bytes
-from explain.errors import AppError, ExplainError
-from explain.output import slug
+from explain.data.files import slug
+from explain.report import SCRIPTS, STYLES, PageTemplate, page, static
+
+PENDING = 4
+"""Steps that wait for a slow reader; of those that only tell progress, older ones are left out then."""
+
+
+class Stream:
+    """Takes steps of an answer from any thread, and gives them as lines of JSON to one reader."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._steps: deque[Mapping[str, Any]] = deque()
+        self._new = asyncio.Event()
+
+    def tell(self, step: Mapping[str, Any]) -> None:
+        """Take a step; from any thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._take, step)
+        except RuntimeError:  # the app has ended meanwhile
+            return
+
+    def _take(self, step: Mapping[str, Any]) -> None:
+        if "progress" in step and len(self._steps) >= PENDING:
+            older = next((each for each in self._steps if "progress" in each), None)
+            if older is not None:
+                self._steps.remove(older)
+        self._steps.append(step)
+        self._new.set()
+
+    async def lines(self) -> AsyncIterator[bytes]:
+        """Give the steps until the one that says that it is the end."""
+        while True:
+            await self._new.wait()
+            self._new.clear()
+            while self._steps:
+                step = self._steps.popleft()
+                yield line(step)
+                if step.get("end"):
+                    return
+
+
+def line(step: Mapping[str, Any]) -> bytes:
+    r"""A step as a line of JSON.
+
+    >>> line({"end": True})
+    b'{"end":true}\n'
+    """
+    return (json.dumps(step, separators=(",", ":"), allow_nan=False) + "\n").encode("ascii")
+
+
+OWN_SCRIPTS = ("live.js", "choosing.js", "covering.js", "doubting.js", "beside.js", "desk.js", "app.js")
+POLICY = "img-src 'self' data: blob:; media-src blob:; connect-src 'self'"
+
+
+def app_page(studio: Service) -> str:
+    """Return the page of the app as one text; what it asks for later comes from the same address."""
+    style = "\n".join([static(STYLES), _own("app.css")])
+    script = "\n".join([static(SCRIPTS), *map(_own, OWN_SCRIPTS)])
+    index = {
+        "title": "explain",
+        "photos": [],
+        "models": studio.about(),
+        "examples": list(studio.examples),
+        "fills": list(FILLS.items()),
+        "limits": _told(studio.limits),
+    }
+    return page(index, [], title="explain", front=PageTemplate("report app", style, script, POLICY))
+
+
+def _told(limits: Limits) -> dict[str, Any]:
+    return {"upload": limits.upload, "pixels": limits.pixels, "seconds": limits.seconds, "targets": limits.targets}
+
+
+def _own(name: str) -> str:
+    return (resources.files("explain.app") / "static" / name).read_text("utf-8")
+
 
 HEADERS = {
     "cache-control": "no-store",
@@ -34,10 +112,10 @@ class SlowError(ExplainError):
     """What was announced did not come."""
 
 
-STATUS = {ForgottenError: 404, SlowError: 408, TooLargeError: 413, BusyError: 503}
+STATUS = {ExpiredError: 404, SlowError: 408, TooLargeError: 413, BusyError: 503}
 
 
-def application(studio: Studio, access: Access | None = None) -> Any:
+def application(studio: Service, access: Access | None = None) -> Any:
     """Return the app as an ASGI application.
 
     Raises:
@@ -48,7 +126,7 @@ def application(studio: Studio, access: Access | None = None) -> Any:
         from starlette.routing import Route
     except ImportError:
         raise AppError("starlette must be installed for the app; run pip install 'explain[app]'") from None
-    desk = Desk(studio, access or Access())
+    desk = Routes(studio, access or Access())
     routes = [
         Route("/", desk.opened, methods=["GET"]),
         Route("/photo/{name}", desk.answering(desk.picture), methods=["GET"]),
@@ -68,10 +146,10 @@ def application(studio: Studio, access: Access | None = None) -> Any:
     return made
 
 
-class Desk:
+class Routes:
     """One function for each address; ``request`` is Starlette's."""
 
-    def __init__(self, studio: Studio, access: Access) -> None:
+    def __init__(self, studio: Service, access: Access) -> None:
         self._studio, self._access = studio, access
         self._page: bytes | None = None
 

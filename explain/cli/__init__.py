@@ -31,12 +31,24 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from explain.arguments import JSON, UsageError
-from explain.cli.answer import DONE, FAILED, INTERRUPTED, USAGE, Answer, UnheardError, tell
+from explain._utils.errors import ExplainError, raised, typed
+from explain.cli.arguments import JSON, UsageError
 from explain.cli.commands import chosen
-from explain.errors import ExplainError, raised, typed
+from explain.cli.output import DONE, FAILED, INTERRUPTED, USAGE, Output, OutputClosedError, tell
 
-__all__ = ["DONE", "FAILED", "INTERRUPTED", "USAGE", "main"]
+__all__ = [
+    "DONE",
+    "FAILED",
+    "INTERRUPTED",
+    "JSON",
+    "USAGE",
+    "Output",
+    "OutputClosedError",
+    "UsageError",
+    "chosen",
+    "main",
+    "tell",
+]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,13 +64,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logging.getLogger("PIL").addHandler(logging.NullHandler())  # its log goes to standard error otherwise
     words = list(sys.argv[1:] if arguments is None else arguments)
     end = words.index("--") if "--" in words else len(words)
-    answer = Answer(as_json=JSON.flags[0] in words[:end])
+    answer = Output(as_json=JSON.flags[0] in words[:end])
     try:
         with typed(), answer.alone():
             code = _answered(words, answer)
             answer.end()
             return code
-    except UnheardError as error:
+    except OutputClosedError as error:
         if not isinstance(error.__cause__, BrokenPipeError):
             tell(f"explain: output cannot be printed: {error}")
         return FAILED
@@ -66,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def _answered(words: Sequence[str], answer: Answer) -> int:
+def _answered(words: Sequence[str], answer: Output) -> int:
     """Do what was typed; whatever goes wrong is part of the answer."""
     try:
         helped = io.StringIO()
@@ -79,7 +91,7 @@ def _answered(words: Sequence[str], answer: Answer) -> int:
             answer.say(*helped.getvalue().rstrip().split("\n"))
             return DONE
         return command.run(options, answer)
-    except UnheardError:
+    except OutputClosedError:
         raise
     except UsageError as error:
         answer.complain(str(error))

@@ -7,19 +7,14 @@ import os
 import re
 from collections.abc import Sequence
 
-from explain.arguments import IMAGES, UsageError, parser, read
-from explain.cli.answer import Answer
-from explain.cli.command import Command
-from explain.cli.drawing import CONCEPTS
+from explain._utils.spelling import close_to
+from explain.cli.arguments import IMAGES, UsageError, parser, read
 from explain.cli.explaining import EXPLAIN
-from explain.cli.filming import FILM
-from explain.cli.insights import INSIGHT
-from explain.cli.inspecting import INSPECT
-from explain.cli.judging import METRICS
-from explain.cli.listing import LAYERS, METHODS, MODELS, VERSION
-from explain.cli.running import EXPORT, RUN
+from explain.cli.listing import CONCEPTS, INSPECT, LAYERS, METHODS, MODELS, VERSION
+from explain.cli.metrics import METRICS
+from explain.cli.output import Command, Output
+from explain.cli.running import EXPORT, FILM, INSIGHT, RUN
 from explain.cli.serving import SERVE
-from explain.errors import close_to
 
 COMMANDS = {
     command.name: command
@@ -27,7 +22,7 @@ COMMANDS = {
 }
 
 
-def chosen(words: Sequence[str], answer: Answer) -> tuple[Command, argparse.Namespace]:
+def chosen(words: Sequence[str], answer: Output) -> tuple[Command, argparse.Namespace]:
     """Return the command that was typed, and its options.
 
     The first word may name a command, unless a file or folder has that name; all else is about photos.
@@ -51,7 +46,7 @@ def _refuse_misspelt(word: str) -> None:
         raise UsageError(f"{word!r} is neither a file nor a command; did you mean 'explain {close[0]}'?")
 
 
-def _named(command: Command, words: Sequence[str], answer: Answer) -> tuple[Command, argparse.Namespace]:
+def _named(command: Command, words: Sequence[str], answer: Output) -> tuple[Command, argparse.Namespace]:
     answer.key = command.key
     made = parser(f"explain {command.name}", command.about, command.options, _example(command))
     own = {flag for option in command.options for flag in option.flags}
@@ -64,7 +59,7 @@ def _named(command: Command, words: Sequence[str], answer: Answer) -> tuple[Comm
     return command, found
 
 
-def _plain(words: Sequence[str], answer: Answer) -> tuple[Command, argparse.Namespace]:
+def _plain(words: Sequence[str], answer: Output) -> tuple[Command, argparse.Namespace]:
     """The command that options of plain ``explain`` stand for."""
     flags = {command.flag.name: (command.flag, command) for command in COMMANDS.values() if command.flag is not None}
     every = {option.name: option for option in (*EXPLAIN.options, *(flag for flag, _ in flags.values()))}

@@ -1,15 +1,17 @@
-"""`explain PHOTO`: explanations, written as pictures, values and records."""
+"""`explain PHOTO`: explanations, written as pictures, values, records and pages."""
 
 from __future__ import annotations
 
 import argparse
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from explain.arguments import (
+from explain._utils.errors import ExplainError, TargetError, printable
+from explain.cli.arguments import (  # fmt: skip
     ALPHA,
     BATCH_SIZE,
     BF16,
@@ -34,44 +36,76 @@ from explain.arguments import (
     TARGET,
     TOP_K,
     UsageError,
-)  # fmt: skip
-from explain.cli.answer import Answer
-from explain.cli.bar import Bar
-from explain.cli.budgets import given_budget, within_budget
-from explain.cli.command import Command
-from explain.cli.each import Result, for_all
-from explain.cli.effects import refuse_without_effect
-from explain.cli.existing import finished, request_of
-from explain.cli.filling import checked_fill, with_fill
-from explain.cli.judging import checked, checked_metrics, judged, lines_of
-from explain.cli.model import blaming, load_explainer
-from explain.cli.pages import Pages
-from explain.cli.rules import with_rules
-from explain.cli.sources import Source, photos_of, read_photo
-from explain.errors import ExplainError, TargetError, printable
+)
+from explain.cli.each import PhotoResult, finished, for_all, request_of
+from explain.cli.inputs import PhotoSource, blaming, load_explainer, photos_of, read_photo
+from explain.cli.metrics import checked, checked_metrics, judged, lines_of
+from explain.cli.options import checked_fill, given_budget, refuse_without_effect, with_fill, with_rules, within_budget
+from explain.cli.output import DONE, Command, Output
+from explain.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from explain.explainer import Explainer
+    from explain.attribution.selection import Selection
+    from explain.checks import Verdict
+    from explain.explanation.explainer import Explainer
+    from explain.explanation.explanation import Explanation
     from explain.methods import Method
     from explain.metrics import Table
-    from explain.metrics.verdict import Verdict
-    from explain.selection import Selection
 
 
-def explain(options: argparse.Namespace, answer: Answer) -> int:
+SHEET = "contact-sheet.html"
+MOST = 500  # photos of one sheet; a browser opens no more at once with ease
+
+
+@dataclass
+class Pages:
+    """Makes a page for each photo, and keeps what the page with all of them takes."""
+
+    sheet: list[tuple[dict[str, Any], dict[str, Any]]] = field(default_factory=list)
+    total: int = 0
+
+    def page(self, explanation: Explanation, tables: Sequence[Table], progress: Callable[[int, int], None]) -> str:
+        """Return the page of one photo, with what metrics say of its maps."""
+        from explain import report
+
+        figures = [report.figures_in(table) for table in tables]
+        self.total += 1
+        if len(self.sheet) < MOST:
+            self.sheet.append(report.entry(explanation, figures))
+        return report.page_of(explanation, steps=None, figures=figures, progress=progress)
+
+    def end(self, options: argparse.Namespace, answer: Output) -> int:
+        """Write the page with all photos, if there are several; return the exit code."""
+        if len(self.sheet) < 2:
+            return DONE
+        from explain import report
+
+        if self.total > MOST:
+            answer.note(f"{SHEET} has the first {MOST} of {self.total} photos")
+        try:
+            text = report.sheet_of(self.sheet)
+            path = report.written(text, Path(options.output) / SHEET, overwrite=options.force)
+        except ExplainError as error:
+            return answer.complain(str(error))
+        answer.add({"image": None, "files": [str(path)], "records": []})
+        answer.say(f"wrote {path}, a page with all of them")
+        return DONE
+
+
+def explain(options: argparse.Namespace, answer: Output) -> int:
     """Explain each photo."""
-    from explain.fills import get_fill
+    from explain.attribution.pictures import percent
+    from explain.baselines import get_baseline
     from explain.methods import get_method
-    from explain.pictures import percent
 
     (group, named), metrics = _checked(options), checked_metrics(options)
     fill = checked_fill(options, [*named, *metrics] if group is None else None)
     photos, missing = photos_of(options)
     explainer = load_explainer(options, answer)
     targets = targets_of(options.target, explainer.categories)
-    fill = None if fill is None else get_fill(fill, explainer.preprocess)
+    fill = None if fill is None else get_baseline(fill, explainer.preprocess)
     named, metrics = [with_fill(each, fill) for each in named], [with_fill(each, fill) for each in metrics]
     classes = None if targets is None else [_class_of(each, explainer.categories) for each in targets]
     with blaming(options.model):
@@ -83,7 +117,7 @@ def explain(options: argparse.Namespace, answer: Answer) -> int:
     selections: list[Selection] = []  # the first photo's serves for all
     pages = Pages()
 
-    def work(source: Source, stem: str, bar: Bar) -> Result:
+    def work(source: PhotoSource, stem: str, bar: ProgressBar) -> PhotoResult:
         count = options.top_k or len(targets or [None])
         photo = read_photo(source, answer)
         there = finished(options.output, source, stem, request, count, photo) if options.skip_existing else None
@@ -129,7 +163,7 @@ def explain(options: argparse.Namespace, answer: Answer) -> int:
         if verdicts:
             found["verdicts"] = [verdict.to_dict() for verdict in verdicts]
             lines += lines_of([str(verdict) for verdict in verdicts], explanation.targets)
-        return Result(found, lines, files)
+        return PhotoResult(found, lines, files)
 
     code = for_all(photos, missing, work, answer, verb="explained", folder=options.output)
     return pages.end(options, answer) or code
@@ -137,8 +171,8 @@ def explain(options: argparse.Namespace, answer: Answer) -> int:
 
 def _checked(options: argparse.Namespace) -> tuple[str | None, list[Method]]:
     """Return the group of methods that was asked for, and single methods; refuse what cannot be meant."""
+    from explain.attribution.selection import GROUPS
     from explain.methods import get_method
-    from explain.selection import GROUPS
 
     if options.top_k and options.target:
         raise UsageError("--top-k and --target cannot both be given; leave one out")
@@ -151,7 +185,7 @@ def _checked(options: argparse.Namespace) -> tuple[str | None, list[Method]]:
         known = with_rules((get_method(name) for name in names if name not in GROUPS), options.composite)
         methods = within_budget(dict.fromkeys(known), options)
         if (options.style, options.alpha, options.colormap) != (None, None, None):
-            from explain.pictures import Look
+            from explain.attribution.pictures import Look
 
             Look(options.style, options.colormap, options.alpha)
     except ExplainError as error:
@@ -165,7 +199,7 @@ def _selected(
     explainer: Explainer, photo: Image, group: str, options: argparse.Namespace, targets: list[int | str] | None
 ) -> Selection:
     """Choose methods for the model, by a photo."""
-    from explain.selection import select
+    from explain.attribution.selection import select
 
     target = targets[0] if targets else None
     x = explainer.as_input(photo)
@@ -193,8 +227,8 @@ def _class_of(target: int | str, categories: Sequence[str] | None) -> int | str:
         return target
 
 
-def _tell_left_out(selection: Selection, named: list[str], answer: Answer) -> None:
-    from explain.selection import MANY
+def _tell_left_out(selection: Selection, named: list[str], answer: Output) -> None:
+    from explain.attribution.selection import MANY
 
     unfit = [name for name in selection.unfit if name not in named]
     if unfit:

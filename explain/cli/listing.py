@@ -1,19 +1,89 @@
-"""`explain methods`, `explain models` and `explain layers`: what there is to choose from."""
+"""`explain methods`, `models`, `layers`, `inspect` and `concepts`: what there is to choose from and to look at."""
 
 from __future__ import annotations
 
 import argparse
 import fnmatch
+from dataclasses import asdict
 from types import NoneType
 from typing import Any
 
-from explain.arguments import IMAGES, JSON, MODEL, PATTERN, Option, UsageError
-from explain.cli.answer import DONE, Answer
-from explain.cli.command import Command
-from explain.cli.model import blaming, load_explainer
-from explain.cli.sources import named, read_photo
-from explain.errors import did_you_mean, printable
-from explain.version import __version__
+from explain._utils.errors import printable
+from explain._utils.spelling import did_you_mean
+from explain._utils.version import __version__
+from explain.cli.arguments import (
+    COUNT,
+    FORCE,
+    IMAGES,
+    JSON,
+    LAYER,
+    MODEL,
+    OUTPUT,
+    PATTERN,
+    RECURSIVE,
+    Option,
+    UsageError,
+)
+from explain.cli.each import PhotoResult, for_all
+from explain.cli.inputs import PhotoSource, blaming, load_explainer, named, photos_of, read_photo
+from explain.cli.output import DONE, Command, Output
+from explain.cli.progress import ProgressBar
+
+
+def draw_concepts(options: argparse.Namespace, answer: Output) -> int:
+    """Draw the concepts of each photo."""
+    photos, missing = photos_of(options)
+    explainer = load_explainer(options, answer)
+
+    def work(source: PhotoSource, stem: str, bar: ProgressBar) -> PhotoResult:
+        photo = read_photo(source, answer)
+        with blaming(options.model):
+            found = explainer.concepts(photo, options.count, layer=options.layer)
+        written = [str(place) for place in found.save(options.output, stem=stem, overwrite=options.force)]
+        names = found.labels
+        about = {"image": str(source), "files": written, "layer": found.concepts.layer, "concepts": names}
+        return PhotoResult(about, [*(f"  {name}" for name in names), *(f"  wrote {file}" for file in written)], written)
+
+    return for_all(photos, missing, work, answer, verb="drew", folder=options.output)
+
+
+CONCEPTS = Command(
+    "concepts", "draw the concepts that a layer sees in a photo",
+    (IMAGES, RECURSIVE, COUNT, LAYER, *MODEL, OUTPUT, FORCE, JSON), draw_concepts,
+    flag=Option(
+        ("--concepts",), "draw the K concepts that a layer sees in the image, and stop", None,
+        {"type": COUNT.how["type"], "metavar": "K"},
+    ),
+    value="count", example="explain concepts cat.jpg --count 4",
+)  # fmt: skip
+
+
+def inspect(options: argparse.Namespace, answer: Output) -> int:
+    """Print what the layers do with each photo."""
+    photos, missing = photos_of(options)
+    explainer = load_explainer(options, answer)
+
+    def work(source: PhotoSource, stem: str, bar: ProgressBar) -> PhotoResult:
+        photo = read_photo(source, answer)
+        with blaming(options.model):
+            found = explainer.inspect(photo)
+        first = found.first_nonfinite
+        lines = [*str(found).split("\n"), *([] if first is None else [f"first NaN or infinity: {first.name}"])]
+        return PhotoResult({"image": str(source), "layers": [asdict(row) for row in found.rows]}, lines)
+
+    return for_all(photos, missing, work, answer, verb="inspected")
+
+
+INSPECT = Command(
+    "inspect", "print what every layer of the model does with a photo", (IMAGES, RECURSIVE, *MODEL, JSON), inspect,
+    "inspected",
+    Option(
+        ("--inspect",), "print what every layer of the model does with the image, and stop", False,
+        {"action": "store_true"},
+    ),
+    example="explain inspect cat.jpg --model resnet50",
+)  # fmt: skip
+
 
 _FLAG = {"action": "store_true"}
 
@@ -26,7 +96,7 @@ def _matching(names: list[str], pattern: str | None, what: str) -> list[str]:
     return found
 
 
-def list_methods(options: argparse.Namespace, answer: Answer) -> int:
+def list_methods(options: argparse.Namespace, answer: Output) -> int:
     """List the methods by family; of those that are named, the options too."""
     from explain.methods import FAMILIES, Demanding, family, get_method, list_methods
     from explain.methods import options as options_of
@@ -59,7 +129,7 @@ def _plain(value: Any) -> Any:
     return value if plain else getattr(value, "name", None) or str(value)
 
 
-def list_models(options: argparse.Namespace, answer: Answer) -> int:
+def list_models(options: argparse.Namespace, answer: Output) -> int:
     """List the models that have a name."""
     from explain.models import list_models
 
@@ -69,7 +139,7 @@ def list_models(options: argparse.Namespace, answer: Answer) -> int:
     return DONE
 
 
-def list_layers(options: argparse.Namespace, answer: Answer) -> int:
+def list_layers(options: argparse.Namespace, answer: Output) -> int:
     """List the layers of a model, as they are called for one photo."""
     from PIL import Image
 
@@ -92,7 +162,7 @@ def list_layers(options: argparse.Namespace, answer: Answer) -> int:
     return DONE
 
 
-def tell_version(options: argparse.Namespace, answer: Answer) -> int:
+def tell_version(options: argparse.Namespace, answer: Output) -> int:
     """Print the version."""
     answer.add(__version__)
     answer.say(f"explain {__version__}")

@@ -1,4 +1,4 @@
-"""`explain run`: all photos of a source into one file; `explain export`: that file as a table."""
+"""`explain run`, `export`, `insight` and `film`: data sets explained into one file, and what is made of it."""
 
 from __future__ import annotations
 
@@ -10,24 +10,38 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from explain.arguments import (
+from explain._utils.errors import ExplainError
+from explain.cli.arguments import (
     ACTORS,
     BATCH_SIZE,
     BF16,
     BUDGET,
+    CHANNELS,
+    CLASS,
     COMPOSITE,
+    CONCEPT_PHOTOS,
     FILE,
+    FILM_OUTPUT,
     FORCE,
     FUSE,
     GPUS,
+    IN_RUN,
     JSON,
     LAYER,
+    MAPS_OF,
     METHOD,
     METRIC,
     MODEL,
+    ONE_LAYER,
+    PHOTO,
+    PHOTOS_OF,
     PICTURES,
+    PICTURES_TO,
     RAY,
+    ROWS,
     RUN_OUTPUT,
+    SECONDS_EACH,
+    SHARED,
     SOURCE,
     STYLE,
     TARGET,
@@ -35,22 +49,19 @@ from explain.arguments import (
     WORKERS,
     UsageError,
 )
-from explain.arguments import RUN as RUN_FILE
-from explain.cli.answer import DONE, FAILED, INTERRUPTED, Answer, notes
-from explain.cli.bar import PAUSE, SURE, WIDTH, duration
-from explain.cli.budgets import given_budget, within_budget
-from explain.cli.command import Command
+from explain.cli.arguments import RUN_FILE as RUN_FILE
 from explain.cli.each import ASKED
-from explain.cli.effects import refuse_without_effect
 from explain.cli.explaining import targets_of
-from explain.cli.judging import checked_metrics
-from explain.cli.model import blaming, load_explainer
-from explain.cli.rules import with_rules
-from explain.errors import ExplainError
+from explain.cli.inputs import blaming, load_explainer
+from explain.cli.metrics import checked_metrics
+from explain.cli.options import given_budget, refuse_without_effect, with_rules, within_budget
+from explain.cli.output import DONE, FAILED, INTERRUPTED, Command, Output, notes
+from explain.cli.progress import PAUSE, SURE, WIDTH, duration
 
 if TYPE_CHECKING:
     from explain.methods import Method
     from explain.runs import Run, RunFolder, State
+
 
 LISTED = 20  # failures that are told; the rest is in the file
 
@@ -87,7 +98,7 @@ class _Line:
             self._shown = False
 
 
-def run(options: argparse.Namespace, answer: Answer) -> int:
+def run(options: argparse.Namespace, answer: Output) -> int:
     """Explain all photos of a source, and store the maps."""
     from explain import runs
 
@@ -129,10 +140,10 @@ def _runner(options: argparse.Namespace) -> Callable[..., Run | RunFolder]:
 
 def _checked(options: argparse.Namespace) -> str | list[Method]:
     """Return the methods, or the name of a group; refuse what cannot be meant."""
+    from explain.attribution.pictures import Look
+    from explain.attribution.selection import GROUPS
     from explain.methods import get_method
-    from explain.pictures import Look
     from explain.runs.pictures import choice
-    from explain.selection import GROUPS
 
     if options.source is None:
         raise UsageError("name a source: a folder, a list or shards; explain run --help shows the options")
@@ -177,7 +188,7 @@ def _check_cluster(options: argparse.Namespace) -> None:
 
 
 def _so_far(options: argparse.Namespace) -> str:
-    from explain.errors import RunError
+    from explain._utils.errors import RunError
     from explain.runs import RunFolder, open_run
 
     file = options.output
@@ -188,7 +199,7 @@ def _so_far(options: argparse.Namespace) -> str:
     return f"; {photos} photos are in {file}, and the same command goes on from there"
 
 
-def _pictures(options: argparse.Namespace, found: Any, source: Any, answer: Answer) -> list[str]:
+def _pictures(options: argparse.Namespace, found: Any, source: Any, answer: Output) -> list[str]:
     """Draw the photos that were asked for, in a folder beside the run."""
     from explain.runs import write_pictures
 
@@ -204,7 +215,7 @@ def _pictures(options: argparse.Namespace, found: Any, source: Any, answer: Answ
     return list(map(str, written))
 
 
-def _told(found: Run | RunFolder, state: State | None, seconds: float, answer: Answer) -> dict[str, Any]:
+def _told(found: Run | RunFolder, state: State | None, seconds: float, answer: Output) -> dict[str, Any]:
     """Say what came of it, and return the same for the document."""
     failures, remarks, lists = found.failures, found.notes, found.listing
     for name, reason in list(failures.items())[:LISTED]:
@@ -225,7 +236,7 @@ def _told(found: Run | RunFolder, state: State | None, seconds: float, answer: A
     }  # fmt: skip
 
 
-def export(options: argparse.Namespace, answer: Answer) -> int:
+def export(options: argparse.Namespace, answer: Output) -> int:
     """Write a run as a table."""
     from explain.runs import export, open_run
 
@@ -248,4 +259,87 @@ RUN = Command(
 EXPORT = Command(
     "export", "write a run as a table: Parquet with the maps, CSV or JSON lines without",
     (RUN_FILE, FILE, FORCE, JSON), export, "files", example="explain export run.sqlite run.parquet",
+)  # fmt: skip
+
+
+FURTHER = (CHANNELS, SHARED, CONCEPT_PHOTOS)
+"""What takes one more look at the model."""
+
+
+def tell_insight(options: argparse.Namespace, answer: Output) -> int:
+    """Say what the maps of a run say together; with a model, mistakes are explained, and more can be asked for."""
+    from explain.runs import open_run
+
+    _check(options)
+    run = open_run(options.run)
+    explainer = None if options.model is None else load_explainer(options, answer)
+    target = None
+    if options.target is not None and explainer is not None:
+        target = (targets_of([options.target], explainer.categories) or [0])[0]
+    with notes(answer), blaming(options.model):
+        found = run.insight(
+            options.method, explainer=explainer, source=options.source, channels=options.channels or 0,
+            concepts=options.concepts or 0, examples=options.examples, target=target, layer=options.layer,
+        )  # fmt: skip
+    answer.say(*found.lines(options.count))
+    files = []
+    if options.output is not None:
+        files = [str(path) for path in found.save(options.output, source=options.source, overwrite=options.force)]
+        answer.say("", *(f"wrote {file}" for file in files))
+    answer.add({**found.to_dict(), "files": files})
+    return DONE
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Refuse what would have no effect, or lacks what it needs."""
+    if options.run is None:
+        raise UsageError("name a run, as in explain insight run.sqlite")
+    if "force" in options.given and options.output is None:
+        raise UsageError("--force would have no effect without --output; leave it out")
+    asked = [option.flags[0] for option in FURTHER if option.name in options.given]
+    for option in (CLASS, ONE_LAYER):
+        if option.name in options.given and not asked:
+            raise UsageError(
+                f"{option.flags[0]} would have no effect without --channels, --concepts or --examples; leave it out"
+            )
+    if asked == ["--concepts"] and options.target is not None:
+        raise UsageError("--target would have no effect with --concepts, which all photos share; leave it out")
+    if options.examples is not None and options.target is None:
+        raise UsageError("--examples needs the class that they may be a reason for; give --target")
+    if options.model is not None:
+        return
+    if asked:
+        raise UsageError(f"{asked[0]} needs the model that the run was made with; give --model")
+    settings = sorted(options.given & {option.name for option in MODEL if option.name != "model"})
+    if settings:
+        raise UsageError(f"--{settings[0]} would have no effect without --model; name the model")
+
+
+INSIGHT = Command(
+    "insight", "say what the maps of a run say together: where classes look, clusters of reasons, mistakes",
+    (RUN_FILE, MAPS_OF, ROWS, *MODEL, PHOTOS_OF, *FURTHER, CLASS, ONE_LAYER, PICTURES_TO, FORCE, JSON), tell_insight,
+    "insights", example="explain insight run.sqlite --output insight",
+)  # fmt: skip
+
+
+def film(options: argparse.Namespace, answer: Output) -> int:
+    """Write the film of a photo, and a figure beside it."""
+    from explain.training import film
+
+    if options.run is None or options.photo is None:
+        raise UsageError("name a run and a photo of it, as in explain film training.sqlite cat.jpg")
+    found = film(options.run, options.photo, method=options.method, target=options.target, style=options.style)
+    files = list(map(str, found.save(options.output, seconds=options.seconds, overwrite=options.force)))
+    answer.add({"run": options.run, "photo": found.name, "method": found.method, "steps": found.steps, "files": files})
+    answer.say(
+        f"{found.name}, {found.method}: {len(found)} looks from step {found.steps[0]} to step {found.steps[-1]}",
+        *(f"  wrote {file}" for file in files),
+    )
+    return DONE
+
+
+FILM = Command(
+    "film", "show how the map of a photo moved during training",
+    (RUN_FILE, PHOTO, *IN_RUN, FILM_OUTPUT, SECONDS_EACH, STYLE, FORCE, JSON), film, "films",
+    example="explain film training.sqlite cat.jpg --output cat.webp",
 )  # fmt: skip

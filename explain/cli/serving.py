@@ -9,19 +9,18 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from explain.arguments import BESIDE, EXAMPLES, HOST, MODEL, OPEN, PORT, UsageError
-from explain.cli.answer import DONE, Answer
-from explain.cli.command import Command
-from explain.cli.model import load_explainer
+from explain.cli.arguments import BESIDE, EXAMPLES, HOST, MODEL, OPEN, PORT, UsageError
+from explain.cli.inputs import load_explainer
+from explain.cli.output import DONE, Command, Output
 
 if TYPE_CHECKING:
-    from explain.explainer import Explainer
+    from explain.explanation.explainer import Explainer
 
 MOST_EXAMPLES = 12
 LAST_PORT = 65535
 
 
-def serve(options: argparse.Namespace, answer: Answer) -> int:
+def serve(options: argparse.Namespace, answer: Output) -> int:
     """Listen until an interrupt."""
     from explain import app
     from explain.app.serving import access_for, bound
@@ -31,7 +30,7 @@ def serve(options: argparse.Namespace, answer: Answer) -> int:
     examples = _examples(options.examples)
     access = access_for(options.host)
     explainers = [load_explainer(options, answer), *_beside(options, answer)]
-    with closing(app.Studio(explainers, examples=examples)) as studio:
+    with closing(app.Service(explainers, examples=examples)) as studio:
         made = app.application(studio, access)
         with bound(options.host, options.port) as socket:
             url = app.address(options.host, socket.getsockname()[1], access.token)
@@ -49,7 +48,7 @@ def serve(options: argparse.Namespace, answer: Answer) -> int:
     return DONE
 
 
-def _beside(options: argparse.Namespace, answer: Answer) -> Iterator[Explainer]:
+def _beside(options: argparse.Namespace, answer: Output) -> Iterator[Explainer]:
     """The other models, each with its own labels and preprocessing."""
     own = dict.fromkeys(("labels", "weights", "size", "mean", "std", "interpolation", "activation"))
     for name in options.beside or ():
@@ -58,7 +57,7 @@ def _beside(options: argparse.Namespace, answer: Answer) -> Iterator[Explainer]:
 
 def _examples(folder: str | None) -> dict[str, Path]:
     """The photos of a folder by their names, the first few."""
-    from explain.images import EXTENSIONS
+    from explain.data.images import EXTENSIONS
 
     if folder is None:
         return {}

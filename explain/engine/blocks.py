@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from explain.engine.relevance import sources_behind
-from explain.errors import MethodError
-from explain.hooks import HookGroup, first_tensor, replace_first, untouched
+from explain._utils.errors import MethodError
+from explain._utils.nested import first_tensor, replace_first
+from explain.data.inputs import Inputs
+from explain.hooks import HookGroup, untouched
 from explain.hooks.attention import attention, by_image
-from explain.inputs import Inputs
 from explain.layers import grids_of
 from explain.layers.calls import remembered
+from explain.relevance.propagation import sources_behind
 from explain.targets import Target
 
 

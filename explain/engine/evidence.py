@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from explain.engine.asks import Activations, LayerGradients, Need
+from explain.engine.needs import Activations, LayerGradients, Need
 from explain.layers import Grids
 from explain.targets import Outputs
 
@@ -21,7 +21,7 @@ def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Origin:
+class RowOrigin:
     """Where altered rows come from: ``count`` images of the caller, whose tensors ``carry`` brings to the rows."""
 
     count: int
@@ -30,7 +30,7 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Question:
+class TargetContext:
     """What was asked of the model, and its answer.
 
     ``inputs`` ``(N, C, H, W)`` is what is explained (of a video ``(N, C, T, H, W)``), ``score`` ``(N,)`` what the
@@ -45,7 +45,7 @@ class Question:
     target: str
     grids: Grids
     logits: torch.Tensor | None = None
-    origin: Origin | None = field(default=None, repr=False)
+    origin: RowOrigin | None = field(default=None, repr=False)
     """For altered rows, the images that they were made of."""
     outputs: Callable[[], Outputs] = field(default=Outputs, repr=False)
 
@@ -57,12 +57,12 @@ class Evidence:
     Tensors are detached, and every one is per image.
 
     >>> from explain.layers import Grids
-    >>> asked = Question(torch.zeros(1, 3, 4, 4), torch.ones(1), None, "a score", Grids((4, 4)))
+    >>> asked = TargetContext(torch.zeros(1, 3, 4, 4), torch.ones(1), None, "a score", Grids((4, 4)))
     >>> Evidence(asked, "conv", {Activations(): torch.ones(1, 2, 4, 4)}).activations.shape
     torch.Size([1, 2, 4, 4])
     """
 
-    question: Question
+    question: TargetContext
     layer: str | None
     found: Mapping[Need[Any], Any]
 

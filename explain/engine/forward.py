@@ -10,23 +10,23 @@ from typing import Any
 import torch
 from torch import nn
 
-from explain.engine.asks import Ask, Backward
-from explain.engine.composites import Propagated
-from explain.engine.differences import Compared
+from explain._utils.errors import LayerError, ModelError, TargetError
+from explain.data.inputs import Inputs, Path
 from explain.engine.evidence import at_least_float32
-from explain.engine.operations import Operations
-from explain.engine.outputs import outputs_of
-from explain.engine.rules import Coverage, Rule
-from explain.engine.steps import Step
-from explain.errors import LayerError, ModelError, TargetError
+from explain.engine.needs import Backward, NeedAtLayer
+from explain.engine.output_activation import outputs_of
 from explain.hooks import Capture, Record, Source, inspect, recording
-from explain.inputs import Inputs, Path
 from explain.layers import Grids, split_call, to_spatial
+from explain.relevance.composites import PropagationResult
+from explain.relevance.deeplift import StepComparison
+from explain.relevance.gradient_rules import Coverage, Rule
 from explain.targets import Activation, ClassTarget, Objective, Outputs, Target, find_logits, for_rows, settle
+from explain.tracing.operations import Operations
+from explain.tracing.steps import Step
 
 
 @dataclass(eq=False)
-class Choice:
+class ResolvedTarget:
     """A target of a pass, settled; the scores that it picked and their classes; and what was found for it so far."""
 
     name: str
@@ -35,8 +35,8 @@ class Choice:
     total: torch.Tensor
     classes: torch.Tensor | None
     coverage: dict[Rule, Coverage] = field(default_factory=dict)
-    propagated: dict[Backward, Propagated] = field(default_factory=dict)
-    found: dict[Ask, Any] = field(default_factory=dict)
+    propagated: dict[Backward, PropagationResult] = field(default_factory=dict)
+    found: dict[NeedAtLayer, Any] = field(default_factory=dict)
 
     def of_rows(self, images: torch.Tensor) -> Target:
         """The target for rows that belong to these images: what was settled for the unaltered image stays so."""
@@ -63,7 +63,7 @@ class Forward:
     graph_is_on: bool
     operations: Operations
     steps: Sequence[Step] = ()
-    compared: Compared | None = None
+    compared: StepComparison | None = None
     beside: Sequence[torch.Tensor] = ()
     """What a backward pass goes to for attention that the explained inputs do not reach."""
     activation: Activation | None = None
@@ -84,7 +84,7 @@ class Forward:
         """What the gradient in an explained input is taken of."""
         return self.sources[path or self.inputs.path]
 
-    def scale(self, choice: Choice) -> float:
+    def scale(self, choice: ResolvedTarget) -> float:
         """The magnitude of the numbers that a score's rounding errors are made of; 0 for probabilities."""
         rows = choice.score if self.logits is None else self.logits
         if self.logits is not None and bool((rows >= 0).all()) and torch.allclose(rows.sum(1), rows.new_ones(1)):
@@ -110,7 +110,7 @@ class Forward:
             f"model must give finite scores, got {wrong[0].item()}{where}; check its weights and the input's values"
         )
 
-    def choose(self, target: Target) -> Choice:
+    def choose(self, target: Target) -> ResolvedTarget:
         """Settle a target on the output, and pick its scores."""
         with recording(self.graph_is_on):
             settled = settle(target, self.output, self.count)
@@ -118,9 +118,9 @@ class Forward:
             total = score.sum()
         if not torch.isfinite(score.detach()).all():
             raise self._not_finite(score.detach()[~torch.isfinite(score.detach())])
-        return Choice(target.name, settled, at_least_float32(score.detach()), total, classes)
+        return ResolvedTarget(target.name, settled, at_least_float32(score.detach()), total, classes)
 
-    def total(self, choice: Choice, objective: Objective | None) -> torch.Tensor:
+    def total(self, choice: ResolvedTarget, objective: Objective | None) -> torch.Tensor:
         """What is differentiated: the sum of the scores, or of another objective."""
         if objective is None:
             return choice.total

@@ -14,27 +14,34 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-from explain.engine.altered import Alteration, Attributions, OfSize, Reruns, Scores, Unaltered
-from explain.engine.asks import Ask, Backward, BlockAttention, Need, Revealed, asks_of
-from explain.engine.work import Precision
+from explain.engine.needs import Backward, BlockAttention, Need, NeedAtLayer, RevealCancel, asks_of
+from explain.engine.perturbations import (
+    Attributions,
+    Perturbation,
+    PerturbationRuns,
+    Scores,
+    SizeDependent,
+    Unperturbed,
+)
+from explain.engine.settings import Precision
 
 
 @dataclass(frozen=True)
 class Stream:
     """Altered rows that are run once, at a layer or none, and the asks that they answer."""
 
-    of: Alteration
+    of: Perturbation
     layer: str | None
-    readers: tuple[Ask, ...]
+    readers: tuple[NeedAtLayer, ...]
 
     def is_known(self, precision: Precision) -> bool:
         """Whether the first forward pass has said it already: nothing is altered, nor computed otherwise."""
-        return isinstance(self.of, Unaltered) and precision == "full" and not self.inner
+        return isinstance(self.of, Unperturbed) and precision == "full" and not self.inner
 
     @property
-    def inner(self) -> frozenset[Ask]:
+    def inner(self) -> frozenset[NeedAtLayer]:
         """What is asked of each altered row."""
-        found: frozenset[Ask] = frozenset()
+        found: frozenset[NeedAtLayer] = frozenset()
         for reader in self.readers:
             if isinstance(reader.need, Attributions):
                 layers = () if reader.layer is None else (reader.layer,)
@@ -50,7 +57,7 @@ class Plan:
     has, where that is known. A few rows more are run to see that rows do not change each other's scores; they are not
     counted here.
 
-    >>> from explain.engine.asks import Activations, LayerGradients
+    >>> from explain.engine.needs import Activations, LayerGradients
     >>> plan = Plan({"gradcam": asks_of({Activations(), LayerGradients()}, ["layer4"])}, targets=2)
     >>> print(plan)
     1 forward pass of 1 image, recorded from layer4 on: gradcam
@@ -66,7 +73,7 @@ class Plan:
     16 altered rows (noisy copies of the photo) forward and back: smoothgrad
     """
 
-    wanted: Mapping[str, frozenset[Ask]]
+    wanted: Mapping[str, frozenset[NeedAtLayer]]
     targets: int = 1
     images: int = 1
     channels: Mapping[str, int] = field(default_factory=dict)
@@ -75,9 +82,9 @@ class Plan:
     """Height and width of the photo, where they are known."""
 
     @cached_property
-    def asks(self) -> tuple[Ask, ...]:
+    def asks(self) -> tuple[NeedAtLayer, ...]:
         """All asks, and those that they rest on before them."""
-        ordered: dict[Ask, None] = {}
+        ordered: dict[NeedAtLayer, None] = {}
         waiting = frozenset().union(*self.wanted.values())
         for ask in sorted(waiting, key=lambda ask: (type(ask.need).__name__, ask.layer or "")):
             for before in ask.need.also:
@@ -88,7 +95,7 @@ class Plan:
     @cached_property
     def streams(self) -> tuple[Stream, ...]:
         """The altered rows to run, each distinct plan of them once."""
-        found: dict[tuple[Alteration, str | None], list[Ask]] = {}
+        found: dict[tuple[Perturbation, str | None], list[NeedAtLayer]] = {}
         for ask in self.asks:
             if isinstance(ask.need, (Scores, Attributions)):
                 of = ask.need.of
@@ -97,14 +104,14 @@ class Plan:
         return tuple(Stream(of, layer, tuple(readers)) for (of, layer), readers in found.items())
 
     @cached_property
-    def answered_at_once(self) -> tuple[Ask, ...]:
+    def answered_at_once(self) -> tuple[NeedAtLayer, ...]:
         """The asks that the forward pass and the backward passes over it answer."""
-        return tuple(ask for ask in self.asks if not isinstance(ask.need, (Scores, Attributions, Reruns)))
+        return tuple(ask for ask in self.asks if not isinstance(ask.need, (Scores, Attributions, PerturbationRuns)))
 
     @property
     def reruns(self) -> bool:
         """Whether the model may be run again on altered rows."""
-        return bool(self.streams) or any(isinstance(ask.need, Reruns) for ask in self.asks)
+        return bool(self.streams) or any(isinstance(ask.need, PerturbationRuns) for ask in self.asks)
 
     @cached_property
     def backwards(self) -> tuple[Backward, ...]:
@@ -148,7 +155,7 @@ class Plan:
     @property
     def _revealed(self) -> int:
         """How often the network is run on three rows for each image, for one target."""
-        return sum(isinstance(ask.need, Revealed) for ask in self.asks)
+        return sum(isinstance(ask.need, RevealCancel) for ask in self.asks)
 
     @property
     def rows(self) -> int:
@@ -162,7 +169,7 @@ class Plan:
 
     def rows_of(self, stream: Stream) -> int:
         """How many altered rows a stream has at most."""
-        if isinstance(stream.of, OfSize):
+        if isinstance(stream.of, SizeDependent):
             return self.images * stream.of.count_at(self.size) if self.size else 0
         layer = stream.layer or next((reader.layer for reader in stream.readers if reader.layer), None)
         return self.images * stream.of.count(self.channels.get(layer or "", 0))
@@ -178,7 +185,7 @@ class Plan:
         >>> plan.cost(), plan.cost({"layer4": 0.01})
         (101.0, 2.0)
         """
-        if any(isinstance(ask.need, Reruns) for ask in self.asks):
+        if any(isinstance(ask.need, PerturbationRuns) for ask in self.asks):
             return float("inf")
         total = float(self.images * (self.passes + self.passes_back))
         for stream, inner in self._altered():
@@ -251,17 +258,17 @@ class Plan:
             words.append(f"{self.rows_back} back")
         return f"in all: {', '.join(words)}"
 
-    def names_of(self, *asks: Ask) -> list[str]:
+    def names_of(self, *asks: NeedAtLayer) -> list[str]:
         """The methods that some asks are of."""
         these = set(asks)
         return [name for name, wanted in self.wanted.items() if name and wanted & these]
 
-    def _for(self, asks: Iterable[Ask]) -> str:
+    def _for(self, asks: Iterable[NeedAtLayer]) -> str:
         names = self.names_of(*asks)
         return f": {', '.join(names)}" if names else ""
 
 
-def _layers(asks: Iterable[Ask]) -> tuple[str, ...]:
+def _layers(asks: Iterable[NeedAtLayer]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(ask.layer for ask in asks if ask.layer is not None))
 
 

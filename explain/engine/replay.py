@@ -1,12 +1,4 @@
-"""What lies before a layer, run once and replayed: for work that alters only what the layer gives.
-
-A tape notes what every functional call of the model returned, up to the layer; calls by hooks of this package do not
-count. A replay returns these results again in the same order, and computes nothing until the layer is reached.
-Tensors that nothing refers to by then are not kept: only their shapes are needed, for code that asks for them.
-
-A tape cannot be used if memory is reached in other ways than through tensors (arrays of NumPy, storages). It cannot be
-used again after a tensor is overwritten behind the layer.
-"""
+"""What lies before a layer, run once, recorded and replayed: for work that alters only what the layer returns."""
 
 from __future__ import annotations
 
@@ -16,9 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from explain.hooks import acting
+from explain._utils.nested import first_tensor
+from explain.hooks import HookGroup, Overwriting, acting, place_of
 
 # What cannot change after it was returned, containers apart.
 _FIXED: tuple[type, ...] = (
@@ -179,3 +173,51 @@ def _kept(result: Any) -> Any:
     if isinstance(result, _Items):
         return _Items([_kept(item) for item in result])
     return result.kept() if isinstance(result, (_Weak, _Several)) else result
+
+
+class ReachedError(BaseException):
+    """Ends a forward pass at the layer; no ``except Exception`` of the model catches it."""
+
+
+class PrefixRecorder:
+    """Notes on ``tape`` what happens in a forward pass up to a call of a layer, while the group is alive.
+
+    The pass has to run inside ``with taping.tape``. It ends at the layer, by `ReachedError`, if ``ends`` says so.
+
+    >>> import torch
+    >>> model, x = nn.Sequential(nn.ReLU(), nn.Sigmoid()), torch.ones(1)
+    >>> with HookGroup(model) as group:
+    ...     taping = PrefixRecorder(group, model, "0")
+    ...     with taping.tape:
+    ...         output = model(x)
+    >>> [getattr(func, "__name__", "") for func, _ in taping.tape.calls], taping.made(0) is taping.tape
+    (['relu'], True)
+    """
+
+    def __init__(self, group: HookGroup, model: nn.Module, layer: str, *, ends: bool = False) -> None:
+        self.layer, self.tape = layer, Tape()
+        place = place_of(layer, model)
+        self._name, self._call, self._ends = place.layer, place.call or 0, ends
+        self._calls = 0
+        self._overwrites = False
+        self._overwriting = Overwriting()
+        self._overwriting.watch(group, self._name)
+        group.forward(self._name, self._reach)
+
+    def made(self, call: int) -> Tape | None:
+        """The tape up to this call of the layer; None where it was not reached, or cannot be replayed.
+
+        Buffers that the network changed have to be as they were found by now; the tape knows them changed.
+        """
+        fits = self.tape.stopped and self.tape.fits and self.tape.is_intact() and not self._overwrites
+        return self.tape if fits and call == self._call else None
+
+    def _reach(self, module: nn.Module, args: Any, output: Any) -> None:
+        tensor = first_tensor(output)
+        overwrites = tensor is not None and self._overwriting.is_by(self._name, tensor)
+        if self._calls == self._call:
+            self.tape.stop()
+            self._overwrites = overwrites
+            if self._ends:
+                raise ReachedError
+        self._calls += 1

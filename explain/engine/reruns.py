@@ -15,32 +15,41 @@ from typing import Any
 
 import torch
 
-from explain.engine.altered import Alteration, Attributions, Explains, Fold, Following, OfTokens, Rows, Scores
-from explain.engine.asked import (
-    Asked,
+from explain._utils.errors import ExplainError, MethodError, note
+from explain._utils.signals import came_by_signal
+from explain.data.inputs import Inputs, Path, dotted
+from explain.engine.batching import Add, ProgressCallback, Readers, in_pieces
+from explain.engine.evidence import Evidence, RowOrigin
+from explain.engine.forward import ResolvedTarget
+from explain.engine.layer_reruns import behind_layer
+from explain.engine.needs import Need, NeedAtLayer
+from explain.engine.perturbations import (
+    Attributions,
+    Attributor,
+    Following,
+    Perturbation,
+    PerturbedRows,
+    Reducer,
+    Scores,
+    TokenPerturbation,
+)
+from explain.engine.plan import Plan, Stream
+from explain.engine.rerun_context import (
     DependentImagesError,
     DependentRowsError,
+    RerunContext,
     check_width,
     in_fastest_layout,
     running_altered,
     scores_agree,
     scores_of,
 )
-from explain.engine.asks import Ask, Need
-from explain.engine.behind import behind_layer
-from explain.engine.evidence import Evidence, Origin
-from explain.engine.forward import Choice
-from explain.engine.pieces import Add, Readers, Told, in_pieces
-from explain.engine.plan import Plan, Stream
-from explain.engine.sampled import sampled_tokens
-from explain.engine.work import Pace, is_out_of_memory, tell
-from explain.errors import ExplainError, MethodError, note
+from explain.engine.settings import BatchSizeTuner, is_out_of_memory, tell
+from explain.engine.token_subsets import sampled_tokens
 from explain.hooks import calculating
-from explain.inputs import Inputs, Path, dotted
-from explain.interrupts import came_by_signal
 
 
-def run_streams(plan: Plan, asked: Asked) -> None:
+def run_streams(plan: Plan, asked: RerunContext) -> None:
     """Run all altered rows of a plan, and add their answers to what was found for each target."""
     waiting = []
     for stream in plan.streams:
@@ -59,7 +68,7 @@ def run_streams(plan: Plan, asked: Asked) -> None:
     order = sorted(range(len(streams)), key=lambda i: _when(streams[i][0], lengths[i], len(asked.inputs)))
     streams = [streams[i] for i in order]
     names = {ask: plan.names_of(ask) for stream in waiting for ask in stream.readers}
-    progress, asked.longest = Told(asked.work, sum(lengths)), max(lengths)
+    progress, asked.longest = ProgressCallback(asked.work, sum(lengths)), max(lengths)
     try:
         _run_all(streams, asked, progress, names)
     except DependentRowsError:
@@ -76,10 +85,10 @@ def _when(stream: Stream, length: int, images: int) -> tuple[bool, bool, int]:
 
 
 def _run_all(
-    streams: Sequence[tuple[Stream, Mapping[Path, Rows]]],
-    asked: Asked,
-    progress: Told,
-    names: Mapping[Ask, Sequence[str]],
+    streams: Sequence[tuple[Stream, Mapping[Path, PerturbedRows]]],
+    asked: RerunContext,
+    progress: ProgressCallback,
+    names: Mapping[NeedAtLayer, Sequence[str]],
 ) -> None:
     """Run streams one after the other, and put what they say into what was found for each target.
 
@@ -99,7 +108,7 @@ def _run_all(
             return
 
 
-def _rows(stream: Stream, asked: Asked) -> dict[Path, Rows]:
+def _rows(stream: Stream, asked: RerunContext) -> dict[Path, PerturbedRows]:
     """The altered rows of each explained input; they are altered together, row by row.
 
     Raises:
@@ -119,9 +128,15 @@ def _rows(stream: Stream, asked: Asked) -> dict[Path, Rows]:
     return dict(zip(asked.inputs.paths, made, strict=True))
 
 
-def _run(stream: Stream, rows: Mapping[Path, Rows], readers: Sequence[Readers], asked: Asked, progress: Told) -> None:
+def _run(
+    stream: Stream,
+    rows: Mapping[Path, PerturbedRows],
+    readers: Sequence[Readers],
+    asked: RerunContext,
+    progress: ProgressCallback,
+) -> None:
     """Run a stream; the readers take what it says for each target."""
-    if isinstance(stream.of, OfTokens):
+    if isinstance(stream.of, TokenPerturbation):
         sampled_tokens(stream, rows[asked.inputs.path], readers, asked, progress)
     elif stream.of.of_layer:
         behind_layer(stream, rows[asked.inputs.path], readers, asked, progress)
@@ -129,7 +144,7 @@ def _run(stream: Stream, rows: Mapping[Path, Rows], readers: Sequence[Readers], 
         _at_input(stream, rows, readers, asked, progress)
 
 
-def _alone(asked: Asked, inputs: Inputs) -> Any:
+def _alone(asked: RerunContext, inputs: Inputs) -> Any:
     """The network's output for one row; None if it takes only as many rows as there are images."""
     try:
         with running_altered(asked):
@@ -141,7 +156,7 @@ def _alone(asked: Asked, inputs: Inputs) -> Any:
         return None
 
 
-def _must_score_alone(asked: Asked, *, if_it_can: bool = False) -> None:
+def _must_score_alone(asked: RerunContext, *, if_it_can: bool = False) -> None:
     """Refuse a batch in which an image has another score than alone; altered rows could not be compared with it.
 
     Quantised networks take one scale for all images, which makes a small difference: it is accepted.
@@ -184,7 +199,7 @@ def _changing_score(image: int, first: str, then: str) -> str:
     )
 
 
-def _known(ask: Ask, asked: Asked, choice: Choice) -> Any:
+def _known(ask: NeedAtLayer, asked: RerunContext, choice: ResolvedTarget) -> Any:
     """What is asked of rows that are not altered, which is there already."""
     if isinstance(ask.need, Attributions):
         evidence = asked.evidence(choice, ask.layer, ask.input)
@@ -201,8 +216,8 @@ def _known(ask: Ask, asked: Asked, choice: Choice) -> Any:
 class Runner:
     """Runs altered rows for a method that may do so."""
 
-    asked: Asked
-    choice: Choice
+    asked: RerunContext
+    choice: ResolvedTarget
     layer: str | None
     precision: torch.autocast
     kept: dict[Any, Any] = field(default_factory=dict)
@@ -217,22 +232,22 @@ class Runner:
             raise error
         self.asked.interrupted.append(error)
 
-    def scores(self, of: Alteration, *, logits: bool = False) -> torch.Tensor:
+    def scores(self, of: Perturbation, *, logits: bool = False) -> torch.Tensor:
         """The score ``(P,)`` of each altered row, or its class scores ``(P, K)``; equal plans are run once."""
-        found: torch.Tensor = self._answer(Ask(Scores(of, logits), self.layer))
+        found: torch.Tensor = self._answer(NeedAtLayer(Scores(of, logits), self.layer))
         return found
 
-    def read(self, of: Alteration, method: Explains, fold: Fold) -> Any:
+    def read(self, of: Perturbation, method: Attributor, fold: Reducer) -> Any:
         """What a method says of each altered row, added up by a fold; equal plans are run once."""
-        return self._answer(Ask(Attributions(of, method, fold), self.layer))
+        return self._answer(NeedAtLayer(Attributions(of, method, fold), self.layer))
 
-    def read_for_all(self, of: Alteration, method: Explains, fold: Fold) -> Any:
+    def read_for_all(self, of: Perturbation, method: Attributor, fold: Reducer) -> Any:
         """The same, and what it says for the other targets is remembered for them; the method tells how far it is."""
-        return self._answer(Ask(Attributions(of, method, fold), self.layer), self.asked.choices, told=False)
+        return self._answer(NeedAtLayer(Attributions(of, method, fold), self.layer), self.asked.choices, told=False)
 
-    def read_once(self, of: Alteration, method: Explains, fold: Fold) -> Any:
+    def read_once(self, of: Perturbation, method: Attributor, fold: Reducer) -> Any:
         """The same, and not remembered; the method tells how far it is."""
-        ask = Ask(Attributions(of, method, fold), self.layer)
+        ask = NeedAtLayer(Attributions(of, method, fold), self.layer)
         try:
             return self._answer(ask, told=False)
         finally:
@@ -246,7 +261,7 @@ class Runner:
         """What this target has been asked, also on the way for another one, and the answers."""
         return ((ask.need, found) for ask, found in list(self.choice.found.items()) if ask.layer == self.layer)
 
-    def _answer(self, ask: Ask, choices: Sequence[Choice] = (), *, told: bool = True) -> Any:
+    def _answer(self, ask: NeedAtLayer, choices: Sequence[ResolvedTarget] = (), *, told: bool = True) -> Any:
         if self.asked.interrupted:
             raise self.asked.interrupted[0]
         if ask not in self.choice.found:
@@ -260,7 +275,11 @@ class Runner:
 
 
 def _at_input(
-    stream: Stream, rows: Mapping[Path, Rows], readers: Sequence[Readers], asked: Asked, progress: Told
+    stream: Stream,
+    rows: Mapping[Path, PerturbedRows],
+    readers: Sequence[Readers],
+    asked: RerunContext,
+    progress: ProgressCallback,
 ) -> None:
     """Run altered inputs, each piece with all that is asked of it."""
     inputs = asked.inputs
@@ -268,7 +287,7 @@ def _at_input(
     graph = inner.whole or bool(inner.layers)
     run = partial(_run_piece, inner, rows, readers, asked)
     kind = (tuple(inputs.x.shape[1:]), inputs.x.dtype, asked.work.precision, graph)
-    pace = Pace(asked.model, kind, asked.footprint.most(inputs.x.device, graph=graph), inputs.x.device)
+    pace = BatchSizeTuner(asked.model, kind, asked.footprint.most(inputs.x.device, graph=graph), inputs.x.device)
     owners = rows[inputs.path].owners
     in_pieces(
         torch.arange(len(owners), device=inputs.x.device),
@@ -284,9 +303,9 @@ def _at_input(
 
 def _run_piece(
     inner: Plan,
-    rows: Mapping[Path, Rows],
+    rows: Mapping[Path, PerturbedRows],
     readers: Sequence[Readers],
-    asked: Asked,
+    asked: RerunContext,
     numbers: torch.Tensor,
     check: bool,
 ) -> Add:
@@ -305,7 +324,7 @@ def _run_piece(
         plan=inner,
         targets=[reader.choice.of_rows(images) for reader in readers],
         work=replace(asked.work, progress=None, batch_size=1 if asked.one_at_a_time else asked.work.batch_size),
-        origin=Origin(given.images, partial(_carried, given, first, images, numbers), given.question.outputs),
+        origin=RowOrigin(given.images, partial(_carried, given, first, images, numbers), given.question.outputs),
     )
     try:
         found = in_fastest_layout(asked, images, altered, ask)
@@ -327,7 +346,7 @@ def _run_piece(
 
 def _check(
     readers: Sequence[Readers],
-    asked: Asked,
+    asked: RerunContext,
     images: torch.Tensor,
     first: Inputs,
     scores: list[torch.Tensor],
@@ -352,7 +371,7 @@ def _check(
 
 
 def _carried(
-    given: Evidence, rows: Rows, images: torch.Tensor, numbers: torch.Tensor, tensor: torch.Tensor
+    given: Evidence, rows: PerturbedRows, images: torch.Tensor, numbers: torch.Tensor, tensor: torch.Tensor
 ) -> torch.Tensor:
     """Bring a tensor of the caller's images to altered rows; behind these may be one that is not altered."""
     found = given.of_images(tensor)[images]

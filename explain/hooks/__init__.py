@@ -37,58 +37,49 @@ and the tools made of them:
 Names of two rooms below are offered here too, and load with their first use:
 
     GradientClipper, GradientFlow, Flow, DeadUnits    of `explain.training`
-    distributed, packaging                            of `explain.distribution`
+    distributed, packaging                            of `explain.distributed`
 """
 
-from __future__ import annotations
-
-import importlib
-from typing import TYPE_CHECKING, Any
-
 from explain.hooks.capturing import Capture, capture
-from explain.hooks.copies import copied
 from explain.hooks.eager import behind_proxy, is_transforming
-from explain.hooks.entrances import Answer, Entrance
 from explain.hooks.extractor import FeatureExtractor
-from explain.hooks.graph import accumulator, graph
+from explain.hooks.graph import Answer, Entrance, accumulator, graph
 from explain.hooks.group import HookGroup
 from explain.hooks.handles import Handle
 from explain.hooks.inspection import Inspection, Row, inspect
-from explain.hooks.modes import evaluating
-from explain.hooks.places import Place, name_of, place_of, select_places
-from explain.hooks.present import callers_hooks, has_hooks
+from explain.hooks.layer_names import LayerPlace, Where, name_of, place_of, select, select_places
+from explain.hooks.modes import copied, evaluating
 from explain.hooks.preserve import calculating, recording, untouched
-from explain.hooks.records import Overwriting, Record, Seen, Source, Tap, cut_where_allowed
-from explain.hooks.registered import acting
-from explain.hooks.select import Where, select
-from explain.hooks.structure import first_tensor, rebuilt, replace_first
+from explain.hooks.records import Overwriting, Record, Source, Tap, TensorRecord, cut_where_allowed
+from explain.hooks.registration import acting
 from explain.hooks.timeline import Event, Timeline, timeline
-from explain.hooks.unwrap import hookable, leaves, modules_of, parameters_of, scripted, unwrapped
-
-if TYPE_CHECKING:
-    from explain.hooks import distributed, packaging
-    from explain.training import DeadUnits, Flow, GradientClipper, GradientFlow
+from explain.hooks.unwrap import (
+    callers_hooks,
+    has_hooks,
+    hookable,
+    leaves,
+    modules_of,
+    parameters_of,
+    scripted,
+    unwrapped,
+)
 
 __all__ = [
     "Answer",
     "Capture",
-    "DeadUnits",
     "Entrance",
     "Event",
     "FeatureExtractor",
-    "Flow",
-    "GradientClipper",
-    "GradientFlow",
     "Handle",
     "HookGroup",
     "Inspection",
+    "LayerPlace",
     "Overwriting",
-    "Place",
     "Record",
     "Row",
-    "Seen",
     "Source",
     "Tap",
+    "TensorRecord",
     "Timeline",
     "Where",
     "accumulator",
@@ -99,9 +90,7 @@ __all__ = [
     "capture",
     "copied",
     "cut_where_allowed",
-    "distributed",
     "evaluating",
-    "first_tensor",
     "graph",
     "has_hooks",
     "hookable",
@@ -110,12 +99,9 @@ __all__ = [
     "leaves",
     "modules_of",
     "name_of",
-    "packaging",
     "parameters_of",
     "place_of",
-    "rebuilt",
     "recording",
-    "replace_first",
     "scripted",
     "select",
     "select_places",
@@ -123,17 +109,3 @@ __all__ = [
     "untouched",
     "unwrapped",
 ]
-
-_BELOW = dict.fromkeys(("DeadUnits", "Flow", "GradientClipper", "GradientFlow"), "explain.training")
-
-
-def __getattr__(name: str) -> Any:
-    if name in _BELOW:
-        return getattr(importlib.import_module(_BELOW[name]), name)
-    if name in ("distributed", "packaging"):
-        return importlib.import_module(f"explain.hooks.{name}")
-    raise AttributeError(f"module 'explain.hooks' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

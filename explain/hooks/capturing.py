@@ -19,16 +19,16 @@ import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
-from explain import nested
-from explain.errors import HookError, LayerError, did_you_mean
-from explain.hooks.beginning import Beginning, lend
+from explain._utils import nested
+from explain._utils.errors import HookError, LayerError
+from explain._utils.nested import Lent
+from explain._utils.signals import SignalSafe
+from explain._utils.spelling import did_you_mean
+from explain.hooks.autograd_history import alias, copy_with_history, is_alias, mark
+from explain.hooks.graph_start import GraphStart, lend
 from explain.hooks.group import HookGroup
-from explain.hooks.histories import alias, copy_with_history, is_alias, mark
-from explain.hooks.places import Place, place_of, select_places
-from explain.hooks.records import Record, Recorded, Seen, Source
-from explain.hooks.select import Where
-from explain.hooks.structure import Lent
-from explain.interrupts import Unsplit
+from explain.hooks.layer_names import LayerPlace, Where, place_of, select_places
+from explain.hooks.records import Record, Recorded, Source, TensorRecord
 
 Ways: TypeAlias = "tuple[list[Source], list[Source]]"
 """The sources whose gradients add up to that in a tensor, and those that must be asked for together with them."""
@@ -71,7 +71,7 @@ class Capture:
         self._every = every
         self._cut = cut
         self._may_be_cut = cut and not torch.is_grad_enabled()
-        self._beginning = Beginning(cut=self._may_be_cut)
+        self._beginning = GraphStart(cut=self._may_be_cut)
         self._missing: list[str] = []
         self._sources: dict[Record, list[Source]] = {}
         self._beyond: dict[Record, list[Source]] = {}
@@ -208,7 +208,7 @@ class Capture:
         calls: Collection[int | None] = self._wanted.get(layer, ())
         return None in calls or sum(record.layer == layer for record in self.records) in calls
 
-    def _watch_output(self, group: HookGroup, place: Place) -> None:
+    def _watch_output(self, group: HookGroup, place: LayerPlace) -> None:
         running: list[Given] = []
 
         def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -224,7 +224,7 @@ class Capture:
             self._beginning.watch(group, place.layer, module, lambda: bool(running) and self._is_wanted(place.layer))
         group.forward(place.module, leave)
 
-    def _watch_input(self, group: HookGroup, place: Place) -> None:
+    def _watch_input(self, group: HookGroup, place: LayerPlace) -> None:
         def enter(module: nn.Module, args: Any, kwargs: Any) -> Lent | None:
             found = nested.find((args, kwargs))
             if found is None:
@@ -271,17 +271,19 @@ class Capture:
         self.records.append(record)
         return record
 
-    def _all_seen(self, record: Record, first: torch.Tensor, output: Any) -> list[tuple[Seen, torch.Tensor]]:
+    def _all_seen(self, record: Record, first: torch.Tensor, output: Any) -> list[tuple[TensorRecord, torch.Tensor]]:
         """What is to be recorded of an output: its first tensor, or all of them, each once."""
-        seen: dict[int, tuple[Seen, torch.Tensor]] = {id(first): (record, first)}
+        seen: dict[int, tuple[TensorRecord, torch.Tensor]] = {id(first): (record, first)}
         if self._every:
             for path, tensor in nested.paths(output):
                 if id(tensor) not in seen:
-                    seen[id(tensor)] = Seen(tensor.detach().clone()), tensor
+                    seen[id(tensor)] = TensorRecord(tensor.detach().clone()), tensor
                 record.tensors[path[0] if len(path) == 1 else path] = seen[id(tensor)][0]
         return list(seen.values())
 
-    def _attach_all(self, record: Record, seen: list[tuple[Seen, torch.Tensor]], given: Given, output: Any) -> Any:
+    def _attach_all(
+        self, record: Record, seen: list[tuple[TensorRecord, torch.Tensor]], given: Given, output: Any
+    ) -> Any:
         first = seen[0][1]
         if not first.requires_grad:
             others = (t for _, t in nested.paths(output) if t is not first and not _is_handed_on(t, given))
@@ -300,7 +302,9 @@ class Capture:
         self._out_of_sight.discard(record)
         return nested.edit(output, lambda path, t: new.get(id(t), t)) if new else None
 
-    def _attach(self, layer: str, seen: Seen, tensor: torch.Tensor, given: Given) -> tuple[Ways, torch.Tensor | None]:
+    def _attach(
+        self, layer: str, seen: TensorRecord, tensor: torch.Tensor, given: Given
+    ) -> tuple[Ways, torch.Tensor | None]:
         """Let the gradient of a tensor arrive; return its sources, and what replaces the tensor, if anything does."""
         if _is_handed_on(tensor, given):
             copy = copy_with_history(tensor)
@@ -314,7 +318,7 @@ class Capture:
             return self._follow(seen, copy), copy
         return ([self._collect(seen, leaf)], []), None
 
-    def _follow(self, seen: Seen, tensor: torch.Tensor) -> Ways:
+    def _follow(self, seen: TensorRecord, tensor: torch.Tensor) -> Ways:
         """Collect the gradient of every use of a tensor of the graph.
 
         All uses meet at its Node, except those of a view that is overwritten later: these continue from its base. A
@@ -328,7 +332,7 @@ class Capture:
         leaf = mark(tensor)
         return ([source], []) if leaf is None else ([self._collect(seen, leaf), source], [behind])
 
-    def _collect(self, seen: Seen, tensor: torch.Tensor) -> Source:
+    def _collect(self, seen: TensorRecord, tensor: torch.Tensor) -> Source:
         paused = self._paused
 
         def collect(gradient: torch.Tensor | None) -> None:
@@ -364,7 +368,7 @@ def _is_handed_on(tensor: torch.Tensor, given: Given) -> bool:
     return is_alias(tensor) or (tensor.is_leaf and tensor.requires_grad)
 
 
-def _by_layer(places: Iterable[Place]) -> dict[str, set[int | None]]:
+def _by_layer(places: Iterable[LayerPlace]) -> dict[str, set[int | None]]:
     """For each layer, the calls that are meant; None is all of them."""
     found: dict[str, set[int | None]] = {}
     for place in places:
@@ -372,7 +376,7 @@ def _by_layer(places: Iterable[Place]) -> dict[str, set[int | None]]:
     return found
 
 
-class _Capturing(Unsplit[Capture]):
+class _Capturing(SignalSafe[Capture]):
     def __init__(self, model: nn.Module, layers: Where, gradients: bool) -> None:
         self._model, self._layers, self._gradients = model, layers, gradients
         self._group, self._mode = HookGroup(model), torch.is_grad_enabled()

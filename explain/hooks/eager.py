@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from explain.errors import ModelError
-from explain.interrupts import Unsplit
+from explain._utils.errors import ModelError
+from explain._utils.signals import SignalSafe
 
 _lock = threading.RLock()
 _blocks, _setting = 0, None
 
 
-class _Eager(Unsplit[None]):
+class _Eager(SignalSafe[None]):
     _counted = False
 
     def begin(self) -> None:

@@ -8,12 +8,11 @@ from typing import Any
 
 from torch import nn
 
-from explain import nested
-from explain.errors import LayerError
+from explain._utils import nested
+from explain._utils.errors import LayerError
 from explain.hooks.group import HookGroup
-from explain.hooks.places import Place, place_of, select_places
+from explain.hooks.layer_names import LayerPlace, Where, place_of, select_places
 from explain.hooks.preserve import recording
-from explain.hooks.select import Where
 
 
 class _SeenEnough(BaseException):
@@ -61,15 +60,15 @@ class FeatureExtractor(nn.Module):
                 raise _missing(name, calls[place_of(name, self.model).layer])
         return {name: features[name] for name in self.layers}
 
-    def _by_layer(self) -> dict[str, dict[str, Place]]:
+    def _by_layer(self) -> dict[str, dict[str, LayerPlace]]:
         """The names for each layer: several calls may be asked for."""
-        found: dict[str, dict[str, Place]] = {}
+        found: dict[str, dict[str, LayerPlace]] = {}
         for name in self.layers:
             place = place_of(name, self.model)
             found.setdefault(place.layer, {})[name] = place
         return found
 
-    def _keeper(self, names: dict[str, Place], features: dict[str, Any], calls: Counter[str]) -> Any:
+    def _keeper(self, names: dict[str, LayerPlace], features: dict[str, Any], calls: Counter[str]) -> Any:
         def keep(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             for name, place in names.items():
                 if (place.call or 0) != calls[place.layer]:

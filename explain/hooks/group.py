@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 
-from explain.errors import warn
+from explain._utils.errors import warn
+from explain._utils.signals import SignalSafe, unsplit
+from explain.hooks.graph_hooks import GraphHooks
 from explain.hooks.handles import silent
-from explain.hooks.on_every_module import OnEvery
-from explain.hooks.on_graph import OnGraph
-from explain.hooks.on_modules import OnModules
-from explain.hooks.on_state import OnState
+from explain.hooks.module_hooks import EveryModuleHooks, ModuleHooks
 from explain.hooks.preserve import is_under_way
-from explain.interrupts import Unsplit, unsplit
+from explain.hooks.state_hooks import StateHooks
 
 
-class HookGroup(Unsplit["HookGroup"], OnModules, OnEvery, OnGraph, OnState):
+class HookGroup(SignalSafe["HookGroup"], ModuleHooks, EveryModuleHooks, GraphHooks, StateHooks):
     """Registers hooks, and removes all of them when the block ends, for whatever reason.
 
     Every method that registers a hook returns its `Handle`, to remove that hook alone. Hooks of one kind fire in the

@@ -1,4 +1,4 @@
-"""Handles of hooks, and the list of them that a group keeps."""
+"""Handles of hooks, the list of them that a group keeps, and which of them never fired."""
 
 from __future__ import annotations
 
@@ -6,18 +6,61 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
+import torch
 from torch import nn
 from torch.jit import RecursiveScriptModule  # type: ignore[attr-defined]
 from torch.utils.hooks import RemovableHandle
 
-from explain.errors import HookError, LayerError
+from explain._utils.errors import HookError, LayerError
+from explain._utils.signals import unsplit
 from explain.hooks.full_backward import FullBackward
 from explain.hooks.guard import Nothing, Site, site_of
-from explain.hooks.places import Place, place_of, select_places
-from explain.hooks.registered import Calls, OnModule
-from explain.hooks.select import Where, select
-from explain.hooks.silence import Expected
-from explain.interrupts import unsplit
+from explain.hooks.layer_names import LayerPlace, Where, place_of, select, select_places
+from explain.hooks.registration import Calls, OnModule
+
+
+class Expected:
+    """What there was when a hook was registered: to be compared with what there is when its group closes."""
+
+    __slots__ = ("_calls", "_gates", "_gradient", "_leaf", "_operations", "around_ran", "code")
+
+    def __init__(self, fn: Any, model: nn.Module | None, gates: Sequence[FullBackward] = ()) -> None:
+        self.code = getattr(fn, "__code__", id(fn))
+        self._operations = torch._C._autograd._get_sequence_nr()
+        self._leaf = None if model is None else next((p for p in model.parameters() if p.requires_grad), None)
+        self._gradient = self._mark()
+        self._gates = gates
+        self.around_ran = False
+        """Whether a module that the hook's layer is in has run since: set where it is known."""
+        self._calls = sum(gate.calls for gate in gates)
+
+    def in_vain(self) -> bool:
+        """Whether a module around it ran, this thread has recorded operations, or a gradient was accumulated since."""
+        if self.around_ran or torch._C._autograd._get_sequence_nr() != self._operations:
+            return True
+        now = self._mark()
+        return now is not None and now != self._gradient
+
+    def note_run(self, *given: Any) -> None:
+        """Note that a module around the hook's layer runs."""
+        self.around_ran = True
+
+    def reason(self, direction: str) -> str:
+        if direction.startswith("forward"):
+            if self.around_ran:
+                return (
+                    "the module that it is in ran without this call of it (as nn.MultiheadAttention, which reads the "
+                    "weights of out_proj itself); hook that module"
+                )
+            return "the layer did not run after the hook was registered, or did so in another thread"
+        if self._gates and sum(gate.calls for gate in self._gates) == self._calls:
+            return "its layer did not run after it was registered; register it before the forward pass"
+        return "no gradient came to it; keep the group open until the backward pass is done"
+
+    def _mark(self) -> Any:
+        gradient = None if self._leaf is None else self._leaf.grad
+        return None if gradient is None else (id(gradient), gradient._version)
+
 
 Hook = Callable[..., Any]
 
@@ -153,7 +196,7 @@ class Hooks:
     ) -> tuple[list[nn.Module], list[Site]]:
         """Return the selected modules, and the site of a hook on each; whether it fits is looked at once.
 
-        With ``places``, names may have the suffixes of `explain.hooks.places`.
+        With ``places``, names may have the suffixes of `explain.hooks.layer_names`.
         """
         if self._model is None:
             raise HookError(
@@ -170,7 +213,7 @@ class Hooks:
         first = site_of(fn, f"layer {next(iter(modules))!r}", direction, takes)
         rest = [Site(first.hook, f"layer {name!r}", direction, trusted=first.trusted) for name in list(modules)[1:]]
         for site, name in zip([first, *rest], modules, strict=True):
-            place = place_of(name, self._model) if places and _has_suffix(name) else Place(name)
+            place = place_of(name, self._model) if places and _has_suffix(name) else LayerPlace(name)
             site.layer, site.of_input, site.call = place
         return list(modules.values()), [first, *rest]
 

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from explain.errors import HookError, printable
+from explain._utils.errors import HookError, printable
+from explain._utils.html import table_html
+from explain._utils.nested import as_sources, first_tensor
 from explain.hooks.group import HookGroup
 from explain.hooks.preserve import untouched
-from explain.hooks.structure import as_sources, first_tensor
 from explain.hooks.unwrap import hookable
-from explain.render.html import table_html
 
 
 @dataclass

@@ -1,26 +1,67 @@
-"""A model and its caller, left exactly as they were found; and so is a process that is forked meanwhile.
-
-The old state is noted before it is changed, and restored from the note, no matter at which line an interrupt comes.
-
-Work of a process does not continue in a child forked from it: the threads that would finish it stay behind. So
-a child begins with its models' modes as they were found, and without hooks of explanations that others are in.
-"""
+"""A model, its caller and torch's settings, left exactly as they were found."""
 
 from __future__ import annotations
 
 import os
 import threading
 from contextlib import AbstractContextManager, ExitStack
+from types import TracebackType
 
 import torch
 from torch import nn
 
-from explain.errors import HookError, ModelError
+from explain._utils.errors import HookError, ModelError
+from explain._utils.signals import SignalSafe
 from explain.hooks import modes
-from explain.hooks.ambient import Ambient
 from explain.hooks.eager import eager
 from explain.hooks.unwrap import parameters_of
-from explain.interrupts import Unsplit
+
+DEVICES = ("cpu", "cuda")
+
+
+class TorchState:
+    """Gradients, inference mode, mixed precision and function modes of this thread, as they are now.
+
+    >>> before = TorchState()
+    >>> _ = torch.set_grad_enabled(False)
+    >>> _ = before.give_back(KeyboardInterrupt)
+    >>> torch.is_grad_enabled()
+    True
+    """
+
+    def __init__(self) -> None:
+        self._grad = torch.is_grad_enabled()
+        self._function_modes = torch._C._len_torch_function_stack()
+        self._nesting = _autocast_nesting()
+        self._caching = torch.is_autocast_cache_enabled()
+        self._autocast = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in DEVICES]
+
+    def give_back(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        """Restore everything if an error ended the block; takes the arguments of ``__exit__``."""
+        if kind is None:
+            return
+        torch.set_grad_enabled(self._grad)
+        while torch._C._len_torch_function_stack() > self._function_modes:
+            torch._C._pop_torch_function_stack()
+        for device, enabled, dtype in self._autocast:
+            torch.set_autocast_enabled(device, enabled)
+            torch.set_autocast_dtype(device, dtype)
+        torch.set_autocast_cache_enabled(self._caching)
+        while _autocast_nesting() > self._nesting:
+            torch.autocast_decrement_nesting()
+            if not self._nesting:
+                torch.clear_autocast_cache()
+
+
+def _autocast_nesting() -> int:
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()
+
 
 _lock = threading.RLock()
 _generators: dict[torch.device, tuple[int, torch.Tensor]] = {}
@@ -28,7 +69,7 @@ _here = threading.local()
 _used_threads = False
 
 
-class _PreservingRng(Unsplit[None]):
+class _PreservingRng(SignalSafe[None]):
     def __init__(self, devices: list[torch.device]) -> None:
         self._devices = [torch.device("cpu"), *sorted({d for d in devices if d.type == "cuda"}, key=str)]
         self._held: list[torch.device] = []
@@ -73,7 +114,7 @@ def _set_rng_state(state: torch.Tensor, device: torch.device) -> None:
         torch.cuda.set_rng_state(state, device)
 
 
-class _Untouched(Unsplit[None]):
+class _Untouched(SignalSafe[None]):
     def __init__(self, model: nn.Module, grad: bool) -> None:
         self._model, self._grad = model, grad
         self._stack, self._modes = ExitStack(), modes.Evaluating(model)
@@ -83,7 +124,7 @@ class _Untouched(Unsplit[None]):
         _used_threads = _used_threads or torch.get_num_threads() > 1
         self._stack.callback(setattr, _here, "busy", is_under_way())
         _here.busy = True
-        self._stack.push(Ambient().give_back)
+        self._stack.push(TorchState().give_back)
         self._stack.enter_context(torch.inference_mode(False))
         self._stack.enter_context(torch.set_grad_enabled(self._grad))
         self._stack.enter_context(eager())
@@ -128,12 +169,12 @@ def untouched(model: nn.Module, *, grad: bool = False) -> AbstractContextManager
     return _Untouched(model, grad)
 
 
-class _Calculating(Unsplit[None]):
+class _Calculating(SignalSafe[None]):
     def __init__(self, device: str) -> None:
         self._device, self._stack = device, ExitStack()
 
     def begin(self) -> None:
-        self._stack.push(Ambient().give_back)
+        self._stack.push(TorchState().give_back)
         self._stack.enter_context(torch.inference_mode(False))
         self._stack.enter_context(torch.no_grad())
         self._stack.enter_context(torch.autocast(self._device, enabled=False))
@@ -154,7 +195,7 @@ def calculating(device: str) -> AbstractContextManager[None]:
     return _Calculating(device)
 
 
-class _Recording(Unsplit[None]):
+class _Recording(SignalSafe[None]):
     def __init__(self, grad: bool) -> None:
         self._grad, self._before = grad, torch.is_grad_enabled()
 

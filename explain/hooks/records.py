@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.utils.hooks import BackwardHook
 
-from explain.errors import NotRecordedError, note
+from explain._utils.errors import NotRecordedError, note
 from explain.hooks.group import HookGroup
-from explain.hooks.places import place_of
+from explain.hooks.layer_names import place_of
 
 T = TypeVar("T")
 Source: TypeAlias = Any
@@ -23,7 +23,7 @@ The type hints of `torch.autograd.grad` know lists of the one or of the other, b
 
 
 @dataclass(eq=False)
-class Seen:
+class TensorRecord:
     """A copy of one tensor, and the gradient that came back to it.
 
     It holds nothing of the graph: a hook in the graph holds it, and the two would keep each other alive forever, since
@@ -43,7 +43,7 @@ class Seen:
 
 
 @dataclass(eq=False)
-class Record(Seen):
+class Record(TensorRecord):
     """One call of one layer: its first tensor and the gradient of that, and which call of the pass it was.
 
     Where all tensors were asked for, ``tensors`` has them by position, key or field; by the whole way to them where
@@ -52,7 +52,7 @@ class Record(Seen):
 
     layer: str = ""
     call: int = 0
-    tensors: dict[Any, Seen] = field(default_factory=dict)
+    tensors: dict[Any, TensorRecord] = field(default_factory=dict)
 
 
 class Recorded(Mapping[str, torch.Tensor]):

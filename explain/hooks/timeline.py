@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from explain._utils.nested import as_sources, first_tensor
 from explain.hooks.group import HookGroup
 from explain.hooks.preserve import untouched
-from explain.hooks.structure import as_sources, first_tensor
 from explain.hooks.unwrap import hookable
 
 

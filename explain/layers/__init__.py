@@ -16,26 +16,25 @@ register tokens.
 """
 
 from explain.layers.calls import (
+    channels_of,
     find_layers,
     forget,
     grids_of,
     list_layers,
     look_follows,
     of_other_images,
+    shares_behind,
     split_call,
 )
-from explain.layers.channels import channels_of
-from explain.layers.choice import default_layer, stage_layers
-from explain.layers.grid import Grid
-from explain.layers.notes import Call, Ran
-from explain.layers.readings import find_grid
-from explain.layers.shares import shares_behind
-from explain.layers.spatial import Grids, enlarge, to_spatial
+from explain.layers.default_layer import default_layer, stage_layers
+from explain.layers.feature_maps import Grids, enlarge, to_spatial
+from explain.layers.layouts import Grid, find_grid
+from explain.layers.outputs import ModuleCall, Ran
 
 __all__ = [
-    "Call",
     "Grid",
     "Grids",
+    "ModuleCall",
     "Ran",
     "channels_of",
     "default_layer",

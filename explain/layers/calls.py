@@ -1,7 +1,8 @@
-"""The calls that the modules of a network make on one input, and which of them a name stands for."""
+"""The calls that a network makes of its modules: which one a name stands for, and its share of the pass."""
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,24 +13,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from explain import nested
-from explain.errors import ExplainError, keywords
+from explain._utils import nested
+from explain._utils.errors import ExplainError, keywords
+from explain._utils.signals import came_by_signal
+from explain.data.inputs import Inputs, InputsLike, as_inputs
 from explain.hooks import Where, modules_of, name_of, place_of, select_places, unwrapped
-from explain.inputs import Inputs, InputsLike, as_inputs
-from explain.interrupts import came_by_signal
-from explain.layers.given import givers
-from explain.layers.grid import MAPS, Grid, Layout, Size
-from explain.layers.notes import Call, CallKey, Notes, maps_of, watched
-from explain.layers.probe import altered, corners, decide
-from explain.layers.readings import Reading, layout_of
-from explain.layers.spatial import Grids
+from explain.layers.feature_maps import Grids
+from explain.layers.layouts import MAPS, Grid, Layout, LayoutReading, Size, altered, corners, decide, layout_of
+from explain.layers.outputs import CallKey, ModuleCall, ModuleCallRecorder, givers, maps_of, watched
 
 
 @dataclass(frozen=True)
-class Look:
+class ForwardSummary:
     """What one forward pass showed: on one image, or on the whole batch if the network does not take a single image."""
 
-    calls: tuple[Call, ...]
+    calls: tuple[ModuleCall, ...]
     gives_scores: bool
     """Whether the output has a row of numbers for the image, as a classifier's has."""
     answers: frozenset[int] = frozenset()
@@ -48,14 +46,14 @@ class Look:
         """The sizes of all maps, in their order."""
         return list(dict.fromkeys(size for _, size in maps_of(self.calls)))
 
-    def call_of(self, name: str, number: int | None) -> Call | None:
+    def call_of(self, name: str, number: int | None) -> ModuleCall | None:
         """The call of a layer with this number, or its last."""
         calls = [call for call in self.calls if call.name == name and number in (None, call.number)]
         return calls[-1] if calls else None
 
 
 @keywords()
-def list_layers(model: nn.Module, x: InputsLike) -> list[Call]:
+def list_layers(model: nn.Module, x: InputsLike) -> list[ModuleCall]:
     """Run ``model`` on the first image of ``x`` and list the calls of its modules, as they return.
 
     ``x`` is a tensor ``(N, C, H, W)``, or several inputs as for `explain.attribute`.
@@ -69,12 +67,12 @@ def list_layers(model: nn.Module, x: InputsLike) -> list[Call]:
 
 GIVEN = "which call gave what a module is given"
 KEPT = 16  # looks at a network, each for another size of inputs
-_looks: weakref.WeakKeyDictionary[nn.Module, dict[Any, Look]] = weakref.WeakKeyDictionary()
+_looks: weakref.WeakKeyDictionary[nn.Module, dict[Any, ForwardSummary]] = weakref.WeakKeyDictionary()
 _tokens: weakref.WeakKeyDictionary[nn.Module, object] = weakref.WeakKeyDictionary()
 """What stands for a module in a key: unlike an id, it is never used again for another module."""
 
 
-def remembered(model: nn.Module, inputs: Inputs, *, whole: bool = False) -> Look:
+def remembered(model: nn.Module, inputs: Inputs, *, whole: bool = False) -> ForwardSummary:
     """Look at a network once, for as long as it has the same modules and is given inputs of the same sizes.
 
     It is looked at with the first image, or, if it has to be looked at, with the ``whole`` batch.
@@ -112,7 +110,7 @@ def look_follows(model: nn.Module, inputs: Inputs, ran: Sequence[str]) -> bool:
     return False
 
 
-def take_look(model: nn.Module, inputs: Inputs, *, whole: bool = False) -> Look:
+def take_look(model: nn.Module, inputs: Inputs, *, whole: bool = False) -> ForwardSummary:
     """Run a network on one image and note every call; one that was exported for a fixed number of images, on all."""
     try:
         return replace(_take_look(model, inputs), alone=False) if whole else _take_look(model, inputs.first())
@@ -128,13 +126,13 @@ def take_look(model: nn.Module, inputs: Inputs, *, whole: bool = False) -> Look:
         raise error if came_by_signal(error) else failed from None
 
 
-def _take_look(model: nn.Module, inputs: Inputs) -> Look:
+def _take_look(model: nn.Module, inputs: Inputs) -> ForwardSummary:
     inputs = inputs.detached()
     traced = bool(inputs.others)
     if traced:
         inputs = inputs.replaced(inputs.x.clone().requires_grad_())
     ran: list[str] = []
-    notes = Notes(tuple(inputs.x.shape[2:]), inputs.x if traced else None, len(inputs))
+    notes = ModuleCallRecorder(tuple(inputs.x.shape[2:]), inputs.x if traced else None, len(inputs))
     output = watched(model, inputs, notes.take, grad=traced, ran=ran)
     if traced:
         notes.calls = _with_changes(notes.calls, model, inputs.detached())
@@ -147,10 +145,10 @@ def _take_look(model: nn.Module, inputs: Inputs) -> Look:
     found = tensors_in(output)
     answers = frozenset(t.shape[1] for t in found if t.ndim > 3 and tuple(t.shape[2:]) == tuple(inputs.x.shape[2:]))
     rows = [t for t in found if t.ndim <= 2 and t.numel() and t.shape[:1] in ((), (len(inputs),))]
-    return Look(calls, bool(rows), answers, len(rows), tuple(ran))
+    return ForwardSummary(calls, bool(rows), answers, len(rows), tuple(ran))
 
 
-def _with_changes(calls: list[Call], model: nn.Module, inputs: Inputs) -> list[Call]:
+def _with_changes(calls: list[ModuleCall], model: nn.Module, inputs: Inputs) -> list[ModuleCall]:
     """Note what changes with the explained input although no gradient leads there."""
     before, after = (_figures(model, inputs.replaced(x)) for x in (inputs.x, 0.5 * inputs.x.flip(-1) + 0.1))
     changed = [before.get(call.key) != after.get(call.key) for call in calls]
@@ -170,7 +168,7 @@ def _figures(model: nn.Module, inputs: Inputs) -> dict[CallKey, tuple[float, flo
     return found
 
 
-def _really_first(calls: tuple[Call, ...], model: nn.Module, inputs: Inputs) -> tuple[Call, ...]:
+def _really_first(calls: tuple[ModuleCall, ...], model: nn.Module, inputs: Inputs) -> tuple[ModuleCall, ...]:
     """Tell the tokens of one image from single tokens of its windows, by running the network on two images."""
     shapes: dict[CallKey, Size] = {}
 
@@ -189,13 +187,13 @@ def _really_first(calls: tuple[Call, ...], model: nn.Module, inputs: Inputs) -> 
 
 
 def _probed(
-    calls: tuple[Call, ...], readings: Mapping[CallKey, Reading], model: nn.Module, inputs: Inputs
-) -> tuple[Call, ...]:
+    calls: tuple[ModuleCall, ...], readings: Mapping[CallKey, LayoutReading], model: nn.Module, inputs: Inputs
+) -> tuple[ModuleCall, ...]:
     """Decide how to read calls that shapes and classes leave open; unclear ones get a doubt instead of a grid."""
     changes = _changes(frozenset(readings), model, inputs)
     clear = {key: decide(readings[key].grids, changes[key]) for key in readings.keys() & changes.keys()}
 
-    def settled(call: Call) -> Call:
+    def settled(call: ModuleCall) -> ModuleCall:
         if call.key not in readings:
             return call
         reading = readings[call.key]
@@ -254,7 +252,7 @@ def grids_of(model: nn.Module, inputs: Inputs) -> Grids:
         return layout_of(model.get_submodule(place_of(layer, model).module), shape, tuple(inputs.x.shape[2:]))
 
     @cache
-    def call(layer: str) -> Call | None:
+    def call(layer: str) -> ModuleCall | None:
         place = place_of(layer, model)
         module = model.get_submodule(place.module)  # one that has several names was noted under its first
         first = modules_of(model)[module]
@@ -272,7 +270,7 @@ def grids_of(model: nn.Module, inputs: Inputs) -> Grids:
     return Grids(size, len(inputs), lambda: look().sizes, grid, layout, strict, doubt)
 
 
-def _giver(model: nn.Module, inputs: Inputs, look: Look, name: str, number: int | None) -> Call | None:
+def _giver(model: nn.Module, inputs: Inputs, look: ForwardSummary, name: str, number: int | None) -> ModuleCall | None:
     """The call that returned the input of a module's call, or of its last call."""
     if GIVEN not in look.chosen:
         look.chosen[GIVEN] = givers(model, (inputs.first() if look.alone else inputs).detached())
@@ -319,3 +317,44 @@ def _dependent(model: nn.Module, inputs: Inputs, layer: str) -> str:
     if place.call is not None or not calls or calls[-1].last:
         return layer
     return name_of(place._replace(call=calls[-1].number))
+
+
+def channels_of(model: nn.Module, inputs: Inputs, layers: Iterable[str]) -> dict[str, int]:
+    """How many channels the maps of some layers have, as far as a look at the network shows."""
+    calls = remembered(model, inputs).calls
+    found = {}
+    for layer in layers:
+        name, number = split_call(layer, model)
+        mine = [call for call in calls if call.name == name and number in (None, call.number) and call.grid]
+        if mine and mine[-1].grid is not None:
+            found[layer] = mine[-1].shape[mine[-1].grid.of_channels]
+    return found
+
+
+def shares_behind(model: nn.Module, inputs: Inputs, layers: Iterable[str]) -> dict[str, float]:
+    """Estimate which part of a pass lies behind each of some layers, by the multiplications with weights.
+
+    Each weight of a module is used once for every place of the module's output. What has no weights is not counted.
+
+    >>> from explain.data.inputs import as_inputs
+    >>> import torch
+    >>> model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.Conv2d(2, 2, 1), nn.Flatten(), nn.Linear(8, 4))
+    >>> shares_behind(model, as_inputs(torch.zeros(1, 1, 2, 2)), ["0", "1"])  # of 8, 16 and 32
+    {'0': 0.8571428571428571, '1': 0.5714285714285714}
+    """
+    calls = remembered(model, inputs).calls
+    work = [_work(model.get_submodule(call.name), call.shape) for call in calls]
+    total = sum(work)
+    found = {}
+    for layer in layers:
+        name, number = split_call(layer, model)
+        places = [i for i, call in enumerate(calls) if call.name == name and number in (None, call.number)]
+        found[layer] = sum(work[places[-1] + 1 :]) / total if places and total else 1.0
+    return found
+
+
+def _work(module: nn.Module, shape: tuple[int, ...]) -> int:
+    """How many multiplications a module itself takes for one image, without those inside it."""
+    weights = [p for p in module.parameters(recurse=False) if p.ndim]
+    outputs = math.prod(shape[1:])
+    return sum(p.numel() * max(1, outputs // max(1, p.shape[0])) for p in weights if p.ndim > 1)

@@ -45,10 +45,11 @@
 To add one, write a class that satisfies `Method`, and `register` it; nothing else needs to know.
 """
 
+from __future__ import annotations
+
 from functools import partial
 
-from explain.methods.attention import AttentionRollout, LeGrad
-from explain.methods.backprop import Deconvnet, GuidedBackprop, GuidedGradCAM, InputXGradient, Saliency
+from explain.methods.attention import AttentionRollout, CheferAttribution, CheferBimodal, GradientRollout, LeGrad
 from explain.methods.base import (
     Bounded,
     ByScore,
@@ -68,64 +69,51 @@ from explain.methods.base import (
     options,
     uses_layer,
 )
-from explain.methods.blurred import BlurIntegratedGradients
+from explain.methods.bibliography import Source
+from explain.methods.blur_path import BlurIntegratedGradients
 from explain.methods.cam import (
     CAM,
     ElementWiseCAM,
+    FinerCAM,
     GradCAM,
     GradCAMPlusPlus,
     HiResCAM,
     LayerCAM,
     RandomCAM,
+    RefineCAM,
     ShapleyCAM,
     XGradCAM,
 )
-from explain.methods.chefer import CheferAttribution, CheferBimodal, GradientRollout
-from explain.methods.composed import FinerCAM, RefineCAM
-from explain.methods.deeplift import DeepLIFT, DeepLIFTSHAP
-from explain.methods.dependence import HSIC, Sobol
-from explain.methods.detection import DRISE
-from explain.methods.expected import ExpectedGradients, GradientSHAP
+from explain.methods.drise import DRISE
+from explain.methods.eigen_cam import FEM, KPCACAM, EigenCAM, EigenGradCAM
+from explain.methods.expected_gradients import ExpectedGradients, GradientSHAP
 from explain.methods.extremal import ExtremalPerturbation
-from explain.methods.families import FAMILIES, control, divides_by_score, family
-from explain.methods.guided import GuidedIntegratedGradients
-from explain.methods.idgi import IDGI
-from explain.methods.lrp import LRP
-from explain.methods.masking import RISE, Occlusion
-from explain.methods.partition import PartitionSHAP
+from explain.methods.fullgrad import FullGrad
+from explain.methods.gradients import Deconvnet, GuidedBackprop, GuidedGradCAM, InputXGradient, Saliency
+from explain.methods.guided_path import IDGI, GuidedIntegratedGradients
+from explain.methods.occlusion import RISE, Occlusion
+from explain.methods.partition_shap import PartitionSHAP
 from explain.methods.path import IntegratedGradients
-from explain.methods.permutation import FeaturePermutation
-from explain.methods.perturbation import ISCAM, SSCAM, AblationCAM, ScoreCAM
-from explain.methods.regions import Given, Quadtree, Regions, Squares, Superpixels, region_values
-from explain.methods.registry import MethodLike, get_method, list_methods, register, register_wrapper
-from explain.methods.relevance import FullGrad
-from explain.methods.sampling import Augmented, Smooth, SmoothGradCAMPlusPlus
-from explain.methods.segments import Felzenszwalb
+from explain.methods.regions import Felzenszwalb, GivenRegions, Quadtree, Regions, Squares, Superpixels, region_values
+from explain.methods.registry import (
+    FAMILIES,
+    MethodLike,
+    control,
+    divides_by_score,
+    family,
+    get_method,
+    list_methods,
+    register,
+    register_wrapper,
+)
+from explain.methods.relevance import LRP, DeepLIFT, DeepLIFTSHAP
+from explain.methods.score_cam import ISCAM, SSCAM, AblationCAM, ScoreCAM
+from explain.methods.sensitivity import HSIC, Sobol
 from explain.methods.shapley import KernelSHAP, ShapleySampling
-from explain.methods.sources import Source
-from explain.methods.spectral import FEM, KPCACAM, EigenCAM, EigenGradCAM
-from explain.methods.surrogate import LIME, FeatureAblation
-from explain.methods.tokens import TIS, ViTCX
+from explain.methods.surrogate import LIME, FeatureAblation, FeaturePermutation
+from explain.methods.token_masks import TIS, ViTCX
+from explain.methods.wrappers import Augmented, Smooth, SmoothGradCAMPlusPlus
 from explain.methods.xrai import XRAI
-
-_METHODS: list[Method] = [
-    CAM(), GradCAM(), GradCAMPlusPlus(), SmoothGradCAMPlusPlus(), XGradCAM(), HiResCAM(), ElementWiseCAM(), LayerCAM(),
-    EigenCAM(), EigenGradCAM(), KPCACAM(), FEM(), ShapleyCAM(), FinerCAM(), RefineCAM(), RandomCAM(),
-    ScoreCAM(), SSCAM(), ISCAM(), AblationCAM(), FullGrad(), LeGrad(), AttentionRollout(),
-    GradientRollout(), CheferAttribution(), CheferBimodal(),
-    Saliency(), InputXGradient(), GuidedBackprop(), Deconvnet(), GuidedGradCAM(), IntegratedGradients(),
-    BlurIntegratedGradients(), GuidedIntegratedGradients(), IDGI(), XRAI(), GradientSHAP(), ExpectedGradients(),
-    LRP(), LRP("AttnLRP"), DeepLIFT(), DeepLIFTSHAP(),
-    Smooth(), Smooth(statistic="square"), Smooth(statistic="variance"),
-    Occlusion(), FeatureAblation(), RISE(), LIME(), KernelSHAP(), ShapleySampling(), PartitionSHAP(), Sobol(), HSIC(),
-    FeaturePermutation(), DRISE(), ExtremalPerturbation(), ViTCX(), TIS(),
-]  # fmt: skip
-for _method in _METHODS:
-    register(_method)
-register_wrapper("smooth", Smooth)
-register_wrapper("smoothsquare", partial(Smooth, statistic="square"))
-register_wrapper("var", partial(Smooth, statistic="variance"))
-register_wrapper("augmented", Augmented)
 
 __all__ = [
     "CAM",
@@ -168,7 +156,7 @@ __all__ = [
     "FinerCAM",
     "FullGrad",
     "Fusion",
-    "Given",
+    "GivenRegions",
     "GradCAM",
     "GradCAMPlusPlus",
     "GradientRollout",
@@ -220,3 +208,22 @@ __all__ = [
     "register_wrapper",
     "uses_layer",
 ]
+
+_METHODS: list[Method] = [
+    CAM(), GradCAM(), GradCAMPlusPlus(), SmoothGradCAMPlusPlus(), XGradCAM(), HiResCAM(), ElementWiseCAM(), LayerCAM(),
+    EigenCAM(), EigenGradCAM(), KPCACAM(), FEM(), ShapleyCAM(), FinerCAM(), RefineCAM(), RandomCAM(),
+    ScoreCAM(), SSCAM(), ISCAM(), AblationCAM(), FullGrad(), LeGrad(), AttentionRollout(),
+    GradientRollout(), CheferAttribution(), CheferBimodal(),
+    Saliency(), InputXGradient(), GuidedBackprop(), Deconvnet(), GuidedGradCAM(), IntegratedGradients(),
+    BlurIntegratedGradients(), GuidedIntegratedGradients(), IDGI(), XRAI(), GradientSHAP(), ExpectedGradients(),
+    LRP(), LRP("AttnLRP"), DeepLIFT(), DeepLIFTSHAP(),
+    Smooth(), Smooth(statistic="square"), Smooth(statistic="variance"),
+    Occlusion(), FeatureAblation(), RISE(), LIME(), KernelSHAP(), ShapleySampling(), PartitionSHAP(), Sobol(), HSIC(),
+    FeaturePermutation(), DRISE(), ExtremalPerturbation(), ViTCX(), TIS(),
+]  # fmt: skip
+for _method in _METHODS:
+    register(_method)
+register_wrapper("smooth", Smooth)
+register_wrapper("smoothsquare", partial(Smooth, statistic="square"))
+register_wrapper("var", partial(Smooth, statistic="variance"))
+register_wrapper("augmented", Augmented)

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 
+from explain._utils.errors import MethodError, shown
 from explain.engine import Evidence, Need
-from explain.errors import MethodError, shown
 
 Style = Literal["heat", "intensity", "signed", "color"]
 """How an attribution is read: heat over the photo, brightness, positive against negative, or a colour picture."""

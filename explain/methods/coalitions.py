@@ -8,14 +8,14 @@ from typing import ClassVar, Protocol
 
 import torch
 
+from explain.baselines import Baseline
 from explain.engine import Attributions, Evidence, Need
-from explain.fills import Fill
 from explain.methods.estimates import Estimating, FromScores, Gradually, Guess
-from explain.methods.masks import Covered, Score, ScoreOf, blank_score, whole_score
+from explain.methods.masks import MaskedInputs, Score, ScoreOf, blank_score, whole_score
 from explain.methods.regions import Regions, Squares
 
 
-class Design(Hashable, Protocol):
+class CoalitionDesign(Hashable, Protocol):
     """Which of some regions are seen in each run, as a frozen value."""
 
     def rows(self, regions: int) -> torch.Tensor:
@@ -32,7 +32,7 @@ class Design(Hashable, Protocol):
 
 
 @dataclass(frozen=True)
-class Solved:
+class Solution:
     """A value for each region ``(M,)``, its standard error, and how well a surrogate fits."""
 
     values: torch.Tensor
@@ -49,7 +49,7 @@ class Solver(Hashable, Protocol):
     @property
     def compares(self) -> bool: ...
 
-    def __call__(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Solved:
+    def __call__(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Solution:
         """From which regions were seen ``(n, M)``, the scores ``(n,)``, and those of the photo and of a blank one."""
         ...
 
@@ -59,7 +59,7 @@ class Coalitions:
     """Masks that show some regions and cover the others."""
 
     regions: Regions
-    design: Design
+    design: CoalitionDesign
 
     needs: ClassVar[frozenset[Need[object]]] = frozenset()
 
@@ -102,7 +102,7 @@ class OfRegions:
 
     masks: Coalitions
     solver: Solver
-    fill: Fill
+    fill: Baseline
     score: Score
     coarse: bool = False
 
@@ -148,12 +148,12 @@ class FromRegions(FromScores):
     """What methods share that switch regions off. They have the fields ``regions``, ``fill`` and ``score``."""
 
     regions: Regions
-    fill: Fill
+    fill: Baseline
     score: Score
     coarse: ClassVar[bool] = False
 
     @property
-    def design(self) -> Design:
+    def design(self) -> CoalitionDesign:
         raise NotImplementedError
 
     @property
@@ -165,7 +165,7 @@ class FromRegions(FromScores):
         masks = Coalitions(self.regions, self.design)
         estimator = OfRegions(masks, self.solver, self.fill, self.score, self.coarse)
         fold = Gradually(estimator, getattr(self, "until", None), getattr(self, "seconds", None))
-        return Attributions(Covered(masks, self.fill), ScoreOf(self.score), fold)
+        return Attributions(MaskedInputs(masks, self.fill), ScoreOf(self.score), fold)
 
     @property
     def beside(self) -> frozenset[Need[object]]:

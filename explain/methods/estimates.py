@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
-from explain.engine import Attributions, Collected, Evidence, Need
-from explain.errors import MethodError, shown
+from explain._utils.errors import MethodError, shown
+from explain.engine import Accumulator, Attributions, Evidence, Need
 from explain.methods.base import Outcome, relative_error
 from explain.methods.masks import Order
 
@@ -115,7 +115,7 @@ class Gradually:
     until: float | None = None
     seconds: float | None = None
 
-    def begin(self, evidence: Evidence) -> Collected:
+    def begin(self, evidence: Evidence) -> Accumulator:
         return _Gradually(self, self.estimator.begin(evidence), evidence)
 
 

@@ -2,21 +2,113 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 
-from explain.engine import Collected, Evidence, InputGradients, Need, Reruns, Rows, Runs
-from explain.errors import MethodError, shown
-from explain.fills import Defocus, Fill, covering
+from explain._utils.errors import MethodError, shown
+from explain.baselines import Baseline, Defocus, covering
+from explain.engine import (
+    Accumulator,
+    Evidence,
+    InputGradients,
+    Need,
+    PerturbationRunner,
+    PerturbationRuns,
+    PerturbedRows,
+)
 from explain.hooks import recording
-from explain.methods import sources_of_masks as sources
+from explain.methods import bibliography as sources
 from explain.methods.base import Outcome, Style
-from explain.methods.checks import check_options
+from explain.methods.bibliography import Source
 from explain.methods.masks import fill_of
-from explain.methods.smooth_masks import SmoothMasks
-from explain.methods.sources import Source
+from explain.methods.options import check_options
+
+COLDNESS = 20.0  # the inverse of the temperature of the smooth maximum
+
+
+class SmoothMasks:
+    r"""Masks ``(b, 1, H, W)`` that are made of values ``(b, 1, h, w)`` on a lattice, with a point at each ``step``.
+
+    A pixel u is the smooth maximum of :math:`k(|u - v| / \sigma)\, \bar m(v)` over the points v around it, with
+    :math:`k(z) = \exp(-2 \max(0, z - \tfrac12)^2)`: the mean of these numbers, weighted by :math:`\exp(20\,\cdot)`.
+    Points beyond the lattice are 0. Masks reach beyond the photo by sigma, for their area to be counted there too.
+
+    >>> masks = SmoothMasks((6, 6), step=2, sigma=2.0, like=torch.zeros(1, dtype=torch.float64))
+    >>> values = torch.rand(1, 1, 3, 3, dtype=torch.float64)
+    >>> full = masks.full(values)
+    >>> full.shape, masks.cropped(full).shape
+    (torch.Size([1, 1, 9, 9]), torch.Size([1, 1, 6, 6]))
+    """
+
+    def __init__(self, size: tuple[int, ...], step: int, sigma: float, like: torch.Tensor) -> None:
+        self._size, self._step = size, step
+        self.lattice = tuple(math.ceil(side / step) for side in size)
+        self._beyond = math.ceil(sigma / step)  # cells beyond the lattice
+        self._radius = 1 + self._beyond  # points around a pixel that count, in each direction
+        self._cells = tuple(points + 2 * self._beyond for points in self.lattice)
+        within = torch.arange(step, dtype=torch.float64)
+        points = torch.arange(-self._radius, self._radius + 1, dtype=torch.float64)
+        apart = (within - step * points[:, None]).square()  # of a pixel within a cell and each point, (2r + 1, step)
+        distance = (apart[:, None, :, None] + apart[None, :, None, :]).sqrt() / sigma
+        kernel = torch.exp(-2 * (distance - 0.5).clamp(min=0).square())  # (2r + 1, 2r + 1, step, step)
+        self._kernel = kernel.to(like)[:, :, None, :, None, :]
+
+    def full(self, values: torch.Tensor) -> torch.Tensor:
+        """The masks with what lies beyond the photo."""
+        weighted = weights = values.new_zeros(())
+        for row in range(2 * self._radius + 1):
+            around = self._around(values, row)
+            cold = torch.exp(COLDNESS * around)
+            weighted, weights = weighted + (around * cold).sum(1), weights + cold.sum(1)
+        return self._without_rest(weighted / weights)
+
+    def cropped(self, full: torch.Tensor) -> torch.Tensor:
+        """The part of them that lies on the photo."""
+        start = self._beyond * self._step
+        height, width = self._size
+        return full[..., start : start + height, start : start + width]
+
+    def back(self, values: torch.Tensor, full: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        """From the gradient in the masks, with what lies beyond the photo, to that in the values."""
+        masks, slope = self._with_rest(full), self._with_rest(gradient)
+        every = [self._around(values, row) for row in range(2 * self._radius + 1)]
+        cold = [torch.exp(COLDNESS * around) for around in every]
+        slope = slope / sum(each.sum(1) for each in cold)
+        parts = []
+        for row, around in enumerate(every):
+            share = cold[row] * (1 + COLDNESS * (around - masks[:, None])) * slope[:, None]
+            parts.append((share * self._kernel[row][None]).sum((3, 5)))
+        windows = torch.cat(parts, 1).flatten(2)
+        side = 2 * self._radius + 1
+        folded = F.fold(windows, self._padded, side)
+        cut = self._beyond + self._radius
+        return folded[..., cut : cut + self.lattice[0], cut : cut + self.lattice[1]]
+
+    @property
+    def _padded(self) -> tuple[int, ...]:
+        return tuple(points + 2 * (self._beyond + self._radius) for points in self.lattice)
+
+    def _around(self, values: torch.Tensor, row: int) -> torch.Tensor:
+        """What a row of the points around each pixel gives it: ``(b, 2r + 1, cells, step, cells, step)``."""
+        reach, side = self._beyond + self._radius, 2 * self._radius + 1
+        padded = F.pad(values, (reach, reach, reach, reach))
+        rows = padded[:, 0, row : row + self._cells[0]]
+        points = torch.stack([rows[:, :, column : column + self._cells[1]] for column in range(side)], 1)
+        return points[:, :, :, None, :, None] * self._kernel[row][None]
+
+    def _without_rest(self, masks: torch.Tensor) -> torch.Tensor:
+        """From cells to pixels; of the last cells, the first pixel counts, which is where their point lies."""
+        rows, columns = (cells * self._step for cells in self._cells)
+        return masks.reshape(-1, 1, rows, columns)[..., : rows - self._step + 1, : columns - self._step + 1]
+
+    def _with_rest(self, masks: torch.Tensor) -> torch.Tensor:
+        padded = F.pad(masks, (0, self._step - 1, 0, self._step - 1))
+        return padded.reshape(len(masks), self._cells[0], self._step, self._cells[1], self._step)
+
 
 RATE, MOMENTUM = 0.01, 0.9
 WEIGHT, GROWTH = 300.0, 1.0035  # of the area in what is made large, at first, and by how much it grows with each step
@@ -40,11 +132,11 @@ class Made:
     def count(self, channels: int) -> int:
         return 0
 
-    def rows(self, evidence: Evidence) -> Rows:
+    def rows(self, evidence: Evidence) -> PerturbedRows:
         x = evidence.inputs
         if x.shape != self.of.shape or not torch.equal(x, self.of):  # an input beside the photo
-            return Rows(self.owners, lambda rows: x[self.owners[rows]])
-        return Rows(self.owners, lambda rows: self.photos[rows])
+            return PerturbedRows(self.owners, lambda rows: x[self.owners[rows]])
+        return PerturbedRows(self.owners, lambda rows: self.photos[rows])
 
 
 @dataclass(frozen=True)
@@ -62,7 +154,7 @@ class ScoreAndGradient:
 class Gathered:
     """All rows, in their order."""
 
-    def begin(self, evidence: Evidence) -> Collected:
+    def begin(self, evidence: Evidence) -> Accumulator:
         return _Gathered()
 
 
@@ -98,7 +190,7 @@ class ExtremalPerturbation:
         steps: of the ascent; each runs the photo forward and back once for each area.
         keeps: None, or the share of the score that is to be kept: the map is then the mask of the smallest area that
             keeps it, or of the largest if none does.
-        fill: what is seen where the photo is not: one of `explain.fills` that changes evenly with the mask, or its
+        fill: what is seen where the photo is not: one of `explain.baselines` that changes evenly with the mask, or its
             name; the paper's is the blur of ``defocus``.
         step: pixels from one point of the lattice to the next; None takes 7 in 224 of the shorter side.
         sigma: the reach of a point in pixels; None takes three steps.
@@ -119,7 +211,7 @@ class ExtremalPerturbation:
     area: tuple[float, ...] = (0.1,)
     steps: int = 800
     keeps: float | None = None
-    fill: Fill = field(default_factory=Defocus)
+    fill: Baseline = field(default_factory=Defocus)
     step: int | None = None
     sigma: float | None = None
 
@@ -137,7 +229,7 @@ class ExtremalPerturbation:
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
-        return frozenset({Reruns()})
+        return frozenset({PerturbationRuns()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         return self.chosen(self._done(evidence))
@@ -170,7 +262,7 @@ class ExtremalPerturbation:
             raise MethodError(
                 f"input of {self.name} must be photos (N, C, H, W), got {tuple(evidence.inputs.shape)}; take occlusion"
             )
-        runner = evidence[Reruns()]
+        runner = evidence[PerturbationRuns()]
         known = runner.kept.setdefault(self, [])
         if not known:
             known.append(_Ascent(self, evidence))
@@ -198,7 +290,7 @@ class _Ascent:
         numbers = torch.arange(places, device=self._x.device)
         self._wanted = (numbers >= (places * (1 - area)).floor()).to(self._x)  # sorted masks of these areas
 
-    def climb(self, runner: Runs) -> None:
+    def climb(self, runner: PerturbationRunner) -> None:
         """Take all steps; an interrupt leaves the masks of the last one, where they are wanted."""
         most = self._how.steps * len(self._owners)
         try:
@@ -208,7 +300,7 @@ class _Ascent:
         except KeyboardInterrupt as error:
             runner.end(error, partial=self.steps > 0)
 
-    def _step(self, runner: Runs) -> None:
+    def _step(self, runner: PerturbationRunner) -> None:
         full = self._smooth.full(self._values)
         masks = self._smooth.cropped(full)
         scores, upwards = self._upwards(masks, runner, mirrored=self.steps % 2 == 0)
@@ -222,7 +314,9 @@ class _Ascent:
         self._values = (self._values - RATE * self._momentum).clamp(0, 1)
         self.masks, self.scores, self.steps = masks, scores, self.steps + 1
 
-    def _upwards(self, masks: torch.Tensor, runner: Runs, *, mirrored: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    def _upwards(
+        self, masks: torch.Tensor, runner: PerturbationRunner, *, mirrored: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """The score of each photo behind its mask, and the gradient of that in the mask."""
         leaf = masks.clone()
         with recording(True):

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 import torch.nn.functional as F
 
-from explain.engine import Attributions, Collected, Evidence, Make, Need, Rows, Unaltered
-from explain.errors import FillError, MethodError
-from explain.fills import Fill, covering, get_fill
+from explain._utils.errors import BaselineError, MethodError
+from explain.baselines import Baseline, covering, get_baseline
+from explain.engine import Accumulator, Attributions, Evidence, Make, Need, PerturbedRows, Unperturbed
 
 Score = Literal["logit", "probability"]
 """What is explained: the score as the target picks it, or the probability of its class."""
@@ -58,11 +58,11 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Covered:
+class MaskedInputs:
     """Photos covered by masks."""
 
     masks: Masks
-    fill: Fill
+    fill: Baseline
 
     of_layer: ClassVar[bool] = False
 
@@ -79,15 +79,17 @@ class Covered:
     def count_at(self, size: tuple[int, ...]) -> int:
         return self.masks.most(size)
 
-    def rows(self, evidence: Evidence) -> Rows:
+    def rows(self, evidence: Evidence) -> PerturbedRows:
         x = evidence.inputs
         if not evidence.size:
-            return Rows(torch.arange(len(x), device=x.device), lambda rows: x[rows % len(x)])  # no picture to cover
+            return PerturbedRows(
+                torch.arange(len(x), device=x.device), lambda rows: x[rows % len(x)]
+            )  # no picture to cover
         drawn = self.masks.drawn(evidence)
         order = Order.of(drawn.counts, x.device)
         return self._of(x, order.images, lambda rows: drawn.keep(order.images[rows], order.numbers[rows]).to(x))
 
-    def rows_beside(self, evidence: Evidence, first: Rows) -> Rows:
+    def rows_beside(self, evidence: Evidence, first: PerturbedRows) -> PerturbedRows:
         """Cover the same part of another input: the masks of the first one, brought to its size.
 
         Raises:
@@ -95,7 +97,7 @@ class Covered:
         """
         x, keep = evidence.inputs, first.keep
         if not evidence.size or keep is None:
-            return Rows(first.owners, lambda rows: x[first.owners[rows].to(x.device)])
+            return PerturbedRows(first.owners, lambda rows: x[first.owners[rows].to(x.device)])
 
         def brought(rows: torch.Tensor) -> torch.Tensor:
             masks = keep(rows).to(x)
@@ -108,16 +110,16 @@ class Covered:
 
         return self._of(x, first.owners.to(x.device), brought)
 
-    def _of(self, x: torch.Tensor, owners: torch.Tensor, keep: Make) -> Rows:
+    def _of(self, x: torch.Tensor, owners: torch.Tensor, keep: Make) -> PerturbedRows:
         cover = covering(self.fill, x)
-        return Rows(owners, lambda rows: cover(owners[rows], keep(rows)), keep=keep)
+        return PerturbedRows(owners, lambda rows: cover(owners[rows], keep(rows)), keep=keep)
 
 
 @dataclass(frozen=True)
-class Emptied:
+class FullyMasked:
     """Photos of which nothing is left but the fill: what others are compared with."""
 
-    fill: Fill
+    fill: Baseline
 
     of_layer: ClassVar[bool] = False
     is_reference: ClassVar[bool] = True
@@ -129,12 +131,12 @@ class Emptied:
     def count(self, channels: int) -> int:
         return 1
 
-    def rows(self, evidence: Evidence) -> Rows:
+    def rows(self, evidence: Evidence) -> PerturbedRows:
         x = evidence.inputs
         if not evidence.size:
-            return Rows(torch.arange(len(x), device=x.device), lambda rows: x[rows])
+            return PerturbedRows(torch.arange(len(x), device=x.device), lambda rows: x[rows])
         cover = covering(self.fill, x)
-        return Rows(
+        return PerturbedRows(
             torch.arange(len(x), device=x.device), lambda rows: cover(rows, x.new_zeros(len(rows), 1, *x.shape[2:]))
         )
 
@@ -161,7 +163,7 @@ class ScoreOf:
 class InOrder:
     """What was found for each row, in their order."""
 
-    def begin(self, evidence: Evidence) -> Collected:
+    def begin(self, evidence: Evidence) -> Accumulator:
         return _InOrder(evidence.score)
 
 
@@ -181,23 +183,23 @@ class _InOrder:
         return found[torch.argsort(torch.cat(self._numbers))]
 
 
-def blank_score(fill: Fill, score: Score) -> Attributions:
+def blank_score(fill: Baseline, score: Score) -> Attributions:
     """What asks for the score ``(N,)`` of photos of which nothing is left."""
-    return Attributions(Emptied(fill), ScoreOf(score), InOrder())
+    return Attributions(FullyMasked(fill), ScoreOf(score), InOrder())
 
 
 def whole_score(score: Score) -> Attributions:
     """What asks for the score ``(N,)`` of the photos as they are, in the precision of the altered ones."""
-    return Attributions(Unaltered(), ScoreOf(score), InOrder())
+    return Attributions(Unperturbed(), ScoreOf(score), InOrder())
 
 
-def fill_of(method: str, value: Any, option: str = "fill") -> Fill:
+def fill_of(method: str, value: Any, option: str = "fill") -> Baseline:
     """Return the fill that an option stands for.
 
     Raises:
         MethodError: it stands for none.
     """
     try:
-        return get_fill(value)
-    except (FillError, AttributeError, TypeError) as error:
+        return get_baseline(value)
+    except (BaselineError, AttributeError, TypeError) as error:
         raise MethodError(f"{option} of {method} must be a fill or the name of one: {error}") from None

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from explain.engine import Attributions, Blank, Collected, Evidence, Need, Rows, Scores
-from explain.errors import MethodError, in_short
-from explain.methods import sources
-from explain.methods.backprop import Saliency
+from explain._utils.errors import MethodError, in_short
+from explain.engine import Accumulator, Attributions, Evidence, Need, PerturbedRows, Scores, ZeroInput
+from explain.methods import bibliography as sources
 from explain.methods.base import Style, at_least, over_all, spatial_dims
-from explain.methods.checks import check_options
-from explain.methods.sources import Source
+from explain.methods.bibliography import Source
+from explain.methods.gradients import Saliency
+from explain.methods.options import check_options
 
 Rule = Literal["gausslegendre", "left", "right", "midpoint", "trapezoid"]
 
@@ -61,9 +61,9 @@ class PathStart:
     def count(self, channels: int) -> int:
         return 1
 
-    def rows(self, evidence: Evidence) -> Rows:
+    def rows(self, evidence: Evidence) -> PerturbedRows:
         start = self.of(evidence)
-        return Rows(torch.arange(len(start), device=start.device), lambda rows: start[rows])
+        return PerturbedRows(torch.arange(len(start), device=start.device), lambda rows: start[rows])
 
     def of(self, evidence: Evidence) -> torch.Tensor:
         """The baseline of each image: ``(N, C, H, W)``."""
@@ -115,7 +115,7 @@ def check_baseline(method: str, value: object) -> None:
 def score_of(baseline: float | str | torch.Tensor, method: str) -> Scores:
     """What asks for the score of the baseline; a blank photo is one that other methods ask about too."""
     is_blank = isinstance(baseline, (int, float)) and baseline == 0
-    return Scores(Blank() if is_blank else PathStart(baseline, method))
+    return Scores(ZeroInput() if is_blank else PathStart(baseline, method))
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class StraightPath:
     def count(self, channels: int) -> int:
         return self.steps
 
-    def rows(self, evidence: Evidence) -> Rows:
+    def rows(self, evidence: Evidence) -> PerturbedRows:
         x, start = evidence.inputs, self.start.of(evidence)
         points = torch.from_numpy(quadrature(self.rule, self.steps)[0]).to(x)
         owners = torch.arange(len(x), device=x.device).repeat_interleave(self.steps)
@@ -144,7 +144,7 @@ class StraightPath:
             image, step = owners[rows], rows % self.steps
             return torch.lerp(start[image], x[image], over_all(points[step], x))
 
-        return Rows(owners, make)
+        return PerturbedRows(owners, make)
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class Quadrature:
     steps: int
     rule: Rule
 
-    def begin(self, evidence: Evidence) -> Collected:
+    def begin(self, evidence: Evidence) -> Accumulator:
         return _Integral(self, len(evidence.inputs))
 
 

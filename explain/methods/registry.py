@@ -1,4 +1,4 @@
-"""Names of methods, and what they stand for."""
+"""Names of methods, what they stand for, and the families that they belong to."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from dataclasses import fields, replace
 from itertools import accumulate
 from typing import TypeAlias, TypeVar
 
-from explain.errors import MethodError, did_you_mean, either, keywords, shown
-from explain.methods.base import Method
-from explain.written import Written, WrittenError, read_written
+from explain._utils.errors import MethodError, either, keywords, shown
+from explain._utils.specs import MethodSpec, SpecError, read_written
+from explain._utils.spelling import did_you_mean
+from explain.methods.base import ByScore, Control, Method
 
 MethodLike: TypeAlias = "str | Method"
 M = TypeVar("M", bound=Method)
@@ -94,7 +95,7 @@ def _by_text(text: str) -> Method:
         )
     try:
         read = read_written(text)
-    except WrittenError as error:
+    except SpecError as error:
         raise MethodError(f"method {error}; write it like integratedgradients(steps=20)") from None
     if read.name in _wrappers:
         return _wrapped(read)
@@ -109,7 +110,7 @@ def _by_text(text: str) -> Method:
     return replace(method, **read.options)  # type: ignore[type-var]
 
 
-def _wrapped(read: Written) -> Method:
+def _wrapped(read: MethodSpec) -> Method:
     """The method that a wrapper makes of another."""
     inner, *more = read.values or (read.options.pop("method", None),)
     if more or not isinstance(inner, str):
@@ -128,7 +129,7 @@ def _wrapped(read: Written) -> Method:
         ) from None
 
 
-def _check_names(read: Written, method: Method) -> None:
+def _check_names(read: MethodSpec, method: Method) -> None:
     """Refuse options that a method does not have."""
     known = [field.name for field in fields(method) if field.init]  # type: ignore[arg-type]
     for name in read.options:
@@ -155,3 +156,74 @@ def _depth(text: str) -> int:
     """How many brackets are open at most."""
     steps = accumulate({"(": 1, ")": -1}.get(character, 0) for character in text)
     return max(steps, default=0)
+
+
+MAPS, PATTERNS, ALTERED = "class activation maps", "patterns of the feature maps", "altered inputs"
+GRADIENTS, RELEVANCE, ATTENTION, OTHERS = "gradients", "relevance", "attention", "other methods"
+FAMILIES = (MAPS, PATTERNS, ALTERED, GRADIENTS, RELEVANCE, ATTENTION, OTHERS)
+"""In the order in which they are shown."""
+
+_BY_MODULE = {
+    **dict.fromkeys(("cam", "wrappers"), MAPS),
+    **dict.fromkeys(("eigen_cam",), PATTERNS),
+    **dict.fromkeys(("gradients", "path", "expected_gradients", "blur_path", "guided_path", "xrai"), GRADIENTS),
+    **dict.fromkeys(
+        (
+            "score_cam",
+            "occlusion",
+            "shapley",
+            "surrogate",
+            "partition_shap",
+            "sensitivity",
+            "drise",
+            "extremal",
+            "token_masks",
+        ),
+        ALTERED,
+    ),
+    **dict.fromkeys(("fullgrad", "relevance"), RELEVANCE),
+    **dict.fromkeys(("attention",), ATTENTION),
+}
+
+
+def family(method: str | Method) -> str:
+    """Return the family of a method, by the module that its class is in; one that wraps another has the other's.
+
+    >>> family("gradcam"), family("smooth(saliency)"), family("my own")
+    ('class activation maps', 'gradients', 'other methods')
+    """
+    try:
+        found = get_method(method)
+    except MethodError:
+        return OTHERS
+    inner = getattr(found, "method", None)
+    if isinstance(inner, Method):
+        return family(inner)
+    package, _, module = type(found).__module__.rpartition(".")
+    return _BY_MODULE.get(module, OTHERS) if package == __package__ else OTHERS
+
+
+def control(method: str | Method) -> str:
+    """Return what a method does that explains nothing and is there to compare with; "" for all others.
+
+    >>> control("randomcam"), control("smooth(randomcam)"), control("gradcam")
+    ('random weights', 'random weights', '')
+    """
+    try:
+        found = get_method(method)
+    except MethodError:
+        return ""
+    inner = getattr(found, "method", None)
+    return found.control if isinstance(found, Control) else control(inner) if isinstance(inner, Method) else ""
+
+
+def divides_by_score(method: str | Method) -> bool:
+    """Whether a method divides by the score, so that a negative one reverses all signs.
+
+    >>> divides_by_score("ablationcam"), divides_by_score("gradcam")
+    (True, False)
+    """
+    try:
+        return isinstance(get_method(method), ByScore)
+    except MethodError:
+        return False

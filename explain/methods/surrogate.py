@@ -1,28 +1,30 @@
-"""One region at a time, and LIME: what the score loses without a region, and a linear model of the score."""
+"""One region at a time, LIME, and regions permuted between images."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
-from explain.fills import Fill, Zero
-from explain.methods import sources_of_masks as sources
+from explain._utils.errors import MethodError
+from explain._utils.random_numbers import uniform
+from explain.baselines import Baseline, Zero
+from explain.engine import Attributions, Evidence, Need, PerturbedRows
+from explain.methods import bibliography as sources
 from explain.methods.base import Style
-from explain.methods.checks import check_options
-from explain.methods.coalitions import FromRegions, Solved
-from explain.methods.estimates import check_budget, honest
-from explain.methods.masks import Score, fill_of
+from explain.methods.bibliography import Source
+from explain.methods.coalitions import Coalitions, FromRegions, OfRegions, Solution
+from explain.methods.estimates import FromScores, Gradually, check_budget, honest
+from explain.methods.masks import Order, Score, ScoreOf, fill_of, whole_score
+from explain.methods.options import check_options
 from explain.methods.regions import Regions, Squares, regions_of
-from explain.methods.sources import Source
-from explain.random_numbers import uniform
 
 FEWEST = 3  # runs more than regions, before the misses of a linear model say how far it may be off
 
 
 @dataclass(frozen=True)
-class OneByOne:
+class LeaveOneOut:
     """One region covered at a time."""
 
     def rows(self, regions: int) -> torch.Tensor:
@@ -41,8 +43,8 @@ class Drop:
 
     compares: ClassVar[bool] = False
 
-    def __call__(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Solved:
-        return Solved((whole - scores) @ (1 - seen))
+    def __call__(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Solution:
+        return Solution((whole - scores) @ (1 - seen))
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class FeatureAblation(FromRegions):
     Args:
         regions: ``(H, W)`` whole numbers, the number of each pixel's region; `Squares`, `Quadtree` or `Superpixels`;
             or how many squares across.
-        fill: what takes the place of what is covered: one of `explain.fills`, or its name.
+        fill: what takes the place of what is covered: one of `explain.baselines`, or its name.
         score: explain the ``logit``, or the ``probability`` of the class.
 
     Returns:
@@ -69,7 +71,7 @@ class FeatureAblation(FromRegions):
     """
 
     regions: Regions = field(default_factory=Squares)
-    fill: Fill = field(default_factory=Zero)
+    fill: Baseline = field(default_factory=Zero)
     score: Score = "logit"
 
     name: ClassVar[str] = "featureablation"
@@ -84,8 +86,8 @@ class FeatureAblation(FromRegions):
         check_options(self)
 
     @property
-    def design(self) -> OneByOne:
-        return OneByOne()
+    def design(self) -> LeaveOneOut:
+        return LeaveOneOut()
 
     @property
     def solver(self) -> Drop:
@@ -93,7 +95,7 @@ class FeatureAblation(FromRegions):
 
 
 @dataclass(frozen=True)
-class CoinTosses:
+class RandomCoalitions:
     """Each region covered or not by the toss of a coin."""
 
     runs: int
@@ -119,7 +121,7 @@ class RidgeRegression:
 
     compares: ClassVar[bool] = False
 
-    def __call__(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Solved:
+    def __call__(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Solution:
         """See `LIME`; the photo itself is one more sample, of weight 1."""
         z = torch.cat([torch.ones_like(seen[:1]), seen])
         y = torch.cat([scores.new_full((1,), whole), scores])
@@ -138,7 +140,7 @@ class RidgeRegression:
         variance = (inverse @ (pulls.T @ pulls) @ inverse).diagonal().clamp(min=0)
         r2 = 1 - float(weights @ rest.square()) / spread if spread > 0 else 1.0
         freedom = len(seen) - seen.shape[1]
-        return Solved(values, honest(variance, freedom) if freedom >= FEWEST else None, r2)
+        return Solution(values, honest(variance, freedom) if freedom >= FEWEST else None, r2)
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ class LIME(FromRegions):
     Args:
         runs: how many covered photos, at most.
         regions: as for `KernelSHAP`.
-        fill: what takes the place of what is covered: one of `explain.fills`, or its name.
+        fill: what takes the place of what is covered: one of `explain.baselines`, or its name.
         score: explain the ``logit``, or the ``probability`` of the class.
         width: of the kernel.
         ridge: the penalty on the sum of squared coefficients.
@@ -177,7 +179,7 @@ class LIME(FromRegions):
 
     runs: int = 500
     regions: Regions = field(default_factory=Squares)
-    fill: Fill = field(default_factory=Zero)
+    fill: Baseline = field(default_factory=Zero)
     score: Score = "logit"
     width: float = 0.25
     ridge: float = 1.0
@@ -198,9 +200,106 @@ class LIME(FromRegions):
         check_budget(self)
 
     @property
-    def design(self) -> CoinTosses:
-        return CoinTosses(self.runs, self.seed)
+    def design(self) -> RandomCoalitions:
+        return RandomCoalitions(self.runs, self.seed)
 
     @property
     def solver(self) -> RidgeRegression:
         return RidgeRegression(self.width, self.ridge)
+
+
+@dataclass(frozen=True)
+class PermutedRegions:
+    """Photos of which one region is that of another image of the batch."""
+
+    masks: Coalitions
+    seed: int
+
+    of_layer: ClassVar[bool] = False
+    needs: ClassVar[frozenset[Need[Any]]] = frozenset()
+
+    def __str__(self) -> str:
+        return "photos with a region of another image"
+
+    def count(self, channels: int) -> int:
+        return 0
+
+    def count_at(self, size: tuple[int, ...]) -> int:
+        return self.masks.most(size)
+
+    def others(self, images: int) -> torch.Tensor:
+        """Which image each one gets its region from: all stand in a random circle, and look to their neighbour."""
+        generator = torch.Generator("cpu").manual_seed(self.seed % 2**63)
+        circle = torch.randperm(images, generator=generator, device="cpu")
+        found = torch.empty_like(circle)
+        found[circle] = circle.roll(1)
+        return found
+
+    def rows(self, evidence: Evidence) -> PerturbedRows:
+        x = evidence.inputs
+        if len(x) < 2:
+            raise MethodError(
+                "featurepermutation must have a batch of several images, between which regions are exchanged, got 1; "
+                "give more, or take featureablation"
+            )
+        drawn = self.masks.drawn(evidence)
+        order, others = Order.of(drawn.counts, x.device), self.others(len(x)).to(x.device)
+
+        def make(rows: torch.Tensor) -> torch.Tensor:
+            images = order.images[rows]
+            keep = drawn.keep(images, order.numbers[rows]) > 0
+            return torch.where(keep, x[images], x[others[images]])
+
+        return PerturbedRows(order.images, make)
+
+
+@dataclass(frozen=True)
+class FeaturePermutation(FromScores):
+    """What the score loses if a region is that of another image of the batch.
+
+    What stands in its place is thus a photo too, and no colour that the network has never seen. The values depend on
+    the other images.
+
+    Args:
+        regions: as for `FeatureAblation`; they should be the same for all images.
+        score: explain the ``logit``, or the ``probability`` of the class.
+        seed: says which image gets the regions of which.
+
+    Returns:
+        ``(N, H, W)``, each pixel with its region's value, in units of the score.
+
+    Fisher, Rudin and Dominici, "All Models are Wrong, but Many are Useful", JMLR 2019 (arXiv:1801.01489); for single
+    images as in Captum.
+
+    >>> import explain
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2)).double()
+    >>> x = torch.rand(2, 3, 2, 2, dtype=torch.float64)
+    >>> a = explain.attribute(model, x, FeaturePermutation(regions=2), target=1)
+    >>> torch.allclose(a.values[0], (model[1].weight[1].reshape(3, 2, 2) * (x[0] - x[1])).sum(0))
+    True
+    """
+
+    regions: Regions = field(default_factory=Squares)
+    score: Score = "logit"
+    seed: int = 0
+
+    name: ClassVar[str] = "featurepermutation"
+    about: ClassVar[str] = "what the score loses with a region of another image"
+    paper: ClassVar[str] = "Fisher et al., JMLR 2019"
+    source: ClassVar[Source] = sources.PERMUTATION
+    style: ClassVar[Style] = "signed"
+    only_for: ClassVar[str] = "batches of several images"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "regions", regions_of(self.name, self.regions))
+        check_options(self)
+
+    @property
+    def found(self) -> Attributions:
+        masks = Coalitions(self.regions, LeaveOneOut())
+        fold = Gradually(OfRegions(masks, Drop(), Zero(), self.score))
+        return Attributions(PermutedRegions(masks, self.seed), ScoreOf(self.score), fold)
+
+    @property
+    def beside(self) -> frozenset[Need[Any]]:
+        return frozenset({whole_score(self.score)})

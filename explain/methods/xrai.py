@@ -7,16 +7,15 @@ from typing import Any, ClassVar
 
 import torch
 
+from explain._utils.errors import MethodError
 from explain.engine import Attributions, Evidence, Need
-from explain.errors import MethodError
-from explain.methods import sources_of_paths as sources
-from explain.methods.backprop import Saliency
+from explain.methods import bibliography as sources
 from explain.methods.base import Style, check_range
-from explain.methods.checks import check_options
+from explain.methods.bibliography import Source
+from explain.methods.gradients import Saliency
+from explain.methods.options import check_options
 from explain.methods.path import PathStart, Quadrature, StraightPath
-from explain.methods.regions import Regions, regions_of
-from explain.methods.segments import USUAL_AREA, Felzenszwalb
-from explain.methods.sources import Source
+from explain.methods.regions import USUAL_AREA, Felzenszwalb, Regions, regions_of
 
 SCALES = (50, 100, 150, 250, 500, 1200)
 """The sizes of regions that Kapishnikov et al. take together."""

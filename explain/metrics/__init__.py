@@ -31,40 +31,114 @@ says in ``asks`` which, and is otherwise a function of their scores; one that as
 of what: altered photos, another class, a randomised copy of the model.
 """
 
-from explain.metrics.again import Found, OfMethod, Setting, World
+from __future__ import annotations
+
 from explain.metrics.axioms import ADCC, Completeness, InputInvariance
-from explain.metrics.base import Better, Case, Judged, Metric, OfMap, OfObject, Reading
-from explain.metrics.boxes import MaxBoxAccV2
+from explain.metrics.base import Better, MapMetric, Metric, MetricInput, MetricResult, ObjectMetric, Reading
 from explain.metrics.complexity import Complexity, EffectiveComplexity, Sparseness
-from explain.metrics.curves import ROAD, Comprehensiveness, Deletion, Insertion, PixelFlipping, Sufficiency
-from explain.metrics.drops import AverageDrop, IncreaseInConfidence
 from explain.metrics.evaluation import evaluate
-from explain.metrics.maps import Maps, Sign
-from explain.metrics.noise import Infidelity
-from explain.metrics.places import (
+from explain.metrics.faithfulness import (
+    ROAD,
+    AverageDrop,
+    Comprehensiveness,
+    Deletion,
+    IncreaseInConfidence,
+    Insertion,
+    PixelFlipping,
+    Sufficiency,
+)
+from explain.metrics.localisation import (
     AUC,
     AttributionLocalisation,
     EnergyPointingGame,
     IoU,
+    MaxBoxAccV2,
     PointingGame,
     RelevanceMass,
     RelevanceRank,
     TopKIntersection,
 )
+from explain.metrics.maps import Maps, Sign
+from explain.metrics.perturbed_inputs import ScoreMetric, ScoreRequest
 from explain.metrics.randomisation import MPRT, EfficientMPRT, RandomLogit
-from explain.metrics.regions import IROF, RegionPerturbation, Selectivity
 from explain.metrics.registry import MetricLike, get_metric, list_metrics, register
 from explain.metrics.robustness import Continuity, LocalLipschitz, RelativeStability, Sensitivity
-from explain.metrics.rows import Ask, OfScores
-from explain.metrics.subsets import (
+from explain.metrics.segment_order import IROF, RegionPerturbation, Selectivity
+from explain.metrics.sums import (
     FaithfulnessCorrelation,
     FaithfulnessEstimate,
+    Infidelity,
     Monotonicity,
     MonotonicityCorrelation,
     NonSensitivity,
     SensitivityN,
 )
 from explain.metrics.table import Table
+from explain.metrics.variants import ModelContext, ReattributionMetric, Variant, VariantResult
+
+__all__ = [
+    "ADCC",
+    "AUC",
+    "IROF",
+    "MPRT",
+    "ROAD",
+    "AttributionLocalisation",
+    "AverageDrop",
+    "Better",
+    "Completeness",
+    "Complexity",
+    "Comprehensiveness",
+    "Continuity",
+    "Deletion",
+    "EffectiveComplexity",
+    "EfficientMPRT",
+    "EnergyPointingGame",
+    "FaithfulnessCorrelation",
+    "FaithfulnessEstimate",
+    "IncreaseInConfidence",
+    "Infidelity",
+    "InputInvariance",
+    "Insertion",
+    "IoU",
+    "LocalLipschitz",
+    "MapMetric",
+    "Maps",
+    "MaxBoxAccV2",
+    "Metric",
+    "MetricInput",
+    "MetricLike",
+    "MetricResult",
+    "ModelContext",
+    "Monotonicity",
+    "MonotonicityCorrelation",
+    "NonSensitivity",
+    "ObjectMetric",
+    "PixelFlipping",
+    "PointingGame",
+    "RandomLogit",
+    "Reading",
+    "ReattributionMetric",
+    "RegionPerturbation",
+    "RelativeStability",
+    "RelevanceMass",
+    "RelevanceRank",
+    "ScoreMetric",
+    "ScoreRequest",
+    "Selectivity",
+    "Sensitivity",
+    "SensitivityN",
+    "Sign",
+    "Sparseness",
+    "Sufficiency",
+    "Table",
+    "TopKIntersection",
+    "Variant",
+    "VariantResult",
+    "evaluate",
+    "get_metric",
+    "list_metrics",
+    "register",
+]
 
 _METRICS: list[Metric] = [
     Deletion(), Insertion(), PixelFlipping(), PixelFlipping("lerf"), ROAD(), Comprehensiveness(), Sufficiency(),
@@ -80,67 +154,3 @@ _METRICS: list[Metric] = [
 ]  # fmt: skip
 for _metric in _METRICS:
     register(_metric)
-
-__all__ = [
-    "ADCC",
-    "AUC",
-    "IROF",
-    "MPRT",
-    "ROAD",
-    "Ask",
-    "AttributionLocalisation",
-    "AverageDrop",
-    "Better",
-    "Case",
-    "Completeness",
-    "Complexity",
-    "Comprehensiveness",
-    "Continuity",
-    "Deletion",
-    "EffectiveComplexity",
-    "EfficientMPRT",
-    "EnergyPointingGame",
-    "FaithfulnessCorrelation",
-    "FaithfulnessEstimate",
-    "Found",
-    "IncreaseInConfidence",
-    "Infidelity",
-    "InputInvariance",
-    "Insertion",
-    "IoU",
-    "Judged",
-    "LocalLipschitz",
-    "Maps",
-    "MaxBoxAccV2",
-    "Metric",
-    "MetricLike",
-    "Monotonicity",
-    "MonotonicityCorrelation",
-    "NonSensitivity",
-    "OfMap",
-    "OfMethod",
-    "OfObject",
-    "OfScores",
-    "PixelFlipping",
-    "PointingGame",
-    "RandomLogit",
-    "Reading",
-    "RegionPerturbation",
-    "RelativeStability",
-    "RelevanceMass",
-    "RelevanceRank",
-    "Selectivity",
-    "Sensitivity",
-    "SensitivityN",
-    "Setting",
-    "Sign",
-    "Sparseness",
-    "Sufficiency",
-    "Table",
-    "TopKIntersection",
-    "World",
-    "evaluate",
-    "get_metric",
-    "list_metrics",
-    "register",
-]

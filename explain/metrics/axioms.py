@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from explain.fills import Fill, Zero
-from explain.inputs import Inputs, Path
-from explain.metrics.again import Found, Setting, World
-from explain.metrics.base import Better, Case, Judged, Reading, check, need_probability, undefined
-from explain.metrics.curves import SMALL, least
-from explain.metrics.orders import correlation
-from explain.metrics.rows import Ask, Soft
+from explain.baselines import Baseline, Zero
+from explain.data.inputs import Inputs, Path
+from explain.metrics.base import Better, MetricInput, MetricResult, Reading, check, need_probability, undefined
+from explain.metrics.faithfulness import SMALL, least
+from explain.metrics.perturbed_inputs import ScoreRequest, SoftMasked
+from explain.metrics.rankings import correlation
+from explain.metrics.variants import ModelContext, Variant, VariantResult
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Completeness:
     'less'
     """
 
-    fill: Fill = field(default_factory=Zero)
+    fill: Baseline = field(default_factory=Zero)
     reading: Reading = "score"
 
     name: ClassVar[str] = "completeness"
@@ -49,15 +49,15 @@ class Completeness:
     def __post_init__(self) -> None:
         check(self)
 
-    def asks(self, case: Case) -> Sequence[Ask]:
-        return [Ask(Soft(torch.zeros_like(case.images[:, 0]), self.fill), self.reading)]
+    def asks(self, case: MetricInput) -> Sequence[ScoreRequest]:
+        return [ScoreRequest(SoftMasked(torch.zeros_like(case.images[:, 0]), self.fill), self.reading)]
 
-    def __call__(self, case: Case, scores: Sequence[torch.Tensor]) -> Judged:
+    def __call__(self, case: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         difference = case.original(self.reading) - scores[0][:, 0]
         off = (case.maps.values.flatten(1).sum(1) - difference).abs()
         nothing = difference.abs() <= least(self.reading, case.original(self.reading), scores[0])
         relative = torch.where(nothing, torch.nan, off / difference.abs())
-        return Judged(off, parts={"relative": relative, "difference": difference})
+        return MetricResult(off, parts={"relative": relative, "difference": difference})
 
 
 class Shifted(nn.Module):
@@ -106,19 +106,19 @@ class InputInvariance:
     def __post_init__(self) -> None:
         check(self)
 
-    def settings(self, world: World, case: Case) -> Iterator[Setting]:
+    def settings(self, world: ModelContext, case: MetricInput) -> Iterator[Variant]:
         make = partial(Shifted, world.model, self.shift, world.called_with.path)
-        yield Setting(("shifted", self.shift), lambda: world.images + self.shift, model=make, prefix="inner.")
+        yield Variant(("shifted", self.shift), lambda: world.images + self.shift, model=make, prefix="inner.")
 
-    def compare(self, case: Case, found: Found) -> torch.Tensor:
+    def compare(self, case: MetricInput, found: VariantResult) -> torch.Tensor:
         length = case.maps.values.flatten(1).norm(dim=1)
         change = (found.maps.values - case.maps.values).flatten(1).norm(dim=1)
         relative: torch.Tensor = change / torch.where(length > 0, length, 1)
         return relative
 
-    def __call__(self, case: Case, numbers: torch.Tensor) -> Judged:
+    def __call__(self, case: MetricInput, numbers: torch.Tensor) -> MetricResult:
         nothing = (case.maps.values == 0).flatten(1).all(1)
-        return Judged(undefined(self.name, case.maps.name, numbers[:, 0], nothing, "its map is zero everywhere"))
+        return MetricResult(undefined(self.name, case.maps.name, numbers[:, 0], nothing, "its map is zero everywhere"))
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class ADCC:
     'more'
     """
 
-    fill: Fill = field(default_factory=Zero)
+    fill: Baseline = field(default_factory=Zero)
 
     name: ClassVar[str] = "adcc"
     about: ClassVar[str] = "harmonic mean of coherency, simplicity and what the photo keeps behind its heatmap"
@@ -151,19 +151,19 @@ class ADCC:
     def __post_init__(self) -> None:
         check(self)
 
-    def settings(self, world: World, case: Case) -> Iterator[Setting]:
+    def settings(self, world: ModelContext, case: MetricInput) -> Iterator[Variant]:
         need_probability(case.probability, OTHER)
         keep = case.maps.heatmap[:, None].to(world.images)
-        yield Setting(("behind its map", self.fill, case.maps.name), lambda: self.fill(world.images, keep))
+        yield Variant(("behind its map", self.fill, case.maps.name), lambda: self.fill(world.images, keep))
 
-    def compare(self, case: Case, found: Found) -> torch.Tensor:
+    def compare(self, case: MetricInput, found: VariantResult) -> torch.Tensor:
         assert found.logits is not None
         assert case.classes is not None
         probability = case.outputs.of_classes(found.logits, case.classes)
         together = correlation(case.maps.heatmap.flatten(1), found.maps.heatmap.flatten(1))
         return torch.stack([probability.double(), together.nan_to_num(-1)], 1)
 
-    def __call__(self, case: Case, numbers: torch.Tensor) -> Judged:
+    def __call__(self, case: MetricInput, numbers: torch.Tensor) -> MetricResult:
         original = need_probability(case.probability, OTHER).double()
         seen, together = numbers[:, 0].unbind(1)
         coherency = (1 + together) / 2
@@ -176,4 +176,4 @@ class ADCC:
         nothing = (case.maps.heatmap == 0).flatten(1).all(1)
         value = undefined(self.name, case.maps.name, value, nothing, "its map has no positive value")
         parts = {"coherency": coherency, "complexity": complexity, "averagedrop": drop}
-        return Judged(value.to(case.maps.values.dtype), parts=parts)
+        return MetricResult(value.to(case.maps.values.dtype), parts=parts)

@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 
-from explain.errors import MethodError, MetricError, image_name, warn
-from explain.fills import get_fill
-from explain.methods.checks import check_options
+from explain._utils.errors import MethodError, MetricError, image_name, warn
+from explain.baselines import get_baseline
+from explain.methods.options import check_options
 from explain.metrics.maps import Maps, Sign
-from explain.metrics.orders import ranks_of
+from explain.metrics.rankings import ranks_of
 from explain.targets import Outputs
 
 Better = Literal["more", "less"]
@@ -27,7 +27,7 @@ Read = Literal["probability", "score", "margin"]
 
 
 @dataclass(frozen=True, eq=False)
-class Case:
+class MetricInput:
     """What a metric gets to see of N photos and one method's maps of them.
 
     ``images`` ``(N, C, H, W)`` are the model's inputs, ``score`` ``(N,)`` what was explained and ``probability``
@@ -84,7 +84,7 @@ ROUNDING = 128
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
+class MetricResult:
     """One figure for each image ``(N,)``; its ``curve`` ``(N, K)`` over the shares ``at`` ``(K,)``, where it has one;
     and other ``parts`` of it, each ``(N,)`` or ``(N, ...)``."""
 
@@ -118,14 +118,14 @@ class Metric(Protocol):
 
 
 @runtime_checkable
-class OfMap(Metric, Protocol):
+class MapMetric(Metric, Protocol):
     """A metric that needs nothing but the map, and where the object is."""
 
-    def __call__(self, case: Case) -> Judged: ...
+    def __call__(self, case: MetricInput) -> MetricResult: ...
 
 
 @runtime_checkable
-class OfObject(Protocol):
+class ObjectMetric(Protocol):
     """A metric that has to be told where the object is."""
 
     of_object: ClassVar[bool]
@@ -152,7 +152,7 @@ def check(metric: Any, **least: float) -> None:
     except MethodError as error:
         raise MetricError(str(error)) from None
     if hasattr(metric, "fill"):
-        object.__setattr__(metric, "fill", get_fill(metric.fill))
+        object.__setattr__(metric, "fill", get_baseline(metric.fill))
 
 
 def undefined(metric: str, of: str, value: torch.Tensor, wrong: torch.Tensor, why: str) -> torch.Tensor:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from explain.metrics.base import Better, Case, Judged, check, undefined
+from explain.metrics.base import Better, MetricInput, MetricResult, check, undefined
 from explain.metrics.maps import Sign
 
 ZERO = "its map is zero everywhere"
@@ -44,13 +44,13 @@ class Sparseness:
     def __post_init__(self) -> None:
         check(self)
 
-    def __call__(self, case: Case) -> Judged:
+    def __call__(self, case: MetricInput) -> MetricResult:
         sizes = case.maps.of_places(self.sign).abs().flatten(1).double().sort(1).values
         count = sizes.shape[1]
         weights = 2 * torch.arange(1, count + 1, device=sizes.device, dtype=sizes.dtype) - count - 1
         total = sizes.sum(1)
         value = ((sizes * weights).sum(1) / (count * torch.where(total > 0, total, 1))).to(case.maps.values)
-        return Judged(undefined(self.name, case.maps.name, value, total == 0, ZERO))
+        return MetricResult(undefined(self.name, case.maps.name, value, total == 0, ZERO))
 
 
 @dataclass(frozen=True)
@@ -80,12 +80,12 @@ class Complexity:
     def __post_init__(self) -> None:
         check(self)
 
-    def __call__(self, case: Case) -> Judged:
+    def __call__(self, case: MetricInput) -> MetricResult:
         sizes = case.maps.of_places(self.sign).abs().flatten(1).double()  # whose sum must not overflow
         total = sizes.sum(1, keepdim=True)
         shares = sizes / torch.where(total > 0, total, 1)
         value = torch.special.entr(shares).sum(1).to(case.maps.values)
-        return Judged(undefined(self.name, case.maps.name, value, total[:, 0] == 0, ZERO))
+        return MetricResult(undefined(self.name, case.maps.name, value, total[:, 0] == 0, ZERO))
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,8 @@ class EffectiveComplexity:
     def __post_init__(self) -> None:
         check(self, threshold=0)
 
-    def __call__(self, case: Case) -> Judged:
+    def __call__(self, case: MetricInput) -> MetricResult:
         sizes = case.maps.of_places(self.sign).abs().flatten(1)
         most = sizes.amax(1, keepdim=True)
         value = (sizes > self.threshold * most).to(sizes).mean(1)
-        return Judged(undefined(self.name, case.maps.name, value, most[:, 0] == 0, ZERO))
+        return MetricResult(undefined(self.name, case.maps.name, value, most[:, 0] == 0, ZERO))

@@ -10,23 +10,21 @@ import numpy as np
 import torch
 from torch import nn
 
-from explain.attribution import attribute_targets
-from explain.engine import Plan, Scores, Unaltered, asks_of, check_inputs, gather, outputs_of
-from explain.errors import MetricError, keywords, shown
+from explain._utils.errors import MetricError, keywords, shown
+from explain.attribution.api import attribute_targets
+from explain.attribution.request import Options, Settings
+from explain.attribution.result import Attribution
+from explain.data.inputs import Inputs, InputsLike
+from explain.engine import Plan, Scores, Unperturbed, asks_of, check_inputs, gather, outputs_of
 from explain.hooks import calculating, unwrapped
-from explain.inputs import Inputs, InputsLike
 from explain.methods import Method, MethodLike, get_method
-from explain.metrics.again import Asked, OfMethod, World, asked_again, must_be_method
-from explain.metrics.base import Case, Judged, Metric, OfMap, Read
-from explain.metrics.blanks import recognised
+from explain.metrics.base import MapMetric, Metric, MetricInput, MetricResult, Read
+from explain.metrics.ground_truth import Boxes, as_boxes, as_regions
 from explain.metrics.maps import Maps, MapsLike
-from explain.metrics.readings import ClassReading
+from explain.metrics.perturbed_inputs import ClassScore, PerturbedPhotoPool, PooledPhotos, ScoreMetric, recognised
 from explain.metrics.registry import MetricLike, by_name
-from explain.metrics.rows import Book, Entered, OfScores
 from explain.metrics.table import Table
-from explain.metrics.truth import Boxes, as_boxes, as_regions
-from explain.request import Options, Settings
-from explain.result import Attribution
+from explain.metrics.variants import EvaluatedMethod, ModelContext, ReattributionMetric, asked_again, must_be_method
 from explain.targets import ClassTarget, Outputs, Target, TargetLike, as_target
 
 Judgeable: TypeAlias = "MethodLike | MapsLike"
@@ -103,7 +101,7 @@ class _Evaluation:
         probability = probability_of(self.outputs, classes, logits)
         with calculating(self.images.device.type):
             cases = {
-                name: Case(
+                name: MetricInput(
                     Maps.of(name, each, self.images),
                     self.images,
                     score,
@@ -115,14 +113,14 @@ class _Evaluation:
                 )
                 for name, each in maps.items()
             }
-        judged: dict[str, dict[str, Judged]] = {name: {} for name in cases}
+        judged: dict[str, dict[str, MetricResult]] = {name: {} for name in cases}
         for metric in self.metrics.values():
-            if isinstance(metric, OfMap) and not isinstance(metric, (OfScores, OfMethod)):
+            if isinstance(metric, MapMetric) and not isinstance(metric, (ScoreMetric, ReattributionMetric)):
                 for name, case in cases.items():
                     with calculating(self.images.device.type):
                         judged[name][metric.name] = metric(case)
         self._by_scores(cases, classes, _count(logits), judged)
-        world = World(self.model, self.images, classes, _count(logits), logits, self.inputs)
+        world = ModelContext(self.model, self.images, classes, _count(logits), logits, self.inputs)
         self._by_asking(cases, world, maps, judged)
         ordered = {name: {metric: row[metric] for metric in self.metrics} for name, row in judged.items()}
         return Table(dict(self.metrics), ordered, tuple(self.notes))
@@ -162,21 +160,21 @@ class _Evaluation:
 
     def _by_asking(
         self,
-        cases: Mapping[str, Case],
-        world: World,
+        cases: Mapping[str, MetricInput],
+        world: ModelContext,
         maps: Mapping[str, MapsLike],
-        judged: Mapping[str, dict[str, Judged]],
+        judged: Mapping[str, dict[str, MetricResult]],
     ) -> None:
         """Ask the methods again, of altered photos, other classes and other models."""
-        metrics = [metric for metric in self.metrics.values() if isinstance(metric, OfMethod)]
+        metrics = [metric for metric in self.metrics.values() if isinstance(metric, ReattributionMetric)]
         if not metrics:
             return
-        asked: dict[str, Asked] = {}
+        asked: dict[str, EvaluatedMethod] = {}
         for name, case in cases.items():
             attribution = maps[name]
             if name not in self.methods or not isinstance(attribution, Attribution):
                 raise must_be_method(metrics[0], name)
-            asked[name] = Asked(self.methods[name], attribution, case)
+            asked[name] = EvaluatedMethod(self.methods[name], attribution, case)
         options: Options = {**self.options, "activation": self.outputs.activation}
         found = asked_again(metrics, asked, world, self.inputs, self.settled, options)
         for (name, metric), each in found.items():
@@ -184,16 +182,16 @@ class _Evaluation:
 
     def _by_scores(
         self,
-        cases: Mapping[str, Case],
+        cases: Mapping[str, MetricInput],
         classes: torch.Tensor | None,
         count: int | None,
-        judged: Mapping[str, dict[str, Judged]],
+        judged: Mapping[str, dict[str, MetricResult]],
     ) -> None:
         """Run the altered photos that metrics ask for, each distinct one once."""
-        metrics = [metric for metric in self.metrics.values() if isinstance(metric, OfScores)]
+        metrics = [metric for metric in self.metrics.values() if isinstance(metric, ScoreMetric)]
         if not metrics:
             return
-        book = Book(self.images)
+        book = PerturbedPhotoPool(self.images)
         with calculating(self.images.device.type):
             asks = {(name, m.name): m.asks(case) for name, case in cases.items() for m in metrics}
             rows = {key: [book.enter(ask.of) for ask in each] for key, each in asks.items()}
@@ -210,13 +208,13 @@ class _Evaluation:
                 judged[name][metric] = one(case, found)
 
     def _run(
-        self, book: Book, readings: Sequence[Read], classes: torch.Tensor | None
+        self, book: PerturbedPhotoPool, readings: Sequence[Read], classes: torch.Tensor | None
     ) -> dict[Read, tuple[torch.Tensor, torch.Tensor]]:
         """For each reading, what it is of the photos as they are ``(N,)`` and of all altered ones ``(P,)``."""
         targets = [self._read_as(reading, classes) for reading in readings]
         if not targets:
             return {}
-        altered, plain = Scores(Entered(book)), Scores(Unaltered())
+        altered, plain = Scores(PooledPhotos(book)), Scores(Unperturbed())
         plan = Plan(
             {"metrics": asks_of([plain, *([altered] if len(book) else [])], [])}, len(targets), len(self.images)
         )
@@ -235,9 +233,9 @@ class _Evaluation:
                 f"target must be a class for a metric that reads its {reading}, got {self.settled.name}; choose "
                 "reading='score'"
             )
-        return ClassReading(reading, tuple(classes.tolist()), self.outputs)
+        return ClassScore(reading, tuple(classes.tolist()), self.outputs)
 
-    def _as_read(self, case: Case, scores: Mapping[Read, tuple[torch.Tensor, torch.Tensor]]) -> Case:
+    def _as_read(self, case: MetricInput, scores: Mapping[Read, tuple[torch.Tensor, torch.Tensor]]) -> MetricInput:
         """The case with what was read of the photos as they are in the same precision as of the altered ones."""
         score = scores["score"][0] if "score" in scores else case.score
         probability = scores["probability"][0] if "probability" in scores else case.probability

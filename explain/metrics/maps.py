@@ -8,10 +8,10 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 
-from explain.errors import MetricError, image_name, shown
+from explain._utils.errors import MetricError, image_name, shown
+from explain.attribution.result import Attribution
 from explain.layers import enlarge
 from explain.methods import Style
-from explain.result import Attribution
 
 Sign = Literal["own", "signed", "absolute"]
 """How values become a map of places: "own" as the method means it (see `Maps.of_places`), "signed" the sum over the

@@ -10,13 +10,13 @@ from typing import ClassVar, Literal
 
 import torch
 
-from explain.errors import MetricError, image_name, warn
+from explain._utils.errors import MetricError, image_name, warn
 from explain.methods import Method, Smooth
-from explain.metrics.again import Found, Setting, World
-from explain.metrics.base import Better, Case, Judged, check, undefined
+from explain.metrics.base import Better, MetricInput, MetricResult, check, undefined
 from explain.metrics.maps import Maps, Sign
 from explain.metrics.randomised import grouped
 from explain.metrics.similarity import Similarity, similarity
+from explain.metrics.variants import ModelContext, Variant, VariantResult
 
 Order = Literal["top", "bottom", "independent"]
 
@@ -37,7 +37,7 @@ class _Compared:
 FLAT = "its map says the same everywhere"
 
 
-def tell_zeros(metric: str, case: Case, zeros: torch.Tensor) -> None:
+def tell_zeros(metric: str, case: MetricInput, zeros: torch.Tensor) -> None:
     """Say that maps became zero everywhere, which counts as a change."""
     images = [image_name(i) for i in (zeros & ~case.maps.flat).nonzero().flatten().tolist()]
     if images:
@@ -99,16 +99,16 @@ class MPRT(_Compared):
     def paper(self) -> str:
         return "Hedström et al., 2024" if self.samples else "Adebayo et al., NeurIPS 2018"
 
-    def settings(self, world: World, case: Case) -> Iterator[Setting]:
+    def settings(self, world: ModelContext, case: MetricInput) -> Iterator[Variant]:
         if self.samples:
-            yield Setting(("model", frozenset[str](), self._smooth), wrap=self._wrap)
+            yield Variant(("model", frozenset[str](), self._smooth), wrap=self._wrap)
         states = self._states(world)
         for layers in states:
             key = ("model", frozenset(layers), self.seed, self._smooth)
             make = partial(world.randomised.of, layers, self.seed)
-            yield Setting(key, model=make, wrap=self._wrap if self.samples else None)
+            yield Variant(key, model=make, wrap=self._wrap if self.samples else None)
 
-    def _states(self, world: World) -> list[list[str]]:
+    def _states(self, world: ModelContext) -> list[list[str]]:
         layers = world.randomised.layers
         if not layers:
             raise MetricError(f"model must have weights for {self.name} to randomise, got none; use another metric")
@@ -123,13 +123,13 @@ class MPRT(_Compared):
     def _wrap(self, method: Method) -> Method:
         return Smooth(method, samples=self.samples, sigma=self.sigma, seed=self.seed)
 
-    def compare(self, case: Case, found: Found) -> torch.Tensor:
+    def compare(self, case: MetricInput, found: VariantResult) -> torch.Tensor:
         zero = (found.maps.values == 0).flatten(1).all(1)
         if not self.samples:
             return torch.stack([self.alike(case.maps, found.maps), zero.double()], 1)
         return torch.cat([found.maps.of_places(self.sign).flatten(1).double(), zero[:, None].double()], 1)
 
-    def __call__(self, case: Case, numbers: torch.Tensor) -> Judged:
+    def __call__(self, case: MetricInput, numbers: torch.Tensor) -> MetricResult:
         curve, zeros = numbers[..., 0], numbers[..., -1]
         if self.samples:
             maps = numbers[..., :-1].reshape(*numbers.shape[:2], *case.size)
@@ -140,7 +140,7 @@ class MPRT(_Compared):
         last = {} if self.order == "independent" else {"last": curve[:, -1]}
         at = torch.arange(1, curve.shape[1] + 1) / curve.shape[1]
         value = undefined(self.name, case.maps.name, curve.mean(1), case.maps.flat, FLAT)
-        return Judged(value, curve, at, {**last, "zeros": zeros})
+        return MetricResult(value, curve, at, {**last, "zeros": zeros})
 
 
 @dataclass(frozen=True)
@@ -175,21 +175,21 @@ class EfficientMPRT:
     def __post_init__(self) -> None:
         check(self, bins=2)
 
-    def settings(self, world: World, case: Case) -> Iterator[Setting]:
+    def settings(self, world: ModelContext, case: MetricInput) -> Iterator[Variant]:
         layers = world.randomised.layers
         if not layers:
             raise MetricError("model must have weights for emprt to randomise, got none; use another metric")
         key = ("model", frozenset(layers), self.seed, ())
-        yield Setting(key, model=partial(world.randomised.of, layers, self.seed))
+        yield Variant(key, model=partial(world.randomised.of, layers, self.seed))
 
-    def compare(self, case: Case, found: Found) -> torch.Tensor:
+    def compare(self, case: MetricInput, found: VariantResult) -> torch.Tensor:
         return entropy(found.maps.of_places(self.sign), self.bins)
 
-    def __call__(self, case: Case, numbers: torch.Tensor) -> Judged:
+    def __call__(self, case: MetricInput, numbers: torch.Tensor) -> MetricResult:
         tell_zeros(self.name, case, numbers[:, 0] == 0)
         own, other = entropy(case.maps.of_places(self.sign), self.bins), numbers[:, 0]
         value = ((other - own) / torch.where(own > 0, own, 1)).to(case.maps.values.dtype)
-        return Judged(
+        return MetricResult(
             undefined(self.name, case.maps.name, value, own == 0, FLAT), parts={"before": own, "after": other}
         )
 
@@ -222,23 +222,23 @@ class RandomLogit(_Compared):
     def __post_init__(self) -> None:
         check(self, samples=1)
 
-    def settings(self, world: World, case: Case) -> Iterator[Setting]:
+    def settings(self, world: ModelContext, case: MetricInput) -> Iterator[Variant]:
         if world.classes is None or world.count is None or world.count < 2:
             raise MetricError("target must be one of several classes for randomlogit, got no other class; use mprt")
         generator = torch.Generator("cpu").manual_seed(self.seed % 2**63)
         drawn = torch.randperm(world.count - 1, generator=generator, device="cpu")[: self.samples] + 1
         for offset in drawn.tolist():
-            yield Setting(("class", offset), classes=(world.classes + offset) % world.count)
+            yield Variant(("class", offset), classes=(world.classes + offset) % world.count)
 
-    def compare(self, case: Case, found: Found) -> torch.Tensor:
+    def compare(self, case: MetricInput, found: VariantResult) -> torch.Tensor:
         zero = (found.maps.values == 0).flatten(1).all(1)
         return torch.stack([self.alike(case.maps, found.maps), zero.double()], 1)
 
-    def __call__(self, case: Case, numbers: torch.Tensor) -> Judged:
+    def __call__(self, case: MetricInput, numbers: torch.Tensor) -> MetricResult:
         tell_zeros(self.name, case, (numbers[..., 1] > 0).any(1))
         curve = numbers[..., 0].to(case.maps.values.dtype)
         value = undefined(self.name, case.maps.name, curve.mean(1), case.maps.flat, FLAT)
-        return Judged(value, curve, torch.arange(1, curve.shape[1] + 1) / curve.shape[1])
+        return MetricResult(value, curve, torch.arange(1, curve.shape[1] + 1) / curve.shape[1])
 
 
 def entropy(maps: torch.Tensor, bins: int) -> torch.Tensor:

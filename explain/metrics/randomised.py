@@ -16,10 +16,10 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from explain import nested
-from explain.errors import MetricError, raised
+from explain._utils import nested
+from explain._utils.errors import MetricError, raised
+from explain.data.inputs import Inputs
 from explain.hooks import HookGroup, copied, modules_of, untouched
-from explain.inputs import Inputs
 
 POWER_ITERATIONS = 15
 """Of spectral normalisation after new weights: as many as torch makes when it is registered."""

@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterable
 from typing import TypeAlias, TypeVar
 
-from explain.errors import MetricError, did_you_mean, keywords, shown
+from explain._utils.errors import MetricError, keywords, shown
+from explain._utils.spelling import did_you_mean
 from explain.metrics.base import Metric
 
 MetricLike: TypeAlias = "str | Metric"

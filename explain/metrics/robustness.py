@@ -9,13 +9,13 @@ from typing import ClassVar, Literal
 
 import torch
 
-from explain.errors import MetricError
+from explain._utils.errors import MetricError
+from explain._utils.random_numbers import uniform
 from explain.methods.base import over_all
-from explain.metrics.again import Found, Setting, World
-from explain.metrics.base import Better, Case, Judged, check, undefined
+from explain.metrics.base import Better, MetricInput, MetricResult, check, undefined
 from explain.metrics.maps import Sign
-from explain.metrics.orders import correlation
-from explain.random_numbers import uniform
+from explain.metrics.rankings import correlation
+from explain.metrics.variants import ModelContext, Variant, VariantResult
 
 ZERO = "its map is zero everywhere"
 
@@ -34,10 +34,10 @@ class _Around:
     def __post_init__(self) -> None:
         check(self, radius=1e-12, samples=1)
 
-    def settings(self, world: World, case: Case) -> Iterator[Setting]:
+    def settings(self, world: ModelContext, case: MetricInput) -> Iterator[Variant]:
         for sample in range(self.samples):
             key = ("around", self.radius, self.seed, sample)
-            yield Setting(key, partial(self._noisy, sample, world.images))
+            yield Variant(key, partial(self._noisy, sample, world.images))
 
     def _noisy(self, sample: int, images: torch.Tensor) -> torch.Tensor:
         generator = torch.Generator("cpu").manual_seed((self.seed * 1_000_003 + sample) % 2**63)
@@ -79,12 +79,12 @@ class Sensitivity(_Around):
         how = "on average" if self.of == "mean" else "at most"
         return f"by how much the map changes, relative to its length, {how} over noisy copies of the photo"
 
-    def compare(self, case: Case, found: Found) -> torch.Tensor:
+    def compare(self, case: MetricInput, found: VariantResult) -> torch.Tensor:
         return _norm(found.maps.values - case.maps.values) / _least(_norm(case.maps.values))
 
-    def __call__(self, case: Case, numbers: torch.Tensor) -> Judged:
+    def __call__(self, case: MetricInput, numbers: torch.Tensor) -> MetricResult:
         value = numbers.amax(1) if self.of == "max" else numbers.mean(1)
-        return Judged(undefined(self.name, case.maps.name, value, _norm(case.maps.values) == 0, ZERO))
+        return MetricResult(undefined(self.name, case.maps.name, value, _norm(case.maps.values) == 0, ZERO))
 
 
 @dataclass(frozen=True)
@@ -109,11 +109,11 @@ class LocalLipschitz(_Around):
     units: ClassVar[str] = "map by input"
     better: ClassVar[Better] = "less"
 
-    def compare(self, case: Case, found: Found) -> torch.Tensor:
+    def compare(self, case: MetricInput, found: VariantResult) -> torch.Tensor:
         return _norm(found.maps.values - case.maps.values) / _norm(found.images - case.images)
 
-    def __call__(self, case: Case, numbers: torch.Tensor) -> Judged:
-        return Judged(undefined(self.name, case.maps.name, numbers.amax(1), _norm(case.maps.values) == 0, ZERO))
+    def __call__(self, case: MetricInput, numbers: torch.Tensor) -> MetricResult:
+        return MetricResult(undefined(self.name, case.maps.name, numbers.amax(1), _norm(case.maps.values) == 0, ZERO))
 
 
 @dataclass(frozen=True)
@@ -156,18 +156,18 @@ class RelativeStability(_Around):
         what = "photo" if self.by == "input" else "class scores"
         return f"largest relative change of the map by that of the {what}, over noisy copies"
 
-    def settings(self, world: World, case: Case) -> Iterator[Setting]:
-        yield Setting("as it is")
+    def settings(self, world: ModelContext, case: MetricInput) -> Iterator[Variant]:
+        yield Variant("as it is")
         yield from super().settings(world, case)
 
-    def compare(self, case: Case, found: Found) -> torch.Tensor:
+    def compare(self, case: MetricInput, found: VariantResult) -> torch.Tensor:
         if found.logits is None:
             raise MetricError(f"model must give class scores for {self.name}, got none; use maxsensitivity")
         change = _norm(self._relative(case.maps.values, found.maps.values))
         photo = _norm(self._relative(case.images, found.images))
         return torch.cat([change[:, None], photo[:, None], found.logits], 1)
 
-    def __call__(self, case: Case, numbers: torch.Tensor) -> Judged:
+    def __call__(self, case: MetricInput, numbers: torch.Tensor) -> MetricResult:
         logits, noisy = numbers[:, 0, 2:], numbers[:, 1:]
         same = noisy[..., 2:].argmax(2) == logits.argmax(1, keepdim=True)
         below = noisy[..., 1] if self.by == "input" else (noisy[..., 2:] - logits[:, None]).norm(dim=2)
@@ -175,7 +175,7 @@ class RelativeStability(_Around):
         floor = torch.as_tensor(1e-6 * unit).to(below).clamp(min=torch.finfo(below.dtype).tiny)
         ratios = torch.where(same, noisy[..., 0] / torch.maximum(below, floor), -torch.inf)
         value = undefined(self.name, case.maps.name, ratios.amax(1), _norm(case.maps.values) == 0, ZERO)
-        return Judged(undefined(self.name, case.maps.name, value, ~same.any(1), "no noisy copy keeps its class"))
+        return MetricResult(undefined(self.name, case.maps.name, value, ~same.any(1), "no noisy copy keeps its class"))
 
     def _relative(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         sizes = one.abs()
@@ -216,20 +216,20 @@ class Continuity:
         if not self.pixels:
             raise MetricError("pixels of continuity must name at least one shift, got none; take (2, 4)")
 
-    def settings(self, world: World, case: Case) -> Iterator[Setting]:
+    def settings(self, world: ModelContext, case: MetricInput) -> Iterator[Variant]:
         if max(self.pixels) * 2 >= min(case.size):
             raise MetricError(
                 f"pixels of continuity must be less than half of the photo, got {self.pixels} for {case.size}; "
                 f"{'take Continuity(pixels=(1,))' if min(case.size) > 2 else 'leave it out'}"
             )
         for down, across in self._shifts:
-            yield Setting(("moved", down, across), partial(shifted, world.images, down, across))
+            yield Variant(("moved", down, across), partial(shifted, world.images, down, across))
 
     @property
     def _shifts(self) -> list[tuple[int, int]]:
         return [shift for by in self.pixels for shift in ((by, 0), (-by, 0), (0, by), (0, -by))]
 
-    def compare(self, case: Case, found: Found) -> torch.Tensor:
+    def compare(self, case: MetricInput, found: VariantResult) -> torch.Tensor:
         own, other = case.maps.of_places(self.sign), found.maps.of_places(self.sign)
         both = []
         for down, across in self._shifts:  # this setting is one of them: all are tried, and the right one is chosen
@@ -237,12 +237,12 @@ class Continuity:
             both.append(correlation(here, there))
         return torch.stack(both, 1)
 
-    def __call__(self, case: Case, numbers: torch.Tensor) -> Judged:
+    def __call__(self, case: MetricInput, numbers: torch.Tensor) -> MetricResult:
         count = len(self._shifts)
         each = numbers[:, torch.arange(count), torch.arange(count)].nan_to_num(0)
         value = each.mean(1).to(case.maps.values.dtype)
         value = undefined(self.name, case.maps.name, value, case.maps.flat, "its map says the same everywhere")
-        return Judged(value, parts={"shifts": each})
+        return MetricResult(value, parts={"shifts": each})
 
 
 def shifted(images: torch.Tensor, down: int, across: int) -> torch.Tensor:

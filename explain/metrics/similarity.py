@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from explain.metrics.orders import correlation, mid_ranks
+from explain.metrics.rankings import correlation, mid_ranks
 
 Similarity = Literal["spearman", "pearson", "ssim", "hog"]
 

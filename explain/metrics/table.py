@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from explain.errors import MetricError, did_you_mean, printable
-from explain.metrics.base import Judged, Metric
+from explain._utils.errors import MetricError, printable
+from explain._utils.spelling import did_you_mean
+from explain.metrics.base import Metric, MetricResult
 
 ARROWS = {"more": "↑", "less": "↓"}
 
@@ -35,7 +36,7 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
     """
 
     metrics: Mapping[str, Metric]
-    judged: Mapping[str, Mapping[str, Judged]]
+    judged: Mapping[str, Mapping[str, MetricResult]]
     notes: tuple[str, ...] = ()
 
     def __getitem__(self, method: str) -> Mapping[str, torch.Tensor]:
@@ -105,12 +106,12 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
     def __repr__(self) -> str:
         return str(self)
 
-    def _of(self, method: str) -> Mapping[str, Judged]:
+    def _of(self, method: str) -> Mapping[str, MetricResult]:
         if method not in self.judged:
             raise UnjudgedError(f"method {method!r} was not judged here; {did_you_mean(method, self.judged)}")
         return self.judged[method]
 
-    def _one(self, method: str, metric: str) -> Judged:
+    def _one(self, method: str, metric: str) -> MetricResult:
         row = self._of(method)
         if metric not in row:
             raise MetricError(f"metric {metric!r} was not asked for here; {did_you_mean(metric, row)}")

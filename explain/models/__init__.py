@@ -27,26 +27,23 @@ from pathlib import Path
 
 from torch import nn
 
-from explain.errors import ModelError, option, shown, warn
-from explain.models.adjusted import adjusted, seen
-from explain.models.bundled import load_bundled
+from explain._utils.errors import ModelError, option, shown, warn
 from explain.models.classifier import CenterCrop, Classifier, Interpolation, check_size, class_label, on_device
-from explain.models.crops import Crop, CropLike, FiveCrops, WholePhoto, cropped
-from explain.models.custom import load_custom, with_weights
-from explain.models.given import as_classifier, as_preprocess
+from explain.models.custom import as_classifier, as_preprocess, load_custom, with_weights
 from explain.models.imagenet import PACKAGE, load_imagenet, weights_file
-from explain.models.network import SmallResNet
 from explain.models.outputs import check_labels, outputs_for
-from explain.models.timm_zoo import TIMM, load_timm
+from explain.models.preprocessing import Crop, CropLike, FiveCrops, WholePhoto, adjusted, cropped, seen
+from explain.models.small_resnet import SmallResNet
+from explain.models.small_transformer import SmallTransformer
+from explain.models.timm_models import TIMM, load_timm
+from explain.models.tiny import load_bundled
 from explain.models.tiny_transformer import load_tiny_transformer
-from explain.models.transformer import SmallTransformer
-from explain.models.zoo import DEFAULT, TINY, TRANSFORMER, list_models, load_torchvision
-
-OWN = {DEFAULT: load_imagenet, TINY: load_bundled, TRANSFORMER: load_tiny_transformer}
-OWN["bundled"] = load_bundled  # what old records say
+from explain.models.torchvision_models import DEFAULT, TINY, TRANSFORMER, list_models, load_torchvision
 
 __all__ = [
     "DEFAULT",
+    "OWN",
+    "PACKAGE",
     "TIMM",
     "TINY",
     "TRANSFORMER",
@@ -63,15 +60,27 @@ __all__ = [
     "as_classifier",
     "as_preprocess",
     "check_labels",
+    "check_size",
     "class_label",
     "classifier_of",
     "cropped",
     "list_models",
     "load",
+    "load_bundled",
+    "load_custom",
+    "load_imagenet",
+    "load_timm",
+    "load_tiny_transformer",
+    "load_torchvision",
     "on_device",
     "outputs_for",
     "seen",
+    "weights_file",
+    "with_weights",
 ]
+
+OWN = {DEFAULT: load_imagenet, TINY: load_bundled, TRANSFORMER: load_tiny_transformer}
+OWN["bundled"] = load_bundled  # what old records say
 
 
 def load(name: str | None = None, weights: str | Path | None = None, size: int | None = None) -> Classifier:

@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 from torch import nn
 
-from explain.errors import ModelError, option, shown
-from explain.images import Box, Preprocess
+from explain._utils.errors import ModelError, option, shown
+from explain.data.images import Box, Preprocess
 from explain.targets import Activation, outputs_like
 
 Interpolation: TypeAlias = Literal["bilinear", "bicubic"]

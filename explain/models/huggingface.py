@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from explain.errors import ModelError, either, option, quiet
+from explain._utils.errors import ModelError, either, option, quiet
 from explain.targets import Activation
 
 KEPT = ("size", "crop_size", "crop_pct", "image_mean", "image_std", "resample")  # what decides how a photo is seen

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from explain.errors import ModelError
+from explain._utils.errors import ModelError
 from explain.models.classifier import CenterCrop, Classifier
 from explain.models.efficientnet import STAGES, EfficientNetLite0
 from explain.models.labels import imagenet_labels

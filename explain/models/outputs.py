@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import torch
 
+from explain._utils.errors import LabelsError, either, warn
 from explain.engine import check_inputs, outputs_of
-from explain.errors import LabelsError, either, warn
 from explain.models.classifier import Classifier
 from explain.targets import Activation, Outputs
 

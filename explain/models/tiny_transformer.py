@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from explain.errors import ModelError, option
+from explain._utils.errors import ModelError, option
 from explain.models.classifier import CenterCrop, Classifier
 from explain.models.labels import with_synonyms
-from explain.models.transformer import SmallTransformer
+from explain.models.small_transformer import SmallTransformer
 
 NAME = "tiny-transformer"
 FILE = Path(__file__).with_name("tiny_transformer.pt")

@@ -19,21 +19,14 @@ html       pictures and tables in notebooks
 former     names of earlier versions, deprecated
 """
 
-from explain.render.caption import caption, enlargement
+from explain.render.captions import Legend, Mark, bar, caption, enlargement
 from explain.render.colors import HEAT, SIGNED, colorize
 from explain.render.concepts import concepts
-from explain.render.evidence import smoothed, thresholds
 from explain.render.figure import figure
-from explain.render.former import color as color
-from explain.render.former import heat as heat
-from explain.render.former import intensity as intensity
-from explain.render.former import signed as signed
-from explain.render.html import picture_html, png, table_html
-from explain.render.layout import Group, Layout, Tile
-from explain.render.legend import Legend, bar
-from explain.render.marks import Mark
+from explain.render.former import color, heat, intensity, signed
 from explain.render.overlay import drawn, overlay
-from explain.render.sheet import sheet, table
+from explain.render.placement import smoothed, thresholds
+from explain.render.sheets import Group, Layout, Tile, sheet, table
 from explain.render.styles import (
     CHOICES,
     Color,
@@ -71,19 +64,20 @@ __all__ = [
     "Tile",
     "bar",
     "caption",
+    "color",
     "colorize",
     "concepts",
     "drawn",
     "enlargement",
     "figure",
     "get_style",
+    "heat",
+    "intensity",
     "overlay",
-    "picture_html",
-    "png",
     "sheet",
+    "signed",
     "smoothed",
     "table",
-    "table_html",
     "thresholds",
     "with_options",
 ]

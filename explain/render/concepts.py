@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw
 
-from explain.render.caption import NARROWEST, lettering
-from explain.render.placing import Array, Region, place
+from explain.render.captions import NARROWEST, lettering
+from explain.render.placement import Array, Region, mark_unseen, place
 from explain.render.text import FAINT, INK, PAPER, fit, font
-from explain.render.unseen import mark_unseen
 
 # Okabe and Ito's colours, told apart with colour-vision deficiencies; yellow comes late since it is faint on white.
 COLORS = [(213, 94, 0), (0, 114, 178), (0, 158, 115), (204, 121, 167), (230, 159, 0), (86, 180, 233), (240, 228, 66)]
@@ -35,7 +34,7 @@ def concepts(
         title, detail: what all of them are: a bold line and a fainter one.
         alpha: opacity of the colours.
 
-    >>> from explain.images import Box
+    >>> from explain.data.images import Box
     >>> concepts(Image.new("RGB", (300, 200)), np.ones((2, 4, 4)), Box(0, 0, 300, 200), ["fur", "eyes"]).width
     300
     """

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from explain.errors import printable
-from explain.render.html import picture_html
-from explain.render.layout import Group, Layout, Tile
-from explain.render.legend import Legend
+from explain._utils.errors import printable
+from explain._utils.html import picture_html
+from explain.render.captions import Legend
+from explain.render.sheets import Group, Layout, Tile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

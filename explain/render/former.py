@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from PIL import Image
 
-from explain.errors import deprecated
-from explain.images import Box
+from explain._utils.errors import deprecated
+from explain.data.images import Box
 from explain.render.colors import SIGNED
 from explain.render.overlay import overlay
-from explain.render.placing import Array, Region
+from explain.render.placement import Array, Region
 
 
 def _box(region: Region) -> Box:

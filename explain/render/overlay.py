@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from explain.errors import ImageError, keywords, shown
-from explain.images import Box, ImageLike, load_image
-from explain.render.placing import Array, Region
+from explain._utils.errors import ImageError, keywords, shown
+from explain.data.images import Box, ImageLike, load_image
+from explain.render.placement import Array, Region, mark_unseen
 from explain.render.styles import Reading, Style, StyleLike, get_style
-from explain.render.unseen import mark_unseen
 
 LARGEST = float(np.finfo(np.float32).max)
 Edges = tuple[float, float, float, float]
@@ -33,14 +32,14 @@ def overlay(
     For the result of `explain.attribute`: ``overlay(photo, attribution.heatmap[0])``.
 
     Args:
-        photo: a path, the bytes of a file, a PIL image or an array ``(H, W, 3)``; see `explain.images.load_image`.
+        photo: a path, the bytes of a file, a PIL image or an array ``(H, W, 3)``; see `explain.data.images.load_image`.
         heatmap: ``(h, w)`` in [0, 1], a tensor or an array, of any size: it is stretched over the box. For the style
             "signed", ``attribution.signed[0]`` in [-1, 1]; for "color", ``attribution.values[0]`` ``(C, h, w)``.
         style: "heat", "contour", "mask" or "spotlight", or a style with options, as ``render.Contour(shares=(0.5,))``;
             also "intensity", "signed" and "color", which pixel methods are drawn in.
         box: which part of the photo the model saw, as (left, top, right, bottom) in pixels of the photo; by default,
             all of it. What lies outside is hatched. Where the photo was cut by a preprocessing,
-            ``explain.images.locate(preprocess, photo.size)`` finds the box.
+            ``explain.data.images.locate(preprocess, photo.size)`` finds the box.
         colormap: any colour map of matplotlib, for styles that have one.
         alpha: opacity of the heat, 0 to 1.
 

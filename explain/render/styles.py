@@ -21,12 +21,12 @@ from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkabl
 import numpy as np
 from PIL import Image
 
-from explain.errors import ExplainError, did_you_mean, option, shown
-from explain.images import Box
+from explain._utils.errors import ExplainError, option, shown
+from explain._utils.spelling import did_you_mean
+from explain.data.images import Box
+from explain.render.captions import RGB, Legend
 from explain.render.colors import HEAT, INTENSITY, SIGNED, lookup_table
-from explain.render.evidence import fine, thresholds
-from explain.render.legend import RGB, Legend
-from explain.render.placing import Array, Region, area, on_photo, place
+from explain.render.placement import Array, Region, area, fine, on_photo, place, thresholds
 from explain.render.text import INK
 
 Reading: TypeAlias = Literal["heatmap", "signed", "values"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PIL import ImageFont
 
-from explain.errors import printable
+from explain._utils.errors import printable
 
 INK, FAINT, PAPER = (24, 24, 28), (110, 110, 118), (255, 255, 255)
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont

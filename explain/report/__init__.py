@@ -19,26 +19,23 @@ The parts of the page lie in ``static`` as plain files. The page gets its data t
 ``static/source.js``: here it reads what lies in the file itself; another one may ask a live model.
 """
 
-from explain.report.again import Again
 from explain.report.curves import STEPS, curve
 from explain.report.document import Section, document
 from explain.report.item import Detail, item
-from explain.report.page import SCRIPTS, STYLES, Front, page, static
-from explain.report.planes import as_drawn, plane
-from explain.report.reported import Reported
+from explain.report.maps import as_drawn, plane
+from explain.report.page import SCRIPTS, STYLES, PageTemplate, page, static
+from explain.report.reported import Reportable, page_of, page_with, widget, written
+from explain.report.reproduce import Reproduction
 from explain.report.sheets import entry, figures_in, sheet, sheet_html, sheet_of
-from explain.report.single import page_of, page_with
-from explain.report.widget import widget
-from explain.report.writing import written
 
 __all__ = [
     "SCRIPTS",
     "STEPS",
     "STYLES",
-    "Again",
     "Detail",
-    "Front",
-    "Reported",
+    "PageTemplate",
+    "Reportable",
+    "Reproduction",
     "Section",
     "as_drawn",
     "curve",

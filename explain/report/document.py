@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from PIL import Image
 
-from explain.errors import printable
-from explain.render import png
+from explain._utils.errors import printable
+from explain._utils.html import png
 from explain.report.page import style_and_policy
 
 FIGURE = re.compile(r"[-+±]?[\d.,]+(e[-+]?\d+)?%?|–")

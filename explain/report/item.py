@@ -12,18 +12,16 @@ from typing import Any
 import torch
 from PIL import Image
 
+from explain._utils.errors import ExplainError, printable
+from explain.attribution.pictures import layer_of, remark
+from explain.attribution.result import Attribution
+from explain.baselines.base import scale_of
 from explain.engine import Progress
-from explain.errors import ExplainError, printable
-from explain.fills.look import scale_of
 from explain.methods import control, family, get_method
-from explain.pictures import layer_of, remark
-from explain.report.again import Again, again
-from explain.report.costs import costs
-from explain.report.curves import curves
-from explain.report.places import place
-from explain.report.planes import map_of, plane
+from explain.report.curves import costs, curves
+from explain.report.maps import map_of, place, plane
+from explain.report.reproduce import Reproduction, again
 from explain.report.subject import Subject
-from explain.result import Attribution
 
 GREY = (124, 117, 104)  # the mean colour of ImageNet, where a model's own zero is not known
 
@@ -50,7 +48,7 @@ def item(
     *,
     figures: Sequence[Mapping[str, Any]] = (),
     progress: Progress | None = None,
-    made: Again | None = None,
+    made: Reproduction | None = None,
     address: str | None = None,
 ) -> dict[str, Any]:
     """Return a photo, its maps, and all that is said of them.

@@ -13,10 +13,10 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from explain.errors import printable
+from explain._utils.errors import printable
+from explain._utils.version import __version__
 from explain.render import Mask
 from explain.render.colors import lookup_table
-from explain.version import __version__
 
 FORMAT = 1
 STYLES = ("look.css",)
@@ -42,7 +42,7 @@ COLORMAPS = ("plasma", "viridis", "inferno", "cividis", "RdBu_r", "PuOr_r")
 
 
 @dataclass(frozen=True)
-class Front:
+class PageTemplate:
     """What a page is made of beside its data: its ``kind``, style, script, and what it may ask for besides."""
 
     kind: str
@@ -62,7 +62,7 @@ def page(
     *,
     title: str,
     widget: bool = False,
-    front: Front | None = None,
+    front: PageTemplate | None = None,
 ) -> str:
     """Return a page as one text.
 
@@ -101,11 +101,11 @@ def page(
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _static("page.html"))
 
 
-def _report(widget: bool) -> Front:
-    return Front("widget" if widget else "report", static(STYLES), static((*SCRIPTS, BEGIN)))
+def _report(widget: bool) -> PageTemplate:
+    return PageTemplate("widget" if widget else "report", static(STYLES), static((*SCRIPTS, BEGIN)))
 
 
-def _policy(front: Front) -> str:
+def _policy(front: PageTemplate) -> str:
     """What the page may load: pictures from within itself, its own style and its own script, and nothing else."""
     own = front.policy or "img-src data: blob:"
     return (

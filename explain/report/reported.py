@@ -1,19 +1,75 @@
-"""`Reported`: what can be shown as a page, as a file or in a notebook."""
+"""What can be shown as a page: as a file, in a notebook, or in a frame."""
 
 from __future__ import annotations
 
+import html
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
+from explain._utils.html import picture_html
+from explain.data.files import Files
 from explain.engine import Progress
-from explain.report.single import page_of
+from explain.report.item import Detail, item, name_of, summary
+from explain.report.page import page
 from explain.report.subject import Pictured, Subject
-from explain.report.widget import widget
-from explain.report.writing import written
 
 
-class Reported:
+def page_of(
+    subject: Subject,
+    *,
+    steps: int | None,
+    figures: Sequence[Mapping[str, Any]] = (),
+    progress: Progress | None = None,
+) -> str:
+    """Return the page of one photo; ``figures`` has what metrics say, for each target ``{method: {metric: value}}``."""
+    return page_with(subject, item(subject, Detail(steps=steps), figures=figures, progress=progress))
+
+
+def page_with(subject: Subject, values: Mapping[str, Any]) -> str:
+    """Return the page of one photo, of which ``values`` are what `item` returns."""
+    short = summary(subject)
+    return page({"photos": [short]}, [values], title=f"{short['label']} – {name_of(subject)}")
+
+
+DETAIL = Detail(side=800, cells=128, live=False)
+HEIGHT = 660  # pixels
+
+
+def widget(subject: Pictured) -> str:
+    """Return the page in a frame, over a picture of the same.
+
+    The frame runs its own scripts and nothing else: it can neither read nor change the notebook. Where a notebook is
+    shown without frames or scripts, the picture is what is seen.
+    """
+    picture, alternative = subject._repr_png_(), subject.alternative
+    text = page({"photos": [summary(subject)]}, [item(subject, DETAIL)], title=alternative, widget=True)
+    below = f'<div style="max-height: {HEIGHT}px; overflow: hidden">{picture_html(picture, alternative)}</div>'
+    ascii_only = (
+        html.escape(text).encode("ascii", "xmlcharrefreplace").decode("ascii")
+    )  # whatever the notebook's own is
+    frame = (
+        f'<iframe srcdoc="{ascii_only}" sandbox="allow-scripts allow-downloads" allow="clipboard-write" '
+        f'title="{html.escape(alternative)}" style="position: absolute; left: 0; top: 0; width: 100%; height: 100%; '
+        'border: 0"></iframe>'
+    )
+    return f'<div style="position: relative; min-height: {HEIGHT}px">{below}{frame}</div>'
+
+
+def written(text: str, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+    """Write a page, complete or not at all, and return its path.
+
+    Raises:
+        OutputError: the file is there already and ``overwrite`` is not set, or it cannot be written.
+    """
+    place = Path(path)
+    files = Files(place.parent, overwrite=overwrite)
+    files.add_text(place.name, text)
+    return files.write()[0]
+
+
+class Reportable:
     """Gives a `Subject` its report; the state is all the subject's own."""
 
     @overload

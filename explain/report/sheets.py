@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from explain.errors import ExplainError, MetricError, printable, shown
+from explain._utils.errors import ExplainError, MetricError, printable, shown
 from explain.models import class_label
-from explain.report.again import Again
 from explain.report.curves import can_be_run
 from explain.report.item import Detail, item, summary
 from explain.report.page import page
+from explain.report.reported import written
+from explain.report.reproduce import Reproduction
 from explain.report.subject import Subject
-from explain.report.writing import written
 from explain.targets import find_label
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def entry(
     truth: int | str | None = None,
     *,
     steps: int | None = 0,
-    made: Again | None = None,
+    made: Reproduction | None = None,
 ) -> Entry:
     """Return what a sheet says of a photo in short (its answer, whether that is right, figures), and all of it.
 

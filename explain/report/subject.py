@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import torch
 from PIL import Image
 
-from explain.images import Box
-from explain.record import Origin, Question
-from explain.result import Attribution
+from explain.attribution.records import ModelOrigin, RecordedRequest
+from explain.attribution.result import Attribution
+from explain.data.images import Box
 
 
 class Subject(Protocol):
@@ -21,7 +21,7 @@ class Subject(Protocol):
     @property
     def source(self) -> str | None: ...
     @property
-    def origin(self) -> Origin: ...
+    def origin(self) -> ModelOrigin: ...
     @property
     def box(self) -> Box: ...
     @property
@@ -31,7 +31,7 @@ class Subject(Protocol):
     @property
     def input_size(self) -> tuple[int, int]: ...
     @property
-    def question(self) -> Question: ...
+    def question(self) -> RecordedRequest: ...
     @property
     def categories(self) -> Sequence[str] | None: ...
     @property

@@ -40,10 +40,9 @@ A source is one class; anything that gives entries and reads them can be run.
 
 from explain.runs.cluster import run_on_ray
 from explain.runs.exporting import export
-from explain.runs.given import source_of
-from explain.runs.paging import to_html
+from explain.runs.files import source_of
 from explain.runs.parts import RunFolder
-from explain.runs.pictures import write_pictures
+from explain.runs.pictures import to_html, write_pictures
 from explain.runs.reading import Row
 from explain.runs.result import Run, open_run
 from explain.runs.runner import State, run

@@ -1,35 +1,112 @@
-"""What is asked of every photo of a run, and the answers for a batch of photos."""
+"""What is asked of every photo of a run, and the answers for a batch of photos: maps, metrics, labels."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from explain.attribution import Attribution, attribute_targets
-from explain.errors import RunError, either, naming, overheard
-from explain.explainer import Explainer
+from explain._utils.errors import RunError, either, naming, overheard
+from explain.attribution.api import attribute_targets
+from explain.attribution.result import Attribution
+from explain.attribution.selection import select
+from explain.data.images import Box
+from explain.explanation.explainer import Explainer
+from explain.explanation.photos import rows_are_apart
 from explain.methods import Method, MethodLike
-from explain.metrics import Metric, get_metric
+from explain.metrics import Metric, ObjectMetric, ReattributionMetric, evaluate, get_metric
 from explain.models import FiveCrops, class_label
-from explain.photos import rows_are_apart
-from explain.runs.batches import at_once, each_explained, in_batches
-from explain.runs.judging import boxes_on_input, judged
-from explain.runs.known import boxes_as_text
 from explain.runs.labels import Labels
-from explain.runs.maps import pack
-from explain.runs.preparing import Failed, Prepared, Ready
-from explain.runs.store import Answer, Result
-from explain.selection import select
+from explain.runs.photo_identity import boxes_as_text
+from explain.runs.preparing import Failed, Prepared, Ready, at_once, each_explained, in_batches
+from explain.runs.schema import pack
+from explain.runs.sources import Corners
+from explain.runs.store import MapRecord, PhotoRecord
 from explain.targets import Prediction, TargetLike
 
+Figures = list[dict[str, dict[str, float | None]]]
+"""For each photo, by method: a figure for each metric, None where it is not defined."""
 
-class Question:
+
+def boxes_on_input(photo: Prepared) -> list[Corners]:
+    """Return the boxes of a photo in pixels of the model's input, as far as the model saw them."""
+    return on_input(photo.boxes, photo.box, photo.x.shape[-2:])
+
+
+def on_input(boxes: Iterable[Corners], seen: Box, size: Sequence[int]) -> list[Corners]:
+    """Return boxes in pixels of an input of ``size`` (height, width) that shows the part ``seen`` of a photo.
+
+    >>> on_input([(10, 0, 30, 20)], Box(20, 0, 40, 20), (10, 10))
+    [(0.0, 0.0, 5.0, 10.0)]
+    """
+    height, width = size
+    across, down = width / seen.width, height / seen.height
+    found = []
+    for x0, y0, x1, y1 in boxes:
+        left, right = ((x - seen.left) * across for x in (x0, x1))
+        top, bottom = ((y - seen.top) * down for y in (y0, y1))
+        edges = (max(left, 0.0), max(top, 0.0), min(right, float(width)), min(bottom, float(height)))
+        if round(edges[0]) < round(edges[2]) and round(edges[1]) < round(edges[3]):
+            found.append(edges)
+    return found
+
+
+def judged(
+    model: torch.nn.Module,
+    x: torch.Tensor,
+    photos: Sequence[Prepared],
+    found: Mapping[str, Attribution],
+    methods: Mapping[str, Method],
+    metrics: Sequence[Metric],
+    target: TargetLike,
+    **options: Any,
+) -> Figures:
+    """Judge the maps of a batch.
+
+    Args:
+        model, x: the model, and its inputs ``(N, C, H, W)``, those with boxes first.
+        photos: what they were made of.
+        found: the maps by method.
+        methods: the methods, which are run again where a metric asks for it.
+        metrics: how to judge.
+        target: what was explained, where it is no class.
+        options: as for `explain.evaluate`.
+    """
+    again = any(isinstance(metric, ReattributionMetric) for metric in metrics)
+    placed = [metric for metric in metrics if isinstance(metric, ObjectMetric)]
+    boxes = [boxes_on_input(photo) for photo in photos] if placed else []
+    with_boxes = sum(map(bool, boxes))
+    empty: dict[str, float | None] = {metric.name: None for metric in metrics}
+    figures: Figures = [{name: dict(empty) for name in found} for _ in photos]
+    parts = [(slice(0, len(photos)), list(metrics))]
+    if placed:
+        parts = [
+            (slice(0, with_boxes), list(metrics)),
+            (slice(with_boxes, len(photos)), [metric for metric in metrics if metric not in placed]),
+        ]
+    for rows, asked in parts:
+        if not asked or not len(photos[rows]):
+            continue
+        maps = {name: each[rows] for name, each in found.items()}
+        classes = next(iter(maps.values())).target
+        given: Any = {name: methods[name] for name in maps} if again else maps
+        known = boxes[rows] if placed and rows.start == 0 else None
+        table = evaluate(
+            model, x[rows], given, asked, boxes=known, target=target if isinstance(classes, str) else classes, **options
+        )
+        for name in maps:
+            for metric, values in table[name].items():
+                for place, value in enumerate(values.tolist()):
+                    figures[rows.start + place][name][metric] = None if math.isnan(value) else value
+    return figures
+
+
+class RunRequest:
     """What is asked of every photo of a run.
 
     Args:
@@ -72,7 +149,7 @@ class Question:
     def _device(self) -> torch.device:
         return next((p.device for p in self.explainer.model.parameters()), torch.device("cpu"))
 
-    def each(self, ready: Iterable[Ready], labels: Labels) -> Iterator[list[Answer | Failed]]:
+    def each(self, ready: Iterable[Ready], labels: Labels) -> Iterator[list[PhotoRecord | Failed]]:
         """Explain photos in batches, as they come; the results of each batch."""
         for batch in in_batches(ready, self.at_once):
             if isinstance(batch, Failed):
@@ -80,7 +157,7 @@ class Question:
             else:
                 yield each_explained(batch, lambda photos: self.answers(photos, labels))
 
-    def answers(self, photos: list[Prepared], labels: Labels) -> list[Answer]:
+    def answers(self, photos: list[Prepared], labels: Labels) -> list[PhotoRecord]:
         """Explain photos whose inputs have one shape, together where that is the same as each alone."""
         if self._apart is None and len(photos) > 1:
             self._apart = rows_are_apart(self.explainer.model, self._batch(photos[:1]))
@@ -119,17 +196,18 @@ class Question:
         found: Sequence[dict[str, Attribution]],
         labels: Labels,
         notes: list[str],
-    ) -> list[Answer]:
+    ) -> list[PhotoRecord]:
         given = self.explainer._probabilities(x, next(iter(found[0].values())).logits)
         probabilities = None if given is None else given.float().cpu()
-        results: list[list[Result]] = [[] for _ in photos]
+        results: list[list[MapRecord]] = [[] for _ in photos]
         for place, of_target in enumerate(found):
             figures = self._figures(photos, x, of_target, place)
             for name, attribution in of_target.items():
                 for i, result in enumerate(self._results(attribution, probabilities)):
                     results[i].append(replace(result, metrics=figures[i][name] if figures else {}))
         return [
-            Answer(self._row(photo, labels, None if probabilities is None else probabilities[i]), tuple(results[i]),
+            PhotoRecord(
+                self._row(photo, labels, None if probabilities is None else probabilities[i]), tuple(results[i]),
                    (*photo.notes, *(notes if not i else ())))
             for i, photo in enumerate(photos)
         ]  # fmt: skip
@@ -143,7 +221,7 @@ class Question:
         options["activation"] = self.explainer.activation
         return judged(self.explainer.model, x, photos, found, methods, self.metrics, target, **options)
 
-    def _results(self, attribution: Attribution, probabilities: torch.Tensor | None) -> list[Result]:
+    def _results(self, attribution: Attribution, probabilities: torch.Tensor | None) -> list[MapRecord]:
         """The rows of one method and target, one for each photo."""
         values: np.ndarray[Any, Any] = attribution.values.float().cpu().numpy()
         layer = attribution.layer if not isinstance(attribution.layer, tuple) else json.dumps(attribution.layer)
@@ -155,7 +233,7 @@ class Question:
         for i, (score, delta, error) in enumerate(zip(*columns, strict=True)):
             index = None if isinstance(attribution.target, str) else int(attribution.target[i])
             known = probabilities is not None and index is not None and index < probabilities.shape[1]
-            found.append(Result(
+            found.append(MapRecord(
                 method=attribution.method,
                 target=str(attribution.target) if index is None else class_label(self.explainer.categories, index),
                 index=index,

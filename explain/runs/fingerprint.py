@@ -16,11 +16,11 @@ import torch
 from PIL import Image
 from torch import nn
 
-from explain import nested
-from explain.errors import quiet
-from explain.explainer import Explainer
+from explain._utils import nested
+from explain._utils.errors import quiet
+from explain._utils.signals import came_by_signal
+from explain.explanation.explainer import Explainer
 from explain.hooks.preserve import preserving_rng, untouched
-from explain.interrupts import came_by_signal
 
 SIZES = ((160, 120), (300, 400))  # of the test pictures: width and height
 NUMBERS = 4  # that stand for a tensor

@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import nn
 
-from explain.errors import RunError
-from explain.explainer import Explainer
+from explain._utils.errors import RunError
+from explain.attribution.records import class_name, encode, encode_fields, unknown, versions
+from explain.explanation.explainer import Explainer
 from explain.methods import Method
 from explain.metrics import Metric
-from explain.record import class_name, encode, encode_fields, unknown, versions
 from explain.runs.fingerprint import alike, identity
 from explain.runs.schema import FORMAT
 from explain.runs.sources import Source

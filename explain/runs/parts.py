@@ -2,24 +2,76 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from explain.errors import RunError, printable
-from explain.runs.attempts import key_of
-from explain.runs.columns import arrow_modules, schema_of, with_map
-from explain.runs.known import Known
-from explain.runs.places import Place
+from explain._utils.errors import RunError, printable
+from explain.runs.exporting import arrow_modules, schema_of, with_map
+from explain.runs.photo_identity import Known
 from explain.runs.reading import Row, row_of
 from explain.runs.schema import PHOTO
-from explain.runs.sources import text
-from explain.runs.store import Answer
+from explain.runs.sources import Entry, text
+from explain.runs.storage import Storage
+from explain.runs.store import PhotoRecord
+
+BEGUN = "_begun-"
+TOGETHER = 2  # attempts at a piece as a whole: a machine may be lost without any photo's fault
+
+
+def key_of(names: Sequence[str]) -> str:
+    """Return a name for a piece, by the photos in it."""
+    return hashlib.sha256("\n".join(names).encode()).hexdigest()[:24]
+
+
+@dataclass
+class Attempt:
+    """One attempt at a piece.
+
+    ``alone`` says that the photos are to be explained one after the other, since attempts at all together came to no
+    end; ``ended`` has those during which the process died then.
+    """
+
+    place: Storage
+    file: str
+    before: int = 0
+    ended: list[str] = field(default_factory=list)
+
+    @property
+    def alone(self) -> bool:
+        return self.before >= TOGETHER
+
+    def begin(self, photo: str | None = None) -> None:
+        """Note that the piece is begun, or this photo of it alone: who comes after us has to know."""
+        found = {"attempts": self.before + 1, "ended": self.ended, "now": photo}
+        self.place.write(self.file, json.dumps(found).encode())
+
+
+@contextmanager
+def attempt(place: Storage, entries: Sequence[Entry]) -> Iterator[Attempt]:
+    """An attempt at a piece; nothing is left of it when the block ends, but by the death of the process."""
+    file = f"{BEGUN}{key_of([entry.name for entry in entries])}.json"
+    content = place.read(file)
+    found = Attempt(place, file)
+    if content is not None:
+        before = json.loads(content)
+        found.before, found.ended = before["attempts"], [*before["ended"], *filter(None, [before["now"]])]
+    found.begin()
+    try:
+        yield found
+    except Exception:  # not an interrupt: it may be the end of the process, which is what the file is for
+        place.remove(file)
+        raise
+    place.remove(file)
+
 
 MANIFEST, REMARKS, KNOWN, ENDING = "_manifest.json", "_remarks.json", "_photos-", ".parquet"
 """What else is in the folder begins with an underline, so that programs that read a folder of Parquet pass it by."""
@@ -39,14 +91,14 @@ class RunFolder:
 
     >>> RunFolder("none")
     Traceback (most recent call last):
-    explain.errors.RunError: run 'none' must be a folder with a _manifest.json, but there is none; check the path
+    explain.RunError: run 'none' must be a folder with a _manifest.json, but there is none; check the path
     """
 
-    def __init__(self, folder: str | os.PathLike[str] | Place) -> None:
-        shown = folder.name if isinstance(folder, Place) else text(folder)
-        if not isinstance(folder, Place) and "://" not in shown and not os.path.isdir(folder):
+    def __init__(self, folder: str | os.PathLike[str] | Storage) -> None:
+        shown = folder.name if isinstance(folder, Storage) else text(folder)
+        if not isinstance(folder, Storage) and "://" not in shown and not os.path.isdir(folder):
             raise _missing(shown)  # rather than make it
-        self.place = folder if isinstance(folder, Place) else Place(folder)
+        self.place = folder if isinstance(folder, Storage) else Storage(folder)
         content = self.place.read(MANIFEST)
         if content is None:
             raise _missing(shown)
@@ -105,7 +157,7 @@ def _missing(folder: str) -> RunError:
     return RunError(f"run {folder!r} must be a folder with a {MANIFEST}, but there is none; check the path")
 
 
-def names_in(place: Place) -> dict[str, int]:
+def names_in(place: Storage) -> dict[str, int]:
     """The photos in a folder, each with the number of its rows.
 
     Raises:
@@ -122,7 +174,7 @@ def names_in(place: Place) -> dict[str, int]:
     return dict(rows)
 
 
-def known_in(place: Place) -> dict[str, Known]:
+def known_in(place: Storage) -> dict[str, Known]:
     """What is noted of the photos in a folder, by which they are compared with those of a source.
 
     Raises:
@@ -143,7 +195,7 @@ def known_in(place: Place) -> dict[str, Known]:
     return {name: noted[name] for name in names}
 
 
-def write_part(place: Place, answers: Sequence[Answer], metrics: Sequence[str]) -> int:
+def write_part(place: Storage, answers: Sequence[PhotoRecord], metrics: Sequence[str]) -> int:
     """Write photos with all their results into one file, and return how many rows it has.
 
     The file is named by the photos: when they are explained again, as the first machine was lost before it could tell,
@@ -158,7 +210,7 @@ def write_part(place: Place, answers: Sequence[Answer], metrics: Sequence[str]) 
     return len(rows)
 
 
-def rows_of(answer: Answer) -> Iterable[Row]:
+def rows_of(answer: PhotoRecord) -> Iterable[Row]:
     """The results of a photo, as they would be read from the file of a run."""
     photo = {name.strip('"'): value for name, value in zip(PHOTO, answer.photo, strict=True)}
     photo["prediction_probability"] = photo["probability"]
@@ -187,7 +239,7 @@ def _packed(rows: Sequence[Row], metrics: Sequence[str]) -> bytes:
     return buffer.getvalue()
 
 
-def _names_in(place: Place, file: str) -> list[str]:
+def _names_in(place: Storage, file: str) -> list[str]:
     """The photo of each row of a file."""
     arrow, parquet = arrow_modules()
     try:

@@ -16,15 +16,15 @@ from urllib.parse import urlencode
 import torch
 from PIL import Image
 
-from explain.attribution import Attribution
-from explain.errors import MethodError, RunError, did_you_mean, printable
-from explain.images import Box, load_image
+from explain._utils.errors import MethodError, RunError, printable
+from explain._utils.spelling import did_you_mean
+from explain.attribution.pictures import Scene
+from explain.attribution.result import Attribution
+from explain.data.images import Box, load_image
 from explain.methods import get_method
-from explain.pictures import Scene
 from explain.render import Style
 from explain.runs.digests import content_digest, digest
-from explain.runs.maps import unpack
-from explain.runs.schema import APPLICATION, COUNTED, FORMAT, METHOD, PHOTO, RESULT
+from explain.runs.schema import APPLICATION, COUNTED, FORMAT, METHOD, PHOTO, RESULT, unpack
 from explain.runs.sources import Corners, stamp, text
 
 _ROW = """

@@ -6,17 +6,16 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from explain.errors import keywords
+from explain._utils.errors import keywords
 from explain.hooks import Where
 from explain.render import StyleLike
 from explain.runs.exporting import export
-from explain.runs.insight import Insight, insight
-from explain.runs.paging import to_html
-from explain.runs.pictures import write_pictures
+from explain.runs.pictures import to_html, write_pictures
 from explain.runs.reading import Stored
 
 if TYPE_CHECKING:
-    from explain.explainer import Explainer
+    from explain.explanation.explainer import Explainer
+    from explain.insight import Insight
 
 
 class Run(Stored):
@@ -85,6 +84,8 @@ class Run(Stored):
         seed: int = 0,
     ) -> Insight:
         """Say what the maps say together: where classes look, clusters of reasons, mistakes; see `explain.insight`."""
+        from explain.insight import insight  # a convenience: that room builds on this one
+
         return insight(
             self, method, explainer=explainer, source=source, channels=channels, concepts=concepts, examples=examples,
             target=target, layer=layer, seed=seed,
@@ -103,6 +104,6 @@ def open_run(file: str | os.PathLike[str]) -> Run:
 
     >>> open_run("none.sqlite")
     Traceback (most recent call last):
-    explain.errors.RunError: run 'none.sqlite' must be a file, but there is none; check the path
+    explain.RunError: run 'none.sqlite' must be a file, but there is none; check the path
     """
     return Run(file)

@@ -12,25 +12,24 @@ from typing import Any
 
 from torch import nn
 
+from explain._utils.errors import RunError, keywords, shown, warn
 from explain.engine import Precision
-from explain.errors import RunError, keywords, shown, warn
-from explain.explainer import Explainer
+from explain.explanation.explainer import Explainer
 from explain.hooks import Where
 from explain.methods import Fusion, MethodLike
-from explain.metrics import Metric, OfObject
+from explain.metrics import Metric, ObjectMetric
 from explain.models import Classifier
-from explain.runs.explaining import Question
-from explain.runs.given import source_of
-from explain.runs.known import Comparing
+from explain.runs.explaining import RunRequest
+from explain.runs.files import source_of
 from explain.runs.labels import Labels
-from explain.runs.lock import alone
 from explain.runs.manifest import manifest_of
+from explain.runs.photo_identity import Comparing
 from explain.runs.preparing import Failed, Prepared, Preparer, Ready, in_process
 from explain.runs.result import Run
 from explain.runs.sources import Entry, Source, Trouble, entries_of, text
-from explain.runs.store import Answer, Store
+from explain.runs.store import PhotoRecord, Store
 from explain.runs.workers import CannotBeginError, Workers, default_workers
-from explain.runs.writer import Writer
+from explain.runs.writing import Writer, alone
 from explain.targets import TargetLike
 
 TIMEOUT = 60.0  # seconds that one photo may take to be read
@@ -133,7 +132,7 @@ def run(
     _check(workers, timeout, batch_size)
     photos = source_of(source)
     made = explainer if isinstance(explainer, Explainer) else Explainer(explainer)
-    question = Question(
+    question = RunRequest(
         made, methods, target, list(metrics), top_k=top_k, layer=layer, fuse=fuse, batch_size=batch_size,
         precision=precision, runs=runs, until=until, seconds=seconds,
     )  # fmt: skip
@@ -157,9 +156,9 @@ def run(
     return found
 
 
-def _tell_unjudged(found: Run, question: Question) -> None:
+def _tell_unjudged(found: Run, question: RunRequest) -> None:
     """Say which metrics had nothing to judge by, as no photo came with boxes."""
-    placed = [metric.name for metric in question.metrics if isinstance(metric, OfObject)]
+    placed = [metric.name for metric in question.metrics if isinstance(metric, ObjectMetric)]
     if placed and not next(found.query("SELECT count(*) FROM photos WHERE boxes IS NOT NULL"))[0]:
         warn(f"no photo has boxes, so that {', '.join(placed)} judged none; give a source with boxes, such as a list")
 
@@ -169,7 +168,7 @@ class _Go:
     """One go at a run: from where it was to its end, or to what stops it."""
 
     source: Source
-    question: Question
+    question: RunRequest
     store: Store
     workers: int
     timeout: float
@@ -204,7 +203,7 @@ class _Go:
         self.store.forget_failures(but=self.named | {each.name for each in self.troubles})
         self.store.end(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
 
-    def _enter(self, found: list[Answer | Failed], writer: Writer) -> None:
+    def _enter(self, found: list[PhotoRecord | Failed], writer: Writer) -> None:
         failures = [each for each in found if isinstance(each, Failed)]
         self.succeeded |= len(failures) < len(found)
         general = [each.general for each in failures if each.general is not None]
@@ -218,7 +217,7 @@ class _Go:
         writer.put(lambda: self.store.write(found))
         self._tell()
 
-    def _explained(self) -> Generator[list[Answer | Failed], None, None]:
+    def _explained(self) -> Generator[list[PhotoRecord | Failed], None, None]:
         """The results of each batch."""
         preparer = Preparer(self.source, self.question.explainer.preprocess)
         ready, close = self._ready(preparer)

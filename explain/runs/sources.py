@@ -10,8 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
-from explain.errors import RunError
-from explain.images import EXTENSIONS
+from explain._utils.errors import RunError
+from explain.data.images import EXTENSIONS
 
 Label: TypeAlias = str | int | None
 Corners: TypeAlias = tuple[float, float, float, float]

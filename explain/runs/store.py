@@ -11,14 +11,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from explain.errors import RunError
+from explain._utils.errors import RunError
 from explain.methods import Method
 from explain.runs.digests import content_digest, digest
-from explain.runs.known import Known
 from explain.runs.manifest import described_method, must_agree
-from explain.runs.maps import Packed
+from explain.runs.photo_identity import Known
 from explain.runs.preparing import Failed
-from explain.runs.schema import APPLICATION, FORMAT, METHOD, PHOTO, RESULT, TABLES, TRIGGERS
+from explain.runs.schema import APPLICATION, FORMAT, METHOD, PHOTO, RESULT, TABLES, TRIGGERS, Packed
 from explain.runs.sources import Entry, text
 
 PATIENCE = 30.0  # seconds to wait for a program that has locked the file
@@ -26,7 +25,7 @@ STAMP = PHOTO.index("stamp")
 
 
 @dataclass(frozen=True)
-class Result:
+class MapRecord:
     """What one method says about one target of a photo: the columns of ``results``, and metrics by name."""
 
     method: str
@@ -43,11 +42,11 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Answer:
+class PhotoRecord:
     """A photo that was explained: the columns of ``photos`` in their order, its results, and notes about it."""
 
     photo: tuple[Any, ...]
-    results: tuple[Result, ...]
+    results: tuple[MapRecord, ...]
     notes: tuple[str, ...] = ()
 
 
@@ -143,7 +142,7 @@ class Store:
         with self._told(), self._transaction():
             self._db.executemany(_insert("methods", (*METHOD, "digest")).replace("INSERT", "INSERT OR IGNORE"), rows)
 
-    def write(self, found: Sequence[Answer | Failed]) -> None:
+    def write(self, found: Sequence[PhotoRecord | Failed]) -> None:
         """Write photos with all their results at once: all of them are there afterwards, or none.
 
         A photo that was there is replaced, and is a failure no more if it was one. One whose file is the same as
@@ -152,7 +151,7 @@ class Store:
         with self._told(), self._transaction():
             self._enter(found)
 
-    def _enter(self, found: Sequence[Answer | Failed]) -> None:
+    def _enter(self, found: Sequence[PhotoRecord | Failed]) -> None:
         for each in found:
             if isinstance(each, Failed):
                 self._db.execute("DELETE FROM photos WHERE name = ? AND stamp IS NOT ?", (each.name, each.stamp))
@@ -161,7 +160,7 @@ class Store:
             else:
                 self._write(each)
 
-    def _write(self, answer: Answer) -> None:
+    def _write(self, answer: PhotoRecord) -> None:
         name = answer.photo[0]
         for table in ("photos", "failures"):
             self._db.execute(f"DELETE FROM {table} WHERE name = ?", (name,))

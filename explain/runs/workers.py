@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from explain.errors import either, quiet
+from explain._utils.errors import either, quiet
 from explain.runs.preparing import Failed, Preparer, Ready
 from explain.runs.sources import Entry
 

@@ -43,14 +43,13 @@ from explain.targets.base import (
     settle,
 )
 from explain.targets.classes import BinaryLogit, Category, ClassTarget, Similarity, TopClass
-from explain.targets.functions import ScoreTarget
-from explain.targets.given import Difference, TargetLike, as_list, as_target, check_categories
+from explain.targets.functions import Contrast, Objective, ResidualSoftmax, ScoreTarget
 from explain.targets.labels import Categories, find_label
-from explain.targets.objectives import Contrast, Objective, ResidualSoftmax
 from explain.targets.outputs import Activation, Outputs, Prediction, check_activation, outputs_like
-from explain.targets.places import Detection, Segmentation
+from explain.targets.per_image import Element, Separate
+from explain.targets.regions import Detection, Segmentation
+from explain.targets.resolve import Difference, TargetLike, as_list, as_target, check_categories
 from explain.targets.rows import must_follow_rows
-from explain.targets.separate import Element, Separate
 
 __all__ = [
     "Activation",

@@ -9,8 +9,8 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 
-from explain import nested
-from explain.errors import ModelError, TargetError
+from explain._utils import nested
+from explain._utils.errors import ModelError, TargetError
 
 Picked: TypeAlias = "tuple[torch.Tensor, torch.Tensor | None]"
 Labels: TypeAlias = "Sequence[str] | None"

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from explain.errors import TargetError, in_short
+from explain._utils.errors import TargetError, in_short
 from explain.targets.base import Composable, Picked, check_class, described, find_logits, find_tensor
 
 EMBEDDINGS = ("embedding", "embeddings", "image_embeds", "pooler_output", "features", "out", "logits")

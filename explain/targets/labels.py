@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
 
-from explain.errors import TargetError, did_you_mean, either
+from explain._utils.errors import TargetError, either
+from explain._utils.spelling import did_you_mean
 
 
 class Categories(tuple[str, ...]):

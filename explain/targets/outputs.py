@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 
-from explain.errors import ModelError, option, shown
+from explain._utils.errors import ModelError, option, shown
 
 Activation: TypeAlias = Literal["softmax", "sigmoid", "none"]
 """What turns a model's outputs into probabilities; "none" where they are probabilities already."""

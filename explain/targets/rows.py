@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from explain.errors import TargetError, raised
-from explain.nested import items, with_items
+from explain._utils.errors import TargetError, raised
+from explain._utils.nested import items, with_items
 from explain.targets.base import Target, for_rows, may_ignore_rows
 
 

@@ -7,7 +7,18 @@ units         units that get no gradient
 """
 
 from explain.training.clipper import GradientClipper
-from explain.training.flow import Flow, GradientFlow
-from explain.training.units import DeadUnits
+from explain.training.film import Film, film
+from explain.training.flow import DeadUnits, Flow, GradientFlow
+from explain.training.lightning import callback
+from explain.training.monitor import Monitor
 
-__all__ = ["DeadUnits", "Flow", "GradientClipper", "GradientFlow"]
+__all__ = [
+    "DeadUnits",
+    "Film",
+    "Flow",
+    "GradientClipper",
+    "GradientFlow",
+    "Monitor",
+    "callback",
+    "film",
+]

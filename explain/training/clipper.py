@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from explain.errors import HookError
-from explain.training.parameters import OnParameters
-from explain.training.scaling import Scaler, checked, factor
-from explain.training.sparse import merged, values_of, with_values
+from explain._utils.errors import HookError
+from explain.training.parameters import OnParameters, Scaler, checked, factor, merged, values_of, with_values
 
 
 class GradientClipper(OnParameters):

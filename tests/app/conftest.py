@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 import explain
-from explain.app import Limits, Studio
+from explain.app import Limits, Service
 from tests.conftest import settled
 from tests.report.conftest import LABELS, PREPROCESS, Small, photo
 
@@ -32,9 +32,9 @@ def explainer() -> explain.Explainer:
 
 
 @pytest.fixture
-def studio(explainer: explain.Explainer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Studio]:
+def studio(explainer: explain.Explainer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     place = tmp_path_factory.mktemp("examples") / "stripes.png"
     photo().save(place)
-    found = Studio([explainer], LIMITS, {"stripes.png": place})
+    found = Service([explainer], LIMITS, {"stripes.png": place})
     yield found
     found.close()

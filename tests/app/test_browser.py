@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 import explain
-from explain.app import LOOPBACK, Limits, Studio, application
+from explain.app import LOOPBACK, Limits, Service, application
 from explain.app.serving import bound
 from tests.app.conftest import encoded
 from tests.browsing import DESKTOP, PHONE, Tab, chromium
@@ -39,7 +39,7 @@ def served(explainer: explain.Explainer, tmp_path_factory: pytest.TempPathFactor
     """The app at an address of this machine."""
     place = tmp_path_factory.mktemp("examples") / "stripes.png"
     photo(seed=1).save(place)
-    studio = Studio([explainer], Limits(upload=200_000), {"stripes.png": place})
+    studio = Service([explainer], Limits(upload=200_000), {"stripes.png": place})
     server = uvicorn.Server(uvicorn.Config(application(studio), log_level="warning", lifespan="off", ws="none"))
     with bound(LOOPBACK, 0) as socket:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]}, daemon=True)

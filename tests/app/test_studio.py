@@ -21,18 +21,17 @@ import torch
 from PIL import Image
 
 import explain
-from explain.app import Limits, Studio
+from explain._utils.errors import ExplainError, ImageError, printable, warn
+from explain.app import Limits, Service
 from explain.app.access import Access
-from explain.app.asking import Ask
-from explain.app.covering import FILLS, Cover
-from explain.app.desk import Kept
-from explain.app.turns import BusyError, Lane, Turns
+from explain.app.cache import Cache
+from explain.app.questions import FILLS, ExplainRequest, RegionRemoval
+from explain.app.scheduler import BusyError, Scheduler, WorkerThread
 from explain.app.uploads import TooLargeError, received
-from explain.errors import ExplainError, ImageError, printable, warn
-from explain.images import Box
+from explain.data.images import Box
+from explain.explanation.loading import Saved
 from explain.report import SCRIPTS, Detail, item, plane
-from explain.report.planes import map_of
-from explain.saved import Saved
+from explain.report.maps import map_of
 from tests.app.conftest import LIMITS, encoded
 from tests.conftest import ROOT
 from tests.report.conftest import HOSTILE, photo
@@ -40,7 +39,7 @@ from tests.report.conftest import HOSTILE, photo
 WAIT = 60.0
 
 
-def steps_of(studio: Studio, during: Callable[[Mapping[str, Any]], None] = lambda step: None, **values: Any) -> Any:
+def steps_of(studio: Service, during: Callable[[Mapping[str, Any]], None] = lambda step: None, **values: Any) -> Any:
     """Ask, and collect what is told until the end."""
     told: queue.Queue[Mapping[str, Any]] = queue.Queue()
     studio.ask(values, told.put)
@@ -56,7 +55,7 @@ def items(steps: Any) -> list[dict[str, Any]]:
     return [step["item"] for step in steps if "item" in step]
 
 
-def test_a_photo_is_explained_as_python_does_it(studio: Studio, explainer: explain.Explainer) -> None:
+def test_a_photo_is_explained_as_python_does_it(studio: Service, explainer: explain.Explainer) -> None:
     name = studio.receive(encoded(photo()), "a/b/cat.png")
     assert (name["name"], name["size"]) == ("cat.png", [90, 60])
     [item] = items(steps_of(studio, photo=name["photo"], methods=["gradcam", "saliency"]))
@@ -71,7 +70,7 @@ def test_a_photo_is_explained_as_python_does_it(studio: Studio, explainer: expla
     assert shown.size == (90, 60)
 
 
-def test_targets_and_layers_are_those_that_were_asked_for(studio: Studio, explainer: explain.Explainer) -> None:
+def test_targets_and_layers_are_those_that_were_asked_for(studio: Service, explainer: explain.Explainer) -> None:
     name = studio.take(photo())["photo"]
     [item] = items(steps_of(studio, photo=name, targets=[1, 3], layer="first"))
     assert [target["class"] for target in item["targets"]] == [1, 3]
@@ -83,7 +82,7 @@ def test_targets_and_layers_are_those_that_were_asked_for(studio: Studio, explai
     assert [label for label, *_ in layers["layers"]] == ["first", "second"]
 
 
-def test_slow_methods_sharpen_after_the_quick_ones(studio: Studio, explainer: explain.Explainer) -> None:
+def test_slow_methods_sharpen_after_the_quick_ones(studio: Service, explainer: explain.Explainer) -> None:
     name = studio.take(photo())["photo"]
     steps = steps_of(studio, photo=name, methods=["rise", "gradcam"], seconds=60)
     found = items(steps)
@@ -96,7 +95,7 @@ def test_slow_methods_sharpen_after_the_quick_ones(studio: Studio, explainer: ex
     assert found[1]["maps"][0][1]["plane"] == plane(map_of(expected["rise"])[0])
 
 
-def test_of_several_answers_the_first_sharpens(studio: Studio) -> None:
+def test_of_several_answers_the_first_sharpens(studio: Service) -> None:
     name = studio.take(photo())["photo"]
     steps = steps_of(studio, photo=name, methods=["rise"], targets=[1, 3], seconds=60)
     between = [step["maps"] for step in steps if "maps" in step]
@@ -106,7 +105,7 @@ def test_of_several_answers_the_first_sharpens(studio: Studio) -> None:
     assert items(steps)[-1]["maps"][1][1]["plane"]["width"] == 32
 
 
-def test_a_slow_method_is_stopped_and_keeps_what_it_has(studio: Studio) -> None:
+def test_a_slow_method_is_stopped_and_keeps_what_it_has(studio: Service) -> None:
     name = studio.take(photo())["photo"]
     work: list[str] = []
 
@@ -124,7 +123,7 @@ def test_a_slow_method_is_stopped_and_keeps_what_it_has(studio: Studio) -> None:
 
 @pytest.mark.parametrize("method", ["rise", "kernelshap", "lime", "occlusion", "partitionshap"])
 def test_a_stopped_method_says_what_was_run_and_is_repeated_as_it_was(
-    method: str, studio: Studio, explainer: explain.Explainer, tmp_path: Path
+    method: str, studio: Service, explainer: explain.Explainer, tmp_path: Path
 ) -> None:
     name, work = studio.take(photo())["photo"], list[str]()
 
@@ -174,7 +173,7 @@ def test_the_models_are_looked_over_without_a_word_about_the_photo(
     def warned(*args: Any, **options: Any) -> None:
         warn("the map of gradcam is zero everywhere")
 
-    found = Studio([explainer], LIMITS)
+    found = Service([explainer], LIMITS)
     monkeypatch.setattr(type(explainer), "__call__", warned)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -199,7 +198,7 @@ def told_of(
     return found
 
 
-def test_a_method_more_takes_the_maps_that_are_there(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_more_takes_the_maps_that_are_there(studio: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     name = studio.take(photo())["photo"]
     first = steps_of(studio, photo=name, methods=["rise", "gradcam"], seconds=60)[-1]
     asked: list[list[str]] = []
@@ -229,7 +228,7 @@ def test_a_method_more_takes_the_maps_that_are_there(studio: Studio, monkeypatch
         assert asked == [["gradcam"]], other
 
 
-def test_the_curves_of_a_map_are_those_of_the_report(studio: Studio, explainer: explain.Explainer) -> None:
+def test_the_curves_of_a_map_are_those_of_the_report(studio: Service, explainer: explain.Explainer) -> None:
     name = studio.take(photo())["photo"]
     answer = steps_of(studio, photo=name, targets=[1, 3], methods=["gradcam", "saliency"])[-1]["answer"]
     doubt = {"answer": answer, "what": "curve", "method": "saliency", "target": 1}
@@ -243,7 +242,7 @@ def test_the_curves_of_a_map_are_those_of_the_report(studio: Studio, explainer: 
     assert again["maps"][1][0]["curve"] == expected
 
 
-def test_a_map_is_checked_and_the_verdict_is_saved(studio: Studio, explainer: explain.Explainer) -> None:
+def test_a_map_is_checked_and_the_verdict_is_saved(studio: Service, explainer: explain.Explainer) -> None:
     name = studio.take(photo())["photo"]
     answer = steps_of(studio, photo=name)[-1]["answer"]
     steps = told_of(studio.doubt, {"answer": answer, "what": "check", "method": "gradcam"})
@@ -254,7 +253,7 @@ def test_a_map_is_checked_and_the_verdict_is_saved(studio: Studio, explainer: ex
     assert '"verdict":{"passed"' in studio.report(answer)
 
 
-def test_a_check_is_stopped_or_given_up(studio: Studio) -> None:
+def test_a_check_is_stopped_or_given_up(studio: Service) -> None:
     name = studio.take(photo())["photo"]
     answer = steps_of(studio, photo=name)[-1]["answer"]
     for end, last in ((studio.stop, {"stopped": "The check of gradcam", "end": True}), (studio.drop, {"end": True})):
@@ -282,13 +281,13 @@ def test_a_check_is_stopped_or_given_up(studio: Studio) -> None:
         ({"answer": "nosuch", "what": "curve", "method": "gradcam"}, "answer is not here any more"),
     ],
 )
-def test_doubts_that_cannot_be_meant_are_refused(studio: Studio, values: Any, words: str) -> None:
+def test_doubts_that_cannot_be_meant_are_refused(studio: Service, values: Any, words: str) -> None:
     answer = steps_of(studio, photo=studio.take(photo())["photo"])[-1]["answer"]
     with pytest.raises(ExplainError, match=words):
         studio.doubt({"answer": answer, **values}, lambda step: None)
 
 
-def test_what_nobody_waits_for_ends(studio: Studio) -> None:
+def test_what_nobody_waits_for_ends(studio: Service) -> None:
     name = studio.take(photo())["photo"]
     work: list[str] = []
 
@@ -302,7 +301,7 @@ def test_what_nobody_waits_for_ends(studio: Studio) -> None:
     assert steps[-1] == {"end": True}
 
 
-def test_a_quick_question_does_not_wait_for_a_slow_one(studio: Studio) -> None:
+def test_a_quick_question_does_not_wait_for_a_slow_one(studio: Service) -> None:
     name = studio.take(photo())["photo"]
     order: list[str] = []
     quick: list[threading.Thread] = []
@@ -323,7 +322,7 @@ def test_a_quick_question_does_not_wait_for_a_slow_one(studio: Studio) -> None:
     assert items(steps)[-1]["maps"][0][1]["runs"] == explain.methods.RISE().runs
 
 
-def test_the_model_is_as_before_after_interleaved_questions(studio: Studio, explainer: explain.Explainer) -> None:
+def test_the_model_is_as_before_after_interleaved_questions(studio: Service, explainer: explain.Explainer) -> None:
     model = explainer.model
     before = {name: value.clone() for name, value in model.state_dict().items()}
     name = studio.take(photo())["photo"]
@@ -345,7 +344,7 @@ def test_the_model_is_as_before_after_interleaved_questions(studio: Studio, expl
 @pytest.mark.parametrize("fill", FILLS)
 def test_a_region_is_covered_and_the_rest_stays(fill: str) -> None:
     picture = photo(120, 60)
-    covered = Cover((0.25, 0.0, 0.5, 0.5), fill).of(picture, Box(30, 0, 90, 60))
+    covered = RegionRemoval((0.25, 0.0, 0.5, 0.5), fill).of(picture, Box(30, 0, 90, 60))
     changed = np.abs(np.asarray(covered).astype(int) - np.asarray(picture).astype(int)).max(-1) > 0
     inside = np.zeros((60, 120), bool)
     inside[0:30, 45:60] = True
@@ -353,12 +352,12 @@ def test_a_region_is_covered_and_the_rest_stays(fill: str) -> None:
     assert changed[inside].mean() > 0.9
 
 
-def test_a_covered_photo_is_what_the_model_sees(studio: Studio, explainer: explain.Explainer) -> None:
+def test_a_covered_photo_is_what_the_model_sees(studio: Service, explainer: explain.Explainer) -> None:
     name = studio.take(photo())["photo"]
     region = [0.1, 0.2, 0.7, 0.9]
     [item] = items(steps_of(studio, photo=name, cover={"region": region, "fill": "zero"}))
     box = explainer.preprocess.box((90, 60))  # type: ignore[attr-defined]
-    expected = explainer(Cover((0.1, 0.2, 0.7, 0.9), "zero").of(photo(), box))
+    expected = explainer(RegionRemoval((0.1, 0.2, 0.7, 0.9), "zero").of(photo(), box))
     assert item["predictions"] == [[printable(label), value] for label, value in expected.predictions]
     assert item["photo"].startswith("data:image/jpeg")
     assert len(studio._photos) == 1
@@ -367,7 +366,7 @@ def test_a_covered_photo_is_what_the_model_sees(studio: Studio, explainer: expla
     assert item["records"][0][0]["image"]["path"] is None
 
 
-def test_photos_and_answers_are_forgotten(studio: Studio) -> None:
+def test_photos_and_answers_are_forgotten(studio: Service) -> None:
     names = [studio.take(photo())["photo"] for _ in range(4)]
     with pytest.raises(ExplainError, match="photo is not here any more"):
         studio.picture(names[0])
@@ -380,7 +379,7 @@ def test_photos_and_answers_are_forgotten(studio: Studio) -> None:
 
 
 def test_answers_are_kept_as_long_as_their_maps_fit(explainer: explain.Explainer) -> None:
-    studio = Studio([explainer], Limits(kept_values=32 * 32 * 3 + 500))
+    studio = Service([explainer], Limits(kept_values=32 * 32 * 3 + 500))
     name = studio.take(photo())["photo"]
     small, large = (steps_of(studio, photo=name, methods=[method])[-1]["answer"] for method in ("gradcam", "saliency"))
     assert (small in studio._answers, large in studio._answers) == (True, True)
@@ -390,15 +389,15 @@ def test_answers_are_kept_as_long_as_their_maps_fit(explainer: explain.Explainer
 
 
 def test_what_is_kept_has_a_size_together() -> None:
-    kept: Kept[int] = Kept("number", 10, 9, float)
+    kept: Cache[int] = Cache("number", 10, 9, float)
     names = [kept.add(each) for each in (4, 4, 4, 20)]
     assert [name in kept for name in names] == [False, False, False, True]
 
 
 def test_what_nobody_asks_about_for_an_hour_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr("explain.app.desk.time.monotonic", lambda: now)
-    kept: Kept[str] = Kept("photo", 9, age=Limits().age)
+    monkeypatch.setattr("explain.app.cache.time.monotonic", lambda: now)
+    kept: Cache[str] = Cache("photo", 9, age=Limits().age)
     old, used = kept.add("old"), kept.add("used")
     now += 3000
     assert kept[used] == "used"
@@ -414,8 +413,8 @@ def test_what_nobody_asks_about_for_an_hour_is_forgotten(monkeypatch: pytest.Mon
 def test_old_photos_leave_the_memory_though_nobody_comes(
     explainer: explain.Explainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("explain.app.studio.TIDY", 0.01)
-    studio = Studio([explainer], Limits(age=0.0))
+    monkeypatch.setattr("explain.app.service.TIDY", 0.01)
+    studio = Service([explainer], Limits(age=0.0))
     studio.take(photo())
     for _ in range(500):
         if not len(studio._photos):
@@ -464,13 +463,13 @@ def test_photos_are_measured_before_they_are_decoded(monkeypatch: pytest.MonkeyP
 )
 def test_what_cannot_be_meant_is_refused_in_one_line(values: Any, words: str) -> None:
     with pytest.raises(ExplainError) as caught:
-        Ask.of(values, 1, LIMITS)
+        ExplainRequest.of(values, 1, LIMITS)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
     assert "; " in str(caught.value)
 
 
-def test_what_the_model_cannot_answer_is_told(studio: Studio) -> None:
+def test_what_the_model_cannot_answer_is_told(studio: Service) -> None:
     name = studio.take(photo())["photo"]
     [_, last] = steps_of(studio, photo=name, layer="third")
     assert "third" in last["error"]
@@ -480,7 +479,7 @@ def test_what_the_model_cannot_answer_is_told(studio: Studio) -> None:
 
 
 def test_the_queue_has_an_end() -> None:
-    lane, gate = Lane("test", 2), threading.Event()
+    lane, gate = WorkerThread("test", 2), threading.Event()
     for _ in range(3):
         lane.do(lambda: gate.wait(WAIT) and None)
     with pytest.raises(BusyError, match="3 questions wait"):
@@ -490,7 +489,7 @@ def test_the_queue_has_an_end() -> None:
 
 
 def test_turns_are_taken_one_at_a_time() -> None:
-    turns, inside, most = Turns(), 0, 0
+    turns, inside, most = Scheduler(), 0, 0
     lock = threading.Lock()
 
     def work(slow: bool) -> None:
@@ -572,7 +571,7 @@ def test_the_defaults_of_the_limits_hold_photos_of_a_camera() -> None:
 
 def test_no_two_files_of_the_page_share_a_name() -> None:
     """They make up one script, in which the later of two functions of one name would take the place of the other."""
-    from explain.app.page import OWN_SCRIPTS
+    from explain.app.web import OWN_SCRIPTS
 
     files = [ROOT / "explain" / "report" / "static" / name for name in SCRIPTS]
     files += [ROOT / "explain" / "app" / "static" / name for name in OWN_SCRIPTS]

@@ -17,10 +17,10 @@ import pytest
 from PIL import Image
 
 import explain
-from explain.app import Studio, address, serving, web
+from explain import AppError
+from explain.app import Service, address, serving, web
 from explain.app.access import Access
 from explain.app.serving import access_for, bound
-from explain.errors import AppError
 from tests.app.conftest import LIMITS, encoded
 from tests.report.conftest import photo
 
@@ -29,7 +29,7 @@ HOST, SELF = "http://127.0.0.1:8000", {"x-explain": "1"}
 
 
 @pytest.fixture
-def client(studio: Studio) -> Iterator[Any]:
+def client(studio: Service) -> Iterator[Any]:
     from starlette.testclient import TestClient
 
     from explain.app import application
@@ -159,7 +159,7 @@ def test_twenty_ask_at_once_and_all_are_answered(client: Any) -> None:
     assert all("item" in steps[-1] for steps in found)
 
 
-def test_too_many_questions_are_refused_and_nothing_breaks(client: Any, studio: Studio) -> None:
+def test_too_many_questions_are_refused_and_nothing_breaks(client: Any, studio: Service) -> None:
     import threading
 
     gate = threading.Event()
@@ -215,7 +215,7 @@ def test_an_answer_may_take_its_time_and_the_next_request_may_not(listening: Cal
         assert received(connection).startswith(b"HTTP/1.1 408")
 
 
-def test_a_photo_that_does_not_come_is_given_up(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_photo_that_does_not_come_is_given_up(studio: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     from explain.app import application
 
     monkeypatch.setattr(web, "BODY", 0.05)
@@ -233,7 +233,7 @@ def test_a_photo_that_does_not_come_is_given_up(studio: Studio, monkeypatch: pyt
     assert sent[0]["status"] == 408
 
 
-def test_the_token_leaves_the_address_and_becomes_a_cookie(studio: Studio) -> None:
+def test_the_token_leaves_the_address_and_becomes_a_cookie(studio: Service) -> None:
     from starlette.testclient import TestClient
 
     from explain.app import application

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from torch import nn
 
-from explain.distribution.communication import communicate
-from explain.errors import HookError
+from explain import HookError
+from explain.distributed.communication import communicate
 from tests.conftest import ROOT
 
 WORKER = """
@@ -23,7 +23,7 @@ import json, os, sys, torch, torch._dynamo, torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from explain.hooks.distributed import Codec, communicate
+from explain.distributed.communication import Codec, communicate
 
 torch.set_num_threads(1)
 # Each rank is a process of its own, forked when the slow imports are done.

@@ -17,10 +17,10 @@ from torch import nn
 from torch.package.package_importer import PackageImporter
 
 import explain
-from explain.distribution import packaging
-from explain.distribution.packaging import export_package, import_package
-from explain.errors import ExplainError, HookError, ModelError, OutputError
-from explain.models.network import SmallResNet
+from explain import ExplainError, HookError, ModelError, OutputError
+from explain.distributed import packaging
+from explain.distributed.packaging import export_package, import_package
+from explain.models.small_resnet import SmallResNet
 from tests.conftest import ROOT, settled, snapshot
 
 SOURCES = {
@@ -101,7 +101,7 @@ ELSEWHERE = """
 import importlib.util
 import torch
 import explain
-from explain.hooks.packaging import import_package
+from explain.distributed.packaging import import_package
 
 torch.set_num_threads(1)
 given = torch.load("given.pt")
@@ -152,7 +152,7 @@ def test_our_own_network_goes_in_and_torchvisions_stays_out(out: Path) -> None:
     for model, inside in ((SmallResNet(3, 4, (8,), (1,)), True), (ResNet(BasicBlock, [1, 1, 1, 1], 3), False)):
         model = settled(model).double().eval()
         report = export_package(model, out / "model.pt", overwrite=True)
-        assert report.interned == (("explain.models.network",) if inside else ())
+        assert report.interned == (("explain.models.small_resnet",) if inside else ())
         assert ("torchvision.models.resnet" in report.externed) is not inside
         packaged = import_package(out / "model.pt")
         assert packaged.report == report

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import explain
-from explain.errors import ExplainError
+from explain import ExplainError
 
 PAGE = 4096
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import torch
 
-from explain.engine.composites import attn_lrp
 from explain.methods import (
     IDGI,
     ISCAM,
@@ -22,7 +21,8 @@ from explain.methods import (
     Smooth,
     SmoothGradCAMPlusPlus,
 )
-from explain.methods.sampling import noise
+from explain.methods.wrappers import noise
+from explain.relevance.composites import attn_lrp
 from tests.fuzz.pure import Pure
 from tests.methods import plain, plain_factors, plain_masks, plain_paths, plain_scores, plain_steps
 

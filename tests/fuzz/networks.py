@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import explain
-from explain.engine import COMPOSITES
-from explain.errors import ExplainError, ExplainWarning
+from explain import ExplainError, ExplainWarning
 from explain.layers import split_call
 from explain.methods import LRP, DeepLIFT, DeepLIFTSHAP, MethodLike, get_method
+from explain.relevance import COMPOSITES
 from tests.conftest import registered_backwards, snapshot
 from tests.fuzz.expected import METHODS, MOST_PLACES, NotLinearError, Slow, class_weights
 from tests.fuzz.programs import Network, Program, Step, scores_in, sees, shapes

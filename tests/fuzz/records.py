@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 import explain
-from explain.errors import ExplainError
+from explain import ExplainError
 from tests.fuzz import files as broken
 
 Files = tuple[bytes, bytes]  # a record and its values
@@ -100,7 +100,7 @@ def outcome(record: Path, contents: Files, first: torch.Tensor) -> str:
     record.with_suffix(".npy").write_bytes(contents[1])
     try:
         saved = explain.load(record)
-        assert isinstance(saved, explain.saved.Saved)
+        assert isinstance(saved, explain.explanation.loading.Saved)
         heatmap = saved.attribution.heatmap
     except ExplainError as error:
         return REFUSED if "\n" not in str(error) and len(str(error)) < 2000 else f"said {str(error)[:200]!r}"

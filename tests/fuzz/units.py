@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import explain
-from explain.errors import ExplainError, ExplainWarning
+from explain import ExplainError, ExplainWarning
 from tests.fuzz.programs import Network, Program, scores_in
 
 PROPORTIONAL = [

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from explain.errors import HookError
+from explain import HookError
 from explain.hooks import HookGroup, accumulator, graph
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from explain.errors import HookError
+from explain import HookError
 from explain.hooks import HookGroup
 
 Seen = list[tuple[tuple[Any, ...], tuple[Any, ...]]]

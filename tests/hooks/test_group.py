@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from explain.errors import HookError, LayerError
+from explain import HookError, LayerError
 from explain.hooks import HookGroup, Tap, graph, select
 from tests.conftest import TinyNet, hook_count
 

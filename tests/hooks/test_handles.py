@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from explain.errors import ExplainWarning, HookError
+from explain import ExplainWarning, HookError
 from explain.hooks import HookGroup, accumulator
 from tests.conftest import hook_count
 

@@ -12,7 +12,7 @@ import torch.nn.modules.module as global_hooks
 import torch.optim.optimizer as optimizers
 from torch import nn
 
-from explain.errors import HookError
+from explain import HookError
 from explain.hooks import HookGroup, inspect
 from tests.conftest import hook_count
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from explain.errors import ExplainError, ExplainWarning, HookError
+from explain import ExplainError, ExplainWarning, HookError
 from explain.hooks import HookGroup, capture
 
 

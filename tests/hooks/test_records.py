@@ -11,8 +11,9 @@ import torch.nn.functional as F
 import torchvision
 from torch import nn
 
-from explain.errors import HookError, LayerError
-from explain.hooks import Capture, HookGroup, replace_first, select
+from explain import HookError, LayerError
+from explain._utils.nested import replace_first
+from explain.hooks import Capture, HookGroup, select
 from tests.conftest import TinyNet, settled
 
 

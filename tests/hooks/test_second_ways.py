@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import explain
-from explain.errors import LayerError, UnusedLayerError
+from explain import LayerError, UnusedLayerError
 from explain.hooks import Capture, HookGroup, capture, cut_where_allowed
 from explain.methods import GradCAM
 from tests.conftest import snapshot

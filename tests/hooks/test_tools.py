@@ -7,14 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from explain.errors import LayerError
-from explain.hooks import (
-    FeatureExtractor,
-    HookGroup,
-    capture,
-    inspect,
-    timeline,
-)
+from explain import LayerError
+from explain.hooks import FeatureExtractor, HookGroup, capture, inspect, timeline
 from tests.conftest import TinyNet, settled, snapshot
 
 

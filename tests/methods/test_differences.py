@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import explain
-from explain.errors import MethodError
+from explain import MethodError
 from explain.methods import DeepLIFT, GradientSHAP, IntegratedGradients
 from tests.conftest import TinyNet, settled, snapshot
 from tests.methods.test_relevance import Everything, random

@@ -12,10 +12,10 @@ import torchvision
 from torch import nn
 
 import explain
-from explain.attribution import fused
+from explain import MethodError
+from explain.attribution.result import fused
 from explain.engine import Attention, gather, plan_of
-from explain.errors import MethodError
-from explain.methods import (
+from explain.methods import (  # fmt: skip
     FEM,
     IDGI,
     ISCAM,
@@ -40,8 +40,8 @@ from explain.methods import (
     SmoothGradCAMPlusPlus,
     XGradCAM,
     get_method,
-)  # fmt: skip
-from explain.methods.sampling import noise
+)
+from explain.methods.wrappers import noise
 from explain.targets import as_target
 from tests.conftest import COVERING, GuidedFunction, TinyNet, settled
 from tests.methods import plain, plain_attention, plain_factors, plain_masks, plain_paths, plain_scores, plain_steps

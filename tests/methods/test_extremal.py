@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 import explain
-from explain.errors import ExplainError
-from explain.fills import Blur, Zero
+from explain import ExplainError
+from explain.baselines import Blur, Zero
 from explain.methods import ExtremalPerturbation
-from explain.methods.smooth_masks import SmoothMasks
+from explain.methods.extremal import SmoothMasks
 from tests.conftest import settled, snapshot
 from tests.methods import plain_extremal
 from tests.methods.test_masking import Curved, interrupt_after, photos

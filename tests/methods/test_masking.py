@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 import explain
-from explain.engine import Evidence, Question
-from explain.errors import ExplainError, MethodError
-from explain.fills import Blur, Mean, Noise
+from explain import ExplainError, MethodError
+from explain.baselines import Blur, Mean, Noise
+from explain.engine import Evidence, TargetContext
 from explain.layers import Grids
 from explain.methods import (
     DRISE,
@@ -23,7 +23,7 @@ from explain.methods import (
     RISE,
     FeatureAblation,
     FeaturePermutation,
-    Given,
+    GivenRegions,
     KernelSHAP,
     Occlusion,
     PartitionSHAP,
@@ -33,10 +33,10 @@ from explain.methods import (
     Squares,
     Superpixels,
     get_method,
-    masking,
-    pair_regression,
     shapley,
 )
+from explain.methods import occlusion as masking
+from explain.methods import shapley as pair_regression
 from explain.methods.coalitions import FromRegions
 from explain.methods.shapley import drawn_pairs
 from tests.conftest import settled, snapshot
@@ -94,7 +94,7 @@ def drawn(method: FromRegions, regions: int) -> list[list[int]]:
 
 
 def question(x: torch.Tensor) -> Evidence:
-    return Evidence(Question(x, torch.zeros(len(x)), None, "", Grids(tuple(x.shape[2:]))), None, {})
+    return Evidence(TargetContext(x, torch.zeros(len(x)), None, "", Grids(tuple(x.shape[2:]))), None, {})
 
 
 @pytest.mark.parametrize(("window", "stride"), [(1, 1), (2, 2), (3, 2), (4, 3), (5, 5)])
@@ -469,7 +469,7 @@ def test_a_budget_in_seconds_ends_with_what_there_is(curved: Curved, monkeypatch
 
 
 def test_the_photos_of_partitionshap_share_its_seconds(curved: Curved, monkeypatch: pytest.MonkeyPatch) -> None:
-    from explain.methods import partition
+    from explain.methods import partition_shap as partition
 
     clock = [0.0]
     monkeypatch.setattr(partition.time, "monotonic", lambda: clock[0])
@@ -576,7 +576,7 @@ def test_an_interrupt_ends_all_photos_of_partitionshap(curved: Curved) -> None:
 def test_sampled_shapley_values_lie_within_their_errors(seeds: int, curved: Curved) -> None:
     """Of many seeds, at least 90 in 100 places: of a 95 % interval, the value ± 1.96 errors."""
     x = photos()
-    exact = explain.attribute(curved, x, KernelSHAP(1022, Given(torch.arange(30).reshape(SIZE) % 10)), target=1)
+    exact = explain.attribute(curved, x, KernelSHAP(1022, GivenRegions(torch.arange(30).reshape(SIZE) % 10)), target=1)
     for kind in (KernelSHAP, ShapleySampling):
         inside = []
         for s in range(seeds):
@@ -610,7 +610,7 @@ def test_probability_and_logit_are_told_apart(curved: Curved) -> None:
 
 def test_regions_cut_a_photo_into_parts() -> None:
     x = photos(2)
-    for regions in (Squares(3), Quadtree(9), Given(LABELS)):
+    for regions in (Squares(3), Quadtree(9), GivenRegions(LABELS)):
         labels = regions(x)
         assert labels.shape == (2, *SIZE)
         for each in labels:
@@ -619,8 +619,8 @@ def test_regions_cut_a_photo_into_parts() -> None:
     assert Squares(3)(x).max() == 8
     assert Squares(9)(x).max() == 6 * 5 - 1
     assert len(Quadtree(9)(x)[0].unique()) in (7, 8, 9)
-    assert Given(LABELS) == Given(LABELS.numpy()) != Given(LABELS + LABELS % 2)
-    assert hash(Given(LABELS)) == hash(Given(LABELS.clone()))
+    assert GivenRegions(LABELS) == GivenRegions(LABELS.numpy()) != GivenRegions(LABELS + LABELS % 2)
+    assert hash(GivenRegions(LABELS)) == hash(GivenRegions(LABELS.clone()))
     assert KernelSHAP(regions=LABELS) == KernelSHAP(regions=LABELS.tolist())
 
 

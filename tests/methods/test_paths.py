@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import explain
-from explain.engine import passes
-from explain.errors import MethodError
+from explain import MethodError
+from explain.engine import execution as passes
 from explain.methods import (
     IDGI,
     BlurIntegratedGradients,
@@ -22,7 +22,7 @@ from explain.methods import (
     IntegratedGradients,
     get_method,
 )
-from explain.methods.blurred import blurred
+from explain.methods.blur_path import blurred
 from tests.conftest import TinyNet, settled, snapshot
 from tests.methods.test_relevance import random
 

@@ -10,11 +10,10 @@ from PIL import Image
 from torch import nn
 
 import explain
-from explain.errors import MethodError
-from explain.methods import LRP, XRAI, Felzenszwalb, Given, IntegratedGradients, get_method
-from explain.methods.regions import in_a_row
-from explain.methods.segments import joined
-from explain.methods.xrai import LEAST, USUAL_AREA, dilated, ranked
+from explain import MethodError
+from explain.methods import LRP, XRAI, Felzenszwalb, GivenRegions, IntegratedGradients, get_method
+from explain.methods.regions import USUAL_AREA, in_a_row, joined
+from explain.methods.xrai import LEAST, dilated, ranked
 from explain.models import CenterCrop
 from tests.conftest import TinyNet, settled
 from tests.methods.test_relevance import random
@@ -50,7 +49,7 @@ def test_it_is_its_formula() -> None:
     found = explain.attribute(model, x, XRAI(4, regions), target=1).values
     for i in range(2):
         torch.testing.assert_close(found[i], plain_xrai(model, x[i], regions), rtol=1e-9, atol=1e-12)
-    alone = explain.attribute(model.requires_grad_(False), x[1:], XRAI(4, Given(regions)), target=1).values
+    alone = explain.attribute(model.requires_grad_(False), x[1:], XRAI(4, GivenRegions(regions)), target=1).values
     torch.testing.assert_close(alone, found[1:], rtol=1e-9, atol=1e-12)
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import explain
-from explain.errors import MethodError
-from explain.methods import (
+from explain import MethodError
+from explain.methods import (  # fmt: skip
     KPCACAM,
     AblationCAM,
     Augmented,
@@ -29,7 +29,7 @@ from explain.methods import (
     list_methods,
     options,
     register,
-)  # fmt: skip
+)
 from tests.conftest import TinyNet
 
 

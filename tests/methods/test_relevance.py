@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import explain
-from explain.engine import COMPOSITES, Composite, When
-from explain.engine.linear_rules import AlphaBeta, Epsilon, Flat, Gamma, Gradient, WSquare, ZBox, ZPlus
-from explain.engine.passing import Balanced, Norm, Pass
-from explain.errors import ExplainWarning, LayerError, MethodError
+from explain import ExplainWarning, LayerError, MethodError
 from explain.methods import LRP
+from explain.relevance import COMPOSITES, Composite, When
+from explain.relevance.linear_rules import AlphaBeta, Epsilon, Flat, Gamma, Gradient, WSquare, ZBox, ZPlus
+from explain.relevance.pass_through import Balanced, Norm, Pass
 from tests.conftest import TinyNet, settled, snapshot
 from tests.methods import plain_relevance as plain
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import explain
-from explain.engine import COMPOSITES
 from explain.methods import LRP, DeepLIFT, MethodLike
+from explain.relevance import COMPOSITES
 from tests.conftest import settled, snapshot
 from tests.methods.test_relevance import Everything, random
 

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import explain
-from explain.engine.composites import Composite, When
-from explain.engine.linear_rules import AlphaBeta, Epsilon, Gamma
-from explain.errors import MethodError
+from explain import MethodError
 from explain.methods import LRP, DeepLIFT, Method
+from explain.relevance.composites import Composite, When
+from explain.relevance.linear_rules import AlphaBeta, Epsilon, Gamma
 from tests.conftest import settled
 from tests.methods.test_relevance import random
 

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import explain
-from explain.engine import Composite, Epsilon, When
-from explain.errors import LayerError
+from explain import LayerError
 from explain.methods import LRP, DeepLIFT
+from explain.relevance import Composite, Epsilon, When
 from tests.conftest import settled
 from tests.methods import plain_relevance as plain
 from tests.methods.test_relevance import Then, random

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import explain
-from explain.errors import ExplainWarning, MethodError
+from explain import ExplainWarning, MethodError
 from explain.methods import LRP, DeepLIFT
 from tests.conftest import settled
 from tests.methods.test_relevance import random

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import explain
-from explain.engine import Composite, Flat, When, WSquare, ZBox
 from explain.hooks import HookGroup
 from explain.methods import LRP
+from explain.relevance import Composite, Flat, When, WSquare, ZBox
 from tests.conftest import settled
 from tests.methods import plain_relevance as plain
 from tests.methods.test_relevance import Then, random

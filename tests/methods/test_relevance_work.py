@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import explain
-from explain.engine.steps import StepRecorder
 from explain.methods import LRP
+from explain.tracing.steps import StepRecorder
 from tests.conftest import settled
 from tests.methods import plain_relevance as plain
 from tests.methods.test_relevance import RULES, SHAPE, Then, everywhere, random

@@ -15,11 +15,11 @@ from torch import nn
 from torchvision.models import mobilenet_v2
 
 import explain
-from explain.engine import Composite
-from explain.engine.composites import COMPOSITES
-from explain.engine.linear_rules import Epsilon
-from explain.errors import ExplainWarning, MethodError
+from explain import ExplainWarning, MethodError
 from explain.methods import KPCACAM, LRP, Method, get_method, list_methods, options
+from explain.relevance import Composite
+from explain.relevance.composites import COMPOSITES
+from explain.relevance.linear_rules import Epsilon
 from tests.conftest import ATTENDING, settled
 from tests.peers.common import random
 

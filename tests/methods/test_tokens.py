@@ -12,10 +12,10 @@ import torchvision
 from torch import nn
 
 import explain
-from explain.errors import ExplainError, ModelError
+from explain import ExplainError, ModelError
 from explain.methods import TIS, ViTCX
-from explain.methods.clusters import complete_linkage, means
-from explain.methods.sampling import noise
+from explain.methods.clustering import complete_linkage, means
+from explain.methods.wrappers import noise
 from tests.conftest import TinyNet, settled, snapshot
 
 EXACT = {"rtol": 1e-8, "atol": 1e-12}

@@ -8,7 +8,7 @@ import torchvision
 from torch import nn
 
 import explain
-from explain.errors import MethodError
+from explain import MethodError
 from explain.methods import CheferBimodal
 from tests.conftest import settled, snapshot
 from tests.methods import plain_transformer as plain

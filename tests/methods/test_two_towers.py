@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import explain
-from explain.errors import ImageError
+from explain import ImageError
 
 METHODS = ["legrad", "tis(runs=12)", "vitcx", "gradcam", "gradientrollout", "cheferattribution", "occlusion", "lrp"]
 IDS = torch.tensor([[1, 5, 6, 2], [1, 7, 8, 2], [1, 9, 3, 2]])

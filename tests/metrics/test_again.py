@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import explain
-from explain.errors import ExplainWarning, MetricError
-from explain.inputs import as_inputs
+from explain import ExplainWarning, MetricError
+from explain.data.inputs import as_inputs
 from explain.methods import GradCAM, InputXGradient, IntegratedGradients, Saliency, Smooth
 from explain.metrics import (
     ADCC,

@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 import explain
+from explain.baselines import Black
 from explain.cli import main
-from explain.fills import Black
 from explain.methods import FeatureAblation, Smooth
 from explain.metrics import Comprehensiveness, get_metric
 from explain.metrics.table import ARROWS

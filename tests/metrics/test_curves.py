@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import explain
-from explain.fills import Blur, Mean, Neighbours, Noise, Zero
+from explain.baselines import Blur, Mean, Neighbours, Noise, Zero
 from explain.metrics import ROAD, Comprehensiveness, Deletion, Insertion, PixelFlipping, Sufficiency
 from tests.metrics import plain
 

@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 import explain
-from explain.errors import ExplainError, MetricError, TargetError
-from explain.fills import Zero
+from explain import ExplainError, MetricError, TargetError
+from explain.baselines import Zero
+from explain.checks import Faithful
 from explain.methods import GradCAM, Saliency
 from explain.metrics import ROAD, Completeness, Deletion, Insertion, PixelFlipping, get_metric, list_metrics, register
-from explain.metrics.rows import Book, covered_by_rank
-from explain.metrics.verdict import Faithful
+from explain.metrics.perturbed_inputs import PerturbedPhotoPool, covered_by_rank
 from tests.conftest import snapshot
 
 
@@ -92,7 +92,7 @@ def test_each_distinct_altered_photo_is_run_once(model: nn.Module, photos: torch
 
 def test_rows_are_built_when_they_are_run_and_never_all_at_once(model: nn.Module, photos: torch.Tensor) -> None:
     ranks = torch.arange(120).reshape(1, 12, 10).expand(3, 12, 10)
-    book = Book(photos)
+    book = PerturbedPhotoPool(photos)
     numbers = book.enter(covered_by_rank(ranks, Zero(), [0] * 121, list(range(121))))
     assert numbers[:, 0].tolist() == [-1, -1, -1]
     assert len(book) == 3 * 120
@@ -254,4 +254,4 @@ def test_options_that_do_not_fit_are_refused(make: Any, message: str) -> None:
 
 
 def test_fills_go_by_name_too() -> None:
-    assert Deletion(fill="blur") == Deletion(fill=explain.fills.Blur())  # type: ignore[arg-type]
+    assert Deletion(fill="blur") == Deletion(fill=explain.baselines.Blur())  # type: ignore[arg-type]

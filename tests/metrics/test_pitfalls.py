@@ -18,9 +18,10 @@ import torch
 from torch import nn
 
 import explain
+from explain import ExplainError, ExplainWarning, MetricError, TargetError
+from explain.baselines import Baseline, Blur, Mean, Zero
+from explain.checks import Faithful, check_maps
 from explain.engine import Evidence, Need
-from explain.errors import ExplainError, ExplainWarning, MetricError, TargetError
-from explain.fills import Blur, Fill, Mean, Zero
 from explain.methods import get_method
 from explain.metrics import (
     IROF,
@@ -31,14 +32,13 @@ from explain.metrics import (
     FaithfulnessEstimate,
     Insertion,
     NonSensitivity,
-    OfMethod,
+    ReattributionMetric,
     SensitivityN,
     Sparseness,
     get_metric,
     list_metrics,
 )
-from explain.metrics.orders import ranks_of
-from explain.metrics.verdict import Faithful, check_maps
+from explain.metrics.rankings import ranks_of
 from explain.targets import as_target
 from tests.conftest import ROOT
 
@@ -91,7 +91,7 @@ def test_a_map_of_zeros_has_the_figure_that_the_guide_says(model: nn.Module, pho
     found: dict[str, float] = {}
     said = []
     for metric in ALL:
-        given: Any = {"it": Nothing() if isinstance(metric, OfMethod) else zeros}
+        given: Any = {"it": Nothing() if isinstance(metric, ReattributionMetric) else zeros}
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", ExplainWarning)
             found[metric.name] = explain.evaluate(model, x, given, metric, target=1, boxes=BOXES[:1])["it"][
@@ -136,7 +136,7 @@ def test_channels_whose_sum_is_beyond_single_precision_are_added_up(model: nn.Mo
 
 
 @pytest.mark.parametrize("fill", [Mean(), Blur()], ids=str)
-def test_rounding_errors_decide_nothing(fill: Fill) -> None:
+def test_rounding_errors_decide_nothing(fill: Baseline) -> None:
     """A photo of one colour is not altered by its mean colour: all that changes are the last bits of the scores."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 30 * 30, 5)).eval()

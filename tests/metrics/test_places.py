@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import explain
-from explain.errors import ExplainWarning, MetricError
+from explain import ExplainWarning, MetricError
 from explain.metrics import (
     AUC,
     AttributionLocalisation,

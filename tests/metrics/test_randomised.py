@@ -13,11 +13,11 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
 import explain
-from explain.errors import MetricError
-from explain.inputs import as_inputs
+from explain import MetricError
+from explain.checks import DependsOnModel, check_maps
+from explain.data.inputs import as_inputs
 from explain.metrics import MPRT, EfficientMPRT
 from explain.metrics.randomised import Randomised, randomised
-from explain.metrics.verdict import DependsOnModel, check_maps
 from explain.targets import ClassTarget
 from tests.conftest import TinyNet, registered_backwards, snapshot
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import explain
-from explain.errors import ExplainWarning
-from explain.fills import Mean, Noise, Zero
+from explain import ExplainWarning
+from explain.baselines import Mean, Noise, Zero
 from explain.metrics import IROF, AverageDrop, IncreaseInConfidence, RegionPerturbation, Selectivity
 from explain.metrics.superpixels import superpixels
 from tests.metrics import plain

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import explain
-from explain.errors import ExplainWarning
-from explain.fills import Noise, Zero
+from explain import ExplainWarning
+from explain.baselines import Noise, Zero
 from explain.methods import InputXGradient, Saliency
 from explain.metrics import (
     FaithfulnessCorrelation,

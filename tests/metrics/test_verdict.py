@@ -10,30 +10,19 @@ import torch
 from torch import nn
 
 import explain
+from explain import MetricError
+from explain.checks import SAME, Answer, Answers, DependsOnClass, DependsOnModel, Faithful, Stable, Verdict, check_maps
+from explain.checks.dependence import far_down, same_details
+from explain.checks.faithfulness import AS_IT_LIES, laid, places
+from explain.checks.stability import AddNoise
+from explain.checks.verdict import lighter
+from explain.data.inputs import as_inputs
 from explain.engine import Evidence, InputGradients, Need
-from explain.errors import MetricError
-from explain.inputs import as_inputs
 from explain.methods import GradCAM, Method, RandomCAM, Saliency
-from explain.metrics import Case, Judged, World
+from explain.metrics import MetricInput, MetricResult, ModelContext
 from explain.metrics.maps import Maps
 from explain.metrics.randomised import Randomised
 from explain.metrics.similarity import spearman
-from explain.metrics.verdict import (
-    SAME,
-    Answer,
-    Answers,
-    DependsOnClass,
-    DependsOnModel,
-    Faithful,
-    Stable,
-    Verdict,
-    check_maps,
-)
-from explain.metrics.verdict.classes import far_down
-from explain.metrics.verdict.lighter import lighter
-from explain.metrics.verdict.places import AS_IT_LIES, laid, places
-from explain.metrics.verdict.randomness import same_details
-from explain.metrics.verdict.stability import Noisier
 from explain.targets import ClassTarget, Target, TargetLike
 from tests.conftest import snapshot
 from tests.metrics.test_evaluation import Counting
@@ -132,7 +121,7 @@ def test_maps_that_lie_anywhere_pass_no_more_often_than_the_level_says() -> None
     question = Faithful()
 
     def passed(maps: torch.Tensor) -> float:
-        case = Case(Maps("it", maps, (side, side)), torch.ones(count, 1, side, side), torch.zeros(count))
+        case = MetricInput(Maps("it", maps, (side, side)), torch.ones(count, 1, side, side), torch.zeros(count))
         scores = []
         for ask in question.asks(case):
             of: Any = ask.of
@@ -174,7 +163,7 @@ def test_copies_that_lie_where_the_map_lies_are_counted(model: nn.Module, photos
     assert (overlap > 0.8).sum() == 7
     parts = {"better": torch.tensor([3]), "copies": torch.tensor([[1.0, 2, 3, 0, 0]]), "own": torch.tensor([1.0]),
              "overlap": torch.tensor([[0.9, 0.2, 0.51, 0.9, 0.1]]), "flat": torch.tensor([False])}  # fmt: skip
-    answer = Faithful(copies=5, level=0.2).judge(Judged(torch.tensor([4 / 6]), parts=parts))
+    answer = Faithful(copies=5, level=0.2).judge(MetricResult(torch.tensor([4 / 6]), parts=parts))
     assert "3 of 5 copies of the map in other places explain the score at least as well" in answer.reason
     assert answer.reason.endswith("2 of these share more than half of the map's place")
 
@@ -289,7 +278,7 @@ def test_stability_is_the_mean_likeness_over_changes_that_leave_the_scores_alone
     assert 0 < sum(counted) < len(counted)
     expected = sum(a for a, c in zip(alike, counted, strict=True) if c) / sum(counted)
     assert table["saliency"]["stable"].item() == pytest.approx(expected, abs=1e-9)
-    noise = Noisier(0.1, 3)(x) - x
+    noise = AddNoise(0.1, 3)(x) - x
     assert noise.std().item() == pytest.approx(0.1 * (x.max() - x.min()).item(), rel=0.1)
 
 
@@ -384,8 +373,8 @@ def test_what_is_no_single_photo_is_refused(model: nn.Module, photos: torch.Tens
 
 def test_half_of_the_variation_is_a_correlation_of_seventy_one_per_cent() -> None:
     assert pytest.approx(0.5) == SAME**2
-    world = World(nn.Identity(), torch.zeros(1, 1, 2, 2), None, None)
-    case = Case(Maps("m", torch.zeros(1, 2, 2), (2, 2)), torch.zeros(1, 1, 2, 2), torch.zeros(1))
+    world = ModelContext(nn.Identity(), torch.zeros(1, 1, 2, 2), None, None)
+    case = MetricInput(Maps("m", torch.zeros(1, 2, 2), (2, 2)), torch.zeros(1, 1, 2, 2), torch.zeros(1))
     assert "no weights" in DependsOnModel().unasked(world, case)
     with pytest.raises(MetricError, match="target must be one of several classes"):
         next(DependsOnClass().settings(world, case))

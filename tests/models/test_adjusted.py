@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 
 import explain
+from explain import ExplainWarning, ModelError
 from explain.cli import main
-from explain.errors import ExplainWarning, ModelError
 from explain.models import CenterCrop, WholePhoto, adjusted
 from tests.conftest import TinyNet, settled
 

@@ -13,11 +13,11 @@ from PIL import Image
 from torch import nn
 
 import explain
+from explain import ModelError, TargetError
 from explain.cli import main
-from explain.errors import ModelError, TargetError
-from explain.images import Box, locate
+from explain.data.images import Box, locate
 from explain.models import CenterCrop, Classifier, FiveCrops, WholePhoto, cropped
-from explain.models.crops import takes_any_size
+from explain.models.preprocessing import takes_any_size
 from tests.conftest import TinyNet, settled
 
 

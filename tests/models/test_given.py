@@ -13,7 +13,7 @@ from PIL import Image
 from torch import nn
 
 import explain
-from explain.errors import ExplainWarning, ModelError
+from explain import ExplainWarning, ModelError
 from explain.models import CenterCrop, as_classifier, as_preprocess
 from tests.conftest import TinyNet
 

@@ -14,8 +14,7 @@ from PIL import Image
 from torch import nn
 
 import explain
-from explain import models
-from explain.errors import ExplainWarning, ModelError, TargetError
+from explain import ExplainWarning, ModelError, TargetError, models
 from explain.models import Classifier, imagenet, load
 from explain.models.efficientnet import EPSILON, STAGES, ConvNormActivation, EfficientNetLite0, MBConv, SameConv2d
 from explain.models.labels import imagenet_labels

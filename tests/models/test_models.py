@@ -15,10 +15,9 @@ import torchvision
 from PIL import Image
 from torch import nn
 
-from explain import models
-from explain.errors import ModelError
+from explain import ModelError, models
 from explain.models import CenterCrop, Classifier, SmallResNet, load
-from explain.models.bundled import FILE
+from explain.models.tiny import FILE
 from explain.models.weights import read_weights
 
 

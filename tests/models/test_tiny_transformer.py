@@ -18,8 +18,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 import explain
-from explain import models
-from explain.errors import ModelError
+from explain import ModelError, models
 from explain.models import Classifier, SmallTransformer, load, tiny_transformer
 from explain.models.tiny_transformer import FILE, SHA256
 from tests.conftest import ROOT

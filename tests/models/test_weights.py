@@ -12,10 +12,9 @@ import torch
 import torchvision
 from torch import nn
 
-from explain.errors import ModelError
+from explain import ModelError
 from explain.models import load
-from explain.models.safetensors import DTYPES, read_safetensors
-from explain.models.weights import read_weights
+from explain.models.weights import DTYPES, read_safetensors, read_weights
 
 
 def write(path: Path, header: Any, data: bytes) -> Path:

@@ -25,7 +25,7 @@ import contextlib, io, json, sys
 import torch
 import explain
 from explain import cli, models
-from explain.errors import ModelError
+from explain import ModelError
 
 photo, found = sys.argv[1], {}
 

@@ -25,8 +25,8 @@ from explain.methods import (
     ShapleySampling,
     Smooth,
 )
-from explain.methods.expected import RandomPoints
-from explain.methods.sampling import noise
+from explain.methods.expected_gradients import RandomPoints
+from explain.methods.wrappers import noise
 from tests.methods import plain, plain_paths
 from tests.peers.common import (
     LAYER,
@@ -179,7 +179,7 @@ def test_captum_guided_backprop_is_the_plain_gradient_without_a_word_where_no_re
     assert agree(peer.GuidedBackprop(model).attribute(x, TARGET), gradient, 1e-12)
     assert off(ours(model, "guidedbackprop", x), gradient) > 0.1
     linear = nn.Sequential(nn.Flatten(), nn.Linear(3 * 6 * 8, 5)).double()
-    with pytest.warns(explain.errors.ExplainWarning, match="found no rectifier"):
+    with pytest.warns(explain.ExplainWarning, match="found no rectifier"):
         ours(linear, "guidedbackprop", x)
 
 
@@ -208,7 +208,7 @@ def test_captum_vargrad_cancels_below_zero() -> None:
         nn.init.normal_(model[1].weight, 1000.0)
         found = peer.NoiseTunnel(peer.Saliency(model)).attribute(x, "vargrad", 7, target=1, abs=False)
     assert found.min() < 0
-    with pytest.warns(explain.errors.ExplainWarning, match="zero everywhere"):
+    with pytest.warns(explain.ExplainWarning, match="zero everywhere"):
         assert not ours(model, Smooth(samples=7, statistic="variance"), x, 1).any()
 
 

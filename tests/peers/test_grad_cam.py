@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import explain
-from explain.errors import TargetError
+from explain import TargetError
 from explain.methods import (
     KPCACAM,
     AblationCAM,

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import explain
-from explain.fills import Neighbours, Zero
+from explain.baselines import Neighbours, Zero
 from explain.metrics import (
     ROAD,
     Complexity,
@@ -25,7 +25,7 @@ from explain.metrics import (
     Sensitivity,
     Sparseness,
 )
-from explain.metrics.orders import ranks_of
+from explain.metrics.rankings import ranks_of
 from explain.metrics.similarity import gradient_histograms, ssim
 from tests.conftest import TinyNet, settled
 from tests.metrics import plain

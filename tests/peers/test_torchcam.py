@@ -11,7 +11,7 @@ import torchvision
 from torch import nn
 
 import explain
-from explain.errors import ModelError
+from explain import ModelError
 from explain.methods import GradCAM, GradCAMPlusPlus, LayerCAM, MethodLike, RefineCAM, SmoothGradCAMPlusPlus
 from tests.methods import plain, plain_attention, plain_masks, plain_scores
 from tests.peers.common import LAYER, TARGET, agree, network, off, photo, random, resnet

@@ -11,9 +11,9 @@ import torchvision
 from torch import nn
 
 import explain
-from explain.engine import COMPOSITES, Composite
-from explain.engine.composites import epsilon_gamma_box
 from explain.methods import LRP
+from explain.relevance import COMPOSITES, Composite
+from explain.relevance.composites import epsilon_gamma_box
 from tests.peers.common import random, resnet
 
 pytest.importorskip("zennit", reason="zennit comes with the extra 'peers'")

@@ -9,8 +9,8 @@ from PIL import Image, ImageChops
 
 import explain
 from explain import render
-from explain.errors import ExplainWarning, deprecated
-from explain.images import Box
+from explain._utils.errors import ExplainWarning, deprecated
+from explain.data.images import Box
 
 MAPS = {
     "heat": np.linspace(0, 1, 12, dtype=np.float32).reshape(3, 4),

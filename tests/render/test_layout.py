@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from explain import render
-from explain.render.layout import ABREAST
-from explain.render.sheet import REMARK
+from explain._utils.html import table_html
+from explain.render.sheets import ABREAST, REMARK
 
 BLANK = render.Tile(Image.new("RGB", (40, 30), "green"), "name")
 
@@ -95,7 +95,7 @@ def test_a_figure_has_the_tiles_of_a_sheet_and_their_words() -> None:
 
 
 def test_tables_are_escaped_and_numbers_stand_at_the_right() -> None:
-    drawn = render.table_html(["<layer>"], [["a\x1b<b>"], ["12"]], "x & y")
+    drawn = table_html(["<layer>"], [["a\x1b<b>"], ["12"]], "x & y")
     assert "<layer>" not in drawn
     assert r"a\x1b&lt;b&gt;" in drawn
     assert '<td style="text-align: right">12</td>' in drawn

@@ -13,13 +13,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from explain import render
-from explain.errors import ExplainError, ImageError
-from explain.images import Box
-from explain.render.colors import HEAT, INTENSITY, SIGNED, lookup_table
-from explain.render.legend import bar
-from explain.render.placing import on_photo, place
-from explain.render.tables import TABLES
+from explain import ExplainError, ImageError, render
+from explain.data.images import Box
+from explain.render.captions import bar
+from explain.render.colors import HEAT, INTENSITY, SIGNED, TABLES, lookup_table
+from explain.render.placement import on_photo, place
 from explain.render.text import fit, font, wrapped
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from explain import render
-from explain.errors import ExplainError
-from explain.images import Box
+from explain import ExplainError, render
+from explain.data.images import Box
+from explain.render.placement import mark_unseen
 from explain.render.styles import STYLES, Style
-from explain.render.unseen import mark_unseen
 from tests.render.test_render import SEEN, bump, photo, waves
 
 WHOLE = Box(0, 0, 180, 120)

@@ -13,8 +13,8 @@ from PIL import Image
 from torch import nn
 
 import explain
+from explain.checks import Answer, Answers, Verdict
 from explain.methods import RISE, GradCAM
-from explain.metrics.verdict import Answer, Answers, Verdict
 from explain.models import CenterCrop
 from explain.targets import Detection, Segmentation
 from tests.conftest import settled

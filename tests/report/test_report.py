@@ -19,15 +19,14 @@ import torch
 from PIL import Image
 
 import explain
-from explain import report
+from explain import ExplainError, MetricError, OutputError, report
 from explain.cli import main
-from explain.errors import ExplainError, MetricError, OutputError
 from explain.methods import LRP, GradCAM, IntegratedGradients, Smooth
 from explain.metrics import Deletion, Insertion
-from explain.report.again import again
 from explain.report.item import Detail, item
+from explain.report.maps import plane
 from explain.report.page import page
-from explain.report.planes import plane
+from explain.report.reproduce import again
 from explain.targets import Detection, Segmentation
 from tests.conftest import ROOT
 from tests.report.conftest import HOSTILE, KINDS, LABELS, checked, of_kind, photo
@@ -99,7 +98,7 @@ def test_maps_of_zeros_and_of_numbers_that_are_none_are_packed_too() -> None:
 def test_a_page_has_the_maps_and_answers_of_its_explanation(explanation: Any) -> None:
     found = Read(explanation.to_html(steps=4)).data
     short, full = found["index"]["photos"][0], found["item-0"]
-    assert short["label"] == full["predictions"][0][0] == explain.errors.printable(explanation.predictions[0][0])
+    assert short["label"] == full["predictions"][0][0] == explain._utils.errors.printable(explanation.predictions[0][0])
     assert full["targets"][0]["label"] == "tabby cat"
     assert full["targets"][1]["probability"] == pytest.approx(float(explanation.probabilities[1]))
     assert [method["name"] for method in full["methods"]] == explanation.methods
@@ -187,7 +186,7 @@ def test_nothing_in_a_page_becomes_markup(text: str, explanation: Any) -> None:
     ]  # fmt: skip
     assert not any(name.startswith("on") for name, _ in found.attributes)
     labels = [target["label"] for target in found.data["item-0"]["targets"]]
-    assert labels == [explain.errors.printable(label) for label in LABELS[:2]]
+    assert labels == [explain._utils.errors.printable(label) for label in LABELS[:2]]
     assert found.data["item-0"]["name"] == '"><img src=x>.png'
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", written)
     assert "src=" not in re.sub(r"<script.*?</script>", "", written, flags=re.DOTALL).replace("&lt;img src=x", "")
@@ -272,8 +271,8 @@ def test_what_was_the_callers_own_is_said(explanation: Any, explainer: explain.E
 
 
 def test_boxes_and_regions_that_were_asked_for_are_marked(explainer: explain.Explainer) -> None:
-    from explain.record import asked
-    from explain.report.places import place
+    from explain.attribution.records import asked
+    from explain.report.maps import place
 
     class Asked:
         input_size, crops = (32, 64), ()

@@ -26,7 +26,7 @@ def test_tables_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     code, out, err = typed(capsys, "insight", "run.sqlite")
     assert (code, err) == (0, [])
-    assert out == str(explain.insight("run.sqlite")).splitlines()
+    assert out == str(explain.open_run("run.sqlite").insight()).splitlines()
     assert any(line.startswith("  goldfish  6       –") for line in out)
 
 
@@ -36,7 +36,7 @@ def test_json_has_all_of_it_and_the_files(capsys: pytest.CaptureFixture[str]) ->
     assert (code, err) == (0, [])
     (told,) = json.loads("\n".join(out))["insights"]
     files = told.pop("files")
-    assert told == json.loads(json.dumps(explain.insight("run.sqlite").to_dict()))
+    assert told == json.loads(json.dumps(explain.open_run("run.sqlite").insight().to_dict()))
     assert files == ["out/looks.png", "out/insight.json", "out/insight.html"]
     assert all(Path(file).is_file() for file in files)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import explain
-from explain.errors import ExplainError
+from explain import ExplainError
 from tests.fuzz.damage import KINDS, check
 from tests.runs.networks import explainer, picture
 

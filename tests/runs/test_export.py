@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 import explain
-from explain.errors import ExplainError, OutputError, RunError
+from explain import ExplainError, OutputError, RunError
 from explain.render import get_style
 from explain.runs import export, source_of, write_pictures
 from tests.runs.networks import as_it_is, explainer, folder_of, picture
@@ -65,7 +65,7 @@ def test_parquet_without_its_package_is_refused(
     def missing(name: str) -> Any:
         raise ModuleNotFoundError(name)
 
-    monkeypatch.setattr("explain.runs.columns.importlib.import_module", missing)
+    monkeypatch.setattr("explain.runs.exporting.importlib.import_module", missing)
     with pytest.raises(RunError, match=r"pyarrow must be installed to write Parquet; pip install 'explain\[parquet\]'"):
         export(run, tmp_path / "run.parquet")
     assert not (tmp_path / "run.parquet").exists()

@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 
 import explain
-from explain.errors import RunError, quiet
+from explain._utils.errors import RunError, quiet
 from explain.runs import workers
 from explain.runs.preparing import Preparer
 from explain.runs.sources import Content, Entry, Source

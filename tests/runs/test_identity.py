@@ -15,7 +15,7 @@ from PIL import Image
 from torch import nn
 
 import explain
-from explain.errors import ExplainError, RunError
+from explain import ExplainError, RunError
 from explain.runs import Content, Entry, Source
 from explain.runs.schema import APPLICATION
 from tests.conftest import TinyNet, settled

@@ -12,12 +12,11 @@ import pytest
 import torch
 
 import explain
-from explain.errors import OutputError, RunError
-from explain.runs.insight.again import Photos
-from explain.runs.insight.clusters import reasons
-from explain.runs.insight.gathering import Maps, gathered
-from explain.runs.insight.looking import Mean, looks
-from explain.runs.insight.spectral import distances, silhouettes, spectrum
+from explain import OutputError, RunError
+from explain.insight.class_statistics import Mean, looks
+from explain.insight.clusters import distances, reasons, silhouettes, spectrum
+from explain.insight.maps import RunMaps, gathered
+from explain.insight.reattribution import RunPhotos
 from explain.targets import ClassTarget, Difference
 from tests.conftest import TinyNet, settled
 from tests.runs.networks import as_it_is, explainer, picture
@@ -32,14 +31,15 @@ def blob(place: tuple[float, float], width: float, generator: torch.Generator) -
     return values / values.sum()
 
 
-def maps_of(places: dict[str, list[tuple[float, float]]], seed: int = 0, width: float = 2.0) -> Maps:
+def maps_of(places: dict[str, list[tuple[float, float]]], seed: int = 0, width: float = 2.0) -> RunMaps:
     """Maps of some classes, whose evidence lies around given places."""
     generator = torch.Generator().manual_seed(seed)
     targets = [target for target, each in places.items() for _ in each]
     values = torch.stack([blob(place, width, generator) for each in places.values() for place in each])
     unknown = torch.full((len(values),), float("nan"))
     names = tuple(f"{target} {number}" for number, target in enumerate(targets))
-    return Maps("gradcam", names, (None,) * len(names), tuple(targets), (None,) * len(names), values, unknown, unknown,
+    return RunMaps("gradcam", names, (None,) * len(names), tuple(targets), (None,) * len(names), values, unknown,
+                   unknown,
                 unknown)  # fmt: skip
 
 
@@ -208,7 +208,7 @@ def test_mistakes_are_counted_and_the_difference_says_what_spoke_for_either(run:
     assert first.of == sum(row.label == first.label for row in rows.values())
     assert [each.row.name for each in first.spoken] == list(first.photos)
     one = first.spoken[0]
-    x = as_it_is(explain.images.load_image(one.row.path))[None]
+    x = as_it_is(explain.data.images.load_image(one.row.path))[None]
     classes = ClassTarget(first.prediction_class), ClassTarget(first.label_class)
     for these, seen in ((classes, one.wrong), (classes[::-1], one.right)):
         expected = explain.attribute(made.model, x, "gradcam", target=Difference(*these))
@@ -220,11 +220,11 @@ def test_mistakes_are_counted_and_the_difference_says_what_spoke_for_either(run:
 
 def test_another_model_than_that_of_the_run_is_refused(run: explain.Run) -> None:
     with pytest.raises(RunError, match="explainer must have the weights that the run was made with"):
-        Photos(run, explainer(settled(TinyNet(), seed=1).eval()))
+        RunPhotos(run, explainer(settled(TinyNet(), seed=1).eval()))
 
 
 def test_insight_is_plain_values_and_tables(run: explain.Run, tmp_path: Path) -> None:
-    found = explain.insight(run.path)
+    found = explain.open_run(run.path).insight()
     document: Any = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert document["maps"] == len(found.maps)
     assert [each["target"] for each in document["looks"]] == [look.target for look in found.looks]
@@ -273,7 +273,7 @@ def test_pictures_without_photos_read_none(run: explain.Run, monkeypatch: pytest
     def refuse(*_: Any) -> None:
         raise AssertionError("a photo was read")
 
-    monkeypatch.setattr("explain.runs.insight.again.load_image", refuse)
+    monkeypatch.setattr("explain.insight.reattribution.load_image", refuse)
     found = run.insight()
     assert list(found.pictures(photos=False)) == ["looks"]
     with pytest.raises(AssertionError, match="a photo was read"):

@@ -13,16 +13,14 @@ from PIL import Image
 from torch import nn
 
 import explain
-from explain.concepts import factorise
-from explain.errors import RunError
-from explain.runs.insight import directions
-from explain.runs.insight.again import Photos
-from explain.runs.insight.directions import concept_direction
-from explain.runs.insight.layer import feature_maps, receptive_field
-from explain.runs.insight.patches import channels
-from explain.runs.insight.removing import corrected, removed
-from explain.runs.insight.separating import normals
-from explain.runs.insight.shared import places, shared_concepts
+from explain import RunError
+from explain.attribution.concepts import factorise
+from explain.insight import directions
+from explain.insight.ablation import corrected, removed
+from explain.insight.channels import channels, feature_maps, receptive_field
+from explain.insight.directions import concept_direction, normals
+from explain.insight.reattribution import RunPhotos
+from explain.insight.shared_concepts import places, shared_concepts
 from tests.runs.networks import as_it_is
 
 SIDE = 24
@@ -61,7 +59,7 @@ def photo_of(colour: int, number: int) -> Image.Image:
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Photos:
+def photos(tmp_path_factory: pytest.TempPathFactory) -> RunPhotos:
     folder = tmp_path_factory.mktemp("colours")
     rows = []
     for number in range(42):
@@ -70,10 +68,10 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Photos:
     (folder / "list.json").write_text(json.dumps(rows))
     made = explain.Explainer(ByColour().eval(), preprocess=as_it_is, categories=["red", "green", "blue"])
     run = explain.run(folder / "list.json", made, "gradcam", output=folder / "run.sqlite", workers=0)
-    return Photos(run, made)
+    return RunPhotos(run, made)
 
 
-def inputs(photos: Photos) -> tuple[list[str], torch.Tensor]:
+def inputs(photos: RunPhotos) -> tuple[list[str], torch.Tensor]:
     names = [row.name for row in photos.run.rows("gradcam")]
     return names, torch.stack([as_it_is(Image.open(row.path)) for row in photos.run.rows("gradcam")])
 
@@ -96,7 +94,7 @@ def test_a_receptive_field_is_that_of_the_formula(layers: list[nn.Module], side:
     assert (right - left, bottom - top) == (side, side)
 
 
-def test_patches_are_the_places_that_excite_a_channel_most(photos: Photos) -> None:
+def test_patches_are_the_places_that_excite_a_channel_most(photos: RunPhotos) -> None:
     names, x = inputs(photos)
     model = photos.explainer.model
     found = channels(photos, 1, layer="look", count=6, patches=4)
@@ -127,12 +125,12 @@ def test_patches_are_the_places_that_excite_a_channel_most(photos: Photos) -> No
     assert json.loads(json.dumps(found.to_dict()))["channels"][0]["channel"] == 1
 
 
-def test_channels_of_a_class_without_photos_are_refused(photos: Photos) -> None:
+def test_channels_of_a_class_without_photos_are_refused(photos: RunPhotos) -> None:
     with pytest.raises(RunError, match="target must be a class of which the run has photos, got 7"):
         channels(photos, 7)
 
 
-def test_what_is_asked_for_further_is_what_the_functions_say(photos: Photos) -> None:
+def test_what_is_asked_for_further_is_what_the_functions_say(photos: RunPhotos) -> None:
     examples = [photo_of(1, number) for number in range(100, 106)]
     found = photos.run.insight(
         explainer=photos.explainer, channels=2, concepts=3, examples=examples, target="green", layer="look"
@@ -165,17 +163,17 @@ def test_what_is_asked_for_further_is_what_the_functions_say(photos: Photos) -> 
         ({"channels": True}, "count must be a whole number from 1, got True"),
     ],
 )
-def test_what_cannot_be_asked_for_is_refused(photos: Photos, options: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_asked_for_is_refused(photos: RunPhotos, options: dict[str, Any], message: str) -> None:
     with pytest.raises(RunError, match=message):
         photos.run.insight(explainer=photos.explainer, **options)
 
 
-def test_a_further_look_needs_the_model(photos: Photos) -> None:
+def test_a_further_look_needs_the_model(photos: RunPhotos) -> None:
     with pytest.raises(RunError, match="concepts must be looked for with the model, got none; give the explainer"):
         photos.run.insight(concepts=2)
 
 
-def test_shared_concepts_are_as_good_as_those_of_all_photos_at_once(photos: Photos) -> None:
+def test_shared_concepts_are_as_good_as_those_of_all_photos_at_once(photos: RunPhotos) -> None:
     _, x = inputs(photos)
     found = shared_concepts(photos, 3, layer="look", rounds=4)
     maps = feature_maps(photos.explainer.model, x, "look").clamp(min=0)
@@ -194,7 +192,7 @@ def test_shared_concepts_are_as_good_as_those_of_all_photos_at_once(photos: Phot
     assert found.picture(photos).width > 100
 
 
-def test_a_concept_of_the_class_is_significant_and_one_of_nothing_is_not(photos: Photos) -> None:
+def test_a_concept_of_the_class_is_significant_and_one_of_nothing_is_not(photos: RunPhotos) -> None:
     green = [photo_of(1, number) for number in range(100, 108)]
     found = concept_direction(photos, green, 1, layer="look")
     assert found.significant
@@ -211,7 +209,7 @@ def test_a_concept_of_the_class_is_significant_and_one_of_nothing_is_not(photos:
     assert json.loads(json.dumps(found.to_json()))["photos"] == 14
 
 
-def test_chance_says_how_often_random_examples_would_gain_as_much(photos: Photos) -> None:
+def test_chance_says_how_often_random_examples_would_gain_as_much(photos: RunPhotos) -> None:
     """With photos of the run as examples, every chance is as likely as every other: small ones are as rare."""
     chances = []
     for seed in range(20):
@@ -226,7 +224,7 @@ def test_chance_says_how_often_random_examples_would_gain_as_much(photos: Photos
     assert sum(chance > 0.5 for chance in chances) >= 5
 
 
-def test_the_gain_is_the_mean_derivative_along_the_vector(photos: Photos, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gain_is_the_mean_derivative_along_the_vector(photos: RunPhotos, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a vector that is given, both figures follow from gradients that are found by hand."""
     given = torch.tensor([1.0, -2.0, 0.5, 0.0, 0.0, 3.0])
     monkeypatch.setattr(directions, "normals", lambda examples, _: given.expand(len(examples), -1))
@@ -246,7 +244,7 @@ def test_the_gain_is_the_mean_derivative_along_the_vector(photos: Photos, monkey
     assert found.chance == 1  # every vector is the same
 
 
-def test_too_few_examples_are_refused(photos: Photos) -> None:
+def test_too_few_examples_are_refused(photos: RunPhotos) -> None:
     with pytest.raises(RunError, match="examples must be at least 5 photos, got 4"):
         concept_direction(photos, [photo_of(0, k) for k in range(4)], 0)
     with pytest.raises(RunError, match="run must have at least 60 photos of other classes for 20 examples, got 28"):
@@ -276,7 +274,7 @@ def test_a_concept_vector_has_the_smallest_loss(channels: int) -> None:
         assert weights.grad.abs().max() < 1e-7
 
 
-def test_the_accuracy_falls_where_the_evidence_is_removed(photos: Photos) -> None:
+def test_the_accuracy_falls_where_the_evidence_is_removed(photos: RunPhotos) -> None:
     rows = list(photos.run.rows("gradcam"))
     wanted = [(row.name, row.target) for row in rows if row.label == "green"]
     found = removed(photos, "gradcam", wanted, share=0.2, fill="zero")
@@ -311,7 +309,7 @@ def test_the_accuracy_falls_where_the_evidence_is_removed(photos: Photos) -> Non
 
 
 @pytest.fixture(scope="module")
-def boxed(tmp_path_factory: pytest.TempPathFactory) -> Photos:
+def boxed(tmp_path_factory: pytest.TempPathFactory) -> RunPhotos:
     """Photos of which the left half decides: red there or green; boxes are on the left, on the right, or missing."""
     folder = tmp_path_factory.mktemp("boxed")
     rows: list[dict[str, Any]] = []
@@ -327,11 +325,11 @@ def boxed(tmp_path_factory: pytest.TempPathFactory) -> Photos:
     (folder / "list.json").write_text(json.dumps(rows))
     made = explain.Explainer(ByColour().eval(), preprocess=as_it_is, categories=["red", "green", "blue"])
     run = explain.run(folder / "list.json", made, "gradcam", output=folder / "run.sqlite", workers=0)
-    return Photos(run, made)
+    return RunPhotos(run, made)
 
 
 @pytest.mark.parametrize("what", ["object", "background"])
-def test_the_object_or_all_else_is_covered(boxed: Photos, what: str) -> None:
+def test_the_object_or_all_else_is_covered(boxed: RunPhotos, what: str) -> None:
     rows = list(boxed.run.rows("gradcam"))
     found = removed(boxed, "gradcam", [(row.name, row.target) for row in rows], what, fill="zero")
     assert [name for name, _ in found.keys] == [f"{number}.png" for number in range(7)]  # no box; a box that fills it
@@ -356,7 +354,7 @@ def test_the_object_or_all_else_is_covered(boxed: Photos, what: str) -> None:
     assert on_left.to_json()["what"] == what
 
 
-def test_what_cannot_be_covered_is_refused(boxed: Photos) -> None:
+def test_what_cannot_be_covered_is_refused(boxed: RunPhotos) -> None:
     wanted = [("8.png", "red")]
     with pytest.raises(RunError, match="wanted must name photos of the run that can be read and have that part"):
         removed(boxed, "gradcam", wanted, "object")
@@ -381,7 +379,7 @@ def test_a_mistake_is_corrected_where_what_spoke_for_the_wrong_class_is_covered(
     run = explain.run(tmp_path / "list.json", made, "gradcam", output=tmp_path / "run.sqlite", workers=0)
     (pair,) = run.insight().pairs
     assert (pair.label, pair.prediction, pair.count) == ("green", "red", 6)
-    found = corrected(Photos(run, made), pair, "gradcam", share=0.2, fill="zero")
+    found = corrected(RunPhotos(run, made), pair, "gradcam", share=0.2, fill="zero")
     assert (found.photos, found.before, found.after, found.control) == (6, 1, 0, 1)
     assert found.accuracy == (0, 1, 0)
     assert found.chance == 1 / 2**6
@@ -389,11 +387,11 @@ def test_a_mistake_is_corrected_where_what_spoke_for_the_wrong_class_is_covered(
     assert str(found).endswith("; 100% become right, 0% elsewhere")
 
 
-def test_a_photo_that_is_gone_is_named_and_the_others_go_on(photos: Photos, tmp_path: Path) -> None:
+def test_a_photo_that_is_gone_is_named_and_the_others_go_on(photos: RunPhotos, tmp_path: Path) -> None:
     rows: list[Any] = list(photos.run.rows("gradcam"))[:3]
     lost = type(rows[0])(**{**{f: getattr(rows[0], f) for f in rows[0].__dataclass_fields__},
                             "path": str(tmp_path / "gone.png")})  # fmt: skip
-    again = Photos(photos.run, photos.explainer)
+    again = RunPhotos(photos.run, photos.explainer)
     (batch,) = again.batches([lost, *rows[1:]])
     assert [row.name for row in batch.rows] == ["01.png", "02.png"]
     assert list(again.missing) == ["00.png"]

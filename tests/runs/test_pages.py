@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import explain
-from explain.errors import ExplainError, OutputError, RunError
+from explain import ExplainError, OutputError, RunError
 from tests.report.test_report import Read, unpacked
 from tests.runs.networks import explainer, folder_of
 

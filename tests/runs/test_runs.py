@@ -16,14 +16,13 @@ import torch
 from PIL import Image
 
 import explain
-from explain.errors import ExplainWarning, LayerError, MethodError, ModelError, RunError, TargetError
-from explain.images import locate
+from explain import ExplainWarning, LayerError, MethodError, ModelError, RunError, TargetError
+from explain.data.images import locate
 from explain.methods import GradCAM
 from explain.metrics import evaluate
 from explain.runs import State
-from explain.runs.lock import alone
-from explain.runs.maps import pack, unpack
-from explain.runs.schema import FORMAT
+from explain.runs.schema import FORMAT, pack, unpack
+from explain.runs.writing import alone
 from tests.conftest import TinyNet, settled, snapshot
 from tests.runs.networks import as_it_is, assert_same, contents, explainer, folder_of, picture
 
@@ -303,7 +302,7 @@ def test_two_runs_into_one_file_are_refused(tmp_path: Path) -> None:
         child = os.fork()
         if not child:
             try:
-                from explain.runs import lock
+                from explain.runs import writing as lock
 
                 lock._ours.clear()  # as in a process that was not forked
                 with alone(file):
@@ -415,7 +414,7 @@ def test_warnings_about_photos_are_kept_as_notes(tmp_path: Path) -> None:
 
 
 def test_a_group_of_methods_is_chosen_by_the_first_photo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("explain.selection.list_methods", lambda: ["gradcam", "saliency", "rollout"])
+    monkeypatch.setattr("explain.attribution.selection.list_methods", lambda: ["gradcam", "saliency", "rollout"])
     options: dict[str, Any] = {"output": tmp_path / "run.sqlite", "workers": 0}
     run = explain.run([picture(0), picture(1)], explainer(), "all", **options)
     assert sorted(run.methods) == ["gradcam", "saliency"]

@@ -16,8 +16,8 @@ import pytest
 import torch
 from PIL import Image
 
-from explain.errors import ImageError, RunError
-from explain.images import load_image
+from explain import ImageError, RunError
+from explain.data.images import load_image
 from explain.runs import Entry, Source, Trouble, source_of
 from explain.runs.labels import Labels
 from tests.runs.networks import folder_of, picture

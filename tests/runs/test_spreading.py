@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 import explain
-from explain.errors import ExplainError, LayerError, RunError
+from explain import ExplainError, LayerError, RunError
 from explain.runs import RunFolder, State, run_on_ray
-from explain.runs.columns import with_map
-from explain.runs.places import Place
+from explain.runs.cluster import PartExplainer, Report, Task
+from explain.runs.exporting import with_map
 from explain.runs.sources import Content, Entry, Source
-from explain.runs.spreading import Explaining, Report, Task
+from explain.runs.storage import Storage
 from tests.runs.networks import explainer, folder_of, picture
 
 METHODS = ["gradcam", "saliency"]
@@ -30,7 +30,7 @@ def _json_in_place_of_parquet(monkeypatch: pytest.MonkeyPatch) -> None:
     def packed(rows: Any, metrics: Any) -> bytes:
         return json.dumps([with_map(row, metrics) for row in rows], default=lambda array: array.tolist()).encode()
 
-    def names(place: Place, file: str) -> list[str]:
+    def names(place: Storage, file: str) -> list[str]:
         return [row["name"] for row in json.loads(place.read(file) or b"")]
 
     monkeypatch.setattr("explain.runs.parts._packed", packed)
@@ -46,7 +46,7 @@ class Cluster:
     def init(self, *args: Any, **options: Any) -> None: ...
 
     def __call__(self, ray: Any, actors: Any, gpus: float, task: Task, pieces: Pieces) -> Iterator[Report]:
-        there = Explaining(pickle.loads(pickle.dumps(task)))
+        there = PartExplainer(pickle.loads(pickle.dumps(task)))
         sent = [pickle.dumps(piece) for piece in pieces]
         random.Random(0).shuffle(sent)
         for piece in sent:
@@ -54,7 +54,7 @@ class Cluster:
             self.pieces.append([entry.name for entry in entries])
             yield pickle.loads(pickle.dumps(self.report(there, entries)))
 
-    def report(self, there: Explaining, entries: list[Entry]) -> Report:
+    def report(self, there: PartExplainer, entries: list[Entry]) -> Report:
         return there(entries)
 
 
@@ -112,7 +112,7 @@ def test_rows_are_those_of_one_machine_to_the_last_digit(on: Any, tmp_path: Path
 
 def test_a_run_goes_on_where_it_stopped(on: Any, tmp_path: Path) -> None:
     class Stopped(Cluster):
-        def report(self, there: Explaining, entries: list[Entry]) -> Report:
+        def report(self, there: PartExplainer, entries: list[Entry]) -> Report:
             if len(self.pieces) == 3:
                 raise KeyboardInterrupt
             return there(entries)
@@ -136,7 +136,7 @@ def test_a_run_goes_on_where_it_stopped(on: Any, tmp_path: Path) -> None:
 
 def test_a_piece_that_is_explained_twice_is_there_once(on: Any, tmp_path: Path) -> None:
     class Lossy(Cluster):
-        def report(self, there: Explaining, entries: list[Entry]) -> Report:
+        def report(self, there: PartExplainer, entries: list[Entry]) -> Report:
             there(entries)  # and the actor is lost before it could tell
             return there(entries)
 
@@ -171,7 +171,7 @@ def test_a_photo_that_ends_each_process_costs_itself_only(on: Any, tmp_path: Pat
     deaths = []
 
     class Restarting(Cluster):
-        def report(self, there: Explaining, entries: list[Entry]) -> Report:
+        def report(self, there: PartExplainer, entries: list[Entry]) -> Report:
             while True:
                 try:
                     return there(entries)
@@ -189,7 +189,7 @@ def test_a_photo_that_ends_each_process_costs_itself_only(on: Any, tmp_path: Pat
 
 def test_attempts_of_a_go_that_was_ended_do_not_count(on: Any, tmp_path: Path) -> None:
     class Ended(Cluster):
-        def report(self, there: Explaining, entries: list[Entry]) -> Report:
+        def report(self, there: PartExplainer, entries: list[Entry]) -> Report:
             try:
                 return there(entries)
             except Death:
@@ -237,7 +237,7 @@ def test_what_holds_for_all_photos_is_raised_and_not_listed(on: Any, tmp_path: P
 
 def test_machines_that_do_not_share_the_folder_are_noticed(on: Any, tmp_path: Path) -> None:
     class Elsewhere(Cluster):
-        def report(self, there: Explaining, entries: list[Entry]) -> Report:
+        def report(self, there: PartExplainer, entries: list[Entry]) -> Report:
             there.task.place.name = str(tmp_path)
             return there(entries)
 
@@ -250,7 +250,7 @@ def test_machines_that_do_not_share_the_folder_are_noticed(on: Any, tmp_path: Pa
 def test_machines_with_other_versions_are_refused(on: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder_of(tmp_path / "photos", 3)
     on(Cluster())
-    monkeypatch.setattr("explain.runs.spreading.versions", lambda: {"explain": "9", "torch": "9"})
+    monkeypatch.setattr("explain.runs.cluster.versions", lambda: {"explain": "9", "torch": "9"})
     with pytest.raises(RunError, match=r"explain must have the same version on all machines, but it is .* and 9 on"):
         run_on_ray(tmp_path / "photos", explainer(), output=tmp_path / "maps")
 
@@ -294,11 +294,11 @@ def test_without_ray_and_without_pyarrow_it_is_said_what_is_missing(
     with pytest.raises(RunError, match=r"ray must be installed to run on a cluster; pip install 'explain\[ray\]'"):
         run_on_ray([picture(0)], explainer(), output=tmp_path / "maps")
     with pytest.raises(RunError, match=r"pyarrow must be installed to use 's3://bucket/maps'; pip install 'explain"):
-        Place("s3://bucket/maps")
+        Storage("s3://bucket/maps")
 
 
 def test_a_file_appears_complete_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = Place(tmp_path / "maps")
+    place = Storage(tmp_path / "maps")
     place.write("a.json", b"1")
     monkeypatch.setattr(Path, "write_bytes", lambda self, content: 1 / 0)
     with pytest.raises(ZeroDivisionError):

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from explain.errors import HookError
-from explain.hooks import GradientClipper
+from explain import HookError
+from explain.training import GradientClipper
 from tests.conftest import TinyNet, settled
 
 inf, nan = float("inf"), float("nan")

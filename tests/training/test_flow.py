@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from explain.hooks import GradientFlow
+from explain.training import GradientFlow
 
 
 def test_gradient_flow_judges_layers() -> None:

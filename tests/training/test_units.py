@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from explain.hooks import DeadUnits
+from explain.training import DeadUnits
 
 
 class Functional(nn.Module):

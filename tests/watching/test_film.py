@@ -13,11 +13,11 @@ import torch
 from PIL import Image, ImageSequence
 
 import explain
+from explain import OutputError, RunError
+from explain.attribution.pictures import Scene
 from explain.cli import main
-from explain.errors import OutputError, RunError
-from explain.images import Box
-from explain.pictures import Scene
-from explain.watching import Film, Watch, film
+from explain.data.images import Box
+from explain.training import Film, Monitor, film
 from tests.watching.test_watch import Training, explainer, network, picture
 
 
@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         picture(number, (40, 30)).save(made / "photos" / name)
     for file, every in (("t.sqlite", 2), ("short.sqlite", 10)):
         training = Training(network())
-        watch = Watch(
+        watch = Monitor(
             explainer(training.model), made / "photos", every=every, output=made / file, target=1,
             methods=["gradcam", "saliency"],
         )  # fmt: skip
@@ -122,7 +122,7 @@ def test_what_may_mean_several_things_is_refused(folder: Path, tmp_path: Path) -
     with pytest.raises(RunError, match="target 'z' was not explained; known: b"):
         film(folder / "t.sqlite", "dog.png", method="saliency", target="z")
     training = Training(network())
-    with Watch(explainer(training.model), [picture(0)], target=[0, 1], output=tmp_path / "t.sqlite"):
+    with Monitor(explainer(training.model), [picture(0)], target=[0, 1], output=tmp_path / "t.sqlite"):
         pass
     with pytest.raises(RunError, match="target must be one of a, b, got none"):
         film(tmp_path / "t.sqlite", "photo 0")

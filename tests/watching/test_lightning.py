@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import explain
-from explain.errors import RunError
-from explain.watching import callback
+from explain import RunError
+from explain.training import callback
 from tests.watching.test_watch import PHOTOS, Training, as_it_is, explainer, network
 
 

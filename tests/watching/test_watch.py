@@ -18,9 +18,8 @@ from PIL import Image
 from torch import nn
 
 import explain
-from explain.errors import ExplainWarning, RunError
-from explain.hooks import DeadUnits, GradientFlow
-from explain.watching import Watch
+from explain import ExplainWarning, RunError
+from explain.training import DeadUnits, GradientFlow, Monitor
 from tests.conftest import ROOT
 
 
@@ -60,7 +59,7 @@ class Training:
         self.losses.append(loss.item())
         return loss
 
-    def through(self, steps: int, watch: Watch | None = None) -> None:
+    def through(self, steps: int, watch: Monitor | None = None) -> None:
         for _ in range(steps):
             loss = self.step()
             if watch is not None:
@@ -84,7 +83,7 @@ def test_a_watched_training_is_the_same_as_one_that_is_not(tmp_path: Path) -> No
     plain.through(7)
     watched = Training(network())
     torch.manual_seed(1)
-    with Watch(explainer(watched.model), PHOTOS, every=3, window=2, output=tmp_path / "t.sqlite") as watch:
+    with Monitor(explainer(watched.model), PHOTOS, every=3, window=2, output=tmp_path / "t.sqlite") as watch:
         watched.through(7, watch)
     assert watched.losses == plain.losses
     for name, value in plain.model.state_dict().items():
@@ -97,7 +96,7 @@ def test_a_watched_training_is_the_same_as_one_that_is_not(tmp_path: Path) -> No
 def test_what_is_kept_of_a_step_is_what_the_network_of_that_step_says(tmp_path: Path) -> None:
     training = Training(network())
     at: dict[int, dict[str, Any]] = {}
-    with Watch(explainer(training.model), PHOTOS, every=3, output=tmp_path / "t.sqlite") as watch:
+    with Monitor(explainer(training.model), PHOTOS, every=3, output=tmp_path / "t.sqlite") as watch:
         for step in range(8):
             if step in (0, 3, 6, 7):
                 at[step] = {k: v.clone() for k, v in training.model.state_dict().items()}
@@ -128,7 +127,7 @@ def test_gradients_are_those_of_the_steps_before_a_look(tmp_path: Path) -> None:
         training.model[1].weight[2] = training.model[1].bias[2] = 0.0  # after which no gradient comes back
         training.model[1].bias[2] = -1.0
     seen: list[tuple[GradientFlow, DeadUnits]] = []
-    with Watch(explainer(training.model), PHOTOS, every=4, window=2, output=tmp_path / "t.sqlite") as watch:
+    with Monitor(explainer(training.model), PHOTOS, every=4, window=2, output=tmp_path / "t.sqlite") as watch:
         training.through(2, watch)
         with GradientFlow(training.model) as flow, DeadUnits(training.model) as units:
             training.through(2, watch)
@@ -151,7 +150,7 @@ def test_gradients_are_those_of_the_steps_before_a_look(tmp_path: Path) -> None:
 def test_hooks_are_there_only_in_the_window(tmp_path: Path) -> None:
     training = Training(network())
     hooked = []
-    with Watch(explainer(training.model), PHOTOS, every=5, window=2, output=tmp_path / "t.sqlite") as watch:
+    with Monitor(explainer(training.model), PHOTOS, every=5, window=2, output=tmp_path / "t.sqlite") as watch:
         for _ in range(10):
             hooked.append(watch._flow is not None)
             training.through(1, watch)
@@ -160,29 +159,29 @@ def test_hooks_are_there_only_in_the_window(tmp_path: Path) -> None:
 
 def test_a_training_goes_on_where_it_was_and_forgets_what_it_does_again(tmp_path: Path) -> None:
     file, training = tmp_path / "t.sqlite", Training(network())
-    with Watch(explainer(training.model), PHOTOS, every=2, output=file) as watch:
+    with Monitor(explainer(training.model), PHOTOS, every=2, output=file) as watch:
         training.through(4, watch)
         saved = {k: v.clone() for k, v in training.model.state_dict().items()}
         training.through(4, watch)
     with pytest.raises(RunError, match=r"new file .* got one up to step 8; give its start to continue it"):
-        Watch(explainer(network()), PHOTOS, every=2, output=file).begin()
+        Monitor(explainer(network()), PHOTOS, every=2, output=file).begin()
     again = Training(network(3))
     again.model.load_state_dict(saved)
-    with Watch(explainer(again.model), PHOTOS, every=3, output=file, start=4) as watch:
+    with Monitor(explainer(again.model), PHOTOS, every=3, output=file, start=4) as watch:
         again.through(2, watch)
     run = explain.open_run(file)
     assert sorted({s for (s,) in run.query("SELECT step FROM steps")}) == [0, 2, 4, 6]
     assert sorted({s for (s,) in run.query("SELECT step FROM gradients")}) == [2, 6]
     assert len(run) == 4 * len(PHOTOS)
     with pytest.raises(RunError, match="must be continued as it was begun, but its methods"):
-        Watch(explainer(again.model), PHOTOS, methods="saliency", output=file, start=6).begin()
+        Monitor(explainer(again.model), PHOTOS, methods="saliency", output=file, start=6).begin()
 
 
 def test_an_error_of_the_loop_leaves_no_hooks_and_what_was_seen(tmp_path: Path) -> None:
     training = Training(network())
     with (
         pytest.raises(ZeroDivisionError),
-        Watch(explainer(training.model), PHOTOS, every=2, output=tmp_path / "t.sqlite") as watch,
+        Monitor(explainer(training.model), PHOTOS, every=2, output=tmp_path / "t.sqlite") as watch,
     ):
         training.through(3, watch)
         raise ZeroDivisionError
@@ -195,7 +194,7 @@ def test_an_error_of_the_loop_leaves_no_hooks_and_what_was_seen(tmp_path: Path) 
 
 def test_what_cannot_be_explained_later_is_a_warning_and_the_training_goes_on(tmp_path: Path) -> None:
     training = Training(network())
-    with Watch(explainer(training.model), PHOTOS, every=1, output=tmp_path / "t.sqlite") as watch:
+    with Monitor(explainer(training.model), PHOTOS, every=1, output=tmp_path / "t.sqlite") as watch:
         with torch.no_grad():
             training.model[0].weight.fill_(float("nan"))
         with pytest.warns(ExplainWarning, match="4 of 4 photos could not be explained at step 1: "):
@@ -209,14 +208,14 @@ def test_what_cannot_be_explained_later_is_a_warning_and_the_training_goes_on(tm
 
 def test_a_file_that_cannot_be_written_later_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     training = Training(network())
-    with Watch(explainer(training.model), PHOTOS, every=2, output=tmp_path / "t.sqlite") as watch:
+    with Monitor(explainer(training.model), PHOTOS, every=2, output=tmp_path / "t.sqlite") as watch:
         training.through(1, watch)
 
         def full(*args: Any) -> None:
             raise sqlite3.OperationalError("database or disk is full")
 
         with monkeypatch.context() as patch:
-            patch.setattr("explain.watching.store.TrainingStore._enter", full)
+            patch.setattr("explain.training.store.TrainingStore._enter", full)
             with pytest.warns(ExplainWarning, match=r"what was seen at step 2 is not kept: .*disk is full"):
                 training.through(1, watch)
         training.through(2, watch)
@@ -241,7 +240,7 @@ class Writer:
 
 def test_a_board_gets_maps_probabilities_gradients_and_dead_units() -> None:
     training, writer = Training(network()), Writer()
-    with Watch(explainer(training.model), PHOTOS[:2], every=2, board=writer) as watch:
+    with Monitor(explainer(training.model), PHOTOS[:2], every=2, board=writer) as watch:
         training.through(2, watch)
     assert {tag for tag, step in writer.images if step == 2} == {"maps/photo 0/gradcam/b", "maps/photo 1/gradcam/d"}
     found = explainer(training.model)(PHOTOS[0][0], "gradcam", target=1)
@@ -258,7 +257,7 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     training = Training(network())
-    with Watch(explainer(training.model), PHOTOS[:1], every=2, board=tmp_path / "board") as watch:
+    with Monitor(explainer(training.model), PHOTOS[:1], every=2, board=tmp_path / "board") as watch:
         training.through(2, watch)
     events = EventAccumulator(str(tmp_path / "board"))
     events.Reload()
@@ -278,19 +277,19 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_meant_is_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(RunError, match=message):
-        Watch(explainer(network()), PHOTOS, **{"output": tmp_path / "t.sqlite", **options}).begin()
+        Monitor(explainer(network()), PHOTOS, **{"output": tmp_path / "t.sqlite", **options}).begin()
 
 
 def test_photos_that_cannot_be_watched_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "t.sqlite"
     with pytest.raises(RunError, match=r"photos must be readable to be watched, but image of 8 bytes is not an image"):
-        Watch(explainer(network()), [b"no photo"], output=file)
+        Monitor(explainer(network()), [b"no photo"], output=file)
     with pytest.raises(RunError, match="photos must be 64 at most to be watched, got more"):
-        Watch(explainer(network()), [picture(0)] * 65, output=file)
+        Monitor(explainer(network()), [picture(0)] * 65, output=file)
     with pytest.raises(explain.ExplainError, match="target must be"):
-        Watch(explainer(network()), [picture(0)], target=9, output=file).begin()
+        Monitor(explainer(network()), [picture(0)], target=9, output=file).begin()
     with pytest.raises(RunError, match="watch must begin before its first step"):
-        Watch(explainer(network()), PHOTOS, output=file).step()
+        Monitor(explainer(network()), PHOTOS, output=file).step()
 
 
 def test_sharded_parameters_are_refused(tmp_path: Path) -> None:
@@ -304,14 +303,14 @@ def test_sharded_parameters_are_refused(tmp_path: Path) -> None:
         model = network()
         model[6].bias = sharded
         with pytest.raises(RunError, match=r"model must be whole in this process to be watched, but '6.bias' is shard"):
-            Watch(explainer(model), PHOTOS, output=tmp_path / "t.sqlite")
+            Monitor(explainer(model), PHOTOS, output=tmp_path / "t.sqlite")
 
 
 WORKER = """
 import os, sys, torch, torch.distributed as dist
 from pathlib import Path
 from torch.nn.parallel import DistributedDataParallel
-from explain.watching import Watch
+from explain.training import Monitor
 from tests.watching.test_watch import PHOTOS, Training, explainer, network
 
 folder = Path(sys.argv[1])
@@ -351,7 +350,7 @@ def test_one_of_two_processes_watches_and_their_training_is_the_same(tmp_path: P
 
 def test_two_trainings_cannot_write_one_file(tmp_path: Path) -> None:
     with (
-        Watch(explainer(network()), PHOTOS, output=tmp_path / "t.sqlite"),
+        Monitor(explainer(network()), PHOTOS, output=tmp_path / "t.sqlite"),
         pytest.raises(RunError, match="another run"),
     ):
-        Watch(explainer(network()), PHOTOS, output=tmp_path / "t.sqlite").begin()
+        Monitor(explainer(network()), PHOTOS, output=tmp_path / "t.sqlite").begin()

@@ -1,0 +1,1 @@
+"""What every room uses: errors, spelling, containers, signals, method specs, the version."""

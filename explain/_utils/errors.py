@@ -1,0 +1,422 @@
+"""Every error and warning this package raises on its own account.
+
+Each message is one line that says which argument, what it must be, what it was, and what to do about it. What the
+user's own model, target or callback raises is never wrapped: it comes through as it is. (What torch says of an input
+that does not fit the model's weights is told in our words; it stays there as the cause.)
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import re
+import sys
+import threading
+import unicodedata
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import fields
+from types import MappingProxyType
+from typing import Any, ParamSpec, TypeVar
+
+from explain._utils.signals import SignalSafe
+from explain._utils.spelling import close_to as close_to
+from explain._utils.spelling import did_you_mean as did_you_mean
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def printable(text: object) -> str:
+    """Return a text on one line that cannot steer a terminal: control characters are shown as escapes.
+
+    These are the characters that cannot be seen: escape sequences, line breaks, and the marks that change the direction
+    of writing. Joiners stay, since scripts and emoji are written with them.
+
+    >>> printable("tabby\\x1b[2J\\ncat")
+    'tabby\\\\x1b[2J\\\\ncat'
+    """
+    return "".join(_escaped(c) if unicodedata.category(c) in _STEERING and c not in _JOINERS else c for c in str(text))
+
+
+_STEERING = frozenset(["Cc", "Cf", "Cs", "Zl", "Zp"])
+_JOINERS = "\u200c\u200d\u00ad"  # and the soft hyphen
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
+
+class ExplainError(Exception):
+    """Something could not be explained; the message names the argument, the requirement, the value and the remedy."""
+
+    def __str__(self) -> str:
+        return printable(Exception.__str__(self))  # names and labels in it come from anywhere; a KeyError quotes itself
+
+
+class ArgumentError(ExplainError, TypeError):
+    """A function was called with an argument that it does not have."""
+
+
+class ImageError(ExplainError):
+    """An image could not be read or turned into what a model takes."""
+
+
+class LayerError(ExplainError):
+    """A layer is unknown, was never called, or holds nothing that the method can use."""
+
+
+class NotRecordedError(LayerError, KeyError):
+    """Nothing was recorded of a layer under this name."""
+
+
+class UnusedLayerError(LayerError):
+    """A layer was called, but the score does not depend on it."""
+
+
+class TargetError(ExplainError):
+    """A target does not fit the model's output."""
+
+
+class MethodError(ExplainError):
+    """A method is unknown, or was asked for something that it does not do."""
+
+
+class ModelError(ExplainError):
+    """A model could not be found, loaded or run, or gave something that is not a score."""
+
+
+class LabelsError(ModelError):
+    """The labels that were given are not those of the model's classes."""
+
+
+class BaselineError(ExplainError):
+    """What takes the place of covered pixels is unknown, or does not fit the images or the mask."""
+
+
+class MetricError(ExplainError):
+    """A metric is unknown, or was asked of something that it cannot judge."""
+
+
+class OutputError(ExplainError):
+    """A result could not be written."""
+
+
+class FolderError(OutputError):
+    """The folder for results cannot be written, so that no other result could be written there either."""
+
+
+class RecordError(ExplainError):
+    """A record cannot be read, or lacks what is needed to repeat it."""
+
+
+class RunError(ExplainError):
+    """A run over many photos cannot be written, continued or read, or its source cannot be used."""
+
+
+class AppError(ExplainError):
+    """The app cannot be started, or not so."""
+
+
+class PhotoError(ExplainError):
+    """One of several photos could not be explained; ``__cause__`` is what went wrong."""
+
+
+class PhotosError(ExplainError):
+    """Some of several photos could not be explained.
+
+    ``results`` has an `Explanation` for each photo that could, and None for the others, in the order of the photos;
+    ``errors`` has a `PhotoError` for each of the others, by its place.
+    """
+
+    def __init__(self, message: str, results: list[Any], errors: dict[int, PhotoError]) -> None:
+        super().__init__(message)
+        self.results, self.errors = results, errors
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (*self.args, self.results, self.errors)
+
+
+class HookError(ExplainError):
+    """A hook was used in a way that cannot work."""
+
+
+class ExplainWarning(UserWarning):
+    """The result is right, but it may not show what its reader expects; the message says why."""
+
+
+_here = threading.local()
+
+
+for _public in (
+    ExplainError,
+    ArgumentError,
+    ImageError,
+    LayerError,
+    NotRecordedError,
+    UnusedLayerError,
+    TargetError,
+    MethodError,
+    ModelError,
+    LabelsError,
+    BaselineError,
+    MetricError,
+    OutputError,
+    FolderError,
+    RecordError,
+    RunError,
+    AppError,
+    PhotoError,
+    PhotosError,
+    HookError,
+    ExplainWarning,
+):
+    _public.__module__ = "explain"  # where users import them from
+
+
+class _Setting(SignalSafe[None]):
+    """A setting that messages in this thread follow while a block lasts."""
+
+    def __init__(self, name: str, value: Any) -> None:
+        self._name, self._value, self._before = name, value, getattr(_here, name, None)
+
+    def begin(self) -> None:
+        self._before = getattr(_here, self._name, None)
+        setattr(_here, self._name, self._value)
+
+    def end(self, error: BaseException | None) -> None:
+        setattr(_here, self._name, self._before)
+
+
+def naming(images: Sequence[str | None]) -> AbstractContextManager[None]:
+    """Let messages in this thread call the images of a batch by these names; those of None by their numbers."""
+    return _Setting("images", images)
+
+
+def image_name(number: int) -> str:
+    """How messages call an image of a batch.
+
+    >>> with naming(["cat.jpg", "dog.jpg"]):
+    ...     image_name(1)
+    'dog.jpg'
+    >>> image_name(1)
+    '1'
+    """
+    images: Sequence[str | None] = getattr(_here, "images", None) or ()
+    return (images[number] if number < len(images) else None) or str(number)
+
+
+def typed() -> AbstractContextManager[None]:
+    """Let messages in this thread speak to somebody who types a command, and not Python."""
+    return _Setting("typed", True)
+
+
+def either(python: str, command: str) -> str:
+    """Return what messages say to a caller from Python, or to somebody who types a command.
+
+    >>> with typed():
+    ...     either("pass overwrite=True", "give --force")
+    'give --force'
+    >>> either("pass overwrite=True", "give --force")
+    'pass overwrite=True'
+    """
+    return command if getattr(_here, "typed", False) else python
+
+
+def option(name: str) -> str:
+    """How messages call an argument: by its name, or as it is typed.
+
+    >>> with typed():
+    ...     option("batch_size")
+    '--batch-size'
+    >>> option("batch_size")
+    'batch_size'
+    """
+    return either(name, f"--{name.replace('_', '-')}")
+
+
+_lock = threading.Lock()
+_filters, _listeners = ExitStack(), 0
+
+
+def muted() -> AbstractContextManager[None]:
+    """Keep the package's own warnings in this thread to itself."""
+    return _Setting("muted", True)
+
+
+def overheard(messages: list[str]) -> AbstractContextManager[None]:
+    """Enter the package's own warnings in this thread in a list, instead of showing them.
+
+    >>> said: list[str] = []
+    >>> with overheard(said):
+    ...     warn("the map is empty")
+    >>> said
+    ['the map is empty']
+    """
+    return _Setting("overheard", messages)
+
+
+class _Quiet(SignalSafe[None]):
+    _listens = False
+
+    def begin(self) -> None:
+        global _listeners
+        with _lock:
+            if not _listeners:
+                _filters.enter_context(warnings.catch_warnings())
+                warnings.simplefilter("ignore")
+            _listeners += 1
+            self._listens = True
+
+    def end(self, error: BaseException | None) -> None:
+        global _listeners
+        with _lock:
+            _listeners -= self._listens
+            self._listens = False
+            if not _listeners:
+                _filters.close()
+
+
+def quiet() -> AbstractContextManager[None]:
+    """Ignore the warnings of libraries.
+
+    Filters belong to the process, so that of several threads the first one puts them there and the last one takes them
+    away. (``warnings.catch_warnings`` alone would bring back what another thread had put there.)
+    """
+    return _Quiet()
+
+
+def note(message: str) -> None:
+    """Say that a slower way is taken, at the level INFO of the logger "explain": it is no fault, but costs time.
+
+    ``logging.basicConfig(level=logging.INFO)`` shows them.
+    """
+    logging.getLogger("explain").info(printable(message))
+
+
+def warn(message: str) -> None:
+    """Warn the caller of the package: the warning carries the line outside it that led here."""
+    if getattr(_here, "muted", False):
+        return
+    if getattr(_here, "overheard", None) is not None:
+        _here.overheard.append(printable(message))
+        return
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).split(".")[0] == "explain":
+        frame, level = frame.f_back, level + 1
+    warnings.warn(printable(message), ExplainWarning, stacklevel=level)
+
+
+def deprecated(instead: str, *, since: str, until: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Mark a function or class that will go away: calling it works as before, and warns.
+
+    Args:
+        instead: what to write in its place.
+        since: the version that deprecates it.
+        until: the version that it goes away in.
+
+    >>> @deprecated("new()", since="0.2.0", until="0.3.0")
+    ... def old() -> int:
+    ...     return 3
+    >>> with warnings.catch_warnings(record=True) as said:
+    ...     warnings.simplefilter("always")
+    ...     print(old(), said[0].message)
+    3 old is deprecated since version 0.2.0 and goes away in 0.3.0; use new()
+    """
+
+    def mark(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def warned(*args: P.args, **kwargs: P.kwargs) -> R:
+            warn(f"{function.__name__} is deprecated since version {since} and goes away in {until}; use {instead}")
+            return function(*args, **kwargs)
+
+        return warned
+
+    return mark
+
+
+def keywords(
+    *more: type, elsewhere: Mapping[str, str] = MappingProxyType({})
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Refuse keyword arguments that a function does not have, in one line with a hint.
+
+    Args:
+        more: typed dictionaries of what its ``**options`` may hold.
+        elsewhere: for names that a caller may look for here, what takes them.
+
+    Raises:
+        ArgumentError: an argument is unknown; like all that Python says of arguments, it is a ``TypeError`` too.
+
+    >>> @keywords(elsewhere={"model": "Explainer(model=...) takes it"})
+    ... def explain(image: str, methods: str = "gradcam") -> str:
+    ...     return methods
+    >>> explain("cat.jpg", metod="lrp")
+    Traceback (most recent call last):
+    explain.ArgumentError: explain has no argument 'metod'; did you mean 'methods'?
+    """
+
+    def mark(function: Callable[P, R]) -> Callable[P, R]:
+        kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        own = [name for name, each in inspect.signature(function).parameters.items() if each.kind in kinds]
+        known = dict.fromkeys([*own, *(name for each in more for name in each.__annotations__)])
+        known.pop("self", None)
+
+        @functools.wraps(function)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            wrong = next((name for name in kwargs if name not in known), None)
+            if wrong is not None:
+                hint = elsewhere.get(wrong) or did_you_mean(wrong, known)
+                raise ArgumentError(f"{_spoken(function)} has no argument {wrong!r}; {hint}")
+            return function(*args, **kwargs)
+
+        return checked
+
+    return mark
+
+
+def _spoken(function: Callable[..., Any]) -> str:
+    """What a function is called when it is spoken of: one that makes or is an object, by its class."""
+    return re.sub(r"\.__\w+__$", "", function.__qualname__)
+
+
+def raised(error: BaseException) -> str:
+    """Say on one line what code that is not ours raised.
+
+    >>> raised(ValueError("no\\nmore"))
+    'raised ValueError: no'
+    """
+    return f"raised {type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"
+
+
+def shown(value: object, width: int = 60) -> str:
+    """Show a value that was given on one short line; of arrays and tensors, the kind and shape.
+
+    >>> shown("0.6"), shown([1] * 100, 12)
+    ("'0.6'", '[1, 1, 1, ...')
+    """
+    shape = None if isinstance(value, Mapping) else getattr(value, "shape", None)  # whose names may be its keys
+    if isinstance(shape, tuple) and shape:
+        return f"{type(value).__name__} of shape {tuple(shape)}"
+    words = " ".join(repr(value).split())
+    return words if len(words) <= width else f"{words[: width - 3].rstrip()} ..."
+
+
+def in_short(value: Any) -> str:
+    """Show a dataclass as it shows itself, but arrays and tensors as their kind and shape: a ``__repr__``.
+
+    >>> import dataclasses, numpy
+    >>> @dataclasses.dataclass
+    ... class Point:
+    ...     x: object
+    ...     __repr__ = in_short
+    >>> Point(3), Point(numpy.zeros((2, 4)))
+    (Point(x=3), Point(x=<ndarray of shape (2, 4)>))
+    """
+    found = {field.name: getattr(value, field.name) for field in fields(value) if field.repr}
+    return f"{type(value).__name__}({', '.join(f'{name}={_in_short(each)}' for name, each in found.items())})"
+
+
+def _in_short(value: object) -> str:
+    return f"<{shown(value)}>" if isinstance(getattr(value, "shape", None), tuple) else repr(value)

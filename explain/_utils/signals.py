@@ -1,0 +1,249 @@
+"""Beginnings and ends that no signal can split.
+
+Python runs a signal's handler between two lines of the main thread, and what the handler raises (`KeyboardInterrupt`,
+the `TimeoutError` of a time limit) leaves from there. In a context that changes something this is harmless inside the
+block, but not between the lines of its beginning or its end: what has been changed would stay so. So while a block
+lasts, a handler of ours stands in front of the caller's own. It passes each signal on at once, except during a
+beginning or an end: there the signal waits until that is done. None is lost, and none comes twice. Code of `contextlib`
+counts as part of a beginning or end too, where this package has called it.
+
+Ours is a handler for the main thread only, as Python's are. Other threads receive no signals and need nothing.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # `signal` itself spends 2 µs a call on making enums
+import _weakrefset
+import contextlib
+import os
+import signal
+import sys
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import wraps
+from types import CodeType, FrameType, FunctionType, TracebackType
+from typing import Any, Generic, ParamSpec, TypeVar, cast
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_NAMES = ["INT", "TERM", "HUP", "ALRM", "VTALRM", "PROF", "USR1", "USR2", "QUIT", "BREAK", "CHLD", "IO", "WINCH"]
+_SIGNALS = tuple(int(getattr(signal, f"SIG{name}")) for name in _NAMES if hasattr(signal, f"SIG{name}"))
+_WEAK = (weakref.__file__, _weakrefset.__file__)
+_waiting: list[tuple[int, Callable[[int, FrameType | None], Any]]] = []
+
+
+class _InFront:
+    """The handler that stands in front of a caller's own."""
+
+    def __init__(self, theirs: Callable[[int, FrameType | None], Any]) -> None:
+        self.theirs = theirs
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if _is_amid(frame) or _is_in_a_context_of_ours(frame) or _is_where_errors_are_lost(frame):
+            _waiting.append((number, self.theirs))
+        else:
+            _handle(number, self.theirs, frame)
+
+
+def came_by_signal(error: BaseException) -> bool:
+    """Whether an error was raised by a handler of the caller's, and so is no fault of the code that it came out of.
+
+    Whoever catches every ``Exception`` inside a block lets these pass: a time limit is not a broken layer.
+    """
+    return hasattr(error, "_came_by_signal")
+
+
+class SignalSafe(ABC, Generic[T]):
+    """A context whose beginning and end are never split by a signal.
+
+    Subclasses write ``begin``, whose result the ``with`` statement binds, and ``end``, which is given the error that
+    ended the block, if any. ``end`` is also called after a ``begin`` that raised, so it must put back what has been
+    changed so far, and no more: ``begin`` records what there was before it changes it.
+
+    >>> class Counted(SignalSafe[None]):
+    ...     count = 0
+    ...
+    ...     def begin(self) -> None:
+    ...         Counted.count += 1
+    ...
+    ...     def end(self, error: BaseException | None) -> None:
+    ...         Counted.count -= 1
+    >>> with Counted():
+    ...     Counted.count
+    1
+    >>> Counted.count
+    0
+    """
+
+    _in_front: tuple[tuple[int, _InFront], ...] = ()
+
+    @abstractmethod
+    def begin(self) -> T: ...
+
+    @abstractmethod
+    def end(self, error: BaseException | None) -> None: ...
+
+    def __enter__(self) -> T:
+        self._in_front = _step_in_front()
+        try:
+            found = self.begin()
+            _hand_over(sys._getframe(1))
+        except BaseException as error:
+            try:
+                self.end(error)
+            finally:
+                _step_aside(self._in_front, sys._getframe(1))
+            raise
+        return found
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.end(error)
+        finally:
+            _step_aside(self._in_front, sys._getframe(1))
+
+
+def unsplit(function: Callable[P, T]) -> Callable[P, T]:
+    """Let signals wait that come while ``function`` runs; they are handled when it is done.
+
+    >>> @unsplit
+    ... def interrupted() -> str:
+    ...     signal.raise_signal(signal.SIGINT)
+    ...     return "done"
+    >>> try:
+    ...     interrupted()
+    ... except KeyboardInterrupt:
+    ...     print("later")
+    later
+    """
+
+    @wraps(function)
+    def whole(*args: P.args, **kwargs: P.kwargs) -> T:
+        in_front = _step_in_front()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _step_aside(in_front, sys._getframe(1))
+
+    _WHOLE.add(cast(FunctionType, whole).__code__)
+    return whole
+
+
+_WHOLE: set[CodeType] = {SignalSafe.__enter__.__code__, SignalSafe.__exit__.__code__}
+
+
+def _is_amid(frame: FrameType | None) -> bool:
+    """Whether a frame is inside something that must not be split; a handler of the caller's is not."""
+    inner: FrameType | None = None
+    while frame is not None:
+        if frame.f_code in _WHOLE:
+            return True
+        if frame.f_code is _handle.__code__ and inner is not None:
+            return False
+        inner, frame = frame, frame.f_back
+    return False
+
+
+def _is_in_a_context_of_ours(frame: FrameType | None) -> bool:
+    """Whether a frame is one of `contextlib` that this package has called.
+
+    A signal there must not keep a context from being left, or from being noted as entered.
+    """
+    if frame is None or frame.f_code.co_filename != contextlib.__file__:
+        return False
+    while frame is not None and frame.f_code.co_filename == contextlib.__file__:
+        frame = frame.f_back
+    return frame is not None and str(frame.f_globals.get("__name__", "")).split(".")[0] == "explain"
+
+
+def _is_where_errors_are_lost(frame: FrameType | None) -> bool:
+    """Whether a frame is inside what a weak collection does when a member dies, where Python only prints errors.
+
+    A signal there would be lost. It waits for the next beginning or end of a block.
+    """
+    while frame is not None:
+        if frame.f_code.co_filename in _WEAK and frame.f_code.co_name in ("_remove", "remove"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _step_in_front() -> tuple[tuple[int, _InFront], ...]:
+    """Put a handler of ours in front of each of the caller's that has none there yet; return the new ones."""
+    if threading.get_ident() != threading.main_thread().ident:
+        return ()
+    placed: list[tuple[int, _InFront]] = []
+    try:
+        for number in _SIGNALS:
+            theirs = _signal.getsignal(number)
+            if callable(theirs) and type(theirs) is not _InFront:
+                placed.append((number, _InFront(theirs)))
+                _signal.signal(*placed[-1])
+    except ValueError:  # an interpreter inside another one has no signals
+        return ()
+    except BaseException:  # raised by a caller's handler that ours was about to replace
+        _step_aside(tuple(placed), None)
+        raise
+    return tuple(placed)
+
+
+def _step_aside(in_front: tuple[tuple[int, _InFront], ...], caller: FrameType | None) -> None:
+    """Let the caller's handlers take what waits for them, and their places again."""
+    try:
+        if caller is not None:
+            _hand_over(caller)
+    finally:
+        if in_front:
+            try:
+                _give_back(in_front)
+            except BaseException:  # raised by a handler that was given back while others still wait
+                _give_back(in_front)
+                raise
+            if caller is not None:
+                _hand_over(caller)
+
+
+def _give_back(in_front: tuple[tuple[int, _InFront], ...]) -> None:
+    if threading.get_ident() != threading.main_thread().ident:
+        return  # a block that ends in another thread than it began in; ours goes on handing over
+    for number, ours in in_front:
+        if _signal.getsignal(number) is ours:
+            _signal.signal(number, ours.theirs)
+
+
+def _hand_over(caller: FrameType | None) -> None:
+    """Call the handlers that have waited, unless the caller too is inside something that must not be split."""
+    if not _waiting or threading.get_ident() != threading.main_thread().ident or _is_amid(caller):
+        return
+    number, theirs = _waiting.pop(0)
+    try:
+        _handle(number, theirs, caller)
+    finally:
+        _hand_over(caller)
+
+
+def _handle(number: int, theirs: Callable[[int, FrameType | None], Any], frame: FrameType | None) -> None:
+    try:
+        theirs(number, frame)
+    except Exception as error:
+        error._came_by_signal = True  # type: ignore[attr-defined]
+        raise
+
+
+def _begin_child() -> None:
+    """A process that has just been forked waits for nothing, and its signals are its own."""
+    _waiting.clear()
+    for number in _SIGNALS:
+        handler = _signal.getsignal(number)
+        while type(handler) is _InFront:
+            handler = handler.theirs
+            _signal.signal(number, handler)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_child)

@@ -1,0 +1,1 @@
+"""`attribute`: a model and tensors in, `Attribution` values out; options, results, records, concepts."""

@@ -1,0 +1,241 @@
+"""Concepts in a layer: what its feature maps are made of, where each lies, and which class it speaks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from PIL import Image
+from torch import nn
+
+from explain._utils.errors import LayerError, MethodError, keywords, option, warn
+from explain._utils.html import picture_html, png
+from explain._utils.random_numbers import normal
+from explain.data.images import Box
+from explain.data.inputs import InputsLike
+from explain.engine import (
+    Activations,
+    Evidence,
+    Need,
+    PerturbationRuns,
+    PerturbedRows,
+    RuntimeSettings,
+    check_inputs,
+    gather,
+    plan_of,
+)
+from explain.hooks import Where, calculating, unwrapped
+from explain.layers import default_layer, enlarge, find_layers
+from explain.render import Group, Layout, Tile, get_style, sheet
+from explain.targets import TopClass
+
+SHOWN = 12  # maps in a picture
+STEPS, TOLERANCE = 400, 1e-4
+TINY = 1e-7  # stands for a denominator of zero
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Concepts:
+    """K concepts of a layer, found in N images together.
+
+    ``maps`` ``(N, K, h, w)`` says how strongly each concept is present at each place, 1 at its strongest. ``vectors``
+    ``(K, C)`` is each one's activation of the layer's channels there; the sum over concepts of map times vector is the
+    layer's output, up to the share ``error`` of its norm. ``logits`` ``(K, classes)`` are the scores that the network
+    gives when all of the layer's map is that one concept at its strongest; class tokens, and what leads past the layer,
+    stay those of the first image.
+    """
+
+    maps: torch.Tensor
+    vectors: torch.Tensor
+    logits: torch.Tensor = field(repr=False)
+    layer: str
+    size: tuple[int, ...]
+    error: float
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    @cached_property
+    def heatmaps(self) -> torch.Tensor:
+        """``(N, K, H, W)`` float32 in [0, 1] at input resolution."""
+        return enlarge(self.maps.float(), self.size).clamp(0, 1)
+
+    @property
+    def shares(self) -> list[float]:
+        """How much of what the concepts make up is each one's: the sums of map times vector, together 1."""
+        parts = self.maps.double().sum((0, *range(2, self.maps.ndim))) * self.vectors.double().sum(1)
+        return [float(part) for part in parts / parts.sum()]
+
+    def __repr__(self) -> str:
+        shares = ", ".join(f"{share:.0%}" for share in self.shares)
+        return f"Concepts({len(self)} in layer {self.layer!r}, {shares}; {self.error:.0%} of the layer is left over)"
+
+    def layout(self) -> Layout:
+        """Return the concepts' maps in the first few images as the tiles of a sheet, a group for each image."""
+        heatmaps = self.heatmaps[: max(1, SHOWN // len(self))]
+        maps = heatmaps.reshape(len(heatmaps), -1, *heatmaps.shape[-2:])  # of a video, all frames of each concept
+        style, blank = get_style("intensity"), Image.new("RGB", (maps.shape[-1], maps.shape[-2]))
+        groups = []
+        for number, image in enumerate(maps):
+            drawn = [style.draw(blank, each.cpu().numpy(), Box(0, 0, *map(float, blank.size))) for each in image]
+            names = [f"{share:.0%}".replace("%", " %") for share in self.shares for _ in range(len(drawn) // len(self))]
+            tiles = tuple(Tile(picture, name) for picture, name in zip(drawn, names, strict=True))
+            groups.append(Group(f"image {number}" if len(self.maps) > 1 else "", tiles))
+        legend = style.legend(blank)
+        title = f"{len(self)} concepts in {self.layer}"
+        return Layout(title, f"{self.error:.0%} of the layer left over", tuple(groups), (legend,) if legend else ())
+
+    def _repr_png_(self) -> bytes:
+        return png(sheet(self.layout(), 180))
+
+    def _repr_html_(self) -> str:
+        return picture_html(self._repr_png_(), repr(self))
+
+    def classes(self, count: int = 3) -> torch.Tensor:
+        """The ``count`` best classes of each concept, best first: ``(K, count)``."""
+        return self.logits.topk(min(count, self.logits.shape[1]), dim=1).indices
+
+
+@keywords()
+def find_concepts(
+    model: nn.Module,
+    x: InputsLike,
+    count: int = 4,
+    *,
+    layer: Where | None = None,
+    seed: int = 0,
+    batch_size: int | None = None,
+) -> Concepts:
+    """Factorise a layer's feature maps into a few concepts that are present or absent, never negative.
+
+    The activations of all images, a row for each place, are approximated by the product of two non-negative matrices:
+    places by concepts, and concepts by channels. Concepts are ordered by how much of the activation they explain.
+
+    Args:
+        model: any ``nn.Module`` that gives class scores; left exactly as found.
+        x: preprocessed images ``(N, C, H, W)``, or several inputs, as for `explain.attribute`; concepts that images
+            share are found in all of them.
+        count: how many concepts.
+        layer: one layer; None finds the last feature map. Its negative values, if it has any, are left out.
+        seed: of the random start.
+        batch_size: how many concepts are shown to the network at once.
+
+    Raises:
+        ExplainError: one line that says which argument does not fit and what would.
+
+    Collins et al., "Deep Feature Factorization for Concept Discovery", ECCV 2018 (arXiv:1806.10206).
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))
+    >>> found = find_concepts(model, torch.rand(2, 3, 16, 16), count=2)
+    >>> found.maps.shape, found.vectors.shape, found.logits.shape
+    (torch.Size([2, 2, 14, 14]), torch.Size([2, 4]), torch.Size([2, 5]))
+    """
+    model = unwrapped(model)
+    inputs = check_inputs(model, x)
+    names = [default_layer(model, inputs)] if layer is None else find_layers(model, inputs, layer)
+    if len(names) != 1:
+        raise LayerError(f"layer must name one layer for concepts, got {len(names)}; choose one of {', '.join(names)}")
+    leave = PerturbationRuns(of_layer=True)
+    (evidence_of,) = gather(
+        model, inputs, plan_of([Activations(), leave], names), [TopClass()], RuntimeSettings(batch_size)
+    )
+    evidence = evidence_of(names[0])
+    with calculating(inputs.x.device.type):
+        maps = _present(evidence.activations, names[0])
+        n, channels, *places = maps.shape
+        rows = maps.movedim(1, -1).reshape(-1, channels).double()
+        most = min(rows.shape)
+        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= most:
+            raise MethodError(
+                f"{option('count')} must be a whole number from 1 to {most} at layer {names[0]}, got {count!r:.60}; 4 "
+                "is usual"
+            )
+        where, what = factorise(rows, count, seed)
+        strongest = where.amax(0).clamp(min=torch.finfo(where.dtype).tiny)
+        where, what = where / strongest, what * strongest[:, None]
+        order = (where.sum(0) * what.sum(1)).argsort(descending=True)
+        where, what = where[:, order], what[order]
+        error = float((rows - where @ what).norm() / rows.norm())
+        shown = what.to(maps).reshape(count, channels, *[1] * len(places)).expand(-1, -1, *places)
+        logits = evidence[leave].scores(_Shown(shown), logits=True)
+        placed = where.reshape(n, *places, count).movedim(-1, 1).to(maps)
+        return Concepts(placed, what.to(maps), logits, names[0], evidence.size, error)
+
+
+@dataclass(frozen=True, eq=False)
+class _Shown:
+    """Feature maps that replace those of the first image."""
+
+    maps: torch.Tensor
+
+    of_layer: ClassVar[bool] = True
+    needs: ClassVar[frozenset[Need[Any]]] = frozenset({Activations()})
+
+    def count(self, channels: int) -> int:
+        return len(self.maps)
+
+    def rows(self, evidence: Evidence) -> PerturbedRows:
+        owners = torch.zeros(len(self.maps), dtype=torch.long, device=self.maps.device)
+        return PerturbedRows(owners, lambda rows: self.maps[rows])
+
+
+def _present(maps: torch.Tensor, layer: str) -> torch.Tensor:
+    """The part of the feature maps that is not negative; concepts are made of nothing else."""
+    present = maps.clamp(min=0)
+    if not present.any():
+        raise LayerError(f"layer {layer!r} must be active somewhere for concepts, but no value is above zero")
+    left_out = float((maps - present).norm() / maps.norm())
+    if left_out > 0:
+        warn(
+            f"layer {layer} has negative values, {left_out:.0%} of its norm, which concepts leave out; a layer behind "
+            "a ReLU has none"
+        )
+    return present
+
+
+def factorise(rows: torch.Tensor, count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Approximate ``rows`` ``(P, C)`` by a product ``(P, K) @ (K, C)`` of non-negative matrices.
+
+    By multiplicative updates (Lee and Seung, 2001), until ten of them gain less than a ten-thousandth.
+    """
+    scale = (rows.mean() / count).sqrt()
+    generator = torch.Generator("cpu").manual_seed(seed)
+    where, what = (
+        normal(shape, generator).abs().to(rows) * scale for shape in ((len(rows), count), (count, rows.shape[1]))
+    )
+    before = float("inf")
+    for step in range(STEPS):
+        where, what = update(rows, where, what)
+        if step % 10 == 9:
+            error = float((rows - where @ what).norm())
+            if before - error <= TOLERANCE * error:
+                break
+            before = error
+    return where, what
+
+
+def update(rows: torch.Tensor, where: torch.Tensor, what: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """One step: first where concepts are, then what they are."""
+    where = where * (rows @ what.T) / _not_zero(where @ (what @ what.T))
+    what = what * (where.T @ rows) / _not_zero((where.T @ where) @ what)
+    return where, what
+
+
+def _not_zero(below: torch.Tensor) -> torch.Tensor:
+    return torch.where(below == 0, TINY, below)
+
+
+def name_concepts(concepts: Concepts, categories: Sequence[str] | None, count: int = 2) -> list[str]:
+    """A line for each concept: the labels of its best classes.
+
+    >>> found = Concepts(torch.ones(1, 1, 1, 1), torch.ones(1, 2), torch.tensor([[0.0, 2.0, 1.0]]), "a", (1, 1), 0.0)
+    >>> name_concepts(found, ["cat", "dog", "hen"])
+    ['dog, hen']
+    """
+    return [
+        ", ".join(categories[i] if categories is not None else f"class {i}" for i in best)
+        for best in concepts.classes(count).tolist()
+    ]

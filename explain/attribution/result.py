@@ -1,0 +1,259 @@
+"""`Attribution`: what a method says about a batch of images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from PIL import Image
+
+from explain._utils.errors import ImageError
+from explain._utils.html import escaped, picture_html, png
+from explain.data.images import Box
+from explain.layers import enlarge
+from explain.methods import Fusion, Style
+from explain.methods.base import over_all, relative_error
+from explain.relevance import Coverage
+from explain.render import Group, Layout, Tile, get_style, sheet
+
+ENLARGED = 180  # pixels along the longer side of a map in a picture
+SHOWN = 8  # maps in a picture of a batch
+
+
+class Channels(NamedTuple):
+    """The channels of a layer, the most relevant first: what each counts for, and its number, both ``(N, C)``."""
+
+    values: torch.Tensor
+    indices: torch.Tensor
+
+    @classmethod
+    def ranked(cls, values: torch.Tensor) -> Channels:
+        """Rank channels by what they count for, ``(N, C)``.
+
+        >>> Channels.ranked(torch.tensor([[1.0, 3.0, 2.0]])).indices
+        tensor([[1, 2, 0]])
+        """
+        found = values.sort(dim=1, descending=True, stable=True)
+        return cls(found.values, found.indices)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Attribution:
+    """What a method says about a batch of N images; in a notebook it shows its maps.
+
+    ``values`` is the raw attribution, detached: ``(N, h, w)`` at the layer's resolution for CAM methods,
+    ``(N, C, H, W)`` for pixel methods. ``heatmap`` is its display form. ``score`` ``(N,)`` is what was explained and
+    ``target`` the class of each image, or the name of a callable. ``layer`` is the layer's name, a tuple of names where
+    several were fused (``maps`` then has each one's values), or None. ``logits`` ``(N, K)`` are the model's class
+    scores, if it gave any. ``delta`` ``(N,)`` is by how much the values miss what they should add up to, for methods
+    that promise a sum; ``fuse`` is how several layers' maps became one. ``input`` names the argument that was
+    explained, where the model takes several; where several were explained together, this is the first, and ``parts``
+    has the attribution of each by its name. ``coverage`` says which operations a rule acted on, for methods that have
+    one, and what was taken out of relevance on its way. ``channels`` ranks the channels of the layer, for methods that
+    know what each one counts for.
+
+    Of methods that estimate, ``error`` has the standard error of each value, in the same shape; ``runs`` is how many
+    altered photos each image was run with (the most of any), ``planned`` ``(N,)`` how many there would be without an
+    early end, ``finished`` ``(N,)`` whether these are all that were asked for, or fewer because the error was small
+    enough or the time was over (true) or because of an interrupt (false); ``stopped`` says so in words; ``r2`` ``(N,)``
+    how much of the variance of the scores a surrogate explains. ``neutral`` ``(N,)`` is the value of a place that makes
+    no difference, where it is not zero (of RISE, the mean score over the masks): pictures show the difference from it.
+
+    Of a video ``(N, C, T, H, W)``, all of these have a dimension for frames before height and width.
+    """
+
+    method: str
+    values: torch.Tensor
+    target: torch.Tensor | str
+    score: torch.Tensor
+    layer: str | tuple[str, ...] | None
+    size: tuple[int, ...]
+    style: Style = "heat"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    maps: Mapping[str, torch.Tensor] = field(default_factory=dict, repr=False)
+    logits: torch.Tensor | None = field(default=None, repr=False)
+    delta: torch.Tensor | None = None
+    fuse: Fusion | None = None
+    input: str | None = None
+    coverage: Coverage | None = field(default=None, repr=False)
+    channels: Channels | None = field(default=None, repr=False)
+    parts: Mapping[str, Attribution] = field(default_factory=dict, repr=False)
+    error: torch.Tensor | None = field(default=None, repr=False)
+    spent: torch.Tensor | None = field(default=None, repr=False)
+    planned: torch.Tensor | None = field(default=None, repr=False)
+    finished: torch.Tensor | None = field(default=None, repr=False)
+    r2: torch.Tensor | None = field(default=None, repr=False)
+    neutral: torch.Tensor | None = field(default=None, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, which: int | slice) -> Attribution:
+        """Return the attribution of one image, or of a slice of images, as a batch that keeps nothing of the others."""
+        chosen = range(len(self))[which]
+        rows = [chosen] if isinstance(chosen, int) else list(chosen)
+
+        def part(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor[rows]  # a copy, since it is chosen by a list
+
+        per_image = (
+            "values", "target", "score", "logits", "delta", "error", "spent", "planned", "finished", "r2", "neutral",
+        )  # fmt: skip
+        tensors = {name: getattr(self, name) for name in per_image}
+        taken: dict[str, Any] = {
+            name: part(value) for name, value in tensors.items() if isinstance(value, torch.Tensor)
+        }
+        maps = {name: part(values) for name, values in self.maps.items()}
+        if self.coverage is not None and self.coverage.taken:
+            taken["coverage"] = replace(self.coverage, taken={k: part(v) for k, v in self.coverage.taken.items()})
+        if self.channels is not None:
+            taken["channels"] = Channels(*map(part, self.channels))
+        return replace(self, maps=maps, parts={name: each[which] for name, each in self.parts.items()}, **taken)
+
+    @property
+    def runs(self) -> int | None:
+        """How many altered photos each image was run with, the most of any; None for methods that do not count."""
+        return None if self.spent is None else int(self.spent.max())
+
+    @property
+    def stopped(self) -> str:
+        """In words, that an interrupt or the time ended the runs; empty where these are all that were asked for."""
+        if self.spent is None or self.planned is None or not bool((self.spent < self.planned).any()):
+            return ""
+        until, reached = self.options.get("until"), self.relative_error
+        is_enough = until is not None and reached is not None and bool((reached <= until).all())
+        by_time = self.options.get("seconds") is not None and not is_enough
+        if not by_time and (self.finished is None or bool(self.finished.all())):
+            return ""
+        return f"stopped early after {int(self.spent.max()):,} of {int(self.planned.max()):,}"
+
+    @property
+    def relative_error(self) -> torch.Tensor | None:
+        """The largest standard error over the largest magnitude ``(N,)``: what ``until`` is compared with."""
+        return None if self.error is None else relative_error(self.values, self.error)
+
+    @cached_property
+    def heatmap(self) -> torch.Tensor:
+        """``(N, H, W)`` float32 in [0, 1] at input resolution: magnitude divided by its maximum, never shifted.
+
+        Signed maps of a layer show their positive part. Maps of the input show the largest magnitude over the channels,
+        or, where the values are contributions (``style="signed"``), the magnitude of their sum: `signed` has the sign.
+        """
+        self._must_have_places()
+        if self._in_pixels:
+            return _by_maximum(self.signed.abs() if self.style == "signed" else self.values.float().abs().amax(1))
+        return _by_maximum(enlarge(self.cells.float()[:, None], self.size)[:, 0])
+
+    @cached_property
+    def signed(self) -> torch.Tensor:
+        """``(N, H, W)`` float32 in [-1, 1] at input resolution: summed over channels, by its largest magnitude.
+
+        It is taken from `neutral` on, where a place that makes no difference has another value than zero.
+        """
+        self._must_have_places()
+        values = self.contributions.float()
+        return _by_maximum(values.sum(1) if self._in_pixels else enlarge(values[:, None], self.size)[:, 0])
+
+    @property
+    def contributions(self) -> torch.Tensor:
+        """The values from `neutral` on: what places do for the score, and against it."""
+        if self.neutral is None:
+            return self.values
+        return self.values - over_all(self.neutral, self.values).to(self.values)
+
+    @property
+    def cells(self) -> torch.Tensor:
+        """What the heatmap shows of maps ``(N, h, w)``, at their own resolution and in their units."""
+        of_input = self.layer is None and self.style == "signed"
+        return self.contributions.abs() if of_input else self.contributions.clamp(min=0)
+
+    def __repr__(self) -> str:
+        where = "" if self.layer is None else f", layer {self.layer!r}"
+        target = self.target if isinstance(self.target, str) else _listed(self.target.tolist())
+        images = f"{len(self)} image{'s' * (len(self) != 1)}"
+        return f"Attribution({self.method!r}, {images}, values {tuple(self.values.shape)}{where}, target {target})"
+
+    def layout(self) -> Layout:
+        """Return the maps of the first few images, or frames, as the tiles of a sheet."""
+        style = get_style(self.style if self.style in ("signed", "color") and len(self.size) == 2 else "intensity")
+        drawn = {"values": lambda: self.values.float(), "signed": lambda: self.signed, "heatmap": lambda: self.heatmap}
+        maps = drawn[style.reads]().flatten(0, len(self.size) - 2)[:SHOWN]
+        side = max(1, round(ENLARGED / max(maps.shape[-2:])))
+        blank = Image.new("RGB", (maps.shape[-1] * side, maps.shape[-2] * side), "white")
+        box = Box(0, 0, *map(float, blank.size))
+        names = [name for name in self._names() for _ in range(prod(self.size[:-2]))]
+        tiles = [
+            Tile(style.draw(blank, each.cpu().numpy(), box), name)
+            for each, name in zip(maps, names[: len(maps)], strict=True)
+        ]
+        legend = style.legend(blank)
+        more = f", the first {len(maps)} of {len(names)} maps" if len(maps) < len(names) else ""
+        where = self.layer if isinstance(self.layer, str) else ", ".join(self.layer or ())
+        title = f"{self.method}{f' at {where}' if where else ''}"
+        detail = f"values {tuple(self.values.shape)}{more}"
+        return Layout(title, detail, (Group("", tuple(tiles)),), (legend,) if legend else ())
+
+    def _names(self) -> list[str]:
+        targets = [self.target] * len(self) if isinstance(self.target, str) else self.target.tolist()
+        return [
+            f"{target if isinstance(target, str) else f'class {target}'}, score {score:.3g}"
+            for target, score in zip(targets, self.score.tolist(), strict=True)
+        ]
+
+    def _repr_png_(self) -> bytes | None:
+        return png(sheet(self.layout(), 180)) if len(self.size) >= 2 and len(self) else None
+
+    def _repr_html_(self) -> str:
+        picture = self._repr_png_()
+        if picture is None:
+            return f"<pre>{escaped(repr(self))}</pre>"
+        return picture_html(picture, f"{self.method}: maps for {'; '.join(self._names()[:SHOWN])}")
+
+    def _must_have_places(self) -> None:
+        if not self.size:
+            shape = tuple(self.values.shape)
+            raise ImageError(f"input {self.input} must have places for a heatmap, got shape {shape}; use values")
+
+    @property
+    def _in_pixels(self) -> bool:
+        return self.values.ndim == len(self.size) + 2
+
+
+def _listed(values: list[int], most: int = 6) -> str:
+    return ", ".join(map(str, values[:most])) + (", ..." if len(values) > most else "")
+
+
+def _by_maximum(maps: torch.Tensor) -> torch.Tensor:
+    """Divide each map by its largest magnitude; an all-zero map stays zero."""
+    peak = maps.abs().flatten(1).amax(1)
+    return maps / over_all(torch.where(peak > 0, peak, 1), maps)
+
+
+def fused(maps: Sequence[torch.Tensor], how: Fusion = "mean") -> torch.Tensor:
+    """Make one map of those of several layers, each divided by its largest magnitude, at the finest one's resolution.
+
+    A product takes the positive parts: two layers that speak against the target do not speak for it together.
+
+    >>> fused([torch.ones(1, 2, 2), torch.zeros(1, 4, 4)])[0, 0]
+    tensor([0.5000, 0.5000, 0.5000, 0.5000])
+    """
+    size = max((tuple(m.shape[1:]) for m in maps), key=prod)
+    stacked = torch.stack([enlarge(_by_maximum(each)[:, None], size)[:, 0] for each in maps])
+    return stacked.mean(0) if how == "mean" else stacked.amax(0) if how == "max" else stacked.clamp(min=0).prod(0)
+
+
+def apart(attribution: Attribution) -> Attribution:
+    """The same with tensors on the CPU that share their memory with no others; a pickle would contain those too."""
+    own = {each.name for each in fields(Attribution)}
+    tensors = {name: value for name, value in vars(attribution).items() if name in own}
+    taken: dict[str, Any] = {name: alone(value) for name, value in tensors.items() if isinstance(value, torch.Tensor)}
+    return replace(attribution, maps={name: alone(values) for name, values in attribution.maps.items()}, **taken)
+
+
+def alone(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a tensor on the CPU that shares its memory with no other."""
+    return tensor.detach().cpu().clone()

@@ -1,0 +1,224 @@
+"""A baseline from the pixels around what is absent: ROAD's noisy linear interpolation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+
+from explain._utils.errors import BaselineError, shown
+from explain.baselines.base import ShowsItself, blend, checked
+from explain.baselines.replacements import checked_seed, drawn
+
+IN_CACHE = 2**18
+"""How many values are worked on at once on a CPU: more of them would leave its cache between one step and the next."""
+COARSEST = 256
+"""How many cells the coarsest grid has at most, which is solved at once."""
+ROUNDS = 200  # some ten are enough; what is met then is as near as rounding lets it
+
+
+def interpolated(images: torch.Tensor, covered: torch.Tensor) -> torch.Tensor:
+    """Replace covered pixels by the weighted means of their neighbours, all of them at once.
+
+    Args:
+        images: ``(b, C, H, W)`` in single or double precision.
+        covered: ``(b, 1, H, W)``, truth values. Where all is covered, the result is the image's mean.
+
+    Returns:
+        ``(b, C, H, W)``; the pixels that are not covered are as they were.
+    """
+    values = images[0].numel()
+    together = max(1, IN_CACHE // values) if images.device.type == "cpu" else len(images)
+    if len(images) > together:
+        starts = range(0, len(images), together)
+        return torch.cat([interpolated(images[i : i + together], covered[i : i + together]) for i in starts])
+    known = (~covered).to(images)
+    count = known.sum((2, 3), keepdim=True)
+    of_known = (images * known).sum((2, 3), keepdim=True) / count.clamp(min=1)
+    mean = torch.where(count > 0, of_known, images.mean((2, 3), keepdim=True))
+    unknown = 1 - known
+    right = unknown * _around((images - mean) * known)  # a solution about 0, which is right where nothing is known
+    found = _solved(right, _levels(unknown, unknown * _around(known)))
+    return torch.where(covered, mean + found, images)
+
+
+@dataclass(frozen=True, eq=False)
+class _Level:
+    """The system on one grid: which cells are ``unknown`` ``(b, 1, h, w)``; ``held`` ties them to what is known.
+
+    For u that is zero where all is known, the matrix takes u to
+    ``unknown * (around(unknown) * u - around(u)) + held * u``: differences between unknown neighbours, and the distance
+    from what is known. On the finest grid, this is the system itself.
+    """
+
+    unknown: torch.Tensor
+    held: torch.Tensor
+    beside: torch.Tensor
+    inverse: torch.Tensor
+    """1 by the matrix's diagonal; 0 where nothing is unknown."""
+
+    @classmethod
+    def of(cls, unknown: torch.Tensor, held: torch.Tensor) -> _Level:
+        beside = unknown * _around(unknown) + held
+        some = beside > 0
+        return cls(unknown, held, beside, torch.where(some, 1 / torch.where(some, beside, 1), 0))
+
+    def times(self, u: torch.Tensor) -> torch.Tensor:
+        return torch.addcmul(self.beside * u, self.unknown, _around(u), value=-1)
+
+    def smoothed(self, u: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        """One step of Jacobi's; this stencil needs no damping."""
+        return torch.addcmul(u, self.inverse, right - self.times(u))
+
+
+def _levels(unknown: torch.Tensor, held: torch.Tensor) -> list[_Level]:
+    """The system on finer to coarser grids: each cell is four of the grid before, unknown if one of these is."""
+    levels = [_Level.of(unknown, held)]
+    while levels[-1].unknown[0].numel() > COARSEST:
+        last = levels[-1]
+        levels.append(_Level.of(F.max_pool2d(_even(last.unknown), 2), 4 * F.avg_pool2d(_even(last.held), 2)))
+    return levels
+
+
+def _inverse(level: _Level) -> torch.Tensor:
+    """The inverse ``(b, h w, h w)`` of the coarsest grid's matrix; what is known stays 0."""
+    cells = level.unknown[0].numel()
+    each = torch.eye(cells).to(level.unknown).reshape(cells, 1, *level.unknown.shape[2:])
+    around = _around(each).reshape(cells, cells)
+    unknown = level.unknown.flatten(1)
+    matrix = -around * unknown[:, :, None] * unknown[:, None]
+    diagonal = torch.where(level.beside > 0, level.beside * (1 + 1e-6), 1).flatten(1)  # where nothing is known, it is 0
+    # By Cholesky: the matrix is symmetric, and LU of several at once fails or hangs in some builds with two threads.
+    # In double precision, in which the smallest eigenvalue stays positive.
+    factor = torch.linalg.cholesky((matrix + torch.diag_embed(diagonal)).double())
+    inverse = torch.cholesky_inverse(factor).to(unknown)
+    return inverse * unknown[:, :, None]
+
+
+def _solved(right: torch.Tensor, levels: list[_Level]) -> torch.Tensor:
+    """Conjugate gradients for each image and channel at once."""
+    finest, coarsest = levels[0], _inverse(levels[-1])
+    found, residue = torch.zeros_like(right), right
+    direction = scaled = _cycle(residue, levels, coarsest)
+    now = _dot(residue, scaled)
+    enough = 16 * torch.finfo(right.dtype).eps * scaled.abs().amax((2, 3), keepdim=True)
+    for _ in range(ROUNDS):
+        open_ = (scaled.abs().amax((2, 3), keepdim=True) > enough) & (now > 0)  # it is about what is still wrong
+        if not bool(open_.any()):
+            break
+        applied = finest.times(direction)
+        step = torch.where(open_, now / _dot(direction, applied), 0)
+        found = torch.addcmul(found, step, direction)
+        residue = torch.addcmul(residue, step, applied, value=-1)
+        scaled = _cycle(residue, levels, coarsest)
+        then = _dot(residue, scaled)
+        direction = scaled + torch.where(open_, then / now, 0) * direction
+        now = then
+    return found
+
+
+def _cycle(right: torch.Tensor, levels: list[_Level], coarsest: torch.Tensor) -> torch.Tensor:
+    """Solve roughly: smooth, correct from the coarser grid, smooth once more. It is symmetric, as it has to be."""
+    level, coarser = levels[0], levels[1:]
+    if not coarser:
+        return (right.flatten(2) @ coarsest.mT).reshape(right.shape)
+    u = level.inverse * right
+    correction = _finer(_cycle(_coarser(right - level.times(u)), coarser, coarsest), right.shape[2:])
+    return level.smoothed(torch.addcmul(u, level.unknown, correction), right)
+
+
+def _coarser(maps: torch.Tensor) -> torch.Tensor:
+    """Add up what falls to each coarser cell, linearly: the transpose of `_finer`."""
+    even = _even(maps)
+    for dim in (2, 3):
+        first, second = (even.movedim(dim, 0)[start::2] for start in (0, 1))
+        cells = (first + second).mul_(0.75)
+        cells[1:].add_(second[:-1], alpha=0.25)
+        cells[:-1].add_(first[1:], alpha=0.25)
+        cells[0].add_(first[0], alpha=0.25)
+        cells[-1].add_(second[-1], alpha=0.25)
+        even = cells.movedim(0, dim)
+    return even
+
+
+def _finer(maps: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
+    """Spread coarser cells over finer ones, linearly between their middles."""
+    found = F.interpolate(maps, scale_factor=2, mode="bilinear", align_corners=False)
+    return found[..., : size[0], : size[1]]
+
+
+def _even(maps: torch.Tensor) -> torch.Tensor:
+    height, width = maps.shape[2:]
+    return F.pad(maps, (0, width % 2, 0, height % 2)) if height % 2 or width % 2 else maps
+
+
+def _around(maps: torch.Tensor) -> torch.Tensor:
+    """The weighted sum over the eight neighbours of each pixel; there is nothing outside.
+
+    With 1, 2, 1 down and across, direct neighbours weigh 2 and diagonal ones 1 of 12, and the pixel itself 4.
+    """
+    down = maps / 6
+    down[:, :, 1:].add_(maps[:, :, :-1], alpha=1 / 12)
+    down[:, :, :-1].add_(maps[:, :, 1:], alpha=1 / 12)
+    both = 2 * down
+    both[..., 1:].add_(down[..., :-1])  # and not +=, which would copy the result onto itself
+    both[..., :-1].add_(down[..., 1:])
+    return both.sub_(maps, alpha=1 / 3)
+
+
+def _dot(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return (one * other).sum((2, 3), keepdim=True)
+
+
+@dataclass(frozen=True)
+class Neighbours(ShowsItself):
+    """Each covered pixel is the weighted mean of its eight neighbours, covered ones included, and a little noise.
+
+    Direct neighbours weigh 1/6 and diagonal ones 1/12; at the edges, the weights of those that there are. This is a
+    linear system for all covered pixels together. What is left of the photo shows no border, so that the network does
+    not recognise the mask's shape. A pixel that is kept in part counts as covered, and is blended.
+
+    Where nothing is kept, there is nothing to interpolate from: the fill is then the photo's mean colour, and noise.
+
+    Args:
+        noise: the standard deviation of the noise, in the units of the images.
+        seed: of the noise; every photo gets the same draw.
+
+    Rong et al., "A Consistent and Efficient Evaluation Strategy for Attribution Methods", ICML 2022
+    (arXiv:2202.00449).
+
+    >>> keep = torch.tensor([[[[1.0, 0.0, 1.0]]]])
+    >>> Neighbours(noise=0)(torch.tensor([[[[1.0, 9.0, 2.0]]]]), keep)
+    tensor([[[[1.0000, 1.5000, 2.0000]]]])
+    """
+
+    noise: float = 0.01
+    seed: int = 0
+
+    name: ClassVar[str] = "neighbours"
+    about: ClassVar[str] = "interpolated from the pixels around, with a little noise (ROAD)"
+    depends_on_mask: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        number = isinstance(self.noise, (int, float)) and not isinstance(self.noise, bool)
+        if not number or not 0 <= self.noise < float("inf"):
+            raise BaselineError(
+                f"noise of neighbours must be a finite number from 0, got {shown(self.noise)}; use 0.01"
+            )
+        object.__setattr__(self, "seed", checked_seed(self.seed, "neighbours"))
+
+    def __call__(self, images: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+        checked(images, keep)
+        wide = images if images.dtype in (torch.float32, torch.float64) else images.float()
+        frames, masks = _frames(wide), _frames(keep.expand(len(images), *keep.shape[1:]))
+        found = interpolated(frames, masks < 1)
+        found = found.reshape(len(images), -1, *found.shape[1:]).movedim(1, 2).reshape(images.shape)
+        filled = found + self.noise * drawn(self.seed, images).to(found) if self.noise else found
+        return blend(images, filled.to(images), keep)
+
+
+def _frames(images: torch.Tensor) -> torch.Tensor:
+    """Photos ``(N, C, H, W)`` as they are, and the frames of videos ``(N, C, T, H, W)`` one by one."""
+    return images.movedim(1, -3).flatten(0, -4)

@@ -1,0 +1,177 @@
+"""Is a map faithful? It must find the evidence better than the same map laid elsewhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+
+from explain._utils.errors import MetricError
+from explain.baselines import Baseline, Mean
+from explain.checks.answers import Answer
+from explain.checks.questions import answered, figure_of
+from explain.metrics.base import Better, MetricInput, MetricResult, Reading, check, undefined
+from explain.metrics.faithfulness import check_shares, share_counts
+from explain.metrics.maps import Sign
+from explain.metrics.perturbed_inputs import ScoreRequest, covered_by_rank
+from explain.metrics.variants import ModelContext
+
+
+@dataclass(frozen=True)
+class Faithful:
+    r"""Whether a map finds the evidence better than copies of it that are rolled, flipped and turned.
+
+    What counts is insertion minus deletion,
+    :math:`\frac{1}{|Q|}\sum_q f(\mathrm{top}_q) - f(x \setminus \mathrm{top}_q)`: the score with nothing but the share
+    q of the photo that the map ranks highest, less that without it. A copy has the same values, as sparse and as
+    blurred, in other places. The figure is the p-value of a permutation test, :math:`p = (1 + k) / (1 + n)`, where k of
+    the n copies are at least as good. Less is better.
+
+    Copies that lie where the map lies, such as the flips of a blob in the middle, count as well: ``parts`` has how much
+    of its place each shares ("overlap"), 1 for all of it. To leave them out would let a map pass that lies anywhere.
+
+    The copies are drawn from the group of all rolls by thirds of the height and width, with all flips and, of square
+    photos, turns, so that a map that lies anywhere with equal chance passes with at most the chance ``level``.
+
+    Args:
+        copies: n, at most how many there are.
+        percentiles: Q, in per cent.
+        fill: what takes the place of what is not shown.
+        reading: what is read: the "score", or "probability".
+        level: the largest p-value that passes.
+        sign: how values become places.
+        seed: of the draw, and of the order of equal values.
+
+    Phipson and Smyth, "Permutation P-values Should Never Be Zero", 2010, for the test; insertion and deletion as in
+    Petsiuk et al., BMVC 2018.
+
+    >>> Faithful().better
+    'less'
+    """
+
+    copies: int = 39
+    percentiles: tuple[float, ...] = (25, 50)
+    fill: Baseline = field(default_factory=Mean)
+    reading: Reading = "score"
+    level: float = 0.05
+    sign: Sign = "own"
+    seed: int = 0
+
+    name: ClassVar[str] = "faithful"
+    word: ClassVar[str] = "faithful"
+    about: ClassVar[str] = "p-value of insertion less deletion among those of the same map laid elsewhere"
+    paper: ClassVar[str] = "Phipson and Smyth, 2010"
+    units: ClassVar[str] = "p-value"
+    better: ClassVar[Better] = "less"
+
+    def __post_init__(self) -> None:
+        check(self, copies=1, level=0)
+        check_shares(self.name, "percentiles", self.percentiles)
+        if self.level >= 1:
+            raise MetricError(f"level of faithful must be below 1, the largest p-value, got {self.level:g}; take 0.05")
+        if self.level * (1 + self.copies) < 1:
+            raise MetricError(
+                f"level of faithful must be at least 1 / (1 + copies) to be reached, got {self.level:g} with "
+                f"{self.copies} copies; give more copies, at most 71"
+            )
+
+    def unasked(self, world: ModelContext, case: MetricInput) -> str:
+        return ""
+
+    @property
+    def brief(self) -> Faithful:
+        return self
+
+    def asks(self, case: MetricInput) -> Sequence[ScoreRequest]:
+        counts = share_counts(case, self.percentiles)
+        end, own = case.size[0] * case.size[1], case.ranks(self.sign, self.seed)
+        found = []
+        for place in [AS_IT_LIES, *self._places(case.size)]:
+            ranks = laid(own, place)
+            hidden, shown = [0] * len(counts), [end] * len(counts)
+            found.append(ScoreRequest(covered_by_rank(ranks, self.fill, counts + hidden, shown + counts), self.reading))
+        return found
+
+    def __call__(self, case: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
+        half = len(self.percentiles)
+        each = torch.stack([found[:, :half].mean(1) - found[:, half:].mean(1) for found in scores], 1)
+        better = (each[:, 1:] >= each[:, :1]).sum(1)
+        copies = each.shape[1] - 1
+        still = (case.lost(self.reading, torch.cat(list(scores), 1)) == 0).all(1)
+        value = undefined(self.name, case.maps.name, (1 + better.double()) / (1 + copies), still, STILL)
+        parts = {"better": better, "own": each[:, 0], "copies": each[:, 1:], "flat": case.maps.flat}
+        return MetricResult(value, parts={**parts, "overlap": self._overlap(case)})
+
+    def _overlap(self, case: MetricInput) -> torch.Tensor:
+        """How much of what a copy ranks highest the map ranks highest too ``(N, n)``, on average over the shares."""
+        own = case.ranks(self.sign, self.seed)
+        tops = [own < count for count in share_counts(case, self.percentiles)]
+        found = []
+        for place in self._places(case.size):
+            shared = [(laid(top, place) & top).flatten(1).sum(1) / top.flatten(1).sum(1) for top in tops]
+            found.append(torch.stack(shared).mean(0))
+        return torch.stack(found, 1)
+
+    def judge(self, judged: MetricResult) -> Answer:
+        figure, better = figure_of(judged), int(judged.parts["better"][0])
+        copies = judged.parts["copies"].shape[1]
+        if judged.parts["flat"][0]:
+            return answered(self, 1.0, False, "the map says the same everywhere")
+        if math.isnan(figure):
+            return answered(self, figure, None, STILL)
+        most = int(self.level * (1 + copies) + 1e-9) - 1
+        if most < 0:  # a photo that is no square has fewer places
+            return answered(self, figure, None, f"{copies} places are too few for a p-value of {self.level:g}")
+        words = f"{better} of {copies} copies of the map in other places explain the score at least as well"
+        near = int(
+            ((judged.parts["copies"] >= judged.parts["own"][:, None]) & (judged.parts["overlap"] > 0.5))[0].sum()
+        )
+        beside = f"; {near} of these share more than half of the map's place" if near else ""
+        return answered(self, figure, better <= most, f"{words} (at most {most} may){beside}")
+
+    def _places(self, size: tuple[int, int]) -> list[Place]:
+        """A draw from all places but the map's own."""
+        known = places(size)
+        generator = torch.Generator("cpu").manual_seed(self.seed % 2**63)
+        drawn = torch.randperm(len(known), generator=generator, device="cpu")[: self.copies]
+        return [known[number] for number in drawn.tolist()]
+
+
+STILL = "to cover the photo, or parts of it, does not change the score"
+
+Place = tuple[int, bool, float, float]
+"""How a map is laid: quarter turns, whether it is flipped, and how far it is rolled down and to the right, in shares of
+the height and the width."""
+
+AS_IT_LIES: Place = (0, False, 0.0, 0.0)
+PARTS = 3  # rolls are by thirds
+
+
+def places(size: tuple[int, int]) -> list[Place]:
+    """All places but the map's own: rolls by thirds, flips, and turns, by quarters if the photo is square.
+
+    With the map's own, they are a group, for sides that 3 divides: to lay a map twice is to lay it once in another of
+    them. For other sides they are one to within a pixel.
+
+    >>> len(places((224, 224))), len(places((224, 300)))
+    (71, 35)
+    """
+    turns = range(4) if size[0] == size[1] else (0, 2)
+    rolls = [part / PARTS for part in range(PARTS)]
+    found = [(t, f, down, across) for t in turns for f in (False, True) for down in rolls for across in rolls]
+    return [place for place in found if place != AS_IT_LIES]
+
+
+def laid(maps: torch.Tensor, place: Place) -> torch.Tensor:
+    """Lay maps ``(N, H, W)`` elsewhere.
+
+    >>> laid(torch.tensor([[[1, 2, 3]]]), (0, False, 0.0, 1 / 3))
+    tensor([[[3, 1, 2]]])
+    """
+    turns, flipped, down, across = place
+    found = torch.rot90(maps, turns, (1, 2))
+    found = found.flip(2) if flipped else found
+    return found.roll((round(down * found.shape[1]), round(across * found.shape[2])), (1, 2))

@@ -1,0 +1,148 @@
+"""Is a map stable? It must stay as it is where the photo changes and the scores do not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar, Protocol
+
+import torch
+
+from explain._utils.random_numbers import normal
+from explain.checks.answers import Answer
+from explain.checks.questions import SAME, answered, figure_of
+from explain.methods.base import over_all
+from explain.metrics.base import Better, MetricInput, MetricResult, check
+from explain.metrics.maps import Sign
+from explain.metrics.similarity import Similarity, similarity
+from explain.metrics.variants import ModelContext, Variant, VariantResult
+
+
+class Change(Protocol):
+    """A small change of photos ``(N, C, H, W)``, as a frozen value."""
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True)
+class AddNoise:
+    """Normal noise; ``sigma`` is its deviation, relative to the range of the photo's values."""
+
+    sigma: float
+    seed: int
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        generator = torch.Generator("cpu").manual_seed(self.seed % 2**63)
+        drawn = normal(images.shape[1:], generator)
+        return images + self.sigma * over_all(span(images), images) * drawn.to(images)
+
+
+@dataclass(frozen=True)
+class Brighten:
+    """All values larger by a share of their range."""
+
+    by: float
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        return images + self.by * over_all(span(images), images)
+
+
+@dataclass(frozen=True)
+class IncreaseContrast:
+    """Each channel's distance from its mean, times a factor."""
+
+    factor: float
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        mean = images.mean((2, 3), keepdim=True)
+        return mean + self.factor * (images - mean)
+
+
+def span(images: torch.Tensor) -> torch.Tensor:
+    """The range of each photo's values ``(N,)``."""
+    least, most = images.flatten(1).aminmax(dim=1)
+    return most - least
+
+
+@dataclass(frozen=True)
+class Stable:
+    """How alike the map stays when the photo changes by so little that the scores stay as they are.
+
+    The photo gets noise, more or less light, and more or less contrast. Changes that move the class's probability by
+    more than ``slack`` (without classes, the score by more than this share of it) do not count. The figure is the mean
+    similarity over the others. More is better.
+
+    Args:
+        noises: deviations of the noise, relative to the range of the photo's values.
+        light: shares of that range by which all values are raised.
+        contrast: factors for the distance of values from their channel's mean.
+        slack: how far the scores may move.
+        least: the smallest similarity that passes.
+        similarity, sign: as for `MPRT`.
+        seed: of the noise.
+
+    Ghorbani et al., "Interpretation of Neural Networks is Fragile", AAAI 2019.
+
+    >>> Stable().better
+    'more'
+    """
+
+    noises: tuple[float, ...] = (0.005, 0.01)
+    light: tuple[float, ...] = (-0.03, 0.03)
+    contrast: tuple[float, ...] = (0.95, 1.05)
+    slack: float = 0.05
+    least: float = SAME
+    similarity: Similarity = "spearman"
+    sign: Sign = "own"
+    seed: int = 0
+
+    name: ClassVar[str] = "stable"
+    word: ClassVar[str] = "stable"
+    about: ClassVar[str] = "similarity of the map to those of changed photos with the same scores"
+    paper: ClassVar[str] = "Ghorbani et al., AAAI 2019"
+    units: ClassVar[str] = "similarity"
+    better: ClassVar[Better] = "more"
+
+    def __post_init__(self) -> None:
+        check(self, slack=0)
+
+    def unasked(self, world: ModelContext, case: MetricInput) -> str:
+        return ""
+
+    @property
+    def brief(self) -> Stable:
+        return replace(self, noises=self.noises[-1:], light=(), contrast=())
+
+    @property
+    def changes(self) -> list[Change]:
+        noises = [AddNoise(sigma, self.seed * 1009 + number) for number, sigma in enumerate(self.noises)]
+        return [*noises, *map(Brighten, self.light), *map(IncreaseContrast, self.contrast)]
+
+    def settings(self, world: ModelContext, case: MetricInput) -> Iterator[Variant]:
+        for change in self.changes:
+            yield Variant(("changed", change), partial(change, world.images))
+
+    def compare(self, case: MetricInput, found: VariantResult) -> torch.Tensor:
+        alike = similarity(self.similarity, case.maps.of_places(self.sign), found.maps.of_places(self.sign))
+        return torch.stack([alike.double(), self._moved(case, found).double()], 1)
+
+    def _moved(self, case: MetricInput, found: VariantResult) -> torch.Tensor:
+        """How far the scores have moved ``(N,)``."""
+        if case.probability is None or case.classes is None or found.logits is None:
+            return (found.score - case.score).abs() / case.score.abs().clamp(min=torch.finfo(case.score.dtype).tiny)
+        return (case.outputs.of_classes(found.logits, case.classes) - case.probability).abs()
+
+    def __call__(self, case: MetricInput, numbers: torch.Tensor) -> MetricResult:
+        alike, still = numbers[..., 0], numbers[..., 1] <= self.slack
+        value = torch.where(still, alike, 0).sum(1) / still.sum(1)  # NaN where no change counts
+        least = torch.where(still, alike, torch.inf).amin(1)
+        return MetricResult(value, parts={"alike": alike, "counted": still.sum(1), "least": least})
+
+    def judge(self, judged: MetricResult) -> Answer:
+        figure, counted = figure_of(judged), int(judged.parts["counted"][0])
+        of = judged.parts["alike"].shape[1]
+        if not counted:
+            return answered(self, figure, None, "every small change of the photo moved the scores")
+        words = f"similarity {figure:.2f} over {counted} of {of} small changes that left the scores alone"
+        return answered(self, figure, figure >= self.least, f"{words} (must be at least {self.least:.2g})")

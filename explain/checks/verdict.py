@@ -1,0 +1,379 @@
+"""`check_maps`: maps of one photo in, a `Verdict` out; what methods have in common is run once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields, replace
+from math import isqrt
+from typing import Any, Protocol
+
+import torch
+from PIL import Image
+from torch import nn
+
+from explain._utils.errors import ExplainError, MethodError, MetricError, muted, naming
+from explain.attribution.api import attribute_targets, plan
+from explain.attribution.request import Options, Settings
+from explain.attribution.result import Attribution
+from explain.checks.answers import Answer, Answers, Verdict
+from explain.checks.dependence import DependsOnClass, DependsOnModel
+from explain.checks.faithfulness import Faithful
+from explain.checks.questions import Question, answered
+from explain.checks.stability import Stable
+from explain.data.inputs import Inputs
+from explain.engine import check_inputs, outputs_of
+from explain.hooks import unwrapped
+from explain.layers import shares_behind
+from explain.methods import Method, get_method
+from explain.methods.base import options
+from explain.metrics.base import MetricInput, MetricResult
+from explain.metrics.evaluation import evaluate, probability_of
+from explain.metrics.maps import Maps
+from explain.metrics.perturbed_inputs import ScoreMetric
+from explain.metrics.variants import EvaluatedMethod, ModelContext, ReattributionMetric, asked_again
+from explain.targets import ClassTarget, Outputs, Target, as_target
+
+COSTLY = 60
+"""Passes from which on a method is asked again with fewer samples."""
+
+FEW = 32
+"""Samples that it is then asked with, at first."""
+
+COUNTS = ("runs", "samples", "steps")
+
+
+def lighter(method: Method, most: int) -> Iterator[Method]:
+    """The method with fewer samples: first ``most`` of them, then twice as many, for those that take no fewer.
+
+    A method that it wraps gets its share of them. Nothing where there is no such option, or no smaller number.
+
+    >>> from explain.methods import IntegratedGradients, RISE
+    >>> next(lighter(RISE(), 32)).runs, [each.steps for each in lighter(IntegratedGradients(steps=50), 32)]
+    (32, [32])
+    """
+    inner = options(method).get("method")
+    wrapped = inner if isinstance(inner, Method) and _size(inner) > 1 else None
+    while most < _size(method):
+        own = most if wrapped is None else isqrt(most)
+        fewer: dict[str, Any] = {name: min(value, own) for name, value in _counts(method).items()}
+        if wrapped is not None:
+            fewer["method"] = next(lighter(wrapped, most // own), wrapped)
+        with suppress(MethodError):  # it takes no fewer than some number
+            yield replace(method, **fewer)  # type: ignore[type-var]
+        most *= 2
+
+
+def _counts(method: Method) -> dict[str, int]:
+    return {name: value for name in COUNTS if isinstance(value := options(method).get(name), int)}
+
+
+def _size(method: Method) -> int:
+    """How many samples it takes, those of a method that it wraps for each of its own."""
+    inner = options(method).get("method")
+    return max(_counts(method).values(), default=1) * (_size(inner) if isinstance(inner, Method) else 1)
+
+
+def asked_lightly(
+    method: Method, most: int, ask: Callable[[Method], Attribution]
+) -> tuple[Method, Attribution, str] | None:
+    """Ask a method with fewer samples; return it, its map, and what it was asked with."""
+    for fewer in lighter(method, most):
+        try:
+            found = ask(fewer)
+        except MethodError:
+            continue
+        return fewer, found, ", ".join(_told(fewer))
+    return None
+
+
+def _told(method: Method) -> list[str]:
+    inner = options(method).get("method")
+    mine = [f"{name}={value}" for name, value in _counts(method).items()]
+    return mine + (_told(inner) if isinstance(inner, Method) else [])
+
+
+def questions(seed: int = 0) -> tuple[Question, ...]:
+    """What every map is asked, in this order.
+
+    >>> [question.word for question in questions()]
+    ['model', 'class', 'faithful', 'stable']
+    """
+    return DependsOnModel(seed=seed), DependsOnClass(), Faithful(seed=seed), Stable(seed=seed)
+
+
+def check_maps(
+    model: nn.Module,
+    x: Any,
+    maps: Sequence[tuple[Method, Attribution]],
+    target: Target,
+    label: str,
+    *,
+    seed: int = 0,
+    asked: Sequence[Question] | None = None,
+    **options: Any,
+) -> Verdict:
+    """Ask all questions about maps of one photo.
+
+    Args:
+        model: any ``nn.Module``; it is left as it was found.
+        x: the photo as the model is given it, ``(1, C, H, W)``.
+        maps: methods, and what each said of this photo and target.
+        target: what was explained.
+        label: what people call it.
+        seed: of random weights, copies and noise.
+        asked: other questions than `questions`.
+        options: ``batch_size``, ``progress`` and ``precision`` as for `explain.attribute`.
+
+    Raises:
+        MetricError: x is no single photo, or there is no map.
+    """
+    model = unwrapped(model)
+    inputs = check_inputs(model, x)
+    if inputs.x.ndim != 4 or len(inputs.x) != 1:
+        raise MetricError(f"x must be one photo (1, C, H, W) to be checked, got shape {tuple(inputs.x.shape)}")
+    if not maps:
+        raise MetricError("maps must hold at least one map to be checked, got none; explain the photo first")
+    named = {attribution.method: (method, attribution) for method, attribution in maps}
+    return _Check(model, inputs, named, target, options).verdict(asked or questions(seed), label, seed)
+
+
+class _Check:
+    """One call of `check_maps`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Inputs,
+        maps: Mapping[str, tuple[Method, Attribution]],
+        target: Target,
+        options: Mapping[str, Any],
+    ) -> None:
+        _ = Settings(**options).work  # refused here, and not once for each question
+        self.model, self.inputs, self.maps, self.target, self.options = model, inputs, maps, target, options
+        self.images = inputs.x if inputs.x.dtype in (torch.float32, torch.float64) else inputs.x.float()
+        first = next(iter(maps.values()))[1]
+        self.classes = None if isinstance(first.target, str) else first.target.to(self.images.device)
+        self.logits = None if first.logits is None else first.logits.to(self.images.device)
+        count = None if self.logits is None else self.logits.shape[1]
+        self.outputs = Outputs()
+        if self.logits is not None:
+            self.outputs = outputs_of(model, inputs, self.logits, options.get("activation"))
+            self.options = {**options, "activation": self.outputs.activation}
+        self.world = ModelContext(model, self.images, self.classes, count, self.logits, inputs)
+        self.notes: dict[str, list[str]] = {name: [] for name in maps}
+        self.failed: dict[tuple[str, str], str] = {}
+
+    def verdict(self, asked: Sequence[Question], label: str, seed: int) -> Verdict:
+        cases = {name: self._case(name, each) for name, (_, each) in self.maps.items()}
+        empty = {name: "" if not case.maps.flat[0] else _nothing(case) for name, case in cases.items()}
+        full = {name: case for name, case in cases.items() if not empty[name]}
+        judged = self._by_scores(asked, full) | self._by_asking(asked, full)
+        answers = {}
+        for name, case in cases.items():
+            given = [self._answer(question, case, judged.get((name, question.name)), empty[name]) for question in asked]
+            answers[name] = Answers(name, tuple(given), tuple(self.notes[name]))
+        return Verdict(label, answers, seed)
+
+    def _case(self, name: str, attribution: Attribution) -> MetricInput:
+        probability = probability_of(self.outputs, self.classes, self.logits)
+        maps = Maps.of(name, attribution, self.images)
+        score = attribution.score.to(self.images.device)
+        return MetricInput(maps, self.images, score, probability, self.classes, outputs=self.outputs)
+
+    def _answer(self, question: Question, case: MetricInput, judged: MetricResult | None, empty: str) -> Answer:
+        if empty:
+            return answered(question, math.nan, False, empty)
+        if judged is None:
+            return answered(question, math.nan, None, self._unasked(question, case))
+        return question.judge(judged)
+
+    def _unasked(self, question: Question, case: MetricInput) -> str:
+        """Why a question cannot be asked about a map, or could not; nothing where it can."""
+        if (case.maps.name, question.name) in self.failed:
+            return self.failed[case.maps.name, question.name]
+        try:
+            return question.unasked(self.world, case)
+        except ExplainError as error:
+            return str(error)
+
+    def _by_scores(
+        self, asked: Sequence[Question], cases: Mapping[str, MetricInput]
+    ) -> dict[tuple[str, str], MetricResult]:
+        """What becomes of the score where the photo is covered; all maps of one call are run together."""
+        metrics = [question for question in asked if isinstance(question, ScoreMetric)]
+        if not metrics or not cases:
+            return {}
+        given: dict[str, Any] = {name: self.maps[name][1] for name in cases}
+
+        def judged(metrics: Sequence[Any]) -> dict[tuple[str, str], MetricResult]:
+            table = evaluate(self.model, self.inputs, given, metrics, target=self.target, **self.options)
+            return {(name, metric): each for name, row in table.judged.items() for metric, each in row.items()}
+
+        return self._each(judged, metrics, cases)
+
+    def _by_asking(
+        self, asked: Sequence[Question], cases: Mapping[str, MetricInput]
+    ) -> dict[tuple[str, str], MetricResult]:
+        """What the methods say in other settings, those that run the model very often with fewer samples."""
+        metrics = [
+            question
+            for question in asked
+            if isinstance(question, ReattributionMetric)
+            and not any(self._unasked(question, case) for case in cases.values())
+        ]
+        if not metrics or not cases:
+            return {}
+        groups: dict[tuple[Any, bool], dict[str, EvaluatedMethod]] = {}
+        for name, case in cases.items():
+            method, attribution = self.maps[name]
+            asked_as, long = self._lighter(name, method, attribution, case)
+            groups.setdefault((attribution.fuse, long), {})[name] = asked_as
+        found: dict[tuple[str, str], MetricResult] = {}
+        for (fuse, long), group in groups.items():
+            options: Options = {**self.options, "fuse": fuse}  # type: ignore[typeddict-item]
+            given: list[Any] = [question.brief for question in metrics] if long else metrics
+
+            def judged(
+                metrics: Sequence[Any], group: Mapping[str, EvaluatedMethod] = group, options: Options = options
+            ) -> dict[tuple[str, str], MetricResult]:
+                return asked_again(metrics, group, self.world, self.inputs, self.target, options)
+
+            found |= self._each(judged, given, group)
+        return found
+
+    def _each(
+        self,
+        judge: Callable[[Sequence[Any]], dict[tuple[str, str], MetricResult]],
+        asked: Sequence[Any],
+        maps: Iterable[str],
+    ) -> dict[tuple[str, str], MetricResult]:
+        """Ask all questions together; if one of them fails, each alone, so that the others have an answer."""
+        with muted():  # the answers say it
+            try:
+                return judge(asked)
+            except ExplainError as error:
+                if len(asked) > 1:
+                    return {key: each for one in asked for key, each in self._each(judge, [one], maps).items()}
+                self.failed |= {(name, asked[0].name): str(error) for name in maps}
+                return {}
+
+    def _lighter(
+        self, name: str, method: Method, attribution: Attribution, case: MetricInput
+    ) -> tuple[EvaluatedMethod, bool]:
+        """The method as it is asked again: with fewer samples, if each of its maps takes many passes.
+
+        And whether it takes long all the same, since it has no such option.
+        """
+        cost = self._cost(method, attribution)
+        if cost <= COSTLY:
+            return EvaluatedMethod(method, attribution, case), False
+
+        def ask(fewer: Method) -> Attribution:
+            with muted():
+                options = {**self.options, "progress": None, "layer": attribution.layer, "fuse": attribution.fuse}
+                found: Attribution = attribute_targets(self.model, self.inputs, fewer, [self.target], **options)[0][
+                    fewer.name
+                ]
+            return found
+
+        lighter = asked_lightly(method, FEW, ask)
+        if lighter is None:
+            self.notes[name].append(f"asked again as seldom as can be, since a map takes {_counted(cost)} passes")
+            return EvaluatedMethod(method, attribution, case), True
+        fewer, found, how = lighter
+        self.notes[name].append(f"asked again with {how}, since a map takes {_counted(cost)} passes")
+        return EvaluatedMethod(fewer, found, self._case(name, found)), False
+
+    def _cost(self, method: Method, attribution: Attribution) -> float:
+        """How many passes a map takes."""
+        layer = attribution.layer
+        planned = plan(self.model, self.inputs, method, [self.target], layer=layer, fuse=attribution.fuse)
+        layers = {ask.layer for asks in planned.wanted.values() for ask in asks if ask.layer is not None}
+        return planned.cost(shares_behind(self.model, self.inputs, layers))
+
+
+def _nothing(case: MetricInput) -> str:
+    zero = not bool(case.maps.values.any())
+    return "the map is zero everywhere" if zero else "the map says the same everywhere"
+
+
+def _counted(cost: float) -> str:
+    return f"{cost:.0f}" if math.isfinite(cost) else "many"
+
+
+class CheckedExplanation(Protocol):
+    """An explanation, as far as it takes to check its maps."""
+
+    @property
+    def photo(self) -> Image.Image: ...
+
+    @property
+    def source(self) -> str | None: ...
+
+    @property
+    def explainer(self) -> Any: ...
+
+    @property
+    def request(self) -> Any: ...
+
+    @property
+    def crops(self) -> Sequence[Any]: ...
+
+    @property
+    def targets(self) -> list[str]: ...
+
+    @property
+    def question(self) -> Any: ...
+
+    @property
+    def verdicts(self) -> dict[int, Verdict]: ...
+
+
+def check_explained(
+    explanation: CheckedExplanation, found: Sequence[Attribution], index: int, **options: Any
+) -> Verdict:
+    """Check maps of the target at a position, and keep the verdict among those of the explanation.
+
+    Raises:
+        MetricError: it is a copy, and has no model to ask; or the maps are of several crops.
+    """
+    if explanation.explainer is None or explanation.request is None:
+        raise MetricError("explanation must have its model to be checked, but is a copy; explain the photo again")
+    if explanation.crops:
+        raise MetricError("maps must be of one crop to be checked, got some of five; use crop='center'")
+    chosen, request, explainer = found[0].target, explanation.request, explanation.explainer
+    own = as_target(request.targets[index], explainer.categories)
+    target = own if isinstance(chosen, str) else ClassTarget((int(chosen[0]),))
+    given = [] if isinstance(request.methods, str) else request.methods
+    maps = [(method_behind(each, given), each) for each in found]
+    precision, label = explanation.question.precision, explanation.targets[index]
+    with naming([explanation.source]):
+        x = explainer.as_input(explanation.photo)
+        verdict = check_maps(
+            explainer.model, x, maps, target, label, precision=precision, activation=explainer.activation, **options
+        )
+    known = explanation.verdicts.get(index)
+    explanation.verdicts[index] = verdict if known is None else known.with_answers(verdict)
+    return verdict
+
+
+def answers_of(explanation: CheckedExplanation, method: str, index: int) -> Answers | None:
+    """The answers about a map, if it was checked."""
+    verdict = explanation.verdicts.get(index)
+    return None if verdict is None else verdict.answers.get(method)
+
+
+def method_behind(attribution: Attribution, given: Sequence[Method] = ()) -> Method:
+    """The method that made an attribution, with its options; one of these, or one that is known by its name.
+
+    >>> import torch
+    >>> one = torch.ones(1, 1, 1)
+    >>> method_behind(Attribution("gradcam", one, "score", one[0, 0], None, (1, 1), options={"relu": False}))
+    GradCAM(relu=False)
+    """
+    method = next((each for each in given if each.name == attribution.method), None) or get_method(attribution.method)
+    made_with = {each.name for each in fields(method) if each.init}  # type: ignore[arg-type]
+    options = {name: value for name, value in attribution.options.items() if name in made_with}
+    return replace(method, **options)  # type: ignore[type-var]

@@ -1,0 +1,1 @@
+"""Photos and tensors: image files, model inputs, files that appear whole."""

@@ -1,0 +1,348 @@
+"""Images: files, arrays and pictures of any kind as upright RGB pictures; and where the model's input lies on them."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, TypeAlias
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from explain._utils.errors import ImageError, quiet, warn
+
+ImageLike: TypeAlias = "str | os.PathLike[str] | bytes | io.IOBase | Image.Image | np.ndarray[Any, Any]"
+Preprocess: TypeAlias = Callable[[Image.Image], torch.Tensor]
+
+MAX_PIXELS = 178_956_970  # where Pillow itself calls a file a decompression bomb
+MAX_SIDE = 500_000  # pixels; captions stand below photos and are at least 260 wide, which costs most on thin ones
+MAX_BYTES = 2**30  # of what is not a regular file; a device may never end
+SMALLEST = 8  # pixels along an axis, below which it does not matter which of them were kept
+EXTENSIONS = frozenset(
+    [".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jfif", ".avif"]
+)
+
+# Formats that Pillow recognises, but does not read, or (EPS) reads by starting another program on an untrusted file.
+NO_PHOTOS = frozenset(["BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"])
+
+
+def load_image(image: ImageLike) -> Image.Image:
+    """Return an image as an upright RGB picture.
+
+    Takes a path, the bytes of a file or an open file, a PIL image, or an array ``(H, W)``, ``(H, W, 3)`` or
+    ``(H, W, 4)`` of uint8 or of floats in [0, 1]. The EXIF orientation is applied; of an animation the first frame is
+    taken; transparency is laid on white; 16-bit and floating-point greys are scaled to their range.
+
+    Raises:
+        ImageError: missing, unreadable, truncated or too large; the message says which.
+
+    >>> load_image(np.zeros((4, 6), np.uint8)).size
+    (6, 4)
+    """
+    if isinstance(image, Image.Image):
+        return _decode(image, "image")
+    if isinstance(image, np.ndarray):
+        return _decode(_from_array(image), "image")
+    if isinstance(image, io.IOBase):
+        image = image.read()
+    if isinstance(image, (bytes, bytearray, memoryview)):
+        return _open(io.BytesIO(image), f"of {len(image)} bytes", len(image))
+    if not isinstance(image, (str, os.PathLike)):
+        kind = type(image).__name__
+        remedy = "use explain.attribute(model, x)" if isinstance(image, torch.Tensor) else "name the photo's file"
+        raise ImageError(f"image must be a path, bytes, a PIL image or an array (H, W, 3), got {kind}; {remedy}")
+    if re.match(r"\w+://", os.fsdecode(image)):
+        raise ImageError(f"image {os.fsdecode(image)!r} must be a file, got an address; download it first")
+    path = Path(image)
+    if os.path.isdir(path):  # unlike Path.is_dir, this accepts any name
+        raise ImageError(f"image {str(path)!r} must be a file, got a folder; name the images in it")
+    try:
+        with opened(path, pipes=_OURS.fullmatch(os.path.abspath(path)) is not None) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                content = file.read(MAX_BYTES)  # our own pipe: it has no size, perhaps no end, and is not read twice
+                if len(content) == MAX_BYTES:
+                    raise ImageError(f"image {str(path)!r} gives {MAX_BYTES} bytes or more; save it to a file first")
+                return _open(io.BytesIO(content), repr(str(path)), len(content))
+            return _open(file, repr(str(path)), os.fstat(file.fileno()).st_size)
+    except FileNotFoundError:
+        raise ImageError(f"image {str(path)!r} does not exist; check the path") from None
+    except NoFileError as error:
+        raise ImageError(
+            f"image {str(path)!r} must be a file, {error.strerror}; save what it gives to a file first"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ImageError(f"image {str(path)!r} cannot be read: {_reason(error)}") from None
+
+
+def source_of(image: ImageLike) -> str | None:
+    """Return the path of the file that an image comes from, where that is known.
+
+    >>> source_of("cat.jpg"), source_of(b"...")
+    ('cat.jpg', None)
+    """
+    if isinstance(image, (str, os.PathLike)):
+        return str(image)
+    return str(getattr(image, "filename", "")) or None
+
+
+_KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+
+
+# A pipe that this process was started with, as in ``explain <(command)``.
+_OURS = re.compile(r"/dev/stdin|/dev/fd/\d+|/proc/self/fd/\d+")
+
+
+class NoFileError(OSError):
+    """What was to be opened is there, but is no file."""
+
+
+def opened(path: Path, *, pipes: bool = False) -> IO[bytes]:
+    """Open a file for reading. Anything else is refused without waiting: opening a pipe may take forever.
+
+    Raises:
+        NoFileError: it is a pipe (unless ``pipes``), a socket or a device.
+        OSError: it cannot be read.
+    """
+    _check_kind(path.stat().st_mode, pipes)  # before it is opened: that may wait forever, or rewind a tape
+    file = open(path, "rb", opener=_at_once)  # noqa: SIM115  # the caller closes it
+    try:
+        _check_kind(os.fstat(file.fileno()).st_mode, pipes)  # it may have been replaced meanwhile
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def _check_kind(mode: int, pipes: bool) -> None:
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or (pipes and stat.S_ISFIFO(mode))):  # open() says it of folders
+        raise NoFileError(errno.EINVAL, f"got {_KINDS.get(stat.S_IFMT(mode), 'something else')}")
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Open a file without waiting, in case a pipe has replaced it meanwhile."""
+    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    if hasattr(os, "set_blocking"):
+        os.set_blocking(descriptor, True)
+    return descriptor
+
+
+def _open(file: Any, name: str, size: int) -> Image.Image:
+    if size == 0:
+        raise ImageError(f"image {name} is empty (0 bytes); get the file again")
+    try:
+        # Pillow warns of large pictures and odd metadata; the limit below is the one that counts.
+        with quiet(), Image.open(file) as opened:
+            if opened.format in NO_PHOTOS:
+                raise ImageError(f"image {name} must be a photo, got {opened.format}; convert it to PNG or JPEG")
+            if opened.format == "DDS" and size < opened.width * opened.height / 2:
+                # No kind of DDS is denser; Pillow before 13 takes minutes to fill up what is missing.
+                raise ImageError(f"image {name} is damaged or truncated (too short); get the file again")
+            return _decode(opened, name)
+    except Image.DecompressionBombError:
+        raise ImageError(f"image {name} is larger than {MAX_PIXELS // 10**6} megapixels; resize it first") from None
+    except UnidentifiedImageError:
+        raise ImageError(f"image {name} is not an image that Pillow can read; convert it to PNG or JPEG") from None
+    except ImageError:
+        raise
+    except Exception as error:  # headers, too, may hold anything
+        raise ImageError(f"image {name} is damaged or truncated ({_reason(error)}); get the file again") from None
+
+
+def _decode(image: Image.Image, name: str) -> Image.Image:
+    width, height = image.size
+    if width * height > MAX_PIXELS:
+        raise ImageError(f"image {name} is {width} x {height}, over {MAX_PIXELS // 10**6} megapixels; resize it first")
+    if max(width, height) > MAX_SIDE:
+        raise ImageError(f"image {name} is {width} x {height}, over {MAX_SIDE} pixels long; cut it into pieces first")
+    if not width or not height:
+        raise ImageError(f"image {name} must have at least one pixel, got {width} x {height}; get the file again")
+    try:
+        image.load()
+        picture = _to_rgb(_upright(image))
+        picture.info.clear()  # nothing is left to do: it is upright, and nothing in it is transparent
+        return picture
+    except ImageError:
+        raise
+    except MemoryError:
+        raise ImageError(f"image {name} is {width} x {height}, too large for the memory; resize it first") from None
+    except Exception as error:  # decoders raise nearly anything on damaged files
+        raise ImageError(f"image {name} is damaged or truncated ({_reason(error)}); get the file again") from None
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # a damaged EXIF block says nothing about the pixels: show them as they are stored
+        return image
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+        return _scale_grey(image)
+    if image.mode == "La":
+        image = image.convert("LA")
+    if image.mode in ("RGBA", "LA", "PA", "RGBa") or "transparency" in image.info:
+        layered = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(white, layered).convert("RGB")
+    return image.convert("RGB")
+
+
+def _scale_grey(image: Image.Image) -> Image.Image:
+    """Bring greys deeper than 8 bits to 0-255: integers by their type's range, floats by [0, 1] or their maximum."""
+    values = np.asarray(image)
+    rows = max(1, 2**20 // max(1, image.width))  # at a time: in double precision, all of them might not fit
+    bands = [slice(start, start + rows) for start in range(0, len(values), rows)]
+    peak = max((_positive(values[band]).max(initial=0.0) for band in bands), default=0.0)
+    if image.mode == "F":
+        full = 1.0 if peak <= 1 else 255.0 if peak <= 255 else peak
+    else:
+        full = 255.0 if peak <= 255 and image.mode == "I" else 65535.0 if peak <= 65535 else peak
+    grey = np.empty(values.shape, np.uint8)
+    for band in bands:
+        grey[band] = (_positive(values[band]) / full * 255).round()
+    return Image.fromarray(grey).convert("RGB")
+
+
+def _positive(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    finite: np.ndarray[Any, Any] = np.nan_to_num(values.astype(np.float64), posinf=0.0, neginf=0.0)
+    return finite.clip(min=0)
+
+
+def _from_array(array: np.ndarray[Any, Any]) -> Image.Image:
+    shape = array.shape
+    if not (array.ndim == 2 or (array.ndim == 3 and shape[2] in (1, 3, 4))) or 0 in shape:
+        remedy = "; use array.transpose(1, 2, 0)" if array.ndim == 3 and shape[0] in (1, 3, 4) else ""
+        raise ImageError(f"image must be an array (H, W), (H, W, 3) or (H, W, 4), got shape {shape}{remedy}")
+    if array.ndim == 3 and shape[2] == 1:
+        array = array[:, :, 0]
+    if array.dtype == np.bool_:
+        array = array.astype(np.uint8) * 255
+    if np.issubdtype(array.dtype, np.floating):
+        if not (np.isfinite(array).all() and array.min() >= 0 and array.max() <= 1):
+            raise ImageError("image must have floats in [0, 1], got values outside or not finite; use uint8 for 0-255")
+        array = (array * 255).round().astype(np.uint8)
+    if array.dtype == np.uint16 and array.ndim == 2:
+        array = (array / 257).round().astype(np.uint8)
+    if array.dtype != np.uint8:
+        raise ImageError(f"image must be an array of uint8 or of floats in [0, 1], got {array.dtype}; convert it")
+    return Image.fromarray(np.ascontiguousarray(array))
+
+
+def _reason(error: BaseException) -> str:
+    text = " ".join(str(getattr(error, "strerror", None) or error).split())
+    return text[:120] or type(error).__name__
+
+
+@contextmanager
+def hushed() -> Iterator[list[str]]:
+    """Keep what libraries in C print about a file off standard error; yield the list that has it afterwards.
+
+    For programs without threads: until it ends, nothing reaches standard error.
+    """
+    said: list[str] = []
+    with ExitStack() as stack:
+        try:
+            kept = os.dup(2)
+            stack.callback(os.close, kept)
+            heard = stack.enter_context(tempfile.TemporaryFile())
+        except OSError:  # standard error was closed, or there is no room for a copy
+            yield said
+            return
+        stack.callback(lambda: said.extend(_lines(heard)))
+        stack.callback(os.dup2, kept, 2)
+        os.dup2(heard.fileno(), 2)
+        yield said
+
+
+def _lines(file: IO[bytes]) -> list[str]:
+    file.seek(0)
+    return file.read(10_000).decode("utf-8", "replace").splitlines()
+
+
+@dataclass(frozen=True)
+class Box:
+    """The part of a photo that a model's input shows, in the photo's pixels; it may reach past the edges."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    @property
+    def width(self) -> float:
+        return self.right - self.left
+
+    @property
+    def height(self) -> float:
+        return self.bottom - self.top
+
+
+def locate(preprocess: Preprocess, size: tuple[int, int]) -> Box:
+    """Find which part of a photo of ``size`` (width, height) reaches the model, for any deterministic preprocessing.
+
+    A preprocessing that knows says so through a method ``box(size)``. Any other is tried out: it gets pictures whose
+    values rise from left to right and from top to bottom, and a black and a white one for calibration. The result is a
+    straight line over the part that was kept; padding does not follow it and is left out. If the result is not of that
+    kind (for a random preprocessing, say), the whole photo is assumed, with a warning.
+
+    >>> locate(lambda image: torch.zeros(3, 8, 8), (2, 2))
+    Box(left=0.0, top=0.0, right=2.0, bottom=2.0)
+    """
+    known = getattr(preprocess, "box", None)
+    if callable(known):
+        box: Box = known(size)
+        return box
+    try:
+        black, white = (_seen(preprocess, np.full((size[1], size[0]), level, np.uint8)) for level in (0, 255))
+        edges = [_extent(preprocess, size, axis, black, white) for axis in (1, 0)]
+    except (RuntimeError, TypeError, ValueError, AttributeError):
+        edges = [None, None]
+    for i, length in enumerate(size):
+        if edges[i] is None and length >= SMALLEST:
+            warn(
+                "preprocess must keep a rectangle of the photo for overlays to be placed, but what it keeps could not "
+                "be told; the overlay assumes the whole photo. Give preprocess a method box(size) -> Box"
+            )
+            break
+    (left, right), (top, bottom) = (e or (0.0, float(length)) for e, length in zip(edges, size, strict=True))
+    return Box(left, top, right, bottom)
+
+
+def _seen(preprocess: Preprocess, grey: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return what a preprocessing makes of a grey picture, ``(C, H, W)``."""
+    return preprocess(Image.fromarray(np.ascontiguousarray(grey)).convert("RGB")).double().numpy()
+
+
+def _extent(
+    preprocess: Preprocess, size: tuple[int, int], axis: int, black: np.ndarray[Any, Any], white: np.ndarray[Any, Any]
+) -> tuple[float, float] | None:
+    """Return where the first and the last edge of the model's input lie along an axis of the photo."""
+    length = size[1 - axis]
+    if length < SMALLEST:
+        return None
+    ramp = np.linspace(16, 240, length).round().astype(np.uint8)  # resampling would clip at black and white
+    picture = np.broadcast_to(ramp[:, None] if axis == 0 else ramp, (size[1], size[0]))
+    reach = white - black
+    kept = np.abs(reach) > 0.5 * np.abs(reach).max()
+    value = np.where(kept, (_seen(preprocess, picture) - black) / np.where(kept, reach, 1) * 255, np.nan)
+    lines = np.moveaxis(value, axis + 1, 0).reshape(value.shape[axis + 1], -1)
+    filled = np.isfinite(lines).any(1)
+    position = (np.nanmean(lines[filled], axis=1) - 16) / (240 - 16) * (length - 1) + 0.5
+    steps = np.arange(len(lines))[filled] + 0.5
+    if len(steps) < 2:
+        return None
+    slope, start = np.polyfit(steps, position, 1)
+    error = np.abs(slope * steps + start - position).max()
+    if slope <= 0 or error > max(2.0, 0.03 * length):
+        return None
+    return float(start), float(start + slope * len(lines))

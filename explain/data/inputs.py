@@ -1,0 +1,267 @@
+"""`Inputs`: what a model is called with, and which of it is explained."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from explain._utils import nested
+from explain._utils.errors import ExplainError, ImageError
+
+InputsLike: TypeAlias = "torch.Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any] | Inputs"
+Path: TypeAlias = "tuple[int | str, ...]"
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """The arguments of a model's forward; one or several of their tensors are explained, the others stay as they are.
+
+    Of the others, a tensor with as many rows as there are images goes with them: row i belongs to image i, unless it is
+    said to be shared.
+
+    Args:
+        args: positional arguments; each may be a tensor, a container (tuple, list, mapping, dataclass) with tensors in
+            it, or anything else, which is passed on as it is.
+        kwargs: keyword arguments.
+        explained: which is explained: the position or the keyword of an argument, or a path into containers such as
+            ``(0, "image")``. None takes the first floating-point tensor ``(N, C, H, W)`` or ``(N, C, T, H, W)``. A
+            list of these explains several inputs together; the first of them is the image that maps are laid over.
+        shared: the arguments, named in the same ways, that belong to no single image, such as the texts that all images
+            are compared with.
+
+    Raises:
+        ImageError: none of the arguments fits, or they are not in a tuple and a mapping.
+
+    >>> pair = Inputs((torch.rand(2, 3, 8, 8), torch.rand(2, 3, 8, 8)), {"weight": torch.rand(2)}, explained=1)
+    >>> pair.name, len(pair)
+    ('1', 2)
+    """
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    explained: int | str | Path | list[int | str | Path] | None = None
+    shared: Collection[int | str | Path] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.args, (tuple, list)):
+            got, remedy = type(self.args).__name__, "write Inputs((a, b)) for two, Inputs((a,)) for one"
+            raise ImageError(f"args must be a tuple of the model's positional arguments, got {got}; {remedy}")
+        if not isinstance(self.kwargs, (Mapping, type(None))):
+            got, remedy = type(self.kwargs).__name__, 'write Inputs((a, b)) or Inputs((a,), {"name": b})'
+            raise ImageError(f"kwargs must be a mapping of the model's keyword arguments, got {got}; {remedy}")
+        object.__setattr__(self, "args", tuple(self.args))
+        object.__setattr__(self, "kwargs", dict(self.kwargs or {}))
+        several = self.explained if isinstance(self.explained, list) else [self.explained]
+        object.__setattr__(self, "paths", tuple(dict.fromkeys(map(self._find, several))))
+        if not self.paths:
+            raise ImageError("explained must name at least one input tensor, got []; leave it out for the image")
+
+    paths: tuple[Path, ...] = field(init=False, repr=False)
+    """Where the explained tensors are: the position or keyword of an argument, and the way from there."""
+
+    @property
+    def path(self) -> Path:
+        """Where the first explained tensor is."""
+        return self.paths[0]
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __repr__(self) -> str:
+        tensors = (f"{dotted(path)} {tuple(tensor.shape)}" for path, tensor in self._tensors.items())
+        return f"Inputs({', '.join(tensors)}, explained={self.paths if len(self.paths) > 1 else self.path!r})"
+
+    @cached_property
+    def x(self) -> torch.Tensor:
+        """The tensor that is explained, ``(N, C, H, W)`` or ``(N, C, T, H, W)``; of several, the first."""
+        return self.tensor(self.path)
+
+    def tensor(self, path: Path) -> torch.Tensor:
+        """The tensor at a place in the arguments."""
+        return self._tensors[path]
+
+    @property
+    def name(self) -> str | None:
+        """The way to the explained tensor, such as ``pixel_values``; None where it is all that the model takes."""
+        alone = self.path == (0,) and len(self.args) == 1 and not self.kwargs
+        return None if alone else dotted(self.path)
+
+    @cached_property
+    def others(self) -> dict[Path, torch.Tensor]:
+        """All tensors but the first that is explained, by their way."""
+        return {path: tensor for path, tensor in self._tensors.items() if path != self.path}
+
+    @cached_property
+    def constants(self) -> tuple[Any, ...]:
+        """All arguments but tensors, such as switches."""
+        return tuple(nested.constants(self._arguments))
+
+    def goes_with_images(self, path: Path) -> bool:
+        """Whether a tensor has a row for each image."""
+        tensor = self._tensors[path]
+        if any(path[: len(start)] == start for start in map(_as_path, self.shared)):
+            return False
+        return tensor.ndim > 0 and len(tensor) == len(self)
+
+    @cached_property
+    def sizes(self) -> tuple[Any, ...]:
+        """The shapes of all tensors, without the number of images."""
+        tensors = self._tensors.items()
+        return tuple((path, t.shape[1:] if self.goes_with_images(path) else t.shape) for path, t in tensors)
+
+    def rows(self, images: torch.Tensor, altered: Mapping[Path, torch.Tensor] | None = None) -> Inputs:
+        """Return the inputs for rows that belong to these images ``(P,)``; ``altered`` holds altered copies of some."""
+        known = altered or {}
+
+        def row(path: Path, t: torch.Tensor) -> torch.Tensor:
+            if path in known:
+                return known[path]
+            return t[images.to(t.device)] if self.goes_with_images(path) else t
+
+        return self._each(row)
+
+    def first(self) -> Inputs:
+        """Return the inputs for the first image alone."""
+        return self.rows(torch.zeros(1, dtype=torch.long)) if len(self) > 1 else self
+
+    def replaced(self, new: torch.Tensor | Mapping[Path, torch.Tensor]) -> Inputs:
+        """Return the inputs with the explained tensors replaced; a single tensor replaces the first of them."""
+        others = {self.path: new} if isinstance(new, torch.Tensor) else new
+        return self._each(lambda path, t: others.get(path, t))
+
+    def detached(self) -> Inputs:
+        """Return the inputs without the caller's graph."""
+        return self._each(lambda path, t: t.detach())
+
+    def copied(self) -> Inputs:
+        """Return copies: a model that works on its input in place must not reach the caller's tensors.
+
+        One image alone is laid out with its channels first. Where channels last meet that layout in a batch of one,
+        torch (2.15) differentiates batch and instance normalisations wrongly.
+        """
+        return self._each(lambda path, t: t.clone(memory_format=_layout_for(t)))
+
+    def call(self, model: nn.Module) -> Any:
+        """Call the model on copies of all tensors. A note on what it raises says so where the input explains it.
+
+        Raises:
+            ImageError: torch refuses the input, since it has another precision, or other channels, than the weights.
+            Exception: anything else that the model raises.
+        """
+        copies = self.copied()
+        try:
+            return model(*copies.args, **copies.kwargs)
+        except ExplainError:
+            raise
+        except Exception as error:
+            unnamed = self._unnamed(model)
+            if unnamed is not None and isinstance(error, (AttributeError, TypeError, ValueError)):
+                raise ImageError(unnamed) from error
+            for refused, told in _misfits(model, self.x, "x" if self.name is None else f"input {self.name}"):
+                if type(error) is RuntimeError and refused.search(str(error)):
+                    raise ImageError(told) from error
+                error.add_note(f"explain: {told}")
+            raise
+
+    def _unnamed(self, model: nn.Module) -> str | None:
+        """What to write instead of an image in the place of another argument, as models of texts and images take it."""
+        takes = [*inspect.signature(model.forward).parameters]
+        if self.path != (0,) or "pixel_values" not in takes or takes[0] == "pixel_values":
+            return None
+        return (
+            f"x must be given by name to {type(model).__name__}, whose first argument is {takes[0]}; use "
+            f'explain.Inputs(kwargs={{"pixel_values": x, "{takes[0]}": ...}})'
+        )
+
+    @property
+    def _arguments(self) -> dict[Any, Any]:
+        return {**dict(enumerate(self.args)), **self.kwargs}
+
+    @cached_property
+    def _tensors(self) -> dict[Path, torch.Tensor]:
+        return dict(nested.paths(self._arguments))
+
+    def _each(self, change: Callable[[Path, torch.Tensor], torch.Tensor]) -> Inputs:
+        changed = nested.replace(self._arguments, change)
+        args = tuple(changed.pop(i) for i in range(len(self.args)))
+        return replace(self, args=args, kwargs=changed, explained=list(self.paths))
+
+    def _find(self, wanted: int | str | Path | None) -> Path:
+        start = () if wanted is None else _as_path(wanted)
+        found = [path for path in self._tensors if path[: len(start)] == start]
+        floating = [path for path in found if self._tensors[path].is_floating_point()]
+        images = [path for path in floating if _is_image(self._tensors[path])]
+        path = next(iter(images or floating or found), None)
+        if path is not None:
+            return path
+        if wanted is not None:
+            known = ", ".join(map(dotted, self._tensors)) or "none"
+            raise ImageError(f"explained must name one of the input tensors ({known}), got {wanted!r}")
+        got = ", ".join(type(value).__name__ for value in (*self.args, *self.kwargs.values())) or "nothing"
+        raise ImageError(f"x must be a tensor (N, C, H, W), got {got}; use explainer.preprocess(image)[None]")
+
+
+def as_inputs(x: InputsLike) -> Inputs:
+    """Take a tensor, a tuple or list of positional arguments, or a mapping of keyword arguments.
+
+    >>> as_inputs({"pixel_values": torch.rand(1, 3, 8, 8), "interpolate": True}).name
+    'pixel_values'
+    """
+    if isinstance(x, Inputs):
+        return x
+    if isinstance(x, Mapping):
+        return Inputs(kwargs=dict(x))
+    if isinstance(x, (tuple, list)):
+        return Inputs(tuple(x))
+    return Inputs((x,))
+
+
+# What torch says where an input has another precision than weights, or other dimensions, or other channels.
+_PRECISION = re.compile(r"same dtype|scalar type|Input type \(.*\) and (weight|bias) type|mixed dtype")
+_DIMENSIONS = re.compile(r"Expected \dD .* input to conv\dd, but got input of size")
+_CHANNELS = re.compile(r"to have \d+ channels, but got \d+ channels instead")
+
+
+def _misfits(model: nn.Module, x: torch.Tensor, name: str) -> Iterator[tuple[re.Pattern[str], str]]:
+    """Say what does not fit between an input and the model that has just failed on it, and how torch would say it."""
+    weight = next((p for p in model.parameters() if p.is_floating_point()), None)
+    if weight is not None and weight.dtype != x.dtype:
+        yield _PRECISION, f"{name} must be {weight.dtype} as the weights are, got {x.dtype}; use x.to({weight.dtype})"
+    known = {nn.Conv2d: 4, nn.Conv3d: 5}
+    layer, first = next(((n, m) for n, m in model.named_modules() if type(m) in known), ("", None))
+    if not isinstance(first, (nn.Conv2d, nn.Conv3d)):
+        return
+    takes = f"for the model's first convolution ({layer})"
+    if x.ndim != known[type(first)]:
+        remedy = "explain the frames of a video one by one" if x.ndim == 5 else "give it videos (N, C, T, H, W)"
+        yield _DIMENSIONS, f"{name} must have {known[type(first)]} dimensions {takes}, got {x.ndim}; {remedy}"
+    elif x.shape[1] != first.in_channels:
+        remedies = {1: "use x.expand(-1, 3, -1, -1) for photos in grey", 4: "leave out transparency with x[:, :3]"}
+        other = "give it the channels that it was trained with"
+        remedy = remedies.get(x.shape[1], other) if first.in_channels == 3 and x.ndim == 4 else other
+        channels = f"{first.in_channels} channel{'s' * (first.in_channels > 1)}"
+        yield _CHANNELS, f"{name} must have {channels} {takes}, got {x.shape[1]}; {remedy}"
+
+
+def _layout_for(tensor: torch.Tensor) -> torch.memory_format:
+    return torch.contiguous_format if _is_image(tensor) and len(tensor) == 1 else torch.preserve_format
+
+
+def dotted(path: Path) -> str:
+    """Name the way to a tensor, as in ``0.image``."""
+    return ".".join(map(str, path))
+
+
+def _as_path(way: int | str | Path) -> Path:
+    return way if isinstance(way, tuple) else (way,)
+
+
+def _is_image(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.ndim in (4, 5)

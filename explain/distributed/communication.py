@@ -1,0 +1,285 @@
+"""Gradients exchanged between processes: one function for every DDP communication hook, and a record of what was sent.
+
+Encoded buckets are gathered from all ranks, and every rank decodes and averages them; or they are averaged by an
+all-reduce, and decoded once. An error on one rank is reported to all before the next collective call, so that each ends
+with the same message and none waits forever.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from explain._utils.errors import HookError
+from explain._utils.spelling import did_you_mean
+from explain.hooks.guard import call, site_of
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import GradBucket
+
+    Future: TypeAlias = torch.futures.Future[torch.Tensor]
+    Hook: TypeAlias = Callable[[Any, GradBucket], Future]
+
+Ready = Literal["allreduce", "fp16", "bf16", "powersgd"]
+READY = ("allreduce", "fp16", "bf16", "powersgd")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Codec:
+    """How to send gradients: ``encode`` a flat bucket ``(n,)`` into a tensor of any type, and ``decode`` it again.
+
+    The encoded tensor must have the same shape and type on every rank. By default, those of all ranks are gathered, and
+    each is decoded. With ``all_reduce``, they are averaged on their way, and their mean is decoded once: less is sent
+    and done, and the result is the same for codecs that are linear, as a smaller type or a projection is. Only
+    floating-point and complex tensors have a mean.
+
+    >>> Codec(encode=lambda bucket: bucket.half(), decode=lambda sent: sent.float()).encode(torch.ones(2)).dtype
+    torch.float16
+    """
+
+    encode: Callable[[torch.Tensor], torch.Tensor]
+    decode: Callable[[torch.Tensor], torch.Tensor]
+    all_reduce: bool = False
+
+
+How: TypeAlias = "Ready | Codec | Hook"
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One bucket of gradients that this rank communicated.
+
+    Attributes:
+        index: which bucket of the model it is.
+        bytes: the size of its gradients.
+        bytes_sent: what a `Codec` made of it; None where torch's own hook encodes.
+        seconds: from the bucket being full to its average being there.
+        norm: the Euclidean norm of this rank's gradients, before they were averaged.
+    """
+
+    index: int
+    bytes: int
+    bytes_sent: int | None
+    seconds: float
+    norm: float
+
+
+@dataclass
+class Recorder:
+    """What this rank has sent since `communicate`, bucket by bucket."""
+
+    buckets: list[Sent] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        total = sum(sent.bytes for sent in self.buckets)
+        seconds = sum(sent.seconds for sent in self.buckets)
+        return f"{len(self.buckets)} buckets, {total / 1e6:.2f} MB of gradients, {seconds:.3f} s"
+
+
+def communicate(
+    model: DistributedDataParallel, how: How = "allreduce", *, state: Any = None, **options: Any
+) -> Recorder:
+    """Choose how a DDP model exchanges its gradients, and record what it sends; call it once, before training.
+
+    Args:
+        model: a model wrapped in ``DistributedDataParallel``.
+        how: "allreduce" (plain), "fp16", "bf16" or "powersgd" (torch's own hooks), a `Codec`, or a hook in PyTorch's
+            form, ``hook(state, bucket) -> Future``: it starts the exchange of ``bucket.buffer()`` and returns a future
+            of what takes its place.
+        state: what such a hook is given first; None has torch's own hooks use the default process group.
+        options: for "powersgd", those of ``PowerSGDState``, such as ``matrix_approximation_rank``.
+
+    Raises:
+        HookError: the model is not wrapped, the name is unknown, ``how`` is something else, ``state`` or ``options``
+            come with what takes none, or a hook was already chosen. During backward: a codec failed on some rank; every
+            rank raises, with the rank and the reason. A hook in PyTorch's own form that raises, or returns no future,
+            is named on its own rank; the others wait for its messages until their process group's timeout, as ever.
+            What its future holds is checked where it arrives, and PyTorch tells of it in a ``RuntimeError``.
+
+    PowerSGD: Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression", 2019.
+
+    >>> communicate(torch.nn.Linear(1, 1))
+    Traceback (most recent call last):
+    explain.HookError: model must be wrapped in DistributedDataParallel, got Linear
+    """
+    if not isinstance(model, DistributedDataParallel):
+        raise HookError(f"model must be wrapped in DistributedDataParallel, got {type(model).__name__}")
+    own = not isinstance(how, (str, Codec))
+    if options and how != "powersgd":
+        raise HookError(f"options are for 'powersgd' only, got {sorted(options)}; leave them out for {_title(how)}")
+    if state is not None and not own:
+        raise HookError(
+            f"state is for hooks of the form (state, bucket) -> Future, got one for {_title(how)}; leave it out"
+        )
+    recorder = Recorder()
+    if isinstance(how, Codec):
+        hook = _coded(how, model, recorder)
+    elif isinstance(how, str):
+        state, hook = _ready(how, options, model, recorder)
+    else:
+        hook = _own(how, model, recorder)
+    # DDP checks these annotations, and knows the types by no other names.
+    hook.__annotations__ = {"bucket": getattr(dist, "GradBucket"), "return": torch.futures.Future[torch.Tensor]}  # noqa: B009
+    try:
+        model.register_comm_hook(state, hook)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise HookError(f"communicate() must be called once for a model, before training ({reason})") from None
+    return recorder
+
+
+def _title(how: object) -> str:
+    return repr(how) if isinstance(how, str) else getattr(how, "__name__", type(how).__name__)
+
+
+def _ready(name: str, options: dict[str, Any], model: DistributedDataParallel, recorder: Recorder) -> tuple[Any, Hook]:
+    """One of torch's own hooks, and the state that it keeps."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    hooks: dict[str, Callable[..., Any]] = {
+        "allreduce": default_hooks.allreduce_hook,
+        "fp16": default_hooks.fp16_compress_hook,
+        "bf16": default_hooks.bf16_compress_hook,
+        "powersgd": powerSGD_hook.powerSGD_hook,
+    }
+    if name not in hooks:
+        raise HookError(f"how {name!r} is unknown; {did_you_mean(name, READY)}")
+    state: Any = model.process_group
+    if name == "powersgd":
+        state = powerSGD_hook.PowerSGDState(process_group=model.process_group, **options)
+    # PowerSGD's callbacks wait for further messages on the threads that deliver them. Gloo has two: with two buckets
+    # under way nothing is left to deliver it, and all ranks wait forever. So there is one bucket under way at a time.
+    one_by_one = name == "powersgd" and dist.get_backend(model.process_group) == "gloo"
+
+    def hook(state: Any, bucket: GradBucket) -> Future:
+        done = _recording(recorder, bucket)
+        future = hooks[name](state, bucket)
+        if one_by_one:
+            future.wait()
+        return cast("Future", future.then(lambda finished: done(finished.value())))
+
+    return state, hook
+
+
+def _own(given: Hook, model: DistributedDataParallel, recorder: Recorder) -> Hook:
+    """A hook of the user's, recorded, and named when it fails."""
+    group = model.process_group
+    if not callable(given):
+        raise HookError(
+            f"how must be one of {', '.join(READY)}, a Codec or a hook (state, bucket) -> Future, got {given!r}; "
+            "choose one of these"
+        )
+    site = site_of(given, f"rank {group.rank()} of {group.size()}", "communication", ("state", "bucket"))
+
+    def hook(state: Any, bucket: GradBucket) -> Future:
+        done, count = _recording(recorder, bucket), bucket.buffer().numel()
+        future = call(site, given, state, bucket)
+        if not isinstance(future, torch._C.Future):
+            raise HookError(f"{site} must return a torch.futures.Future, got {type(future).__name__}")
+
+        def arrived(finished: Any) -> torch.Tensor:
+            found = done(finished.value())
+            if not isinstance(found, torch.Tensor) or found.numel() != count:
+                got = f"{found.numel()}" if isinstance(found, torch.Tensor) else type(found).__name__
+                raise HookError(f"{site} must give a future of a tensor of {count} values, like its bucket, got {got}")
+            return found
+
+        return cast("Future", future.then(arrived))
+
+    return hook
+
+
+def _coded(codec: Codec, model: DistributedDataParallel, recorder: Recorder) -> Hook:
+    """A hook that sends what the codec encoded, and averages before or after it is decoded."""
+    group = model.process_group
+
+    def hook(state: Any, bucket: GradBucket) -> Future:
+        done, buffer = _recording(recorder, bucket), bucket.buffer()
+        encoded = _together(group, "encode", lambda: _tensor(codec.encode(buffer.clone())))
+        _same_everywhere(group, encoded)
+        exchanged = _mean(group, encoded) if codec.all_reduce else _all(group, encoded)
+        average = _together(group, "decode", lambda: _average(exchanged, codec, buffer))
+        future: Future = torch.futures.Future()
+        future.set_result(done(average, encoded.numel() * encoded.element_size()))
+        return future
+
+    return hook
+
+
+def _all(group: dist.ProcessGroup, encoded: torch.Tensor) -> list[torch.Tensor]:
+    gathered = [torch.empty_like(encoded) for _ in range(group.size())]
+    dist.all_gather(gathered, encoded, group=group)
+    return gathered
+
+
+def _mean(group: dist.ProcessGroup, encoded: torch.Tensor) -> list[torch.Tensor]:
+    if not (encoded.is_floating_point() or encoded.is_complex()):
+        kind = str(encoded.dtype).removeprefix("torch.")
+        raise HookError(
+            f"encode must give floating-point or complex tensors for all_reduce=True, got {kind}; leave it False"
+        )
+    share = encoded / group.size()  # before the sum, which a small type might not hold
+    dist.all_reduce(share, group=group)
+    return [share]
+
+
+def _average(exchanged: list[torch.Tensor], codec: Codec, like: torch.Tensor) -> torch.Tensor:
+    total = torch.zeros_like(like)
+    for encoded in exchanged:
+        decoded = _tensor(codec.decode(encoded))
+        if decoded.numel() != like.numel():
+            raise ValueError(f"the bucket has {like.numel()} values, but {decoded.numel()} came back")
+        total += decoded.reshape(-1).to(like.dtype) / len(exchanged)
+    return total
+
+
+def _recording(recorder: Recorder, bucket: GradBucket) -> Callable[..., torch.Tensor]:
+    """A function that passes the finished bucket on, and notes what it took since now."""
+    start, index, buffer = time.perf_counter(), bucket.index(), bucket.buffer()
+    norm = torch.linalg.vector_norm(buffer, dtype=torch.float64).item()
+
+    def done(value: Any, bytes_sent: int | None = None) -> torch.Tensor:
+        size = buffer.numel() * buffer.element_size()
+        recorder.buckets.append(Sent(index, size, bytes_sent, time.perf_counter() - start, norm))
+        return cast(torch.Tensor, value[0] if isinstance(value, (tuple, list)) else value)
+
+    return done
+
+
+def _tensor(value: Any) -> torch.Tensor:
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"a tensor must be returned, got {type(value).__name__}")
+    return value.contiguous()
+
+
+def _told_by_all(group: dist.ProcessGroup, value: T) -> list[T]:
+    told: list[Any] = [None] * group.size()
+    dist.all_gather_object(told, value, group=group)
+    return told
+
+
+def _together(group: dist.ProcessGroup, name: str, work: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """Do some work on every rank, and raise on all of them if it failed on one."""
+    result, problem = torch.empty(0), None
+    try:
+        result = work()
+    except Exception as error:
+        problem = f"{name} raised {type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"
+    for rank, told in enumerate(_told_by_all(group, problem)):
+        if told is not None:
+            raise HookError(f"communication hook failed on rank {rank} of {group.size()}: {told}")
+    return result
+
+
+def _same_everywhere(group: dist.ProcessGroup, encoded: torch.Tensor) -> None:
+    kinds = _told_by_all(group, f"{tuple(encoded.shape)} {encoded.dtype}")
+    if len(set(kinds)) > 1:
+        listed = ", ".join(f"{kind} on rank {rank}" for rank, kind in enumerate(kinds))
+        raise HookError(f"encode must give the same shape and type on every rank, got {listed}")

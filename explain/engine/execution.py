@@ -1,0 +1,351 @@
+"""`gather`: run a plan, and return the evidence.
+
+Hooks are on during the passes alone, and act only for the thread that put them there. Gradients are asked of autograd
+for the tensors that need them, so no parameter's ``.grad`` or ``requires_grad`` is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import Node
+
+from explain._utils import nested
+from explain._utils.errors import LayerError, MethodError, note
+from explain._utils.signals import came_by_signal
+from explain.data.inputs import Inputs, InputsLike, Path, as_inputs
+from explain.engine.collectors import COLLECTORS, Collector
+from explain.engine.evidence import Evidence, RowOrigin, TargetContext, at_least_float32
+from explain.engine.forward import Forward, ResolvedTarget
+from explain.engine.needs import Attention, Backward, BiasTerms, Concept, Need, NeedAtLayer, Reference
+from explain.engine.perturbations import PerturbationRuns
+from explain.engine.plan import Plan
+from explain.engine.replay import PrefixRecorder, Tape
+from explain.engine.rerun_context import EvidenceLookup, RerunContext, refuse_shared
+from explain.engine.reruns import Runner, run_streams
+from explain.engine.settings import Footprint, Precision, RuntimeSettings, agree, autocast, mixed_precision_now
+from explain.engine.validation import alone
+from explain.hooks import Capture, HookGroup, Source, cut_where_allowed, has_hooks, recording, scripted, untouched
+from explain.layers import Ran, grids_of, split_call
+from explain.relevance.composites import propagate
+from explain.relevance.deeplift import StepComparison, hand_back
+from explain.relevance.gradient_rules import apply_rule
+from explain.relevance.propagation import Marks, RelevanceFlow, consumers, hold_back, hold_back_beside, node_of
+from explain.relevance.zero_leaves import ZeroLeaves
+from explain.targets import Target, must_follow_rows
+from explain.tracing.operations import Operations, Recorder
+from explain.tracing.steps import StepRecorder
+
+
+def gather(
+    model: nn.Module,
+    inputs: InputsLike,
+    plan: Plan,
+    targets: Sequence[Target],
+    work: RuntimeSettings | None = None,
+    *,
+    precision: Precision = "full",
+    origin: RowOrigin | None = None,
+    told: Callable[[Sequence[str]], None] | None = None,
+) -> list[EvidenceLookup]:
+    """Run a plan on ``inputs``; for each target, return a function from a layer or none, and an input, to evidence.
+
+    ``precision`` is that of these passes; that of altered rows is in ``work``. ``told`` is called after the forward
+    pass with the names of the modules that ran, and may raise.
+
+    Raises:
+        ExplainError: bad input, a target that does not fit, a layer that is never called or has no map, a score that
+            is not finite or does not depend on what is asked for.
+    """
+    work, inputs = work or RuntimeSettings(), as_inputs(inputs).detached()
+    _must_be_open(model, plan)
+    with alone(), untouched(model):
+        run = partial(_Passes, model, inputs, plan, work, precision, follow=told is not None)
+        passes = cut_where_allowed(run)
+        if passes.forward.layers.misses and passes.cut:
+            note("the pass is recorded from the input on: what a layer gives reaches the score in more than one way")
+            passes = run(False)
+        if told is not None:
+            told(passes.ran)
+        choices = [passes.forward.choose(target) for target in targets]  # all of them fit before the first backward
+        if plan.reruns:
+            pieces = len(inputs) > 1 or work.batch_size != 1  # of other numbers of rows than there are images
+            for choice in choices if pieces else ():
+                must_follow_rows(choice.target, passes.forward.output, len(inputs))
+            _must_stand_alone(passes.forward, choices[0], work)
+        for choice in choices:
+            passes.answer(choice, last=choice is choices[-1])
+    evidence = partial(_evidence, passes.forward, origin)
+    if plan.reruns:
+        again = partial(gather, model, precision=work.precision)
+        asked = RerunContext(passes.forward, choices, evidence, passes.footprint, work, again, alone, passes.tapes())
+        run_streams(plan, asked)
+        leave = [ask.need for ask in plan.asks if isinstance(ask.need, PerturbationRuns)]
+        if leave:
+            evidence = partial(_with_leave, evidence, leave, asked, mixed_precision_now(inputs.x.device))
+    return [partial(evidence, choice) for choice in choices]
+
+
+def _evidence(
+    forward: Forward, origin: RowOrigin | None, choice: ResolvedTarget, layer: str | None, path: Path | None = None
+) -> Evidence:
+    """What was found for a target that is about a layer or none, and of several explained inputs about one."""
+    x, grids, logits = (
+        at_least_float32(forward.inputs.tensor(path or forward.inputs.path)),
+        forward.grids,
+        forward.logits,
+    )
+    outputs = (lambda: forward.outputs) if origin is None else origin.outputs
+    question = TargetContext(x, choice.score, choice.classes, choice.name, grids, logits, origin, outputs)
+    mine = {a.need: v for a, v in choice.found.items() if a.layer in (None, layer) and a.input in (None, path)}
+    return Evidence(question, layer, mine)
+
+
+def _with_leave(
+    evidence_of: Callable[..., Evidence],
+    leave: Sequence[PerturbationRuns],
+    asked: RerunContext,
+    precision: torch.autocast,
+    choice: ResolvedTarget,
+    layer: str | None,
+    path: Path | None = None,
+) -> Evidence:
+    """The evidence, with a runner for the needs that allow altered rows.
+
+    It is made on demand: a runner among what was found would keep it, and all that it holds, alive in a circle.
+    """
+    evidence = evidence_of(choice, layer, path)
+    runner = Runner(asked, choice, layer, precision)
+    return replace(evidence, found={**evidence.found, **dict.fromkeys(leave, runner)})
+
+
+class _Passes:
+    """One forward pass, and the backward passes over it.
+
+    It is ``cut`` where nothing but layers is asked for: gradients are off until the first of them. The modules that run
+    are noted if someone wants to ``follow`` them.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Inputs,
+        plan: Plan,
+        work: RuntimeSettings,
+        precision: Precision,
+        cut: bool,
+        *,
+        follow: bool,
+    ) -> None:
+        self.plan, self.cut, self.footprint = plan, cut and not plan.whole, Footprint()
+        self._precision = precision
+        by_kind: dict[type[Need[Any]], list[NeedAtLayer]] = {}
+        for ask in plan.answered_at_once:
+            by_kind.setdefault(type(ask.need), []).append(ask)
+        self._collectors: dict[type[Need[Any]], Collector] = {kind: COLLECTORS[kind](a) for kind, a in by_kind.items()}
+        sources = {path: inputs.tensor(path) for path in inputs.paths}
+        # Altered maps are run in this precision then, one image at a time, and hooks of others would see a replay.
+        fits = self.cut and len(inputs) == 1 and precision == work.precision
+        behind = next((stream.layer for stream in plan.streams if stream.of.of_layer), None) if fits else None
+        taped = None if behind is None or has_hooks(model) else behind
+        if plan.whole:
+            sources = {path: tensor.clone().requires_grad_() for path, tensor in sources.items()}
+        with ExitStack() as stack:
+            group = stack.enter_context(HookGroup(model))
+            stack.enter_context(recording(not self.cut))
+            stack.enter_context(autocast(inputs.x, precision))
+            modules = dict.fromkeys(split_call(layer, model)[0] for layer in plan.layers)
+            layers = Capture(group, modules, gradients=True, cut=self.cut)
+            others = dict.fromkeys(n for layer in plan.watched if (n := split_call(layer, model)[0]) not in modules)
+            watched = Capture(group, others, gradients=False)
+            for collector in self._collectors.values():
+                collector.watch(group, model, cut=self.cut)
+            if plan.reruns:
+                self.footprint.watch(group, model, len(inputs))
+            rules, constants = any(b.rule is not None for b in plan.backwards), BiasTerms in by_kind
+            self._marks = Marks()
+            for layer in {split_call(b.concept.layer, model)[0] for b in plan.backwards if b.concept is not None}:
+                self._marks.watch(group, layer)
+            beside_it = any(isinstance(ask.need, Attention) and ask.need.beside for ask in plan.answered_at_once)
+            awake = stack.enter_context(ZeroLeaves(list(sources.values()))) if beside_it else None
+            comparing = any(b.reference is not None for b in plan.backwards)
+            recorded = partial(StepRecorder, model, list(sources.values()), images=len(inputs))
+            compared = stack.enter_context(recorded(values=True)) if comparing else None
+            composites = any(b.composite is not None for b in plan.backwards)
+            # After the other, to see what a normalisation is given as it was made.
+            summands = any(b.composite.looks_at_summands for b in plan.backwards if b.composite is not None)
+            steps = stack.enter_context(recorded(summands=summands)) if composites else None
+            noting = Recorder(model, rectifiers=rules, constants=constants) if rules or constants else None
+            recorder = None if noting is None else stack.enter_context(noting)
+            ran = Ran(group, model) if follow else None
+            taping = None if taped is None else PrefixRecorder(group, model, taped)
+            given = inputs.replaced(sources)
+            with nullcontext() if taping is None else taping.tape:
+                output = given.call(model)
+            graph_is_on = torch.is_grad_enabled() or any(tensor.requires_grad for _, tensor in nested.paths(output))
+            operations = Operations() if recorder is None else recorder.operations
+        self.ran = [] if ran is None else ran.names
+        self.forward = Forward(
+            model, inputs, sources, grids_of(model, inputs), layers, watched, output, graph_is_on, operations,
+            () if steps is None else steps.steps, None if compared is None else StepComparison(compared.steps),
+            () if awake is None else awake.leaves, work.activation,
+        )  # fmt: skip
+        for layer in (*plan.layers, *plan.watched):
+            self.forward.record(layer)  # each exists, before any backward pass
+
+        self._tape = taping
+
+    def tapes(self) -> dict[str, Tape]:
+        """What lies before a layer whose maps are altered, to be replayed, if it was put on tape."""
+        taping = self._tape
+        made = None if taping is None else taping.made(self.forward.record(taping.layer).call)
+        return {} if taping is None or made is None else {taping.layer: made}
+
+    def answer(self, choice: ResolvedTarget, *, last: bool) -> None:
+        """Run the backward passes for one target, and answer all that is asked of it."""
+        for ask in self.plan.answered_at_once:
+            if ask.need.backward is None:  # first, while the graph is there to be read
+                collector = self._collectors[type(ask.need)]
+                with collector.during(self.forward, choice):
+                    choice.found[ask] = collector.answer(self.forward, choice, ask, ())
+        for i, backward in enumerate(self.plan.backwards):
+            self._back(backward, choice, keep=not last or i < len(self.plan.backwards) - 1)
+            if last and backward.reference is not None and self.forward.compared is not None:
+                self.forward.compared.of_reference.pop(backward.reference)  # of many, one is in memory at a time
+
+    def _back(self, backward: Backward, choice: ResolvedTarget, *, keep: bool) -> None:
+        """Run one backward pass to all that asks for it."""
+        asks = [ask for ask in self.plan.answered_at_once if ask.need.backward == backward]
+        sources = {ask: self._collectors[type(ask.need)].sources(self.forward, ask) for ask in asks}
+        wanted = [source for found in sources.values() for source in found]
+        with ExitStack() as stack:
+            stack.enter_context(self.forward.layers.paused())
+            if backward.rule is not None:
+                group = stack.enter_context(HookGroup())
+                choice.coverage[backward.rule] = apply_rule(backward.rule, group, choice.total, self.forward.operations)
+            for collector in {id(c): c for ask in asks if (c := self._collectors[type(ask.need)])}.values():
+                stack.enter_context(collector.during(self.forward, choice))
+            if backward.composite is not None:
+                self._propagate(backward, choice, stack.enter_context(HookGroup()))
+                stack.callback(choice.propagated[backward].flow.close)
+            if backward.reference is not None:
+                stack.callback(self._compare(backward.reference, choice, stack.enter_context(HookGroup())).close)
+            found = _gradients(self.forward.total(choice, backward.objective), wanted, keep) if wanted else ()
+            gradients = iter(found)
+            for ask in asks:
+                mine = [next(gradients) for _ in sources[ask]]
+                choice.found[ask] = self._collectors[type(ask.need)].answer(self.forward, choice, ask, mine)
+
+    def _run_reference(self, reference: Reference) -> None:
+        """Run the model on what the photo is compared with."""
+        inputs, compared = self.forward.inputs, self.forward.compared
+        assert compared is not None
+        made = {path: reference.of(inputs.tensor(path)).clone().requires_grad_() for path in inputs.paths}
+        recorder = StepRecorder(self.forward.model, list(made.values()), values=True, images=len(inputs))
+        with recording(True), autocast(inputs.x, self._precision), recorder:
+            output = inputs.replaced(made).call(self.forward.model)
+        if any(tensor.is_floating_point() and bool(tensor.isnan().any()) for _, tensor in nested.paths(output)):
+            raise MethodError(
+                "baseline must be one that the model has finite scores for, but they are NaN there (as where a photo "
+                "of one colour is divided by its deviation); choose another baseline, or integratedgradients"
+            )
+        compared.of_reference[reference] = recorder.steps
+
+    def _compare(self, reference: Reference, choice: ResolvedTarget, group: HookGroup) -> RelevanceFlow:
+        """Make the backward pass that follows hand back differences from a reference."""
+        compared = self.forward.compared
+        assert compared is not None
+        if reference not in compared.of_reference:
+            self._run_reference(reference)
+        others = compared.of_reference[reference]
+        return hand_back(group, choice.total, compared.steps, others, self.forward.count)
+
+    def _propagate(self, backward: Backward, choice: ResolvedTarget, group: HookGroup) -> None:
+        """Make the backward pass that follows propagate relevance."""
+        forward = self.forward
+        assert backward.composite is not None
+        sources = [forward.source(path) for path in forward.inputs.paths]
+        concept = None if backward.concept is None else self._hold_back(backward.concept, choice, group)
+        apart = [] if concept is None else [concept]
+        layers = [ask.layer for ask in self.plan.answered_at_once if ask.layer and ask.need.backward == backward]
+        apart += [node for layer in layers for each in forward.sources_of(layer) if (node := node_of(each)) is not None]
+        choice.propagated[backward] = propagate(
+            backward.composite, group, choice.total, forward.operations, forward.steps, sources, forward.count, apart
+        )
+        if concept is not None:
+            hold_back_beside(group, concept, consumers(choice.total))
+
+    def _hold_back(self, concept: Concept, choice: ResolvedTarget, group: HookGroup) -> Node:
+        """Let relevance through some channels of a layer alone; return the Node that its output left."""
+        name, number = split_call(concept.layer, self.forward.model)
+        calls = self._marks.found[name]
+        if not calls or (number is not None and number >= len(calls)):
+            raise LayerError(
+                f"concept must name a layer that the score depends on, got {concept.layer!r}, which was called "
+                f"{len(calls)} times; --list-layers shows them"
+            )
+        node, output, shape = calls[-1 if number is None else number]
+        if node not in consumers(choice.total):
+            raise LayerError(
+                f"concept must name a layer that the score depends on, got {concept.layer!r}, which does not lead to "
+                f"target {choice.name}; choose a layer on the way from the input to the target"
+            )
+        dim = 1 if len(shape) == self.forward.inputs.x.ndim and not self._channels_last(shape) else len(shape) - 1
+        if max(concept.channels) >= shape[dim]:
+            raise MethodError(
+                f"concept must name channels of {concept.layer}, 0 to {shape[dim] - 1}, got {max(concept.channels)}"
+            )
+        hold_back(group, node, output, concept.channels, dim)
+        return node
+
+    def _channels_last(self, shape: torch.Size) -> bool:
+        grid = self.forward.grids.grid(tuple(shape))
+        return grid is not None and shape[1:-1] == tuple(grid.size) and shape[2:] != tuple(grid.size)
+
+
+def _gradients(total: torch.Tensor, wanted: Sequence[Source], keep: bool) -> Sequence[torch.Tensor | None]:
+    if not total.requires_grad:
+        return (None,) * len(wanted)
+    return torch.autograd.grad(total, wanted, retain_graph=keep, allow_unused=True)
+
+
+def _must_be_open(model: nn.Module, plan: Plan) -> None:
+    """Refuse what needs to look into scripted modules: what they show depends on what they have run before."""
+    looking = [name for name, asks in plan.wanted.items() if any(ask.need.looks_inside for ask in asks)]
+    closed = scripted(model) if looking else []
+    if closed:
+        raise MethodError(
+            f"{looking[0] or 'the method'} must see every operation of the model, but layer {closed[0]!r} is scripted; "
+            "put the module that it was made from in its place, or use a method that does not look inside, such as "
+            "saliency or gradcam"
+        )
+
+
+def _must_stand_alone(forward: Forward, choice: ResolvedTarget, work: RuntimeSettings) -> None:
+    """Refuse an input that seems to have a row for each image, but belongs to all of them.
+
+    Altered images are given the rows of the images that they are made of; so the first image, with its rows alone, has
+    to have the score that it has among the others. A network that takes no other number of images gets it as often.
+    """
+    inputs = forward.inputs
+    rows = [way for way in inputs.others if inputs.goes_with_images(way)]
+    if not rows or len(inputs) == 1:
+        return
+    for count in (1, len(inputs)):
+        first = torch.zeros(count, dtype=torch.long, device=inputs.x.device)
+        try:
+            score = choice.of_rows(first).pick(inputs.rows(first).call(forward.model), count)[0][:1].detach()
+        except Exception as error:  # whatever it is, the image does not go with what it was given
+            if came_by_signal(error):
+                raise
+            continue
+        if agree(at_least_float32(score), choice.score[:1], inputs.x, work, forward.scale(choice)):
+            return
+        break
+    refuse_shared(rows)

@@ -1,0 +1,230 @@
+"""How long work is done: in which precision, how many rows at once, and how progress is reported."""
+
+from __future__ import annotations
+
+import inspect
+import time
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import nn
+
+from explain._utils.errors import MethodError
+from explain._utils.nested import first_tensor
+from explain.hooks import HookGroup, leaves
+from explain.targets import Activation
+
+Precision: TypeAlias = Literal["full", "bf16"]
+Progress = Callable[..., Any]
+"""Called with the number of altered rows done and their total; and, where it takes three arguments, with the maps that
+there are so far, by method."""
+
+MEMORY = 512 * 2**20
+"""Bytes that a batch of altered rows may take on a CPU; on other devices, half of what is free."""
+TRIED = (16, 8, 4, 32)  # batch sizes that are tried on a CPU, where larger ones are often slower
+TRIED_ELSEWHERE = (64, 128, 256, 32)
+CACHE = 8 * 2**20
+"""Bytes that the largest tensor of a batch may take to stay in a CPU's cache from one layer to the next."""
+WORTH_IT = 1.0  # seconds of work from which on the fastest batch size is looked for
+
+
+@dataclass(frozen=True)
+class RuntimeSettings:
+    """How long work is done: ``batch_size`` rows at a time (None: what fits into memory and was fastest in a short
+    trial), telling ``progress(done, total)`` after each piece, in bfloat16 where ``precision`` says so. With
+    ``keep_partial``, an interrupt ends the work early, and what there is by then is the result. ``activation`` is what
+    makes probabilities of the model's outputs, where that is known."""
+
+    batch_size: int | None = None
+    progress: Progress | None = None
+    precision: Precision = "full"
+    keep_partial: bool = False
+    activation: Activation | None = None
+
+    def __post_init__(self) -> None:
+        size = self.batch_size
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+            raise MethodError(f"batch_size must be a whole number from 1, got {size!r}")
+        if self.precision not in ("full", "bf16"):
+            raise MethodError(f"precision must be 'full' or 'bf16', got {self.precision!r}")
+        if self.progress is not None and not callable(self.progress):
+            raise MethodError(f"progress must be a function of how much is done and in all, got {self.progress!r:.60}")
+
+
+def takes_maps(progress: Progress | None) -> bool:
+    """Whether someone who is told of progress wants the maps so far as well.
+
+    >>> takes_maps(lambda done, total: None), takes_maps(lambda done, total, maps: None)
+    (False, True)
+    """
+    if progress is None:
+        return False
+    try:
+        signature = inspect.signature(progress)
+        signature.bind(0, 0)
+    except ValueError:  # of what is written in C, this is unknown
+        return False
+    except TypeError:
+        return True  # two arguments are not enough
+    return any(each.kind == each.VAR_POSITIONAL or each.name == "maps" for each in signature.parameters.values())
+
+
+def tell(
+    progress: Progress | None, done: int, total: int, maps: Callable[[], Mapping[str, torch.Tensor]] = dict
+) -> None:
+    """Tell someone who wants to know how much is done, and the ``maps`` so far if wanted; they are made only then."""
+    if progress is None:
+        return
+    if takes_maps(progress):
+        progress(done, total, maps())
+    else:
+        progress(done, total)
+
+
+@contextmanager
+def autocast(inputs: torch.Tensor, precision: Precision) -> Iterator[None]:
+    """Compute in bfloat16, or as the model and the caller would."""
+    if precision == "full":
+        yield
+        return
+    with torch.autocast(inputs.device.type, torch.bfloat16):
+        yield
+
+
+def mixed_precision_now(device: torch.device) -> torch.autocast:
+    """The caller's mixed precision, to be entered again where `calculating` has switched it off."""
+    enabled = torch.is_autocast_enabled(device.type)
+    return torch.autocast(device.type, torch.get_autocast_dtype(device.type), enabled=enabled)
+
+
+def agree(
+    one: torch.Tensor,
+    other: torch.Tensor,
+    inputs: torch.Tensor,
+    work: RuntimeSettings,
+    scale: float,
+    coarse: float = 1e-5,
+) -> bool:
+    """Whether scores are the same, up to the rounding that differs between batch sizes.
+
+    ``scale`` is the magnitude of the numbers that rounding errors are made of, such as the largest class score; 0 where
+    scores are right to so many digits however small they are. ``coarse`` is what counts as nothing in half precision.
+    """
+    rounding = torch.finfo(inputs.dtype).eps
+    if work.precision != "full" or rounding > 1e-4:
+        return torch.allclose(one, other, rtol=0.1, atol=coarse)
+    relative, absolute = (1e-3, 1e-4) if rounding > 1e-10 else (1e-5, 1e-8)
+    if not scale:
+        return torch.allclose(one, other, rtol=10 * relative, atol=0)
+    return torch.allclose(one, other, rtol=relative, atol=absolute * scale)
+
+
+@dataclass
+class Footprint:
+    """The bytes that the modules of a network gave for each image, in the order in which they returned."""
+
+    outputs: list[tuple[str, int]] = field(default_factory=list)
+
+    def watch(self, group: HookGroup, model: nn.Module, count: int) -> None:
+        last = leaves(model)
+        named = {module: name for name, module in last.items()}
+
+        def measure(module: nn.Module, args: Any, output: Any) -> None:
+            tensor = first_tensor(output)
+            if tensor is not None:
+                self.outputs.append((named[module], tensor.numel() * tensor.element_size() // count))
+
+        if last:
+            group.forward(last, measure)
+
+    def most(self, device: torch.device, *, graph: bool, after: str | None = None) -> int:
+        """How many rows fit into memory: with a graph all outputs stay, without only the largest few."""
+        names = [name for name, _ in self.outputs]
+        inside = [i for i, name in enumerate(names) if after and f"{name}.".startswith(f"{after}.")]
+        sizes = [size for _, size in self.outputs[max(inside, default=0) :]] or [MEMORY]
+        needed = sum(sizes) if graph else 4 * max(sizes)
+        return max(1, _free(device) // max(1, needed))
+
+
+def sizes_in_cache(most: int, device: torch.device) -> tuple[int, ...] | None:
+    """How many rows to try where little is left to compute, and what each piece costs beside it counts.
+
+    ``most`` is how many fit into memory without a graph, four times over.
+
+    >>> sizes_in_cache(1000, torch.device("cpu"))
+    (62, 124, 31, 15)
+    """
+    if device.type != "cpu":
+        return None
+    first = min(128, max(TRIED[0], most * 4 * CACHE // MEMORY))
+    return first, 2 * first, max(1, first // 2), max(1, first // 4)
+
+
+def _free(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0]) // 2
+    return MEMORY
+
+
+_fastest: weakref.WeakKeyDictionary[nn.Module, dict[Any, int]] = weakref.WeakKeyDictionary()
+
+
+class BatchSizeTuner:
+    """Says how many rows to run next, and finds out which number is fastest while the work is done.
+
+    Each size is tried twice, and the second time is what counts: the first one prepares kernels and memory. What was
+    found is remembered for the network and this ``kind`` of work, and so is how many rows fit into memory. Short work
+    is done without trials.
+    """
+
+    def __init__(
+        self, model: nn.Module, kind: Hashable, most: int, device: torch.device, sizes: tuple[int, ...] | None = None
+    ) -> None:
+        tried = sizes or (TRIED if device.type == "cpu" else TRIED_ELSEWHERE)
+        self._known = _fastest.setdefault(model, {})
+        self._kind, self._device = (kind, str(device)), device
+        self._most = min(most, self._known.get(("fit", self._kind), most))
+        self._sizes = list(dict.fromkeys(min(size, self._most) for size in tried))
+        self._seconds: dict[int, list[float]] = {}
+        self.size = min(self._most, self._known.get(self._kind, self._sizes[0]))
+
+    def rows(self, left: int) -> int:
+        """How many rows to run next: a few that would be left over go with them, since a small piece is slow."""
+        return left if left <= min(self._most, self.size + self.size // 4) else self.size
+
+    def now(self) -> float:
+        """The time in seconds, when all that was started is done."""
+        if self._device.type == "cuda" and self._kind not in self._known:
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
+
+    def note(self, rows: int, seconds: float, left: int) -> None:
+        """Take how long a piece took, and choose the next size."""
+        if self._kind in self._known:
+            return
+        if rows == self.size:
+            self._seconds.setdefault(rows, []).append(seconds / rows)
+        trial = next((size for size in self._sizes if len(self._seconds.get(size, ())) < 2), None)
+        if trial is not None and (len(self._seconds) > 1 or left * seconds / rows > WORTH_IT):
+            self.size = trial if trial <= left else self.size
+        elif trial is None:
+            self.size = min(self._sizes, key=lambda size: self._seconds[size][-1])
+            self._known[self._kind] = self.size
+
+    def fit(self, most: int) -> None:
+        """Run no more rows than these from now on: more did not fit into memory."""
+        self.size = self._most = min(most, self.size)
+        self._sizes = list(dict.fromkeys(min(size, most) for size in self._sizes))
+        self._known["fit", self._kind] = most
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, on any device."""
+    words = str(error)
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
+        isinstance(error, RuntimeError) and ("not enough memory" in words or "out of memory" in words)
+    )

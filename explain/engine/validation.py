@@ -1,0 +1,116 @@
+"""Before anything runs: inputs that cannot be explained are refused, and so are explanations inside of others."""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import AbstractContextManager
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from explain._utils.errors import ExplainError, ImageError, ModelError
+from explain._utils.signals import SignalSafe
+from explain.data.inputs import Inputs, InputsLike, Path, as_inputs, dotted
+from explain.hooks import is_transforming, parameters_of
+
+
+def check_inputs(model: nn.Module, given: InputsLike) -> Inputs:
+    """Refuse what cannot be explained before anything runs, and return the rest as `Inputs`.
+
+    Raises:
+        ImageError: what is to be explained is not a floating-point tensor ``(N, C, H, W)`` or ``(N, C, T, H, W)`` of
+            finite values, or an input is not on the model's device.
+        ModelError: ``model`` is not an ``nn.Module``.
+    """
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if is_transforming():
+        raise ModelError(
+            "an explanation must be started outside torch.vmap and the other transforms of torch.func, which hide the "
+            "values of tensors, but it was started inside; give it the whole batch instead"
+        )
+    inputs = as_inputs(given)
+    x, name = inputs.x, "x" if inputs.name is None else f"input {inputs.name}"
+    if x.ndim not in (4, 5):
+        remedy = "add the batch dimension with x[None]" if x.ndim == 3 else "use explainer.preprocess(image)[None]"
+        raise ImageError(f"{name} must have the shape (N, C, H, W), got {tuple(x.shape)}; {remedy}")
+    if x.numel() == 0:
+        raise ImageError(f"{name} must hold at least one image, got shape {tuple(x.shape)}; leave empty batches out")
+    if not x.is_floating_point():
+        raise ImageError(
+            f"{name} must be floating point, got {x.dtype}; use x.float() / 255 or the model's preprocessing"
+        )
+    parameters = parameters_of(model)
+    if any(map(is_lazy, parameters)):
+        raise ModelError("model must have all its weights, got lazy layers without them; call model(x) once first")
+    parameter = parameters[0] if parameters else None
+    if parameter is not None and parameter.is_meta and not x.is_meta:
+        raise ModelError("model must hold values, got one on the meta device; load its weights first")
+    images = {f"input {dotted(way)}": t for way, t in inputs.others.items() if t.ndim > 3}
+    for other, tensor in {name: x, **images}.items():
+        if parameter is not None and parameter.device != tensor.device:
+            device = str(parameter.device)
+            raise ImageError(
+                f"{other} must be on the model's device {device}, got {tensor.device}; use .to({device!r})"
+            )
+    if any(p.is_inference() for p in parameters):
+        raise ModelError(
+            "model must have weights made outside torch.inference_mode() for gradients to exist, got some made inside "
+            "it; build or load it outside"
+        )
+    if x.is_meta:
+        raise ImageError(f"{name} must hold values, got one on the meta device; load the model and the input first")
+    if not torch.isfinite(x).all():
+        raise ImageError(f"{name} must hold finite values, got NaN or infinity; check the preprocessing")
+    for path in inputs.paths[1:]:
+        _check_beside(inputs, path)
+    return inputs
+
+
+def _check_beside(inputs: Inputs, path: Path) -> None:
+    """Refuse an input that cannot be explained together with the image."""
+    tensor, name = inputs.tensor(path), f"input {dotted(path)}"
+    if not tensor.is_floating_point():
+        raise ImageError(
+            f"{name} must be floating point to be explained, got {tensor.dtype}; leave it out of explained"
+        )
+    if not inputs.goes_with_images(path):
+        raise ImageError(
+            f"{name} must have a row for each of the {len(inputs)} images to be explained with them, got shape "
+            f"{tuple(tensor.shape)}; leave it out of explained"
+        )
+    if not torch.isfinite(tensor).all():
+        raise ImageError(f"{name} must hold finite values, got NaN or infinity; check the preprocessing")
+
+
+_running = threading.local()
+
+
+class _Alone(SignalSafe[None]):
+    _begun = False
+
+    def begin(self) -> None:
+        if getattr(_running, "now", False):
+            raise ExplainError(
+                "an explanation was started from inside another one (in a hook or a target); run them in turn"
+            )
+        _running.now = self._begun = True
+
+    def end(self, error: BaseException | None) -> None:
+        if self._begun:
+            _running.now = self._begun = False
+
+
+def alone() -> AbstractContextManager[None]:
+    """One explanation at a time in a thread: one that begins inside another's hook would see the other's hooks."""
+    return _Alone()
+
+
+def _begin_child() -> None:
+    _running.now = False  # an explanation during which a process was forked continues only in the parent
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_child)

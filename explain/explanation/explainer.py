@@ -1,0 +1,429 @@
+"""`Explainer`: a photo and a model in, an `Explanation` out."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Unpack, overload
+
+import torch
+from torch import nn
+
+from explain._utils.errors import ImageError, PhotoError, TargetError, keywords, naming, shown
+from explain.attribution.api import attribute_targets
+from explain.attribution.concepts import find_concepts
+from explain.attribution.records import (
+    ModelOrigin,
+    RecordedRequest,
+    asked,
+    class_name,
+    described,
+    encode_fields,
+    has_tensor,
+)
+from explain.attribution.request import Common
+from explain.attribution.result import Attribution
+from explain.attribution.selection import GROUPS
+from explain.baselines import Black, get_baseline, range_of
+from explain.data.images import Box, ImageLike, Preprocess, load_image, locate, source_of
+from explain.engine import Precision, Progress, check_inputs
+from explain.explanation.concepts import PhotoConcepts
+from explain.explanation.crops import best_of_mean, joined
+from explain.explanation.explanation import Explanation
+from explain.explanation.photos import AT_ONCE, Photo, PhotoRequest, collected, in_batches, rows_are_apart
+from explain.hooks import Inspection, Where, callers_hooks, inspect, unwrapped
+from explain.methods import Bounded, Fusion, Method, MethodLike, get_method, list_methods, options
+from explain.models import (
+    Classifier,
+    CropLike,
+    FiveCrops,
+    Interpolation,
+    as_preprocess,
+    check_labels,
+    classifier_of,
+    on_device,
+    outputs_for,
+    seen,
+)
+from explain.render import StyleLike, get_style
+from explain.targets import Activation, Outputs, TargetLike, as_list, as_target, check_activation, check_categories
+
+
+class PhotoOptions(Common, total=False):
+    """The keyword arguments of a question; see `Explainer`."""
+
+    top_k: int | None
+
+
+_MADE_WITH = "model categories preprocess weights size crop mean std interpolation device activation"
+_OF_EXPLAINER = {name: f"explain.Explainer({name}=...) takes it, and then the photo" for name in _MADE_WITH.split()}
+_OF_EXPLAINER["style"] = "explain.Explainer(style=...), overlay(style=...) and save(style=...) take it"
+
+
+class Explainer:
+    """Explains photos with one model.
+
+    Args:
+        model: any ``nn.Module`` that classifies images, a name ("resnet50", "package.module:factory"), or None for the
+            default model. A module is put on ``device`` if one is given, and otherwise left alone.
+        categories: the labels of the classes, in order; those that come with the model by default.
+        preprocess: ``PIL.Image -> (C, H, W)`` float tensor, or an image processor of transformers. By default what
+            comes with the model (as an attribute, in timm's or Hugging Face's configuration, or with its name); where
+            nothing is known, a centre crop and ImageNet's values, with a warning.
+        weights: a file with a state dict, for a model given by name.
+        size: the side of the model's input in pixels, instead of its own.
+        crop: the part of a photo that the model sees: "center", the "whole" photo (as long as it is where the network
+            takes any size, else padded to a square), or "five": four corners and the centre, whose scores are averaged.
+            A number is the share of the photo's shorter side that the central square takes.
+        mean, std, interpolation: for a preprocessing that cuts out the centre, other values than its own: the mean and
+            standard deviation of each channel for pixels from 0 to 1, and "bilinear" or "bicubic".
+        device: where to run, as for ``torch.device``.
+        activation: what makes probabilities of the model's outputs: "softmax" where one class is true of a photo,
+            "sigmoid" where several may be or there is one output for yes or no, "none" where they are probabilities
+            already, or are none. By default it is found out by the first photo: outputs in [0, 1] that add up to one,
+            or that come from a softmax or sigmoid, are probabilities, which a warning says.
+        style: what its explanations are shown in, such as "contour"; see `Explanation.overlay`.
+
+    Raises:
+        ExplainError: the model, its weights or the device cannot be used, or there is no such style.
+
+    >>> from PIL import Image
+    >>> explainer = Explainer()
+    >>> explainer.categories[281], explainer.preprocess(Image.new("RGB", (30, 20))).ndim
+    ('tabby cat', 3)
+    """
+
+    @keywords(elsewhere={"labels": "categories=... takes them"})
+    def __init__(
+        self,
+        model: nn.Module | Classifier | str | None = None,
+        categories: Sequence[str] | None = None,
+        preprocess: Preprocess | None = None,
+        *,
+        weights: str | Path | None = None,
+        size: int | None = None,
+        crop: CropLike = "center",
+        mean: float | Sequence[float] | None = None,
+        std: float | Sequence[float] | None = None,
+        interpolation: Interpolation | None = None,
+        device: str | torch.device | None = None,
+        activation: Activation | None = None,
+        style: StyleLike | None = None,
+    ) -> None:
+        check_activation(activation)
+        self.style = None if style is None else get_style(style)
+        found = classifier_of(model, weights, size)
+        self.model = found.model if device is None else on_device(found.model, device)
+        own = None if preprocess is None else as_preprocess(preprocess)
+        view: dict[str, Any] = {"size": size, "crop": crop, "mean": mean, "std": std, "interpolation": interpolation}
+        self.preprocess = seen(found, own, **view)
+        given = check_categories(categories)
+        self.categories = found.categories if given is None else given
+        self.name = found.name
+        self.weights = found.weights
+        self._classifier = Classifier(
+            self.model, self.preprocess, self.categories, found.name, found.temperature, found.weights
+        )
+        self.activation: Activation | None = activation or found.activation
+        self._outputs: Outputs | None = None
+        named = isinstance(model, str | None)
+        made = {"model": model or found.name, "weights": weights and str(weights), **view} if named else {}
+        if activation is not None:
+            made["activation"] = activation
+        self._origin = ModelOrigin(
+            name=found.name,
+            weights=found.weights,
+            preprocess=described(self.preprocess),
+            arguments=made,
+            own=(*([] if named else ["model"]), *([] if preprocess is None else ["preprocess"])),
+        )
+
+    def __repr__(self) -> str:
+        return f"Explainer({self.name!r}, {type(self.model).__name__})"
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # an open file is an iterator of lines, too
+        self,
+        image: ImageLike,
+        methods: MethodLike | Iterable[MethodLike] = "gradcam",
+        target: TargetLike | Sequence[TargetLike] = None,
+        **options: Unpack[PhotoOptions],
+    ) -> Explanation: ...
+
+    @overload
+    def __call__(
+        self,
+        image: list[ImageLike] | tuple[ImageLike, ...] | Iterator[ImageLike],
+        methods: MethodLike | Iterable[MethodLike] = "gradcam",
+        target: TargetLike | Sequence[TargetLike] = None,
+        **options: Unpack[PhotoOptions],
+    ) -> list[Explanation]: ...
+
+    @keywords(elsewhere=_OF_EXPLAINER)
+    def __call__(
+        self,
+        image: Any,
+        methods: MethodLike | Iterable[MethodLike] = "gradcam",
+        target: TargetLike | Sequence[TargetLike] = None,
+        *,
+        layer: Where | None = None,
+        top_k: int | None = None,
+        fuse: Fusion | None = None,
+        batch_size: int | None = None,
+        progress: Progress | None = None,
+        precision: Precision = "full",
+        runs: int | None = None,
+        until: float | None = None,
+        seconds: float | None = None,
+        keep_partial: bool = False,
+    ) -> Explanation | list[Explanation]:
+        """Explain one photo, or several.
+
+        Args:
+            image: a path, the bytes of a file, a PIL image or an array; see `explain.data.images.load_image`. A list,
+                tuple or iterator of these gives a list, in their order; see `each` for more than fit into memory.
+            methods: a name or method object, several, "all" (of fewer than 200 passes) or "everything".
+            target: a class index, label or callable, several of these, or None for the top prediction.
+            top_k: explain the k best classes, instead of ``target``.
+            layer, fuse, batch_size, progress, precision, runs, until, seconds, keep_partial: see `explain.attribute`.
+
+        Raises:
+            PhotosError: some of several photos could not be explained; it holds the explanations of all others.
+            ExplainError: one line that says what does not fit.
+        """
+        request = self._request(
+            methods, target, layer=layer, top_k=top_k, fuse=fuse, batch_size=batch_size, progress=progress,
+            precision=precision, runs=runs, until=until, seconds=seconds, keep_partial=keep_partial,
+        )  # fmt: skip
+        if isinstance(image, list | tuple | Iterator) and not isinstance(image, io.IOBase):
+            return collected(self._all(image, request))
+        return self._explained([self._photo(image)], request)[0]
+
+    @keywords(PhotoOptions, elsewhere=_OF_EXPLAINER)
+    def each(
+        self,
+        images: Iterable[ImageLike],
+        methods: MethodLike | Iterable[MethodLike] = "gradcam",
+        target: TargetLike | Sequence[TargetLike] = None,
+        **options: Unpack[PhotoOptions],
+    ) -> Iterator[Explanation | PhotoError]:
+        """Explain photos one after the other, in batches, and keep none of them: for any number of photos.
+
+        Yields an `Explanation` for each photo, or a `PhotoError` that names it and says why it could not be explained;
+        the others continue. An error that all of the first few photos have, such as an unknown layer, is raised at
+        once. Arguments as for calling an `Explainer`.
+
+        >>> from PIL import Image
+        >>> photos = [Image.new("RGB", (30, 20), "red"), b"no photo"]
+        >>> [str(found)[:41] for found in Explainer().each(photos, "saliency", 0) if isinstance(found, Exception)]
+        ['photo 1: image of 8 bytes is not an image']
+        """
+        return self._all(images, self._request(methods, target, **options))
+
+    def _request(
+        self,
+        methods: MethodLike | Iterable[MethodLike],
+        target: Any,
+        *,
+        top_k: int | None = None,
+        precision: Precision = "full",
+        **options: Any,
+    ) -> PhotoRequest:
+        """Check what is asked for, and note it for the record."""
+        if top_k is not None and target is not None:
+            raise TargetError("target and top_k cannot both be given; leave one out")
+        if top_k is not None and (isinstance(top_k, bool) or not isinstance(top_k, int)):
+            raise TargetError(
+                f"top_k must be a whole number from 1, got {shown(top_k)}; leave it out for the top class"
+            )
+        chosen = methods if isinstance(methods, str) and methods in GROUPS else self._methods(methods)
+        known = _method_list(list_methods()) if isinstance(chosen, str) else chosen
+        targets = [] if top_k is not None else as_list(target)
+        question = RecordedRequest(
+            {method.name: class_name(method) for method in known},
+            tuple(asked(as_target(each, self.categories)) for each in targets),
+            precision,
+        )
+        alone = (
+            isinstance(self.preprocess, FiveCrops)
+            or any(question.targets)
+            or any(has_tensor(encode_fields(method)) for method in known)
+        )
+        wanted = targets if top_k is None else top_k
+        return PhotoRequest(chosen, wanted, question, {"precision": precision, **options}, alone)
+
+    def _methods(self, methods: MethodLike | Iterable[MethodLike]) -> list[Method]:
+        """The methods; black and white are what the preprocessing makes of them."""
+        found = _method_list(methods)
+        for i, method in enumerate(found):
+            if options(method).get("fill") == Black():
+                found[i] = replace(method, fill=get_baseline(Black(), self.preprocess))  # type: ignore[type-var]
+            elif isinstance(method, Bounded) and (ends := range_of(self.preprocess)) is not None:
+                found[i] = method.within(*ends)
+        return found
+
+    def _all(self, images: Iterable[ImageLike], request: PhotoRequest) -> Iterator[Explanation | PhotoError]:
+        """Explain photos in batches, if it is the same as explaining each alone."""
+        limit = request.options.get("batch_size")
+        at_once = 1 if request.alone else min(AT_ONCE, limit) if isinstance(limit, int) and limit > 0 else AT_ONCE
+        apart: list[bool] = []
+
+        def work(photos: list[Photo]) -> list[Explanation]:
+            if len(photos) > 1 and not apart:
+                apart.append(rows_are_apart(self.model, photos[0].x))
+            batches = [photos] if apart[:1] == [True] else [[photo] for photo in photos]
+            return [explanation for batch in batches for explanation in self._explained(batch, request)]
+
+        return in_batches(images, self._photo, work, at_once)
+
+    def _photo(self, image: ImageLike, place: int = 0) -> Photo:
+        photo, source = load_image(image), source_of(image)
+        return Photo(photo, source, self.as_input(photo), source or f"photo {place}")
+
+    def _explained(self, photos: list[Photo], request: PhotoRequest) -> list[Explanation]:
+        """Explain photos whose inputs have one shape, in one batch."""
+        if isinstance(self.preprocess, FiveCrops):
+            return [self._in_pieces(photo, self.preprocess, request) for photo in photos]
+        x = torch.cat([photo.x for photo in photos])
+        with naming([photo.name for photo in photos] if len(photos) > 1 else [photos[0].source]):
+            found = attribute_targets(
+                self.model, x, request.methods, request.targets, categories=self.categories,
+                activation=self.activation, **request.options,
+            )  # fmt: skip
+        probabilities = self._probabilities(x, next(iter(found[0].values())).logits)
+        return [
+            self._explanation(
+                photo, x, tuple(found) if len(photos) == 1 else _of_image(found, i), request,
+                None if probabilities is None else probabilities[i].clone(), locate(self.preprocess, photo.image.size),
+            )
+            for i, photo in enumerate(photos)
+        ]  # fmt: skip
+
+    def _in_pieces(self, photo: Photo, crops: FiveCrops, request: PhotoRequest) -> Explanation:
+        """Explain five crops of one photo as one: for their mean score, with one map of the whole photo."""
+        x = self._placed(crops.parts(photo.image))
+        targets = request.targets
+        if isinstance(targets, int) or None in targets:
+            best: list[TargetLike] = [*best_of_mean(self.model, x, targets if isinstance(targets, int) else 1)]
+            targets = best if isinstance(targets, int) else [best[0] if each is None else each for each in targets]
+        found = attribute_targets(
+            self.model, x, request.methods, targets, categories=self.categories, activation=self.activation,
+            **request.options,
+        )  # fmt: skip
+        size, boxes = photo.image.size, crops.boxes(photo.image.size)
+        whole = [{name: joined(each, boxes, size) for name, each in result.items()} for result in found]
+        probabilities = self._probabilities(x, next(iter(whole[0].values())).logits)
+        seen = Box(0.0, 0.0, float(size[0]), float(size[1]))
+        one = None if probabilities is None else probabilities[0]
+        return self._explanation(photo, x, tuple(whole), request, one, seen, boxes)
+
+    def _explanation(
+        self,
+        photo: Photo,
+        x: torch.Tensor,
+        results: tuple[Mapping[str, Attribution], ...],
+        request: PhotoRequest,
+        probabilities: torch.Tensor | None,
+        box: Box,
+        crops: Sequence[Box] = (),
+    ) -> Explanation:
+        return Explanation(
+            photo=photo.image,
+            source=photo.source,
+            origin=replace(self._origin, hooks=tuple(callers_hooks(self.model))),
+            box=box,
+            results=results,
+            input_size=(int(x.shape[-2]), int(x.shape[-1])),
+            question=request.question,
+            categories=self.categories,
+            probabilities=probabilities,
+            crops=tuple(crops),
+            style=self.style,
+            explainer=self,
+            request=request,
+            outputs=self._outputs or Outputs(),
+        )
+
+    @keywords()
+    def concepts(self, image: ImageLike, count: int = 4, *, layer: Where | None = None) -> PhotoConcepts:
+        """Find the concepts that a layer sees in one photo; see `explain.find_concepts`.
+
+        Returns:
+            A `PhotoConcepts`, which shows itself in a notebook and can be saved. It unpacks into a picture of where the
+            concepts are, with the classes that each speaks for below, and the `Concepts`.
+
+        >>> from PIL import Image
+        >>> picture, found = Explainer().concepts(Image.new("RGB", (60, 40), "orange"), 2)
+        >>> len(found), picture.width
+        (2, 360)
+        """
+        photo = self._photo(image)
+        found = find_concepts(self.model, photo.x, count, layer=layer)
+        box = locate(self.preprocess, photo.image.size)
+        return PhotoConcepts(found, photo.image, photo.source, self._origin, box, self.categories)
+
+    def inspect(self, image: ImageLike) -> Inspection:
+        """Run the model on one photo and list what every layer did; see `explain.hooks.inspect`."""
+        x = self.as_input(image)
+        check_inputs(self.model, x)
+        return inspect(unwrapped(self.model), x)
+
+    def _probabilities(self, x: torch.Tensor, logits: torch.Tensor | None) -> torch.Tensor | None:
+        """The probabilities ``(N, K)`` of what the model gave for some photos; what they are is found out once."""
+        if logits is None:
+            return None
+        check_labels(self.categories, logits.shape[1])
+        if self._outputs is None:
+            self._outputs = outputs_for(self._classifier, x, logits, self.activation)
+            self.activation = self._outputs.activation
+        return self._outputs.probabilities(logits)
+
+    def as_input(self, image: ImageLike) -> torch.Tensor:
+        """Turn a photo into what the model is given: ``(1, C, H, W)``, on its device and in its precision.
+
+        >>> from PIL import Image
+        >>> Explainer().as_input(Image.new("RGB", (30, 20))).shape
+        torch.Size([1, 3, 224, 224])
+        """
+        x = self.preprocess(load_image(image))
+        if not isinstance(x, torch.Tensor) or x.ndim != 3:
+            got = f"shape {tuple(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__
+            remedy = (
+                "leave the batch dimension out" if isinstance(x, torch.Tensor) else "use torch.from_numpy or the like"
+            )
+            raise ImageError(f"preprocess must return a tensor (C, H, W), got {got}; {remedy}")
+        return self._placed(x[None])
+
+    def _placed(self, x: torch.Tensor) -> torch.Tensor:
+        """Return inputs on the model's device and in its precision."""
+        parameter = next((p for p in self.model.parameters() if p.is_floating_point()), None)
+        return x if parameter is None else x.to(parameter.device, parameter.dtype)
+
+
+@keywords(PhotoOptions, elsewhere=_OF_EXPLAINER)
+def explain(
+    image: ImageLike,
+    methods: MethodLike | Iterable[MethodLike] = "gradcam",
+    target: TargetLike | Sequence[TargetLike] = None,
+    **options: Unpack[PhotoOptions],
+) -> Explanation:
+    """Explain a photo with the default model; options as for calling an `Explainer`.
+
+    >>> from PIL import Image
+    >>> explanation = explain(Image.new("RGB", (32, 24), "orange"))
+    >>> explanation.overlay("gradcam").size
+    (32, 24)
+    """
+    return Explainer()(image, methods, target, **options)
+
+
+def _of_image(found: Sequence[Mapping[str, Attribution]], image: int) -> tuple[Mapping[str, Attribution], ...]:
+    return tuple({name: attribution[image] for name, attribution in result.items()} for result in found)
+
+
+def _method_list(methods: MethodLike | Iterable[MethodLike]) -> list[Method]:
+    if isinstance(methods, str) or not isinstance(methods, Iterable):
+        return [get_method(methods)]
+    return [get_method(method) for method in methods]

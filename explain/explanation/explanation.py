@@ -1,0 +1,430 @@
+"""`Explanation`: what a model sees in one photo, and why; as pictures, files and records."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from PIL import Image
+
+from explain import render
+from explain._utils.errors import MethodError, TargetError, keywords, printable
+from explain._utils.html import png
+from explain._utils.spelling import did_you_mean
+from explain.attribution import pictures
+from explain.attribution.pictures import Look, Scene, array, layer_of, percent
+from explain.attribution.records import (
+    FORMAT,
+    ModelOrigin,
+    RecordedRequest,
+    digest,
+    estimate_of,
+    options_run,
+    values_of,
+    versions,
+)
+from explain.attribution.result import Attribution, alone, apart
+from explain.data.files import Files, distinct, slug
+from explain.data.images import Box
+from explain.engine import Progress
+from explain.methods import get_method
+from explain.render import Layout, Mark, Style, StyleLike
+from explain.report import Reportable
+from explain.targets import Outputs, Prediction, find_label
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from explain.checks import Answers, Verdict
+
+SHOWN_PREDICTIONS = 5
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Explanation(Reportable):
+    """What a model sees in one photo, and why; in a notebook it shows itself.
+
+    ``explanation["gradcam"]`` is the attribution of a method for the first target, and iterating gives the methods'
+    names. ``results`` has a dictionary of attributions by method for each target. ``box`` is the part of the photo that
+    the model saw and the maps lie on; where it saw several, ``crops`` are these, and ``box`` is the whole photo.
+    ``probabilities`` ``(K,)`` are those of the classes, where the model gives any, and ``outputs`` says how they were
+    made of what it gives. ``style`` is what it is shown in, where not in each method's own. ``explainer`` is what made
+    this, for more questions about the same photo, and ``request`` what it was asked. Everything else works without
+    them: a copy and a pickle hold the data, on the CPU, and never the model; there, both are None. ``verdicts`` are
+    those of `check`, by the position of the target.
+    """
+
+    photo: Image.Image = field(repr=False)
+    source: str | None
+    origin: ModelOrigin
+    box: Box
+    results: tuple[Mapping[str, Attribution], ...] = field(repr=False)
+    input_size: tuple[int, int]
+    question: RecordedRequest = field(repr=False)
+    categories: Sequence[str] | None = field(default=None, repr=False)
+    probabilities: torch.Tensor | None = field(default=None, repr=False)
+    crops: tuple[Box, ...] = ()
+    style: StyleLike | None = None
+    explainer: Any = field(default=None, repr=False)
+    request: Any = field(default=None, repr=False)
+    verdicts: dict[int, Verdict] = field(default_factory=dict, repr=False)
+    outputs: Outputs = field(default_factory=Outputs, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        results = tuple({name: apart(each) for name, each in result.items()} for result in self.results)
+        probabilities = None if self.probabilities is None else alone(self.probabilities)
+        held = {"results": results, "probabilities": probabilities, "verdicts": dict(self.verdicts)}
+        return {**vars(self), **held, "explainer": None, "request": None}
+
+    @property
+    def attributions(self) -> Mapping[str, Attribution]:
+        """The attributions for the first target, by method."""
+        return self.results[0]
+
+    def __getitem__(self, method: str) -> Attribution:
+        """Return the attribution of one method, for the first target."""
+        return self._attribution(method, 0)
+
+    def __iter__(self) -> Iterator[str]:
+        """Go through the names of the methods, as through those of a dictionary."""
+        return iter(self.results[0])
+
+    def __len__(self) -> int:
+        return len(self.results[0])
+
+    def __contains__(self, method: object) -> bool:
+        return method in self.results[0]
+
+    @property
+    def values(self) -> torch.Tensor:
+        """The raw values of the first method for the first target: ``(h, w)`` of a layer, ``(H, W)`` or ``(C, H, W)``.
+
+        Those of another are ``explanation.results[1]["saliency"].values[0]``.
+        """
+        return self._attribution(None, 0).values[0]
+
+    @property
+    def heatmap(self) -> torch.Tensor:
+        """``(H, W)`` from 0 to 1 at the resolution of the model's input, of the first method for the first target."""
+        return self._attribution(None, 0).heatmap[0]
+
+    @property
+    def methods(self) -> list[str]:
+        return list(self.results[0])
+
+    @property
+    def targets(self) -> list[str]:
+        """The label of each target that was explained."""
+        return [self._label(index) for index in range(len(self.results))]
+
+    @property
+    def predictions(self) -> list[tuple[str, float]]:
+        """The best labels with their probabilities, best first; empty for a model that gives no class scores.
+
+        Where several may be true of one photo, all that are more probable than not; of one output alone, yes and no.
+        """
+        return [(each.label, each.probability) for each in self.predicted]
+
+    @property
+    def predicted(self) -> list[Prediction]:
+        """The same with the class of each; None for the "no" of a model with one output."""
+        if self.probabilities is None:
+            return []
+        return self.outputs.predicted(self.probabilities, self.categories, max(SHOWN_PREDICTIONS, len(self.results)))
+
+    @keywords()
+    def overlay(
+        self,
+        method: str | None = None,
+        target: int | str = 0,
+        *,
+        style: StyleLike | None = None,
+        caption: bool = False,
+        alpha: float | None = None,
+        colormap: str | None = None,
+    ) -> Image.Image:
+        """Return the photo, at its own resolution, with an attribution drawn on it.
+
+        What the model did not see is pale and hatched.
+
+        Args:
+            method: which of `methods`; the first by default.
+            target: which of `targets`, by position or label.
+            style: "heat", "contour", "mask" or "spotlight", or one of `explain.render` with options of your own. By
+                default the explanation's, or else the method's own: heat for maps of a layer, and for methods that
+                give a value for each pixel what shows them best.
+            caption: put label, probability, method and layer in a strip below; a photo of less than 320 pixels is
+                enlarged for it.
+            alpha: opacity of the heat, 0 to 1.
+            colormap: a colour map of matplotlib, instead of the style's own.
+
+        Raises:
+            ExplainError: the method or target was not explained, or the style is unknown or has no such option.
+        """
+        index = self._target(target)
+        attribution = self._attribution(method, index)
+        chosen = self._look(style, colormap, alpha).of(attribution.style)
+        if not caption:
+            return self.scene.overlay(attribution, chosen)
+        scene = self.scene.enlarged(render.enlargement(self.photo.size))
+        probability = self._probability(index)
+        return render.caption(
+            scene.overlay(attribution, chosen),
+            self._label(index),
+            self._detail(attribution, chosen),
+            scene.legend(chosen),
+            end="" if probability is None else f", {percent(probability)}",
+            marks=self._marks(attribution.method, index),
+        )
+
+    @property
+    def scene(self) -> Scene:
+        """The photo, where maps lie on it, and which parts of it the model saw."""
+        return Scene(self.photo, self.box, self.crops or (self.box,))
+
+    @keywords()
+    def layout(
+        self, *, style: StyleLike | None = None, alpha: float | None = None, colormap: str | None = None
+    ) -> Layout:
+        """Return the photo and all maps as plain values, with titles and legends: what `sheet` and `figure` draw."""
+        look = self._look(style, colormap, alpha)
+        titles = [self._titled(index) for index in range(len(self.results))]
+        return Layout(
+            title=titles[0] if len(titles) == 1 else " · ".join(self.targets),
+            detail=self._about(),
+            groups=tuple(pictures.groups(self.scene, self.results, titles, look, self._marks)),
+            legends=pictures.legends(self.scene, self.results, look),
+        )
+
+    @keywords()
+    def check(
+        self,
+        methods: str | Sequence[str] | None = None,
+        target: int | str = 0,
+        *,
+        seed: int = 0,
+        batch_size: int | None = None,
+        progress: Progress | None = None,
+    ) -> Verdict:
+        """Ask whether the maps stand up: do they depend on the model and the class, are they faithful and stable?
+
+        From then on, the record, captions and sheets carry the answers. At most 250 covered photos are run for each
+        map, besides the method's own runs in other settings. `explain.checks` has the questions.
+
+        Args:
+            methods: which of `methods`; all of them by default.
+            target: which of `targets`, by position or label.
+            seed: of random weights, copies and noise.
+            batch_size, progress: as for `explain.attribute`.
+
+        Returns:
+            A `Verdict`, which prints itself: ``verdict.passed`` says it for each method, and
+            ``verdict["gradcam"].faithful`` has ``passed``, ``figure`` and ``reason``.
+
+        Raises:
+            MetricError: this is a copy, and has no model to ask; or the maps are of several crops.
+            ExplainError: the method or target was not explained.
+        """
+        from explain.checks import check_explained
+
+        index = self._target(target)
+        names = self.methods if methods is None else [methods] if isinstance(methods, str) else methods
+        found = [self._attribution(name, index) for name in names]
+        return check_explained(self, found, index, seed=seed, batch_size=batch_size, progress=progress)
+
+    @keywords()
+    def figure(
+        self, *, style: StyleLike | None = None, alpha: float | None = None, colormap: str | None = None
+    ) -> Figure:
+        """Return a matplotlib figure with the photo and all methods side by side; options as for `overlay`."""
+        layout = self.layout(style=style, alpha=alpha, colormap=colormap)
+        return render.figure(layout, self.alternative)
+
+    @keywords()
+    def sheet(
+        self,
+        tile: int = 300,
+        *,
+        style: StyleLike | None = None,
+        alpha: float | None = None,
+        colormap: str | None = None,
+    ) -> Image.Image:
+        """Return the photo and all methods side by side, under a title; ``tile`` is the side of a picture in pixels."""
+        return render.sheet(self.layout(style=style, alpha=alpha, colormap=colormap), tile)
+
+    @property
+    def alternative(self) -> str:
+        """What the pictures show, for those who cannot see them."""
+        source = f"the photo {Path(self.source).name}" if self.source else "a photo"
+        return f"{source} with maps of what speaks for {' and '.join(self.targets)}: {', '.join(self.methods)}"
+
+    @keywords()
+    def save(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        stem: str | None = None,
+        overwrite: bool = False,
+        style: StyleLike | None = None,
+        alpha: float | None = None,
+        colormap: str | None = None,
+        html: str | None = None,
+    ) -> list[Path]:
+        """Write for each method and target the overlay (PNG), the raw values (``.npy``) and a record (JSON).
+
+        Where there is more than one, a sheet with all of them side by side comes last.
+
+        The folder is made if needed. Each file appears complete or not at all. The names begin with ``stem``, by
+        default the photo's own name. ``style``, ``alpha`` and ``colormap`` are those of `overlay`. ``html`` is a page
+        of `to_html` to write along.
+
+        Returns:
+            The paths, in that order.
+
+        Raises:
+            OutputError: a file is there already and ``overwrite`` is not set, or the folder cannot be written; then
+                nothing has been written.
+        """
+        look = {"style": style, "alpha": alpha, "colormap": colormap}
+        return self._filed(Files(folder, overwrite=overwrite), stem, look, html).write()
+
+    def packed(self) -> bytes:
+        """Return what `save` writes as a ZIP archive."""
+        return self._filed(Files(""), None, {}, None).packed()
+
+    def _filed(self, files: Files, stem: str | None, look: dict[str, Any], html: str | None) -> Files:
+        photo = slug(str(stem) if stem else (Path(self.source).stem if self.source else "image"))
+        several = len(self.results) > 1
+        stems = distinct(f"{photo}-{slug(label)}" if several else photo for label in self.targets)
+        for index, result in enumerate(self.results):
+            for name, attribution in result.items():
+                named = f"{stems[index]}-{name.replace('(', '-').replace(')', '')}"
+                picture = self.overlay(name, index, caption=True, **look)
+                files.add_picture(f"{named}.png", picture)
+                files.add_array(f"{named}.npy", array(attribution.values[0]))
+                files.add_json(f"{named}.json", self.record(name, index))
+        if several or len(self.methods) > 1:
+            files.add_picture(f"{photo}-sheet.png", self.sheet(**look))
+        if html is not None:
+            files.add_text(f"{photo}.html", html)
+        return files
+
+    def record(self, method: str | None = None, target: int | str = 0) -> dict[str, Any]:
+        """Return what was done, in plain values: enough for `explain.load` to read it and to repeat it.
+
+        ``format`` is the version of the record; `explain.attribution.records` says how options are written.
+        """
+        index = self._target(target)
+        attribution = self._attribution(method, index)
+        chosen, answers = attribution.target, self._answers(attribution.method, index)
+        return {
+            "format": FORMAT,
+            "image": {"path": self.source, "size": list(self.photo.size), "sha256": digest(self.photo.tobytes())},
+            "model": self.origin.name,
+            "weights": self.origin.weights,
+            "preprocess": self.origin.preprocess,
+            "explainer": self.origin.to_dict(),
+            "input_size": list(self.input_size),
+            "seen": asdict(self.box),
+            "crops": [asdict(crop) for crop in self.crops],
+            "method": attribution.method,
+            "class": self.question.classes.get(attribution.method),
+            "options": options_run(attribution, len(self.crops) or 1),
+            "fuse": attribution.fuse,
+            "precision": self.question.precision,
+            "layer": list(attribution.layer) if isinstance(attribution.layer, tuple) else attribution.layer,
+            "target": chosen if isinstance(chosen, str) else int(chosen[0]),
+            "asked": self.question.target(index),
+            "label": self._label(index),
+            "score": float(attribution.score[0]),
+            "probability": self._probability(index),
+            "activation": None if self.probabilities is None else self.outputs.activation,
+            "predictions": [[label, probability] for label, probability in self.predictions],
+            "delta": None if attribution.delta is None else float(attribution.delta[0]),
+            "estimate": estimate_of(attribution),
+            "values": values_of(attribution),
+            "verdict": None if answers is None else answers.to_dict(),
+            "versions": versions(),
+            **({} if self.question.request is None else {"request": dict(self.question.request)}),
+        }
+
+    def __repr__(self) -> str:
+        source = f"{self.source!r}, " if self.source else ""
+        targets = ", ".join(self._titled(index) for index in range(len(self.results)))
+        return printable(_brief(f"Explanation({source}{', '.join(self.methods)}; {targets}; {self.origin.name})"))
+
+    def _repr_png_(self) -> bytes:
+        return png(self.sheet(tile=260))
+
+    def _target(self, target: int | str) -> int:
+        if isinstance(target, str):
+            try:
+                return find_label(target, self.targets)
+            except TargetError:
+                suggestion = did_you_mean(target, self.targets)
+                raise TargetError(f"target {target!r} was not explained here; {suggestion}") from None
+        if not 0 <= target < len(self.results):
+            raise TargetError(
+                f"target must be a label or a position from 0 to {len(self.results) - 1} here, got {target}; "
+                "explanation.targets lists them"
+            )
+        return target
+
+    def _attribution(self, method: str | None, target: int) -> Attribution:
+        result = self.results[target]
+        name = self.methods[0] if method is None else method.lower() if isinstance(method, str) else ""
+        if name not in result and (not name or "(" in name):
+            name = get_method(method or name).name  # which says nothing of the options
+        if name not in result:
+            raise MethodError(f"method {name!r} was not asked for here; {did_you_mean(name, result)}")
+        return result[name]
+
+    def _answers(self, method: str, index: int) -> Answers | None:
+        if not self.verdicts:  # loading what gives them takes longer than drawing a picture
+            return None
+        from explain.checks import answers_of
+
+        return answers_of(self, method, index)
+
+    def _marks(self, method: str, index: int) -> tuple[Mark, ...]:
+        """The answers about a map as marks under its picture; none before it was checked."""
+        return tuple(Mark(each.word, each.passed) for each in self._answers(method, index) or ())
+
+    def _class(self, target: int) -> torch.Tensor | str:
+        return next(iter(self.results[target].values())).target
+
+    def _label(self, target: int) -> str:
+        chosen = self._class(target)
+        classes = None if self.probabilities is None else len(self.probabilities)
+        return chosen if isinstance(chosen, str) else self.outputs.label(self.categories, int(chosen[0]), classes)
+
+    def _probability(self, target: int) -> float | None:
+        chosen, probabilities = self._class(target), self.probabilities
+        return None if probabilities is None or isinstance(chosen, str) else float(probabilities[int(chosen[0])])
+
+    def _titled(self, target: int) -> str:
+        probability = self._probability(target)
+        return self._label(target) if probability is None else f"{self._label(target)}, {percent(probability)}"
+
+    def _look(self, style: StyleLike | None, colormap: str | None, alpha: float | None) -> Look:
+        return Look(self.style if style is None else style, colormap, alpha)
+
+    def _detail(self, attribution: Attribution, style: Style) -> str:
+        parts = [attribution.method, pictures.remark(attribution), layer_of(attribution), self._model]
+        return " · ".join(part for part in parts if part)
+
+    def _about(self) -> str:
+        says = ", ".join(f"{label} {percent(probability)}" for label, probability in self.predictions)
+        return f"{self._model}: {says}" if says else self._model
+
+    @property
+    def _model(self) -> str:
+        return self.origin.name.split(" ")[0]
+
+
+def _brief(text: str, most: int = 200) -> str:
+    return text if len(text) <= most else f"{text[: most - 2]}…)"

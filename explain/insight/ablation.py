@@ -1,0 +1,273 @@
+"""Whether a finding is true: cover the evidence, the object or all else, and see how many answers change."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from explain._utils.errors import RunError, overheard, shown
+from explain.attribution.api import attribute
+from explain.baselines import BaselineLike, covering, get_baseline
+from explain.insight.class_statistics import plain
+from explain.insight.confusions import Confusion
+from explain.insight.maps import object_of
+from explain.insight.reattribution import Batch, RunPhotos, one_for_each_photo
+from explain.methods import MethodLike
+from explain.runs.reading import Row
+from explain.targets import ClassTarget, Difference
+
+SHARE = 0.1
+"""The share of the pixels of a photo that hold its evidence, where nothing else is asked for."""
+PARTS = {
+    "evidence": "without the {share} of the pixels with most evidence",
+    "object": "without the object, {share} of the pixels",
+    "background": "without all but the object, {share} of the pixels",
+    "mistake": "without the {share} of the pixels that spoke most for the wrong class",
+}
+Masks = Callable[[Batch], torch.Tensor]
+"""What is covered of the photos of a batch, ``(N, 1, H, W)``."""
+
+
+@dataclass(frozen=True, eq=False)
+class AblationResult:
+    """What covering a part of some photos did to the answers.
+
+    ``before``, ``after`` and ``control`` are the shares of the photos whose class the model gave: as they are, without
+    the part, and without the same area half a photo further down and to the right, where what leaves one side comes in
+    at the other. With this control, it counts what is covered, and not that something is. ``chance`` is the probability
+    that ``after`` falls as far below ``control`` by chance.
+
+    ``accuracy`` has, for the same three, the share of the photos whose label the model gave, NaN where none is known.
+
+    ``what`` is "evidence", "object", "background" or "mistake". ``keys`` names each photo and target, ``wanted``
+    ``(N,)`` has the class that is asked about and ``labels`` ``(N,)`` that of the label, or -1; ``answers`` ``(N, 3)``
+    are those that the model gave, and ``covered`` ``(N,)`` says how much of each photo the part is.
+    """
+
+    what: str
+    keys: tuple[tuple[str, str], ...] = field(repr=False)
+    wanted: torch.Tensor = field(repr=False)
+    labels: torch.Tensor = field(repr=False)
+    answers: torch.Tensor = field(repr=False)
+    covered: torch.Tensor = field(repr=False)
+
+    @property
+    def given(self) -> torch.Tensor:
+        """For which photos the model gave the class, ``(N, 3)``."""
+        return self.answers == self.wanted[:, None]
+
+    @property
+    def photos(self) -> int:
+        return len(self.keys)
+
+    @property
+    def share(self) -> float:
+        """How much of the photos is covered, on average."""
+        return float(self.covered.mean())
+
+    @property
+    def before(self) -> float:
+        return self._shares[0]
+
+    @property
+    def after(self) -> float:
+        return self._shares[1]
+
+    @property
+    def control(self) -> float:
+        return self._shares[2]
+
+    @property
+    def _shares(self) -> list[float]:
+        found: list[float] = self.given.double().mean(0).tolist()
+        return found
+
+    @property
+    def accuracy(self) -> tuple[float, float, float]:
+        known = self.labels >= 0
+        right = (self.answers == self.labels[:, None])[known].double().mean(0)
+        return float(right[0]), float(right[1]), float(right[2])
+
+    @property
+    def chance(self) -> float:
+        """By McNemar's test: among the photos where the two differ, each is as likely to be the one that changes."""
+        after, control = self.given[:, 1], self.given[:, 2]
+        return _sign_test(int((control & ~after).sum()), int((after & ~control).sum()))
+
+    def of(self, wanted: Collection[tuple[str, str]]) -> AblationResult:
+        """The same for some of these photos only, by names and targets.
+
+        Raises:
+            RunError: none of them is among these.
+        """
+        keys = set(wanted)
+        chosen = [number for number, key in enumerate(self.keys) if key in keys]
+        if not chosen:
+            raise _nothing()
+        parts = (each[chosen] for each in (self.wanted, self.labels, self.answers, self.covered))
+        return AblationResult(self.what, tuple(self.keys[k] for k in chosen), *parts)
+
+    def to_json(self) -> dict[str, Any]:
+        figures = ("share", "before", "after", "control", "chance")
+        return {
+            "what": self.what, "photos": self.photos, **{name: plain(getattr(self, name)) for name in figures},
+            "accuracy": [plain(each) for each in self.accuracy],
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        part = PARTS[self.what].format(share=f"{self.share:.0%}")
+        right = f"; {self.accuracy[1]:.0%} become right, {self.accuracy[2]:.0%} elsewhere" * (self.what == "mistake")
+        return (
+            f"{self.photos} photos: {self.before:.0%} as they are, {self.after:.0%} {part}, {self.control:.0%} without "
+            f"as many elsewhere (p = {self.chance:.2g}){right}"
+        )
+
+
+def removed(
+    photos: RunPhotos,
+    method: str,
+    wanted: Collection[tuple[str, str]],
+    what: str = "evidence",
+    *,
+    share: float | None = None,
+    fill: BaselineLike = "blur",
+    as_predicted: bool = False,
+) -> AblationResult:
+    """Cover a part of some photos, and count how often the model still gives their class.
+
+    Args:
+        photos: the photos of a run, and the model.
+        method: whose maps say where the evidence is.
+        wanted: names of photos with the targets that were explained, as in ``zip(maps.names, maps.targets)``.
+        what: "evidence", the pixels where the map is highest; "object", what lies in the boxes; "background", all
+            else. Photos without a box, and those that it fills, do not count for the latter two. (The control of an
+            object that fills more than a quarter of the photo may overlap with it.)
+        share: of the pixels of each photo, with the evidence; 0.1 by default.
+        fill: what takes their place.
+        as_predicted: count how often the model gives the target that was explained, and not the label of the photo;
+            it also does so where there is no label.
+
+    Raises:
+        RunError: there is no such part, the share is no share, or none of these photos can be read or has a box.
+        FillError: there is no such fill.
+    """
+    if what not in ("evidence", "object", "background"):
+        raise RunError(f"what must be evidence, object or background, got {shown(what)}; evidence is usual")
+    if what != "evidence" and share is not None:
+        raise RunError(f"share must be left out for the {what}, whose size the boxes give, got {share}")
+    keys, masks = set(wanted), _masks(what, _checked(share))
+    rows = (row for row in photos.run.rows(method) if (row.name, row.target) in keys)
+    if what != "evidence":
+        rows = (row for row in rows if _partly(object_of(row)))
+    return _counted(photos, rows, what, masks, lambda row: _class_of(row, as_predicted), fill)
+
+
+def corrected(
+    photos: RunPhotos, pair: Confusion, method: MethodLike, *, share: float | None = None, fill: BaselineLike = "blur"
+) -> AblationResult:
+    """Cover what spoke for the wrong class in all photos of a mistake, and count how often it is still made.
+
+    ``accuracy`` of the answer says how often the right class is given then.
+
+    Args:
+        photos: the photos of a run, and the model.
+        pair: a mistake, as in ``insight.pairs``.
+        method: how the difference of the scores of the wrong and the right class is explained.
+        share: of the pixels of each photo; 0.1 by default.
+        fill: what takes their place.
+
+    Raises:
+        RunError: the share is no share, or none of the photos can be read.
+        FillError: there is no such fill.
+    """
+    share = _checked(share)
+    lead = Difference(ClassTarget(pair.prediction_class), ClassTarget(pair.label_class))
+
+    def masks(batch: Batch) -> torch.Tensor:
+        with overheard([]):  # of maps that are zero, of which the first pixels are covered
+            heatmaps = attribute(photos.explainer.model, batch.x, method, target=lead).heatmap
+        return torch.stack([_highest(each, share) for each in heatmaps])[:, None]
+
+    rows = (
+        row
+        for row in one_for_each_photo(photos.run, label=pair.label, prediction=pair.prediction, correct=False)
+        if (row.label_class, row.prediction_class) == (pair.label_class, pair.prediction_class)
+    )
+    return _counted(photos, rows, "mistake", masks, lambda _: pair.prediction_class, fill)
+
+
+def _counted(
+    photos: RunPhotos, rows: Iterable[Row], what: str, masks: Masks, class_of: Callable[[Row], int], fill: BaselineLike
+) -> AblationResult:
+    """Count for which photos the model gives a class: as they are, covered, and covered elsewhere."""
+    filling, keys = get_baseline(fill), []
+    wanted, labels, answers, covered = [], [], [], []
+    for batch in photos.batches(rows):
+        mask = masks(batch).to(batch.x.device)
+        elsewhere = mask.roll([side // 2 for side in mask.shape[2:]], [2, 3])
+        cover = covering(filling, batch.x)
+        owners = torch.arange(len(batch.x), device=batch.x.device)
+        with torch.inference_mode():
+            asked = [batch.x, *(cover(owners, (~each).to(batch.x)) for each in (mask, elsewhere))]
+            answers.append(torch.stack([photos.explainer.model(x).argmax(1) for x in asked], 1).cpu())
+        wanted.append(torch.tensor([class_of(row) for row in batch.rows]))
+        labels.append(torch.tensor([-1 if row.label_class is None else row.label_class for row in batch.rows]))
+        covered.append(mask.float().mean((1, 2, 3)).cpu())
+        keys += [(row.name, row.target) for row in batch.rows]
+    if not keys:
+        raise _nothing()
+    parts = (torch.cat(each) for each in (wanted, labels, answers, covered))
+    return AblationResult(what, tuple(keys), *parts)
+
+
+def _nothing() -> RunError:
+    return RunError("wanted must name photos of the run that can be read and have that part, got none; choose others")
+
+
+def _checked(share: float | None) -> float:
+    share = SHARE if share is None else share
+    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share < 1:
+        raise RunError(f"share must lie between 0 and 1, got {shown(share)}; 0.1 is usual")
+    return float(share)
+
+
+def _masks(what: str, share: float) -> Masks:
+    def found(batch: Batch) -> torch.Tensor:
+        if what == "evidence":
+            return torch.stack([_highest(row.heatmap, share) for row in batch.rows])[:, None]
+        objects = torch.stack([object_of(row) for row in batch.rows])[:, None]
+        return objects if what == "object" else ~objects
+
+    return found
+
+
+def _partly(region: torch.Tensor) -> bool:
+    return bool(region.any() and not region.all())
+
+
+def _class_of(row: Row, as_predicted: bool) -> int:
+    known = row.target_class if as_predicted or row.label_class is None else row.label_class
+    return -1 if known is None else known
+
+
+def _highest(heatmap: torch.Tensor, share: float) -> torch.Tensor:
+    """The share of the pixels with the highest values ``(H, W)``; of equal ones, the first."""
+    count = max(1, round(share * heatmap.numel()))
+    found = torch.zeros(heatmap.numel(), dtype=torch.bool, device=heatmap.device)
+    found[heatmap.flatten().argsort(descending=True, stable=True)[:count]] = True
+    return found.reshape(heatmap.shape)
+
+
+def _sign_test(falls: int, rises: int) -> float:
+    """How probable so many falls or more are among those that differ, if both were as likely (McNemar's test).
+
+    >>> _sign_test(3, 0), _sign_test(0, 0)
+    (0.125, 1.0)
+    """
+    many = falls + rises
+    as_many: int = sum(math.comb(many, k) for k in range(falls, many + 1))
+    return float(as_many / 2**many)

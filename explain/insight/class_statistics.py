@@ -1,0 +1,182 @@
+"""Where each class looks: the mean map of a class and its spread, and how much of it lies on the object."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from explain.insight.maps import RunMaps
+from explain.runs.reading import Row
+
+SURE = 1.96  # standard errors within which the true mean lies in 95 of 100 cases
+FILLED = 0.9
+"""The share of a photo from which on an object fills it: all evidence is on it then, wherever a class looks."""
+LEAST = 5
+"""Photos without which nothing is said of a class: their spread could not be estimated."""
+
+
+@dataclass(frozen=True, eq=False)
+class Mean:
+    """A mean over photos, and its standard error; NaN where no photo has a figure, or a single one for the error."""
+
+    value: float
+    error: float
+
+    @classmethod
+    def of(cls, values: torch.Tensor) -> Mean:
+        """The mean of those that are not NaN.
+
+        >>> Mean.of(torch.tensor([1.0, float("nan"), 3.0]))
+        Mean(value=2.0, error=1.0)
+        """
+        known = values[~values.isnan()].double()
+        count = len(known)
+        error = float(known.std() / math.sqrt(count)) if count > 1 else math.nan
+        return cls(float(known.mean()) if count else math.nan, error)
+
+    def to_json(self) -> dict[str, float | None]:
+        return {"mean": plain(self.value), "error": plain(self.error)}
+
+
+@dataclass(frozen=True, eq=False)
+class ClassStatistics:
+    """Where one class looks.
+
+    ``mean`` and ``spread`` ``(16, 16)`` are the mean and the standard deviation of its maps, each of which adds up to
+    1. ``on_object`` is the share of the evidence within the boxes, ``object_size`` the share of the photo that these
+    cover, and ``excess`` how far the first is beyond the second: 0 is what an even map has, 1 has all on the object.
+    Photos that the object fills (more than nine tenths) say nothing of that, and do not count for it. ``at_border`` is
+    the share in the outer eighth (7/16 of an even map), ``entropy`` 1 for an even map and 0 for a single place.
+    ``apart`` is how far the mean map lies from that of all other photos, beyond what chance alone would give: 0 to 1.
+    ``striking`` is the figure that classes are ordered by, see `looks`.
+    """
+
+    target: str
+    photos: int
+    accuracy: float
+    mean: torch.Tensor = field(repr=False)
+    spread: torch.Tensor = field(repr=False)
+    on_object: Mean
+    object_size: Mean
+    excess: Mean
+    at_border: Mean
+    entropy: Mean
+    apart: float
+    striking: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "target": self.target, "photos": self.photos, "accuracy": plain(self.accuracy),
+            "on_object": self.on_object.to_json(), "object_size": self.object_size.to_json(),
+            "excess": self.excess.to_json(),
+            "at_border": self.at_border.to_json(), "entropy": self.entropy.to_json(), "apart": plain(self.apart),
+            "striking": plain(self.striking), "map": [[round(v, 6) for v in row] for row in self.mean.tolist()],
+        }  # fmt: skip
+
+
+def looks(maps: RunMaps, least: int = LEAST) -> list[ClassStatistics]:
+    """Say where each class looks, the most striking first.
+
+    Where boxes are known, a class is the more striking, the less of its evidence is on the object: classes are ordered
+    by how far their excess (see `ClassStatistics`) lies below that of all photos, less 1.96 standard errors, so that a
+    class of
+    few photos does not come first by chance. Without boxes, they are ordered by how far their mean map is apart from
+    that of the other photos.
+
+    Args:
+        maps: the maps of a run.
+        least: how many photos a class must have.
+    """
+    told = torch.where(maps.object_size <= FILLED, maps.object_size, math.nan)
+    excess = (maps.on_object - told) / (1 - told)
+    boxed = bool((~excess.isnan()).any())
+    usual = Mean.of(excess).value
+    total, squares = maps.values.double().sum(0), (maps.values.double() ** 2).sum(0)
+    found = []
+    for target, rows in maps.of_target.items():
+        if len(rows) < least:
+            continue
+        own = maps[rows]
+        beyond = Mean.of(excess[rows])
+        apart = _apart(own.values.double(), total, squares, len(maps))
+        below = usual - (beyond.value + SURE * beyond.error) if boxed else apart
+        found.append(ClassStatistics(
+            target=target,
+            photos=len(rows),
+            accuracy=Mean.of(own.correct).value,
+            mean=own.values.mean(0),
+            spread=own.values.std(0),
+            on_object=Mean.of(own.on_object),
+            object_size=Mean.of(own.object_size),
+            excess=beyond,
+            at_border=Mean.of(own.at_border),
+            entropy=Mean.of(own.entropy),
+            apart=apart,
+            striking=-math.inf if math.isnan(below) else below,
+        ))  # fmt: skip
+    return sorted(found, key=lambda look: (-look.striking, -look.apart, look.target))
+
+
+def _apart(own: torch.Tensor, total: torch.Tensor, squares: torch.Tensor, count: int) -> float:
+    """How far the mean of some maps lies from that of all others: half the distance of shares that is not chance.
+
+    The square of the distance of two means is on average the square of the true distance, and their variances.
+    """
+    others = count - len(own)
+    if others < 2 or len(own) < 2:
+        return 0.0
+    mean, rest = own.mean(0), (total - own.sum(0)) / others
+    noise = own.var(0) / len(own)
+    of_rest = ((squares - (own**2).sum(0)) / others - rest**2) / (others - 1)
+    true = ((mean - rest) ** 2 - noise - of_rest.clamp(min=0)).sum().clamp(min=0)
+    # The root of the places brings it to the scale of a sum over them; 1 would be two maps without a common place.
+    return float((true * mean.numel()).sqrt() / 2)
+
+
+def plain(value: float) -> float | None:
+    """A number as JSON has it: None where there is none."""
+    return None if math.isnan(value) or math.isinf(value) else round(value, 6)
+
+
+def told(found: Sequence[ClassStatistics], most: int = 10) -> list[list[str]]:
+    """The rows of a table for people: the heading first."""
+    head = ["class", "photos", "right", "on object", "object is", "at border", "spread", "apart"]
+    rows = [
+        [
+            look.target, str(look.photos), percent(look.accuracy), percent(look.on_object.value),
+            percent(look.object_size.value), percent(look.at_border.value), f"{look.entropy.value:.2f}",
+            f"{look.apart:.2f}",
+        ]
+        for look in list(found)[:most]
+    ]  # fmt: skip
+    return [head, *rows]
+
+
+def short(name: str, most: int = 24) -> str:
+    """The end of a photo's name, which says more than its beginning: as many of its folders as there is room for.
+
+    >>> short("a/folder/of/photos/0001.png", 20), short("a/folder/of/photos/0001.png", 8)
+    ('…/of/photos/0001.png', '…001.png')
+    """
+    if len(name) <= most:
+        return name
+    end = name[1 - most :]
+    return f"…{end[end.index('/') :] if '/' in end else end}"
+
+
+def named(row: Row) -> str:
+    """What a photo shows, as far as it is known: its label, what the model says, or its name."""
+    return row.label or row.prediction or row.name
+
+
+def percent(value: float) -> str:
+    """A share for people.
+
+    >>> percent(0.256), percent(float("nan"))
+    ('26%', '–')
+    """
+    return "–" if math.isnan(value) else f"{value:.0%}"

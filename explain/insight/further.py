@@ -1,0 +1,124 @@
+"""What one more look at the model says: channels, concepts that photos share, a concept of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from PIL import Image
+
+from explain._utils.errors import ExplainError, RunError
+from explain.hooks import Where
+from explain.insight import channels as patches
+from explain.insight import directions
+from explain.insight import shared_concepts as shared
+from explain.insight.reattribution import RunPhotos
+from explain.insight.tables import TableSection
+from explain.runs.files import source_of
+from explain.runs.sources import Trouble
+
+CHANNELS = (
+    "The channels of a layer that do most for a class, and the parts of photos that excite each one most. The weight "
+    "is what the score of the class gets from the channel, to first order."
+)
+CONCEPTS = (
+    "What a layer's feature maps are made of in all photos: parts that are there or not, never negative. The share is "
+    "how much of the layer each makes up."
+)
+DIRECTION = (
+    "Whether the class is read from what the examples have in common. p is the share of concepts of random photos with "
+    "as large a gain. The layer knows the concept if it tells examples apart that it was not given: 50% is chance."
+)
+
+
+@dataclass(frozen=True, eq=False)
+class ModelInsight:
+    """What was asked for beyond the stored maps; None is what was not."""
+
+    channels: patches.ChannelReport | None = None
+    concepts: shared.SharedConcepts | None = None
+    direction: directions.Direction | None = None
+    photos: RunPhotos | None = field(default=None, repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What there is, in plain values."""
+        found: Mapping[str, Any] = {
+            "channels": None if self.channels is None else self.channels.to_dict(),
+            "concepts": None if self.concepts is None else self.concepts.to_dict(),
+            "direction": None if self.direction is None else self.direction.to_json(),
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    def parts(self, most: int = 10) -> list[TableSection]:
+        """What there is, as tables."""
+        found = []
+        if self.channels is not None:
+            title = f"What channels of {self.channels.layer} see, by weight for {self.channels.target}"
+            found.append(TableSection(title, CHANNELS, patches.told(self.channels, most), picture="channels"))
+        if self.concepts is not None:
+            title = f"Concepts of {self.concepts.layer} in {self.concepts.photos} photos"
+            left = f" {self.concepts.error:.0%} of the layer is left over."
+            found.append(TableSection(title, CONCEPTS + left, shared.told(self.concepts), picture="concepts"))
+        if self.direction is not None:
+            found.append(TableSection("A concept from examples", DIRECTION, directions.told(self.direction)))
+        return found
+
+    def pictures(self) -> dict[str, Image.Image]:
+        """Patches of channels and maps of concepts, where photos can be drawn."""
+        found: dict[str, Image.Image] = {}
+        for name, each in (("channels", self.channels), ("concepts", self.concepts)):
+            if each is None or self.photos is None:
+                continue
+            try:
+                found[name] = each.picture(self.photos)
+            except ExplainError as error:  # photos that are tensors, or gone since
+                self.photos.missing[name] = str(error)
+        return found
+
+
+def looked_further(
+    photos: RunPhotos | None,
+    *,
+    channels: int = 0,
+    concepts: int = 0,
+    examples: Any = None,
+    target: int | str | None = None,
+    layer: Where | None = None,
+) -> ModelInsight:
+    """Look at the model again, as far as it is asked for; arguments as for `explain.insight`.
+
+    Raises:
+        RunError: something is asked for without a model, or without the class that it is about, or needs nothing of it.
+    """
+    asked = [name for name, value in (("channels", channels), ("concepts", concepts)) if value]
+    asked += ["examples"] if examples is not None else []
+    for name, value in (("target", target), ("layer", layer)):
+        if value is not None and not asked:
+            raise RunError(f"{name} has no effect without channels, concepts or examples; give one of them")
+    if not asked:
+        return ModelInsight()
+    if photos is None:
+        raise RunError(f"{asked[0]} must be looked for with the model, got none; give the explainer of the run")
+    if examples is not None and target is None:
+        raise RunError("target must say of which class the examples may be a reason, got none; give a class")
+    if target is not None and asked == ["concepts"]:
+        raise RunError("target has no effect with concepts, which all photos share; leave it out")
+    return ModelInsight(
+        channels=patches.channels(photos, target, layer=layer, count=channels) if channels else None,
+        concepts=shared.shared_concepts(photos, concepts, layer=layer) if concepts else None,
+        direction=None if examples is None or target is None else directions.concept_direction(
+            photos, _photos_of(examples), target, layer=layer
+        ),
+        photos=photos,
+    )  # fmt: skip
+
+
+def _photos_of(examples: Any) -> list[Any]:
+    """The photos of a source, none of which may be missing."""
+    source, found = source_of(examples), []
+    for entry in source.entries():
+        if isinstance(entry, Trouble):
+            raise RunError(f"examples must all be there, but {entry.name!r} is not ({entry.reason}); mend or remove it")
+        found.append(source.read(entry).image)
+    return found

@@ -1,0 +1,250 @@
+"""Which layer to explain by default."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
+
+import torch
+from torch import nn
+
+from explain._utils.errors import LayerError
+from explain.data.inputs import Inputs, InputsLike, as_inputs
+from explain.hooks import Capture, HookGroup, cut_where_allowed, untouched
+from explain.layers.calls import ForwardSummary, grids_of, remembered, split_call, tensors_in
+from explain.layers.feature_maps import to_spatial
+from explain.layers.layouts import MAPS, Size, has_aspect
+from explain.layers.outputs import ModuleCall
+
+T = TypeVar("T")
+Score: TypeAlias = Callable[[Any], torch.Tensor]
+"""From a model's output to one score per image."""
+
+LOOKED_AT = 24  # candidates whose gradient is asked for in one pass
+MOST = 6 * LOOKED_AT
+_POOLING = re.compile("Pool(?!Former)|Upsample")
+_ATTENTION = re.compile("(?!.*(?:Block|Layer))(?:.*[Aa]tt(?:ention|n)|[A-Z]*SA$|XCA$)")
+
+
+def default_layer(model: nn.Module, x: InputsLike, score: Score | None = None, *, refresh: bool = False) -> str:
+    """Name the layer to explain: the last feature map before pooling, or the tokens before the last attention.
+
+    It is found by running the model on one image, and remembered as long as the model keeps its modules and gets inputs
+    of the same size. A network that gives boxes or maps instead of a row of scores has heads for many answers: there,
+    and elsewhere on request, what ``score`` depends on is found each time.
+
+    Raises:
+        LayerError: no layer gives a spatial map.
+    """
+    inputs = as_inputs(x)
+    if inputs.x.is_meta:
+        raise LayerError("x must hold values for a layer to be found, got one on the meta device; load it first")
+    look = remembered(model, inputs)
+    if score is not None and not look.gives_scores:
+        return _behind(model, inputs, look, score)
+    if score is not None and (refresh or look.heads > 1):
+        return _choose(model, inputs, look, score)[0]
+    return _once(look, "default", lambda: _choose(model, inputs.first() if look.alone else inputs, look))
+
+
+def stage_layers(
+    model: nn.Module, x: InputsLike, score: Score | None = None, *, count: int = 4, refresh: bool = False
+) -> list[str]:
+    """Name the last layer that counts at each of the ``count`` coarsest resolutions, the finest first.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 3, padding=1))
+    >>> stage_layers(model, torch.zeros(1, 3, 8, 8))
+    ['1', '3']
+    """
+    inputs = as_inputs(x)
+    look = remembered(model, inputs)
+    if score is not None and (refresh or look.heads > 1 or not look.gives_scores):
+        found = _stages(model, inputs, look, count, score)[0]
+    else:
+        found = _once(look, count, lambda: _stages(model, inputs.first() if look.alone else inputs, look, count))
+    return [*found] or [default_layer(model, inputs, score, refresh=refresh)]
+
+
+def _once(look: ForwardSummary, key: str | int, find: Callable[[], tuple[T, bool]]) -> T:
+    """Compute something, and remember it with the look if it is certain."""
+    if key in look.chosen:
+        known: T = look.chosen[key]
+        return known
+    found, certain = find()
+    if certain:
+        look.chosen[key] = found
+    return found
+
+
+def _stages(
+    model: nn.Module, inputs: Inputs, look: ForwardSummary, count: int, score: Score | None = None
+) -> tuple[list[str], bool]:
+    """The layers of stages, and whether they would be the same for another image."""
+    by_size: dict[Size, list[str]] = {}
+    for group in reversed(_groups(look)):
+        grid = group[-1].grid
+        if grid is not None and not _is_pooling(group):
+            by_size.setdefault(grid.size, []).append(_outermost(group))
+    coarsest = sorted(by_size, key=lambda size: size[-2] * size[-1])[:count]
+    candidates = [by_size[size][: LOOKED_AT // len(coarsest)] for size in coarsest]
+    reached = _positions_reached(model, inputs, [name for names in candidates for name in names], score)
+    counting = [names for names in candidates if any(any(reached.get(name, ())) for name in names)]
+    left_out = [name for names in candidates if names not in counting for name in names]
+    return [_first_reached(names, reached) for names in reversed(counting)], not any(n in reached for n in left_out)
+
+
+def _first_reached(names: Sequence[str], reached: dict[str, list[int]]) -> str:
+    return next((name for name in names if any(reached.get(name, ()))), names[0])
+
+
+def _groups(look: ForwardSummary) -> list[list[ModuleCall]]:
+    """Calls that returned one and the same tensor, together.
+
+    Left out are those that returned it again later, those inside an attention, where heads and weights look like maps,
+    and those that saw only other images than what is explained.
+    """
+    calls = [call for call in look.calls if call.depends] or look.calls
+    groups: list[list[ModuleCall]] = []
+    for call in calls:
+        if call.passes_on and groups:
+            groups[-1].append(call)
+        else:
+            groups.append([call])
+    attentions = tuple(f"{call.name}." for call in calls if _is_attention(call))
+    found = [[call for call in group if not call.name.startswith(attentions)] for group in groups if not group[0].again]
+    return [group for group in found if group]
+
+
+def _is_pooling(group: list[ModuleCall]) -> bool:
+    return any(_POOLING.search(call.kind) for call in group)
+
+
+def _is_attention(call: ModuleCall) -> bool:
+    return _ATTENTION.match(call.kind) is not None
+
+
+def _choose(model: nn.Module, inputs: Inputs, look: ForwardSummary, score: Score | None = None) -> tuple[str, bool]:
+    """The last feature map that the scores depend on; for tokens, the last ones that are followed by an attention.
+
+    Also returns whether it would be the same for another image: a gradient that is zero everywhere says nothing.
+    """
+    groups, size = _groups(look), tuple(inputs.x.shape[2:])
+    maps, tokens = _indices_of_maps(groups, size), _indices_of_tokens(groups)
+    latest = sorted([*maps[-1:], *_before_attention(groups, tokens)[-1:]], reverse=True)
+    if not latest:
+        raise _no_map(len(look.calls))
+    pooled = [i for i, group in enumerate(groups) if _is_map(group) and i not in maps]
+    order = [latest[0], *_before_attention(groups, tokens)[-1:], *sorted(maps + tokens, reverse=True), *pooled[::-1]]
+    names = list(dict.fromkeys(_outermost(groups[i]) for i in order))
+    reached = _positions_reached(model, inputs, names, score)
+    return _first_reached(names, reached), any(any(counts) for counts in reached.values())
+
+
+def _behind(model: nn.Module, inputs: Inputs, look: ForwardSummary, score: Score) -> str:
+    """The last map that says something about one of many answers. The answers themselves do not count: neither the map
+    of classes that the network gives, nor a map of which the score reads one position. Nor does a head that slides over
+    the maps of several resolutions, of which each call is about one. They are taken only where the score depends on
+    nothing else.
+    """
+    groups, size = _groups(look), tuple(inputs.x.shape[2:])
+    shapes: dict[str, set[Size]] = {}
+    for call in look.calls:
+        shapes.setdefault(call.name, set()).add(call.shape)
+    covering = _indices_of_maps(groups, size)[::-1]
+    resized = [i for i in reversed(range(len(groups))) if _is_map(groups[i]) and not _is_pooling(groups[i])]
+    indices = list(dict.fromkeys(covering + resized))
+    slides = {i for i in indices if any(len(shapes[call.name]) > 1 for call in groups[i])}
+    answers = {i for i in indices if groups[i][-1].shape[1] in look.answers}
+    names = [_outermost(groups[i]) for i in sorted(indices, key=lambda i: i in slides | answers)]
+    if not names:
+        raise _no_map(len(look.calls))
+    images = dict.fromkeys(names, 0)
+    for start in range(0, min(len(names), MOST), LOOKED_AT):
+        reached = _positions_reached(model, inputs, names[start:], score)
+        images |= {name: sum(count > 1 for count in counts) for name, counts in reached.items()}
+        if len(inputs) in images.values():
+            break
+    return max(names, key=images.__getitem__)  # the first of equals
+
+
+def _no_map(calls: int) -> LayerError:
+    return LayerError(
+        f"layer must be given for this model: none of its layers gives a spatial map ({calls} calls looked at); name "
+        "one, or use a method for pixels such as saliency"
+    )
+
+
+def _indices_of_maps(groups: list[list[ModuleCall]], size: Size) -> list[int]:
+    """Where maps are: those that cover the input, not pooled, if there are any."""
+    grids = [(i, grid) for i, group in enumerate(groups) if (grid := group[-1].grid) and _is_map(group)]
+    maps = [i for i, grid in grids if has_aspect(grid.size, size)] or [i for i, _ in grids]
+    return [i for i in maps if not _is_pooling(groups[i])] or maps
+
+
+def _indices_of_tokens(groups: list[list[ModuleCall]]) -> list[int]:
+    """Where tokens are; what is pooled from them may have as many channels as there might be tokens."""
+    grids = [(i, group[-1].grid) for i, group in enumerate(groups) if not _is_pooling(group)]
+    return [i for i, grid in grids if grid is not None and grid.layout in ("tokens", "tokens first")]
+
+
+def _is_map(group: list[ModuleCall]) -> bool:
+    grid = group[-1].grid
+    return grid is not None and grid.layout in MAPS
+
+
+def _before_attention(groups: list[list[ModuleCall]], tokens: list[int]) -> list[int]:
+    """The tokens that are followed by an attention, since after the last attention only the class token may count.
+
+    The output of an attention may be a padded window of a smaller map.
+    """
+    attention = [i for i, group in enumerate(groups) if any(_is_attention(call) for call in group)]
+    return [i for i in tokens if i < attention[-1] and i not in attention] if attention else tokens
+
+
+def _positions_reached(
+    model: nn.Module, inputs: Inputs, layers: Sequence[str], score: Score | None = None
+) -> dict[str, list[int]]:
+    """For each of some layers, at how many positions of its map each image's score changes with it.
+
+    Without a score, the model's best one is used. Layers that no gradient reaches are left out.
+    """
+    reached = partial(_reached, model, inputs, layers[:LOOKED_AT], score)
+    found, whole = cut_where_allowed(reached)
+    return found if whole else reached(False)[0]
+
+
+def _reached(
+    model: nn.Module, inputs: Inputs, layers: Sequence[str], score: Score | None, cut: bool
+) -> tuple[dict[str, list[int]], bool]:
+    """The positions that each layer's gradient reaches, and whether the pass saw all of it."""
+    grids, found = grids_of(model, inputs), {}
+    with untouched(model, grad=not cut), HookGroup(model) as group:
+        capture = Capture(
+            group, dict.fromkeys(split_call(layer, model)[0] for layer in layers), gradients=True, cut=cut
+        )
+        output = inputs.detached().call(model)
+        found_scores = _best_score(output) if score is None else score(output).sum()
+        if found_scores is not None:
+            capture.backward(found_scores, roughly=True)
+    for layer in layers:
+        record = capture.of_call(*split_call(layer, model))
+        if record is not None and record.gradient is not None:
+            positions = (to_spatial(record.gradient, grids, layer) != 0).any(1).flatten(1)
+            found[layer] = positions.sum(1).tolist()
+    return found, not capture.misses
+
+
+def _best_score(output: Any) -> torch.Tensor | None:
+    """The largest number that a network gives, of a row of them if it has one."""
+    found = sorted(tensors_in(output), key=lambda tensor: tensor.ndim != 2)
+    return found[0].float().amax() if found else None
+
+
+def _outermost(group: list[ModuleCall]) -> str:
+    """Choose among the names of one tensor: a module's last call rather than another, then the shortest path.
+
+    Among equals, it is the one that returned last.
+    """
+    return min(reversed(group), key=lambda call: (not call.last, call.name.count("."))).label

@@ -1,0 +1,367 @@
+"""How the shape of a tensor is read as a map: channels first or last, or tokens; found out by probing the network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+import torch
+from torch import nn
+
+from explain._utils.random_numbers import normal
+
+Size = tuple[int, ...]
+"""Height and width; of a video, frames before them."""
+Layout = Literal["NCHW", "NHWC", "NTCHW", "tokens", "tokens first", "tokens last"]
+_WORDS: dict[Layout, str] = {
+    "NCHW": "channels first", "NHWC": "channels last", "NTCHW": "frames first",
+    "tokens": "a row for each position", "tokens first": "a row for each position",
+    "tokens last": "channels before positions",
+}  # fmt: skip
+MAPS: dict[Layout, int] = {"NCHW": 1, "NHWC": -1, "NTCHW": 2}
+"""The layouts of maps, unlike tokens, and the dimension that their channels are in."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Where a tensor's spatial map is: its layout, height and width, how many leading tokens to skip, and its frames.
+
+    ``tokens first`` is a sequence with the images in its second dimension, ``(tokens, N, C)``, and ``tokens last`` one
+    with the channels before it, ``(N, C, tokens)``. Of a video, ``NCHW`` and ``NHWC`` have the frames right before the
+    height, ``NTCHW`` before the channels. A map that is ``swapped`` has its width before its height.
+    """
+
+    layout: Layout
+    height: int
+    width: int
+    skip: int = 0
+    frames: int | None = None
+    swapped: bool = False
+
+    @property
+    def size(self) -> Size:
+        """Height and width; of a video, frames before them."""
+        return (self.height, self.width) if self.frames is None else (self.frames, self.height, self.width)
+
+    @property
+    def of_images(self) -> int:
+        """The dimension that the images are in."""
+        return 1 if self.layout == "tokens first" else 0
+
+    @property
+    def of_channels(self) -> int:
+        """The dimension that the channels are in.
+
+        >>> Grid("NHWC", 7, 7).of_channels, Grid("tokens last", 7, 7).of_channels
+        (-1, 1)
+        """
+        return MAPS.get(self.layout, 1 if self.layout == "tokens last" else -1)
+
+    def __str__(self) -> str:
+        return " x ".join(map(str, self.size))
+
+    @property
+    def described(self) -> str:
+        """The layout in words."""
+        turned = ", width before height" if self.swapped else ""
+        return f"{self} with {_WORDS[self.layout]}{turned}"
+
+    def exchanged(self) -> Grid:
+        """Return the grid of the same tensor, if its height is its width."""
+        return replace(self, height=self.width, width=self.height, swapped=not self.swapped)
+
+    def spread(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Lay a tensor out as ``(N, C, h, w)``, or ``(N, C, t, h, w)`` of a video.
+
+        >>> Grid("NHWC", 3, 2, swapped=True).spread(torch.zeros(1, 2, 3, 8)).shape
+        torch.Size([1, 8, 3, 2])
+        """
+        if self.layout == "NHWC":
+            tensor = tensor.movedim(-1, 1)
+        elif self.layout == "NTCHW":
+            tensor = tensor.transpose(1, 2)
+        elif self.layout == "tokens last":
+            tensor = tensor.reshape(*tensor.shape[:2], *self._stored)
+        elif self.layout != "NCHW":
+            tensor = tensor.movedim(self.of_images, 0)[:, self.skip :]
+            tensor = tensor.reshape(len(tensor), *self._stored, -1).movedim(-1, 1)
+        return tensor.transpose(-1, -2) if self.swapped else tensor
+
+    def fold(self, maps: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """Undo `spread`: lay ``maps`` out as ``like``, whose class and register tokens stay.
+
+        >>> tokens, grid = torch.rand(1, 5, 3), Grid("tokens", 2, 2, 1)
+        >>> torch.equal(grid.fold(grid.spread(tokens), tokens), tokens)
+        True
+        """
+        maps = maps.transpose(-1, -2) if self.swapped else maps
+        if self.layout == "NCHW":
+            return maps
+        if self.layout == "NTCHW":
+            return maps.transpose(1, 2)
+        if self.layout == "tokens last":
+            return maps.flatten(2)
+        last = maps.movedim(1, -1)
+        if self.layout == "NHWC":
+            return last
+        extra = like.movedim(self.of_images, 0)[:, : self.skip]
+        return torch.cat([extra, last.flatten(1, -2)], dim=1).movedim(0, self.of_images)
+
+    @property
+    def _stored(self) -> Size:
+        """The size in the order of the tensor's own dimensions."""
+        return self.exchanged().size if self.swapped else self.size
+
+
+MAX_EXTRA_TOKENS = 8  # one class token, a distillation token, and the four to eight registers that are in use
+_CHANNELS_FIRST = (
+    *(nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm, nn.GroupNorm),
+    *(nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd, nn.Upsample),
+    *(nn.modules.pooling._AdaptiveMaxPoolNd, nn.modules.pooling._AdaptiveAvgPoolNd),
+)
+Seen: TypeAlias = "Collection[tuple[int, Size]]"
+"""The maps that were seen elsewhere in the network: their channels and sizes."""
+
+
+@dataclass(frozen=True)
+class LayoutReading:
+    """The ways in which a shape may be read, the most likely first; ``open`` unless the first one is certain.
+
+    A reading that is ``believed`` is right unless the network clearly says otherwise.
+    """
+
+    grids: tuple[Grid, ...] = ()
+    open: bool = False
+    believed: bool = False
+
+    @property
+    def likeliest(self) -> Grid | None:
+        return self.grids[0] if self.grids else None
+
+
+def layout_of(module: nn.Module, shape: Size, size: Size) -> Layout | None:
+    """Where a module puts the channels of a map of ``shape``, if its class says so.
+
+    >>> layout_of(nn.Conv2d(3, 8, 1), (1, 8, 4, 4), (8, 8)), layout_of(nn.LayerNorm(8), (1, 4, 4, 8), (8, 8))
+    ('NCHW', 'NHWC')
+    """
+    if isinstance(module, _CHANNELS_FIRST):
+        return "NCHW"
+    if type(module) is nn.LayerNorm:  # what is made of it may transpose the map and back
+        return "NHWC" if len(module.normalized_shape) == 1 else "NCHW"
+    if isinstance(module, nn.Linear) and len(shape) > 3:
+        return "NCHW" if is_plain(shape, size) else "NHWC"  # it may mix positions along the width
+    return None
+
+
+def find_grid(shape: Size, size: Size, seen: Collection[Size] = (), layout: Layout | None = None) -> Grid | None:
+    """Tell how a tensor of ``shape`` covers an input of ``size``, or None if it has no spatial map.
+
+    This is the likeliest reading of the shape alone. Of tokens, the sizes ``seen`` elsewhere in the network say how
+    they lie; without any, the input's aspect ratio does, as for a map of unknown ``layout``.
+
+    >>> find_grid((1, 512, 7, 7), (224, 224))
+    Grid(layout='NCHW', height=7, width=7, skip=0, frames=None, swapped=False)
+    >>> find_grid((1, 7, 7, 768), (224, 224)).layout
+    'NHWC'
+    >>> find_grid((1, 197, 768), (224, 224)).skip
+    1
+    >>> find_grid((1, 512, 2, 7, 7), (16, 112, 112)).size
+    (2, 7, 7)
+    """
+    if len(shape) == 3:
+        return seen_grid(shape[1], size, seen) or _token_grid(shape[1], size)
+    if len(shape) != len(size) + 2:
+        return None
+    first, last = shape[2:], shape[1:-1]
+    if layout is None:
+        aspect = size[-2] / size[-1]
+        channels_last = not has_aspect(first, size) and abs(last[-2] - last[-1] * aspect) <= 1
+        layout = "NHWC" if channels_last else "NCHW"
+    return _grid_of(layout, last if layout == "NHWC" else first)
+
+
+def read_map(shape: Size, size: Size, layout: Layout | None) -> LayoutReading:
+    """The readings of a shape ``(N, C, h, w)`` or ``(N, h, w, C)``; of a video with frames before the height.
+
+    A known layout is believed, unless height and width look exchanged. Without one, a picture's shape with the input's
+    aspect ratio in its last dimensions alone has its channels first, and everything else is open.
+
+    >>> read_map((1, 8, 8, 2), (32, 32), None).open, read_map((1, 16, 8, 8), (32, 32), None).open
+    (True, False)
+    """
+    likeliest = find_grid(shape, size, layout=layout)
+    if layout is None and len(size) == 2 and is_plain(shape, size):
+        layout = "NCHW"
+    if likeliest is not None and layout is not None and not _looks_swapped(likeliest, size):
+        return LayoutReading((likeliest,))
+    if len(shape) != len(size) + 2:
+        return LayoutReading()
+    sizes: dict[Layout, Size] = {"NCHW": shape[2:], "NHWC": shape[1:-1]}
+    if len(size) == 3:
+        sizes["NTCHW"] = (shape[1], *shape[3:])
+    upright = [_grid_of(each, of_map) for each, of_map in sizes.items() if layout in (None, each)]
+    grids = [grid for grid in (likeliest, *upright) if grid is not None]
+    grids += [grid.exchanged() for grid in grids]
+    return LayoutReading(tuple(dict.fromkeys(grids)), open=bool(grids), believed=layout is not None)
+
+
+def read_tokens(shape: Size, size: Size, seen: Seen, *, channels_last: bool) -> LayoutReading:
+    """The readings of a shape ``(N, tokens, C)`` or ``(N, C, tokens)``.
+
+    Tokens with as many channels as a map of their number, from which they were made, are certain. Open are shapes that
+    may also be channels before positions, unless a module is known to have its channels last, and tokens of which no
+    map is known.
+
+    >>> read_tokens((1, 49, 64), (224, 224), [(64, (7, 7))], channels_last=False).open
+    False
+    >>> [grid.layout for grid in read_tokens((1, 64, 49), (224, 224), [(64, (7, 7))], channels_last=False).grids]
+    ['tokens', 'tokens last']
+    """
+    _, first, last = shape
+    sizes = [each for _, each in seen]
+    of_map = seen_grid(first, size, sizes)
+    tokens = of_map or _token_grid(first, size)
+    if channels_last:
+        return LayoutReading((tokens,) if tokens else (), open=of_map is None and tokens is not None)
+    made_of = seen_grid(first, size, [each for channels, each in seen if channels == last])
+    flattened = [each for channels, each in seen if channels == first and math.prod(each) == last]
+    turned = seen_grid(last, size, flattened or sizes, most=0) or _token_grid(last, size, most=0)
+    if made_of is not None and not flattened:
+        return LayoutReading((made_of,))
+    if turned is None or (tokens is None and not flattened):
+        return LayoutReading((tokens,) if tokens else (), open=of_map is None and tokens is not None)
+    channels_first = Grid("tokens last", turned.height, turned.width, frames=turned.frames)
+    return LayoutReading((tokens, channels_first) if tokens else (channels_first,), open=True)
+
+
+def is_plain(shape: Size, size: Size) -> bool:
+    """Whether a shape alone says that channels come first."""
+    return has_aspect(shape[2:], size) and not has_aspect(shape[1:-1], size)
+
+
+def has_aspect(of_map: Size, size: Size) -> bool:
+    """Whether a map has the input's aspect ratio, up to the rounding of strided layers."""
+    height, width = of_map[-2:]
+    return abs(height - width * size[-2] / size[-1]) <= 1 + 0.1 * height
+
+
+def seen_grid(tokens: int, size: Size, seen: Collection[Size], most: int = MAX_EXTRA_TOKENS) -> Grid | None:
+    """The map that was seen with as many positions as there are tokens, up to a few that are extra."""
+    extra = [(tokens - math.prod(each), each) for each in seen if len(each) == len(size)]
+    fitting = [(skip, each) for skip, each in extra if 0 <= skip <= most and skip < tokens - 1]
+    if not fitting:
+        return None
+    skip, found = min(reversed(fitting), key=lambda pair: pair[0])
+    return Grid("tokens", found[-2], found[-1], skip, found[0] if len(found) == 3 else None)
+
+
+def _grid_of(layout: Layout, of_map: Size) -> Grid | None:
+    if of_map[-2] * of_map[-1] <= 1:
+        return None
+    return Grid(layout, of_map[-2], of_map[-1], frames=of_map[0] if len(of_map) == 3 else None)
+
+
+def _looks_swapped(grid: Grid, size: Size) -> bool:
+    """Whether a map would have the input's aspect ratio only with height and width exchanged."""
+    return not has_aspect(grid.size, size) and has_aspect((grid.width, grid.height), size)
+
+
+def _token_grid(tokens: int, size: Size, most: int = MAX_EXTRA_TOKENS) -> Grid | None:
+    """The grid with the aspect ratio of an image; for a video, the number of frames is unknown."""
+    if len(size) != 2:
+        return None
+    for skip in range(min(most, tokens - 1) + 1):
+        cells = tokens - skip
+        height = max(1, round((cells * size[0] / size[1]) ** 0.5))
+        width = cells // height
+        fits = height == round(width * size[0] / size[1]) or width == round(height * size[1] / size[0])
+        if cells > 1 and height * width == cells and fits:
+            return Grid("tokens", height, width, skip)
+    return None
+
+
+Corner: TypeAlias = "tuple[bool, ...]"
+"""For each spatial dimension of the input, whether the altered half of it is the far one."""
+
+CLEAR = 0.1  # of a map's length: how far the answer has to move; where a reading is wrong, it moves by some 0.03
+
+
+def corners(dims: int) -> list[Corner]:
+    """The near corner, and for each dimension the corner that is far in this one alone.
+
+    >>> corners(2)
+    [(False, False), (True, False), (False, True)]
+    """
+    return [(False,) * dims, *(tuple(i == j for j in range(dims)) for i in range(dims))]
+
+
+def altered(x: torch.Tensor, corner: Corner) -> torch.Tensor:
+    """Return the input ``(N, C, H, W)`` with noise added in one corner, half as long as the input in each dimension."""
+    halves = [_half(length, far) for length, far in zip(x.shape[2:], corner, strict=True)]
+    part = (slice(None), slice(None), *halves)
+    generator = torch.Generator("cpu").manual_seed(len(corner))
+    spread = x.detach().double().std(correction=0)
+    noise = normal(x[part].shape, generator).double().to(x.device)
+    found = x.clone()
+    found[part] += (noise * torch.where(spread > 0, spread, 1)).to(x.dtype)
+    return found
+
+
+def _half(length: int, far: bool) -> slice:
+    half = max(1, length // 2)
+    return slice(length - half, length) if far else slice(half)
+
+
+def decide(grids: Sequence[Grid], changes: Sequence[torch.Tensor]) -> Grid | None:
+    """Return the grid along which the change moves with the altered corner, or None if it is not clear.
+
+    How many tokens there are does not tell their height and width: of tokens, other heights and widths are tried too.
+
+    Args:
+        grids: the readings to decide between.
+        changes: the change of the tensor for each of the `corners`, in their order.
+    """
+    expected, other = ({g: _clarity(g, changes) for g in each} for each in (grids, _of_other_sizes(grids)))
+    clarity = {**other, **expected}
+    best = max(clarity, key=lambda grid: clarity[grid])
+    rivals = [clarity[g] for g in (expected if best in expected else clarity) if g != best]
+    return best if clarity[best] > CLEAR and all(clarity[best] > 2 * rival for rival in rivals) else None
+
+
+def _of_other_sizes(grids: Sequence[Grid]) -> list[Grid]:
+    """The grids of pictures with as many tokens, in other rows and columns."""
+    found = []
+    for grid in grids:
+        if grid.layout not in MAPS and grid.frames is None:
+            cells = grid.height * grid.width
+            sizes = [(h, cells // h) for h in range(2, cells // 2 + 1) if cells % h == 0]
+            found += [replace(grid, height=h, width=w) for h, w in sizes if h != grid.height]
+    return found
+
+
+def _clarity(grid: Grid, changes: Sequence[torch.Tensor]) -> float:
+    """How far the change moves along the dimension that the corner moves along, and not along others."""
+    near, *far = [_centre(grid.spread(change.double()).square().sum((0, 1))) for change in changes]
+    moved = [(centre - near).tolist() for centre in far]
+    own = [
+        shifts[i] - max((abs(shift) for j, shift in enumerate(shifts) if j != i), default=0.0)
+        for i, (shifts, length) in enumerate(zip(moved, grid.size, strict=True))
+        if length > 1
+    ]
+    return min(own, default=0.0)
+
+
+def _centre(change: torch.Tensor) -> torch.Tensor:
+    """The centre of a map, between 0 and 1 in each dimension."""
+    total = change.sum()
+    if not total > 0 or not torch.isfinite(total):
+        return torch.zeros(change.ndim, dtype=torch.float64)
+    sums = [change.sum([j for j in range(change.ndim) if j != i]) for i in range(change.ndim)]
+    return torch.stack([(each @ _positions(each) / total).cpu() for each in sums])
+
+
+def _positions(values: torch.Tensor) -> torch.Tensor:
+    return torch.linspace(0, 1, len(values), dtype=torch.float64, device=values.device)

@@ -1,0 +1,82 @@
+"""D-RISE: random masks, and how much what is detected through them is like the box that is explained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+
+from explain.baselines import Baseline, Zero
+from explain.engine import Attributions, DetectionSimilarity, Evidence, Need
+from explain.methods import bibliography as sources
+from explain.methods.base import Style
+from explain.methods.bibliography import Source
+from explain.methods.occlusion import FromSmoothGrids
+
+
+@dataclass(frozen=True)
+class LikenessOf:
+    """How much the best detection in each row is like the one that is explained."""
+
+    needs: ClassVar[frozenset[Need[Any]]] = frozenset({DetectionSimilarity()})
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        return evidence[DetectionSimilarity()]
+
+
+@dataclass(frozen=True)
+class DRISE(FromSmoothGrids):
+    r"""RISE for a detected box: each mask is weighted by how much the best detection through it is like that box.
+
+    Likeness is the overlap of the boxes (intersection over union) times the score of the detection, if it has the same
+    label: detectors hand out a label for each box, of which the cosine between class distributions is 1 or 0. The
+    largest one over all detections counts. The target has to be an `explain.targets.Detection`.
+
+    Masks are those of `RISE`, as in the paper (the authors' program enlarges grids without interpolation).
+
+    Args:
+        runs: the number of masks; the paper takes 5,000.
+        grid: cells along a side.
+        probability: that a cell is kept.
+        centred: subtract the mean likeness over the masks.
+        fill: what is seen where the photo is not.
+        seed: of the masks; every image gets the same.
+        until, seconds: stop early, when the largest standard error over the largest magnitude is at most ``until``, or
+            after so many seconds.
+
+    Returns:
+        ``(N, H, W)``, with the standard error of each value.
+
+    Petsiuk et al., "Black-box Explanation of Object Detectors via Saliency Maps", CVPR 2021 (arXiv:2006.03204).
+
+    >>> import explain
+    >>> class Detector(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         box, label = torch.tensor([[1.0, 1, 4, 4]]), torch.tensor([1])
+    ...         return [{"boxes": box, "labels": label, "scores": each[:, 1:4, 1:4].mean()[None]} for each in x]
+    >>> target = explain.targets.Detection()
+    >>> a = explain.attribute(Detector(), torch.ones(1, 3, 8, 8), DRISE(runs=64, grid=4), target=target)
+    >>> bool(a.values[0, 1:4, 1:4].mean() > a.values[0, 4:].mean())
+    True
+    """
+
+    runs: int = 2000
+    grid: int = 16
+    probability: float = 0.5
+    centred: bool = False
+    fill: Baseline = field(default_factory=Zero)
+    seed: int = 0
+    until: float | None = None
+    seconds: float | None = None
+
+    name: ClassVar[str] = "drise"
+    about: ClassVar[str] = "random smooth masks weighted by how a box is detected through them"
+    paper: ClassVar[str] = "Petsiuk et al., CVPR 2021"
+    source: ClassVar[Source] = sources.DRISE
+    style: ClassVar[Style] = "signed"
+    only_for: ClassVar[str] = "detected boxes"
+
+    @property
+    def found(self) -> Attributions:
+        return self.weighted_by(LikenessOf())

@@ -1,0 +1,269 @@
+"""Gradients at random places between the photo and baselines, multiplied with the difference of the two.
+
+`ExpectedGradients` is the method of the paper; `GradientSHAP` is the same with noise on the photo, as the package shap
+has it. Without noise, both draw the same points, and are run once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+
+from explain._utils.errors import MethodError
+from explain._utils.random_numbers import normal, uniform
+from explain.engine import Accumulator, Attributions, Evidence, Need, PerturbedRows, Scores
+from explain.methods import bibliography as sources
+from explain.methods.base import Style, at_least
+from explain.methods.bibliography import Source
+from explain.methods.gradients import Saliency
+from explain.methods.options import check_options
+from explain.methods.path import score_of
+
+
+@dataclass(frozen=True)
+class RandomPoints:
+    """Random points between the photo, with noise, and baselines drawn at random."""
+
+    samples: int
+    baselines: float | torch.Tensor
+    sigma: float
+    seed: int
+    method: str = field(default="gradientshap", compare=False)
+    """What errors call the method."""
+
+    of_layer: ClassVar[bool] = False
+    needs: ClassVar[frozenset[Need[Any]]] = frozenset()
+
+    def __str__(self) -> str:
+        return "random points between the photo and baselines"
+
+    def count(self, channels: int) -> int:
+        return self.samples
+
+    def rows(self, evidence: Evidence) -> PerturbedRows:
+        x = evidence.inputs
+        owners = torch.arange(len(x), device=x.device).repeat_interleave(self.samples)
+
+        def make(rows: torch.Tensor) -> torch.Tensor:
+            made = []
+            for row in rows.tolist():
+                start, end, share = self.drawn(x[row // self.samples], row % self.samples)
+                made.append(torch.lerp(start, end, share))
+            return torch.stack(made)
+
+        return PerturbedRows(owners, make)
+
+    def drawn(self, x: torch.Tensor, sample: int) -> tuple[torch.Tensor, torch.Tensor, float]:
+        """The baseline, the photo with noise, and how far from one to the other, of one sample of one photo.
+
+        Each photo has the same draws, whichever stand beside it.
+        """
+        g = torch.Generator("cpu").manual_seed(self.seed * 1_000_003 + sample)
+        which, share = uniform((2,), g).tolist()
+        end = x + self.sigma * (x.max() - x.min()) * normal(x.shape, g).to(x)
+        if not isinstance(self.baselines, torch.Tensor):
+            return torch.full_like(x, float(self.baselines)), end, share
+        known = several(self.baselines, x, self.method, alone=self.method == "gradientshap")
+        return known[min(int(which * len(known)), len(known) - 1)], end, share
+
+
+def several(baselines: torch.Tensor, x: torch.Tensor, method: str, *, alone: bool = False) -> torch.Tensor:
+    """Baselines ``(B, C, H, W)`` for a photo ``(C, H, W)``; one ``alone`` may come without its first dimension.
+
+    Raises:
+        MethodError: they are of another shape.
+    """
+    known = baselines.detach().to(x)
+    known = known[None] if alone and known.ndim == x.ndim else known
+    if known.shape[1:] != x.shape or not len(known):
+        raise MethodError(
+            f"baselines of {method} must have the shape (B, {', '.join(map(str, x.shape))}), got "
+            f"{tuple(baselines.shape)}; give it inputs that the model would take"
+        )
+    return known
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """All baselines, for each photo."""
+
+    baselines: torch.Tensor
+    method: str = field(compare=False)
+
+    of_layer: ClassVar[bool] = False
+    needs: ClassVar[frozenset[Need[Any]]] = frozenset()
+
+    def __str__(self) -> str:
+        return "the baselines"
+
+    def count(self, channels: int) -> int:
+        return len(self.baselines)
+
+    def rows(self, evidence: Evidence) -> PerturbedRows:
+        x = evidence.inputs
+        known = several(self.baselines, x[0], self.method)
+        owners = torch.arange(len(x), device=x.device).repeat_interleave(len(known))
+        return PerturbedRows(owners, lambda rows: known[rows % len(known)])
+
+
+def scores_of(baselines: float | torch.Tensor, method: str) -> Scores:
+    """What asks for the scores of all baselines."""
+    return Scores(Baselines(baselines, method)) if isinstance(baselines, torch.Tensor) else score_of(baselines, method)
+
+
+def mean_score(scores: torch.Tensor, evidence: Evidence) -> torch.Tensor:
+    """The mean score of the baselines of each image ``(N,)``, from those of all."""
+    return scores.reshape(len(evidence.inputs), -1).mean(1)
+
+
+@dataclass(frozen=True)
+class Differences:
+    """Averages gradients times the difference that each was drawn from."""
+
+    of: RandomPoints
+
+    def begin(self, evidence: Evidence) -> Accumulator:
+        return _Mean(self.of, evidence.inputs)
+
+
+class _Mean:
+    def __init__(self, of: RandomPoints, x: torch.Tensor) -> None:
+        self._of, self._x, self._total = of, x, torch.zeros_like(x)
+
+    def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
+        for image, number, value in zip(images.tolist(), numbers.tolist(), values, strict=True):
+            start, end, _ = self._of.drawn(self._x[image], number % self._of.samples)
+            self._total[image] += value.to(self._total) * (end - start) / self._of.samples
+
+    def enough(self) -> bool:
+        return False
+
+    def result(self) -> torch.Tensor:
+        return self._total
+
+
+@dataclass(frozen=True)
+class GradientSHAP:
+    r"""Average :math:`(x - b) \odot \nabla y\bigl(b + t(x - b)\bigr)` over random baselines b and places t in [0, 1].
+
+    With one baseline and no noise it is integrated gradients with random points, and its values add up to
+    :math:`y(x) - y(b)` as the samples grow; with several, to the mean of that. Without noise it is `ExpectedGradients`,
+    which says by how much they miss it.
+
+    Args:
+        samples: the number of points.
+        baselines: a value for every input, or a tensor ``(B, C, H, W)`` of photos to draw from, such as some of the
+            training data.
+        sigma: standard deviation of noise on the photo, as a share of its range.
+        seed: of baselines, places and noise; each photo has the same draws, whichever stand beside it.
+
+    Returns:
+        ``(N, C, H, W)``, in units of the score; positive speaks for the target, negative against it.
+
+    Erion et al., "Improving Performance of Deep Learning Models with Axiomatic Attribution Priors and Expected
+    Gradients", Nature Machine Intelligence 2021; the noise, and the name, as in Lundberg and Lee's package shap.
+
+    >>> import explain, torch
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
+    >>> x = torch.rand(1, 3, 2, 2)
+    >>> a = explain.attribute(model, x, GradientSHAP(samples=4), target=0)
+    >>> torch.allclose(a.values.sum(), model(x)[:, 0] - model(0 * x)[:, 0], atol=1e-5)
+    True
+    """
+
+    samples: int = 20
+    baselines: float | torch.Tensor = 0.0
+    sigma: float = 0.0
+    seed: int = 0
+
+    name: ClassVar[str] = "gradientshap"
+    about: ClassVar[str] = "gradients at random points between the photo and baselines"
+    paper: ClassVar[str] = "Erion et al., 2021"
+    source: ClassVar[Source] = sources.GRADIENTSHAP
+    style: ClassVar[Style] = "signed"
+
+    def __post_init__(self) -> None:
+        check_options(self, samples=1, sigma=0, seed=0)
+        at_least(self.name, "samples", self.samples, 1, whole=True)
+
+    @property
+    def _gradients(self) -> Attributions:
+        points = RandomPoints(self.samples, self.baselines, self.sigma, self.seed)
+        return Attributions(points, Saliency(absolute=False), Differences(points))
+
+    @property
+    def needs(self) -> frozenset[Need[Any]]:
+        return frozenset({self._gradients})
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        found: torch.Tensor = evidence[self._gradients]
+        return found
+
+
+@dataclass(frozen=True)
+class ExpectedGradients:
+    r"""Average :math:`(x - b) \odot \nabla y\bigl(b + t(x - b)\bigr)` over random baselines b and places t in [0, 1].
+
+    The baselines are photos, such as some of the training data; their mean takes the place of a single one that would
+    have to be chosen. The values add up to the score minus the mean score of the baselines as the samples grow, and by
+    how much they miss that is ``delta``. `GradientSHAP` is this with noise on the photo.
+
+    Args:
+        samples: the number of points.
+        baselines: a tensor ``(B, C, H, W)`` to draw from; or a value for every input, which makes it integrated
+            gradients at random places.
+        seed: of baselines and places; each photo has the same draws, whichever stand beside it.
+
+    Returns:
+        ``(N, C, H, W)``, in units of the score; positive speaks for the target, negative against it.
+
+    Erion et al., "Improving Performance of Deep Learning Models with Axiomatic Attribution Priors and Expected
+    Gradients", Nature Machine Intelligence 2021.
+
+    >>> import explain, torch
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    >>> photos = torch.rand(5, 3, 2, 2)
+    >>> a = explain.attribute(model, photos[:1], ExpectedGradients(baselines=photos), target=0)
+    >>> a.values.shape, a.delta.shape
+    (torch.Size([1, 3, 2, 2]), torch.Size([1]))
+    """
+
+    samples: int = 20
+    baselines: float | torch.Tensor = 0.0
+    seed: int = 0
+
+    name: ClassVar[str] = "expectedgradients"
+    about: ClassVar[str] = "gradients between the photo and other photos, on average"
+    paper: ClassVar[str] = "Erion et al., 2021"
+    source: ClassVar[Source] = sources.GRADIENTSHAP
+    style: ClassVar[Style] = "signed"
+
+    def __post_init__(self) -> None:
+        check_options(self, samples=1, seed=0)
+
+    @property
+    def _gradients(self) -> Attributions:
+        points = RandomPoints(self.samples, self.baselines, 0.0, self.seed, self.name)
+        return Attributions(points, Saliency(absolute=False), Differences(points))
+
+    @property
+    def _below(self) -> Scores:
+        return scores_of(self.baselines, self.name)
+
+    @property
+    def needs(self) -> frozenset[Need[Any]]:
+        return frozenset({self._gradients, self._below})
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        found: torch.Tensor = evidence[self._gradients]
+        return found
+
+    def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor:
+        """By how much the values miss the score minus the mean score of the baselines."""
+        return values.flatten(1).sum(1) - self.promised(evidence)
+
+    def promised(self, evidence: Evidence) -> torch.Tensor:
+        """The score minus the mean score of the baselines."""
+        return evidence.score - mean_score(evidence[self._below], evidence)

@@ -1,0 +1,186 @@
+"""The back-propagation family: gradients of the score in the pixels, plain or with another rule for rectifiers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+
+from explain.engine import Evidence, InputGradients, Need, RuleCoverage
+from explain.layers import enlarge
+from explain.methods import bibliography as sources
+from explain.methods.base import Method, Style, map_of
+from explain.methods.bibliography import Source
+from explain.methods.cam import GradCAM
+from explain.methods.options import check_options
+from explain.relevance import Deconvnet as DeconvnetRule
+from explain.relevance import Guided
+
+
+@dataclass(frozen=True)
+class Saliency:
+    r"""Show how much each pixel would change the score: :math:`|\partial y/\partial x|`.
+
+    Args:
+        absolute: give magnitudes, as published; False keeps the sign of the gradient.
+
+    Returns:
+        ``(N, C, H, W)``, score per unit of the (preprocessed) input. The heatmap is the largest over the channels.
+
+    Simonyan et al., "Deep Inside Convolutional Networks", 2013 (arXiv:1312.6034).
+
+    >>> import explain, torch
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3, 2))
+    >>> explain.attribute(model, torch.rand(1, 3, 1, 1), Saliency(), target=0).values.shape
+    torch.Size([1, 3, 1, 1])
+    """
+
+    absolute: bool = True
+
+    name: ClassVar[str] = "saliency"
+    about: ClassVar[str] = "magnitude of the gradient in each pixel"
+    paper: ClassVar[str] = "Simonyan et al., 2013"
+    source: ClassVar[Source] = sources.SALIENCY
+    style: ClassVar[Style] = "intensity"
+    needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients()})
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        gradient = evidence[InputGradients()]
+        return gradient.abs() if self.absolute else gradient
+
+
+@dataclass(frozen=True)
+class InputXGradient:
+    r"""Multiply each input value with its gradient: :math:`x \cdot \partial y/\partial x`.
+
+    In a network without biases whose activations are piecewise linear through zero, the values add up to the score.
+
+    Returns:
+        ``(N, C, H, W)``, in units of the score; positive speaks for the target, negative against it.
+
+    Shrikumar et al., "Not Just a Black Box", 2016 (arXiv:1605.01713).
+
+    >>> import explain, torch
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3, 2, bias=False))
+    >>> a = explain.attribute(model, torch.rand(1, 3, 1, 1), InputXGradient(), target=0)
+    >>> torch.allclose(a.values.sum(), a.score)
+    True
+    """
+
+    name: ClassVar[str] = "inputxgradient"
+    about: ClassVar[str] = "input times gradient, signed"
+    paper: ClassVar[str] = "Shrikumar et al., 2016"
+    source: ClassVar[Source] = sources.INPUTXGRADIENT
+    style: ClassVar[Style] = "signed"
+    needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients()})
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        gradient = evidence[InputGradients()]
+        return evidence.inputs * gradient
+
+
+@dataclass(frozen=True)
+class GuidedBackprop:
+    """Send back only what is positive at every rectifier: which pixel patterns excite the units behind the score.
+
+    A hook clamps the ``grad_input`` of every ReLU in the graph, a module's or a function's. Its smooth and leaky
+    relatives (ReLU6, LeakyReLU, PReLU, ELU, SiLU, GELU, Hardswish, ...) are treated the same way, which the paper
+    does not cover. A network without any of them gets a warning, since its guided gradient is the plain one.
+
+    Returns:
+        ``(N, C, H, W)``. It hardly depends on the target: read it as "what is there"; `GuidedGradCAM` says where.
+
+    Springenberg et al., "Striving for Simplicity: The All Convolutional Net", 2014 (arXiv:1412.6806).
+
+    >>> import explain, torch
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4, 2))
+    >>> explain.attribute(model, torch.rand(1, 3, 3, 3), GuidedBackprop(), target=0).values.shape
+    torch.Size([1, 3, 3, 3])
+    """
+
+    name: ClassVar[str] = "guidedbackprop"
+    about: ClassVar[str] = "gradient that passes rectifiers only where positive"
+    paper: ClassVar[str] = "Springenberg et al., 2014"
+    source: ClassVar[Source] = sources.GUIDEDBACKPROP
+    style: ClassVar[Style] = "color"
+    needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients(Guided()), RuleCoverage(Guided())})
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        return evidence[InputGradients(Guided())]
+
+
+@dataclass(frozen=True)
+class Deconvnet:
+    """Send back only what arrives positive at every rectifier, no matter what it let through on the way forward.
+
+    Rectifiers are found as for `GuidedBackprop`; at each, the gradient that arrives is clamped and passes on, for ReLU
+    and for its smooth and leaky relatives alike.
+
+    Returns:
+        ``(N, C, H, W)``. It hardly depends on the target; and on the photo only through max pooling, which sends the
+        gradient back to where the maxima were. A network without, such as the default model, gives the same picture for
+        every photo.
+
+    Zeiler and Fergus, "Visualizing and Understanding Convolutional Networks", ECCV 2014.
+
+    >>> import explain, torch
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4, 2))
+    >>> explain.attribute(model, torch.rand(1, 3, 3, 3), Deconvnet(), target=0).values.shape
+    torch.Size([1, 3, 3, 3])
+    """
+
+    name: ClassVar[str] = "deconvnet"
+    about: ClassVar[str] = (
+        "gradient of which each rectifier passes on only the positive part; needs max pooling to see the photo"
+    )
+    paper: ClassVar[str] = "Zeiler and Fergus, ECCV 2014"
+    source: ClassVar[Source] = sources.DECONVNET
+    style: ClassVar[Style] = "color"
+    needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients(DeconvnetRule()), RuleCoverage(DeconvnetRule())})
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        return evidence[InputGradients(DeconvnetRule())]
+
+
+@dataclass(frozen=True)
+class GuidedGradCAM:
+    """Multiply guided back-propagation with the Grad-CAM map: fine detail, where the target is.
+
+    Args:
+        cam: the class map to multiply with; any method that gives ``(N, h, w)``.
+
+    Returns:
+        ``(N, C, H, W)``; the map is enlarged to the input bilinearly.
+
+    Selvaraju et al., ICCV 2017, section 3.1.
+
+    >>> import explain, torch
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2))
+    >>> explain.attribute(model, torch.rand(1, 3, 4, 4), GuidedGradCAM(), target=0).values.shape
+    torch.Size([1, 3, 4, 4])
+    """
+
+    cam: Method = field(default_factory=GradCAM)
+
+    name: ClassVar[str] = "guidedgradcam"
+    about: ClassVar[str] = "guided back-propagation times Grad-CAM"
+    paper: ClassVar[str] = "Selvaraju et al., ICCV 2017"
+    source: ClassVar[Source] = sources.GRADCAM
+    style: ClassVar[Style] = "color"
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    @property
+    def needs(self) -> frozenset[Need[Any]]:
+        return GuidedBackprop().needs | self.cam.needs
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        return GuidedBackprop()(evidence) * enlarge(map_of(self.name, self.cam, evidence)[:, None], evidence.size)

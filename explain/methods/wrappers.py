@@ -1,0 +1,408 @@
+"""Methods made of another: averaged over noise, over flips and scales."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+
+from explain._utils.random_numbers import normal
+from explain.engine import Accumulator, Activations, Attributions, Evidence, Need, PerturbedRows
+from explain.methods import bibliography as sources
+from explain.methods.base import Method, Style, at_least, over_all, spatial_dims
+from explain.methods.bibliography import Source
+from explain.methods.cam import BOTH, ratio, weighted
+from explain.methods.gradients import Saliency
+from explain.methods.options import check_options
+
+Statistic = Literal["mean", "square", "variance"]
+_PREFIX = {"mean": "smooth", "square": "smoothsquare", "variance": "var"}
+_PUBLISHED = {"mean": "smoothgrad", "square": "smoothgrad2", "variance": "vargrad"}
+_PAPERS = {"mean": "Smilkov et al., 2017", "square": "Hooker et al., NeurIPS 2019", "variance": "Adebayo et al., 2018"}
+_SOURCES = {"mean": sources.SMOOTHGRAD, "square": sources.SMOOTHGRAD2, "variance": sources.VARGRAD}
+
+
+def noise(seed: int, index: int, like: torch.Tensor) -> torch.Tensor:
+    """The ``index``-th standard normal sample in the shape of ``like``, the same on every device and in every batch."""
+    generator = torch.Generator("cpu").manual_seed((seed * 1_000_003 + index) % 2**63)
+    return normal(like.shape, generator).to(like)
+
+
+@dataclass(frozen=True)
+class NoisyCopies:
+    """Copies of the photo with noise; ``sigma`` is its standard deviation relative to the range of the photo's values.
+
+    All images come with the first noise, then all with the second, and so on.
+    """
+
+    samples: int
+    sigma: float
+    seed: int
+
+    of_layer: ClassVar[bool] = False
+    needs: ClassVar[frozenset[Need[Any]]] = frozenset()
+
+    def __str__(self) -> str:
+        return "noisy copies of the photo"
+
+    def count(self, channels: int) -> int:
+        return self.samples
+
+    def rows(self, evidence: Evidence) -> PerturbedRows:
+        x = evidence.inputs
+        least, most = x.flatten(1).aminmax(dim=1)
+        spread = self.sigma * over_all(most - least, x)
+
+        def make(rows: torch.Tensor) -> torch.Tensor:
+            image, sample = rows % len(x), rows // len(x)
+            drawn = {index: noise(self.seed, index, x[0]) for index in set(sample.tolist())}
+            return x[image] + spread[image] * torch.stack([drawn[index] for index in sample.tolist()])
+
+        return PerturbedRows(torch.arange(len(x), device=x.device).repeat(self.samples), make)
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """The mean, the mean square or the variance of what was found for the altered copies of each image."""
+
+    of: Statistic
+
+    def begin(self, evidence: Evidence) -> Accumulator:
+        return Moments(self.of)
+
+
+@dataclass(frozen=True)
+class Smooth:
+    r"""What a method says on average over noisy copies of the photo, or how much it varies.
+
+    With the default method this is SmoothGrad, SmoothGrad-Squared and VarGrad: the mean, the mean square and the
+    variance of :math:`M(x + \varepsilon_i)`, :math:`\varepsilon_i \sim \mathcal N(0, \sigma^2)`. Every copy is asked
+    for the class of the unaltered photo.
+
+    Args:
+        method: any method; its name goes into this one's: ``smooth(gradcam)``.
+        samples: how many copies.
+        sigma: the standard deviation relative to the range of the image's values.
+        statistic: ``mean``, ``square`` or ``variance``.
+        seed: of the noise; every image gets the same.
+
+    Returns:
+        What ``method`` returns, in its units or in their square.
+
+    Smilkov et al., "SmoothGrad: removing noise by adding noise", 2017 (arXiv:1706.03825); Hooker et al., "A Benchmark
+    for Interpretability Methods in Deep Neural Networks", NeurIPS 2019; Adebayo et al., "Sanity Checks for Saliency
+    Maps", NeurIPS 2018.
+
+    >>> import explain, torch
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3, 2))
+    >>> a = explain.attribute(model, torch.rand(1, 3, 1, 1), Smooth(samples=4), target=0)
+    >>> a.method, torch.allclose(a.values[0, :, 0, 0], model[1].weight[0])
+    ('smoothgrad', True)
+    """
+
+    method: Method = field(default_factory=lambda: Saliency(absolute=False))
+    samples: int = 25
+    sigma: float = 0.15
+    statistic: Statistic = "mean"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_options(self, samples=1, sigma=0)
+
+    @property
+    def name(self) -> str:
+        if self.method == Saliency(absolute=False):
+            return _PUBLISHED[self.statistic]
+        return f"{_PREFIX[self.statistic]}({self.method.name})"
+
+    @property
+    def about(self) -> str:
+        inner = "the gradient" if self.method == Saliency(absolute=False) else self.method.name
+        of = {"mean": "mean", "square": "mean square", "variance": "variance"}[self.statistic]
+        return f"{of} of {inner} over noisy copies"
+
+    @property
+    def paper(self) -> str:
+        return _PAPERS[self.statistic]
+
+    @property
+    def source(self) -> Source:
+        return _SOURCES[self.statistic]
+
+    @property
+    def style(self) -> Style:
+        unsigned: Style = "heat" if self.method.style == "heat" else "intensity"
+        return self.method.style if self.statistic == "mean" else unsigned
+
+    @property
+    def found(self) -> Attributions:
+        """What the method says of the noisy copies, taken together."""
+        return Attributions(NoisyCopies(self.samples, self.sigma, self.seed), self.method, Statistics(self.statistic))
+
+    @property
+    def needs(self) -> frozenset[Need[Any]]:
+        return frozenset({self.found})
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        found: torch.Tensor = evidence[self.found]
+        return found
+
+
+class Moments:
+    """A statistic of tensors for each of several images, one tensor at a time (Welford, 1962)."""
+
+    def __init__(self, statistic: Statistic = "mean") -> None:
+        self._statistic = statistic
+        self._of: dict[int, tuple[int, torch.Tensor, torch.Tensor]] = {}
+
+    def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
+        for image, value in zip(images.tolist(), values**2 if self._statistic == "square" else values, strict=True):
+            count, mean, squares = self._of.get(image, (0, torch.zeros_like(value), torch.zeros_like(value)))
+            off = value - mean
+            mean = mean + off / (count + 1)
+            self._of[image] = count + 1, mean, squares + off * (value - mean)
+
+    def enough(self) -> bool:
+        return False
+
+    def result(self) -> torch.Tensor:
+        found = [self._of[image] for image in sorted(self._of)]
+        return torch.stack([s / count if self._statistic == "variance" else mean for count, mean, s in found])
+
+
+@dataclass(frozen=True)
+class _LayerGradient:
+    """The plain gradient in the feature maps, for methods that average it."""
+
+    needs: ClassVar[frozenset[Need[Any]]] = BOTH
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        return evidence.gradients
+
+
+@dataclass(frozen=True)
+class Powers:
+    """The means of the first ``highest`` powers of what was found for the altered copies of each image."""
+
+    highest: int
+
+    def begin(self, evidence: Evidence) -> Accumulator:
+        return _Powers(self.highest, len(evidence.inputs))
+
+
+class _Powers:
+    def __init__(self, highest: int, images: int) -> None:
+        self._counts, self._sums = torch.zeros(images), [torch.zeros(0)] * highest
+
+    def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
+        if not len(self._sums[0]):
+            self._counts = self._counts.to(values)
+            self._sums = [values.new_zeros(len(self._counts), *values.shape[1:]) for _ in self._sums]
+        self._counts.index_add_(0, images, torch.ones_like(images, dtype=values.dtype))
+        for power, total in enumerate(self._sums, start=1):
+            total.index_add_(0, images, values**power)
+
+    def enough(self) -> bool:
+        return False
+
+    def result(self) -> list[torch.Tensor]:
+        return [total / over_all(self._counts, total) for total in self._sums]
+
+
+@dataclass(frozen=True)
+class SmoothGradCAMPlusPlus:
+    r"""Grad-CAM++ with each derivative averaged over noisy copies of the photo; the feature maps are the clean ones.
+
+    With :math:`D_p` the mean over the copies of the p-th power of the gradient,
+    :math:`\alpha = D_2 / (2 D_2 + \sum_{ab} A_{ab} D_3)` and :math:`w_k = \sum_{ij} \alpha\,\mathrm{ReLU}(D_1)`. The
+    paper prints :math:`D_1` above the fraction bar; :math:`D_2` is what makes it Grad-CAM++ where there is no noise.
+
+    Args:
+        samples: how many copies.
+        sigma: the standard deviation of the noise relative to the range of the image's values.
+        seed: of the noise; every image gets the same.
+
+    Returns:
+        ``(N, h, w)`` at the layer's resolution, its positive part.
+
+    Omeiza et al., "Smooth Grad-CAM++", 2019 (arXiv:1908.01224).
+
+    >>> import explain, torch
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+    >>> a = explain.attribute(model, torch.rand(1, 3, 8, 8), SmoothGradCAMPlusPlus(samples=2), target=1, layer="0")
+    >>> a.values.shape
+    torch.Size([1, 6, 6])
+    """
+
+    samples: int = 25
+    sigma: float = 0.15
+    seed: int = 0
+
+    name: ClassVar[str] = "smoothgradcam++"
+    about: ClassVar[str] = "Grad-CAM++ with derivatives averaged over noisy copies"
+    paper: ClassVar[str] = "Omeiza et al., 2019"
+    source: ClassVar[Source] = sources.SMOOTHGRADCAMPP
+    style: ClassVar[Style] = "heat"
+
+    def __post_init__(self) -> None:
+        check_options(self, samples=1, sigma=0)
+
+    @property
+    def derivatives(self) -> Attributions:
+        """The mean powers of the gradient over the noisy copies."""
+        return Attributions(NoisyCopies(self.samples, self.sigma, self.seed), _LayerGradient(), Powers(3))
+
+    @property
+    def needs(self) -> frozenset[Need[Any]]:
+        return frozenset({Activations(), self.derivatives})
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        first, second, third = evidence[self.derivatives]
+        a = evidence.activations
+        alpha = ratio(second, 2 * second + a.sum(spatial_dims(a), keepdim=True) * third)
+        return weighted((alpha * first.clamp(min=0)).sum(spatial_dims(a)), evidence, relu=True)
+
+
+@dataclass(frozen=True)
+class Views:
+    """The photo shown at several scales, each also mirrored if ``flip``."""
+
+    flip: bool
+    scales: tuple[float, ...]
+
+    of_layer: ClassVar[bool] = False
+    needs: ClassVar[frozenset[Need[Any]]] = frozenset()
+
+    @property
+    def kinds(self) -> list[tuple[float, bool]]:
+        return [(scale, flip) for scale in self.scales for flip in ((False, True) if self.flip else (False,))]
+
+    def __str__(self) -> str:
+        return "the photo mirrored and at other scales"
+
+    def count(self, channels: int) -> int:
+        return len(self.kinds)
+
+    def rows(self, evidence: Evidence) -> PerturbedRows:
+        x = evidence.inputs
+
+        def carry(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+            kinds = [self.kinds[row // len(x)] for row in rows.tolist()]
+            return torch.cat(
+                [_shown(t[None], *kind, padding="reflection") for t, kind in zip(tensor, kinds, strict=True)]
+            )
+
+        owners = torch.arange(len(x), device=x.device).repeat(len(self.kinds))
+        return PerturbedRows(owners, lambda rows: carry(x[owners[rows]], rows), carry)
+
+
+@dataclass(frozen=True)
+class MappedBack:
+    """The mean of what was found for views of each image, each mapped back to where the photo is."""
+
+    views: Views
+
+    def begin(self, evidence: Evidence) -> Accumulator:
+        return _MappedBack(self.views, evidence.inputs)
+
+
+class _MappedBack:
+    def __init__(self, views: Views, x: torch.Tensor) -> None:
+        self._kinds, self._images, self._ndim = views.kinds, len(x), x.ndim
+        self._total, self._weight = torch.zeros(0), torch.zeros(0)
+
+    def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
+        if not len(self._total):
+            self._total = values.new_zeros(self._images, *values.shape[1:])
+            self._weight = torch.zeros_like(self._total)
+        for image, number, value in zip(images.tolist(), numbers.tolist(), values, strict=True):
+            scale, flip = self._kinds[number // self._images]
+            flat = value[None] if value.ndim == self._ndim - 1 else value[None, None]
+            for sums, seen in ((self._total, flat), (self._weight, torch.ones_like(flat))):
+                sums[image] += _shown(seen, 1 / scale, flip, padding="zeros")[0].reshape(value.shape)
+
+    def enough(self) -> bool:
+        return False
+
+    def result(self) -> torch.Tensor:
+        return self._total / self._weight.clamp(min=torch.finfo(self._weight.dtype).tiny)
+
+
+@dataclass(frozen=True)
+class Augmented:
+    """What a method says on average over the photo as it is, flipped, and shown larger and smaller, each mapped back.
+
+    The photo keeps its size: it is enlarged and cut off, or made smaller with its border mirrored, so any network takes
+    it. A place that a variant does not show takes no part in its average.
+
+    Args:
+        method: any method; its name goes into this one's: ``augmented(gradcam)``.
+        flip: also mirrored left to right.
+        scales: how large the photo is shown.
+
+    Returns:
+        What ``method`` returns.
+
+    Shanmugam et al., "Better Aggregation in Test-Time Augmentation", ICCV 2021; for maps: Gildenblat, 2021.
+
+    >>> import explain, torch
+    >>> from explain.methods import GradCAM
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+    >>> a = explain.attribute(model, torch.rand(1, 3, 8, 8), Augmented(GradCAM()), target=1, layer="0")
+    >>> a.method, a.values.shape
+    ('augmented(gradcam)', torch.Size([1, 6, 6]))
+    """
+
+    method: Method
+    flip: bool = True
+    scales: tuple[float, ...] = (1.0, 0.9, 1.1)
+
+    paper: ClassVar[str] = "Gildenblat, 2021"
+    source: ClassVar[Source] = sources.PYTORCH_GRAD_CAM
+
+    def __post_init__(self) -> None:
+        check_options(self, scales=0.1)
+        at_least("augmented", "number of scales", len(self.scales), 1)
+
+    @property
+    def name(self) -> str:
+        return f"augmented({self.method.name})"
+
+    @property
+    def about(self) -> str:
+        return f"{self.method.name} over flips and scales, mapped back"
+
+    @property
+    def style(self) -> Style:
+        return self.method.style
+
+    @property
+    def found(self) -> Attributions:
+        """What the method says of all views, mapped back."""
+        views = Views(self.flip, self.scales)
+        return Attributions(views, self.method, MappedBack(views))
+
+    @property
+    def needs(self) -> frozenset[Need[Any]]:
+        return frozenset({self.found})
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        found: torch.Tensor = evidence[self.found]
+        return found
+
+
+def _shown(x: torch.Tensor, scale: float, flip: bool, *, padding: str) -> torch.Tensor:
+    """Show ``x`` ``(1, C, H, W)`` enlarged about its centre by ``scale`` at the same size, mirrored if ``flip``.
+
+    Of a video, every frame is shown so.
+    """
+    if x.ndim < 4:  # an input beside the photo that is no picture
+        return x
+    if scale != 1:
+        axes = [1 / scale, 1 / scale, *[1.0] * (x.ndim - 4)]  # width, height, time
+        theta = F.pad(torch.tensor(axes, dtype=torch.float64, device="cpu").diag(), (0, 1))[None]
+        grid = F.affine_grid(theta.to(x), list(x.shape), align_corners=False)
+        x = F.grid_sample(x, grid, mode="bilinear", padding_mode=padding, align_corners=False)
+    return x.flip(-1) if flip else x

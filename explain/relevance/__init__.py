@@ -1,0 +1,23 @@
+"""Relevance propagation: rules, composites, and the backward pass that applies them; DeepLIFT's multipliers."""
+
+from explain.relevance.composites import COMPOSITES, Composite, When, transformer_attribution
+from explain.relevance.gradient_rules import Coverage, Deconvnet, Guided
+from explain.relevance.linear_rules import AlphaBeta, Epsilon, Flat, Gamma, Gradient, WSquare, ZBox, ZPlus
+
+__all__ = [
+    "COMPOSITES",
+    "AlphaBeta",
+    "Composite",
+    "Coverage",
+    "Deconvnet",
+    "Epsilon",
+    "Flat",
+    "Gamma",
+    "Gradient",
+    "Guided",
+    "WSquare",
+    "When",
+    "ZBox",
+    "ZPlus",
+    "transformer_attribution",
+]

@@ -1,0 +1,362 @@
+"""Relevance, propagated: a backward pass whose gradient is changed so that value times gradient is relevance.
+
+At each step, a rule says what takes the place of the gradient. An operation that no rule covers keeps autograd's, which
+hands out the relevance in proportion to what was put in, as far as it is linear. What a rule does not hand on (what
+biases and stabilisers take, what a softmax loses) is added up by its cause, for each image.
+
+A normalisation by known statistics that a linear map's result is given to, and nothing else, is one map with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import nn
+from torch.autograd.graph import Node
+
+from explain._utils.nested import first_tensor
+from explain.hooks import Answer, Entrance, HookGroup, Source, graph
+from explain.tracing.batch_layout import fits, numbers_of, summed
+from explain.tracing.linear_maps import LinearMap
+from explain.tracing.snapshots import Snapshot
+from explain.tracing.steps import Step
+
+Gradients = tuple[torch.Tensor | None, ...]
+Change = Callable[[torch.Tensor], "torch.Tensor | None"]
+
+
+@dataclass(eq=False)
+class LinearNode:
+    """A linear map in the graph: where its input is, where its result leaves, and what both were.
+
+    Without an entrance, it is one Node, whose first input is the map's.
+    """
+
+    kind: str
+    module: str | None
+    linear: LinearMap
+    x: Snapshot
+    result: Snapshot
+    entrance: Entrance | None
+    exit: Step
+    nearest: bool = False
+    """Whether no other linear map, but for normalisations, lies between it and the input."""
+
+    @property
+    def first(self) -> bool:
+        """Whether the input meets this map first: a convolution, a linear layer or a product, no normalisation."""
+        return self.nearest and self.kind != "batchnorm"
+
+    @property
+    def node(self) -> Node | None:
+        """The Node through which the gradient leaves the map."""
+        return self.exit.node if self.entrance is None else self.entrance.node
+
+    rectified: bool = False
+    """Whether only rectifiers are given its result, so that a gradient arrives only where it is positive."""
+    rectifier: Node | None = None
+    """The one that has overwritten its result, so that the map's relevance can be told from what arrives there."""
+
+
+@dataclass(eq=False)
+class RelevanceFlow:
+    """What a backward pass under a composite leaves behind: what was taken by which cause, and what was deposited.
+
+    ``count`` is the number of images; ``sources`` are the explained inputs.
+    """
+
+    group: HookGroup
+    count: int
+    sources: Sequence[torch.Tensor]
+    taken: dict[str, torch.Tensor] = field(default_factory=dict)
+    deposits: dict[int, torch.Tensor] = field(default_factory=dict)
+    """Relevance that was given to a source itself, by its place among them."""
+    watched: dict[str, torch.Tensor] = field(default_factory=dict)
+    """How much relevance operations without a rule were handed, by their names."""
+    _told: list[Entrance] = field(default_factory=list)
+    _images: torch.Tensor | None = None
+    """Which image each value belongs to in the step that is looked at, as `BatchLayout` tells it."""
+
+    def at(self, step: Step, change: Callable[[Gradients, Gradients], Gradients | None]) -> None:
+        """Change the gradients that leave a step's Node, which are given with those that arrive at it."""
+
+        def leave(grad_inputs: Gradients, grad_outputs: Gradients) -> Gradients | None:
+            self._images = step.images
+            return change(grad_inputs, grad_outputs)
+
+        self.group.node(step.node, leave)
+
+    def arriving(self, step: Step, change: Change) -> None:
+        """Change the gradient that arrives at a step's result; None stops it there."""
+        self._arriving(step.node, step.output, step.images, change)
+
+    def _arriving(self, node: Node, output: int, images: torch.Tensor | None, change: Change) -> None:
+        def arrive(grad_outputs: Gradients) -> Gradients | None:
+            arrived = grad_outputs[output]
+            if arrived is None:
+                return None
+            self._images = images
+            changed = list(grad_outputs)
+            changed[output] = change(arrived)
+            return tuple(changed)
+
+        self.group.node_pre(node, arrive)
+
+    def give(self, entrance: Entrance, answer: Answer) -> None:
+        """Say what is to leave by an entrance in the place of the gradient."""
+        images = self._images
+
+        def answered(gradient: torch.Tensor | None) -> torch.Tensor | None:
+            self._images = images
+            return answer(gradient)
+
+        entrance.give(answered)
+        self._told.append(entrance)
+
+    def instead(self, of: LinearNode, answer: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Say what leaves a map in the place of autograd's gradient, from the gradient that arrives at its result.
+
+        Where a rectifier has overwritten the result, it is the gradient that arrives there, and passes where the
+        result is positive.
+        """
+        entrance = of.entrance
+        if entrance is not None:
+
+            def arrived(gradient: torch.Tensor) -> None:
+                self.give(entrance, lambda _: answer(gradient).to(gradient.dtype))
+
+            node, output = (of.exit.node, of.exit.output) if of.rectifier is None else (of.rectifier, 0)
+            self._arriving(node, output, of.exit.images, arrived)
+            return
+
+        def after(
+            grad_inputs: tuple[torch.Tensor | None, ...], grad_outputs: tuple[torch.Tensor | None, ...]
+        ) -> tuple[torch.Tensor | None, ...]:
+            gradient = grad_outputs[of.exit.output]
+            if gradient is None or grad_inputs[0] is None:
+                return grad_inputs
+            return (answer(gradient).to(gradient.dtype), *grad_inputs[1:])
+
+        self.at(of.exit, after)
+
+    def close(self) -> None:
+        """Take back what entrances were told that the pass did not come by."""
+        for entrance in self._told:
+            entrance.give(None)
+        self._told.clear()
+
+    def take(self, cause: str, part: torch.Tensor, factor: torch.Tensor | float = 1.0, times: float = 1.0) -> None:
+        """Add to what a cause has taken, from a tensor with rows for the images, times factors that meet it."""
+        if not isinstance(factor, torch.Tensor):
+            found = self.by_image(part.detach()) * factor
+        elif factor.shape == part.shape and factor.dtype == part.dtype and self._is_by_image(part):
+            rows, others = part.reshape(self.count, 1, -1), factor.reshape(self.count, -1, 1)
+            found = (rows @ others).reshape(self.count)
+        elif factor.shape == part.shape[-1:] and part.ndim > 1 and factor.dtype == part.dtype:
+            found = self.by_image((part @ factor).unsqueeze(-1))
+        else:
+            found = self.by_image(part * factor)
+        found = found if times == 1 else found * times
+        self.taken[cause] = self.taken[cause] + found if cause in self.taken else found
+
+    def watch(self, cause: str, part: torch.Tensor) -> None:
+        """Note how much relevance an operation without a rule is handed."""
+        size = self.by_image(part.detach().abs())
+        self.watched[cause] = self.watched[cause] + size if cause in self.watched else size
+
+    def lost(self, cause: str, share: float) -> bool:
+        """Whether an operation without a rule has taken more than a share of what it was handed, of some image."""
+        return bool((self.taken[cause].abs() > share * self.watched[cause]).any())
+
+    def by_image(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum over each image's part of what the step that is looked at has."""
+        return per_image(tensor, self.count, self._images)
+
+    def mean(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The mean of each image's part of a tensor, in a shape that meets it."""
+        if self._images is None and tensor.ndim and len(tensor) and len(tensor) % self.count == 0:
+            means = tensor.reshape(self.count, -1).mean(1).repeat_interleave(len(tensor) // self.count)
+            return means.reshape(-1, *[1] * (tensor.ndim - 1))
+        numbers = numbers_of(tensor, self.count, self._images)
+        if numbers is None:
+            return tensor.mean()
+        sums, counts = (summed(each, numbers, self.count) for each in (tensor, torch.ones_like(tensor)))
+        return (sums / counts)[numbers.long()]
+
+    def images_in(self, tensor: torch.Tensor) -> int | None:
+        """The dimension of a tensor along which the images lie; None where it is not known."""
+        if self._images is None:
+            return 0 if len(tensor) == self.count else None
+        apart = [d for d, size in enumerate(self._images.shape) if size > 1]
+        return apart[0] if len(apart) == 1 and fits(self._images, tensor.shape) else None
+
+    def _is_by_image(self, tensor: torch.Tensor) -> bool:
+        """Whether each image has a row of its own, as it lies in memory."""
+        return tensor.ndim > 0 and len(tensor) == self.count and self._images is None and tensor.is_contiguous()
+
+    def deposit(self, place: int, relevance: torch.Tensor) -> None:
+        """Give relevance to a source itself."""
+        known = self.deposits.get(place)
+        self.deposits[place] = relevance if known is None else known + relevance
+
+
+def per_image(tensor: torch.Tensor, count: int, images: torch.Tensor | None = None) -> torch.Tensor:
+    """The sum over what belongs to each image; what is of the batch as a whole is shared evenly.
+
+    >>> per_image(torch.ones(4, 3), 2), per_image(torch.ones(5, 2, 3), 2, torch.tensor([[[0], [1]]]))
+    (tensor([6., 6.]), tensor([15., 15.]))
+    """
+    if images is None and tensor.ndim and len(tensor) % count == 0:
+        return tensor.reshape(count, -1).sum(1)
+    numbers = numbers_of(tensor, count, images)
+    return tensor.sum().expand(count) / count if numbers is None else summed(tensor, numbers, count)
+
+
+@dataclass(eq=False)
+class Marks:
+    """Where the results of some layers leave them, call by call: the Node, its output, and the tensor's shape."""
+
+    found: dict[str, list[tuple[Node, int, torch.Size]]] = field(default_factory=dict)
+
+    def watch(self, group: HookGroup, layer: str) -> None:
+        calls = self.found.setdefault(layer, [])
+
+        def note(module: nn.Module, args: object, output: object) -> None:
+            tensor = first_tensor(output)
+            if tensor is not None and tensor.grad_fn is not None:
+                calls.append((tensor.grad_fn, tensor.output_nr, tensor.shape))
+
+        group.forward(layer, note)
+
+
+def node_of(source: Source) -> Node | None:
+    """The Node that a tensor, or an edge of the graph, came from."""
+    node: Node | None = source.grad_fn if isinstance(source, torch.Tensor) else source.node
+    return node
+
+
+def hold_back(group: HookGroup, node: Node, output: int, channels: Sequence[int], dim: int) -> None:
+    """Let the gradient of some channels alone arrive at a Node, and of its outputs at one alone."""
+
+    def arrive(grad_outputs: Gradients) -> Gradients | None:
+        arrived = grad_outputs[output]
+        changed = [None if g is None else torch.zeros_like(g) for g in grad_outputs]
+        if arrived is not None:
+            kept = torch.zeros(arrived.shape[dim], device=arrived.device, dtype=arrived.dtype)
+            kept[list(channels)] = 1
+            shape = [1] * arrived.ndim
+            shape[dim] = -1
+            changed[output] = arrived * kept.reshape(shape)
+        return tuple(changed)
+
+    group.node_pre(node, arrive)
+
+
+def hold_back_beside(group: HookGroup, node: Node, after: Mapping[Node, Sequence[Node]]) -> None:
+    """Stop the gradient wherever it would leave the ways to a Node. ``after`` says which Nodes lead to each one.
+
+    Hooks run in their order: this comes after those of the rules, which look at all that a step hands on.
+    """
+    leading, waiting = {node}, [node]
+    while waiting:
+        new = [each for each in after[waiting.pop()] if each not in leading]
+        leading.update(new)
+        waiting += new
+    for each in leading - {node}:
+        beside = [
+            i for i, (before, _) in enumerate(each.next_functions) if before is not None and before not in leading
+        ]
+        if beside:
+            group.node(each, partial(_stopped, beside))
+
+
+def _stopped(places: Sequence[int], grad_inputs: Gradients, grad_outputs: Gradients) -> Gradients:
+    return tuple(torch.zeros_like(g) if i in places and g is not None else g for i, g in enumerate(grad_inputs))
+
+
+def maps_in(steps: Sequence[Step], nodes: Mapping[Node, Sequence[Node]], apart: Collection[Node]) -> list[LinearNode]:
+    """The linear maps among some steps, normalisations taken together with what they normalise.
+
+    ``nodes`` says which Nodes lead to each one in the graph; those ``apart`` are not taken together with others.
+    """
+    found: list[LinearNode] = []
+    within: set[int] = set()
+    for step in reversed(steps):
+        if not step.is_map or id(step) in within:
+            continue
+        assert step.linear is not None
+        linear, first = step.linear, step
+        behind = step.behind
+        # Without an entrance of its own, as of a second normalisation, the two cannot be answered for as one.
+        if step.kind == "batchnorm" and behind is not None and behind.linear is not None and behind.entrances:
+            alone = len(nodes.get(behind.node, ())) == 1 and behind.node not in apart
+            joined = behind.linear.then(linear.weight, linear.bias) if alone else None
+            if joined is not None:
+                linear, first = joined, behind
+                within.add(id(behind))
+        assert step.result is not None
+        after = nodes[step.node]
+        rectified = bool(after) and all(node.name().startswith("ReluBackward") for node in after)
+        over = rectified and step.result.rectified and len(after) == 1 and step.node not in apart
+        rectifier = after[0] if over else None
+        entrance, x = first.entrance if first.entrances else None, first.values[0]
+        found.append(
+            LinearNode(first.kind, first.module, linear, x, step.result, entrance, step, False, rectified, rectifier)
+        )
+    found.reverse()
+    _mark_nearest(found)
+    return found
+
+
+def _mark_nearest(maps: Sequence[LinearNode]) -> None:
+    """Mark the maps that no convolution, linear layer or product keeps from the input."""
+    exits = {m.exit.node for m in maps if m.kind != "batchnorm"}
+    clean: set[Node] = set()
+    for each in maps:
+        node = each.node
+        if node is not None:
+            each.nearest = _is_clean(node, exits, clean)
+
+
+def _is_clean(start: Node, exits: set[Node], clean: set[Node]) -> bool:
+    """Whether none of the exits lies behind a Node."""
+    seen, waiting = {start}, [start]
+    while waiting:
+        for before, _ in waiting.pop().next_functions:
+            if before is None or before in seen or before in clean:
+                continue
+            if before in exits:
+                return False
+            seen.add(before)
+            waiting.append(before)
+    clean |= seen
+    return True
+
+
+def consumers(score: torch.Tensor) -> dict[Node, list[Node]]:
+    """Which Nodes of the graph behind a score lead to each of its Nodes, as often as they do."""
+    found: dict[Node, list[Node]] = {}
+    for node in graph(score):
+        found.setdefault(node, [])
+        for before, _ in node.next_functions:
+            if before is not None:
+                found.setdefault(before, []).append(node)
+    return found
+
+
+def sources_behind(node: Node | None, sources: Sequence[torch.Tensor]) -> Iterator[int]:
+    """The places of the sources that a Node leads back to."""
+    if node is None:
+        return
+    seen, waiting = {node}, [node]
+    while waiting:
+        current = waiting.pop()
+        variable = getattr(current, "variable", None)
+        yield from (i for i, source in enumerate(sources) if source is variable)
+        for before, _ in current.next_functions:
+            if before is not None and before not in seen:
+                seen.add(before)
+                waiting.append(before)

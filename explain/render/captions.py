@@ -1,0 +1,230 @@
+"""What is written below a picture: captions, legends of colours, and marks of checks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, sqrt
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from explain.render.text import FAINT, INK, PAPER, fit, font, wrapped
+
+RGB = tuple[int, int, int]
+
+
+@dataclass(frozen=True, repr=False)
+class Legend:
+    """The colours of a picture as they are on the photo, and what they stand for.
+
+    Args:
+        colors: from the lowest to the highest value, or one for each label.
+        labels: the two ends of a ramp; of steps, one for each colour.
+        about: what is shown, in a few words.
+        ramp: whether the colours pass into each other.
+    """
+
+    colors: tuple[RGB, ...]
+    labels: tuple[str, ...]
+    about: str
+    ramp: bool = True
+
+    def __repr__(self) -> str:
+        return f"Legend({self.about!r}, {' to '.join(self.labels) if self.ramp else ', '.join(self.labels)})"
+
+
+def bar(legend: Legend, width: int, size: int) -> Image.Image:
+    """Draw a legend ``width`` pixels wide with text of ``size``: the colours above, the labels below.
+
+    >>> bar(Legend(((0, 0, 0), (255, 0, 0)), ("0", "max"), "heat"), 80, 10).width
+    80
+    """
+    thick, gap = max(6, round(size * 0.8)), max(2, size // 5)
+    canvas = Image.new("RGB", (width, thick + gap + round(size * 1.4)), (255, 255, 255))
+    canvas.paste(_ramp(legend, width, thick) if legend.ramp else _steps(legend, width, thick), (0, 0))
+    draw, face = ImageDraw.Draw(canvas), font(size)
+    slots = len(legend.labels)
+    for i, label in enumerate(legend.labels):
+        length = face.getlength(label)
+        left = (width - length) * i / max(1, slots - 1) if legend.ramp else (i + 0.5) * width / slots - length / 2
+        draw.text((left, thick + gap), label, FAINT, face)
+    return canvas
+
+
+def explained(legend: Legend, width: int, size: int) -> Image.Image:
+    """Draw a legend, and below steps, whose labels are mere shares, what they are shares of.
+
+    >>> steps = Legend(((0, 0, 0), (255, 0, 0)), ("50 %", "90 %"), "evidence inside", ramp=False)
+    >>> explained(steps, 120, 10).height - bar(steps, 120, 10).height
+    14
+    """
+    colors = bar(legend, width, size)
+    if legend.ramp:
+        return colors
+    line, face = round(size * 1.4), font(size)
+    canvas = Image.new("RGB", (max(width, ceil(face.getlength(legend.about))), colors.height + line), (255, 255, 255))
+    canvas.paste(colors, ((canvas.width - width) // 2, 0))
+    left = (canvas.width - face.getlength(legend.about)) / 2
+    ImageDraw.Draw(canvas).text((left, colors.height), legend.about, FAINT, face)
+    return canvas
+
+
+def _ramp(legend: Legend, width: int, height: int) -> Image.Image:
+    colors = np.asarray(legend.colors, np.float64)
+    at = np.linspace(0, len(colors) - 1, width)
+    row = np.stack([np.interp(at, np.arange(len(colors)), colors[:, c]) for c in range(3)], axis=1)
+    return Image.fromarray(np.broadcast_to(row.round().astype(np.uint8), (height, width, 3)).copy())
+
+
+def _steps(legend: Legend, width: int, height: int) -> Image.Image:
+    drawn = Image.new("RGB", (width, height), (255, 255, 255))
+    draw, each = ImageDraw.Draw(drawn), width / len(legend.colors)
+    for i, color in enumerate(legend.colors):
+        edges = (round(i * each + height * 0.15), 0, round((i + 1) * each - height * 0.15) - 1, height - 1)
+        draw.rectangle(edges, fill=color, outline=FAINT)
+    return drawn
+
+
+GOOD, BAD = (0, 112, 96), (176, 60, 20)
+FINER = 4  # signs are drawn larger by this, and then made smaller: their edges are smooth
+SMALLEST_MARK = 8  # pixels of the words; where they still do not fit, the signs stand alone
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One word and whether it holds: a tick in a disc, a cross in a square, or, for None, a dash in a ring."""
+
+    word: str
+    passed: bool | None
+
+    @property
+    def said(self) -> str:
+        return "not asked" if self.passed is None else "passed" if self.passed else "failed"
+
+    @property
+    def text(self) -> str:
+        """The same in letters.
+
+        >>> Mark("class", False).text
+        '✗ class'
+        """
+        return f"{'–' if self.passed is None else '✓' if self.passed else '✗'} {self.word}"
+
+
+def row(marks: Sequence[Mark], width: int, size: int) -> Image.Image:
+    """Draw marks side by side, at most ``width`` pixels wide, with words of ``size`` pixels, or smaller ones.
+
+    >>> row([Mark("model", True), Mark("class", False)], 200, 12).height
+    17
+    """
+    height = round(size * 1.4)
+    while size > SMALLEST_MARK and _length(marks, size) > width:
+        size -= 1
+    words = _length(marks, size) <= width
+    canvas = Image.new("RGB", (width, height), PAPER)
+    draw, face, gap = ImageDraw.Draw(canvas), font(size), _gap(size)
+    step = None if words else min(height + gap, width // max(1, len(marks)))
+    x = 0.0
+    for mark in marks:
+        side = min(height, round(size * 1.15))
+        canvas.paste(_sign(mark.passed, side), (round(x), (height - side) // 2))
+        if step is not None:
+            x += step
+            continue
+        x += side + gap / 2
+        draw.text((x, (height - 1.2 * size) / 2), mark.word, FAINT if mark.passed is None else INK, face)
+        x += face.getlength(mark.word) + gap * 1.5
+    used = max(1, min(width, round(x if step is not None else x - gap * 1.5)))
+    return canvas.crop((0, 0, used, height))
+
+
+def _gap(size: int) -> int:
+    return max(4, round(size * 0.55))
+
+
+def _length(marks: Sequence[Mark], size: int) -> float:
+    face, gap = font(size), _gap(size)
+    each = [round(size * 1.15) + gap / 2 + face.getlength(mark.word) for mark in marks]
+    return sum(each) + 1.5 * gap * (len(marks) - 1)
+
+
+def _sign(passed: bool | None, side: int) -> Image.Image:
+    fine = side * FINER
+    drawn = Image.new("RGB", (fine, fine), PAPER)
+    draw, thick = ImageDraw.Draw(drawn), max(1, round(fine * 0.13))
+    edges = (0, 0, fine - 1, fine - 1)
+
+    def line(*places: tuple[float, float], color: tuple[int, int, int] = PAPER) -> None:
+        draw.line([(x * fine, y * fine) for x, y in places], fill=color, width=thick, joint="curve")
+
+    if passed is None:
+        draw.ellipse(edges, outline=FAINT, width=thick)
+        line((0.3, 0.5), (0.7, 0.5), color=FAINT)
+    elif passed:
+        draw.ellipse(edges, fill=GOOD)
+        line((0.27, 0.53), (0.44, 0.69), (0.74, 0.34))
+    else:
+        draw.rectangle(edges, fill=BAD)
+        line((0.28, 0.28), (0.72, 0.72))
+        line((0.28, 0.72), (0.72, 0.28))
+    return drawn.resize((side, side), Image.Resampling.LANCZOS)
+
+
+NARROWEST = 260  # pixels that a strip needs for its words
+SMALLEST = 320  # pixels along the longer side, below which a photo is enlarged for a caption
+
+
+def enlargement(size: tuple[int, int]) -> int:
+    """Return by how much a photo of ``size`` (width, height) is enlarged to stand above words.
+
+    >>> enlargement((32, 32)), enlargement((320, 200))
+    (10, 1)
+    """
+    return ceil(SMALLEST / max(size)) if max(size) < SMALLEST else 1
+
+
+def lettering(size: tuple[int, int]) -> int:
+    """Return the size of the largest text under a picture of ``size`` (width, height), in pixels."""
+    return max(13, round(min(size[0] / 28, sqrt(size[0] * size[1]) / 22)))
+
+
+def caption(
+    picture: Image.Image,
+    title: str,
+    detail: str,
+    legend: Legend | None = None,
+    *,
+    end: str = "",
+    marks: Sequence[Mark] = (),
+) -> Image.Image:
+    """Put a strip under a picture: a bold title, a fainter line of detail and, where it helps, what colours mean.
+
+    A picture narrower than 260 pixels is centred above a strip of that width. The ``end`` of the title, a percentage,
+    is never cut. ``marks`` are a row of their own, below.
+
+    >>> caption(Image.new("RGB", (400, 300)), "tabby cat", "gradcam", end=", 87 %").width
+    400
+    """
+    width = max(NARROWEST, picture.width)
+    large = lettering((width, max(1, picture.height)))
+    small = max(11, round(large * 0.78))
+    pad = round(large * 0.7)
+    colors = None if legend is None else explained(legend, max(70, min(width // 4, 13 * small)), small)
+    room = width - 2 * pad - (0 if colors is None else colors.width + pad)
+    details = wrapped(detail, room, small, 3) or [""]
+    signs = row(marks, room, small) if marks else None
+    words = round(large * 1.35) + len(details) * round(small * 1.35)
+    below = 0 if signs is None else signs.height + small // 2
+    lines = max(words + below, 0 if colors is None else colors.height)
+    canvas = Image.new("RGB", (width, picture.height + lines + 2 * pad), PAPER)
+    canvas.paste(picture, ((width - picture.width) // 2, 0))
+    draw, top = ImageDraw.Draw(canvas), picture.height + pad
+    if colors is not None:
+        canvas.paste(colors, (width - pad - colors.width, top + (lines - colors.height) // 2))
+    if signs is not None:
+        canvas.paste(signs, (pad, top + words + small // 2))
+    draw.text((pad, top), fit(title, room, large, True, end), INK, font(large, True))
+    for i, line in enumerate(details):
+        draw.text((pad, top + round(large * 1.35) + i * round(small * 1.35)), line, FAINT, font(small))
+    return canvas

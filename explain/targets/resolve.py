@@ -1,0 +1,186 @@
+"""What a caller may give for a target, and the `Target` that it stands for."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from explain._utils.errors import ModelError, TargetError, shown
+from explain.targets.base import Composable, Labels, Picked, Sum, Target, label
+from explain.targets.classes import Category, ClassTarget, TopClass
+from explain.targets.functions import ScoreTarget
+from explain.targets.labels import Categories, find_label
+from explain.targets.per_image import Element, Separate, Tuple
+
+One: TypeAlias = "int | str | tuple[int, ...] | Callable[..., torch.Tensor] | Target | None"
+TargetLike: TypeAlias = "One | torch.Tensor | Sequence[One]"
+
+
+def as_target(target: TargetLike, categories: Sequence[str] | None = None) -> Target:
+    """Turn what a caller gives for a target into a `Target`.
+
+    None means each image's top class; an int or a label means that class for all images; a tensor or list of N ints or
+    labels is a class for each image. A model with one number for each image (a regression, or one logit for yes) has a
+    single "class", 0, which None stands for too.
+
+    A callable takes the model's output and returns ``(N,)`` scores. Methods that alter images call it on other numbers
+    of rows too; what needs to know whose rows they are takes them as a second argument (see `ScoreTarget`). A list of N
+    callables, or of other targets, has one for each image; each callable is given the whole output, and returns a score
+    for every row.
+
+    A tuple such as ``(3, 2, 1)`` is the place ``output[:, 3, 2, 1]`` of an output with more dimensions than class
+    scores have; a list of N tuples, or a tensor ``(N, D)``, is a place for each image.
+
+    Raises:
+        TargetError: an unknown label, or something that is no target.
+
+    >>> as_target("tabby", ["tabby cat", "golden retriever"])
+    ClassTarget(index=0)
+    >>> as_target([(3, 2, 1), (0, 1, 1)]).name
+    '(3, 2, 1), (0, 1, 1)'
+    """
+    categories = check_categories(categories)
+    if target is None:
+        return TopClass()
+    if isinstance(target, bool):
+        raise TargetError(
+            f"target must be a class index, a label or a callable, got {target!r}; for a yes or no take "
+            f"explain.targets.BinaryLogit({'' if target else 'positive=False'})"
+        )
+    if isinstance(target, type):
+        raise TargetError(f"target must be an object, got the class {target.__name__}; use {target.__name__}(...)")
+    if isinstance(target, str):
+        return Label(target).labelled(categories)
+    if isinstance(target, Target):
+        return label(target, categories)
+    if isinstance(target, torch.Tensor) or hasattr(target, "tolist"):
+        return _from_numbers(target.tolist(), target, categories)
+    if isinstance(target, (int, Sequence)):
+        return _from_numbers(target, target, categories)
+    if callable(target):
+        return ScoreTarget(target)
+    raise TargetError(
+        f"target must be a class index, a label, N class indices or a callable, got {shown(target)}; give the index of "
+        "a class as a whole number"
+    )
+
+
+def as_list(target: Any) -> list[TargetLike]:
+    """Return one target, or several in a list, tuple, array or tensor, as a list of targets.
+
+    >>> as_list("tabby"), as_list((281, None)), as_list(torch.tensor([3, 4]))
+    (['tabby'], [281, None], [3, 4])
+    """
+    if isinstance(target, torch.Tensor) or hasattr(target, "tolist"):
+        return list(target.reshape(-1).tolist())
+    return list(target) if isinstance(target, (list, tuple)) else [target]
+
+
+class Difference(Sum):
+    """Why this rather than that: the score of one target less that of another.
+
+    Args:
+        this: anything that can be a target: a class index, a label, a callable, a `Target`; None is each image's top
+        class.
+        that: the same.
+
+    >>> why = Difference(2, 0)
+    >>> why.name, why.pick(torch.tensor([[1.0, 0.0, 4.0]]), 1)[0]
+    ('2 − 0', tensor([3.]))
+    """
+
+    def __init__(self, this: TargetLike, that: TargetLike) -> None:
+        super().__init__(((1.0, _part(this)), (-1.0, _part(that))))
+
+
+@dataclass(frozen=True)
+class Label(Composable):
+    """A class that is known only by its label, until the labels of the model are known."""
+
+    name: str
+
+    def pick(self, output: Any, count: int) -> Picked:
+        return self.labelled(None).pick(output, count)
+
+    def labelled(self, categories: Labels) -> ClassTarget:
+        return ClassTarget(find_category(self.name, categories))
+
+
+def _part(target: TargetLike) -> Target:
+    return Label(target) if isinstance(target, str) else as_target(target)
+
+
+def _from_numbers(numbers: Any, given: object, categories: Labels) -> Target:
+    """The target for a number, for one thing for each image, or for the place that a tuple names."""
+    if not isinstance(numbers, Sequence):
+        return ClassTarget(_whole([numbers], given)[0])
+    if not numbers:
+        raise TargetError(f"target must hold whole class indices, one per image, got {shown(given)}")
+    if isinstance(given, tuple) and len(given) > 1 and all(isinstance(number, int) for number in given):
+        return Tuple(_whole(given, given))
+    chosen = tuple(_for_one_image(each, given, categories) for each in numbers)
+    classes = tuple(each.index for each in chosen if isinstance(each, ClassTarget) and isinstance(each.index, int))
+    return ClassTarget(classes) if len(classes) == len(chosen) else Separate(chosen)
+
+
+def _for_one_image(each: Any, given: object, categories: Labels) -> Target:
+    """The target for one item of a list that holds one for each image."""
+    if isinstance(each, (list, tuple)):
+        index = _whole(each, given)
+        return ClassTarget(index[0]) if len(index) == 1 else Element(index)
+    if hasattr(each, "tolist") or isinstance(each, (bool, float)):
+        return ClassTarget(_whole([each], given)[0])
+    target = as_target(each, categories)
+    if isinstance(target, ScoreTarget) and target.takes_images:
+        raise TargetError(
+            f"a list of targets must hold functions of the output alone, but {target.name} takes images too; give it "
+            "as the one target"
+        )
+    return target
+
+
+def _whole(numbers: Sequence[Any], given: object) -> tuple[int, ...]:
+    try:
+        return tuple(_index(number) for number in numbers)
+    except TypeError:
+        raise TargetError(f"target must hold whole class indices, one per image, got {shown(given)}") from None
+
+
+def _index(number: Any) -> int:
+    if isinstance(number, bool):
+        raise TypeError("a truth value is no class index")
+    return operator.index(number)
+
+
+def check_categories(categories: object) -> Labels:
+    """Return the labels of a model's classes as a list; None stays None.
+
+    Raises:
+        ModelError: they are no sequence of texts, or a single text.
+
+    >>> check_categories(("cat", "dog"))
+    ['cat', 'dog']
+    """
+    if categories is None or isinstance(categories, Categories):
+        return categories
+    several = isinstance(categories, Iterable) and not isinstance(categories, (str, bytes, Mapping, Set))
+    labels = list(categories) if several else []  # type: ignore[call-overload]
+    wrong = [label for label in labels if not isinstance(label, str)]
+    if several and not wrong:
+        return labels
+    got = f"{shown(wrong[0])} among them" if several else type(categories).__name__
+    raise ModelError(
+        f"categories must be a list of the labels of all classes, got {got}; give one text for each class, in order"
+    )
+
+
+def find_category(given: int | str, categories: Labels) -> int:
+    """Return a class index as it is, and for a label its index."""
+    if not isinstance(given, str):
+        return given
+    index = find_label(given, categories)
+    return Category(index, given if categories is None else categories[index])

@@ -1,0 +1,211 @@
+"""Which image each value of a tensor belongs to, where a network does not keep the images first.
+
+Attention that has tokens before images, windows that are laid out beside each other, images that are run one by one or
+twice make this hard to tell from a shape alone: as many heads as images look like images that come second. So it is
+followed from call to call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from explain.tracing.calls import Call, TensorMap, places
+
+_SHAPES = frozenset(["reshape", "view", "view_as", "reshape_as", "flatten", "unflatten", "unsqueeze", "squeeze",
+                     "contiguous", "clone"])  # fmt: skip
+"""Functions that keep the order of their first argument's values."""
+_TURNS = frozenset(["permute", "transpose", "movedim", "moveaxis", "swapaxes", "swapdims", "t", "T", "mT", "H",
+                    "adjoint", "flip", "roll", "rot90"])  # fmt: skip
+_PARTS = frozenset(["getitem", "select", "narrow", "split", "chunk", "unbind", "tensor_split", "index_select"])
+_COPIES = frozenset(["expand", "expand_as", "repeat", "tile", "repeat_interleave"])
+_MOVES = _TURNS | _PARTS | _COPIES
+"""Functions and attributes that move the values of their first argument."""
+_JOINS = frozenset(["cat", "concat", "concatenate", "stack", "hstack", "vstack"])
+_REDUCTIONS = frozenset(["sum", "mean", "amax", "amin", "max", "min", "std", "var", "prod", "logsumexp", "norm"])
+
+
+class BatchLayout:
+    """Follows which image the values of tensors belong to, for tensors whose images do not come first.
+
+    What it tells is a tensor of image numbers, with as many dimensions and size 1 where the image does not change.
+
+    >>> layout, x = BatchLayout(count=2), torch.zeros(2, 5, 3)
+    >>> y = x.transpose(0, 1)
+    >>> layout.see(Call(torch.transpose, "transpose", (x, 0, 1), {}), [0], y)
+    >>> layout.of(x), layout.of(y).tolist()
+    (None, [[[0], [1]]])
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._known: TensorMap[torch.Tensor] = TensorMap()
+        self._seen_any = False
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The image of each value; None where the images come first, or it is not known."""
+        return self._known.get(tensor) if self._seen_any else None
+
+    def see(self, call: Call, dependent: Sequence[int], result: Any) -> None:
+        """Note what a call has made of its arguments, of which those at the ``dependent`` places come of the images."""
+        if self._count == 1 or not dependent:
+            return
+        if call.kind in _JOINS:
+            self._note(result, self._joined(call, dependent))
+        elif call.kind in _MOVES:
+            self._move(call, call.flat[dependent[0]], result)
+        elif isinstance(result, torch.Tensor):
+            self._note(result, self._made(call, dependent, result))
+
+    def _made(self, call: Call, dependent: Sequence[int], result: torch.Tensor) -> torch.Tensor | None:
+        """The numbers of what was computed from the values in their places."""
+        given = call.flat[dependent[0]]
+        if call.kind in _SHAPES:
+            return self._laid_out(given, result)
+        if call.kind == "einsum":
+            return self._multiplied(call, dependent[0])
+        if not self._seen_any:
+            return None
+        alike = next((call.flat[i] for i in dependent if call.flat[i].ndim == result.ndim), given)
+        numbers = self.of(alike)
+        if numbers is not None and call.kind in _REDUCTIONS:
+            numbers = _reduced(call, numbers.expand(alike.shape), result)
+        return None if numbers is None else fitted(numbers, result.shape, self._count)
+
+    def _laid_out(self, given: torch.Tensor, result: torch.Tensor) -> torch.Tensor | None:
+        known = self.of(given)
+        if known is None and result.ndim and len(result) % self._count == 0:
+            return None  # as before, the first rows are those of the first image
+        numbers = self._numbers(given)
+        return None if numbers is None else compact(numbers.expand(given.shape).reshape(result.shape))
+
+    def _move(self, call: Call, given: torch.Tensor, result: Any) -> None:
+        """Do the same with the numbers of the images."""
+        numbers = self._numbers(given)
+        if numbers is None:
+            return
+        made = call.made({0: numbers.expand(given.shape)})
+        pairs = [(result, made)] if isinstance(result, torch.Tensor) else zip(result, made, strict=True)
+        for tensor, its in pairs:
+            self._note(tensor, compact(its))
+
+    def _joined(self, call: Call, dependent: Sequence[int]) -> torch.Tensor | None:
+        """The numbers of tensors that are joined; a constant belongs to the images beside it."""
+        beside, found = self._numbers(call.flat[dependent[0]]), {}
+        for i in places(call, lambda tensor: True):
+            tensor = call.flat[i]
+            shared = i not in dependent and beside is not None and fits(beside, tensor.shape)
+            numbers = beside if shared else self._numbers(tensor)
+            if numbers is None:
+                return None
+            found[i] = numbers.expand(tensor.shape)
+        return compact(call.made(found))
+
+    def _multiplied(self, call: Call, place: int) -> torch.Tensor | None:
+        """The numbers of what `torch.einsum` gives, where its formula has no dots."""
+        words = call.flat[0].replace(" ", "").split("->") if isinstance(call.flat[0], str) else []
+        numbers = self._numbers(call.flat[place])
+        if len(words) != 2 or "." in words[0] or numbers is None:
+            return None
+        letters = words[0].split(",")[place - 1]
+        if any(size > 1 and letter not in words[1] for letter, size in zip(letters, numbers.shape, strict=True)):
+            return None
+        kept = numbers.permute(sorted(range(numbers.ndim), key=lambda d: words[1].find(letters[d])))
+        sizes = dict(zip(letters, numbers.shape, strict=True))
+        return kept.reshape([sizes.get(letter, 1) for letter in words[1]])
+
+    def _numbers(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The image of each value, also where the images come first; None where it is not known."""
+        known = self.of(tensor)
+        if known is None and tensor.ndim and len(tensor) and len(tensor) % self._count == 0:
+            return first(self._count, tensor)
+        return known
+
+    def _note(self, tensor: torch.Tensor, numbers: torch.Tensor | None) -> None:
+        if numbers is None or self._come_first(tensor, numbers):
+            if self._seen_any:
+                self._known.discard(tensor)
+        else:
+            self._known[tensor], self._seen_any = numbers, True
+
+    def _come_first(self, tensor: torch.Tensor, numbers: torch.Tensor) -> bool:
+        if tensor.ndim == 0 or len(tensor) % self._count or numbers.shape[1:].numel() != 1:
+            return False
+        return torch.equal(numbers, compact(first(self._count, tensor)))
+
+
+def first(count: int, like: torch.Tensor) -> torch.Tensor:
+    """The image numbers of a tensor that begins with the rows of the first image."""
+    numbers = torch.arange(count, device=like.device, dtype=torch.int32)
+    return numbers.repeat_interleave(len(like) // count).reshape(-1, *[1] * (like.ndim - 1))
+
+
+def compact(numbers: torch.Tensor) -> torch.Tensor:
+    """The same numbers, of size 1 along each dimension in which they do not change.
+
+    >>> compact(torch.tensor([[0, 0], [1, 1]]))
+    tensor([[0],
+            [1]])
+    """
+    for d, (size, stride) in enumerate(zip(numbers.shape, numbers.stride(), strict=True)):
+        one = numbers.narrow(d, 0, min(size, 1))
+        if stride == 0 or bool((numbers == one).all()):
+            numbers = one
+    return numbers
+
+
+def fits(numbers: torch.Tensor, shape: torch.Size) -> bool:
+    """Whether a tensor of some shape can belong to the images of these numbers."""
+    return numbers.ndim == len(shape) and all(n in (1, size) for n, size in zip(numbers.shape, shape, strict=True))
+
+
+def fitted(numbers: torch.Tensor, shape: torch.Size, count: int) -> torch.Tensor | None:
+    """The numbers for a result of another shape: of one image all of it, of blocks of channels as many blocks.
+
+    >>> fitted(torch.tensor([[0, 0, 1, 1]]), torch.Size([1, 6]), 2).tolist()
+    [[0, 0, 0, 1, 1, 1]]
+    """
+    if numbers.numel() == 1:
+        return numbers.reshape([1] * len(shape))
+    if fits(numbers, shape) or numbers.ndim != len(shape):
+        return numbers if numbers.ndim == len(shape) else None
+    d = max(range(numbers.ndim), key=lambda d: numbers.shape[d])
+    blocks = [first(count, torch.empty(size, device=numbers.device)) for size in (numbers.shape[d], shape[d])]
+    if numbers.numel() != numbers.shape[d] or shape[d] % count or not torch.equal(numbers.flatten(), blocks[0]):
+        return None
+    return blocks[1].reshape([-1 if i == d else 1 for i in range(len(shape))])
+
+
+def _reduced(call: Call, numbers: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    """The numbers of what is left when some dimensions are added up, or the like."""
+    dims = call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else None)
+    if dims is None:
+        return compact(numbers)
+    return compact(numbers.amax(dims, keepdim=result.ndim == numbers.ndim))
+
+
+def numbers_of(tensor: torch.Tensor, count: int, images: torch.Tensor | None) -> torch.Tensor | None:
+    """The image of each value of what a step has: ``images`` where they fit, or the rows, one or several for each.
+
+    None where it is not known.
+    """
+    if images is not None and fits(images, tensor.shape):
+        return images
+    if tensor.ndim and len(tensor) and len(tensor) % count == 0:
+        return first(count, tensor)
+    if tensor.ndim > 1 and tensor.shape[1] == count:
+        return first(count, tensor[0]).unsqueeze(0)
+    return None
+
+
+def summed(values: torch.Tensor, numbers: torch.Tensor, count: int) -> torch.Tensor:
+    """The sum of the values of each image.
+
+    >>> summed(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[0, 1]]), 2)
+    tensor([4., 6.])
+    """
+    alike = [d for d, size in enumerate(numbers.shape) if size == 1]
+    rows = values.sum(alike, keepdim=True) if alike else values
+    return rows.new_zeros(count).index_add_(0, numbers.flatten(), rows.flatten())

@@ -1,0 +1,315 @@
+"""Which tensors depend on what is explained, and what a network adds that does not: biases, shifts, constants."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+
+from explain._utils.errors import MethodError
+from explain.hooks import behind_proxy, is_transforming
+from explain.tracing.calls import TensorMap
+
+
+class Dependence:
+    """Tells what depends on the explained inputs from what is made of parameters, numbers and other inputs.
+
+    A gradient leads from the one to the inputs. From the other it leads to parameters at most, whether they are trained
+    or not, and whether or not the model has registered them: what is computed from a detached tensor, or looked up by
+    an index, depends on the input in no way that a gradient could follow.
+
+    >>> layer, x = torch.nn.Linear(3, 3), torch.ones(1, 3, requires_grad=True)
+    >>> dependence = Dependence([x])
+    >>> [dependence.of(made) for made in (layer(x), layer.weight.T * 2, layer(x.detach()))]
+    [True, False, False]
+    """
+
+    def __init__(self, sources: Sequence[torch.Tensor]) -> None:
+        self._sources = {id(tensor): tensor for tensor in sources}
+        self._known: dict[Node, bool] = {}
+        self._begun = sequence_number()
+
+    def of(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor depends on the explained inputs."""
+        tensor = behind_proxy(tensor)
+        if not tensor.requires_grad:
+            return False
+        node = tensor.grad_fn
+        return id(tensor) in self._sources if node is None else self._leads_back(node)
+
+    def beside(self, view: torch.Tensor) -> torch.Tensor | None:
+        """What lies beside a view, which has just been overwritten, in the constant that it is a view of.
+
+        The constant has become something that depends on the input in this part of it. None where it did so before, or
+        where all beside is zero.
+        """
+        base = view._base
+        if base is None or base.grad_fn is None or not base.grad_fn.name().endswith("CopySlices"):
+            return None
+        before = base.grad_fn.next_functions[0][0]
+        if before is not None and self._leads_back(before):
+            return None
+        found = base.detach().clone()
+        if found.stride() != base.stride():
+            return None
+        found.as_strided(view.shape, view.stride(), view.storage_offset() - base.storage_offset()).zero_()
+        return found if bool(found.any()) else None
+
+    def _leads_back(self, node: Node) -> bool:
+        """Whether a gradient leads from a Node to the explained inputs; each Node is looked at once."""
+        known, waiting = self._known, [node]
+        while waiting:
+            last = waiting[-1]
+            if last in known:
+                waiting.pop()
+                continue
+            before = self._before(last)
+            unknown = [each for each in before if each not in known]
+            if unknown:
+                waiting += unknown
+                continue
+            known[waiting.pop()] = any(known[each] for each in before) if before else self._is_explained(last)
+        return known[node]
+
+    def _before(self, node: Node) -> list[Node]:
+        """The Nodes that a gradient reaches next; none where it comes to what the model has kept of an earlier pass."""
+        if node._sequence_nr() < self._begun:
+            return []
+        return [each for each, _ in node.next_functions if each is not None]
+
+    def _is_explained(self, node: Node) -> bool:
+        """Whether a gradient that ends at a Node ends at an explained input."""
+        return isinstance(node, torch._C._functions.AccumulateGrad) and id(node.variable) in self._sources
+
+
+def sequence_number() -> int:
+    """The number of the Node that autograd makes next, of this thread."""
+    with torch.inference_mode(False), torch.enable_grad():
+        node = torch.ones(1, requires_grad=True).clone().grad_fn
+    assert node is not None
+    return int(node._sequence_nr())
+
+
+@dataclass(frozen=True)
+class _Biased:
+    """A function that adds a bias: the names of its arguments, and the dimension that the bias runs along.
+
+    Without one, the bias has the shape of the last dimensions.
+    """
+
+    arguments: str
+    channels: int | None = 1
+
+
+_OF_BATCHES = "running_mean running_var weight bias training momentum eps"
+_BIASED = {
+    F.linear: _Biased("input weight bias", None),
+    **{getattr(F, f"conv{n}d"): _Biased("input weight bias", -n - 1) for n in (1, 2, 3)},
+    **{getattr(F, f"conv_transpose{n}d"): _Biased("input weight bias", -n - 1) for n in (1, 2, 3)},
+    **{f: _Biased("input shape weight bias", None) for f in (F.layer_norm, torch.layer_norm)},
+    **{f: _Biased("input groups weight bias") for f in (F.group_norm, torch.group_norm)},
+    F.batch_norm: _Biased(f"input {_OF_BATCHES}"),
+    torch.batch_norm: _Biased("input weight bias running_mean running_var training momentum eps"),
+    torch.instance_norm: _Biased("input weight bias running_mean running_var use_input_stats momentum eps"),
+    F.instance_norm: _Biased(f"input {_OF_BATCHES}".replace("training", "use_input_stats")),
+}
+SUMS = frozenset(["add", "radd", "iadd", "sub", "rsub", "isub", "subtract"])
+"""What adds or takes away, in the words of `Tensor`'s methods without their underscores."""
+_FILLED = frozenset(["zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"])
+"""Functions that take nothing but the shape of their first argument."""
+_FITTED = frozenset(["to", "type_as", "expand_as", "view_as", "reshape_as"])
+"""Functions that take nothing but the shape or type of their second argument."""
+_FIRST = frozenset(["addmm", "baddbmm", "addbmm", "addmv", "addcmul"])
+"""Functions that add something to their first argument."""
+_NAMED = (nn.modules.conv._ConvNd, nn.Linear, nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
+"""Modules that do one thing: what their output is laid out as, the bias is too."""
+_THROUGH = ("View", "UnsafeView", "Add", "Sub", "Mul", "Div", "MaskedFill", "Where", "Reshape", "Unsqueeze", "Squeeze")
+_STEPS = 12
+Running: TypeAlias = "tuple[str | None, nn.Module | None]"
+"""The module that runs, and its name."""
+
+
+@dataclass(frozen=True, eq=False)
+class AddedConstant:
+    """A constant, and where it is added: the Node, by its output; the module, by name and call if it does no more.
+
+    ``lies_on_input`` is False for numbers, and for what is added to scores of attention: they are no maps. The channels
+    of linear functions come last.
+    """
+
+    value: torch.Tensor | float
+    edge: GradientEdge
+    module: str | None = None
+    call: int = 0
+    lies_on_input: bool = True
+    channels_last: bool = False
+
+
+@dataclass(eq=False)
+class ConstantRecorder:
+    """Notes what is added in a forward pass, all of which it has to see."""
+
+    model: nn.Module
+    found: list[AddedConstant] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        own = [*self.model.parameters(), *self.model.buffers()]
+        self._themselves = {id(tensor): tensor for tensor in own}
+        self._own = {storage for tensor in own if (storage := _storage(tensor))}
+        self._made = TensorMap[bool]()
+        self._calls: Counter[str] = Counter()
+        self._of_attention: set[Any] = set()
+        self._begun = sequence_number()
+
+    def settled(self) -> list[AddedConstant]:
+        """What has been found, when the forward pass is over."""
+        return [c if c.edge.node not in self._of_attention else _nowhere(c) for c in self.found]
+
+    def see(
+        self,
+        func: Any,
+        kind: str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        result: Any,
+        running: Callable[[], Running],
+    ) -> Any:
+        """Note what a call adds; return its result, in the graph."""
+        if not isinstance(result, torch.Tensor) or not result.is_floating_point():
+            return self.derive(kind, args, kwargs, result)
+        biased = _biased(func)
+        if biased is not None:
+            given = {**dict(zip(biased.arguments.split(), args, strict=False)), **kwargs}
+            if not self.is_constant(given["input"]):
+                return self._note_bias(biased.channels, given, result, running)
+        elif kind in SUMS and len(args) == 2:
+            self._note_sum(kind, args, kwargs, result)
+        elif kind in _FIRST and args and self.is_constant(args[0]) and not all(map(self.is_constant, args[1:])):
+            self._note(kwargs.get("beta", 1) * args[0], result)
+        elif kind == "softmax":
+            self._mark_attention(args[0] if args else kwargs["input"])
+        return self.derive(kind, args, kwargs, result)
+
+    def is_constant(self, value: Any) -> bool:
+        if isinstance(value, torch.Tensor):
+            made = id(value) in self._themselves or value in self._made or _storage(value) in self._own
+            return made or self._is_older(value)
+        return isinstance(value, (int, float))
+
+    def _is_older(self, tensor: torch.Tensor) -> bool:
+        """Whether it was made before the pass began, of weights, and kept by the model, with its graph."""
+        return tensor.grad_fn is not None and tensor.grad_fn._sequence_nr() < self._begun
+
+    def derive(self, kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Any:
+        """Note whether a result, or what was written into, is made of constants alone."""
+        values = [*args, *kwargs.values()]
+        tensors = [
+            t for v in values for t in (v if isinstance(v, (list, tuple)) else (v,)) if isinstance(t, torch.Tensor)
+        ]
+        told = tensors[1:] if kind in _FILLED else tensors[:1] if kind in _FITTED else tensors
+        constant = all(map(self.is_constant, told))
+        made = args[0] if kind == "setitem" else result
+        for each in made if isinstance(made, (list, tuple)) else (made,):
+            if isinstance(each, torch.Tensor):
+                if constant:
+                    self._made[each] = True
+                else:
+                    for changed in (each, each._base):  # what is written into a view is in its base
+                        if changed is not None:
+                            self._made.discard(changed)
+        return result
+
+    def _note_bias(
+        self, channels: int | None, given: Mapping[str, Any], result: torch.Tensor, running: Callable[[], Running]
+    ) -> torch.Tensor:
+        name, module = running()
+        named = name if isinstance(module, _NAMED) else None
+        call = self._calls[named] if named else 0
+        if named:
+            self._calls[named] += 1
+        bias = _bias(given)
+        if bias is None:
+            return result
+        if is_transforming():
+            raise MethodError(
+                f"fullgrad must see what is added outside torch.vmap and the other transforms of torch.func, but the "
+                f"bias in layer {name or 'model'!r} is added inside one; write the model without it, or use "
+                "integratedgradients"
+            )
+        if not result.requires_grad and torch.is_grad_enabled():
+            result = result.detach().requires_grad_().clone()  # of another image: its graph begins here
+        elif result._is_view():
+            result = result.clone()  # what overwrites a view hides its Node (instance normalisation gives one)
+        if channels is not None:
+            bias = bias.reshape(-1, *[1] * (result.ndim - 1 - channels % result.ndim))
+        if result.requires_grad:  # the bias of a single channel is one number, but lies where the channel does
+            last = channels is None and bias.ndim == 1
+            self.found.append(AddedConstant(bias, get_gradient_edge(result), named, call, channels_last=last))
+        return result
+
+    def _note_sum(self, kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: torch.Tensor) -> None:
+        """``a + alpha b``, ``a - alpha b`` or ``b - alpha a``, one of which is constant."""
+        which = [place for place, value in enumerate(args) if self.is_constant(value)]
+        if len(which) != 1:
+            return
+        second = which[0] == (0 if kind == "rsub" else 1)
+        sign = -1 if second and "sub" in kind else 1
+        self._note(sign * (kwargs.get("alpha", 1) if second else 1) * args[which[0]], result)
+
+    def _note(self, value: torch.Tensor | float, result: torch.Tensor) -> None:
+        if result.requires_grad:
+            lies = isinstance(value, torch.Tensor) and value.numel() > 1
+            value = value.detach() if isinstance(value, torch.Tensor) else value
+            self.found.append(AddedConstant(value, get_gradient_edge(result), lies_on_input=lies))
+
+    def _mark_attention(self, scores: torch.Tensor) -> None:
+        """Remember the last steps before a softmax: what is added there is added to scores."""
+        node = scores.grad_fn
+        for _ in range(_STEPS):
+            if node is None or not node.name().startswith(_THROUGH):
+                return
+            self._of_attention.add(node)
+            node = next((before for before, _ in node.next_functions if before is not None), None)
+
+
+def _biased(func: Any) -> _Biased | None:
+    """What there is to know of a function that adds a bias; exported code calls the operators by themselves."""
+    if isinstance(func, torch._ops.OpOverload):
+        name = func.__name__.split(".")[0]
+        func = getattr(torch, name, getattr(F, name, None))
+    return _BIASED.get(func)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):  # a sparse tensor, or one within a transform, has none
+        return 0
+
+
+def _nowhere(constant: AddedConstant) -> AddedConstant:
+    return replace(constant, lies_on_input=False)
+
+
+def _bias(given: Mapping[str, Any]) -> torch.Tensor | None:
+    """The constant ``(C,)`` that a call adds to what is otherwise linear in its input.
+
+    For a normalisation by running statistics it is ``beta - gamma mean / sqrt(var + eps)``: the shift by the running
+    mean counts, which the bias alone leaves out.
+    """
+    bias, mean, variance = given.get("bias"), given.get("running_mean"), given.get("running_var")
+    bias = None if bias is None else bias.detach()
+    batch = given.get("training", False) or given.get("use_input_stats", "training" not in given)
+    if mean is None or variance is None or batch:
+        return bias
+    shift = mean.detach() * (variance.detach() + given.get("eps", 1e-5)).rsqrt()
+    weight = given.get("weight")
+    shift = shift if weight is None else shift * weight.detach()
+    found: torch.Tensor = -shift if bias is None else bias - shift
+    return found

@@ -1,0 +1,205 @@
+"""Linear maps among the calls of a forward pass: what is mapped, by which weights, and what is added."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from explain.tracing.calls import Call
+
+Run = Callable[[torch.Tensor, torch.Tensor, "torch.Tensor | None"], torch.Tensor]
+Back = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class LinearMap:
+    """``size * run(x, weight, bias)``; ``place`` is that of x among the call's arguments.
+
+    ``size`` is positive, one number for each channel, in the shape that meets the result; None is 1. The result's
+    channels run along dimension ``channels``. ``back(gradient, x, weight)`` is the gradient in x, without a forward
+    pass before it; None lets autograd find it. ``signed`` gives the weights times a number for each output channel,
+    ``(K,)``; None where it is not known which these are. ``alike`` says that every input and output channel of a
+    convolution sees the others in the same way. ``whole`` is what PyTorch has for all of it in one.
+    """
+
+    place: int
+    run: Run
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    channels: int
+    back: Back | None = None
+    signed: Callable[[torch.Tensor], torch.Tensor] | None = None
+    size: torch.Tensor | None = None
+    alike: bool = False
+    whole: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+    def then(self, factor: torch.Tensor, shift: torch.Tensor | None) -> LinearMap | None:
+        """This map, and behind it a normalisation that multiplies each channel and adds to it: one map.
+
+        ``factor`` and ``shift`` have the shape that meets the result. The weights stay as they are, but for channels
+        that are turned around or left out: how large a channel is makes no difference to how it is shared out.
+        """
+        if self.signed is None:
+            return None
+        weight, bias, size = self.weight, self.bias, factor
+        if not float(factor.min()) > 0:
+            sign, size = factor.sign(), torch.where(factor == 0, 1, factor.abs())
+            weight, bias = self.signed(sign.flatten()), None if bias is None else bias * sign
+        if shift is not None:
+            bias = shift / size if bias is None else bias + shift / size
+        return replace(self, weight=weight, bias=bias, size=size, whole=None)
+
+    @property
+    def added(self) -> torch.Tensor | None:
+        """What the whole map adds."""
+        return self.bias if self.bias is None or self.size is None else self.bias * self.size
+
+    def backward(self, gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """The gradient in x of the sum of ``gradient * run(x, weight)``."""
+        if self.back is not None and gradient.dtype == weight.dtype == x.dtype:
+            return self.back(gradient, x, weight)
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(self.run(x, weight, None), x, gradient)[0]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.whole is not None:
+            return self.whole(x)
+        found = self.run(x, self.weight, self.bias)
+        return found if self.size is None else found * self.size
+
+
+def linear_map(call: Call, places: Sequence[int]) -> LinearMap | None:
+    """The linear map that a call is, in the one argument that a gradient leads to; None where it is none."""
+    if len(places) != 1:
+        return None
+    place, kind = places[0], call.kind
+    if kind == "batch_norm":
+        return _batch_norm(call, place)
+    if kind.startswith("conv"):
+        return _convolution(call, place)
+    if kind == "linear" and place == 0:
+        given = call.named
+        weight, bias = given["weight"].detach(), _detached(given.get("bias"))
+        return LinearMap(0, _dense, weight, bias, -1, _dense_back, lambda s: weight * s[:, None])
+    if kind == "addmm" and place == 1:
+        return _addmm(call)
+    if kind in ("matmul", "rmatmul", "mm", "bmm", "mv", "einsum"):
+        return _product(call, place)
+    return None
+
+
+def _dense(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return torch.nn.functional.linear(x, weight, bias)
+
+
+def _dense_back(gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return gradient @ weight
+
+
+def _detached(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else tensor.detach()
+
+
+def _plus(found: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return found if bias is None else found + bias
+
+
+def _convolution(call: Call, place: int) -> LinearMap | None:
+    given = call.named
+    if place != 0 or "weight" not in given:
+        return None
+    weight, bias = given["weight"].detach(), _detached(given.get("bias"))
+    rest = {name: value for name, value in given.items() if name not in ("input", "weight", "bias")}
+    transposed = "transpose" in call.kind
+    spatial = weight.ndim - 2
+
+    function, groups = call.function, rest.get("groups", 1)
+
+    def run(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
+        found: torch.Tensor = function(x, w, None if b is None else b.flatten(), **rest)
+        return found
+
+    def signed(factor: torch.Tensor) -> torch.Tensor:
+        parts = weight.reshape(groups, -1, *weight.shape[1:]) if transposed else weight
+        shape = (groups, 1, -1, *[1] * spatial) if transposed else (-1, *[1] * (spatial + 1))
+        found: torch.Tensor = (parts * factor.reshape(shape)).reshape(weight.shape)
+        return found
+
+    shaped = None if bias is None else bias.reshape(-1, *[1] * spatial)
+    batched = given["input"].ndim == weight.ndim
+    back = _convolution_back(rest, spatial, transposed=transposed) if batched else None
+    return LinearMap(0, run, weight, shaped, -spatial - 1, back, signed, alike=groups == 1 and batched)
+
+
+def _convolution_back(rest: Mapping[str, Any], spatial: int, *, transposed: bool) -> Back | None:
+    """The gradient in what a convolution is given; None where its padding is told in words."""
+    padding = rest.get("padding", 0)
+    if isinstance(padding, str):
+        return None
+
+    def back(gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        options = (rest.get("stride", 1), padding, rest.get("dilation", 1), rest.get("output_padding", 0))
+        stride, pad, dilation, more = (_each(value, spatial) for value in options)
+        groups = rest.get("groups", 1)
+        found: torch.Tensor = torch.ops.aten.convolution_backward(
+            gradient, x, weight, None, stride, pad, dilation, transposed, more, groups, (True, False, False)
+        )[0]
+        return found
+
+    return back
+
+
+def _each(value: int | Sequence[int], count: int) -> list[int]:
+    """One number for each dimension, where one for all may be given."""
+    return [value] * count if isinstance(value, int) else list(value) * (count if len(value) == 1 else 1)
+
+
+def _batch_norm(call: Call, place: int) -> LinearMap | None:
+    given = call.named
+    mean, variance = given.get("running_mean"), given.get("running_var")
+    if given.get("training", False) or mean is None or variance is None or place != 0:
+        return None
+    shape = (-1, *[1] * (given["input"].ndim - 2))
+    weight, bias, epsilon = _detached(given.get("weight")), _detached(given.get("bias")), given.get("eps", 1e-5)
+    with torch.no_grad():
+        factor = (variance + epsilon).rsqrt_()
+        factor = factor if weight is None else factor.mul_(weight)
+        shift = -mean * factor if bias is None else torch.addcmul(bias, mean, factor, value=-1)
+
+    def whole(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.batch_norm(x, mean, variance, weight, bias, False, 0.0, epsilon)
+
+    each, shift = factor.reshape(shape), shift.reshape(shape)
+    return LinearMap(0, _scale, each, shift, -len(shape), _scale_back, lambda s: each * s.reshape(shape), whole=whole)
+
+
+def _scale(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    found = x * weight
+    return found if bias is None else found.add_(bias)
+
+
+def _scale_back(gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return gradient * weight
+
+
+def _addmm(call: Call) -> LinearMap:
+    given = call.named
+    scale, weight = given.get("alpha", 1), given["mat2"].detach()
+    bias = given["input"].detach() * given.get("beta", 1)
+    return LinearMap(1, lambda x, w, b: _plus(scale * (x @ w), b), weight, bias, -1)
+
+
+def _product(call: Call, place: int) -> LinearMap | None:
+    others = [i for i, value in enumerate(call.flat) if isinstance(value, torch.Tensor) and i != place]
+    if len(others) != 1:
+        return None
+    other = others[0]
+
+    def run(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
+        return _plus(call.made({place: x, other: w}), b)
+
+    return LinearMap(place, run, call.flat[other].detach(), None, -1)

@@ -1,0 +1,220 @@
+"""The operations of a forward pass, as they happen: what each one is, in which module, and the Node that it left.
+
+A recorder sees every functional call that modules make, in-place methods included. It notes the rectifiers, and what is
+added, as far as it is asked to, and keeps those visible that overwrite a view, whose Node autograd would hide in one of
+its base. Operations that only the graph shows are added when it is walked.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd.graph import Node
+from torch.overrides import TorchFunctionMode
+
+from explain._utils.errors import MethodError
+from explain.hooks import graph, is_transforming
+from explain.tracing.dependence import SUMS, AddedConstant, ConstantRecorder, Running
+from explain.tracing.rectifiers import LOOKED_AT, NAMED, Rectified, Rectifiers
+
+# The Nodes that rectifiers leave in the graph; their names end in "Backward" and a number.
+_NODES = {
+    f"{name}Backward": kind
+    for name, kind in {
+        "Relu": "relu",
+        "Threshold": "threshold",
+        "Hardtanh": "hardtanh",
+        "LeakyRelu": "leaky_relu",
+        "Prelu": "prelu",
+        "PreluKernel": "prelu",
+        "RreluWithNoise": "rrelu",
+        "Elu": "elu",
+        "Celu": "celu",
+        "Silu": "silu",
+        "Gelu": "gelu",
+        "Hardswish": "hardswish",
+        "Mish": "mish",
+        "Softplus": "softplus",
+    }.items()
+}
+# What hooks put into the graph, and operators that libraries register.
+_KNOWN = ("_Gate", "_OwnGate", "_Entrance", "Overwritten", "BackwardHookFunction", "GeneratedBackwardFor_")
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """One operation: its kind in the words of `torch.nn.functional`, the module that it ran in, and its Node.
+
+    ``rectifies`` says whether it is a rectifier, and ``inputs`` which of the Node's inputs are what is rectified. One
+    that is ``turned`` round keeps the negative part: -relu(-x).
+    """
+
+    kind: str
+    node: Node
+    module: str | None = None
+    rectifies: bool = False
+    inputs: tuple[int, ...] = (0,)
+    turned: bool = False
+
+
+@dataclass
+class Operations:
+    """The operations noted in a forward pass, by the Nodes that they left; and what was added on the way."""
+
+    noted: dict[Node, Operation] = field(default_factory=dict)
+    constants: list[AddedConstant] = field(default_factory=list)
+
+    def behind(self, score: torch.Tensor) -> Iterator[Operation]:
+        """Yield what is known of the graph behind a score: rectifiers, and functions that cannot be inspected."""
+        for node in graph(score):
+            name = node.name().rstrip("0123456789")
+            if node in self.noted:
+                yield self.noted[node]
+            elif name in _NODES:
+                yield Operation(_NODES[name], node, rectifies=True)
+            elif _is_custom(node):
+                yield Operation(name.removesuffix("Backward"), node)
+
+
+def _is_custom(node: Node) -> bool:
+    """Whether a Node belongs to a custom function in Python, or to scripted code."""
+    name = node.name()
+    written = isinstance(node, torch.autograd.function.BackwardCFunction) and not name.startswith(_KNOWN)
+    return written or "DifferentiableGraph" in name
+
+
+class ModuleTracker:
+    """Tells the innermost module of a model that runs, and the first of its names.
+
+    The calls are read from Python's stack, which costs nothing before.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._names = {module: name for name, module in model.named_modules()}
+
+    def __call__(self) -> Running:
+        frame = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code is _CALL and (module := frame.f_locals["self"]) in self._names:
+                return self._names[module], module
+            frame = frame.f_back  # type: ignore[assignment]
+        return None, None
+
+
+class Recorder(TorchFunctionMode):
+    """Notes the operations that this thread's functional calls make, until it is left.
+
+    Args:
+        model: the model whose modules they are made in.
+        rectifiers: note what rectifies.
+        constants: note what is added.
+
+    >>> x = torch.randn(3, requires_grad=True)
+    >>> with Recorder(nn.Identity(), rectifiers=True, constants=True) as recorder:
+    ...     y = torch.where(x > 0, x, 0.1 * x).clamp(min=0) + torch.ones(3)
+    >>> [(found.kind, found.rectifies) for found in recorder.operations.noted.values()]
+    [('where', True), ('clamp', True)]
+    >>> [constant.value for constant in recorder.operations.constants]
+    [tensor([1., 1., 1.])]
+    """
+
+    def __init__(self, model: nn.Module, *, rectifiers: bool, constants: bool) -> None:
+        super().__init__()
+        self._thread = threading.get_ident()
+        self._running = ModuleTracker(model)
+        self._noted: dict[Node, Operation] = {}
+        self._rectifiers = Rectifiers() if rectifiers else None
+        self._constants = ConstantRecorder(model) if constants else None
+
+    @property
+    def operations(self) -> Operations:
+        """What has been noted so far."""
+        return Operations(self._noted, [] if self._constants is None else self._constants.settled())
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        kind = kind_of(func)
+        rectifiers = self._rectifiers if kind in LOOKED_AT else None
+        if (rectifiers is None and self._constants is None) or threading.get_ident() != self._thread:
+            return func(*args, **kwargs)
+        rectified = None if rectifiers is None else rectifiers.told(kind, args, kwargs)
+        if rectified is not None and kind not in NAMED and is_transforming():
+            raise MethodError(
+                f"guidedbackprop must see rectifiers outside torch.vmap and the other transforms of torch.func, but "
+                f"{kind}() in layer {self._running()[0] or 'model'!r} runs inside one; use relu() there, or saliency"
+            )
+        noted = rectified is not None or (self._constants is not None and kind in SUMS)
+        first = args[0] if args else None
+        apart = None
+        if noted and isinstance(first, torch.Tensor) and (first._is_view() or self._is_added_to(first)):
+            apart = _out_of_place(func, args, kwargs)
+        # A clone, since what a rectifier keeps of its input must not be overwritten by its output.
+        result = func(*args, **kwargs) if apart is None else apart(first.clone())  # type: ignore[union-attr]
+        if rectified is not None:
+            self._note(kind, first if result is None else result, rectified)
+        elif rectifiers is not None:
+            rectifiers.watch(kind, args, kwargs, result)
+        if self._constants is not None:
+            result = self._constants.see(func, kind, args, kwargs, result, self._running)
+        if apart is None or first is None:
+            return result
+        first.copy_(result)
+        if self._constants is not None:
+            self._constants.derive("copy", (result,), {}, first)
+        return first
+
+    def _is_added_to(self, first: torch.Tensor) -> bool:
+        """Whether what is added stands where the sum would be written, if it is written in place."""
+        return self._constants is not None and self._constants.is_constant(first)
+
+    def _note(self, kind: str, result: Any, found: Rectified) -> None:
+        node = result.grad_fn if isinstance(result, torch.Tensor) else None
+        if node is not None:
+            self._noted[node] = Operation(kind, node, self._running()[0], True, found.inputs, found.turned)
+
+
+_CALL = nn.Module._call_impl.__code__
+_ALIASES = {
+    "clip": "clamp", "clamp_min": "clamp", "max": "maximum", "fmax": "maximum", "min": "minimum", "fmin": "minimum",
+    "multiply": "mul", "rmul": "mul", "imul": "mul",
+}  # fmt: skip
+_kinds: dict[Any, str] = {}
+
+
+def kind_of(func: Any) -> str:
+    """Name the operation that a function does, however it is spelt.
+
+    >>> kind_of(F.relu), kind_of(torch.Tensor.relu_), kind_of(torch.clip), kind_of(torch.Tensor.__mul__)
+    ('relu', 'relu', 'clamp', 'mul')
+    """
+    kind = _kinds.get(func)
+    if kind is None:
+        name = str(getattr(func, "__name__", "")).split(".")[0].strip("_")  # exported code calls "add.Tensor"
+        kind = _ALIASES.get(name, name)
+        if getattr(func, "__module__", None) != "__main__" and len(_kinds) < 4096:
+            _kinds[func] = kind
+    return kind
+
+
+def _out_of_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., torch.Tensor] | None:
+    """What an in-place operation, called with these arguments, computes; None if it is not in place."""
+    names: tuple[str, ...] = getattr(getattr(func, "__code__", None), "co_varnames", ())
+    given = {**dict(zip(names, args, strict=False)), **kwargs} if args and "inplace" in names else {}
+    if given.get("inplace"):
+        return lambda x: func(**{**given, names[0]: x, "inplace": False})
+    name = str(getattr(func, "__name__", ""))
+    if name == "__setitem__":
+        return lambda x: x.masked_fill(args[1], 0)
+    if name in ("__imul__", "__iadd__", "__isub__"):
+        name = f"{name[3:-2]}_"
+    if not name.endswith("_") or name.endswith("__"):
+        return None
+    plain = getattr(torch, name[:-1], None) or getattr(F, name[:-1])
+    return lambda x: plain(x, *args[1:], **kwargs)

@@ -1,0 +1,407 @@
+"""The steps of a forward pass that relevance rules act on: what each computes, from what, and the Node that it left.
+
+A `StepRecorder` sees every call of a function, also those that functions of `torch.nn.functional` written in Python
+make. Of a step it keeps what a rule needs, as it was: what is overwritten later is copied just before. Linear maps,
+normalisations and products are given their inputs through an entrance, so that a rule can take autograd's place.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import Node
+from torch.overrides import TorchFunctionMode
+
+from explain._utils.errors import MethodError
+from explain.hooks import Entrance, is_transforming
+from explain.tracing.batch_layout import BatchLayout
+from explain.tracing.calls import Call, TensorMap, is_watched, opened, places, plain, storage_of
+from explain.tracing.dependence import Dependence
+from explain.tracing.linear_maps import LinearMap, linear_map
+from explain.tracing.operations import ModuleTracker, kind_of
+from explain.tracing.snapshots import NonNegative, Snapshot, Snapshots
+
+_WORDS = {
+    "convolution": "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d",
+    "dense": "linear addmm",
+    "matrixproduct": "matmul rmatmul mm bmm mv einsum baddbmm",
+    "batchnorm": "batch_norm",
+    "product": "mul",
+    "quotient": "div divide true_divide truediv rtruediv rdiv itruediv",
+    "sum": "add radd iadd sub rsub isub subtract addcmul",
+    "join": "cat concat concatenate stack",
+    "choice": "where masked_fill",
+    "rectifier": "relu leaky_relu prelu rrelu abs",
+    "activation": "relu6 threshold hardtanh elu celu selu silu gelu hardswish mish softplus sigmoid tanh hardsigmoid "
+    "log_sigmoid exp erf sin cos pow square sqrt expm1 log1p atan clamp clamp_max softshrink hardshrink",
+    "softmax": "softmax",
+    "deviation": "layer_norm rms_norm group_norm instance_norm",
+    "attention": "scaled_dot_product_attention",
+    "average": "avg_pool1d avg_pool2d avg_pool3d mean sum adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d",
+    "maximum": "max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d max amax "
+    "min amin",
+}
+KINDS = {function: kind for kind, functions in _WORDS.items() for function in functions.split()}
+"""What functions do, by their names, in the words that composites use."""
+LINEAR = frozenset(["convolution", "dense", "matrixproduct", "batchnorm"])
+_ENTERED = LINEAR | {"deviation", "product", "quotient", "attention"}
+_WITH_VALUES = frozenset(["rectifier", "activation", "product", "quotient", "matrixproduct", "softmax", "attention",
+                          "deviation", "maximum"])  # fmt: skip
+_SCALES = ("Sigmoid", "SignBackward", "Hardsigmoid", "Rsqrt", "Reciprocal", "Softmax")
+_THROUGH = ("View", "UnsafeView", "Unsqueeze", "Squeeze", "Expand", "Transpose", "Permute", "Clone", "Reshape", "Split",
+            "Select", "Slice", "Unbind", "ToCopy", "T")  # fmt: skip
+_QUIET = frozenset(["get", "set", "size", "dim", "stride", "numel", "is_contiguous", "is_floating_point", "len",
+                    "repr", "hash", "element_size", "data_ptr", "is_complex", "delete", "is_view",
+                    "untyped_storage"])  # fmt: skip
+
+
+@dataclass(eq=False)
+class Step:
+    """One step: its kind in the words of `KINDS`, its function, the module that it ran in, and the Node that it left.
+
+    ``options`` are the arguments by name that a rule needs, ``shapes`` the constants among all arguments, and the
+    shapes of the others. ``dependent`` are the places of the arguments that a gradient leads to, ``entrances`` how it
+    leaves the step there. ``result`` is what it gave, ``linear`` the map where it is one, ``behind`` the step whose
+    result a normalisation was given, ``scales`` the factors that are no signal, by their place: a "gate", a
+    "denominator", or the "weights" of a softmax. An activation has the ``values`` that it was given and gave; where it
+    overwrote them, the ``slope`` of the line from its ``offset`` at zero.
+    """
+
+    kind: str
+    function: str
+    module: str | None
+    dependent: Sequence[int]
+    node: Node
+    output: int = 0
+    in_place: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+    shapes: Sequence[Any] = ()
+    entrances: Mapping[int, Entrance] = field(default_factory=dict)
+    values: Mapping[int, Snapshot] = field(default_factory=dict)
+    result: Snapshot | None = None
+    linear: LinearMap | None = None
+    behind: Step | None = None
+    scales: Mapping[int, str] = field(default_factory=dict)
+    slope: torch.Tensor | None = None
+    offset: torch.Tensor | None = None
+    images: torch.Tensor | None = None
+    """Which image each value of the result belongs to, as `BatchLayout` tells it; None where the images come first."""
+
+    @property
+    def is_map(self) -> bool:
+        """Whether it is a linear map that a rule can act on."""
+        return self.linear is not None and (bool(self.entrances) or self.kind == "batchnorm")
+
+    @property
+    def entrance(self) -> Entrance:
+        return next(iter(self.entrances.values()))
+
+
+class StepRecorder(TorchFunctionMode):
+    """Notes the steps of this thread's forward pass, until it is left.
+
+    With ``values``, it keeps what functions and products are given and give, for `differences`. ``sources`` are the
+    explained inputs: what no gradient leads from to them is a constant. ``images`` is how many there are in the batch.
+
+    >>> x, F = torch.randn(2, 3, requires_grad=True), torch.nn.functional
+    >>> layer = nn.Linear(3, 3)
+    >>> with StepRecorder(layer, [x]) as recorder:
+    ...     y = F.softmax(layer(x).relu_(), -1) * x
+    >>> [step.kind for step in recorder.steps]
+    ['dense', 'rectifier', 'softmax', 'product']
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        sources: Sequence[torch.Tensor],
+        *,
+        values: bool = False,
+        summands: bool = False,
+        images: int = 1,
+    ) -> None:
+        super().__init__()
+        self._values, self._summands = values, summands
+        self._entered = _ENTERED | _WITH_VALUES - {"rectifier", "activation"} if values else _ENTERED
+        self.steps: list[Step] = []
+        self._thread = threading.get_ident()
+        self._running = ModuleTracker(model)
+        self._dependence = Dependence(sources)
+        self._keeper = Snapshots()
+        self._made_by = TensorMap[tuple[Step, int]]()
+        self._unsigned = NonNegative()
+        self._layout = BatchLayout(images)
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if threading.get_ident() != self._thread:
+            return func(*args, **(kwargs or {}))
+        shown = opened(func)
+        if shown is not None:
+            with self:
+                return shown(*args, **(kwargs or {}))
+        kind = kind_of(func)
+        if kind == "iter":  # of a tensor, which gives its rows
+            return iter(self.__torch_function__(torch.Tensor.unbind, types, args))
+        if kind in _QUIET:
+            found = func(*args, **(kwargs or {}))
+            if kind == "get" and isinstance(found, torch.Tensor) and found.requires_grad:
+                self._layout.see(Call(func, func.__self__.__name__, args, {}), [0], found)
+            return found
+        call = plain(Call(func, kind, args, kwargs or {}))
+        if call.in_place:
+            self._keeper.overwriting(call.flat[0], kind)
+        dependent = places(call, self._dependence.of)
+        if is_transforming():
+            self._refuse_within(call)
+        if not dependent or not torch.is_grad_enabled():
+            result = call.made()
+        elif self._is_noted(call, dependent):
+            result = self._note(call, dependent)
+        elif is_watched(call) and not self._values:
+            result = self._watched(call, dependent)
+        else:
+            result = self._made(call, dependent)
+        self._keeper.use(call.tensors)
+        self._unsigned.see(call, result)
+        return result
+
+    def _made(self, call: Call, dependent: Sequence[int], replaced: Mapping[int, torch.Tensor] | None = None) -> Any:
+        """Make a call, and follow which image the values of its result belong to."""
+        result = call.made(replaced)
+        self._layout.see(call, dependent, result)
+        return result
+
+    def _watched(self, call: Call, dependent: Sequence[int]) -> Any:
+        """Make a call that no rule knows; each of its results is a step, the first of which has the entrances."""
+        first, run = call.flat[0], call
+        given = {i: call.flat[i] for i in dependent}
+        if call.in_place:
+            run = call.apart() or call
+            given = {i: tensor.clone() if tensor is first else tensor for i, tensor in given.items()}
+        entrances = {i: Entrance(tensor) for i, tensor in given.items()}
+        made = self._made(run, dependent, {i: entrance.tensor for i, entrance in entrances.items()})
+        for entrance in entrances.values():
+            entrance.entered()
+        own = {storage_of(tensor) for tensor in call.tensors}
+        results = [t for t in (made if isinstance(made, (list, tuple)) else (made,)) if isinstance(t, torch.Tensor)]
+        if any(storage_of(result) in own for result in results):
+            return call.made()  # what is written into a view has to be seen in what it is a view of
+        if sum(result.grad_fn is not None for result in results) > 1:
+            # One may be made of another, as an LSTM's output of its state: apart, each is handed what is its own.
+            made = results = type(made)(t.clone() if isinstance(t, torch.Tensor) else t for t in made)
+        values = {i: self._keeper.keep(tensor) for i, tensor in given.items()}
+        for result in results:
+            if isinstance(result, torch.Tensor) and result.grad_fn is not None:
+                self.steps.append(Step(
+                    "other", call.kind, self._running()[0], dependent, result.grad_fn, result.output_nr,
+                    images=self._layout.of(result), entrances=entrances, values=values,
+                    result=self._keeper.keep(result),
+                ))  # fmt: skip
+        return self._written(first, made) if call.in_place else made
+
+    def _written(self, first: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+        """Write a result where it belongs; what lies beside it in a constant is added, as it were."""
+        first.copy_(made)
+        beside, base = self._dependence.beside(first), first._base
+        if beside is not None and base is not None and base.grad_fn is not None:
+            self.steps.append(Step(
+                "sum", "iadd", self._running()[0], [0], base.grad_fn, base.output_nr,
+                shapes=[base.shape, beside], images=self._layout.of(base),
+            ))  # fmt: skip
+        return first
+
+    def _note(self, call: Call, dependent: Sequence[int]) -> Any:
+        """Make a call, and note it as a step."""
+        kind = KINDS[call.kind]
+        first = call.flat[0] if call.in_place else None
+        hidden = first is not None and (first._is_view() or kind in ("product", "quotient"))
+        apart = call.apart() if hidden else None  # in its base, a view hides the Node
+        before = self._before(kind, call, dependent)
+        replaced: dict[int, torch.Tensor] = {} if apart is None else {0: call.flat[0].clone()}
+        run = call if apart is None else apart
+        entrances = {}
+        if kind in self._entered and not run.in_place and not (kind == "batchnorm" and "linear" in before):
+            entrances = {i: Entrance(replaced.get(i, call.flat[i])) for i in dependent}
+        made = self._made(run, dependent, {**replaced, **{i: entrance.tensor for i, entrance in entrances.items()}})
+        for entrance in entrances.values():
+            entrance.entered()
+        result = made[0] if isinstance(made, tuple) else made
+        if isinstance(result, torch.Tensor) and result.grad_fn is not None:
+            step = Step(
+                kind, call.kind, self._running()[0], dependent, result.grad_fn, result.output_nr, call.in_place,
+                entrances=entrances, images=self._layout.of(result), **before,
+            )  # fmt: skip
+            self._after(step, call, result)
+            self.steps.append(step)
+            self._made_by[result] = step, result._version
+        return made if first is None or apart is None else self._written(first, made)
+
+    def _before(self, kind: str, call: Call, dependent: Sequence[int]) -> dict[str, Any]:
+        """What is noted of a step before it is made."""
+        if self._values and kind in _WITH_VALUES and not (kind == "matrixproduct" and len(dependent) < 2):
+            return {"values": self._given(call), "options": call.named}
+        if kind in LINEAR:
+            linear = linear_map(call, dependent)
+            if linear is not None:
+                x = call.flat[linear.place]
+                behind = self._giver(x) if kind == "batchnorm" else None
+                values = {0: self._keeper.keep(x, unsigned=x in self._unsigned)}
+                return {"linear": linear, "values": values, "behind": behind}
+        if kind in ("deviation", "batchnorm"):
+            options = {name: value for name, value in call.named.items() if name != "input"}
+            return {"values": {0: self._keeper.keep(call.flat[0])}, "options": options}
+        if kind == "activation":
+            x = call.flat[0]
+            return {"values": {0: Snapshot(x.detach().clone()) if call.in_place else self._keeper.keep(x)}}
+        if kind == "attention":
+            options = {name: call.named.get(name) for name in ("attn_mask", "is_causal", "scale")}
+            return {"values": {i: self._keeper.keep(call.flat[i]) for i in dependent if i < 3}, "options": options}
+        if kind in ("product", "quotient", "matrixproduct"):
+            return {"scales": _scales(kind, call, dependent)}
+        if kind in ("sum", "join", "choice"):
+            kept = {"options": _others(call), "shapes": _constants(call, dependent)}
+            return {**kept, **self._summed(call, dependent)} if kind == "sum" else kept
+        if kind == "softmax":
+            return {"options": {"dim": call.named.get("dim", -1)}, **self._summed(call, dependent)}
+        return {}
+
+    def _giver(self, x: torch.Tensor) -> Step | None:
+        """The step whose result a tensor is, and still is: nothing has been done to it in place."""
+        step, version = self._made_by.get(x) or (None, 0)
+        return step if step is not None and step.node is x.grad_fn and version == x._version else None
+
+    def _summed(self, call: Call, dependent: Sequence[int]) -> dict[str, Any]:
+        """What a sum or softmax is given, where that is asked for."""
+        given = self._given(call) if self._summands else {}
+        return {"values": {i: value for i, value in given.items() if i in dependent}}
+
+    def _given(self, call: Call) -> dict[int, Snapshot]:
+        """The arguments that are tensors or numbers."""
+        found = {}
+        for i, value in enumerate(call.flat[:3]):
+            if isinstance(value, torch.Tensor):
+                found[i] = Snapshot(value.detach().clone()) if call.in_place and i == 0 else self._keeper.keep(value)
+            elif isinstance(value, (int, float)) and not isinstance(value, bool):
+                found[i] = Snapshot(torch.tensor(value).to(call.tensors[0]))
+        return found
+
+    def _after(self, step: Step, call: Call, result: torch.Tensor) -> None:
+        """What is noted of a step when it is made."""
+        if self._values:
+            step.result = self._keeper.keep(result)
+            return
+        if step.linear is not None or step.kind in ("attention", "softmax"):
+            again = partial(_again, step.linear, step.values[0]) if step.kind == "batchnorm" and step.linear else None
+            step.result = self._keeper.keep(result, is_result=True, again=again)
+        if step.kind == "activation":
+            x, y = step.values[0].tensor, result.detach()
+            step.offset = _at_zero(call, x)
+            if call.in_place:
+                step.slope, step.values = slope(x, y, step.offset), {}
+            else:
+                step.values = {0: step.values[0], 1: self._keeper.keep(y)}
+
+    def _is_noted(self, call: Call, dependent: Sequence[int]) -> bool:
+        """Whether a rule can do something with a call: with ``values``, of maxima with those over places alone."""
+        kind = KINDS.get(call.kind)
+        if kind == "maximum" and call.kind in ("max", "min") and len(call.tensors) > 1:
+            return False
+        if kind in LINEAR and _adds_to_product(call, dependent):
+            return False
+        if self._is_beyond_rules(kind, call, dependent):
+            return False
+        if self._values and kind == "matrixproduct" and len(dependent) > 1:
+            return call.kind in ("matmul", "mm", "bmm") and all(tensor.ndim > 1 for tensor in call.tensors)
+        if kind != "maximum" or not self._values:
+            return kind is not None
+        return call.kind.startswith(("max_pool", "adaptive_max_pool", "amax"))
+
+    def _is_beyond_rules(self, kind: str | None, call: Call, dependent: Sequence[int]) -> bool:
+        """Whether the rules for a kind of step do not fit a call of it; none is for complex numbers."""
+        if not self._values and any(tensor.is_complex() for tensor in call.tensors):
+            return True
+        if kind == "activation":
+            return tuple(dependent) != (0,)  # a number to the power of a signal
+        if kind == "quotient" and not self._values:
+            return _scales(kind, call, dependent).keys() == set(dependent)  # a constant over a signal
+        return call.kind == "addcmul" and {1, 2} <= set(dependent)  # a product of signals, added
+
+    def _refuse_within(self, call: Call) -> None:
+        """Refuse a step inside a transform, where tensors are proxies of those that the gradient leads to."""
+        if call.kind in KINDS and any(map(self._dependence.of, call.tensors)):
+            raise MethodError(
+                f"relevance must be propagated outside torch.vmap and the other transforms of torch.func, but "
+                f"{call.kind}() in layer {self._running()[0] or 'model'!r} runs inside one; use integratedgradients"
+            )
+
+
+def _adds_to_product(call: Call, dependent: Sequence[int]) -> bool:
+    """Whether a call adds something to a product of two signals, which no rule takes apart."""
+    if call.kind in ("addmm", "baddbmm"):
+        return call.kind == "baddbmm" or tuple(dependent) != (1,)
+    return len(dependent) > 1 and call.named.get("bias") is not None
+
+
+def _again(linear: LinearMap, x: Snapshot) -> torch.Tensor:
+    return linear(x.tensor)
+
+
+def _constants(call: Call, dependent: Sequence[int]) -> list[Any]:
+    """All arguments that may be added: constants as they are, and the shapes of what a gradient leads to."""
+    found = [value.shape if i in dependent else _detached(value) for i, value in enumerate(call.flat)]
+    if call.in_place and 0 not in dependent:
+        found[0] = found[0].clone()  # the result will be in its place
+    return found
+
+
+def _others(call: Call) -> dict[str, Any]:
+    return {
+        name: _detached(value) for name, value in call.named.items() if name in ("dim", "alpha", "condition", "mask")
+    }
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def slope(x: torch.Tensor, y: torch.Tensor, offset: torch.Tensor | None) -> torch.Tensor:
+    """The slope of the line from (0, offset) to (x, y), where the offset is 0 if none is given; NaN at zero."""
+    return torch.where(x == 0, torch.nan, (y if offset is None else y - offset) / torch.where(x == 0, 1, x))
+
+
+def _at_zero(call: Call, x: torch.Tensor) -> torch.Tensor | None:
+    """What an activation makes of zero, in a shape that meets its result, and 0 where it is not finite; None for 0."""
+    apart = call.apart() if call.in_place else call
+    if apart is None:
+        return None
+    with torch.no_grad():
+        found: torch.Tensor = apart.made({0: x.new_zeros([1] * min(x.ndim, 1))}).detach().nan_to_num(0, 0, 0)
+    return found if bool(found.any()) else None
+
+
+def _scales(kind: str, call: Call, dependent: Sequence[int]) -> dict[int, str]:
+    """The factors that are no signal. Of factors that all are none, each is one."""
+    if kind == "quotient":
+        below = 0 if call.kind.startswith("r") else 1
+        return {i: "denominator" for i in dependent if i == below}
+    found = {i: scale for i in dependent if (scale := _scale(call.flat[i])) is not None}
+    return found if len(found) < len(dependent) else {}
+
+
+def _scale(tensor: torch.Tensor) -> str | None:
+    """What a factor is that a sigmoid, softmax or inverse root gave, perhaps in another shape; None if it is none."""
+    node = tensor.grad_fn
+    while node is not None:
+        name = node.name()
+        if name.startswith(_SCALES):
+            return "weights" if name.startswith("Softmax") else "gate"
+        if not name.startswith(_THROUGH) or len(node.next_functions) != 1:
+            return None
+        node = node.next_functions[0][0]
+    return None

@@ -1,0 +1,286 @@
+"""`Monitor`: during training, a fixed set of photos is explained every so many steps, and gradients are looked at."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from explain._utils.errors import ExplainError, RunError, keywords, muted, shown, warn
+from explain.explanation.explainer import Explainer
+from explain.hooks import Where, unwrapped
+from explain.methods import MethodLike
+from explain.models import Classifier
+from explain.runs.files import source_of
+from explain.runs.manifest import manifest_of
+from explain.runs.preparing import Failed
+from explain.runs.sources import text
+from explain.runs.store import PhotoRecord
+from explain.runs.writing import alone
+from explain.targets import TargetLike
+from explain.training.flow import DeadUnits, GradientFlow
+from explain.training.parameters import Scaler
+from explain.training.photos import MonitoredPhotos
+from explain.training.store import Gradients, TrainingStore, units_of
+from explain.training.tensorboard import SIDE, TensorBoardLog, writer_of
+
+
+class Monitor:
+    """Explains a fixed set of photos every so many steps of a training; call `step` after each step of the optimizer.
+
+    The first look is at the network before its first step, and the last one at what it is at the end of the block. In
+    the steps just before each look, gradients are watched: their flow from layer to layer (`GradientFlow`) and units
+    that get none (`DeadUnits`). Between looks there are no hooks. The model, its gradients and modes, and the random
+    numbers of the training stay as they are without it.
+
+    Each photo is explained for its label, where that is a class of the model, and otherwise for its top class.
+
+    What goes wrong at the first look is raised. Later, it becomes a warning, and the training goes on.
+
+    Args:
+        explainer: an `Explainer` of the model that is trained, or the model.
+        photos: at most 64, as for `explain.run`: a folder, a list, pairs of a photo and a label, a small data set.
+        every: how many steps there are from one look to the next.
+        output: the file of a run, which keeps maps, figures and gradients; see `film`. A training that goes on from an
+            earlier step continues the file from there, and what came after that step is taken out of it.
+        board: a folder for TensorBoard (extra ``tensorboard``), or a ``SummaryWriter``. One of the two must be given.
+        methods, target, layer: as for calling an `Explainer`.
+        window: in how many steps before each look gradients are watched; 0 for none.
+        scaler: the ``torch.amp.GradScaler`` that scales the loss, if one does.
+        start: how many steps of training there were before.
+
+    Raises:
+        RunError: the photos or the file cannot be used, or numbers do not fit.
+
+    >>> import torch, explain, tempfile
+    >>> from PIL import Image
+    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))
+    >>> explainer = explain.Explainer(model, preprocess=explain.models.CenterCrop(8))
+    >>> photos = [(Image.new("RGB", (9, 8), "red"), 1), (Image.new("RGB", (9, 8), "blue"), 2)]
+    >>> optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with Monitor(explainer, photos, every=2, output=f"{folder}/training.sqlite") as watch:
+    ...         for _ in range(4):
+    ...             loss = model(torch.rand(2, 3, 8, 8)).square().mean()
+    ...             loss.backward()
+    ...             optimizer.step()
+    ...             watch.step(loss=loss)
+    ...     run = explain.open_run(f"{folder}/training.sqlite")
+    ...     sorted(set(run.query("SELECT step, name FROM steps ORDER BY step")))
+    [(0, 'photo 0'), (0, 'photo 1'), (2, 'photo 0'), (2, 'photo 1'), (4, 'photo 0'), (4, 'photo 1')]
+    """
+
+    @keywords()
+    def __init__(
+        self,
+        explainer: Explainer | nn.Module | Classifier | str,
+        photos: Any,
+        *,
+        every: int = 500,
+        output: str | os.PathLike[str] | None = None,
+        board: Any = None,
+        methods: MethodLike | Iterable[MethodLike] = "gradcam",
+        target: TargetLike | Sequence[TargetLike] = None,
+        layer: Where | None = None,
+        window: int = 5,
+        scaler: Scaler | None = None,
+        start: int = 0,
+    ) -> None:
+        for name, value, least in (("every", every, 1), ("window", window, 0), ("start", start, 0)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise RunError(f"{name} must be a whole number from {least}, got {shown(value)}; leave it out")
+        if output is None and board is None:
+            raise RunError("output or board must be given, got neither; name a file such as training.sqlite")
+        self.every, self.window = every, min(window, every)
+        self.output = None if output is None else Path(output)
+        self._explainer = explainer if isinstance(explainer, Explainer) else Explainer(_plain(explainer))
+        self._network = _plain(self._explainer.model)
+        _must_be_whole(self._network)
+        self._asked = MonitoredPhotos(source_of(photos), self._explainer, methods, target, layer=layer)
+        self._board: TensorBoardLog | None = None
+        self._scaler, self._given = scaler, board
+        self._stack, self._tools = ExitStack(), ExitStack()
+        self._flow: GradientFlow | None = None
+        self._units: DeadUnits | None = None
+        self.done, self._looked, self._due = start, -1, start
+        self._begun = False
+
+    def __enter__(self) -> Self:
+        self.begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(completed=error is None)
+
+    def __repr__(self) -> str:
+        where = self.output if self.output is not None else "a board"
+        return f"Watch({len(self._asked.photos)} photos every {self.every} steps, to {str(where)!r}; step {self.done})"
+
+    def begin(self) -> None:
+        """Open what is written to, and look at the network as it is now.
+
+        Raises:
+            RunError: the file cannot be used, or none of the photos can be explained.
+        """
+        if self._begun:
+            raise RunError("watch must begin once, but has begun already; make another one")
+        self._begun = True
+        try:
+            if self.output is not None:
+                self.output.parent.mkdir(parents=True, exist_ok=True)
+                self._stack.enter_context(alone(self.output))
+                self._manifest = self._what_it_is()
+                with self._store() as store:
+                    self._go_on(store)
+            self._look({}, first=True)
+            self._prepare()
+        except BaseException:  # an interrupt too must not leave hooks and the lock of the file behind
+            self._stack.close()
+            raise
+
+    def step(self, step: int | None = None, **figures: Any) -> None:
+        """Note that a step of training is done, and look if it is time to.
+
+        Args:
+            step: how many steps there have been; by default, one more than before.
+            figures: numbers that are kept with the look, such as ``loss=loss``. They are read only if there is one.
+
+        Raises:
+            RunError: the watch has not begun, or a figure is no number.
+        """
+        if not self._begun:
+            raise RunError("watch must begin before its first step; use it in with, or call begin()")
+        self.done = self.done + 1 if step is None else step
+        if self.done >= self._due:
+            self._look(figures)
+        self._prepare()
+
+    def close(self, *, completed: bool = True) -> None:
+        """Look once more if the training was completed, and close what is written to."""
+        try:
+            if self._begun and completed and self.done > self._looked:
+                self._look({})
+            if self._begun and completed and self.output is not None:
+                self._safely(self._ended)
+        finally:
+            self._tools.close()
+            self._stack.close()
+            self._begun = False
+
+    def _look(self, figures: dict[str, Any], *, first: bool = False) -> None:
+        gradients = self._gradients()
+        numbers = {name: _number(name, value) for name, value in figures.items()}
+        self._looked, self._due = self.done, (self.done // self.every + 1) * self.every
+        found = self._asked.answers(self.done)
+        failures = [each for each in found if isinstance(each, Failed)]
+        if first and len(failures) == len(found):
+            raise RunError(f"photos must be explained to be watched, but {failures[0].reason}") from failures[0].general
+        if failures and not first:
+            warn(f"{len(failures)} of {len(found)} photos could not be explained at step {self.done}: "
+                 f"{failures[0].reason}")  # fmt: skip
+
+        def enter() -> None:
+            self._write(found, numbers, gradients)
+
+        enter() if first else self._safely(enter)
+
+    def _write(self, found: list[PhotoRecord | Failed], figures: dict[str, float], gradients: Gradients) -> None:
+        if self.output is not None:
+            with self._store() as store:
+                store.enter_methods(self._asked.question.methods or [])
+                store.enter_step(self.done, found, figures, gradients)
+        if self._given is not None:
+            if self._board is None:
+                self._board = self._board_of(self._given)
+            self._board.enter(self.done, found, figures, gradients)
+
+    def _safely(self, work: Callable[[], None]) -> None:
+        """Do what must not end a training."""
+        try:
+            work()
+        except (ExplainError, OSError) as error:
+            warn(f"what was seen at step {self.done} is not kept: {error}")
+
+    def _prepare(self) -> None:
+        """Watch gradients if the next step is one of those before a look."""
+        if self._flow is None and self.done + 1 > self._due - self.window:
+            self._flow = self._tools.enter_context(GradientFlow(self._network, scaler=self._scaler))
+            self._units = self._tools.enter_context(DeadUnits(self._network))
+
+    def _gradients(self) -> Gradients:
+        """What was seen of gradients since the hooks were put in place, and the hooks taken away."""
+        flow, units = self._flow, self._units
+        self._tools.close()
+        self._flow = self._units = None
+        if flow is None or units is None:
+            return Gradients()
+        verdicts = flow.verdicts()
+        return Gradients({name: (each, verdicts[name]) for name, each in flow.summary().items()}, units_of(units))
+
+    def _store(self) -> AbstractContextManager[TrainingStore]:
+        """The file, opened for one look: a process forked between two has no part in it."""
+        assert self.output is not None
+        return closing(TrainingStore(self.output, self._manifest))
+
+    def _go_on(self, store: TrainingStore) -> None:
+        """Take out what comes after the step that the training goes on from."""
+        last = store.last()
+        if not self.done and last:
+            raise RunError(f"output {text(self.output or '')!r} must be a new file for a training from its beginning, "
+                           f"got one up to step {last}; give its start to continue it, or another file")  # fmt: skip
+        store.go_back(self.done)
+
+    def _ended(self) -> None:
+        with self._store() as store:
+            store.end(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
+
+    def _what_it_is(self) -> dict[str, Any]:
+        question = self._asked.question
+        found = manifest_of(
+            source=self._asked.source, explainer=self._explainer, methods=question.asked, targets=question.targets,
+            metrics=(), options=question.options, trained=True,
+        )  # fmt: skip
+        return {**found, "training": True}
+
+    def _board_of(self, given: Any) -> TensorBoardLog:
+        writer, ours = writer_of(given)
+        if ours:
+            self._stack.callback(writer.close)
+        photos, methods = self._asked.photos, self._asked.question.methods or []
+        return TensorBoardLog(
+            writer, [photo.entry.name for photo in photos], [self._asked.scene(photo, SIDE) for photo in photos],
+            [(int(photo.x.shape[-2]), int(photo.x.shape[-1])) for photo in photos],
+            {method.name: method.style for method in methods},
+        )  # fmt: skip
+
+
+def _plain(model: Any) -> Any:
+    """A module without what is wrapped around it; a name or classifier as it is."""
+    if not isinstance(model, nn.Module):
+        return model
+    with muted():
+        return unwrapped(model)
+
+
+def _must_be_whole(model: nn.Module) -> None:
+    """Refuse parameters of which each process has a part: to explain takes all, in all processes at once."""
+    for name, parameter in model.named_parameters():
+        if type(parameter.data).__name__ == "DTensor" or type(parameter).__name__ == "FlatParameter":
+            raise RunError(f"model must be whole in this process to be watched, but {name!r} is sharded; explain its "
+                           "saved checkpoints instead")  # fmt: skip
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value.detach() if isinstance(value, torch.Tensor) else value)
+    except (TypeError, ValueError, RuntimeError):
+        raise RunError(f"{name} must be a number, got {shown(value)}; give one, such as the loss") from None
