@@ -68,7 +68,7 @@ class Row:
 
     def __str__(self) -> str:
         cells = "".join(f"{cell if cell in ('ok', 'warned') else 'failed':>8}" for cell in self.cells.values())
-        return f"{self.name:<34} {self.side:>4} {self.layer[-38:]:<38} {self.grid:>7}{cells} {self.seconds:>6.1f}"
+        return f"{self.name:<34} {self.side:>4} {self.layer[-38:]:<38} {self.grid:>7}{cells} {self.max_seconds:>6.1f}"
 
 
 def lively(model: nn.Module, x: torch.Tensor, seed: int = 0) -> nn.Module:

@@ -1,6 +1,6 @@
 """Draw what methods that cover a photo say of it, how sure they are, and how few runs they need.
 
-    python examples/perturbation.py [FOLDER] [--photo cat.jpg] [--runs 500] [--model tiny] [--errors] [--quick]
+    python examples/perturbation.py [FOLDER] [--photo cat.jpg] [--samples 500] [--model tiny] [--errors] [--quick]
 
 Writes a picture of each photo: in the upper row the maps, from occlusion to PartitionSHAP, and below each one its
 standard error, in shares of the largest value; occlusion and PartitionSHAP have none, since nothing is drawn at random,
@@ -28,16 +28,16 @@ PHOTOS = [ROOT / "assets" / f"{name}.png" for name in ("chelsea", "astronaut", "
 COUNTS = [30, 60, 125, 250, 500, 1000]
 
 
-def methods(runs: int) -> list[Method]:
+def methods(samples: int) -> list[Method]:
     return [
         Occlusion(),
-        RISE(runs, centred=True),
-        LIME(runs),
-        KernelSHAP(runs),
-        ShapleySampling(max(runs, 96)),
-        PartitionSHAP(runs),
-        Sobol(max(runs, 264)),
-        HSIC(max(runs, 20)),
+        RISE(samples, centred=True),
+        LIME(samples),
+        KernelSHAP(samples),
+        ShapleySampling(max(samples, 96)),
+        PartitionSHAP(samples),
+        Sobol(max(samples, 264)),
+        HSIC(max(samples, 20)),
     ]
 
 
@@ -47,11 +47,11 @@ def enlarged(values: torch.Tensor, size: tuple[int, ...]) -> Any:
     return found[0, 0].numpy()
 
 
-def picture(explainer: explain.Explainer, photo: Path, runs: int) -> Figure:
+def picture(explainer: explain.Explainer, photo: Path, samples: int) -> Figure:
     """Maps above, their standard errors below."""
     with Image.open(photo) as opened:
         x = explainer.preprocess(opened.convert("RGB"))[None]
-    found = explain.attribute_all(explainer.model, x, methods(runs))
+    found = explain.attribute_all(explainer.model, x, methods(samples))
     figure = Figure(figsize=(2.2 * len(found), 4.9), layout="constrained")
     axes = figure.subplots(2, len(found))
     shown = (x[0] - x.min()) / (x.max() - x.min())
@@ -81,10 +81,10 @@ def picture(explainer: explain.Explainer, photo: Path, runs: int) -> Figure:
 
 
 KINDS: dict[str, Callable[[int, int], Method]] = {
-    "rise (centred)": lambda runs, seed: RISE(runs, centred=True, seed=seed),
-    "sobol, 4 × 4 cells": lambda runs, seed: Sobol(max(runs, 72), grid=4, seed=seed),
-    "kernelshap, 16 squares": lambda runs, seed: KernelSHAP(runs, 4, seed=seed),
-    "partitionshap": lambda runs, seed: PartitionSHAP(runs),
+    "rise (centred)": lambda samples, seed: RISE(samples, centred=True, seed=seed),
+    "sobol, 4 × 4 cells": lambda samples, seed: Sobol(max(samples, 72), grid=4, seed=seed),
+    "kernelshap, 16 squares": lambda samples, seed: KernelSHAP(samples, 4, seed=seed),
+    "partitionshap": lambda samples, seed: PartitionSHAP(samples),
 }
 
 
@@ -94,8 +94,8 @@ def distances(
     """By the runs that were spent, the relative distance to a reference of many other runs."""
     x = explainer.as_input(photo)
     long = explain.attribute(explainer.model, x, make(reference, 0)).values
-    each = [explain.attribute(explainer.model, x, make(runs, 1)) for runs in counts]
-    return {int(found.runs or 0): float((found.values - long).norm() / long.norm()) for found in each}
+    each = [explain.attribute(explainer.model, x, make(samples, 1)) for samples in counts]
+    return {int(found.samples or 0): float((found.values - long).norm() / long.norm()) for found in each}
 
 
 def errors(found: dict[str, list[dict[int, float]]], reference: int) -> Figure:
@@ -103,17 +103,17 @@ def errors(found: dict[str, list[dict[int, float]]], reference: int) -> Figure:
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axis = figure.subplots()
     for name, of_photos in found.items():
-        runs = list(of_photos[0])
-        off = [[each[count] for count in runs] for each in of_photos]
-        (line,) = axis.plot(runs, np.mean(off, 0), marker="o", label=name)
+        samples = list(of_photos[0])
+        off = [[each[count] for count in samples] for each in of_photos]
+        (line,) = axis.plot(samples, np.mean(off, 0), marker="o", label=name)
         for each in off:
-            axis.plot(runs, each, color=line.get_color(), alpha=0.3, linewidth=1)
+            axis.plot(samples, each, color=line.get_color(), alpha=0.3, linewidth=1)
     axis.set(xscale="log", yscale="log", xlabel="covered photos")
     axis.set_xticks(COUNTS, labels=[str(count) for count in COUNTS])
     axis.minorticks_off()
     axis.yaxis.set_major_formatter("{x:g}")
     axis.set_ylabel(f"relative distance to {reference:,} other runs")
-    spent = [runs for of_photos in found.values() for runs in of_photos[0]]
+    spent = [samples for of_photos in found.values() for samples in of_photos[0]]
     axis.set_xlim(0.9 * min(spent), 1.1 * max(spent))
     axis.legend()
     return figure
@@ -123,7 +123,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=Path, default=Path("perturbation"))
     parser.add_argument("--photo", type=Path, action="append", help="may be given several times")
-    parser.add_argument("--runs", type=int, default=500)
+    parser.add_argument("--samples", type=int, default=500)
     parser.add_argument("--model", help="a name that explain.Explainer takes (default: its default model)")
     parser.add_argument("--errors", action="store_true", help="draw the error against the number of runs instead")
     parser.add_argument("--reference", type=int, default=8000, help="runs of what estimates are compared with then")
@@ -137,7 +137,7 @@ def main(arguments: list[str] | None = None) -> None:
     explainer = explain.Explainer(options.model or ("tiny" if options.quick else None))
     for photo in () if options.errors else photos:
         file = options.folder / f"{photo.stem}.png"
-        picture(explainer, photo, 40 if options.quick else options.runs).savefig(file, dpi=110)
+        picture(explainer, photo, 40 if options.quick else options.samples).savefig(file, dpi=110)
         print(f"written to {file}")
     if options.errors:
         reference = 160 if options.quick else options.reference
@@ -146,7 +146,7 @@ def main(arguments: list[str] | None = None) -> None:
         for photo in photos:
             for name, make in KINDS.items():
                 found[name].append(distances(explainer, photo, make, counts, reference))
-                told = ", ".join(f"{off:.3f} at {runs}" for runs, off in found[name][-1].items())
+                told = ", ".join(f"{off:.3f} at {samples}" for samples, off in found[name][-1].items())
                 print(f"{photo.stem}, {name}: {told}", flush=True)
         file = options.folder / "errors.png"
         errors(found, reference).savefig(file, dpi=110)

@@ -97,10 +97,10 @@ def calls_of(name: str, model: nn.Module, x: torch.Tensor, methods: list[str] = 
     def inspect() -> torch.Tensor:
         return torch.tensor(float(len(hooks.inspect(model, x).rows)))
 
-    runs: dict[str, Callable[[], torch.Tensor]] = {m: lambda m=m: attribute(m) for m in methods}
+    samples: dict[str, Callable[[], torch.Tensor]] = {m: lambda m=m: attribute(m) for m in methods}
     own = {"capture": capture, "HookGroup": group, "FeatureExtractor": extract}
     return [
-        *(_timed(f"{each} of {name}", model, run) for each, run in {**runs, "inspect": inspect}.items()),
+        *(_timed(f"{each} of {name}", model, run) for each, run in {**samples, "inspect": inspect}.items()),
         *(_timed(f"{each} of {name}", model, run, own=True) for each, run in own.items()),
     ]
 

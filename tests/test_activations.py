@@ -198,7 +198,7 @@ class TestEverythingReadsTheSameProbability:
                 covered = x.clone()
                 covered[..., row : row + 4, column : column + 4] = 0
                 torch.testing.assert_close(a.values[:, row, column], probability(x) - probability(covered))
-        rise = explain.attribute(model, x, RISE(runs=64, grid=2), target=0, **options)
+        rise = explain.attribute(model, x, RISE(samples=64, grid=2), target=0, **options)
         assert float(rise.neutral) < 1
 
     def test_metrics(self, end: str) -> None:
@@ -267,7 +267,7 @@ def test_an_activation_is_saved_and_used_again(tmp_path: Path, monkeypatch: pyte
     monkeypatch.syspath_prepend(str(tmp_path))
     PHOTO.save(tmp_path / "photo.png")
     explainer = explain.Explainer("own_labels:make", activation="sigmoid")
-    method = RISE(runs=32, grid=2)
+    method = RISE(samples=32, grid=2)
     found = explainer(tmp_path / "photo.png", method)
     found.save(tmp_path / "out")
     record = json.loads((tmp_path / "out" / "photo-rise.json").read_text())

@@ -97,5 +97,5 @@ def test_known_scores_are_looked_up_by_what_is_seen(bench: Any) -> None:
     seen[1, 0, 0, 2] = seen[2] = 1
     assert model(seen)[:, 0].tolist() == scores[[0, 4, 4095]].tolist()
     found = explain.attribute(model, accuracy.PHOTO, accuracy.KernelSHAP(24, accuracy.COLUMNS), target=0)
-    assert found.runs == 24
+    assert found.samples == 24
     assert found.delta.abs().max() < 1e-9

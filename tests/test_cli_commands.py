@@ -130,8 +130,11 @@ def test_photos_and_options_come_in_any_order(capsys: pytest.CaptureFixture[str]
         ),
         (["a.png", "--bf16"], "--bf16 would have no effect: the model is run once for gradcam; leave it out"),
         (["a.png", "--batch-size", "3"], "--batch-size would have no effect: the model is run once for gradcam"),
-        (["a.png", "--runs", "9"], "--runs would have no effect: nothing is estimated by gradcam; leave it out"),
-        (["a.png", "-m", "occlusion", "--until", "0.1"], "--until would have no effect: nothing is estimated by occl"),
+        (["a.png", "--samples", "9"], "--samples would have no effect: nothing is estimated by gradcam; leave it out"),
+        (
+            ["a.png", "-m", "occlusion", "--tolerance", "0.1"],
+            "--tolerance would have no effect: nothing is estimated by occl",
+        ),
         (["a.png", "-m", "saliency", "--alpha", "1"], "--alpha would have no effect: nothing is drawn as heat; leave"),
         (["a.png", "-m", "guidedbackprop", "--colormap", "jet"], "--colormap would have no effect: nothing is drawn"),
     ],
@@ -163,20 +166,33 @@ def test_options_with_effect_are_taken(arguments: list[str], capsys: pytest.Capt
 
 
 def test_budgets_are_those_of_every_method_that_estimates(capsys: pytest.CaptureFixture[str]) -> None:
-    typed = ["-m", "kernelshap", "-m", "rise", "-m", "gradcam", "--runs", "24", "--until", "0.5", "--seconds", "60"]
+    typed = [
+        "-m",
+        "kernelshap",
+        "-m",
+        "rise",
+        "-m",
+        "gradcam",
+        "--samples",
+        "24",
+        "--tolerance",
+        "0.5",
+        "--seconds",
+        "60",
+    ]
     code, _, err = run(capsys, "a.png", "--model", "tiny", "--size", "32", "--target", "1", *typed)
     assert (code, err) == (0, [])
     for name in ("kernelshap", "rise"):
         record = json.loads(Path(f"explained/a-{name}.json").read_text())
-        assert {key: record["options"][key] for key in ("runs", "until", "seconds")} == {
+        assert {key: record["options"][key] for key in ("samples", "tolerance", "max_seconds")} == {
             "runs": 24, "until": 0.5, "seconds": 60.0,
         }  # fmt: skip
         assert record["estimate"]["runs"] <= 24
     for wrong in ("0", "-1", "nan", "inf", "soon"):
-        assert run(capsys, "a.png", "-m", "rise", f"--seconds={wrong}")[2] == [
+        assert run(capsys, "a.png", "-m", "rise", f"--max_seconds={wrong}")[2] == [
             f"explain: --seconds must be a number above 0, got {wrong!r}; explain --help shows the options"
         ]
-    few = run(capsys, "a.png", "-m", "shapleysampling(regions=2)", "--runs", "1", "--force")[2]
+    few = run(capsys, "a.png", "-m", "shapleysampling(regions=2)", "--samples", "1", "--force")[2]
     assert few[0].startswith("explain: ")
     assert "runs of shapleysampling must be at least 6 for 4 regions" in few[0]
 
@@ -222,7 +238,7 @@ FOR_CALLERS = {
     "training",
     "distribution",
     "metrics",
-    "fills",
+    "baselines",
     "citation",
     "saved",
     "hooks",

@@ -1,4 +1,4 @@
-"""Fills: what takes the place of covered pixels, against slow plain versions; one by one and in batches."""
+"""Baselines: what takes the place of covered pixels, against slow plain versions; one by one and in batches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from explain import BaselineError
-from explain import baselines as fills
+from explain import baselines as baselines
 from explain.baselines import (
     Baseline,
     Black,
@@ -32,7 +32,7 @@ ALL: list[Baseline] = [
     Zero(), Black((0.4, 0.5, 0.6), (0.2, 0.3, 0.4)), Mean(), Blur(5, 1.5), Noise(seed=3), Neighbours(seed=2),
     Defocus(1.5, 4), OtherPhoto(torch.linspace(-1, 1, 3 * 9 * 7).reshape(3, 9, 7)),
 ]  # fmt: skip
-EACH = pytest.mark.parametrize("fill", ALL, ids=lambda fill: fill.name)
+EACH = pytest.mark.parametrize("baseline", ALL, ids=lambda baseline: baseline.name)
 
 
 @pytest.fixture
@@ -47,39 +47,43 @@ def keep() -> torch.Tensor:
 
 @EACH
 def test_kept_pixels_stay_bit_by_bit_and_a_photo_does_not_depend_on_those_beside_it(
-    fill: Baseline, images: torch.Tensor, keep: torch.Tensor
+    baseline: Baseline, images: torch.Tensor, keep: torch.Tensor
 ) -> None:
     for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
         x = images.to(dtype)
         before = x.clone()
-        filled = fill(x, keep.to(dtype))
+        filled = baseline(x, keep.to(dtype))
         assert filled.dtype == dtype
         assert filled.shape == x.shape
         assert torch.equal(x, before)
         kept = keep.bool().expand_as(x)
         assert torch.equal(filled[kept], x[kept])
         assert not torch.equal(filled[~kept], x[~kept])
-        alone = torch.cat([fill(x[i : i + 1], keep[i : i + 1]) for i in range(3)])
+        alone = torch.cat([baseline(x[i : i + 1], keep[i : i + 1]) for i in range(3)])
         torch.testing.assert_close(filled, alone, rtol=1e-12 if dtype == torch.float64 else 1e-5, atol=1e-12)
-    assert torch.equal(fill(images, torch.ones(1, 1, 9, 7)), images)
+    assert torch.equal(baseline(images, torch.ones(1, 1, 9, 7)), images)
 
 
 @EACH
-def test_many_masks_at_once_are_what_each_would_be(fill: Baseline, images: torch.Tensor, keep: torch.Tensor) -> None:
+def test_many_masks_at_once_are_what_each_would_be(
+    baseline: Baseline, images: torch.Tensor, keep: torch.Tensor
+) -> None:
     owners = torch.tensor([2, 0, 0])
-    found = covering(fill, images)(owners, keep)
-    torch.testing.assert_close(found, fill(images[owners], keep), rtol=0, atol=1e-12)
-    one = covering(fill, images[:1])(torch.zeros(3, dtype=torch.long), keep)
-    torch.testing.assert_close(one, fill(images[:1].repeat(3, 1, 1, 1), keep), rtol=0, atol=1e-12)
+    found = covering(baseline, images)(owners, keep)
+    torch.testing.assert_close(found, baseline(images[owners], keep), rtol=0, atol=1e-12)
+    one = covering(baseline, images[:1])(torch.zeros(3, dtype=torch.long), keep)
+    torch.testing.assert_close(one, baseline(images[:1].repeat(3, 1, 1, 1), keep), rtol=0, atol=1e-12)
     one.zero_()  # the network may overwrite what it gets
     assert images[0].any()
 
 
-@pytest.mark.parametrize("fill", [fill for fill in ALL if fill.name != "defocus"], ids=lambda fill: fill.name)
-def test_a_mask_in_between_blends(fill: Baseline, images: torch.Tensor) -> None:
+@pytest.mark.parametrize(
+    "baseline", [baseline for baseline in ALL if baseline.name != "defocus"], ids=lambda baseline: baseline.name
+)
+def test_a_mask_in_between_blends(baseline: Baseline, images: torch.Tensor) -> None:
     half = torch.full((3, 1, 9, 7), 0.25)
-    expected = 0.25 * images + 0.75 * fill(images, torch.zeros(3, 1, 9, 7))
-    torch.testing.assert_close(fill(images, half), expected, rtol=0, atol=1e-12)
+    expected = 0.25 * images + 0.75 * baseline(images, torch.zeros(3, 1, 9, 7))
+    torch.testing.assert_close(baseline(images, half), expected, rtol=0, atol=1e-12)
 
 
 def test_replacements_by_their_formulas(images: torch.Tensor) -> None:
@@ -209,25 +213,25 @@ def test_a_defocused_photo_is_blurred_less_where_more_is_kept(images: torch.Tens
 
 
 @pytest.mark.parametrize(
-    "fill", [Zero(), Mean(), Blur(), Noise(), Defocus(2.0), Neighbours()], ids=lambda fill: fill.name
+    "baseline", [Zero(), Mean(), Blur(), Noise(), Defocus(2.0), Neighbours()], ids=lambda baseline: baseline.name
 )
-def test_videos_are_filled_frame_by_frame_where_colours_are_of_places(fill: Baseline) -> None:
+def test_videos_are_filled_frame_by_frame_where_colours_are_of_places(baseline: Baseline) -> None:
     video = torch.randn(2, 3, 4, 9, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     keep = (torch.rand(2, 1, 4, 9, 7, generator=torch.Generator().manual_seed(1)) > 0.5).double()
-    filled = fill(video, keep)
+    filled = baseline(video, keep)
     kept = keep.bool().expand_as(video)
     assert torch.equal(filled[kept], video[kept])
-    if isinstance(fill, (Zero, Blur)):
-        frames = torch.stack([fill(video[:, :, t], keep[:, :, t]) for t in range(4)], 2)
+    if isinstance(baseline, (Zero, Blur)):
+        frames = torch.stack([baseline(video[:, :, t], keep[:, :, t]) for t in range(4)], 2)
         torch.testing.assert_close(filled, frames)
-    if isinstance(fill, Neighbours):
+    if isinstance(baseline, Neighbours):
         still = Neighbours(noise=0)
         frames = torch.stack([still(video[:, :, t], keep[:, :, t]) for t in range(4)], 2)
         torch.testing.assert_close(still(video, keep), frames)
 
 
 def test_fills_are_values_and_have_names() -> None:
-    assert fills.list_fills() == ["black", "blur", "defocus", "mean", "neighbours", "noise", "zero"]
+    assert baselines.list_baselines() == ["black", "blur", "defocus", "mean", "neighbours", "noise", "zero"]
     assert get_baseline(" Blur ") == Blur()
     assert get_baseline(Noise(seed=np.int64(4))) == Noise(seed=4)  # type: ignore[arg-type]
     assert len({Blur(), Blur(11, 5), Blur(3)}) == 2
@@ -237,9 +241,9 @@ def test_fills_are_values_and_have_names() -> None:
         OtherPhoto(torch.ones(3, 2, 2)),
     )
     assert (one == same, one == other, len({one, same, other})) == (True, False, 2)
-    assert all(fill.about and isinstance(fill.depends_on_mask, bool) for fill in ALL)
+    assert all(baseline.about and isinstance(baseline.depends_on_mask, bool) for baseline in ALL)
     with pytest.raises(BaselineError, match="already registered"):
-        fills.register(Blur(3))
+        baselines.register(Blur(3))
 
 
 def test_black_is_read_off_the_preprocessing(images: torch.Tensor) -> None:
@@ -252,8 +256,8 @@ def test_black_is_read_off_the_preprocessing(images: torch.Tensor) -> None:
 
 def test_pictures_show_what_the_model_would_see() -> None:
     photo = Image.new("RGB", (40, 32), (200, 100, 50))
-    for fill in ALL[:-1]:
-        seen = np.asarray(fill.picture(photo))
+    for baseline in ALL[:-1]:
+        seen = np.asarray(baseline.picture(photo))
         assert seen.shape == (32, 40, 3)
         assert (seen[0, 0] == (200, 100, 50)).all()
     assert (np.asarray(Zero().picture(photo))[16, 20] == 0).all()
@@ -287,10 +291,10 @@ WRONG: list[tuple[Any, str]] = [
     (lambda: Zero()(torch.zeros(2, 3, 2, 2), torch.zeros(3, 1, 2, 2)), r"keep must have the shape \(2, 1, 2, 2\)"),
     (lambda: Zero()(torch.zeros(1, 3, 2, 2), torch.full((1, 1, 2, 2), 2.0)), "keep must lie between 0 .* and 1"),
     (lambda: Zero()(torch.zeros(1, 3, 2, 2), torch.full((1, 1, 2, 2), torch.nan)), "keep must lie between 0"),
-    (lambda: get_baseline("bluur"), "fill 'bluur' is unknown; did you mean 'blur'"),
-    (lambda: get_baseline("photo"), "fill 'photo' must be given as an object"),
+    (lambda: get_baseline("bluur"), "baseline 'bluur' is unknown; did you mean 'blur'"),
+    (lambda: get_baseline("photo"), "baseline 'photo' must be given as an object"),
     (lambda: get_baseline(Zero), "got the class Zero; use Zero"),  # type: ignore[arg-type]
-    (lambda: get_baseline(0), "fill must be a name or a fill, got 0"),  # type: ignore[arg-type]
+    (lambda: get_baseline(0), "baseline must be a name or a baseline, got 0"),  # type: ignore[arg-type]
 ]
 
 

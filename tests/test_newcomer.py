@@ -162,7 +162,7 @@ def test_a_method_object_names_its_map(cat: explain.Explanation) -> None:
 def test_a_classifier_has_no_boxes_for_drise(tiny: explain.Explainer) -> None:
     for target in (None, 3):
         with pytest.raises(TargetError) as caught:
-            tiny(CAT, "drise(runs=4)", target)
+            tiny(CAT, "drise(samples=4)", target)
         assert str(caught.value) == (
             "target must be a detected box, explain.targets.Detection, for a method that compares detections, got a "
             "class; drise is for detectors, so take rise"

@@ -484,10 +484,10 @@ class Timed(Small):
 
     def __init__(self) -> None:
         super().__init__()
-        self.clock, self.seconds = 0.0, dict[int, float]()
+        self.clock, self.max_seconds = 0.0, dict[int, float]()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.clock += len(x) * self.seconds.get(len(x), 1.0)
+        self.clock += len(x) * self.max_seconds.get(len(x), 1.0)
         return super().forward(x)
 
 

@@ -204,7 +204,7 @@ def test_occlusion_covers_the_same_part_of_inputs_of_any_sizes(sizes: tuple[tupl
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-13)
 
 
-@pytest.mark.parametrize("method", ["occlusion", "rise(runs=8)", "featureablation", "lime(runs=20)"])
+@pytest.mark.parametrize("method", ["occlusion", "rise(samples=8)", "featureablation", "lime(samples=20)"])
 def test_inputs_without_places_stay_as_they_are_beside_covered_ones(
     method: str, model: nn.Module, given: explain.Inputs
 ) -> None:

@@ -23,8 +23,9 @@ from explain.models import CenterCrop
 SIDE = 16
 PLAIN = CenterCrop(SIDE, 1.0, (0.0,) * 3, (1.0,) * 3)
 METHODS = [
-    Occlusion(window=4, stride=4), FeatureAblation(regions=4), KernelSHAP(runs=60, regions=4), LIME(runs=60, regions=4),
-    ShapleySampling(runs=60, regions=4), PartitionSHAP(),
+    Occlusion(window=4, stride=4), FeatureAblation(regions=4), KernelSHAP(samples=60, regions=4),
+    LIME(samples=60, regions=4),
+    ShapleySampling(samples=60, regions=4), PartitionSHAP(),
 ]  # fmt: skip
 
 
@@ -127,7 +128,7 @@ def test_maps_of_a_layer_without_rectification_are_drawn_with_their_sign() -> No
 @pytest.fixture(scope="module")
 def found() -> explain.Explanation:
     explainer = explain.Explainer(OnTop(), ["one", "other"], PLAIN)
-    return explainer(Image.new("RGB", (SIDE, SIDE), "white"), RISE(runs=400, grid=4, score="logit"), 0)
+    return explainer(Image.new("RGB", (SIDE, SIDE), "white"), RISE(samples=400, grid=4, score="logit"), 0)
 
 
 class TestRISE:
@@ -142,11 +143,11 @@ class TestRISE:
                 scores.extend(result[:, 0].tolist())
                 return result
 
-        again = explain.attribute(Noted(), x, RISE(runs=400, grid=4, score="logit"), target=0, batch_size=400)
+        again = explain.attribute(Noted(), x, RISE(samples=400, grid=4, score="logit"), target=0, batch_size=400)
         torch.testing.assert_close(again.values, a.values)
         mean = float(a.neutral)
         assert min(scores) < mean < max(scores)
-        centred = explain.attribute(OnTop(), x, RISE(runs=400, grid=4, score="logit", centred=True), target=0)
+        centred = explain.attribute(OnTop(), x, RISE(samples=400, grid=4, score="logit", centred=True), target=0)
         # What is subtracted from each place is the mean score times how often the masks have shown it.
         assert float(((a.values - centred.values).double() / mean).mean()) == pytest.approx(1, abs=0.05)
         difference = a.values[0].double() - mean
@@ -173,7 +174,7 @@ class TestRISE:
     def test_pictures_of_runs_are_centred_too(self, tmp_path: Path) -> None:
         explainer = explain.Explainer(OnTop(), ["one", "other"], PLAIN)
         photos = [Image.new("RGB", (SIDE, SIDE), "white")]
-        method = RISE(runs=200, grid=4, score="logit")
+        method = RISE(samples=200, grid=4, score="logit")
         run = explain.run(photos, explainer, [method, "occlusion"], output=tmp_path / "run.sqlite", workers=0)
         rows = {row.method: row for row in run.rows()}
         assert rows["rise"].style == rows["occlusion"].style == "signed"

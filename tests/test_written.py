@@ -146,13 +146,13 @@ def test_values_keep_their_kind() -> None:
 def test_fills_are_written_with_options_too() -> None:
     assert get_baseline("Blur(sigma=3)") == Blur(sigma=3)
     assert get_baseline("blur()") == Blur()
-    method: Any = get_method("occlusion(fill=blur(sigma=3))")
-    assert method.fill == Blur(sigma=3)
+    method: Any = get_method("occlusion(baseline=blur(sigma=3))")
+    assert method.baseline == Blur(sigma=3)
     for text, message in {
-        "blur(sgma=3)": r"fill blur must be given its options by name \(.*\), got 'sgma'",
-        "blur(3)": r"fill blur must be given its options by name \(.*\), got 3",
-        "zero(3)": "fill zero must be given no options, got 3",
-        "blur(": "fill must be a name, or a name with options in brackets",
+        "blur(sgma=3)": r"baseline blur must be given its options by name \(.*\), got 'sgma'",
+        "blur(3)": r"baseline blur must be given its options by name \(.*\), got 3",
+        "zero(3)": "baseline zero must be given no options, got 3",
+        "blur(": "baseline must be a name, or a name with options in brackets",
     }.items():
         with pytest.raises(BaselineError, match=message):
             get_baseline(text)

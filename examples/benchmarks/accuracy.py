@@ -40,11 +40,11 @@ class Setting:
 
     model: str
     photo: str
-    fill: str = "zero"
+    baseline: str = "zero"
     score: str = "logit"
 
     def __str__(self) -> str:
-        return f"{self.model}, {self.photo}, {self.fill}, {self.score}"
+        return f"{self.model}, {self.photo}, {self.baseline}, {self.score}"
 
 
 SETTINGS = (
@@ -77,7 +77,7 @@ def known(setting: Setting) -> Known:
     )
     labels = down[:, None] * COLUMNS + across
     coalitions = (torch.arange(2**REGIONS)[:, None] >> torch.arange(REGIONS)) & 1
-    cover, found = covering(get_baseline(setting.fill), x), []
+    cover, found = covering(get_baseline(setting.baseline), x), []
     with torch.inference_mode():
         target = int(explainer.model(x)[0].argmax())
         for some in coalitions.split(TOGETHER):
@@ -94,33 +94,33 @@ def values(model: Known, method: Method) -> torch.Tensor:
     return explain.attribute(model, PHOTO, method, target=0).values.flatten()
 
 
-def captum(model: Known, runs: int, seed: int) -> torch.Tensor:
+def captum(model: Known, samples: int, seed: int) -> torch.Tensor:
     from captum.attr import KernelShap
 
     torch.manual_seed(seed)
     mask = torch.arange(REGIONS).reshape(1, 1, ROWS, COLUMNS)
     found: torch.Tensor = KernelShap(model).attribute(
-        PHOTO, target=0, feature_mask=mask, n_samples=runs, perturbations_per_eval=TOGETHER
+        PHOTO, target=0, feature_mask=mask, n_samples=samples, perturbations_per_eval=TOGETHER
     )
     return found.flatten().double()
 
 
 ESTIMATES: dict[str, Callable[[Known, int, int], torch.Tensor]] = {
-    "kernelshap": lambda model, runs, seed: values(model, KernelSHAP(runs, COLUMNS, seed=seed)),
-    "shapleysampling": lambda model, runs, seed: values(model, ShapleySampling(runs, COLUMNS, seed=seed)),
+    "kernelshap": lambda model, samples, seed: values(model, KernelSHAP(samples, COLUMNS, seed=seed)),
+    "shapleysampling": lambda model, samples, seed: values(model, ShapleySampling(samples, COLUMNS, seed=seed)),
     "Captum's KernelShap": captum,
 }
 
 
-def off(model: Known, exact: torch.Tensor, name: str, runs: int, seeds: int) -> float:
+def off(model: Known, exact: torch.Tensor, name: str, samples: int, seeds: int) -> float:
     """The mean distance to the exact values, by their norm."""
-    found = [ESTIMATES[name](model, runs, seed) for seed in range(seeds)]
+    found = [ESTIMATES[name](model, samples, seed) for seed in range(seeds)]
     return statistics.mean(float((each - exact).norm() / exact.norm()) for each in found)
 
 
 def table() -> Table:
-    heads = (f"{name}, {runs} runs" for runs in RUNS for name in ESTIMATES)
-    return Table("accuracy", ("model, photo, fill, score", *heads), tuple((str(setting),) for setting in SETTINGS))
+    heads = (f"{name}, {samples} runs" for samples in RUNS for name in ESTIMATES)
+    return Table("accuracy", ("model, photo, baseline, score", *heads), tuple((str(setting),) for setting in SETTINGS))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -137,16 +137,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
             continue
         model, cells = known(setting), []
         exact = values(model, KernelSHAP(2**REGIONS, COLUMNS))
-        for runs in RUNS:
+        for samples in RUNS:
             for name in ESTIMATES:
                 if name not in ("kernelshap", "shapleysampling") and not there:
                     cells.append("not installed")
                     continue
-                figure = off(model, exact, name, runs, 2 if options.quick else options.seeds)
+                figure = off(model, exact, name, samples, 2 if options.quick else options.seeds)
                 cells.append(shown(figure))
-                goal = GOALS.get(str(setting), {}).get(runs)
+                goal = GOALS.get(str(setting), {}).get(samples)
                 if name == "kernelshap" and goal is not None and figure > goal and not options.quick:
-                    print(f"over the goal of {goal}: {setting}, {runs} runs", file=sys.stderr)
+                    print(f"over the goal of {goal}: {setting}, {samples} runs", file=sys.stderr)
         print(line([str(setting), *cells]), flush=True)
 
 

@@ -1,7 +1,7 @@
 """Count lines of code: lines with a token that is no comment, docstring or blank.
 
-    python examples/benchmarks/code_lines.py            # the package, by room, and the tests
-    python examples/benchmarks/code_lines.py explain/engine
+python examples/benchmarks/code_lines.py            # the package, by room, and the tests
+python examples/benchmarks/code_lines.py explain/engine
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ class Case:
         return self.method.name
 
 
-def cases(x: torch.Tensor, runs: int) -> list[Case]:
-    """What is done with a photo ``(1, C, H, W)``; about as many ``runs`` each, where their number is free.
+def cases(x: torch.Tensor, samples: int) -> list[Case]:
+    """What is done with a photo ``(1, C, H, W)``; about as many ``samples`` each, where their number is free.
 
     Occlusion and ablation cover as many parts as by default.
     """
@@ -50,7 +50,7 @@ def cases(x: torch.Tensor, runs: int) -> list[Case]:
     slides = {"sliding_window_shapes": (channels, window, window), "strides": (channels, stride, stride)}
     cells, usual = Squares(ACROSS), Squares()
     regions = {"feature_mask": cells(x)[:, None], "perturbations_per_eval": TOGETHER}
-    orders = max(1, runs // 30)  # an order and its reverse uncover 15 squares each
+    orders = max(1, samples // 30)  # an order and its reverse uncover 15 squares each
     windows = (-(-(side - window) // stride) + 1) ** 2
     together = {"perturbations_per_eval": TOGETHER}
     return [
@@ -60,10 +60,10 @@ def cases(x: torch.Tensor, runs: int) -> list[Case]:
             ShapleySampling(30 * orders, cells), 30 * orders, "ShapleyValueSampling",
             {**regions, "n_samples": 2 * orders},
         ),
-        Case(KernelSHAP(runs, cells), runs, "KernelShap", {**regions, "n_samples": runs}),
-        Case(LIME(runs, cells), runs, "Lime", {**regions, "n_samples": runs}),
-        Case(RISE(runs), runs),
-        Case(PartitionSHAP(runs), runs),
-        Case(Sobol(4 * 18 * max(1, runs // 72), ACROSS), 4 * 18 * max(1, runs // 72)),
-        Case(HSIC(20 * max(1, runs // 20), ACROSS), 20 * max(1, runs // 20)),
+        Case(KernelSHAP(samples, cells), samples, "KernelShap", {**regions, "n_samples": samples}),
+        Case(LIME(samples, cells), samples, "Lime", {**regions, "n_samples": samples}),
+        Case(RISE(samples), samples),
+        Case(PartitionSHAP(samples), samples),
+        Case(Sobol(4 * 18 * max(1, samples // 72), ACROSS), 4 * 18 * max(1, samples // 72)),
+        Case(HSIC(20 * max(1, samples // 20), ACROSS), 20 * max(1, samples // 20)),
     ]  # fmt: skip

@@ -77,12 +77,12 @@ def measured(
     }
 
 
-def memory(runs: int) -> float:
+def memory(samples: int) -> float:
     """By how many bytes the process grows at its highest while RISE runs so many masks."""
     model, x = network("resnet18"), torch.randn(1, 3, 224, 224)
     model(x)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    ours(model, x, [RISE(runs)])()
+    ours(model, x, [RISE(samples)])()
     return 1024.0 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
@@ -96,14 +96,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     if options.memory:
-        runs = 50 if options.quick else 5000
-        print(f"{runs} masks of RISE: {memory(runs) / 2**20:.0f} MB more at the highest")
+        samples = 50 if options.quick else 5000
+        print(f"{samples} masks of RISE: {memory(samples) / 2**20:.0f} MB more at the highest")
         return
-    side, runs = (64, QUICK_RUNS) if options.quick else (224, RUNS)
+    side, samples = (64, QUICK_RUNS) if options.quick else (224, RUNS)
     model, x = network("resnet18"), torch.randn(1, 3, side, side, generator=torch.Generator().manual_seed(1))
     versions = {name: version(distribution) for name, distribution in COLUMNS.items()}
     print(table(versions).head())
-    for case in cases(x, runs):
+    for case in cases(x, samples):
         if options.rows not in case.name:
             continue
         works = works_of(case, model, x, peers=versions["Captum"] is not None)

@@ -180,7 +180,7 @@ def rows(quick: bool) -> Iterator[tuple[str, Callable[[nn.Module, torch.Tensor],
         maps = maps_of(x)
         pixels = maps[0].numel() // steps
         works = {
-            "explain": judge(model, x, {"map": maps}, PixelFlipping(steps=steps, fill=Zero())),
+            "explain": judge(model, x, {"map": maps}, PixelFlipping(steps=steps, baseline=Zero())),
             "Quantus": quantus_work("PixelFlipping", model, x, maps, features_in_step=3 * pixels, perturb_baseline=0.0),
         }
         return Row("", works, photos=steps)
@@ -205,7 +205,7 @@ def rows(quick: bool) -> Iterator[tuple[str, Callable[[nn.Module, torch.Tensor],
     def memory(model: nn.Module, x: torch.Tensor) -> Row:
         maps, few = maps_of(x), max(1, steps // 8)
         many, some = (
-            judge(model, x, {"map": maps}, PixelFlipping(steps=count, fill=Zero()), batch_size=1 if quick else 16)
+            judge(model, x, {"map": maps}, PixelFlipping(steps=count, baseline=Zero()), batch_size=1 if quick else 16)
             for count in (steps, few)
         )
         return Row("", {"explain": many}, few=some)
@@ -236,10 +236,10 @@ def rows(quick: bool) -> Iterator[tuple[str, Callable[[nn.Module, torch.Tensor],
         return Row("", {"explain": judge(model, x, EIGHT, metrics)}, apart=lambda: [work() for work in apart])
 
     def metrics(model: nn.Module, x: torch.Tensor) -> Row:
-        fill, count = Zero(), 4 if quick else 64
+        baseline, count = Zero(), 4 if quick else 64
         several = [
-            Deletion(count, fill), Insertion(count, fill), PixelFlipping("morf", count, fill),
-            PixelFlipping("lerf", count, fill),
+            Deletion(count, baseline), Insertion(count, baseline), PixelFlipping("morf", count, baseline),
+            PixelFlipping("lerf", count, baseline),
         ]  # fmt: skip
         apart = [judge(model, x, "saliency", metric) for metric in several]
         together = judge(model, x, "saliency", several)

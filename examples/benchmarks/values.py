@@ -76,7 +76,7 @@ def few(function, *args, **kwargs):
     try:
         return function(*args, samples=96, **kwargs)
     except TypeError:
-        return function(*args, runs=96, **kwargs)
+        return function(*args, samples=96, **kwargs)
 
 
 def method_values() -> Iterator[tuple[str, np.ndarray]]:

@@ -44,7 +44,7 @@ print(found)
 print(found["gradcam"]["deletion"])
 
 # %%
-# What "covered" means is part of the question. A fill says what takes the place of
+# What "covered" means is part of the question. A baseline says what takes the place of
 # covered pixels, and shows itself.
 
 from explain.baselines import Blur, Mean, Neighbours
@@ -52,16 +52,16 @@ from explain.data.images import load_image
 from explain.render import Tile, table
 
 photo = load_image(photos[0])
-fills = [Mean(), Blur(), Neighbours()]
-shown = [Tile(fill.picture(photo)) for fill in fills]
-table([shown], [fill.name for fill in fills])
+baselines = [Mean(), Blur(), Neighbours()]
+shown = [Tile(baseline.picture(photo)) for baseline in baselines]
+table([shown], [baseline.name for baseline in baselines])
 
 # %%
-# With another fill, the same metric may say something else. Report which one you
+# With another baseline, the same metric may say something else. Report which one you
 # used.
 
-mean, blurred = Deletion(steps=10, fill=Mean()), Deletion(steps=10, fill=Blur())
+mean, blurred = Deletion(steps=10, baseline=Mean()), Deletion(steps=10, baseline=Blur())
 for metric in (mean, blurred):
     judged = explain.evaluate(explainer.model, x, ["gradcam", "randomcam"], [metric])
-    print("covered by", metric.fill.name)
+    print("covered by", metric.baseline.name)
     print(judged)

@@ -60,7 +60,7 @@ figure = Figure(figsize=(12, 3.6), layout="constrained")
 axes = figure.subplots(2, len(found))
 for column, (name, a) in enumerate(found.items()):
     peak = a.values.abs().max()
-    draw(axes[0, column], a.values[0] / peak, f"{name}, {a.runs} runs")
+    draw(axes[0, column], a.values[0] / peak, f"{name}, {a.samples} runs")
     share = None if a.error is None else a.error[0] / peak
     title = "no error" if share is None else f"error up to {share.max():.0%}"
     draw(axes[1, column], share, title, error=True)
@@ -68,7 +68,7 @@ figure
 
 # %%
 # Where the error is as large as the values, the map says nothing yet: give more
-# ``runs``, or ``until=0.1``, which ends when the largest error is a tenth of the
+# ``samples``, or ``tolerance=0.1``, which ends when the largest error is a tenth of the
 # largest value. ``sobol`` and ``hsic`` have no sign: they say how much a place matters,
 # and not for what.
 #
@@ -102,31 +102,32 @@ figure
 # --------------
 #
 # A model that has never seen a grey square may say anything about one. With another
-# fill, another question is asked: what does the score lose, compared with *that*?
+# baseline, another question is asked: what does the score lose, compared with *that*?
 
 from explain.render import Tile, table
 
-fills = ["zero", "mean", "blur", "noise", "neighbours"]
+baselines = ["zero", "mean", "blur", "noise", "neighbours"]
 maps = {
-    fill: explain.attribute(explainer.model, x, KernelSHAP(150, fill=fill))
-    for fill in fills
+    baseline: explain.attribute(explainer.model, x, KernelSHAP(150, baseline=baseline))
+    for baseline in baselines
 }
 figure = Figure(figsize=(12, 3.2), layout="constrained")
-for axis, (fill, a) in zip(figure.subplots(1, 5), maps.items(), strict=True):
-    draw(axis, a.values[0] / a.values.abs().max(), fill)
+for axis, (baseline, a) in zip(figure.subplots(1, 5), maps.items(), strict=True):
+    draw(axis, a.values[0] / a.values.abs().max(), baseline)
 figure
 
 # %%
-# What each fill makes of the middle of the photo:
+# What each baseline makes of the middle of the photo:
 
 from explain.baselines import get_baseline
 from explain.data.images import load_image
 
 photo = load_image(assets / "chelsea.png")
 pictures = [
-    Tile(get_baseline(fill).picture(photo, explainer.preprocess)) for fill in fills
+    Tile(get_baseline(baseline).picture(photo, explainer.preprocess))
+    for baseline in baselines
 ]
-table([pictures], fills)
+table([pictures], baselines)
 
 # %%
 # How much do two maps agree? The correlation of their values, region by region:
@@ -134,11 +135,11 @@ table([pictures], fills)
 labels = Squares()(x)
 by_region = [region_values(a.values, labels)[0] for a in maps.values()]
 agreement = torch.corrcoef(torch.stack(by_region))
-for fill, row in zip(fills, agreement, strict=True):
-    print(f"{fill:>10}", " ".join(f"{value:5.2f}" for value in row))
+for baseline, row in zip(baselines, agreement, strict=True):
+    print(f"{baseline:>10}", " ".join(f"{value:5.2f}" for value in row))
 
 # %%
-# So report the regions and the fill with the map; they are in its ``options``, and in
+# So report the regions and the baseline with the map; they are in its ``options``, in
 # the record of a saved explanation.
 #
 # ``region_values`` gives one value for each region. Each pixel of a map has the whole

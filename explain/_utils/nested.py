@@ -73,7 +73,7 @@ def edit(value: Any, change: Callable[[Path, torch.Tensor], torch.Tensor]) -> An
     """Put ``change(path, tensor)`` in the place of each tensor, and return the value.
 
     Lists, mappings and dataclasses stay the same objects, for others may hold them and write into them. Only those that
-    cannot be written into, such as tuples, are made anew.
+    cannot be written into, such as tuples, are made again.
 
     Raises:
         HookError: a container of a class of its own cannot be made with other contents.

@@ -128,7 +128,7 @@ class AnswerJob(Job):
         before = self.explanation
         assert before is not None
         self.still_wanted()
-        takes_seconds = "seconds" in options(method)
+        takes_seconds = "max_seconds" in options(method)
 
         def step(done: int, total: int, maps: Mapping[str, torch.Tensor]) -> dict[str, Any]:
             told: dict[str, Any] = {"progress": [done, total], "method": method.name}
@@ -142,7 +142,7 @@ class AnswerJob(Job):
             self.still_wanted()
             found = self._explainer(
                 self.photo, [method], classes_of(before), layer=self.ask.layer,
-                seconds=self.ask.seconds if takes_seconds else None, keep_partial=True,
+                max_seconds=self.ask.seconds if takes_seconds else None, keep_partial=True,
                 progress=JobProgress(self, turns, step),
             )  # fmt: skip
         self.explanation = joined(before, found)

@@ -72,8 +72,8 @@ def attribute(
         progress: called with the number of such inputs done and their total.
             If it takes a third argument, that is the maps so far, by method.
         precision: "bf16" computes these runs in bfloat16.
-        runs, until, seconds: for methods that estimate, how many altered photos to run at most; the largest standard
-            error over the largest magnitude that is small enough to stop; and after how many seconds to stop.
+        samples, tolerance, max_seconds: for methods that estimate, how many altered photos to run at most; the largest
+            standard error over the largest magnitude that is small enough to stop; and after how many seconds to stop.
         keep_partial: whether an interrupt (Ctrl-C) gives what there is by then, with ``finished`` false.
         activation: what makes probabilities of the model's outputs, for methods that explain one: "softmax", "sigmoid",
             or "none" where they are probabilities already; None finds it out.

@@ -25,7 +25,7 @@ import numpy as np
 import PIL
 import torch
 
-from explain import baselines as fills
+from explain import baselines as baselines
 from explain import methods, targets
 from explain._utils.errors import ExplainError, RecordError
 from explain._utils.version import __version__
@@ -36,7 +36,7 @@ from explain.engine import Precision
 from explain.methods import Method, get_method
 from explain.targets import Category, ClassTarget, Sum, Target, TopClass
 
-FORMAT = 2
+FORMAT = 3
 """The version of the records that are written. Those of version 1 have no field ``format``."""
 
 UNPACKED = 2**28  # bytes that the tensors of a record have together; a baseline has a few millions
@@ -284,11 +284,11 @@ def versions() -> dict[str, str]:
 
 def estimate_of(attribution: Attribution) -> dict[str, Any] | None:
     """How many covered photos a map took, and what was reached: the largest error over the largest value, if known."""
-    if attribution.runs is None:
+    if attribution.samples is None:
         return None
     reached, r2, finished = attribution.relative_error, attribution.r2, attribution.finished
     return {
-        "runs": attribution.runs,
+        "samples": attribution.samples,
         "planned": None if attribution.planned is None else int(attribution.planned.max()),
         "stopped": attribution.stopped or None,
         "error": None if reached is None or bool(reached[0].isnan()) else float(reached[0]),
@@ -304,7 +304,9 @@ def options_run(attribution: Attribution, crops: int = 1) -> dict[str, Any]:
     """
     found = dict(attribution.options)
     if attribution.stopped and crops == 1:
-        found |= {name: value for name, value in (("runs", attribution.runs), ("seconds", None)) if name in found}
+        found |= {
+            name: value for name, value in (("samples", attribution.samples), ("max_seconds", None)) if name in found
+        }
     return {name: encode(value) for name, value in found.items()}
 
 
@@ -332,7 +334,31 @@ def upgraded(record: Any, name: str = "record") -> dict[str, Any]:
     if lacking:
         raise RecordError(f"{name} must have the field {lacking[0]!r}, but has not; give a record that was saved")
     check_unpacked(record, name)
-    return _from_first(record) if version == 1 else dict(record)
+    found = _from_first(record) if version == 1 else dict(record)
+    if version < FORMAT:
+        found |= {key: _renamed(found[key]) for key in ("options", "asked", "explainer") if key in found}
+        found["options"] = {_NEW_OPTIONS.get(name, name): value for name, value in found["options"].items()}
+        if isinstance(found.get("estimate"), Mapping):
+            found["estimate"] = {_NEW_OPTIONS.get(name, name): value for name, value in found["estimate"].items()}
+        found["format"] = FORMAT
+    return found
+
+
+_NEW_OPTIONS = {"runs": "samples", "until": "tolerance", "seconds": "max_seconds", "fill": "baseline"}
+_NEW_CLASSES = {"Photo": "OtherPhoto", "Given": "GivenRegions"}
+
+
+def _renamed(value: Any) -> Any:
+    """An encoded value of format 2 with the classes and options of format 3."""
+    if isinstance(value, list):
+        return [_renamed(each) for each in value]
+    if not isinstance(value, Mapping):
+        return value
+    found = {key: _renamed(each) for key, each in value.items()}
+    if isinstance(found.get("class"), str) and isinstance(found.get("options"), dict):
+        found["class"] = _NEW_CLASSES.get(found["class"], found["class"])
+        found["options"] = {_NEW_OPTIONS.get(name, name): each for name, each in found["options"].items()}
+    return found
 
 
 def _from_first(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -382,7 +408,7 @@ def _makes(kind: type) -> set[str]:
 
 def _classes() -> dict[str, type]:
     """The methods and targets of this package, by the names of their classes."""
-    found = [getattr(room, name) for room in (methods, targets, fills) for name in room.__all__]
+    found = [getattr(room, name) for room in (methods, targets, baselines) for name in room.__all__]
     return {kind.__name__: kind for kind in found if isinstance(kind, type) and is_dataclass(kind)}
 
 

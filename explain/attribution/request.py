@@ -64,9 +64,9 @@ class Common(TypedDict, total=False):
     batch_size: int | None
     progress: Progress | None
     precision: Precision
-    runs: int | None
-    until: float | None
-    seconds: float | None
+    samples: int | None
+    tolerance: float | None
+    max_seconds: float | None
     keep_partial: bool
 
 
@@ -87,9 +87,9 @@ class Settings:
     batch_size: int | None = None
     progress: Progress | None = None
     precision: Precision = "full"
-    runs: int | None = None
-    until: float | None = None
-    seconds: float | None = None
+    samples: int | None = None
+    tolerance: float | None = None
+    max_seconds: float | None = None
     keep_partial: bool = False
     activation: Activation | None = None
 
@@ -107,7 +107,7 @@ class Settings:
     @property
     def budget(self) -> dict[str, float]:
         """How much work methods that estimate may do, where it is not their own."""
-        given = {"runs": self.runs, "until": self.until, "seconds": self.seconds}
+        given = {"samples": self.samples, "tolerance": self.tolerance, "max_seconds": self.max_seconds}
         return {name: value for name, value in given.items() if value is not None}
 
 
@@ -358,7 +358,7 @@ def _apply(method: Method, evidence: Sequence[Evidence], how: Fusion | None, exp
         coverage=coverage,
         channels=_channels(method, first) if len(maps) == 1 else None,
         error=outcome.error,
-        spent=outcome.runs,
+        spent=outcome.samples,
         planned=outcome.planned,
         finished=outcome.finished,
         r2=outcome.r2,

@@ -56,7 +56,7 @@ class Attribution:
     one, and what was taken out of relevance on its way. ``channels`` ranks the channels of the layer, for methods that
     know what each one counts for.
 
-    Of methods that estimate, ``error`` has the standard error of each value, in the same shape; ``runs`` is how many
+    Of methods that estimate, ``error`` has the standard error of each value, in the same shape; ``samples`` is how many
     altered photos each image was run with (the most of any), ``planned`` ``(N,)`` how many there would be without an
     early end, ``finished`` ``(N,)`` whether these are all that were asked for, or fewer because the error was small
     enough or the time was over (true) or because of an interrupt (false); ``stopped`` says so in words; ``r2`` ``(N,)``
@@ -115,7 +115,7 @@ class Attribution:
         return replace(self, maps=maps, parts={name: each[which] for name, each in self.parts.items()}, **taken)
 
     @property
-    def runs(self) -> int | None:
+    def samples(self) -> int | None:
         """How many altered photos each image was run with, the most of any; None for methods that do not count."""
         return None if self.spent is None else int(self.spent.max())
 
@@ -124,16 +124,16 @@ class Attribution:
         """In words, that an interrupt or the time ended the runs; empty where these are all that were asked for."""
         if self.spent is None or self.planned is None or not bool((self.spent < self.planned).any()):
             return ""
-        until, reached = self.options.get("until"), self.relative_error
-        is_enough = until is not None and reached is not None and bool((reached <= until).all())
-        by_time = self.options.get("seconds") is not None and not is_enough
+        tolerance, reached = self.options.get("tolerance"), self.relative_error
+        is_enough = tolerance is not None and reached is not None and bool((reached <= tolerance).all())
+        by_time = self.options.get("max_seconds") is not None and not is_enough
         if not by_time and (self.finished is None or bool(self.finished.all())):
             return ""
         return f"stopped early after {int(self.spent.max()):,} of {int(self.planned.max()):,}"
 
     @property
     def relative_error(self) -> torch.Tensor | None:
-        """The largest standard error over the largest magnitude ``(N,)``: what ``until`` is compared with."""
+        """The largest standard error over the largest magnitude ``(N,)``: what ``tolerance`` is compared with."""
         return None if self.error is None else relative_error(self.values, self.error)
 
     @cached_property

@@ -114,8 +114,8 @@ def _fits(request: Request, method: Method) -> bool:
         return True
     if isinstance(method, Tried):
         method = method.tried()
-    elif "runs" in options(method):
-        method = replace(method, runs=2)  # type: ignore[type-var]  # as many as it takes to see whether it fits
+    elif "samples" in options(method):
+        method = replace(method, samples=2)  # type: ignore[type-var]  # as many as it takes to see whether it fits
     try:
         with muted():
             _alone(request, method).answered()

@@ -18,7 +18,7 @@ def scale_of(preprocess: Preprocess) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what black becomes ``(C,)``, and by how much white lies above it ``(C,)``, in the model's units.
 
     Raises:
-        FillError: the preprocessing does more to a colour than to scale and shift it.
+        BaselineError: the preprocessing does more to a colour than to scale and shift it.
 
     >>> from explain.models import CenterCrop
     >>> black, range_ = scale_of(CenterCrop(8, mean=(0.5,) * 3, std=(0.25,) * 3))
@@ -28,7 +28,8 @@ def scale_of(preprocess: Preprocess) -> tuple[torch.Tensor, torch.Tensor]:
     black, grey, white = (_became(preprocess, level) for level in (0, 51, 255))
     if not torch.allclose(grey, torch.lerp(black, white, 0.2), atol=1e-3 * float((white - black).abs().max())):
         raise BaselineError(
-            "preprocess must do no more to colours than to scale and shift each channel for a fill to know black, but "
+            "preprocess must do no more to colours than to scale and shift each channel for a baseline to know black, "
+            "but "
             "does; give Black(mean=..., std=...)"
         )
     return black, white - black
@@ -57,17 +58,17 @@ def _became(preprocess: Preprocess, level: int) -> torch.Tensor:
 
 
 def looked_at(
-    fill: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    baseline: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     photo: Image.Image,
     preprocess: Preprocess | None,
     keep: torch.Tensor | None,
 ) -> Image.Image:
-    """Cover a photo with a fill, and turn the result back into a picture."""
+    """Cover a photo with a baseline, and turn the result back into a picture."""
     to_input = preprocess or _pixels
     black, span = scale_of(to_input)
     x = to_input(photo.convert("RGB"))[None].float()
     mask = _middle(x) if keep is None else keep.reshape(1, 1, *keep.shape[-2:])
-    levels = (fill(x, mask)[0].cpu() - black.view(-1, 1, 1)) / span.view(-1, 1, 1)
+    levels = (baseline(x, mask)[0].cpu() - black.view(-1, 1, 1)) / span.view(-1, 1, 1)
     pixels: np.ndarray[Any, Any] = (levels.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
     return Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
 
@@ -93,8 +94,8 @@ class Baseline(Protocol):
     """What takes the place of covered pixels, as a frozen value.
 
     It is called with ``images`` ``(N, C, H, W)``, or videos ``(N, C, T, H, W)``, as the model takes them, and with
-    ``keep`` ``(N, 1, H, W)`` in [0, 1], or one for all: 1 leaves a pixel as it is, 0 shows the fill. What a photo
-    becomes does not depend on those beside it. ``depends_on_mask`` says whether the fill looks at ``keep``.
+    ``keep`` ``(N, 1, H, W)`` in [0, 1], or one for all: 1 leaves a pixel as it is, 0 shows the baseline. What a photo
+    becomes does not depend on those beside it. ``depends_on_mask`` says whether the baseline looks at ``keep``.
     """
 
     @property
@@ -115,25 +116,25 @@ class Baseline(Protocol):
 
 @runtime_checkable
 class ImageBaseline(Baseline, Protocol):
-    """A fill that does not look at the mask: each photo has one ``replacement`` ``(N, C, H, W)``."""
+    """A baseline that does not look at the mask: each photo has one ``replacement`` ``(N, C, H, W)``."""
 
     def replacement(self, images: torch.Tensor) -> torch.Tensor: ...
 
 
 @runtime_checkable
 class PreparedBaseline(Baseline, Protocol):
-    """A fill that can be prepared for photos: what ``covering`` gives covers them by many masks."""
+    """A baseline that can be prepared for photos: what ``covering`` gives covers them by many masks."""
 
     def covering(self, images: torch.Tensor) -> Cover: ...
 
 
 class ShowsItself:
-    """What all fills share: a picture to look at."""
+    """What all baselines share: a picture to look at."""
 
     def picture(
         self: Baseline, photo: Image.Image, preprocess: Preprocess | None = None, keep: torch.Tensor | None = None
     ) -> Image.Image:
-        """Return a photo with this fill, to look at.
+        """Return a photo with this baseline, to look at.
 
         Args:
             photo: any picture.
@@ -142,7 +143,7 @@ class ShowsItself:
             keep: ``(H, W)`` or ``(1, H, W)`` in [0, 1]; None covers the middle, half as wide and half as high.
 
         Raises:
-            FillError: the preprocessing does more to a colour than to scale and shift it.
+            BaselineError: the preprocessing does more to a colour than to scale and shift it.
 
         >>> from explain.baselines import Blur
         >>> Blur().picture(Image.new("RGB", (30, 20), "orange")).size
@@ -152,7 +153,7 @@ class ShowsItself:
 
 
 class ReplacesAll(ShowsItself):
-    """What fills share that do not look at the mask."""
+    """What baselines share that do not look at the mask."""
 
     depends_on_mask: ClassVar[bool] = False
 
@@ -172,7 +173,7 @@ def blend(images: torch.Tensor, replacement: torch.Tensor, keep: torch.Tensor) -
     return torch.lerp(replacement, images, keep.to(images))
 
 
-def covering(fill: Baseline, images: torch.Tensor) -> Cover:
+def covering(baseline: Baseline, images: torch.Tensor) -> Cover:
     """Cover the same photos ``(N, C, H, W)`` by many masks; a replacement is computed once for each photo.
 
     >>> from explain.baselines import Zero
@@ -180,11 +181,11 @@ def covering(fill: Baseline, images: torch.Tensor) -> Cover:
     >>> cover(torch.tensor([1]), torch.tensor([[[[0.0, 1.0]]]]))
     tensor([[[[0., 1.]]]])
     """
-    if isinstance(fill, PreparedBaseline):
-        return fill.covering(images)
-    if fill.depends_on_mask or not isinstance(fill, ImageBaseline):
-        return lambda owners, keep: fill(images[owners], keep)
-    replacement = fill.replacement(images)
+    if isinstance(baseline, PreparedBaseline):
+        return baseline.covering(images)
+    if baseline.depends_on_mask or not isinstance(baseline, ImageBaseline):
+        return lambda owners, keep: baseline(images[owners], keep)
+    replacement = baseline.replacement(images)
     if len(images) == 1:  # whose copies need not be made before they are blended
         return lambda owners, keep: blend(images, replacement, keep)
     return lambda owners, keep: blend(images[owners], replacement[owners], keep)
@@ -194,7 +195,7 @@ def checked(images: torch.Tensor, keep: torch.Tensor) -> None:
     """Refuse images and masks that do not fit each other.
 
     Raises:
-        FillError: no floating-point images ``(N, C, H, W)``, or no mask for each of them, or one for all, in [0, 1].
+        BaselineError: no floating-point images ``(N, C, H, W)``, or no mask for each or one for all, in [0, 1].
     """
     if not isinstance(images, torch.Tensor) or images.ndim < 4 or not images.is_floating_point():
         raise BaselineError(f"images must be a floating-point tensor (N, C, H, W), got {shown(images)}; add dimensions")

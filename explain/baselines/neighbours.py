@@ -180,7 +180,7 @@ class Neighbours(ShowsItself):
     linear system for all covered pixels together. What is left of the photo shows no border, so that the network does
     not recognise the mask's shape. A pixel that is kept in part counts as covered, and is blended.
 
-    Where nothing is kept, there is nothing to interpolate from: the fill is then the photo's mean colour, and noise.
+    Where nothing is kept, there is nothing to interpolate from: the result is then the photo's mean colour, and noise.
 
     Args:
         noise: the standard deviation of the noise, in the units of the images.

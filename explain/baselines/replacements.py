@@ -39,7 +39,7 @@ class Black(ReplacesAll):
         std: the deviation that the preprocessing divides by, given in the same way.
 
     Raises:
-        FillError: one of them is missing or no such numbers; `Black.of` reads them off a preprocessing.
+        BaselineError: one of them is missing or no such numbers; `Black.of` reads them off a preprocessing.
 
     >>> Black(mean=(0.5,), std=(0.25,)).replacement(torch.rand(1, 1, 1, 2))
     tensor([[[[-2., -2.]]]])
@@ -74,13 +74,14 @@ class Black(ReplacesAll):
     def replacement(self, images: torch.Tensor) -> torch.Tensor:
         if self.mean is None or self.std is None:
             raise BaselineError(
-                "fill black must know the preprocessing's mean and deviation, got none; give "
+                "baseline black must know the preprocessing's mean and deviation, got none; give "
                 "explain.baselines.Black(mean=..., std=...) or Black.of(explainer.preprocess)"
             )
         channels = images.shape[1]
         if not {len(self.mean), len(self.std)} <= {1, channels}:
             raise BaselineError(
-                f"fill black must have a mean and deviation for each of the {channels} channels, got {len(self.mean)} "
+                f"baseline black must have a mean and deviation for each of the {channels} channels, got "
+                f"{len(self.mean)} "
                 f"and {len(self.std)}; give one for all, or {channels}"
             )
         mean, std = (torch.tensor(each, dtype=torch.float64) for each in (self.mean, self.std))
@@ -190,7 +191,7 @@ class OtherPhoto(ReplacesAll):
         other: ``(C, H, W)``, preprocessed as the images are, and of their size.
 
     Raises:
-        FillError: it is no such tensor, holds NaN or infinity, or does not fit the images.
+        BaselineError: it is no such tensor, holds NaN or infinity, or does not fit the images.
 
     >>> OtherPhoto(torch.zeros(1, 1, 2))(torch.ones(1, 1, 1, 2), torch.tensor([[[[1.0, 0.0]]]]))
     tensor([[[[1., 0.]]]])
@@ -237,10 +238,10 @@ def drawn(seed: int, images: torch.Tensor) -> torch.Tensor:
     return noise[None].to(images.device)
 
 
-def checked_seed(seed: Any, fill: str) -> int:
+def checked_seed(seed: Any, baseline: str) -> int:
     """Refuse what is no whole number."""
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
-        raise BaselineError(f"seed of {fill} must be a whole number, got {shown(seed)}; use 0")
+        raise BaselineError(f"seed of {baseline} must be a whole number, got {shown(seed)}; use 0")
     return int(seed)
 
 

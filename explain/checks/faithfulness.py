@@ -39,7 +39,7 @@ class Faithful:
     Args:
         copies: n, at most how many there are.
         percentiles: Q, in per cent.
-        fill: what takes the place of what is not shown.
+        baseline: what takes the place of what is not shown.
         reading: what is read: the "score", or "probability".
         level: the largest p-value that passes.
         sign: how values become places.
@@ -54,7 +54,7 @@ class Faithful:
 
     copies: int = 39
     percentiles: tuple[float, ...] = (25, 50)
-    fill: Baseline = field(default_factory=Mean)
+    baseline: Baseline = field(default_factory=Mean)
     reading: Reading = "score"
     level: float = 0.05
     sign: Sign = "own"
@@ -92,7 +92,9 @@ class Faithful:
         for place in [AS_IT_LIES, *self._places(case.size)]:
             ranks = laid(own, place)
             hidden, shown = [0] * len(counts), [end] * len(counts)
-            found.append(ScoreRequest(covered_by_rank(ranks, self.fill, counts + hidden, shown + counts), self.reading))
+            found.append(
+                ScoreRequest(covered_by_rank(ranks, self.baseline, counts + hidden, shown + counts), self.reading)
+            )
         return found
 
     def __call__(self, case: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:

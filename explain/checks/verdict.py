@@ -41,7 +41,7 @@ COSTLY = 60
 FEW = 32
 """Samples that it is then asked with, at first."""
 
-COUNTS = ("runs", "samples", "steps")
+COUNTS = ("samples", "samples", "steps")
 
 
 def lighter(method: Method, most: int) -> Iterator[Method]:

@@ -110,7 +110,7 @@ METRIC = Option(
     ("--metric",), "judge the maps by a metric; repeatable ('explain metrics' lists them)", how=_many("NAME")
 )  # fmt: skip
 FILL = Option(
-    ("--fill",),
+    ("--baseline",),
     "what takes the place of covered pixels in methods and metrics that cover some: zero, black, mean, blur, noise or "
     "neighbours, also with options as in 'blur(sigma=3)' (default: each one's own)",
     how={"metavar": "NAME"},
@@ -154,13 +154,13 @@ BATCH_SIZE = Option(
 )  # fmt: skip
 BUDGET = (
     Option(
-        ("--runs",), "how many altered photos methods that estimate run at most", how={"type": _count, "metavar": "N"}
+        ("--samples",), "how many altered photos methods that estimate run", how={"type": _count, "metavar": "N"}
     ),
     Option(
-        ("--until",), "end them when the largest standard error is at most this share of the largest value",
+        ("--tolerance",), "end them when the largest standard error is at most this share of the largest value",
         how={"type": _above_zero, "metavar": "SHARE"},
     ),
-    Option(("--seconds",), "end each of them after this time", how={"type": _above_zero, "metavar": "S"}),
+    Option(("--max-seconds",), "end each of them after this time", how={"type": _above_zero, "metavar": "S"}),
 )  # fmt: skip
 BF16 = Option(("--bf16",), "run these in bfloat16", default=False, how=_FLAG)
 OUTPUT = Option(("--output", "-o"), "where to write (default: explained)", "explained", how={"metavar": "FOLDER"})

@@ -40,7 +40,14 @@ from explain.cli.arguments import (  # fmt: skip
 from explain.cli.each import PhotoResult, finished, for_all, request_of
 from explain.cli.inputs import PhotoSource, blaming, load_explainer, photos_of, read_photo
 from explain.cli.metrics import checked, checked_metrics, judged, lines_of
-from explain.cli.options import checked_fill, given_budget, refuse_without_effect, with_fill, with_rules, within_budget
+from explain.cli.options import (
+    checked_baseline,
+    given_budget,
+    refuse_without_effect,
+    with_baseline,
+    with_rules,
+    within_budget,
+)
 from explain.cli.output import DONE, Command, Output
 from explain.cli.progress import ProgressBar
 
@@ -101,17 +108,20 @@ def explain(options: argparse.Namespace, answer: Output) -> int:
     from explain.methods import get_method
 
     (group, named), metrics = _checked(options), checked_metrics(options)
-    fill = checked_fill(options, [*named, *metrics] if group is None else None)
+    baseline = checked_baseline(options, [*named, *metrics] if group is None else None)
     photos, missing = photos_of(options)
     explainer = load_explainer(options, answer)
     targets = targets_of(options.target, explainer.categories)
-    fill = None if fill is None else get_baseline(fill, explainer.preprocess)
-    named, metrics = [with_fill(each, fill) for each in named], [with_fill(each, fill) for each in metrics]
+    baseline = None if baseline is None else get_baseline(baseline, explainer.preprocess)
+    named, metrics = (
+        [with_baseline(each, baseline) for each in named],
+        [with_baseline(each, baseline) for each in metrics],
+    )
     classes = None if targets is None else [_class_of(each, explainer.categories) for each in targets]
     with blaming(options.model):
         request = request_of(
             explainer, named, group, options.top_k or classes, layer=options.layer, fuse=options.fuse,
-            bf16=options.bf16, composite=options.composite, fill=None if fill is None else repr(fill),
+            bf16=options.bf16, composite=options.composite, baseline=None if baseline is None else repr(baseline),
             budget={name: str(value) for name, value in given_budget(options).items()},
         )  # fmt: skip
     selections: list[Selection] = []  # the first photo's serves for all
@@ -130,7 +140,7 @@ def explain(options: argparse.Namespace, answer: Output) -> int:
         taken = {method.name for method in named}
         others = [name for selection in selections for name in selection.methods if name not in taken]
         chosen = dict.fromkeys(with_rules(map(get_method, others), options.composite))
-        more = [with_fill(each, fill) for each in within_budget(chosen, options) if each.name not in taken]
+        more = [with_baseline(each, baseline) for each in within_budget(chosen, options) if each.name not in taken]
         methods: list[str | Method] = [*named, *more]
         with blaming(options.model):
             explanation = explainer(

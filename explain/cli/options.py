@@ -38,43 +38,45 @@ def within_budget(methods: Iterable[str | Method], options: argparse.Namespace) 
 
 
 T = TypeVar("T")
-_OWN = re.compile(r"\bfill\s*=")
+_OWN = re.compile(r"\bbaseline\s*=")
 
 
-def checked_fill(options: argparse.Namespace, covering: Sequence[object] | None) -> Baseline | None:
-    """Return the fill that was named, if one was; ``covering`` has the methods and metrics, or None for a group.
+def checked_baseline(options: argparse.Namespace, covering: Sequence[object] | None) -> Baseline | None:
+    """Return the baseline that was named, if one was; ``covering`` has the methods and metrics, or None for a group.
 
     Raises:
         UsageError: there is none of that name, a method has its own already, or nothing is covered.
     """
-    if options.fill is None:
+    if options.baseline is None:
         return None
     from explain.baselines import get_baseline
 
     try:
-        fill = get_baseline(options.fill)
+        baseline = get_baseline(options.baseline)
     except BaselineError as error:
         raise UsageError(str(error)) from None
     own = [name for name in options.method or () if _OWN.search(name)]
     if own:
-        raise UsageError(f"--fill {options.fill} and {own[0]!r} both say what covers pixels; leave one out")
+        raise UsageError(f"--baseline {options.baseline} and {own[0]!r} both say what covers pixels; leave one out")
     if covering is not None and not any(map(covers, covering)):
         names = ", ".join(str(getattr(each, "name", each)) for each in covering)
-        raise UsageError(f"--fill would have no effect: no pixels are covered for {names}; leave it out")
-    return fill
+        raise UsageError(f"--baseline would have no effect: no pixels are covered for {names}; leave it out")
+    return baseline
 
 
 def covers(each: object) -> bool:
     """Whether a method, or the method within it, or a metric covers pixels."""
-    return hasattr(each, "fill") or (hasattr(each, "method") and covers(each.method))
+    return hasattr(each, "baseline") or (hasattr(each, "method") and covers(each.method))
 
 
-def with_fill(each: T, fill: Baseline | None) -> T:
-    """The same method or metric with another fill, if it covers pixels."""
-    if fill is None or not covers(each):
+def with_baseline(each: T, baseline: Baseline | None) -> T:
+    """The same method or metric with another baseline, if it covers pixels."""
+    if baseline is None or not covers(each):
         return each
     thing: Any = each
-    changed = {"fill": fill} if hasattr(thing, "fill") else {"method": with_fill(thing.method, fill)}
+    changed = (
+        {"baseline": baseline} if hasattr(thing, "baseline") else {"method": with_baseline(thing.method, baseline)}
+    )
     found: T = replace(thing, **changed)
     return found
 
@@ -130,7 +132,7 @@ def refuse_without_effect(options: argparse.Namespace, methods: Sequence[Method]
         ),
         **{
             option: (any(option in options_of(m) for m in methods), f"nothing is estimated by {names}")
-            for option in ("runs", "until", "seconds")
+            for option in ("samples", "tolerance", "max_seconds")
         },
         "bf16": (any(map(_reruns, methods)), f"the model is run once for {names}"),
         "alpha": (any(hasattr(style, "alpha") for style in own), "nothing is drawn as heat"),

@@ -174,9 +174,9 @@ class Explainer:
         batch_size: int | None = None,
         progress: Progress | None = None,
         precision: Precision = "full",
-        runs: int | None = None,
-        until: float | None = None,
-        seconds: float | None = None,
+        samples: int | None = None,
+        tolerance: float | None = None,
+        max_seconds: float | None = None,
         keep_partial: bool = False,
     ) -> Explanation | list[Explanation]:
         """Explain one photo, or several.
@@ -187,7 +187,8 @@ class Explainer:
             methods: a name or method object, several, "all" (of fewer than 200 passes) or "everything".
             target: a class index, label or callable, several of these, or None for the top prediction.
             top_k: explain the k best classes, instead of ``target``.
-            layer, fuse, batch_size, progress, precision, runs, until, seconds, keep_partial: see `explain.attribute`.
+            layer, fuse, batch_size, progress, precision, samples, tolerance, max_seconds, keep_partial: see
+                `explain.attribute`.
 
         Raises:
             PhotosError: some of several photos could not be explained; it holds the explanations of all others.
@@ -195,7 +196,8 @@ class Explainer:
         """
         request = self._request(
             methods, target, layer=layer, top_k=top_k, fuse=fuse, batch_size=batch_size, progress=progress,
-            precision=precision, runs=runs, until=until, seconds=seconds, keep_partial=keep_partial,
+            precision=precision, samples=samples, tolerance=tolerance, max_seconds=max_seconds,
+            keep_partial=keep_partial,
         )  # fmt: skip
         if isinstance(image, list | tuple | Iterator) and not isinstance(image, io.IOBase):
             return collected(self._all(image, request))
@@ -258,8 +260,8 @@ class Explainer:
         """The methods; black and white are what the preprocessing makes of them."""
         found = _method_list(methods)
         for i, method in enumerate(found):
-            if options(method).get("fill") == Black():
-                found[i] = replace(method, fill=get_baseline(Black(), self.preprocess))  # type: ignore[type-var]
+            if options(method).get("baseline") == Black():
+                found[i] = replace(method, baseline=get_baseline(Black(), self.preprocess))  # type: ignore[type-var]
             elif isinstance(method, Bounded) and (ends := range_of(self.preprocess)) is not None:
                 found[i] = method.within(*ends)
         return found

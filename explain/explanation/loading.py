@@ -134,20 +134,22 @@ class Saved:
             precision=record.get("precision", "full"),
             **self._ending(),
         )
-        runs, estimate = found.attributions[found.methods[0]].runs, record.get("estimate")
-        if method is None and estimate is not None and runs is not None and runs != estimate["runs"]:
-            warn(f"{self._name} is of {estimate['runs']} runs, and repeating it made {runs}: its values may be others")
+        samples, estimate = found.attributions[found.methods[0]].samples, record.get("estimate")
+        if method is None and estimate is not None and samples is not None and samples != estimate["samples"]:
+            warn(
+                f"{self._name} is of {estimate['samples']} samples, but repeating it took {samples}; values may differ"
+            )
         self._compare(found)
         return found
 
     def _ending(self) -> dict[str, Any]:
         """How to stop a method where it was stopped, if it has no option for it: row by row, by an interrupt."""
         estimate = self.record.get("estimate")
-        if estimate is None or not estimate.get("stopped") or ("runs" in self.record["options"] and not self._crops):
+        if estimate is None or not estimate.get("stopped") or ("samples" in self.record["options"] and not self._crops):
             return {}
 
         def end(done: int, total: int) -> None:
-            if done >= estimate["runs"]:
+            if done >= estimate["samples"]:
                 raise KeyboardInterrupt
 
         return {"batch_size": 1, "keep_partial": True, "progress": end}
@@ -248,7 +250,7 @@ class Saved:
             then, these = (", ".join(names) or "none" for names in (before, now))
             warn(
                 f"{self._name} must be repeated with the hooks that it was made with ({then}), got {these}, and the "
-                f"map differs by {off:.3g} of its maximum; put the same hooks on the model, or explain the photo anew"
+                f"map differs by {off:.3g} of its maximum; put the same hooks on the model, or explain the photo again"
             )
 
     def _check(self, explainer: Explainer, photo: Image.Image) -> None:
@@ -399,7 +401,7 @@ _FIELDS: Mapping[str, Callable[[Any], bool]] = {
     **{"precision?": lambda value: value in get_args(Precision), "label?": _is(str)},
     **{"activation?": lambda value: value is None or value in get_args(Activation)},
     **{"verdict?": lambda value: value is None or isinstance(value, dict)},
-    **{"estimate?": lambda value: value is None or (isinstance(value, dict) and type(value.get("runs")) is int)},
+    **{"estimate?": lambda value: value is None or (isinstance(value, dict) and type(value.get("samples")) is int)},
 }
 
 

@@ -163,7 +163,7 @@ class ModuleHooks(Hooks):
         return handle
 
     def _count(self, handle: Handle, module: nn.Module, calls: Calls | None) -> None:
-        """Count the calls of a module, before all other hooks on it; a call of the model begins anew."""
+        """Count the calls of a module, before all other hooks on it; a call of the model begins again."""
         if calls is None:
             return
         counts = [(module, calls.begin)]

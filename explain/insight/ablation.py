@@ -134,7 +134,7 @@ def removed(
     what: str = "evidence",
     *,
     share: float | None = None,
-    fill: BaselineLike = "blur",
+    baseline: BaselineLike = "blur",
     as_predicted: bool = False,
 ) -> AblationResult:
     """Cover a part of some photos, and count how often the model still gives their class.
@@ -144,16 +144,16 @@ def removed(
         method: whose maps say where the evidence is.
         wanted: names of photos with the targets that were explained, as in ``zip(maps.names, maps.targets)``.
         what: "evidence", the pixels where the map is highest; "object", what lies in the boxes; "background", all
-            else. Photos without a box, and those that it fills, do not count for the latter two. (The control of an
-            object that fills more than a quarter of the photo may overlap with it.)
+            else. Photos without a box, and those that it baselines, do not count for the latter two. (The control of an
+            object that baselines more than a quarter of the photo may overlap with it.)
         share: of the pixels of each photo, with the evidence; 0.1 by default.
-        fill: what takes their place.
+        baseline: what takes their place.
         as_predicted: count how often the model gives the target that was explained, and not the label of the photo;
             it also does so where there is no label.
 
     Raises:
         RunError: there is no such part, the share is no share, or none of these photos can be read or has a box.
-        FillError: there is no such fill.
+        BaselineError: there is no such baseline.
     """
     if what not in ("evidence", "object", "background"):
         raise RunError(f"what must be evidence, object or background, got {shown(what)}; evidence is usual")
@@ -163,11 +163,16 @@ def removed(
     rows = (row for row in photos.run.rows(method) if (row.name, row.target) in keys)
     if what != "evidence":
         rows = (row for row in rows if _partly(object_of(row)))
-    return _counted(photos, rows, what, masks, lambda row: _class_of(row, as_predicted), fill)
+    return _counted(photos, rows, what, masks, lambda row: _class_of(row, as_predicted), baseline)
 
 
 def corrected(
-    photos: RunPhotos, pair: Confusion, method: MethodLike, *, share: float | None = None, fill: BaselineLike = "blur"
+    photos: RunPhotos,
+    pair: Confusion,
+    method: MethodLike,
+    *,
+    share: float | None = None,
+    baseline: BaselineLike = "blur",
 ) -> AblationResult:
     """Cover what spoke for the wrong class in all photos of a mistake, and count how often it is still made.
 
@@ -178,11 +183,11 @@ def corrected(
         pair: a mistake, as in ``insight.pairs``.
         method: how the difference of the scores of the wrong and the right class is explained.
         share: of the pixels of each photo; 0.1 by default.
-        fill: what takes their place.
+        baseline: what takes their place.
 
     Raises:
         RunError: the share is no share, or none of the photos can be read.
-        FillError: there is no such fill.
+        BaselineError: there is no such baseline.
     """
     share = _checked(share)
     lead = Difference(ClassTarget(pair.prediction_class), ClassTarget(pair.label_class))
@@ -197,14 +202,19 @@ def corrected(
         for row in one_for_each_photo(photos.run, label=pair.label, prediction=pair.prediction, correct=False)
         if (row.label_class, row.prediction_class) == (pair.label_class, pair.prediction_class)
     )
-    return _counted(photos, rows, "mistake", masks, lambda _: pair.prediction_class, fill)
+    return _counted(photos, rows, "mistake", masks, lambda _: pair.prediction_class, baseline)
 
 
 def _counted(
-    photos: RunPhotos, rows: Iterable[Row], what: str, masks: Masks, class_of: Callable[[Row], int], fill: BaselineLike
+    photos: RunPhotos,
+    rows: Iterable[Row],
+    what: str,
+    masks: Masks,
+    class_of: Callable[[Row], int],
+    baseline: BaselineLike,
 ) -> AblationResult:
     """Count for which photos the model gives a class: as they are, covered, and covered elsewhere."""
-    filling, keys = get_baseline(fill), []
+    filling, keys = get_baseline(baseline), []
     wanted, labels, answers, covered = [], [], [], []
     for batch in photos.batches(rows):
         mask = masks(batch).to(batch.x.device)

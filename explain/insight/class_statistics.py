@@ -14,7 +14,7 @@ from explain.runs.reading import Row
 
 SURE = 1.96  # standard errors within which the true mean lies in 95 of 100 cases
 FILLED = 0.9
-"""The share of a photo from which on an object fills it: all evidence is on it then, wherever a class looks."""
+"""The share of a photo from which on an object baselines it: all evidence is on it then, wherever a class looks."""
 LEAST = 5
 """Photos without which nothing is said of a class: their spread could not be estimated."""
 

@@ -102,7 +102,7 @@ class OfRegions:
 
     masks: Coalitions
     solver: Solver
-    fill: Baseline
+    baseline: Baseline
     score: Score
     coarse: bool = False
 
@@ -115,7 +115,7 @@ class _OfRegions:
         self._how, self._drawn, self._like = how, how.masks.drawn(evidence), evidence.inputs
         self.counts, self.unit = self._drawn.counts, self._drawn.unit
         whole = evidence[whole_score(how.score)]
-        blank = evidence[blank_score(how.fill, how.score)] if how.solver.compares else torch.zeros_like(whole)
+        blank = evidence[blank_score(how.baseline, how.score)] if how.solver.compares else torch.zeros_like(whole)
         self._ends = list(zip(whole.double().tolist(), blank.double().tolist(), strict=True))
         self._scores: list[list[torch.Tensor]] = [[] for _ in self.counts]
         self._known: dict[int, tuple[int, Guess]] = {}
@@ -145,10 +145,10 @@ class _OfRegions:
 
 
 class FromRegions(FromScores):
-    """What methods share that switch regions off. They have the fields ``regions``, ``fill`` and ``score``."""
+    """What methods share that switch regions off. They have the fields ``regions``, ``baseline`` and ``score``."""
 
     regions: Regions
-    fill: Baseline
+    baseline: Baseline
     score: Score
     coarse: ClassVar[bool] = False
 
@@ -163,11 +163,11 @@ class FromRegions(FromScores):
     @property
     def found(self) -> Attributions:
         masks = Coalitions(self.regions, self.design)
-        estimator = OfRegions(masks, self.solver, self.fill, self.score, self.coarse)
-        fold = Gradually(estimator, getattr(self, "until", None), getattr(self, "seconds", None))
-        return Attributions(MaskedInputs(masks, self.fill), ScoreOf(self.score), fold)
+        estimator = OfRegions(masks, self.solver, self.baseline, self.score, self.coarse)
+        fold = Gradually(estimator, getattr(self, "tolerance", None), getattr(self, "max_seconds", None))
+        return Attributions(MaskedInputs(masks, self.baseline), ScoreOf(self.score), fold)
 
     @property
     def beside(self) -> frozenset[Need[object]]:
-        blank = {blank_score(self.fill, self.score)} if self.solver.compares else set()
+        blank = {blank_score(self.baseline, self.score)} if self.solver.compares else set()
         return frozenset({whole_score(self.score), *blank})

@@ -36,14 +36,14 @@ class DRISE(FromSmoothGrids):
     Masks are those of `RISE`, as in the paper (the authors' program enlarges grids without interpolation).
 
     Args:
-        runs: the number of masks; the paper takes 5,000.
+        samples: the number of masks; the paper takes 5,000.
         grid: cells along a side.
         probability: that a cell is kept.
         centred: subtract the mean likeness over the masks.
-        fill: what is seen where the photo is not.
+        baseline: what is seen where the photo is not.
         seed: of the masks; every image gets the same.
-        until, seconds: stop early, when the largest standard error over the largest magnitude is at most ``until``, or
-            after so many seconds.
+        tolerance, max_seconds: stop early, when the largest standard error over the largest magnitude is at most
+            ``tolerance``, or after so many seconds.
 
     Returns:
         ``(N, H, W)``, with the standard error of each value.
@@ -56,19 +56,19 @@ class DRISE(FromSmoothGrids):
     ...         box, label = torch.tensor([[1.0, 1, 4, 4]]), torch.tensor([1])
     ...         return [{"boxes": box, "labels": label, "scores": each[:, 1:4, 1:4].mean()[None]} for each in x]
     >>> target = explain.targets.Detection()
-    >>> a = explain.attribute(Detector(), torch.ones(1, 3, 8, 8), DRISE(runs=64, grid=4), target=target)
+    >>> a = explain.attribute(Detector(), torch.ones(1, 3, 8, 8), DRISE(samples=64, grid=4), target=target)
     >>> bool(a.values[0, 1:4, 1:4].mean() > a.values[0, 4:].mean())
     True
     """
 
-    runs: int = 2000
+    samples: int = 2000
     grid: int = 16
     probability: float = 0.5
     centred: bool = False
-    fill: Baseline = field(default_factory=Zero)
+    baseline: Baseline = field(default_factory=Zero)
     seed: int = 0
-    until: float | None = None
-    seconds: float | None = None
+    tolerance: float | None = None
+    max_seconds: float | None = None
 
     name: ClassVar[str] = "drise"
     about: ClassVar[str] = "random smooth masks weighted by how a box is detected through them"

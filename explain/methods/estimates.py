@@ -95,7 +95,7 @@ class Estimate:
 
     values: torch.Tensor
     error: torch.Tensor | None
-    runs: torch.Tensor
+    samples: torch.Tensor
     finished: torch.Tensor
     planned: torch.Tensor
     r2: torch.Tensor | None = None
@@ -106,14 +106,15 @@ class Estimate:
 class Gradually:
     """Reads a map off scores as they come, and stops early.
 
-    It does so when the largest standard error is at most ``until`` times the largest magnitude, or when ``seconds`` are
+    It does so when the largest standard error is at most ``tolerance`` times the largest magnitude, or when
+    ``max_seconds`` are
     over. Scores are looked at in rounds of a fixed number, so that it stops at the same one whatever the batch size; as
     they become more, an eighth has to be new, for the looking not to take longer than the runs.
     """
 
     estimator: Estimator
-    until: float | None = None
-    seconds: float | None = None
+    tolerance: float | None = None
+    max_seconds: float | None = None
 
     def begin(self, evidence: Evidence) -> Accumulator:
         return _Gradually(self, self.estimator.begin(evidence), evidence)
@@ -141,7 +142,7 @@ class _Gradually:
         self._images = [_OfImage(count, done=count == 0) for count in estimating.counts]
         unit = estimating.unit
         self._round = unit * max(1, -(-TOGETHER // unit))
-        self._end = None if how.seconds is None else time.monotonic() + how.seconds
+        self._end = None if how.max_seconds is None else time.monotonic() + how.max_seconds
 
     def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
         for image in dict.fromkeys(images.tolist()):
@@ -156,11 +157,11 @@ class _Gradually:
             self._take(image, mine, min(self._round, mine.ready))
             if mine.taken >= mine.count:
                 mine.done = True
-            elif self._how.until is not None and mine.taken >= mine.next_look:
+            elif self._how.tolerance is not None and mine.taken >= mine.next_look:
                 guess, mine.next_look = self._with.guess(image), mine.taken + mine.taken // NEW
                 if guess.error is not None:
                     reached = relative_error(guess.values[None], guess.error[None])
-                    mine.done = bool(reached <= self._how.until)
+                    mine.done = bool(reached <= self._how.tolerance)
 
     def _take(self, image: int, mine: _OfImage, count: int) -> None:
         scores = torch.cat(mine.waiting)
@@ -210,7 +211,7 @@ class _Gradually:
         return Estimate(
             values=torch.stack([guess.values for guess in guesses]),
             error=_errors(guesses),
-            runs=torch.tensor([each.taken for each in self._images], device=self._device),
+            samples=torch.tensor([each.taken for each in self._images], device=self._device),
             finished=torch.tensor([finished or each for each in complete], device=self._device),
             planned=torch.tensor([each.count for each in self._images], device=self._device),
             r2=torch.tensor(r2, dtype=torch.float64, device=self._device) if len(r2) == len(guesses) else None,
@@ -249,7 +250,7 @@ class FromScores:
 
     def outcome(self, evidence: Evidence) -> Outcome:
         found = self._estimate(evidence)
-        return Outcome(found.error, found.runs, found.finished, found.r2, found.planned, found.neutral)
+        return Outcome(found.error, found.samples, found.finished, found.r2, found.planned, found.neutral)
 
     def _estimate(self, evidence: Evidence) -> Estimate:
         found: Estimate = evidence[self.found]
@@ -260,9 +261,9 @@ def check_budget(method: Any) -> None:
     """Refuse budgets that cannot be meant.
 
     Raises:
-        MethodError: ``until`` or ``seconds`` is not above 0.
+        MethodError: ``tolerance`` or ``max_seconds`` is not above 0.
     """
-    for option in ("until", "seconds"):
+    for option in ("tolerance", "max_seconds"):
         value = getattr(method, option, None)
         if value is not None and value <= 0:
             raise MethodError(f"{option} of {method.name} must be a number above 0, got {shown(value)}; leave it out")

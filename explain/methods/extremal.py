@@ -24,7 +24,7 @@ from explain.hooks import recording
 from explain.methods import bibliography as sources
 from explain.methods.base import Outcome, Style
 from explain.methods.bibliography import Source
-from explain.methods.masks import fill_of
+from explain.methods.masks import baseline_of
 from explain.methods.options import check_options
 
 COLDNESS = 20.0  # the inverse of the temperature of the smooth maximum
@@ -190,7 +190,8 @@ class ExtremalPerturbation:
         steps: of the ascent; each runs the photo forward and back once for each area.
         keeps: None, or the share of the score that is to be kept: the map is then the mask of the smallest area that
             keeps it, or of the largest if none does.
-        fill: what is seen where the photo is not: one of `explain.baselines` that changes evenly with the mask, or its
+        baseline: what is seen where the photo is not: one of `explain.baselines` that changes evenly with the mask, or
+            its
             name; the paper's is the blur of ``defocus``.
         step: pixels from one point of the lattice to the next; None takes 7 in 224 of the shorter side.
         sigma: the reach of a point in pixels; None takes three steps.
@@ -204,14 +205,14 @@ class ExtremalPerturbation:
     >>> import explain
     >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
     >>> a = explain.attribute(model, torch.rand(1, 3, 16, 16), ExtremalPerturbation(area=0.2, steps=5), target=1)
-    >>> a.values.shape, a.runs
+    >>> a.values.shape, a.samples
     (torch.Size([1, 16, 16]), 5)
     """
 
     area: tuple[float, ...] = (0.1,)
     steps: int = 800
     keeps: float | None = None
-    fill: Baseline = field(default_factory=Defocus)
+    baseline: Baseline = field(default_factory=Defocus)
     step: int | None = None
     sigma: float | None = None
 
@@ -222,7 +223,7 @@ class ExtremalPerturbation:
     style: ClassVar[Style] = "heat"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fill", fill_of(self.name, self.fill))
+        object.__setattr__(self, "baseline", baseline_of(self.name, self.baseline))
         check_options(self, steps=1, step=1, sigma=1e-6)
         if not self.area or not all(0 < area < 1 for area in self.area):
             raise MethodError(f"area of {self.name} must be numbers between 0 and 1, got {shown(self.area)}; use 0.1")
@@ -250,11 +251,11 @@ class ExtremalPerturbation:
 
     def outcome(self, evidence: Evidence) -> Outcome:
         ascent = self._done(evidence)
-        runs, planned = (
+        samples, planned = (
             torch.full((len(evidence.inputs),), steps * len(self.area), device=evidence.inputs.device)
             for steps in (ascent.steps, self.steps)
         )
-        return Outcome(runs=runs, finished=runs == planned, planned=planned)
+        return Outcome(samples=samples, finished=samples == planned, planned=planned)
 
     def _done(self, evidence: Evidence) -> _Ascent:
         """The masks that were found; they are remembered with the evidence."""
@@ -280,7 +281,7 @@ class _Ascent:
         self._smooth = SmoothMasks(evidence.size, step, how.sigma or 3.0 * step, self._x)
         self._owners = torch.arange(len(self._x), device=self._x.device).repeat_interleave(count)
         self._values = self._x.new_ones(len(self._owners), 1, *self._smooth.lattice)
-        self._cover = covering(how.fill, self._x)
+        self._cover = covering(how.baseline, self._x)
         self._momentum: torch.Tensor | None = None
         self.steps = 0
         self.masks = self._x.new_ones(len(self._owners), 1, *evidence.size)
@@ -324,7 +325,8 @@ class _Ascent:
             photos = self._cover(self._owners, leaf)
             if not photos.requires_grad:
                 raise MethodError(
-                    f"fill of {self._how.name} must change evenly with the mask, got {self._how.fill.name}; use "
+                    f"baseline of {self._how.name} must change evenly with the mask, got {self._how.baseline.name}; "
+                    "use "
                     "defocus, or blur"
                 )
             seen = photos.flip(-1) if mirrored else photos

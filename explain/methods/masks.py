@@ -62,7 +62,7 @@ class MaskedInputs:
     """Photos covered by masks."""
 
     masks: Masks
-    fill: Baseline
+    baseline: Baseline
 
     of_layer: ClassVar[bool] = False
 
@@ -71,7 +71,7 @@ class MaskedInputs:
         return self.masks.needs
 
     def __str__(self) -> str:
-        return f"photos covered by {self.masks}; fill: {self.fill.name}"
+        return f"photos covered by {self.masks}; baseline: {self.baseline.name}"
 
     def count(self, channels: int) -> int:
         return 0
@@ -111,22 +111,22 @@ class MaskedInputs:
         return self._of(x, first.owners.to(x.device), brought)
 
     def _of(self, x: torch.Tensor, owners: torch.Tensor, keep: Make) -> PerturbedRows:
-        cover = covering(self.fill, x)
+        cover = covering(self.baseline, x)
         return PerturbedRows(owners, lambda rows: cover(owners[rows], keep(rows)), keep=keep)
 
 
 @dataclass(frozen=True)
 class FullyMasked:
-    """Photos of which nothing is left but the fill: what others are compared with."""
+    """Photos of which nothing is left but the baseline: what others are compared with."""
 
-    fill: Baseline
+    baseline: Baseline
 
     of_layer: ClassVar[bool] = False
     is_reference: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need[Any]]] = frozenset()
 
     def __str__(self) -> str:
-        return f"photos covered wholly; fill: {self.fill.name}"
+        return f"photos covered wholly; baseline: {self.baseline.name}"
 
     def count(self, channels: int) -> int:
         return 1
@@ -135,7 +135,7 @@ class FullyMasked:
         x = evidence.inputs
         if not evidence.size:
             return PerturbedRows(torch.arange(len(x), device=x.device), lambda rows: x[rows])
-        cover = covering(self.fill, x)
+        cover = covering(self.baseline, x)
         return PerturbedRows(
             torch.arange(len(x), device=x.device), lambda rows: cover(rows, x.new_zeros(len(rows), 1, *x.shape[2:]))
         )
@@ -183,9 +183,9 @@ class _InOrder:
         return found[torch.argsort(torch.cat(self._numbers))]
 
 
-def blank_score(fill: Baseline, score: Score) -> Attributions:
+def blank_score(baseline: Baseline, score: Score) -> Attributions:
     """What asks for the score ``(N,)`` of photos of which nothing is left."""
-    return Attributions(FullyMasked(fill), ScoreOf(score), InOrder())
+    return Attributions(FullyMasked(baseline), ScoreOf(score), InOrder())
 
 
 def whole_score(score: Score) -> Attributions:
@@ -193,8 +193,8 @@ def whole_score(score: Score) -> Attributions:
     return Attributions(Unperturbed(), ScoreOf(score), InOrder())
 
 
-def fill_of(method: str, value: Any, option: str = "fill") -> Baseline:
-    """Return the fill that an option stands for.
+def baseline_of(method: str, value: Any, option: str = "baseline") -> Baseline:
+    """Return the baseline that an option stands for.
 
     Raises:
         MethodError: it stands for none.
@@ -202,4 +202,4 @@ def fill_of(method: str, value: Any, option: str = "fill") -> Baseline:
     try:
         return get_baseline(value)
     except (BaselineError, AttributeError, TypeError) as error:
-        raise MethodError(f"{option} of {method} must be a fill or the name of one: {error}") from None
+        raise MethodError(f"{option} of {method} must be a baseline or the name of one: {error}") from None

@@ -17,7 +17,7 @@ from explain.methods import bibliography as sources
 from explain.methods.base import Style
 from explain.methods.bibliography import Source
 from explain.methods.estimates import Estimating, FromScores, Gradually, Guess, check_budget, honest
-from explain.methods.masks import MaskedInputs, Score, ScoreOf, fill_of, whole_score
+from explain.methods.masks import MaskedInputs, Score, ScoreOf, baseline_of, whole_score
 from explain.methods.options import check_options
 from explain.methods.regions import Cell
 
@@ -141,7 +141,7 @@ class Occlusion(FromScores):
     Args:
         window: side of the window in pixels, or one number for each direction; None takes a seventh of the photo.
         stride: how far it moves, or one number for each direction; None takes half of the window.
-        fill: what takes the place of what is covered: one of `explain.baselines`, or its name.
+        baseline: what takes the place of what is covered: one of `explain.baselines`, or its name.
         score: explain the ``logit``, or the ``probability`` of the class.
 
     Returns:
@@ -159,7 +159,7 @@ class Occlusion(FromScores):
 
     window: int | tuple[int, ...] | None = None
     stride: int | tuple[int, ...] | None = None
-    fill: Baseline = field(default_factory=Zero)
+    baseline: Baseline = field(default_factory=Zero)
     score: Score = "logit"
 
     name: ClassVar[str] = "occlusion"
@@ -169,14 +169,14 @@ class Occlusion(FromScores):
     style: ClassVar[Style] = "signed"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fill", fill_of(self.name, self.fill))
+        object.__setattr__(self, "baseline", baseline_of(self.name, self.baseline))
         check_options(self, window=1, stride=1)
 
     @property
     def found(self) -> Attributions:
         windows = Windows(self.window, self.stride)
         return Attributions(
-            MaskedInputs(windows, self.fill), ScoreOf(self.score), Gradually(MeanDrop(windows, self.score))
+            MaskedInputs(windows, self.baseline), ScoreOf(self.score), Gradually(MeanDrop(windows, self.score))
         )
 
     @property
@@ -191,7 +191,7 @@ class SmoothGrids:
     They come from the seed in blocks, so that each is the same whenever it is drawn, and none is kept.
     """
 
-    runs: int
+    samples: int
     grid: int
     probability: float
     seed: int
@@ -202,7 +202,7 @@ class SmoothGrids:
         return "random smooth masks"
 
     def most(self, size: tuple[int, ...]) -> int:
-        return self.runs
+        return self.samples
 
     def drawn(self, evidence: Evidence) -> DrawnGrids:
         return DrawnGrids(self, evidence)
@@ -213,7 +213,7 @@ class DrawnGrids:
 
     def __init__(self, grids: SmoothGrids, evidence: Evidence) -> None:
         self._of, self._size, self._like = grids, evidence.size, evidence.inputs
-        self.counts = [grids.runs] * len(evidence.inputs)
+        self.counts = [grids.samples] * len(evidence.inputs)
         self._cells = [min(grids.grid, side) for side in self._size]
         self._step = [-(-side // cells) for side, cells in zip(self._size, self._cells, strict=True)]
         self._enlarged = [
@@ -316,18 +316,18 @@ class FromSmoothGrids(FromScores):
     """What `RISE` and D-RISE share: the options of their masks, and how these are weighted by what is read."""
 
     name: ClassVar[str]
-    runs: int
+    samples: int
     grid: int
     probability: float
     centred: bool
-    fill: Baseline
+    baseline: Baseline
     seed: int
-    until: float | None
-    seconds: float | None
+    tolerance: float | None
+    max_seconds: float | None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fill", fill_of(self.name, self.fill))
-        check_options(self, runs=2, grid=1)
+        object.__setattr__(self, "baseline", baseline_of(self.name, self.baseline))
+        check_options(self, samples=2, grid=1)
         check_budget(self)
         if not 0 < self.probability < 1:
             raise MethodError(
@@ -336,12 +336,12 @@ class FromSmoothGrids(FromScores):
 
     @property
     def masks(self) -> SmoothGrids:
-        return SmoothGrids(self.runs, self.grid, self.probability, self.seed)
+        return SmoothGrids(self.samples, self.grid, self.probability, self.seed)
 
     def weighted_by(self, read: Attributor) -> Attributions:
         """The masks, each weighted by what is read of the photo seen through it."""
-        fold = Gradually(ScoreWeightedMasks(self.masks, self.centred), self.until, self.seconds)
-        return Attributions(MaskedInputs(self.masks, self.fill), read, fold)
+        fold = Gradually(ScoreWeightedMasks(self.masks, self.centred), self.tolerance, self.max_seconds)
+        return Attributions(MaskedInputs(self.masks, self.baseline), read, fold)
 
 
 @dataclass(frozen=True)
@@ -357,15 +357,15 @@ class RISE(FromSmoothGrids):
     difference from it in either case.
 
     Args:
-        runs: the number n of masks; the paper takes 4,000 to 8,000.
+        samples: the number n of masks; the paper takes 4,000 to 8,000.
         grid: the number s of cells along a side.
         probability: p, that a cell is kept.
         centred: subtract the mean score over the masks.
-        fill: what is seen where the photo is not; the paper's is zero.
+        baseline: what is seen where the photo is not; the paper's is zero.
         score: explain the ``probability`` of the class, as published, or its ``logit``.
         seed: of the masks; every image gets the same.
-        until, seconds: stop early, when the largest standard error over the largest magnitude is at most ``until``, or
-            after so many seconds.
+        tolerance, max_seconds: stop early, when the largest standard error over the largest magnitude is at most
+            ``tolerance``, or after so many seconds.
 
     Returns:
         ``(N, H, W)`` in units of the score, with the standard error of each value.
@@ -375,20 +375,20 @@ class RISE(FromSmoothGrids):
 
     >>> import explain
     >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
-    >>> a = explain.attribute(model, torch.rand(1, 3, 8, 8), RISE(runs=32), target=1)
-    >>> a.values.shape == a.error.shape, a.runs
+    >>> a = explain.attribute(model, torch.rand(1, 3, 8, 8), RISE(samples=32), target=1)
+    >>> a.values.shape == a.error.shape, a.samples
     (True, 32)
     """
 
-    runs: int = 2000
+    samples: int = 2000
     grid: int = 7
     probability: float = 0.5
     centred: bool = False
-    fill: Baseline = field(default_factory=Zero)
+    baseline: Baseline = field(default_factory=Zero)
     score: Score = "probability"
     seed: int = 0
-    until: float | None = None
-    seconds: float | None = None
+    tolerance: float | None = None
+    max_seconds: float | None = None
 
     name: ClassVar[str] = "rise"
     about: ClassVar[str] = "random smooth masks weighted by the score of the photo seen through them"

@@ -16,7 +16,7 @@ from explain.methods import bibliography as sources
 from explain.methods.base import Outcome, Style
 from explain.methods.bibliography import Source
 from explain.methods.estimates import check_budget
-from explain.methods.masks import InOrder, MaskedInputs, Score, ScoreOf, blank_score, fill_of, whole_score
+from explain.methods.masks import InOrder, MaskedInputs, Score, ScoreOf, baseline_of, blank_score, whole_score
 from explain.methods.options import check_options
 from explain.methods.regions import Cell
 
@@ -104,13 +104,13 @@ class PartitionSHAP:
     standard error.
 
     Args:
-        runs: how many covered photos, at most.
-        fill: what takes the place of what is covered: one of `explain.baselines`, or its name.
+        samples: how many covered photos, at most.
+        baseline: what takes the place of what is covered: one of `explain.baselines`, or its name.
         score: explain the ``logit``, or the ``probability`` of the class.
         seconds: stop after so many seconds, which the images share; each target has as many.
 
     Returns:
-        ``(N, H, W)`` in units of the score; the values of all pixels add up to :math:`y(x) - y(\text{fill})`.
+        ``(N, H, W)`` in units of the score; the values of all pixels add up to :math:`y(x) - y(\text{baseline})`.
 
     Owen, "Values of Games with a Priori Unions", 1977; the hierarchy on photos as in Lundberg's shap package.
 
@@ -122,10 +122,10 @@ class PartitionSHAP:
     True
     """
 
-    runs: int = 500
-    fill: Baseline = field(default_factory=Zero)
+    samples: int = 500
+    baseline: Baseline = field(default_factory=Zero)
     score: Score = "logit"
-    seconds: float | None = None
+    max_seconds: float | None = None
 
     name: ClassVar[str] = "partitionshap"
     about: ClassVar[str] = "Owen values along a hierarchy of cells, fine where it matters"
@@ -134,13 +134,13 @@ class PartitionSHAP:
     style: ClassVar[Style] = "signed"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fill", fill_of(self.name, self.fill))
-        check_options(self, runs=2)
+        object.__setattr__(self, "baseline", baseline_of(self.name, self.baseline))
+        check_options(self, samples=2)
         check_budget(self)
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
-        return frozenset({PerturbationRuns(), whole_score(self.score), blank_score(self.fill, self.score)})
+        return frozenset({PerturbationRuns(), whole_score(self.score), blank_score(self.baseline, self.score)})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         return torch.stack([self._grown(evidence, image).laid_out(evidence) for image in range(len(evidence.inputs))])
@@ -149,14 +149,14 @@ class PartitionSHAP:
         grown = [self._grown(evidence, image) for image in range(len(evidence.inputs))]
         device = evidence.inputs.device
         return Outcome(
-            runs=torch.tensor([tree.runs for tree in grown], device=device),
+            samples=torch.tensor([tree.samples for tree in grown], device=device),
             finished=torch.tensor([tree.finished for tree in grown], device=device),
             planned=torch.tensor([tree.planned for tree in grown], device=device),
         )
 
     def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor:
         """By how much the values miss the difference between the scores ``(N,)``."""
-        gain: torch.Tensor = evidence[whole_score(self.score)] - evidence[blank_score(self.fill, self.score)]
+        gain: torch.Tensor = evidence[whole_score(self.score)] - evidence[blank_score(self.baseline, self.score)]
         return values.flatten(1).sum(1) - gain
 
     def _grown(self, evidence: Evidence, image: int) -> _Tree:
@@ -165,9 +165,9 @@ class PartitionSHAP:
         known = runner.kept.setdefault((self, image), [])
         if not known:
             tree, end = _Tree(self, evidence, image), None
-            if self.seconds is not None:
+            if self.max_seconds is not None:
                 began = runner.kept.setdefault((self, "began"), time.monotonic())
-                end = began + self.seconds * (image + 1) / len(evidence.inputs)
+                end = began + self.max_seconds * (image + 1) / len(evidence.inputs)
             tree.grow(evidence, runner, end)
             known.append(tree)
         found: _Tree = known[0]
@@ -180,11 +180,11 @@ class _Tree:
     def __init__(self, how: PartitionSHAP, evidence: Evidence, image: int) -> None:
         self._how, self._image = how, image
         whole = float(evidence[whole_score(how.score)][image])
-        blank = float(evidence[blank_score(how.fill, how.score)][image])
+        blank = float(evidence[blank_score(how.baseline, how.score)][image])
         cell = tuple((0, side) for side in evidence.size)
         self._asked = dict[tuple[Cell, ...], float]()
         self._known: dict[tuple[Cell, ...], float] | None = None
-        self.runs, self.finished = 0, True
+        self.samples, self.finished = 0, True
         first = Part(cell, (), blank, whole)
         self._parts: list[tuple[float, int, Part]] = [(-abs(first.value), 0, first)]
         self._leaves: list[Part] = []
@@ -193,7 +193,7 @@ class _Tree:
     @property
     def planned(self) -> int:
         """How many runs there would be without an early end: fewer than are allowed where no cell is left to cut."""
-        return self._how.runs if self._parts and self._how.runs - self.runs >= 2 else self.runs
+        return self._how.samples if self._parts and self._how.samples - self.samples >= 2 else self.samples
 
     def grow(self, evidence: Evidence, runner: PerturbationRunner, end: float | None) -> None:
         """Cut cells, those of the largest values first, until the runs are spent, or it is that time."""
@@ -208,7 +208,7 @@ class _Tree:
                 self._tell(evidence, runner)
         except KeyboardInterrupt as error:
             self._parts, self._leaves = before  # it may have come while cells were cut
-            runner.end(error, partial=self.runs > 0)
+            runner.end(error, partial=self.samples > 0)
         self.finished = not runner.ended
 
     def _tell(self, evidence: Evidence, runner: PerturbationRunner) -> None:
@@ -222,14 +222,14 @@ class _Tree:
                     mine.copy_(tree.laid_out(evidence))
             return {self._how.name: found}
 
-        most = self._how.runs
-        runner.tell(self._image * most + self.runs, len(evidence.inputs) * most, maps)
+        most = self._how.samples
+        runner.tell(self._image * most + self.samples, len(evidence.inputs) * most, maps)
 
     def _next(self) -> list[tuple[Part, tuple[Cell, Cell]]]:
         """The cells to cut now, as far as runs are left for them; few at first, when little is known."""
         chosen: list[tuple[Part, tuple[Cell, Cell]]] = []
-        left = self._how.runs - self.runs
-        while self._parts and len(chosen) < min(TOGETHER, 1 + self.runs // 8) and left >= 2 * len(chosen) + 2:
+        left = self._how.samples - self.samples
+        while self._parts and len(chosen) < min(TOGETHER, 1 + self.samples // 8) and left >= 2 * len(chosen) + 2:
             part = heapq.heappop(self._parts)[2]
             halves = cut(part.cell)
             if halves is None:
@@ -259,11 +259,11 @@ class _Tree:
         asked = [cells for cells in dict.fromkeys(wanted) if cells not in self._asked]
         new = tuple(cells for cells in asked if cells not in self._known)
         if new:
-            covered = MaskedInputs(Cells(self._image, new), self._how.fill)
+            covered = MaskedInputs(Cells(self._image, new), self._how.baseline)
             found = runner.read_for_all(covered, ScoreOf(self._how.score), InOrder())
             self._known.update(zip(new, found.double().tolist(), strict=True))
         self._asked.update((cells, self._known[cells]) for cells in asked)
-        self.runs += len(asked)  # as many as it would have taken alone
+        self.samples += len(asked)  # as many as it would have taken alone
         return [self._asked[cells] for cells in wanted]
 
     def _run_for_others(self, runner: PerturbationRunner) -> Iterator[tuple[tuple[Cell, ...], float]]:
@@ -272,7 +272,7 @@ class _Tree:
             of = need.of if isinstance(need, Attributions) else None
             if not isinstance(of, MaskedInputs) or not isinstance(of.masks, Cells) or of.masks.image != self._image:
                 continue
-            if of.fill == self._how.fill and need == Attributions(of, ScoreOf(self._how.score), InOrder()):
+            if of.baseline == self._how.baseline and need == Attributions(of, ScoreOf(self._how.score), InOrder()):
                 yield from zip(of.masks.shown, found.double().tolist(), strict=True)
 
     def laid_out(self, evidence: Evidence) -> torch.Tensor:

@@ -15,7 +15,7 @@ from explain.methods.base import Style
 from explain.methods.bibliography import Source
 from explain.methods.coalitions import FromRegions, Solution
 from explain.methods.estimates import check_budget, honest
-from explain.methods.masks import Score, fill_of
+from explain.methods.masks import Score, baseline_of
 from explain.methods.options import check_options
 from explain.methods.regions import Regions, Squares
 
@@ -30,17 +30,17 @@ class SobolPoints:
     A sequence gives a few such designs; the next is scrambled otherwise, so that the sequences are independent.
     """
 
-    runs: int
+    samples: int
     seed: int
 
     def rows(self, regions: int) -> torch.Tensor:
-        if self.runs < self.unit(regions):
+        if self.samples < self.unit(regions):
             raise MethodError(
                 f"runs of sobol must be at least {self.unit(regions)} for {regions} cells ({DESIGNS} designs of M + 2 "
-                f"runs), got {self.runs}; give more, or a smaller grid"
+                f"runs), got {self.samples}; give more, or a smaller grid"
             )
         found = []
-        for sequence in range(self.runs // self.unit(regions)):
+        for sequence in range(self.samples // self.unit(regions)):
             seed = (self.seed * 1_000_003 + sequence) % 2**31
             engine: Any = torch.quasirandom.SobolEngine  # which has no types
             # The first point is rounded to the default dtype; in float32 it is the same under each.
@@ -55,7 +55,7 @@ class SobolPoints:
         return DESIGNS * (regions + 2)
 
     def most(self, regions: int) -> int:
-        return self.runs // self.unit(regions) * self.unit(regions)
+        return self.samples // self.unit(regions) * self.unit(regions)
 
 
 @dataclass(frozen=True)
@@ -96,13 +96,13 @@ class Sobol(FromRegions):
     each; the standard error is that of leaving out one sequence in turn. Indices have no sign.
 
     Args:
-        runs: how many covered photos, at most; a design takes M + 2 for M cells, 32 of them 2,112 for a grid of 8.
+        samples: how many covered photos, at most; a design takes M + 2 for M cells, 32 of them 2,112 for a grid of 8.
         grid: cells along a side.
-        fill: what cells fade to: one of `explain.baselines`, or its name.
+        baseline: what cells fade to: one of `explain.baselines`, or its name.
         score: explain the ``logit``, or the ``probability`` of the class.
         seed: of the sequences.
-        until, seconds: stop early, when the largest standard error over the largest magnitude is at most ``until``, or
-            after so many seconds.
+        tolerance, max_seconds: stop early, when the largest standard error over the largest magnitude is at most
+            ``tolerance``, or after so many seconds.
 
     Returns:
         ``(N, grid, grid)``, indices from 0, with standard errors.
@@ -112,17 +112,17 @@ class Sobol(FromRegions):
 
     >>> import explain
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
-    >>> explain.attribute(model, torch.rand(1, 3, 2, 2), Sobol(runs=48, grid=2), target=1).values.shape
+    >>> explain.attribute(model, torch.rand(1, 3, 2, 2), Sobol(samples=48, grid=2), target=1).values.shape
     torch.Size([1, 2, 2])
     """
 
-    runs: int = 2112
+    samples: int = 2112
     grid: int = 8
-    fill: Baseline = field(default_factory=Zero)
+    baseline: Baseline = field(default_factory=Zero)
     score: Score = "logit"
     seed: int = 0
-    until: float | None = None
-    seconds: float | None = None
+    tolerance: float | None = None
+    max_seconds: float | None = None
 
     name: ClassVar[str] = "sobol"
     about: ClassVar[str] = "the share of the score's variance that each cell has a part in"
@@ -132,8 +132,8 @@ class Sobol(FromRegions):
     coarse: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fill", fill_of(self.name, self.fill))
-        check_options(self, runs=1, grid=1)
+        object.__setattr__(self, "baseline", baseline_of(self.name, self.baseline))
+        check_options(self, samples=1, grid=1)
         check_budget(self)
 
     @property
@@ -142,7 +142,7 @@ class Sobol(FromRegions):
 
     @property
     def design(self) -> SobolPoints:
-        return SobolPoints(self.runs, self.seed)
+        return SobolPoints(self.samples, self.seed)
 
     @property
     def solver(self) -> JansenIndices:
@@ -153,13 +153,13 @@ class Sobol(FromRegions):
 class HalfMasks:
     """Each cell seen or not by the toss of a coin, in groups that are even: each cell is seen in half of a group."""
 
-    runs: int
+    samples: int
     seed: int
 
     def rows(self, regions: int) -> torch.Tensor:
         generator = torch.Generator("cpu").manual_seed(self.seed % 2**63)
         found = []
-        for _ in range(self.runs // GROUP):
+        for _ in range(self.samples // GROUP):
             ranks = uniform((GROUP, regions), generator).argsort(0).argsort(0)
             found.append(ranks < GROUP // 2)
         return torch.cat(found)
@@ -168,7 +168,7 @@ class HalfMasks:
         return GROUP
 
     def most(self, regions: int) -> int:
-        return self.runs // GROUP * GROUP
+        return self.samples // GROUP * GROUP
 
 
 GROUP = 20  # masks in which each cell is seen as often as not
@@ -214,13 +214,13 @@ class HSIC(FromRegions):
     distance between two scores. Values have no sign. They are a little above 0 for cells that do nothing, by 1/n.
 
     Args:
-        runs: how many covered photos, at most, in groups of 20 in which each cell is seen ten times.
+        samples: how many covered photos, at most, in groups of 20 in which each cell is seen ten times.
         grid: cells along a side.
-        fill: what takes the place of what is covered: one of `explain.baselines`, or its name.
+        baseline: what takes the place of what is covered: one of `explain.baselines`, or its name.
         score: explain the ``logit``, or the ``probability`` of the class.
         seed: of the masks.
-        until, seconds: stop early, when the largest standard error over the largest magnitude is at most ``until``, or
-            after so many seconds.
+        tolerance, max_seconds: stop early, when the largest standard error over the largest magnitude is at most
+            ``tolerance``, or after so many seconds.
 
     Returns:
         ``(N, grid, grid)``, from 0 to 1/4, with standard errors.
@@ -230,17 +230,17 @@ class HSIC(FromRegions):
 
     >>> import explain
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
-    >>> explain.attribute(model, torch.rand(1, 3, 2, 2), HSIC(runs=40, grid=2), target=1).values.shape
+    >>> explain.attribute(model, torch.rand(1, 3, 2, 2), HSIC(samples=40, grid=2), target=1).values.shape
     torch.Size([1, 2, 2])
     """
 
-    runs: int = 500
+    samples: int = 500
     grid: int = 8
-    fill: Baseline = field(default_factory=Zero)
+    baseline: Baseline = field(default_factory=Zero)
     score: Score = "logit"
     seed: int = 0
-    until: float | None = None
-    seconds: float | None = None
+    tolerance: float | None = None
+    max_seconds: float | None = None
 
     name: ClassVar[str] = "hsic"
     about: ClassVar[str] = "how much the score depends on whether each cell is seen"
@@ -250,8 +250,8 @@ class HSIC(FromRegions):
     coarse: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fill", fill_of(self.name, self.fill))
-        check_options(self, runs=GROUP, grid=1)
+        object.__setattr__(self, "baseline", baseline_of(self.name, self.baseline))
+        check_options(self, samples=GROUP, grid=1)
         check_budget(self)
 
     @property
@@ -260,7 +260,7 @@ class HSIC(FromRegions):
 
     @property
     def design(self) -> HalfMasks:
-        return HalfMasks(self.runs, self.seed)
+        return HalfMasks(self.samples, self.seed)
 
     @property
     def solver(self) -> KernelDependence:

@@ -20,7 +20,7 @@ from explain.methods.base import Style
 from explain.methods.bibliography import Source
 from explain.methods.coalitions import FromRegions, Solution
 from explain.methods.estimates import check_budget, honest, widened
-from explain.methods.masks import Score, blank_score, fill_of, whole_score
+from explain.methods.masks import Score, baseline_of, blank_score, whole_score
 from explain.methods.options import check_options
 from explain.methods.regions import Regions, Squares, region_values, regions_of
 
@@ -177,18 +177,18 @@ class Pairs:
     for all coalitions, all of them are run, in random order.
     """
 
-    runs: int
+    samples: int
     seed: int
 
     def rows(self, regions: int) -> torch.Tensor:
-        half = drawn_pairs(regions, self.runs // 2, self.seed)
+        half = drawn_pairs(regions, self.samples // 2, self.seed)
         return torch.stack([half, ~half], 1).flatten(0, 1)
 
     def unit(self, regions: int) -> int:
         return 2
 
     def most(self, regions: int) -> int:
-        return min(self.runs // 2 * 2, 2**regions - 2) if regions else self.runs // 2 * 2
+        return min(self.samples // 2 * 2, 2**regions - 2) if regions else self.samples // 2 * 2
 
 
 @lru_cache(maxsize=8)
@@ -232,7 +232,7 @@ class AddsUp(FromRegions):
     def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor:
         """By how much the values of the regions miss it ``(N,)``."""
         labels = self.regions(evidence.inputs)
-        gain: torch.Tensor = evidence[whole_score(self.score)] - evidence[blank_score(self.fill, self.score)]
+        gain: torch.Tensor = evidence[whole_score(self.score)] - evidence[blank_score(self.baseline, self.score)]
         return torch.stack([each.sum() for each in region_values(values, labels)]) - gain
 
 
@@ -241,21 +241,21 @@ class KernelSHAP(AddsUp):
     r"""The Shapley values of regions, by weighted regression on the scores of random coalitions.
 
     A region's value is what it adds to the score on average, over all orders in which regions may be uncovered; the
-    values of all regions add up to :math:`y(x) - y(\text{fill})`, exactly: this is a condition of the regression, not a
-    sample with a large weight. Coalitions come in pairs with their opposites (Covert and Lee, 2021), none twice. Where
-    ``runs`` are enough for all coalitions, these are run, and the values are exact. With fewer, the published
+    values of all regions add up to :math:`y(x) - y(\text{baseline})`, exactly: this is a condition of the regression,
+    not a sample with a large weight. Coalitions come in pairs with their opposites (Covert and Lee, 2021), none twice.
+    Where ``samples`` are enough for all coalitions, these are run, and the values are exact. With fewer, the published
     regression takes all that regions do together for noise; here, what they do in threes is a random part of the
     regression (generalised least squares), which makes the error smaller.
 
     Args:
-        runs: how many covered photos, at most; the photo itself and the blank one are not counted.
+        samples: how many covered photos, at most; the photo itself and the blank one are not counted.
         regions: ``(H, W)`` whole numbers, the number of each pixel's region; `Squares`, `Quadtree` or `Superpixels`;
             or how many squares across.
-        fill: what takes the place of what is covered: one of `explain.baselines`, or its name.
+        baseline: what takes the place of what is covered: one of `explain.baselines`, or its name.
         score: explain the ``logit``, or the ``probability`` of the class.
         seed: of the coalitions.
-        until, seconds: stop early, when the largest standard error over the largest magnitude is at most ``until``, or
-            after so many seconds.
+        tolerance, max_seconds: stop early, when the largest standard error over the largest magnitude is at most
+            ``tolerance``, or after so many seconds.
 
     Returns:
         ``(N, H, W)``, in units of the score, with standard errors. Each pixel has the whole value of its region, so the
@@ -268,17 +268,17 @@ class KernelSHAP(AddsUp):
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2, bias=False)).double()
     >>> x = torch.rand(1, 3, 2, 2, dtype=torch.float64)
     >>> a = explain.attribute(model, x, KernelSHAP(regions=2), target=1)  # four regions: exact
-    >>> torch.allclose(a.values, (model[1].weight[1].reshape(3, 2, 2) * x).sum(1)), a.runs
+    >>> torch.allclose(a.values, (model[1].weight[1].reshape(3, 2, 2) * x).sum(1)), a.samples
     (True, 14)
     """
 
-    runs: int = 500
+    samples: int = 500
     regions: Regions = field(default_factory=Squares)
-    fill: Baseline = field(default_factory=Zero)
+    baseline: Baseline = field(default_factory=Zero)
     score: Score = "logit"
     seed: int = 0
-    until: float | None = None
-    seconds: float | None = None
+    tolerance: float | None = None
+    max_seconds: float | None = None
 
     name: ClassVar[str] = "kernelshap"
     about: ClassVar[str] = "Shapley values of regions by weighted regression"
@@ -287,14 +287,14 @@ class KernelSHAP(AddsUp):
     style: ClassVar[Style] = "signed"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fill", fill_of(self.name, self.fill))
+        object.__setattr__(self, "baseline", baseline_of(self.name, self.baseline))
         object.__setattr__(self, "regions", regions_of(self.name, self.regions))
-        check_options(self, runs=2)
+        check_options(self, samples=2)
         check_budget(self)
 
     @property
     def design(self) -> Pairs:
-        return Pairs(self.runs, self.seed)
+        return Pairs(self.samples, self.seed)
 
     @property
     def solver(self) -> PairRegression:
@@ -305,20 +305,20 @@ class KernelSHAP(AddsUp):
 class Permutations:
     """Regions uncovered one after the other in random orders, each order followed by its reverse."""
 
-    runs: int
+    samples: int
     seed: int
 
     def rows(self, regions: int) -> torch.Tensor:
         if regions < 2:
             return torch.zeros(0, regions, dtype=torch.bool, device="cpu")
-        if self.runs < self.unit(regions):
+        if self.samples < self.unit(regions):
             raise MethodError(
                 f"runs of shapleysampling must be at least {self.unit(regions)} for {regions} regions (an order and "
-                f"its reverse), got {self.runs}; give more, or fewer regions"
+                f"its reverse), got {self.samples}; give more, or fewer regions"
             )
         generator = torch.Generator("cpu").manual_seed(self.seed % 2**63)
         found = []
-        for _ in range(self.runs // self.unit(regions)):
+        for _ in range(self.samples // self.unit(regions)):
             order = torch.randperm(regions, generator=generator, device="cpu")
             for each in (order, order.flip(0)):
                 place = torch.empty_like(each)
@@ -330,7 +330,7 @@ class Permutations:
         return max(1, 2 * (regions - 1))
 
     def most(self, regions: int) -> int:
-        return self.runs // self.unit(regions) * self.unit(regions) if regions > 1 else 0
+        return self.samples // self.unit(regions) * self.unit(regions) if regions > 1 else 0
 
 
 @dataclass(frozen=True)
@@ -366,16 +366,16 @@ class ShapleySampling(AddsUp):
     r"""The Shapley values of regions, by uncovering them one after the other in random orders.
 
     A region's value is the mean of what the score gains when it is uncovered. Each order is followed by its reverse,
-    which makes the mean more exact. The values of all regions add up to :math:`y(x) - y(\text{fill})`, exactly.
+    which makes the mean more exact. The values of all regions add up to :math:`y(x) - y(\text{baseline})`, exactly.
 
     Args:
-        runs: how many covered photos, at most; an order and its reverse take 2 (M − 1) for M regions.
+        samples: how many covered photos, at most; an order and its reverse take 2 (M − 1) for M regions.
         regions: as for `KernelSHAP`.
-        fill: what takes the place of what is covered: one of `explain.baselines`, or its name.
+        baseline: what takes the place of what is covered: one of `explain.baselines`, or its name.
         score: explain the ``logit``, or the ``probability`` of the class.
         seed: of the orders.
-        until, seconds: stop early, when the largest standard error over the largest magnitude is at most ``until``, or
-            after so many seconds.
+        tolerance, max_seconds: stop early, when the largest standard error over the largest magnitude is at most
+            ``tolerance``, or after so many seconds.
 
     Returns:
         ``(N, H, W)``, in units of the score, with standard errors where there is more than one pair of orders. Each
@@ -392,13 +392,13 @@ class ShapleySampling(AddsUp):
     True
     """
 
-    runs: int = 500
+    samples: int = 500
     regions: Regions = field(default_factory=Squares)
-    fill: Baseline = field(default_factory=Zero)
+    baseline: Baseline = field(default_factory=Zero)
     score: Score = "logit"
     seed: int = 0
-    until: float | None = None
-    seconds: float | None = None
+    tolerance: float | None = None
+    max_seconds: float | None = None
 
     name: ClassVar[str] = "shapleysampling"
     about: ClassVar[str] = "Shapley values of regions by uncovering them in random orders"
@@ -407,14 +407,14 @@ class ShapleySampling(AddsUp):
     style: ClassVar[Style] = "signed"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fill", fill_of(self.name, self.fill))
+        object.__setattr__(self, "baseline", baseline_of(self.name, self.baseline))
         object.__setattr__(self, "regions", regions_of(self.name, self.regions))
-        check_options(self, runs=1)
+        check_options(self, samples=1)
         check_budget(self)
 
     @property
     def design(self) -> Permutations:
-        return Permutations(self.runs, self.seed)
+        return Permutations(self.samples, self.seed)
 
     @property
     def solver(self) -> MeanGain:

@@ -16,7 +16,7 @@ from explain.methods.base import Style
 from explain.methods.bibliography import Source
 from explain.methods.coalitions import Coalitions, FromRegions, OfRegions, Solution
 from explain.methods.estimates import FromScores, Gradually, check_budget, honest
-from explain.methods.masks import Order, Score, ScoreOf, fill_of, whole_score
+from explain.methods.masks import Order, Score, ScoreOf, baseline_of, whole_score
 from explain.methods.options import check_options
 from explain.methods.regions import Regions, Squares, regions_of
 
@@ -54,7 +54,7 @@ class FeatureAblation(FromRegions):
     Args:
         regions: ``(H, W)`` whole numbers, the number of each pixel's region; `Squares`, `Quadtree` or `Superpixels`;
             or how many squares across.
-        fill: what takes the place of what is covered: one of `explain.baselines`, or its name.
+        baseline: what takes the place of what is covered: one of `explain.baselines`, or its name.
         score: explain the ``logit``, or the ``probability`` of the class.
 
     Returns:
@@ -71,7 +71,7 @@ class FeatureAblation(FromRegions):
     """
 
     regions: Regions = field(default_factory=Squares)
-    fill: Baseline = field(default_factory=Zero)
+    baseline: Baseline = field(default_factory=Zero)
     score: Score = "logit"
 
     name: ClassVar[str] = "featureablation"
@@ -81,7 +81,7 @@ class FeatureAblation(FromRegions):
     style: ClassVar[Style] = "signed"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fill", fill_of(self.name, self.fill))
+        object.__setattr__(self, "baseline", baseline_of(self.name, self.baseline))
         object.__setattr__(self, "regions", regions_of(self.name, self.regions))
         check_options(self)
 
@@ -98,18 +98,18 @@ class FeatureAblation(FromRegions):
 class RandomCoalitions:
     """Each region covered or not by the toss of a coin."""
 
-    runs: int
+    samples: int
     seed: int
 
     def rows(self, regions: int) -> torch.Tensor:
         generator = torch.Generator("cpu").manual_seed(self.seed % 2**63)
-        return uniform((self.runs, regions), generator) < 0.5
+        return uniform((self.samples, regions), generator) < 0.5
 
     def unit(self, regions: int) -> int:
         return 1
 
     def most(self, regions: int) -> int:
-        return self.runs
+        return self.samples
 
 
 @dataclass(frozen=True)
@@ -154,15 +154,15 @@ class LIME(FromRegions):
     explain.
 
     Args:
-        runs: how many covered photos, at most.
+        samples: how many covered photos, at most.
         regions: as for `KernelSHAP`.
-        fill: what takes the place of what is covered: one of `explain.baselines`, or its name.
+        baseline: what takes the place of what is covered: one of `explain.baselines`, or its name.
         score: explain the ``logit``, or the ``probability`` of the class.
         width: of the kernel.
         ridge: the penalty on the sum of squared coefficients.
         seed: of the coins.
-        until, seconds: stop early, when the largest standard error over the largest magnitude is at most ``until``, or
-            after so many seconds.
+        tolerance, max_seconds: stop early, when the largest standard error over the largest magnitude is at most
+            ``tolerance``, or after so many seconds.
 
     Returns:
         ``(N, H, W)``, each pixel with its region's coefficient, in units of the score, with standard errors.
@@ -172,20 +172,20 @@ class LIME(FromRegions):
     >>> import explain
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2)).double()
     >>> x = torch.rand(1, 3, 2, 2, dtype=torch.float64)
-    >>> a = explain.attribute(model, x, LIME(runs=50, regions=2, ridge=0), target=1)
+    >>> a = explain.attribute(model, x, LIME(samples=50, regions=2, ridge=0), target=1)
     >>> torch.allclose(a.values, (model[1].weight[1].reshape(3, 2, 2) * x).sum(1)), f"{a.r2.item():.3f}"
     (True, '1.000')
     """
 
-    runs: int = 500
+    samples: int = 500
     regions: Regions = field(default_factory=Squares)
-    fill: Baseline = field(default_factory=Zero)
+    baseline: Baseline = field(default_factory=Zero)
     score: Score = "logit"
     width: float = 0.25
     ridge: float = 1.0
     seed: int = 0
-    until: float | None = None
-    seconds: float | None = None
+    tolerance: float | None = None
+    max_seconds: float | None = None
 
     name: ClassVar[str] = "lime"
     about: ClassVar[str] = "a linear model of the score with regions covered"
@@ -194,14 +194,14 @@ class LIME(FromRegions):
     style: ClassVar[Style] = "signed"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fill", fill_of(self.name, self.fill))
+        object.__setattr__(self, "baseline", baseline_of(self.name, self.baseline))
         object.__setattr__(self, "regions", regions_of(self.name, self.regions))
-        check_options(self, runs=1, width=1e-6, ridge=0)
+        check_options(self, samples=1, width=1e-6, ridge=0)
         check_budget(self)
 
     @property
     def design(self) -> RandomCoalitions:
-        return RandomCoalitions(self.runs, self.seed)
+        return RandomCoalitions(self.samples, self.seed)
 
     @property
     def solver(self) -> RidgeRegression:

@@ -174,7 +174,7 @@ class ViTCX:
 
     def outcome(self, evidence: Evidence) -> Outcome:
         counts = [2 * len(each) for each in self._seen.clusters(evidence)]
-        return Outcome(runs=torch.tensor(counts, device=evidence.inputs.device))
+        return Outcome(samples=torch.tensor(counts, device=evidence.inputs.device))
 
 
 def weighted_mean(maps: torch.Tensor, weights: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
@@ -194,7 +194,7 @@ class SampledTokens:
     The channels of all blocks are put together around means; each mean is a map of tokens.
     """
 
-    runs: int
+    samples: int
     share: float
     seed: int
 
@@ -206,7 +206,7 @@ class SampledTokens:
         return f"{self.share:.0%} of the tokens"
 
     def count(self, channels: int) -> int:
-        return self.runs
+        return self.samples
 
     def drawn(self, evidence: Evidence) -> list[torch.Tensor]:
         """Of each image, which tokens its masks keep ``(K, h, w)``."""
@@ -221,7 +221,7 @@ class SampledTokens:
         return [self._of_image(torch.cat([block[image] for block in blocks])) for image in range(len(blocks[0]))]
 
     def _of_image(self, maps: torch.Tensor) -> torch.Tensor:
-        centres = means(maps.flatten(1), self.runs, self.seed)
+        centres = means(maps.flatten(1), self.samples, self.seed)
         kept = max(1, int(self.share * centres.shape[1]))
         found = torch.zeros_like(centres, dtype=torch.bool)
         found.scatter_(1, centres.topk(kept, dim=1).indices, value=True)
@@ -242,12 +242,12 @@ class SampledTokens:
 class TIS:
     r"""Run a transformer on samples of its tokens, and average the scores at each token over the samples that have it.
 
-    A photo's tokens are left out after they were given their places, so the model sees fewer tokens, and no fill.
+    A photo's tokens are left out after they were given their places, so the model sees fewer tokens, and no baseline.
     The channels of all blocks are put together by k-means; each centre, as a map of tokens, is a mask that keeps the
     share of tokens where it is largest. A token's value is :math:`\sum_i y_i m_i / \sum_i m_i`; 0 if no mask keeps it.
 
     Args:
-        runs: how many masks, at most; there are no more than different channels.
+        samples: how many masks, at most; there are no more than different channels.
         share: of the tokens that each mask keeps.
         score: explain the ``probability`` of the class, as published, or its ``logit``.
         seed: of the points where k-means begins.
@@ -261,11 +261,11 @@ class TIS:
     >>> import explain
     >>> from torchvision.models import VisionTransformer
     >>> model = VisionTransformer(16, 4, 2, 2, 8, 16, num_classes=3)
-    >>> explain.attribute(model, torch.rand(1, 3, 16, 16), TIS(runs=8), target=1).values.shape
+    >>> explain.attribute(model, torch.rand(1, 3, 16, 16), TIS(samples=8), target=1).values.shape
     torch.Size([1, 4, 4])
     """
 
-    runs: int = 1024
+    samples: int = 1024
     share: float = 0.5
     score: Score = "probability"
     seed: int = 0
@@ -278,13 +278,13 @@ class TIS:
     only_for: ClassVar[str] = "vision transformers"
 
     def __post_init__(self) -> None:
-        check_options(self, runs=1)
+        check_options(self, samples=1)
         if not 0 < self.share < 1:
             raise MethodError(f"share of tis must be a number between 0 and 1, got {self.share}; 0.5 is usual")
 
     @property
     def _sampled(self) -> SampledTokens:
-        return SampledTokens(self.runs, self.share, self.seed)
+        return SampledTokens(self.samples, self.share, self.seed)
 
     @property
     def _scores(self) -> Attributions:
@@ -306,4 +306,4 @@ class TIS:
 
     def outcome(self, evidence: Evidence) -> Outcome:
         counts = [len(each) for each in self._sampled.drawn(evidence)]
-        return Outcome(runs=torch.tensor(counts, device=evidence.inputs.device))
+        return Outcome(samples=torch.tensor(counts, device=evidence.inputs.device))

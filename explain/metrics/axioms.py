@@ -28,7 +28,7 @@ class Completeness:
     something of contributions only, such as input times gradient. A map of zeros misses all of the difference.
 
     Args:
-        fill: what covers x'.
+        baseline: what covers x'.
         reading: the "score" itself (default), or "probability".
 
     Sundararajan et al., "Axiomatic Attribution for Deep Networks", ICML 2017.
@@ -37,7 +37,7 @@ class Completeness:
     'less'
     """
 
-    fill: Baseline = field(default_factory=Zero)
+    baseline: Baseline = field(default_factory=Zero)
     reading: Reading = "score"
 
     name: ClassVar[str] = "completeness"
@@ -50,7 +50,7 @@ class Completeness:
         check(self)
 
     def asks(self, case: MetricInput) -> Sequence[ScoreRequest]:
-        return [ScoreRequest(SoftMasked(torch.zeros_like(case.images[:, 0]), self.fill), self.reading)]
+        return [ScoreRequest(SoftMasked(torch.zeros_like(case.images[:, 0]), self.baseline), self.reading)]
 
     def __call__(self, case: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         difference = case.original(self.reading) - scores[0][:, 0]
@@ -132,7 +132,7 @@ class ADCC:
     nothing; where one of the three has failed entirely, the mean is 0.
 
     Args:
-        fill: what is seen where the heatmap is 0; the paper multiplies the photo by the map.
+        baseline: what is seen where the heatmap is 0; the paper multiplies the photo by the map.
 
     Poppi et al., "Revisiting The Evaluation of Class Activation Mapping for Explainability", CVPR Workshops 2021.
 
@@ -140,7 +140,7 @@ class ADCC:
     'more'
     """
 
-    fill: Baseline = field(default_factory=Zero)
+    baseline: Baseline = field(default_factory=Zero)
 
     name: ClassVar[str] = "adcc"
     about: ClassVar[str] = "harmonic mean of coherency, simplicity and what the photo keeps behind its heatmap"
@@ -154,7 +154,7 @@ class ADCC:
     def settings(self, world: ModelContext, case: MetricInput) -> Iterator[Variant]:
         need_probability(case.probability, OTHER)
         keep = case.maps.heatmap[:, None].to(world.images)
-        yield Variant(("behind its map", self.fill, case.maps.name), lambda: self.fill(world.images, keep))
+        yield Variant(("behind its map", self.baseline, case.maps.name), lambda: self.baseline(world.images, keep))
 
     def compare(self, case: MetricInput, found: VariantResult) -> torch.Tensor:
         assert found.logits is not None

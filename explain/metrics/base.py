@@ -151,8 +151,8 @@ def check(metric: Any, **least: float) -> None:
         check_options(metric, **least)
     except MethodError as error:
         raise MetricError(str(error)) from None
-    if hasattr(metric, "fill"):
-        object.__setattr__(metric, "fill", get_baseline(metric.fill))
+    if hasattr(metric, "baseline"):
+        object.__setattr__(metric, "baseline", get_baseline(metric.baseline))
 
 
 def undefined(metric: str, of: str, value: torch.Tensor, wrong: torch.Tensor, why: str) -> torch.Tensor:

@@ -27,7 +27,7 @@ class Deletion:
 
     Args:
         steps: n; RISE covers a row's number of pixels at a time, which are 224 steps at 224 pixels.
-        fill: what covers them; RISE's are zeros behind the normalisation.
+        baseline: what covers them; RISE's are zeros behind the normalisation.
         reading: "probability" of the class (default) or the target's own "score".
         sign: how values become places, see `explain.metrics.maps.Sign`.
         seed: of the order of equal values. A map that says the same everywhere gets that of a random order.
@@ -42,7 +42,7 @@ class Deletion:
     """
 
     steps: int = 64
-    fill: Baseline = field(default_factory=Zero)
+    baseline: Baseline = field(default_factory=Zero)
     reading: Reading = "probability"
     sign: Sign = "own"
     seed: int = 0
@@ -58,7 +58,7 @@ class Deletion:
 
     def asks(self, case: MetricInput) -> Sequence[ScoreRequest]:
         ranks, counts = _ranks_and_steps(case, self)
-        return [ScoreRequest(covered_by_rank(ranks, self.fill, [0] * len(counts), counts), self.reading)]
+        return [ScoreRequest(covered_by_rank(ranks, self.baseline, [0] * len(counts), counts), self.reading)]
 
     def __call__(self, case: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         return _area_of(case, self, scores[0])
@@ -71,7 +71,7 @@ class Insertion:
     The formula is that of `Deletion`; more is better.
 
     Args:
-        fill: RISE begins with a blur of 11 × 11 pixels and σ 5 (see `explain.baselines.Blur`).
+        baseline: RISE begins with a blur of 11 × 11 pixels and σ 5 (see `explain.baselines.Blur`).
         steps, reading, sign, seed: as for `Deletion`.
 
     Petsiuk et al., "RISE: Randomized Input Sampling for Explanation of Black-box Models", BMVC 2018.
@@ -83,7 +83,7 @@ class Insertion:
     """
 
     steps: int = 64
-    fill: Baseline = field(default_factory=Blur)
+    baseline: Baseline = field(default_factory=Blur)
     reading: Reading = "probability"
     sign: Sign = "own"
     seed: int = 0
@@ -99,7 +99,7 @@ class Insertion:
 
     def asks(self, case: MetricInput) -> Sequence[ScoreRequest]:
         ranks, counts = _ranks_and_steps(case, self)
-        return [ScoreRequest(covered_by_rank(ranks, self.fill, counts, [counts[-1]] * len(counts)), self.reading)]
+        return [ScoreRequest(covered_by_rank(ranks, self.baseline, counts, [counts[-1]] * len(counts)), self.reading)]
 
     def __call__(self, case: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         return _area_of(case, self, scores[0])
@@ -113,7 +113,7 @@ class PixelFlipping:
 
     Args:
         order: "morf" or "lerf".
-        fill: the photo's mean colour by default.
+        baseline: the photo's mean colour by default.
         steps, reading, sign, seed: as for `Deletion`.
 
     Bach et al., "On Pixel-Wise Explanations", PLOS ONE 2015; Samek et al., TNNLS 2017.
@@ -124,7 +124,7 @@ class PixelFlipping:
 
     order: Literal["morf", "lerf"] = "morf"
     steps: int = 64
-    fill: Baseline = field(default_factory=Mean)
+    baseline: Baseline = field(default_factory=Mean)
     reading: Reading = "probability"
     sign: Sign = "own"
     seed: int = 0
@@ -149,7 +149,7 @@ class PixelFlipping:
 
     def asks(self, case: MetricInput) -> Sequence[ScoreRequest]:
         ranks, counts = _ranks_and_steps(case, self)
-        return [ScoreRequest(_flipped(ranks, counts, self.order, self.fill), self.reading)]
+        return [ScoreRequest(_flipped(ranks, counts, self.order, self.baseline), self.reading)]
 
     def __call__(self, case: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         return _area_of(case, self, scores[0])
@@ -166,7 +166,7 @@ class ROAD:
 
     Args:
         percentiles: Q, in per cent, each above 0 and below 100.
-        fill: `explain.baselines.Neighbours` as published.
+        baseline: `explain.baselines.Neighbours` as published.
         reading, sign, seed: as for `Deletion`.
 
     Rong et al., "A Consistent and Efficient Evaluation Strategy for Attribution Methods", ICML 2022.
@@ -176,7 +176,7 @@ class ROAD:
     """
 
     percentiles: tuple[float, ...] = (10, 20, 30, 40, 50, 60, 70, 80, 90)
-    fill: Baseline = field(default_factory=Neighbours)
+    baseline: Baseline = field(default_factory=Neighbours)
     reading: Reading = "probability"
     sign: Sign = "own"
     seed: int = 0
@@ -194,7 +194,7 @@ class ROAD:
     def asks(self, case: MetricInput) -> Sequence[ScoreRequest]:
         ranks = case.ranks(self.sign, self.seed)
         counts = share_counts(case, self.percentiles)
-        rows = [_flipped(ranks, counts, order, self.fill) for order in ("morf", "lerf")]
+        rows = [_flipped(ranks, counts, order, self.baseline) for order in ("morf", "lerf")]
         margins = [] if case.probability is None else [ScoreRequest(each, "margin") for each in rows]
         return [*(ScoreRequest(each, self.reading) for each in rows), *margins]
 
@@ -211,7 +211,7 @@ class _Bins:
     """What sufficiency and comprehensiveness share: shares of the pixels."""
 
     percentiles: tuple[float, ...] = (1, 5, 10, 20, 50)
-    fill: Baseline = field(default_factory=Zero)
+    baseline: Baseline = field(default_factory=Zero)
     reading: Reading = "probability"
     sign: Sign = "own"
     seed: int = 0
@@ -236,7 +236,7 @@ class Comprehensiveness(_Bins):
 
     Args:
         percentiles: Q, in per cent; those of the paper.
-        fill, reading, sign, seed: as for `Deletion`.
+        baseline, reading, sign, seed: as for `Deletion`.
 
     DeYoung et al., "ERASER: A Benchmark to Evaluate Rationalized NLP Models", ACL 2020.
 
@@ -251,7 +251,7 @@ class Comprehensiveness(_Bins):
     def asks(self, case: MetricInput) -> Sequence[ScoreRequest]:
         counts = share_counts(case, self.percentiles)
         ranks = case.ranks(self.sign, self.seed)
-        return [ScoreRequest(covered_by_rank(ranks, self.fill, [0] * len(counts), counts), self.reading)]
+        return [ScoreRequest(covered_by_rank(ranks, self.baseline, [0] * len(counts), counts), self.reading)]
 
 
 @dataclass(frozen=True)
@@ -262,7 +262,7 @@ class Sufficiency(_Bins):
 
     Args:
         percentiles: Q, in per cent; those of the paper.
-        fill, reading, sign, seed: as for `Deletion`.
+        baseline, reading, sign, seed: as for `Deletion`.
 
     DeYoung et al., "ERASER: A Benchmark to Evaluate Rationalized NLP Models", ACL 2020.
 
@@ -277,7 +277,9 @@ class Sufficiency(_Bins):
     def asks(self, case: MetricInput) -> Sequence[ScoreRequest]:
         counts = share_counts(case, self.percentiles)
         ranks = case.ranks(self.sign, self.seed)
-        return [ScoreRequest(covered_by_rank(ranks, self.fill, counts, [ranks[0].numel()] * len(counts)), self.reading)]
+        return [
+            ScoreRequest(covered_by_rank(ranks, self.baseline, counts, [ranks[0].numel()] * len(counts)), self.reading)
+        ]
 
 
 def check_shares(metric: str, option: str, shares: Sequence[float]) -> None:
@@ -323,13 +325,13 @@ def _ranks_and_steps(case: MetricInput, metric: _Ordered) -> tuple[torch.Tensor,
 
 
 def _flipped(
-    ranks: torch.Tensor, counts: Sequence[int], order: Literal["morf", "lerf"] | str, fill: Baseline
+    ranks: torch.Tensor, counts: Sequence[int], order: Literal["morf", "lerf"] | str, baseline: Baseline
 ) -> RankedRemoval:
     """Cover so many pixels, the most or the least relevant ones."""
     if order == "morf":
-        return covered_by_rank(ranks, fill, [0] * len(counts), counts)
+        return covered_by_rank(ranks, baseline, [0] * len(counts), counts)
     last = ranks[0].numel()
-    return covered_by_rank(ranks, fill, [last - count for count in counts], [last] * len(counts))
+    return covered_by_rank(ranks, baseline, [last - count for count in counts], [last] * len(counts))
 
 
 def _area_of(case: MetricInput, metric: _Ordered, curve: torch.Tensor) -> MetricResult:
@@ -345,7 +347,7 @@ class AverageDrop:
     value. Less is better. Not defined where y is next to nothing. A map without a positive value covers everything.
 
     Args:
-        fill: what is seen where the heatmap is 0; the paper multiplies the photo by the map.
+        baseline: what is seen where the heatmap is 0; the paper multiplies the photo by the map.
         reading: "probability" of the class (default) or the target's own "score".
 
     Chattopadhay et al., "Grad-CAM++", WACV 2018.
@@ -354,7 +356,7 @@ class AverageDrop:
     'less'
     """
 
-    fill: Baseline = field(default_factory=Zero)
+    baseline: Baseline = field(default_factory=Zero)
     reading: Reading = "probability"
 
     name: ClassVar[str] = "averagedrop"
@@ -367,7 +369,7 @@ class AverageDrop:
         check(self)
 
     def asks(self, case: MetricInput) -> Sequence[ScoreRequest]:
-        return [ScoreRequest(SoftMasked(case.maps.heatmap, self.fill), self.reading)]
+        return [ScoreRequest(SoftMasked(case.maps.heatmap, self.baseline), self.reading)]
 
     def __call__(self, case: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         original, seen = case.original(self.reading), scores[0][:, 0]
@@ -382,7 +384,7 @@ class IncreaseInConfidence:
     A map without a positive value covers everything.
 
     Args:
-        fill, reading: as for `AverageDrop`.
+        baseline, reading: as for `AverageDrop`.
 
     Chattopadhay et al., "Grad-CAM++", WACV 2018.
 
@@ -390,7 +392,7 @@ class IncreaseInConfidence:
     'more'
     """
 
-    fill: Baseline = field(default_factory=Zero)
+    baseline: Baseline = field(default_factory=Zero)
     reading: Reading = "probability"
 
     name: ClassVar[str] = "increase"
@@ -403,7 +405,7 @@ class IncreaseInConfidence:
         check(self)
 
     def asks(self, case: MetricInput) -> Sequence[ScoreRequest]:
-        return [ScoreRequest(SoftMasked(case.maps.heatmap, self.fill), self.reading)]
+        return [ScoreRequest(SoftMasked(case.maps.heatmap, self.baseline), self.reading)]
 
     def __call__(self, case: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         original, seen = case.original(self.reading), scores[0][:, 0]

@@ -32,7 +32,7 @@ class PerturbedPhotos(Protocol):
         ...
 
     def make(self, images: torch.Tensor, cover: Callable[[Baseline], Cover]) -> Make:
-        """Prepare to build rows of these images; ``cover`` prepares a fill for them."""
+        """Prepare to build rows of these images; ``cover`` prepares a baseline for them."""
         ...
 
 
@@ -67,7 +67,7 @@ class RankedRemoval:
     ranks: torch.Tensor
     start: torch.Tensor
     end: torch.Tensor
-    fill: Baseline
+    baseline: Baseline
 
     @property
     def count(self) -> int:
@@ -83,10 +83,10 @@ class RankedRemoval:
         start, end = max(start, 0), min(end, last)
         if start >= end:
             return AS_IT_IS
-        return (self.fill,) if (start, end) == (0, last) else (self.fill, digest, start, end)
+        return (self.baseline,) if (start, end) == (0, last) else (self.baseline, digest, start, end)
 
     def make(self, images: torch.Tensor, cover: Callable[[Baseline], Cover]) -> Make:
-        covered = cover(self.fill)
+        covered = cover(self.baseline)
 
         def make(owners: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
             ranks = self.ranks if len(self.ranks) == 1 else self.ranks[owners]
@@ -98,11 +98,11 @@ class RankedRemoval:
 
 
 def covered_by_rank(
-    ranks: torch.Tensor, fill: Baseline, start: Sequence[int] | torch.Tensor, end: Sequence[int] | torch.Tensor
+    ranks: torch.Tensor, baseline: Baseline, start: Sequence[int] | torch.Tensor, end: Sequence[int] | torch.Tensor
 ) -> RankedRemoval:
     """Cover the pixels whose rank is from ``start`` to before ``end``: for all images, or for each ``(N, K)``."""
     ends = [torch.as_tensor(each, device=ranks.device).expand(len(ranks), -1) for each in (start, end)]
-    return RankedRemoval(ranks, ends[0], ends[1], fill)
+    return RankedRemoval(ranks, ends[0], ends[1], baseline)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,17 +110,17 @@ class SoftMasked:
     """Photos seen through one mask each, ``keep`` ``(N, H, W)`` in [0, 1]."""
 
     keep: torch.Tensor
-    fill: Baseline
+    baseline: Baseline
     count: ClassVar[int] = 1
 
     def keys(self, image: int) -> list[Hashable]:
         keep = self.keep[image]
         if not keep.any():
-            return [(self.fill,)]
-        return [AS_IT_IS if bool((keep == 1).all()) else (self.fill, "soft", digest_of(keep))]
+            return [(self.baseline,)]
+        return [AS_IT_IS if bool((keep == 1).all()) else (self.baseline, "soft", digest_of(keep))]
 
     def make(self, images: torch.Tensor, cover: Callable[[Baseline], Cover]) -> Make:
-        covered = cover(self.fill)
+        covered = cover(self.baseline)
         return lambda owners, numbers: covered(owners, self.keep[owners][:, None].to(images))
 
 
@@ -144,11 +144,11 @@ class PerturbedPhotoPool:
         return torch.tensor(found, dtype=torch.long, device=self._images.device)
 
     def blank(self) -> dict[Baseline, torch.Tensor]:
-        """For each fill that covers a photo all over, the number of each image's row ``(N,)``, or -1."""
+        """For each baseline that covers a photo all over, the number of each image's row ``(N,)``, or -1."""
         keys = dict.fromkeys(key for known in self._rows for key in known)
-        fills: list[Baseline] = [key[0] for key in keys if isinstance(key, tuple) and len(key) == 1]
-        rows = {fill: [known.get((fill,), -1) for known in self._rows] for fill in fills}
-        return {fill: torch.tensor(found, device=self._images.device) for fill, found in rows.items()}
+        baselines: list[Baseline] = [key[0] for key in keys if isinstance(key, tuple) and len(key) == 1]
+        rows = {baseline: [known.get((baseline,), -1) for known in self._rows] for baseline in baselines}
+        return {baseline: torch.tensor(found, device=self._images.device) for baseline, found in rows.items()}
 
     def _of_image(self, image: int, keys: Sequence[Hashable]) -> list[int]:
         known = self._rows[image]
@@ -167,10 +167,10 @@ class PerturbedPhotoPool:
         covers: dict[Baseline, Cover] = {}
         makers: dict[int, Make] = {}
 
-        def cover(fill: Baseline) -> Cover:
-            if fill not in covers:
-                covers[fill] = covering(fill, self._images)
-            return covers[fill]
+        def cover(baseline: Baseline) -> Cover:
+            if baseline not in covers:
+                covers[baseline] = covering(baseline, self._images)
+            return covers[baseline]
 
         def make(rows: torch.Tensor) -> torch.Tensor:
             wanted = sources[rows.cpu()]
@@ -259,18 +259,19 @@ def recognised(
     1 / K, to 1.
 
     Args:
-        blank: for each fill, the number of each image's covered row ``(N,)``, or -1 where none was run.
+        blank: for each baseline, the number of each image's covered row ``(N,)``, or -1 where none was run.
         photos: the probability of the photos as they are ``(N,)``.
         altered: that of all altered rows ``(P,)``.
         classes: K.
     """
     least = (KEPT * photos).clamp(min=(1 + 1 / classes) / 2)
-    for fill, rows in blank.items():
+    for baseline, rows in blank.items():
         found = torch.where(rows >= 0, altered[rows.clamp(min=0)], 0)
         kept = (found > least).nonzero().flatten().tolist()
         if kept:
             images, share = ", ".join(map(image_name, kept)), f"{found[kept].min().item():.2f}"
             yield (
-                f"image {images} keeps its class with a probability of {share} or more where the fill {fill.name!r} "
-                "covers all of it, so that figures by this fill say little; choose another fill"
+                f"image {images} keeps its class with a probability of {share} or more where the baseline "
+                f"{baseline.name!r} "
+                "covers all of it, so that figures by this baseline say little; choose another baseline"
             )

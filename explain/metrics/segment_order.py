@@ -27,7 +27,7 @@ class RegionPerturbation:
     Args:
         side: of the squares in pixels; the paper's are 9 × 9 at 224 pixels.
         steps: L, or as many as there are squares.
-        fill: noise as in the paper, which is here normal with the photo's own mean and deviation.
+        baseline: noise as in the paper, which is here normal with the photo's own mean and deviation.
         reading, sign, seed: as for `explain.metrics.Deletion`.
 
     Samek et al., "Evaluating the Visualization of What a Deep Neural Network Has Learned", TNNLS 2017.
@@ -38,7 +38,7 @@ class RegionPerturbation:
 
     side: int = 9
     steps: int = 100
-    fill: Baseline = field(default_factory=Noise)
+    baseline: Baseline = field(default_factory=Noise)
     reading: Reading = "probability"
     sign: Sign = "own"
     seed: int = 0
@@ -56,7 +56,7 @@ class RegionPerturbation:
         regions = grid_regions(case.size, self.side, case.images)
         ranks = region_ranks(case.maps.of_places(self.sign), regions, self.seed)
         counts = list(range(min(self.steps, int(regions.max()) + 1) + 1))
-        return [ScoreRequest(covered_by_rank(ranks, self.fill, [0] * len(counts), counts), self.reading)]
+        return [ScoreRequest(covered_by_rank(ranks, self.baseline, [0] * len(counts), counts), self.reading)]
 
     def __call__(self, case: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         curve = scores[0][:, :1] - scores[0]
@@ -73,7 +73,7 @@ class Selectivity:
     Args:
         side: of the squares in pixels.
         steps: in how many steps all of them are covered, or as many as there are squares.
-        fill, reading, sign, seed: as for `explain.metrics.Deletion`.
+        baseline, reading, sign, seed: as for `explain.metrics.Deletion`.
 
     Montavon et al., "Methods for interpreting and understanding deep neural networks", DSP 2018.
 
@@ -83,7 +83,7 @@ class Selectivity:
 
     side: int = 8
     steps: int = 64
-    fill: Baseline = field(default_factory=Zero)
+    baseline: Baseline = field(default_factory=Zero)
     reading: Reading = "probability"
     sign: Sign = "own"
     seed: int = 0
@@ -104,7 +104,7 @@ class Selectivity:
         regions = grid_regions(case.size, self.side, case.images)
         ranks = region_ranks(case.maps.of_places(self.sign), regions, self.seed)
         counts = self._counts(case)
-        return [ScoreRequest(covered_by_rank(ranks, self.fill, [0] * len(counts), counts), self.reading)]
+        return [ScoreRequest(covered_by_rank(ranks, self.baseline, [0] * len(counts), counts), self.reading)]
 
     def __call__(self, case: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         counts = self._counts(case)
@@ -120,7 +120,7 @@ class IROF:
 
     Args:
         segments: about how many superpixels there are, see `explain.metrics.superpixels`.
-        fill: the photo's mean colour, as in the paper.
+        baseline: the photo's mean colour, as in the paper.
         reading, sign, seed: as for `explain.metrics.Deletion`.
 
     Rieger and Hansen, "IROF: a low resource evaluation metric for explanation methods", 2020 (arXiv:2003.08747).
@@ -130,7 +130,7 @@ class IROF:
     """
 
     segments: int = 100
-    fill: Baseline = field(default_factory=Mean)
+    baseline: Baseline = field(default_factory=Mean)
     reading: Reading = "probability"
     sign: Sign = "own"
     seed: int = 0
@@ -151,7 +151,7 @@ class IROF:
         # each photo has its own number of pieces; the curves of those with fewer stay at their end
         counts = torch.arange(int(most.max()) + 1, device=regions.device).expand(len(regions), -1)
         ends = torch.minimum(counts, most[:, None])
-        return [ScoreRequest(covered_by_rank(ranks, self.fill, torch.zeros_like(ends), ends), self.reading)]
+        return [ScoreRequest(covered_by_rank(ranks, self.baseline, torch.zeros_like(ends), ends), self.reading)]
 
     def __call__(self, case: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         first = scores[0][:, :1]

@@ -22,20 +22,20 @@ VARIES = "the map's sums or the scores do not vary"
 
 @dataclass(frozen=True, eq=False)
 class RandomSubsets:
-    """Photos with ``runs`` random subsets of so many pixels covered, the same ones for every image and method."""
+    """Photos with ``samples`` random subsets of so many pixels covered, the same ones for every image and method."""
 
     size: tuple[int, int]
     pixels: int
-    runs: int
+    samples: int
     seed: int
-    fill: Baseline
+    baseline: Baseline
 
     @property
     def count(self) -> int:
-        return self.runs
+        return self.samples
 
     def keys(self, image: int) -> list[Hashable]:
-        return [(self.fill, "drawn", self.seed, self.pixels, run) for run in range(self.runs)]
+        return [(self.baseline, "drawn", self.seed, self.pixels, run) for run in range(self.samples)]
 
     def subset(self, run: int) -> torch.Tensor:
         """Which pixels ``(H, W)`` the subset holds."""
@@ -47,10 +47,10 @@ class RandomSubsets:
 
     def sums(self, maps: torch.Tensor) -> torch.Tensor:
         """What maps ``(N, H, W)`` add up to over each subset: ``(N, runs)``."""
-        return torch.stack([maps[:, self.subset(run).to(maps.device)].sum(1) for run in range(self.runs)], 1)
+        return torch.stack([maps[:, self.subset(run).to(maps.device)].sum(1) for run in range(self.samples)], 1)
 
     def make(self, images: torch.Tensor, cover: Callable[[Baseline], Cover]) -> Make:
-        covered = cover(self.fill)
+        covered = cover(self.baseline)
 
         def make(owners: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
             keep = torch.stack([~self.subset(run) for run in numbers.tolist()])
@@ -67,9 +67,9 @@ class FaithfulnessCorrelation:
     More is better. Values for each pixel and channel are added up over the channels.
 
     Args:
-        runs: the number of subsets.
+        samples: the number of subsets.
         share: of the pixels in each, in per cent.
-        fill: zeros, as in the paper.
+        baseline: zeros, as in the paper.
         reading: the "score" itself (default), of which contributions are parts, or "probability".
         seed: of the subsets, which are the same for every image and method.
 
@@ -78,14 +78,14 @@ class FaithfulnessCorrelation:
     >>> import explain, torch
     >>> linear = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2)).double()
     >>> x = torch.rand(1, 3, 4, 4).double()
-    >>> table = explain.evaluate(linear, x, "inputxgradient", FaithfulnessCorrelation(runs=9, share=20))
+    >>> table = explain.evaluate(linear, x, "inputxgradient", FaithfulnessCorrelation(samples=9, share=20))
     >>> round(table["inputxgradient"]["faithfulnesscorrelation"].item(), 6)
     1.0
     """
 
-    runs: int = 100
+    samples: int = 100
     share: float = 5
-    fill: Baseline = field(default_factory=Zero)
+    baseline: Baseline = field(default_factory=Zero)
     reading: Reading = "score"
     seed: int = 0
 
@@ -96,11 +96,11 @@ class FaithfulnessCorrelation:
     better: ClassVar[Better] = "more"
 
     def __post_init__(self) -> None:
-        check(self, runs=2)
+        check(self, samples=2)
         check_shares(self.name, "share", [self.share])
 
     def _drawn(self, case: MetricInput) -> RandomSubsets:
-        return RandomSubsets(case.size, share_counts(case, [self.share])[0], self.runs, self.seed, self.fill)
+        return RandomSubsets(case.size, share_counts(case, [self.share])[0], self.samples, self.seed, self.baseline)
 
     def asks(self, case: MetricInput) -> Sequence[ScoreRequest]:
         return [ScoreRequest(self._drawn(case), self.reading)]
@@ -119,8 +119,8 @@ class SensitivityN:
 
     Args:
         shares: the sizes, in per cent of the pixels.
-        runs: the number of subsets of each size.
-        fill, reading, seed: as for `FaithfulnessCorrelation`.
+        samples: the number of subsets of each size.
+        baseline, reading, seed: as for `FaithfulnessCorrelation`.
 
     Ancona et al., "Towards better understanding of gradient-based attribution methods for Deep Neural Networks",
     ICLR 2018.
@@ -130,8 +130,8 @@ class SensitivityN:
     """
 
     shares: tuple[float, ...] = (1, 5, 20, 50)
-    runs: int = 30
-    fill: Baseline = field(default_factory=Zero)
+    samples: int = 30
+    baseline: Baseline = field(default_factory=Zero)
     reading: Reading = "score"
     seed: int = 0
 
@@ -142,12 +142,12 @@ class SensitivityN:
     better: ClassVar[Better] = "more"
 
     def __post_init__(self) -> None:
-        check(self, runs=2)
+        check(self, samples=2)
         check_shares(self.name, "shares", self.shares)
 
     def _drawn(self, case: MetricInput) -> list[RandomSubsets]:
         counts = share_counts(case, self.shares)
-        return [RandomSubsets(case.size, count, self.runs, self.seed, self.fill) for count in counts]
+        return [RandomSubsets(case.size, count, self.samples, self.seed, self.baseline) for count in counts]
 
     def asks(self, case: MetricInput) -> Sequence[ScoreRequest]:
         return [ScoreRequest(each, self.reading) for each in self._drawn(case)]
@@ -173,7 +173,7 @@ class FaithfulnessEstimate:
 
     Args:
         groups: how many groups, of one size but for rounding.
-        fill, reading: as for `FaithfulnessCorrelation`.
+        baseline, reading: as for `FaithfulnessCorrelation`.
         seed: of the order of equal values.
 
     Alvarez-Melis and Jaakkola, "Towards Robust Interpretability with Self-Explaining Neural Networks", NeurIPS 2018.
@@ -183,7 +183,7 @@ class FaithfulnessEstimate:
     """
 
     groups: int = 64
-    fill: Baseline = field(default_factory=Zero)
+    baseline: Baseline = field(default_factory=Zero)
     reading: Reading = "score"
     seed: int = 0
 
@@ -198,7 +198,7 @@ class FaithfulnessEstimate:
 
     def asks(self, case: MetricInput) -> Sequence[ScoreRequest]:
         ranks, ends = _groups(case, "signed", self.seed, self.groups)
-        return [ScoreRequest(covered_by_rank(ranks, self.fill, ends[:-1], ends[1:]), self.reading)]
+        return [ScoreRequest(covered_by_rank(ranks, self.baseline, ends[:-1], ends[1:]), self.reading)]
 
     def __call__(self, case: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         lost = case.lost(self.reading, scores[0])
@@ -214,7 +214,7 @@ class Monotonicity:
 
     Args:
         steps: in how many steps all pixels are shown.
-        fill, reading, sign, seed: as for `explain.metrics.Deletion`.
+        baseline, reading, sign, seed: as for `explain.metrics.Deletion`.
 
     Arya et al., "One Explanation Does Not Fit All", 2019 (arXiv:1909.03012).
 
@@ -223,7 +223,7 @@ class Monotonicity:
     """
 
     steps: int = 64
-    fill: Baseline = field(default_factory=Zero)
+    baseline: Baseline = field(default_factory=Zero)
     reading: Reading = "probability"
     sign: Sign = "own"
     seed: int = 0
@@ -240,7 +240,7 @@ class Monotonicity:
     def asks(self, case: MetricInput) -> Sequence[ScoreRequest]:
         counts = steps_of(case.size[0] * case.size[1], self.steps)[::-1]
         ranks = case.ranks(self.sign, self.seed)
-        return [ScoreRequest(covered_by_rank(ranks, self.fill, [0] * len(counts), counts), self.reading)]
+        return [ScoreRequest(covered_by_rank(ranks, self.baseline, [0] * len(counts), counts), self.reading)]
 
     def __call__(self, case: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         kept = (scores[0].diff(dim=1) >= 0).to(scores[0])
@@ -284,8 +284,10 @@ class MonotonicityCorrelation:
 
     def asks(self, case: MetricInput) -> Sequence[ScoreRequest]:
         ranks, ends = _groups(case, "absolute", self.seed, self.groups)
-        fills = [Noise(self.seed + sample) for sample in range(self.samples)]
-        return [ScoreRequest(covered_by_rank(ranks, fill, ends[:-1], ends[1:]), self.reading) for fill in fills]
+        baselines = [Noise(self.seed + sample) for sample in range(self.samples)]
+        return [
+            ScoreRequest(covered_by_rank(ranks, baseline, ends[:-1], ends[1:]), self.reading) for baseline in baselines
+        ]
 
     def __call__(self, case: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         change = torch.stack([case.lost(self.reading, sample) ** 2 for sample in scores]).mean(0)
@@ -306,7 +308,7 @@ class NonSensitivity:
     Args:
         side: of the squares in pixels.
         threshold: what counts as nothing.
-        fill, reading: as for `FaithfulnessCorrelation`.
+        baseline, reading: as for `FaithfulnessCorrelation`.
 
     Nguyen and Martínez, "On quantitative aspects of model interpretability", 2020 (arXiv:2007.07584).
 
@@ -316,7 +318,7 @@ class NonSensitivity:
 
     side: int = 16
     threshold: float = 1e-3
-    fill: Baseline = field(default_factory=Zero)
+    baseline: Baseline = field(default_factory=Zero)
     reading: Reading = "score"
 
     name: ClassVar[str] = "nonsensitivity"
@@ -331,7 +333,7 @@ class NonSensitivity:
     def asks(self, case: MetricInput) -> Sequence[ScoreRequest]:
         regions = grid_regions(case.size, self.side, case.images)
         squares = list(range(int(regions.max()) + 1))
-        return [ScoreRequest(covered_by_rank(regions, self.fill, squares, [s + 1 for s in squares]), self.reading)]
+        return [ScoreRequest(covered_by_rank(regions, self.baseline, squares, [s + 1 for s in squares]), self.reading)]
 
     def __call__(self, case: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         change = case.lost(self.reading, scores[0]).abs()

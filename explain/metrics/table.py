@@ -32,7 +32,7 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
 
     It prints the means over the images; an arrow says whether more (↑) or less (↓) is better. NaN, shown as –, marks
     figures that are not defined for an image; means leave it out. Below stand ``notes``: what must be known of all
-    figures, such as a fill that the model takes for the class.
+    figures, such as a baseline that the model takes for the class.
     """
 
     metrics: Mapping[str, Metric]

@@ -185,5 +185,5 @@ def _map(attribution: Attribution, detail: Detail) -> dict[str, Any]:
         "remark": remark(attribution),
         "score": float(attribution.score[0]),
         "delta": None if attribution.delta is None else float(attribution.delta[0]),
-        "runs": attribution.runs,
+        "runs": attribution.samples,
     }

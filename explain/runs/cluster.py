@@ -309,9 +309,9 @@ def run_on_ray(
     fuse: Fusion | None = None,
     batch_size: int | None = None,
     precision: Precision = "full",
-    runs: int | None = None,
-    until: float | None = None,
-    seconds: float | None = None,
+    samples: int | None = None,
+    tolerance: float | None = None,
+    max_seconds: float | None = None,
     progress: Callable[[State], None] | None = None,
 ) -> RunFolder:
     """Explain all photos of a source on the machines of a Ray cluster, into a folder of Parquet files.
@@ -328,7 +328,8 @@ def run_on_ray(
         actors: processes with a model; by default one for each GPU share or, without GPUs, for each processor.
         gpus: the share of a GPU that each actor takes: 0.25 for four actors on each.
         per_file: photos that are explained at a time, and that are in one file.
-        target, top_k, metrics, layer, fuse, batch_size, precision, runs, until, seconds: as for `explain.run`.
+        target, top_k, metrics, layer, fuse, batch_size, precision, samples, tolerance, max_seconds: as for
+            `explain.run`.
         progress: called with a `State` after each piece.
 
     Returns:
@@ -352,7 +353,7 @@ def run_on_ray(
     made = explainer if isinstance(explainer, Explainer) else Explainer(explainer)
     question = RunRequest(
         made, methods, target, list(metrics), top_k=top_k, layer=layer, fuse=fuse, batch_size=batch_size,
-        precision=precision, runs=runs, until=until, seconds=seconds,
+        precision=precision, samples=samples, tolerance=tolerance, max_seconds=max_seconds,
     )  # fmt: skip
     must_be_sendable(question)
     if photos.count == 0:

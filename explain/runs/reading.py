@@ -292,7 +292,7 @@ class Stored:
             yield row
 
     def _damaged(self, reason: str) -> RunError:
-        return RunError(f"run {text(self.path)!r} is damaged: {reason}; take another copy of it, or run it anew")
+        return RunError(f"run {text(self.path)!r} is damaged: {reason}; take another copy of it, or run it again")
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:

@@ -84,9 +84,9 @@ def run(
     fuse: Fusion | None = None,
     batch_size: int | None = None,
     precision: Precision = "full",
-    runs: int | None = None,
-    until: float | None = None,
-    seconds: float | None = None,
+    samples: int | None = None,
+    tolerance: float | None = None,
+    max_seconds: float | None = None,
     workers: int | None = None,
     timeout: float = TIMEOUT,
     progress: Callable[[State], None] | None = None,
@@ -102,7 +102,7 @@ def run(
             file (CSV, TSV, JSON: ``path``, ``label``, ``x0 y0 x1 y1`` or ``boxes``), WebDataset shards (tar), a data
             set of PyTorch or Hugging Face, or a list or iterator of photos.
         explainer: an `Explainer`, or what one is made of: a model, its name, or None for the default model.
-        methods, target, top_k, layer, fuse, precision, runs, until, seconds: as for calling an `Explainer`.
+        methods, target, top_k, layer, fuse, precision, samples, tolerance, max_seconds: as for calling an `Explainer`.
         output: the file. If there is a run in it already, it is continued.
         metrics: judge each map by these, too; those that need boxes leave photos without them out.
         batch_size: photos, and altered inputs of methods that run the model many times, at once; by default as many
@@ -134,7 +134,7 @@ def run(
     made = explainer if isinstance(explainer, Explainer) else Explainer(explainer)
     question = RunRequest(
         made, methods, target, list(metrics), top_k=top_k, layer=layer, fuse=fuse, batch_size=batch_size,
-        precision=precision, runs=runs, until=until, seconds=seconds,
+        precision=precision, samples=samples, tolerance=tolerance, max_seconds=max_seconds,
     )  # fmt: skip
     if photos.count == 0:
         raise RunError(f"source must have photos, but {text(str(source))!r:.100} has none; check what it holds")

@@ -70,7 +70,7 @@ class Opened(Tab):
         """Choose a photo, and wait for its map."""
         given = {"name": name, "mimeType": "image/png", "buffer": encoded(photo()) if content is None else content}
         self.tab.set_input_files("input[type=file]", given)
-        self.until(f"explainPage.viewer?.item.name === {json.dumps(name)}")
+        self.tolerance(f"explainPage.viewer?.item.name === {json.dumps(name)}")
         return self
 
     def item(self, path: str) -> Any:

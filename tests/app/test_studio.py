@@ -149,7 +149,7 @@ def test_a_stopped_method_says_what_was_run_and_is_repeated_as_it_was(
 
 
 def test_a_method_that_ran_out_of_time_is_repeated_with_its_runs(explainer: explain.Explainer, tmp_path: Path) -> None:
-    first = explainer(photo(), "rise(runs=100000)", seconds=0.05)
+    first = explainer(photo(), "rise(samples=100000)", seconds=0.05)
     saved = explain.load(first.save(tmp_path)[2])
     assert isinstance(saved, Saved)
     runs = saved.record["estimate"]["runs"]
@@ -161,7 +161,7 @@ def test_a_method_that_ran_out_of_time_is_repeated_with_its_runs(explainer: expl
 
 
 def test_a_method_that_is_sure_enough_was_not_stopped(explainer: explain.Explainer) -> None:
-    found = explainer(photo(), "rise(runs=4000, until=0.5)", seconds=600).record()
+    found = explainer(photo(), "rise(samples=4000, tolerance=0.5)", seconds=600).record()
     assert found["estimate"]["runs"] < 4000
     assert found["estimate"]["stopped"] is None
     assert found["options"]["runs"] == 4000
@@ -442,7 +442,7 @@ def test_photos_are_measured_before_they_are_decoded(monkeypatch: pytest.MonkeyP
         ({"photo": "p", "more": 1}, "got 'more'"),
         ({"photo": 3}, "photo must be a text"),
         ({"photo": "p", "methods": "gradcam"}, "methods must be a list"),
-        ({"photo": "p", "methods": ["rise(runs=10000000)"]}, "without options"),
+        ({"photo": "p", "methods": ["rise(samples=10000000)"]}, "without options"),
         ({"photo": "p", "methods": ["nosuch"]}, "nosuch"),
         ({"photo": "p", "methods": ["gradcam"] * 17}, "at most 16"),
         ({"photo": "p", "targets": [True]}, "target must be a whole number"),

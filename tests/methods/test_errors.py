@@ -136,9 +136,9 @@ def test_shapley_values_lie_within_their_errors_at_every_stop(
 ) -> None:
     game = Game(GAMES[name](COALITIONS))
     exact = shapley(game.scores)
-    for runs in stops:
-        share, given = covered(game, exact, lambda seed, runs=runs: kind(runs, SIDE, seed=seed))  # type: ignore[misc]
-        assert share >= 0.9 or not given, (runs, share)
+    for samples in stops:
+        share, given = covered(game, exact, lambda seed, samples=samples: kind(samples, SIDE, seed=seed))  # type: ignore[misc]
+        assert share >= 0.9 or not given, (samples, share)
     assert given == SEEDS
 
 
@@ -150,22 +150,24 @@ def test_shapley_values_lie_within_their_errors_at_every_stop(
         *(pytest.param(name, marks=pytest.mark.long) for name in GAMES if name not in ("majority", "tiny")),
     ],
 )
-def test_shapley_values_lie_within_their_errors_where_until_stops(name: str, until: float) -> None:
+def test_shapley_values_lie_within_their_errors_where_until_stops(name: str, tolerance: float) -> None:
     game = Game(GAMES[name](COALITIONS))
     exact = shapley(game.scores)
     for kind in (KernelSHAP, ShapleySampling):
-        share, given = covered(game, exact, lambda seed, kind=kind: kind(500, SIDE, seed=seed, until=until))  # type: ignore[misc]
+        share, given = covered(game, exact, lambda seed, kind=kind: kind(500, SIDE, seed=seed, tolerance=tolerance))  # type: ignore[misc]
         assert share >= 0.9
         assert given == SEEDS
 
 
 def test_until_does_not_stop_before_there_is_an_error() -> None:
     """2 (M - 1) runs fit any score; nine equal voters are one dictator to them."""
-    found = explain.attribute(Game(GAMES["majority"](COALITIONS)), PHOTO, KernelSHAP(500, SIDE, until=0.01), target=0)
-    assert found.runs == 500
-    for kind, runs in ((KernelSHAP, 40), (ShapleySampling, 32), (Sobol, 88), (HSIC, 40), (RISE, 3), (LIME, 11)):
+    found = explain.attribute(
+        Game(GAMES["majority"](COALITIONS)), PHOTO, KernelSHAP(500, SIDE, tolerance=0.01), target=0
+    )
+    assert found.samples == 500
+    for kind, samples in ((KernelSHAP, 40), (ShapleySampling, 32), (Sobol, 88), (HSIC, 40), (RISE, 3), (LIME, 11)):
         option = {"grid": SIDE} if kind in (Sobol, HSIC, RISE) else {"regions": SIDE}
-        few = explain.attribute(Game(GAMES["random"](COALITIONS)), PHOTO, kind(runs=runs, **option), target=0)
+        few = explain.attribute(Game(GAMES["random"](COALITIONS)), PHOTO, kind(samples=samples, **option), target=0)
         assert few.error is None, kind.name
 
 
@@ -179,7 +181,9 @@ def test_orders_that_agree_leave_an_error() -> None:
 def test_an_image_without_an_error_yet_has_nan_beside_others() -> None:
     """The same masks, of which one image shows nothing: all its scores are equal."""
     x = torch.cat([PHOTO, PHOTO * 0])
-    found = explain.attribute(Game(GAMES["max"](COALITIONS)), x, RISE(32, SIDE, until=1e-9, score="logit"), target=0)
+    found = explain.attribute(
+        Game(GAMES["max"](COALITIONS)), x, RISE(32, SIDE, tolerance=1e-9, score="logit"), target=0
+    )
     assert found.error[0].isfinite().all()
     assert found.error[1].isnan().all()
     assert found.relative_error.isnan().tolist() == [False, True]
@@ -189,10 +193,10 @@ def test_an_image_without_an_error_yet_has_nan_beside_others() -> None:
     ("name", "runs"),
     [("majority", FEW[Sobol]), *(pytest.param(name, STOPS[Sobol], marks=pytest.mark.long) for name in GAMES)],
 )
-def test_sobol_indices_lie_within_their_errors_at_every_stop(name: str, runs: tuple[int, ...]) -> None:
+def test_sobol_indices_lie_within_their_errors_at_every_stop(name: str, samples: tuple[int, ...]) -> None:
     game = Game(GAMES[name](COALITIONS))
     exact = sobol(game.scores)
-    for some in runs:
+    for some in samples:
         share, given = covered(game, exact, lambda seed, some=some: Sobol(some, SIDE, seed=seed))  # type: ignore[misc]
         assert share >= 0.9 or not given, (some, share)
     assert given == SEEDS
@@ -207,12 +211,12 @@ def test_sobol_indices_lie_within_their_errors_at_every_stop(name: str, runs: tu
     ],
 )
 def test_estimates_lie_within_their_errors_of_a_mean_over_many_seeds(
-    kind: type[Any], name: str, runs: tuple[int, ...]
+    kind: type[Any], name: str, samples: tuple[int, ...]
 ) -> None:
     """What they estimate is what many seeds of as many runs say together: HSIC and ridge regression depend on these."""
     game = Game(GAMES[name](COALITIONS))
     option = {RISE: {"grid": SIDE, "score": "logit"}, HSIC: {"grid": SIDE}, LIME: {"regions": SIDE}}[kind]
-    for some in runs:
+    for some in samples:
         found = [explain.attribute(game, PHOTO, kind(some, seed=s, **option), target=0) for s in range(200)]
         mean = torch.stack([each.values for each in found]).mean(0)
         known = [each for each in found[:SEEDS] if each.error is not None]

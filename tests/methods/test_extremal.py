@@ -43,7 +43,7 @@ def test_each_pixel_of_a_mask_is_the_smooth_maximum_of_the_points_around(step: i
 
 
 def test_the_mask_is_what_a_plain_ascent_finds(curved: Curved) -> None:
-    method = ExtremalPerturbation((0.2, 0.5), steps=4, fill=Zero(), step=2, sigma=3.0)
+    method = ExtremalPerturbation((0.2, 0.5), steps=4, baseline=Zero(), step=2, sigma=3.0)
     found = explain.attribute(curved, photos(2), method, target=[1, 2])
     for i, (x, target) in enumerate(zip(photos(2), (1, 2), strict=True)):
         each = [
@@ -51,7 +51,7 @@ def test_the_mask_is_what_a_plain_ascent_finds(curved: Curved) -> None:
             for area in (0.2, 0.5)
         ]
         torch.testing.assert_close(found.values[i], (each[0] + each[1]) / 2, **EXACT)
-    assert found.runs == 8
+    assert found.samples == 8
     assert found.finished.all()
 
 
@@ -132,7 +132,7 @@ def test_an_interrupt_leaves_the_masks_of_the_last_step(curved: Curved) -> None:
 
     method = ExtremalPerturbation(0.3, steps=9, step=2)
     found = explain.attribute(curved, photos(), method, target=1, progress=progress, keep_partial=True)
-    assert (found.runs, found.finished.tolist()) == (3, [False])
+    assert (found.samples, found.finished.tolist()) == (3, [False])
     same = explain.attribute(curved, photos(), ExtremalPerturbation(0.3, steps=3, step=2), target=1)
     torch.testing.assert_close(found.values, same.values, **EXACT)
     with pytest.raises(KeyboardInterrupt):
@@ -173,10 +173,10 @@ class Rounded(nn.Module):
         (lambda: ExtremalPerturbation("0.1"), Corner(), photos(), "area of extremalperturbation must be a list, each"),  # type: ignore[arg-type]
         (lambda: ExtremalPerturbation(steps=0), Corner(), photos(), "steps of extremalperturbation must be a whole"),
         (
-            lambda: ExtremalPerturbation(fill=Hard()),
+            lambda: ExtremalPerturbation(baseline=Hard()),
             Corner(),
             photos(),
-            "fill of extremalperturbation must change evenly with the mask, got hard",
+            "baseline of extremalperturbation must change evenly with the mask, got hard",
         ),
         (
             lambda: ExtremalPerturbation(),
@@ -195,7 +195,7 @@ def test_what_cannot_be_done_is_refused_in_one_line(make: Any, model: nn.Module,
 
 def test_any_fill_that_blends_can_be_taken(curved: Curved) -> None:
     found = [
-        explain.attribute(curved, photos(), ExtremalPerturbation(0.3, 3, fill=fill, step=2), target=1).values
-        for fill in (Zero(), Blur(3), "mean", "defocus")
+        explain.attribute(curved, photos(), ExtremalPerturbation(0.3, 3, baseline=baseline, step=2), target=1).values
+        for baseline in (Zero(), Blur(3), "mean", "defocus")
     ]
     assert all(not torch.allclose(one, found[0]) for one in found[1:])

@@ -108,7 +108,7 @@ def test_feature_ablation_is_the_drop_without_each_region(curved: Curved) -> Non
     found = explain.attribute(curved, photos(2), FeatureAblation(regions=LABELS), target=1)
     for values, x in zip(found.values, photos(2), strict=True):
         torch.testing.assert_close(values, plain_runs.ablation(score_of(curved), x, LABELS), **EXACT)
-    assert found.runs == 5
+    assert found.samples == 5
     assert found.error is None
 
 
@@ -120,7 +120,7 @@ def error_of_a_mean(each: torch.Tensor, farthest: float) -> torch.Tensor:
 
 
 def test_rise_is_the_mean_of_masks_times_scores(curved: Curved) -> None:
-    method, x = RISE(runs=70, grid=3, probability=0.4), photos()
+    method, x = RISE(samples=70, grid=3, probability=0.4), photos()
     numbers = torch.arange(70)
     masks = method.masks.drawn(question(x)).keep(torch.zeros_like(numbers), numbers)[:, 0]
     found = explain.attribute(curved, x, method, target=1)
@@ -129,7 +129,7 @@ def test_rise_is_the_mean_of_masks_times_scores(curved: Curved) -> None:
     scores = [score_of(curved, kind="probability")(x[0] * mask) for mask in masks]
     each = torch.stack([score * mask for score, mask in zip(scores, masks, strict=True)]) / 0.4
     torch.testing.assert_close(found.error[0], error_of_a_mean(each, max(map(abs, scores)) / 0.4), **EXACT)
-    centred = explain.attribute(curved, x, RISE(runs=70, grid=3, probability=0.4, centred=True), target=1)
+    centred = explain.attribute(curved, x, RISE(samples=70, grid=3, probability=0.4, centred=True), target=1)
     level = sum(scores) / 70
     torch.testing.assert_close(centred.values[0], expected - level * masks.mean(0) / 0.4, **EXACT)
     each = torch.stack([(score - level) * mask for score, mask in zip(scores, masks, strict=True)]) / 0.4
@@ -139,7 +139,7 @@ def test_rise_is_the_mean_of_masks_times_scores(curved: Curved) -> None:
 
 def test_masks_of_rise_are_grids_enlarged_and_shifted_with_the_expectation_of_a_cell() -> None:
     x = torch.zeros(1, 3, 20, 15, dtype=torch.float64)
-    masks = RISE(runs=3000, grid=4, probability=0.3).masks.drawn(question(x))
+    masks = RISE(samples=3000, grid=4, probability=0.3).masks.drawn(question(x))
     numbers = torch.arange(3000)
     found = masks.keep(torch.zeros_like(numbers), numbers)[:, 0]
     assert found.shape == (3000, 20, 15)
@@ -163,7 +163,7 @@ def test_a_mask_of_rise_is_a_piece_of_its_grid_enlarged_bilinearly() -> None:
 
 
 def test_lime_is_weighted_ridge_regression(curved: Curved) -> None:
-    method = LIME(runs=40, regions=LABELS, width=0.4, ridge=0.3, seed=4)
+    method = LIME(samples=40, regions=LABELS, width=0.4, ridge=0.3, seed=4)
     found = explain.attribute(curved, photos(2), method, target=1)
     for i, x in enumerate(photos(2)):
         values, r2 = plain_runs.lime(score_of(curved), x, LABELS, drawn(method, 5), 0.4, 0.3)
@@ -173,18 +173,18 @@ def test_lime_is_weighted_ridge_regression(curved: Curved) -> None:
 
 def test_kernelshap_is_the_best_linear_estimate_from_its_pairs(curved: Curved) -> None:
     labels, x = torch.arange(30).reshape(SIZE) % 7, photos()
-    for runs in (6, 12, 40, 42):  # 21 pairs, and that of the photo and the blank one, test the fit of 7 by 15
-        coalitions = [row.nonzero()[:, 0].tolist() for row in drawn_pairs(7, runs // 2, 2)]
+    for samples in (6, 12, 40, 42):  # 21 pairs, and that of the photo and the blank one, test the fit of 7 by 15
+        coalitions = [row.nonzero()[:, 0].tolist() for row in drawn_pairs(7, samples // 2, 2)]
         variances = list(itertools.product(pair_regression.THREES, pair_regression.REST))
         values, errors, _ = plain_runs.pair_regression(score_of(curved), x[0], labels, coalitions, variances)
-        found = explain.attribute(curved, x, KernelSHAP(runs=runs, regions=labels, seed=2), target=1)
+        found = explain.attribute(curved, x, KernelSHAP(samples=samples, regions=labels, seed=2), target=1)
         torch.testing.assert_close(found.values[0], plain_runs.on_pixels(labels, values), **EXACT)
-        if runs < 40:
+        if samples < 40:
             assert found.error is None
             continue
         expected = plain_runs.on_pixels(labels, errors)
         torch.testing.assert_close(found.error[0], expected, rtol=1e-5, atol=1e-10)  # the table has six digits
-        assert found.runs == runs
+        assert found.samples == samples
 
 
 def test_variances_are_those_of_the_first_pairs(curved: Curved, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +226,7 @@ def test_sizes_of_coalitions_are_drawn_by_the_shapley_kernel() -> None:
     assert ((counts - chances).abs() < 4.5 * (chances * (1 - chances) / 20000).sqrt()).all()
 
 
-@pytest.mark.parametrize("method", [KernelSHAP(regions=LABELS), ShapleySampling(runs=600, regions=LABELS)])
+@pytest.mark.parametrize("method", [KernelSHAP(regions=LABELS), ShapleySampling(samples=600, regions=LABELS)])
 def test_all_coalitions_and_many_orders_give_shapley_values(method: Any, curved: Curved) -> None:
     found = explain.attribute(curved, photos(2), method, target=1)
     for i, x in enumerate(photos(2)):
@@ -234,13 +234,13 @@ def test_all_coalitions_and_many_orders_give_shapley_values(method: Any, curved:
         if isinstance(method, KernelSHAP):
             torch.testing.assert_close(found.values[i], expected, **EXACT)
             assert found.error[i].abs().max() == 0
-            assert found.runs == 2**5 - 2
+            assert found.samples == 2**5 - 2
         else:
             assert ((found.values[i] - expected).abs() <= 4.5 * found.error[i] + 1e-12).all()
 
 
 def test_shapley_sampling_is_the_mean_gain_over_its_orders(curved: Curved) -> None:
-    method = ShapleySampling(runs=40, regions=LABELS, seed=1)
+    method = ShapleySampling(samples=40, regions=LABELS, seed=1)
     rows = method.design.rows(5).reshape(-1, 4, 5)
     orders = []
     for each in rows:
@@ -250,7 +250,7 @@ def test_shapley_sampling_is_the_mean_gain_over_its_orders(curved: Curved) -> No
     found = explain.attribute(curved, photos(), method, target=1)
     expected = plain_runs.permutations(score_of(curved), photos()[0], LABELS, orders)
     torch.testing.assert_close(found.values[0], expected, **EXACT)
-    assert found.runs == 40
+    assert found.samples == 40
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_of_a_linear_model_each_pixel_gets_what_it_gives(method: Any) -> None:
     found = explain.attribute(model, photos(), method, target=1).values[0]
     if not isinstance(method, Occlusion):
         pixels = plain_runs.on_pixels(LABELS, [float(pixels[k == LABELS].sum()) for k in range(5)])
-    if isinstance(method, KernelSHAP) and method.runs == 12:  # so few that values are drawn towards each other
+    if isinstance(method, KernelSHAP) and method.samples == 12:  # so few that values are drawn towards each other
         assert float((found - pixels).norm() / pixels.norm()) < 0.5
     else:
         torch.testing.assert_close(found, pixels, rtol=0.1 if method == KernelSHAP(24, LABELS) else 1e-8, atol=1e-6)
@@ -294,7 +294,7 @@ def test_symmetry_dummy_and_linearity_of_shapley_values() -> None:
     labels = torch.zeros(SIZE, dtype=torch.long)
     labels[:2, 3:], labels[2:, :2], labels[2:, 2:] = 1, 2, 3
     x = photos()
-    for method in (KernelSHAP(regions=labels), ShapleySampling(runs=24, regions=labels)):
+    for method in (KernelSHAP(regions=labels), ShapleySampling(samples=24, regions=labels)):
         value = {}
         for name, target in {"product": 0, "sum": 1, "both": lambda y: 2 * y[:, 0] + 3 * y[:, 1]}.items():
             value[name] = explain.attribute(Product(), x, method, target=target).values[0]
@@ -309,8 +309,8 @@ def test_symmetry_dummy_and_linearity_of_shapley_values() -> None:
 def test_occlusion_of_one_pixel_is_its_weight_times_the_distance_to_the_fill() -> None:
     model, _ = linear()
     weight = model[1].weight.detach()[1].reshape(3, *SIZE)
-    for fill in ("zero", Mean(), Blur(), Noise(seed=3), "neighbours"):
-        method = Occlusion(1, 1, fill)
+    for baseline in ("zero", Mean(), Blur(), Noise(seed=3), "neighbours"):
+        method = Occlusion(1, 1, baseline)
         expected = []
         for place in range(math.prod(SIZE)):
             keep = torch.ones(1, 1, *SIZE, dtype=torch.float64)
@@ -342,7 +342,7 @@ def test_a_batch_equals_its_images_whatever_the_batch_size(method: Any, curved: 
         torch.testing.assert_close(together.values[i : i + 1], alone.values, rtol=1e-10, atol=1e-12)
         if alone.error is not None:
             torch.testing.assert_close(together.error[i : i + 1], alone.error, rtol=1e-6, atol=1e-10)
-        assert together[i].runs == alone.runs
+        assert together[i].samples == alone.samples
 
 
 @NAMED
@@ -355,7 +355,7 @@ def test_the_number_of_threads_changes_rounding_at_most(method: Any, curved: Cur
     finally:
         torch.set_num_threads(threads)
     torch.testing.assert_close(found[0].values, found[1].values, rtol=1e-10, atol=1e-12)
-    assert found[0].runs == found[1].runs
+    assert found[0].samples == found[1].samples
 
 
 def test_partitionshap_shares_runs_between_targets(curved: Curved) -> None:
@@ -397,7 +397,7 @@ def test_several_targets_cost_one_and_nothing_is_left_behind(method: Any, curved
 
 
 def test_the_photo_the_blank_and_equal_masks_are_run_once(curved: Curved) -> None:
-    explain.attribute(curved, photos(), "kernelshap", target=0, runs=20)
+    explain.attribute(curved, photos(), "kernelshap", target=0, samples=20)
     curved.rows.clear()
     methods = [KernelSHAP(20, 3), ShapleySampling(32, 3), FeatureAblation(3), LIME(20, 3)]
     explain.attribute_all(curved, photos(), methods, target=0)
@@ -414,11 +414,11 @@ def test_estimates_stop_when_they_are_exact_enough_at_the_same_run_whatever_the_
     method: Any, curved: Curved
 ) -> None:
     class_of = type(method)
-    much = class_of(runs=2000, **({"grid": 3} if method.name in ("rise", "sobol") else {"regions": 4}))
-    found = [explain.attribute(curved, photos(2), much, target=1, until=0.2, batch_size=size) for size in (5, 64)]
+    much = class_of(samples=2000, **({"grid": 3} if method.name in ("rise", "sobol") else {"regions": 4}))
+    found = [explain.attribute(curved, photos(2), much, target=1, tolerance=0.2, batch_size=size) for size in (5, 64)]
     assert torch.equal(found[0].spent, found[1].spent)
     torch.testing.assert_close(found[0].values, found[1].values, rtol=1e-10, atol=1e-12)
-    assert 0 < found[0].runs < 2000
+    assert 0 < found[0].samples < 2000
     assert (found[0].relative_error <= 0.2).all()
     assert found[0].finished.all()
     assert found[0].options["until"] == 0.2
@@ -434,8 +434,8 @@ def test_looking_at_scores_becomes_rarer_as_they_become_more(curved: Curved, mon
         return solve(self, seen, *rest)
 
     monkeypatch.setattr(pair_regression.PairRegression, "__call__", counted)
-    found = explain.attribute(curved, photos(), KernelSHAP(400, 5), target=1, until=1e-9)
-    assert found.runs == 400
+    found = explain.attribute(curved, photos(), KernelSHAP(400, 5), target=1, tolerance=1e-9)
+    assert found.samples == 400
     assert solved[:8] == list(range(16, 144, 16))
     assert all(after - before <= before // 8 + 16 for before, after in itertools.pairwise(solved))
     assert len(solved) < 20
@@ -446,7 +446,7 @@ def test_looking_at_scores_becomes_rarer_as_they_become_more(curved: Curved, mon
 
 def test_images_that_are_exact_enough_are_not_run_any_more(curved: Curved) -> None:
     x = torch.cat([photos(), photos() * 0.01])
-    found = explain.attribute(curved, x, KernelSHAP(4000, 4), target=1, until=0.01)
+    found = explain.attribute(curved, x, KernelSHAP(4000, 4), target=1, tolerance=0.01)
     assert found.spent[0] != found.spent[1]
     few = int(found.spent.min()) + int(found.spent.max())
     assert sum(curved.rows) < few + 90
@@ -461,8 +461,8 @@ def test_a_budget_in_seconds_ends_with_what_there_is(curved: Curved, monkeypatch
     def tick(done: int, total: int) -> None:
         clock[0] += 1
 
-    found = explain.attribute(curved, photos(), RISE(4000, 3), target=1, seconds=3.5, batch_size=10, progress=tick)
-    assert found.runs == 40
+    found = explain.attribute(curved, photos(), RISE(4000, 3), target=1, max_seconds=3.5, batch_size=10, progress=tick)
+    assert found.samples == 40
     same = explain.attribute(curved, photos(), RISE(40, 3), target=1)
     torch.testing.assert_close(found.values, same.values, rtol=1e-10, atol=1e-12)
     assert found.finished.all()
@@ -477,7 +477,7 @@ def test_the_photos_of_partitionshap_share_its_seconds(curved: Curved, monkeypat
     def tick(done: int, total: int) -> None:
         clock[0] += 1
 
-    found = explain.attribute(curved, photos(2), PartitionSHAP(400), target=1, seconds=8.0, progress=tick)
+    found = explain.attribute(curved, photos(2), PartitionSHAP(400), target=1, max_seconds=8.0, progress=tick)
     assert 8 <= clock[0] <= 10  # the photo and the blank one are told too
     assert (found.spent >= 8).all()
     assert (found.spent < 100).all()
@@ -537,7 +537,7 @@ def test_an_interrupt_leaves_nothing_or_what_there_is_as_asked(curved: Curved) -
     found = explain.attribute(
         curved, photos(), RISE(640, 3), progress=interrupt_after(64), keep_partial=True, **options
     )
-    assert found.runs == 64
+    assert found.samples == 64
     assert not found.finished.any()
     same = explain.attribute(curved, photos(), RISE(64, 3), target=1)
     torch.testing.assert_close(found.values, same.values, rtol=1e-10, atol=1e-12)
@@ -580,8 +580,8 @@ def test_sampled_shapley_values_lie_within_their_errors(seeds: int, curved: Curv
     for kind in (KernelSHAP, ShapleySampling):
         inside = []
         for s in range(seeds):
-            runs = 120 if kind is KernelSHAP else 126
-            found = explain.attribute(curved, x, kind(runs, exact.options["regions"], seed=s), target=1)
+            samples = 120 if kind is KernelSHAP else 126
+            found = explain.attribute(curved, x, kind(samples, exact.options["regions"], seed=s), target=1)
             reach = 1.96 * found.error
             inside.append(((found.values - exact.values).abs() <= reach).double().mean())
         assert torch.stack(inside).mean() >= 0.9, kind
@@ -636,12 +636,12 @@ def test_regions_cut_a_photo_into_parts() -> None:
         (lambda: KernelSHAP(regions=torch.rand(6, 5)), "regions of kernelshap must be whole numbers"),
         (lambda: LIME(regions=0), "regions of lime must be whole numbers"),
         (lambda: LIME(regions=Superpixels()), "regions by Superpixels must have scikit-image"),
-        (lambda: RISE(runs=-5), "runs of rise must be a whole number from 2, got -5"),
-        (lambda: RISE(until=-0.1), "until of rise must be a number above 0, got -0.1"),
-        (lambda: LIME(seconds=0), "seconds of lime must be a number above 0, got 0"),
+        (lambda: RISE(samples=-5), "runs of rise must be a whole number from 2, got -5"),
+        (lambda: RISE(tolerance=-0.1), "until of rise must be a number above 0, got -0.1"),
+        (lambda: LIME(max_seconds=0), "seconds of lime must be a number above 0, got 0"),
         (lambda: RISE(probability=1.0), "probability of rise must be a number between 0 and 1, got 1.0"),
         (lambda: RISE(fill="grey"), "fill of rise must be a fill or the name of one: fill 'grey' is unknown"),
-        (lambda: ShapleySampling(runs=10, regions=3), "runs of shapleysampling must be at least 16 for 9 regions"),
+        (lambda: ShapleySampling(samples=10, regions=3), "runs of shapleysampling must be at least 16 for 9 regions"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_in_one_line(
@@ -655,10 +655,10 @@ def test_what_cannot_be_meant_is_refused_in_one_line(
 
 def test_budgets_are_for_methods_that_estimate(curved: Curved) -> None:
     with pytest.raises(MethodError, match="until must be given with a method that estimates, got it with gradcam"):
-        explain.attribute(curved, photos(), "gradcam", until=0.1)
-    both = explain.attribute_all(curved, photos(), ["saliency", "rise"], target=0, runs=20)
-    assert both["rise"].runs == 20
-    assert both["saliency"].runs is None
+        explain.attribute(curved, photos(), "gradcam", tolerance=0.1)
+    both = explain.attribute_all(curved, photos(), ["saliency", "rise"], target=0, samples=20)
+    assert both["rise"].samples == 20
+    assert both["saliency"].samples is None
 
 
 def test_superpixels_come_from_scikit_image(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -691,7 +691,9 @@ def test_superpixels_follow_colours() -> None:
 def test_a_plan_counts_covered_photos(curved: Curved) -> None:
     plan = explain.plan(curved, photos(2), [Occlusion(3, 3), KernelSHAP(20, 3), RISE(30), FeatureAblation(LABELS)])
     assert plan.rows == 2 * (2 * 2 + 20 + 30 + 5 + 1)
-    assert "40 altered rows (photos covered by regions, 3 squares across; fill: zero) forward: kernelshap" in str(plan)
+    assert "40 altered rows (photos covered by regions, 3 squares across; baseline: zero) forward: kernelshap" in str(
+        plan
+    )
 
 
 def test_half_precision_and_names(curved: Curved) -> None:
@@ -733,11 +735,11 @@ def test_partitionshap_gives_owen_values_and_adds_up_at_any_run(curved: Curved) 
     expected = owen(score, x[0], ((0, 2), (0, 3)), [], score(x[0] * 0), score(x[0]))
     found = explain.attribute(curved, x, PartitionSHAP(500), target=1)
     torch.testing.assert_close(found.values[0], expected, **EXACT)
-    for runs in (2, 3, 10, 40):
-        few = explain.attribute(curved, photos(2), PartitionSHAP(runs), target=1)
+    for samples in (2, 3, 10, 40):
+        few = explain.attribute(curved, photos(2), PartitionSHAP(samples), target=1)
         assert few.delta.abs().max() < 1e-9
-        assert runs - 2 < few.runs <= runs
-    assert found.runs < 64
+        assert samples - 2 < few.samples <= samples
+    assert found.samples < 64
 
 
 def test_partitionshap_cuts_a_square_across_its_height_first_as_shap_does(curved: Curved) -> None:
@@ -871,7 +873,7 @@ class Detector(nn.Module):
 
 def test_drise_weighs_masks_by_the_most_similar_detection() -> None:
     x = photos() + 0.2
-    method = DRISE(runs=40, grid=3)
+    method = DRISE(samples=40, grid=3)
     found = explain.attribute(Detector(), x, method, target=explain.targets.Detection(1))
     numbers = torch.arange(40)
     masks = method.masks.drawn(question(x)).keep(torch.zeros_like(numbers), numbers)[:, 0]
@@ -944,13 +946,13 @@ def test_photos_are_filled_with_the_black_of_the_explainer_and_records_tell_the_
 
     explainer = explain.Explainer("tiny")
     photo = Image.effect_noise((40, 40), 90).convert("RGB")
-    explanation = explainer(photo, ["kernelshap", Occlusion(20, 20, "black")], runs=30, seconds=100.0)
+    explanation = explainer(photo, ["kernelshap", Occlusion(20, 20, "black")], samples=30, max_seconds=100.0)
     estimate = explanation.record("kernelshap")["estimate"]
     assert estimate["runs"] == 30
     assert estimate["error"] is None  # 30 runs of 49 regions do not tell
     assert (estimate["finished"], estimate["r2"]) == (True, None)
-    fill = explanation.attributions["occlusion"].options["fill"]
+    baseline = explanation.attributions["occlusion"].options["baseline"]
     black = explainer.preprocess(Image.new("RGB", (80, 80)))[:, 0, 0]
-    torch.testing.assert_close(fill.replacement(torch.zeros(1, 3, 2, 2))[0, :, 0, 0], black)
-    assert explanation.record("occlusion")["options"]["fill"]["class"] == "Black"
+    torch.testing.assert_close(baseline.replacement(torch.zeros(1, 3, 2, 2))[0, :, 0, 0], black)
+    assert explanation.record("occlusion")["options"]["baseline"]["class"] == "Black"
     assert explainer(photo, "saliency").record()["estimate"] is None

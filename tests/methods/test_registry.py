@@ -186,7 +186,7 @@ OBJECTS = {
     "high",
     "area",
     "concept",
-    "fill",
+    "baseline",
     "regions",
     "window",
     "stride",

@@ -107,19 +107,19 @@ def test_vitcx_weighs_clusters_of_maps_by_what_the_model_says_of_what_is_seen(vi
     for i, x in enumerate(photos(2)):
         expected, clusters = plain_vitcx(vit, x, i + 1, distance, 0.3)
         torch.testing.assert_close(found.values[i], expected, **EXACT)
-        assert found[i].runs == 2 * clusters
+        assert found[i].samples == 2 * clusters
     if distance == 0.12:
-        assert 1 < found.runs / 2 < 12
+        assert 1 < found.samples / 2 < 12
 
 
 def test_the_layer_of_vitcx_is_the_papers(vit: Any) -> None:
     assert explain.attribute(vit, photos(), ViTCX(4.0), target=1).layer == LAYER
 
 
-def plain_tis(model: Any, x: torch.Tensor, target: int, runs: int, share: float) -> torch.Tensor:
+def plain_tis(model: Any, x: torch.Tensor, target: int, samples: int, share: float) -> torch.Tensor:
     channels = torch.cat([given_by(model, block, x).flatten(1) for block in BLOCKS])
     total, times = torch.zeros(16, dtype=torch.float64), torch.zeros(16, dtype=torch.float64)
-    for centre in means(channels, runs, seed=0):
+    for centre in means(channels, samples, seed=0):
         kept = sorted(centre.argsort(descending=True)[: int(share * 16)].tolist())
         with torch.no_grad():
             tokens = torch.cat([model.class_token, model._process_input(x[None])], 1) + model.encoder.pos_embedding
@@ -131,11 +131,11 @@ def plain_tis(model: Any, x: torch.Tensor, target: int, runs: int, share: float)
 
 
 @pytest.mark.parametrize(("runs", "share"), [(9, 0.5), (1024, 0.3)])
-def test_tis_averages_the_scores_of_samples_that_have_a_token(vit: Any, runs: int, share: float) -> None:
-    found = explain.attribute(vit, photos(2), TIS(runs, share), target=[1, 2])
+def test_tis_averages_the_scores_of_samples_that_have_a_token(vit: Any, samples: int, share: float) -> None:
+    found = explain.attribute(vit, photos(2), TIS(samples, share), target=[1, 2])
     for i, x in enumerate(photos(2)):
-        torch.testing.assert_close(found.values[i], plain_tis(vit, x, i + 1, runs, share), **EXACT)
-    assert found.runs == min(runs, 24)
+        torch.testing.assert_close(found.values[i], plain_tis(vit, x, i + 1, samples, share), **EXACT)
+    assert found.samples == min(samples, 24)
 
 
 def test_the_first_block_is_the_one_that_runs_first(vit: torchvision.models.VisionTransformer) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 import explain
 from explain import ImageError
 
-METHODS = ["legrad", "tis(runs=12)", "vitcx", "gradcam", "gradientrollout", "cheferattribution", "occlusion", "lrp"]
+METHODS = ["legrad", "tis(samples=12)", "vitcx", "gradcam", "gradientrollout", "cheferattribution", "occlusion", "lrp"]
 IDS = torch.tensor([[1, 5, 6, 2], [1, 7, 8, 2], [1, 9, 3, 2]])
 
 

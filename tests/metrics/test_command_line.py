@@ -49,20 +49,20 @@ def test_metrics_are_listed_with_their_options_if_one_is_named(capsys: pytest.Ca
     assert main(["metrics"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == explain.list_metrics()
     assert main(["metrics", "deletion"]) == 0
-    assert "options: steps=64, fill=Zero(), reading=probability" in capsys.readouterr().out
+    assert "options: steps=64, baseline=Zero(), reading=probability" in capsys.readouterr().out
 
 
 def test_a_fill_is_for_all_methods_and_metrics_that_cover_pixels(capsys: pytest.CaptureFixture[str]) -> None:
     named = ["--method", "featureablation(regions=2)", "--method", "smooth(featureablation(regions=2), samples=2)"]
     arguments = [CAT, "--model", "tiny", "--target", "tabby", *named, "--metric", "comprehensiveness", "--json"]
-    assert main([*arguments, "--fill", "black"]) == 0
+    assert main([*arguments, "--baseline", "black"]) == 0
     result = json.loads(capsys.readouterr().out)["results"][0]
     explainer = explain.Explainer("tiny")
     x = explainer.as_input(Image.open(CAT))
     black = Black.of(explainer.preprocess)
-    method = FeatureAblation(regions=2, fill=black)
+    method = FeatureAblation(regions=2, baseline=black)
     table = explain.evaluate(
-        explainer.model, x, [method, Smooth(method, samples=2)], Comprehensiveness(fill=black), target="tabby",
+        explainer.model, x, [method, Smooth(method, samples=2)], Comprehensiveness(baseline=black), target="tabby",
         categories=explainer.categories,
     )  # fmt: skip
     found = result["metrics"][0]["values"]
@@ -93,13 +93,16 @@ def test_notes_call_a_single_photo_by_its_name_and_are_said_once(capsys: pytest.
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([CAT, "--fill", "grey", "--method", "occlusion"], "fill 'grey' is unknown; "),
-        ([CAT, "--fill", "mean"], "--fill would have no effect: no pixels are covered for gradcam; leave it out"),
+        ([CAT, "--baseline", "grey", "--method", "occlusion"], "baseline 'grey' is unknown; "),
         (
-            [CAT, "--fill", "mean", "--method", "occlusion(fill=blur)"],
-            "--fill mean and 'occlusion(fill=blur)' both say what covers pixels; leave one out",
+            [CAT, "--baseline", "mean"],
+            "--baseline would have no effect: no pixels are covered for gradcam; leave it out",
         ),
-        (["metrics", "--fill", "mean"], "--fill would have no effect with explain metrics; leave it out"),
+        (
+            [CAT, "--baseline", "mean", "--method", "occlusion(baseline=blur)"],
+            "--baseline mean and 'occlusion(baseline=blur)' both say what covers pixels; leave one out",
+        ),
+        (["metrics", "--baseline", "mean"], "--baseline would have no effect with explain metrics; leave it out"),
     ],
 )
 def test_a_fill_without_effect_is_refused(

@@ -68,8 +68,8 @@ def test_areas_are_over_the_share_of_the_pixels_that_is_really_covered() -> None
 def test_road_is_half_of_lerf_less_morf_with_interpolated_pixels(
     model: nn.Module, photos: torch.Tensor, maps: torch.Tensor
 ) -> None:
-    shares, fill = (20, 50, 90), Neighbours(noise=0.3, seed=4)
-    table = explain.evaluate(model, photos, {"map": maps}, ROAD(shares, fill), target=1)
+    shares, baseline = (20, 50, 90), Neighbours(noise=0.3, seed=4)
+    table = explain.evaluate(model, photos, {"map": maps}, ROAD(shares, baseline), target=1)
     parts = table.parts("map", "road")
     for i, photo in enumerate(photos):
         order, read = plain.order_of(maps[i]), plain.probability(model, 1)
@@ -80,7 +80,7 @@ def test_road_is_half_of_lerf_less_morf_with_interpolated_pixels(
             for name, places in (("morf", order[:count]), ("lerf", order[120 - count :])):
                 keep = torch.ones(120, dtype=torch.float64)
                 keep[places] = 0
-                filled = fill(photo[None], keep.reshape(1, 1, 12, 10))[0]
+                filled = baseline(photo[None], keep.reshape(1, 1, 12, 10))[0]
                 both[name] = read(filled)
                 assert parts[name][i, k].item() == pytest.approx(both[name], abs=1e-8)
                 assert bool(parts[f"{name} hits"][i, k]) == (model(filled[None])[0].argmax().item() == 1)

@@ -79,9 +79,9 @@ def test_each_distinct_altered_photo_is_run_once(model: nn.Module, photos: torch
     counting = Counting(model)
     maps = {"a": torch.randn(3, 12, 10), "b": torch.randn(3, 12, 10)}
     maps["same as a"] = maps["a"].clone()
-    fill = Zero()
-    flipping = [PixelFlipping("morf", 6, fill), PixelFlipping("lerf", 6, fill)]
-    metrics = [Deletion(6, fill), Insertion(6, fill), *flipping, Completeness(fill)]
+    baseline = Zero()
+    flipping = [PixelFlipping("morf", 6, baseline), PixelFlipping("lerf", 6, baseline)]
+    metrics = [Deletion(6, baseline), Insertion(6, baseline), *flipping, Completeness(baseline)]
     explain.evaluate(counting, photos, maps, metrics, target=0, batch_size=4)
     distinct = {row.numpy().tobytes() for row in counting.rows}
     # the photo, the blank photo, and for two distinct maps 5 inner steps from either end

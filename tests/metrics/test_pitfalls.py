@@ -135,21 +135,22 @@ def test_channels_whose_sum_is_beyond_single_precision_are_added_up(model: nn.Mo
         torch.testing.assert_close(table["huge"][name], table["small"][name], rtol=1e-5, atol=1e-6, check_dtype=False)
 
 
-@pytest.mark.parametrize("fill", [Mean(), Blur()], ids=str)
-def test_rounding_errors_decide_nothing(fill: Baseline) -> None:
+@pytest.mark.parametrize("baseline", [Mean(), Blur()], ids=str)
+def test_rounding_errors_decide_nothing(baseline: Baseline) -> None:
     """A photo of one colour is not altered by its mean colour: all that changes are the last bits of the scores."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 30 * 30, 5)).eval()
     x = torch.tensor([0.4, -0.7, 0.2]).reshape(1, 3, 1, 1).expand(1, 3, 32, 32).contiguous()
     metrics = [
-        FaithfulnessCorrelation(fill=fill), FaithfulnessEstimate(fill=fill), SensitivityN(fill=fill),
-        Faithful(fill=fill),
+        FaithfulnessCorrelation(baseline=baseline), FaithfulnessEstimate(baseline=baseline),
+        SensitivityN(baseline=baseline),
+        Faithful(baseline=baseline),
     ]  # fmt: skip
     with pytest.warns(ExplainWarning, match="vary|does not change the score"):
         table = explain.evaluate(model, x, ["gradcam", "inputxgradient"], metrics, target=1)
     for name in table:
         assert all(bool(value.isnan()) for value in table[name].values())
-    everywhere = explain.evaluate(model, x, {"map": torch.ones(1, 32, 32)}, NonSensitivity(fill=fill), target=1)
+    everywhere = explain.evaluate(model, x, {"map": torch.ones(1, 32, 32)}, NonSensitivity(baseline=baseline), target=1)
     assert everywhere["map"]["nonsensitivity"].item() == 1  # no square is anything to the model, and all are to the map
     found = explain.attribute(model, x, "inputxgradient", target=1)
     verdict = check_maps(model, x, [(get_method("inputxgradient"), found)], as_target(1), "it")
@@ -205,7 +206,9 @@ def test_a_fill_that_the_model_takes_for_the_class_is_told() -> None:
     maps = torch.rand(2, 4, 4, dtype=torch.float64)
     table = explain.evaluate(model, photos, {"it": maps}, [Deletion(4), Insertion(4, Zero())], target=1)
     (note,) = table.notes
-    assert note.startswith("image 0, 1 keeps its class with a probability of 0.91 or more where the fill 'zero' covers")
+    assert note.startswith(
+        "image 0, 1 keeps its class with a probability of 0.91 or more where the baseline 'zero' covers"
+    )
     assert str(table).splitlines()[-1] == f"note: {note}"
     assert table.to_dict()["notes"] == [note]
     other = explain.evaluate(model, photos, {"it": maps}, Deletion(4), target=0)  # black is not its class

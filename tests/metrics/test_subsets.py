@@ -43,8 +43,8 @@ def test_random_subsets_by_the_formula(model: nn.Module, photos: torch.Tensor, m
     for i, photo in enumerate(photos):
         read, flat = plain.score(model, 2), maps[i].flatten()
 
-        def correlated(seed: int, runs: int, count: int) -> float:
-            subsets = [subset(seed, run, count) for run in range(runs)]
+        def correlated(seed: int, samples: int, count: int) -> float:
+            subsets = [subset(seed, run, count) for run in range(samples)]
             sums = [flat[places].sum().item() for places in subsets]  # noqa: B023
             return pearson(sums, [read(photo) - read(ZERO(photo, set(places))) for places in subsets])  # noqa: B023
 

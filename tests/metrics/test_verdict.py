@@ -299,15 +299,15 @@ def test_a_shattered_map_fails_and_where_every_change_moves_the_scores_nothing_i
 def test_nothing_is_left_changed_and_what_maps_share_is_run_once(model: nn.Module, photos: torch.Tensor) -> None:
     before, inner = snapshot(model), Counting(model)
     first, second = ["layercam"], ["layercam", "randomcam"]
-    runs = []
+    samples = []
     for methods in (first, second):
         inner.rows.clear()
         checked(inner, photos[:1], methods)
-        runs.append(len(inner.rows))
+        samples.append(len(inner.rows))
     assert snapshot(model) == before
     rows = Faithful().copies * 2 * len(Faithful().percentiles)
-    assert rows < runs[0] <= 250
-    assert runs[1] - runs[0] <= rows + 8  # copies of the model, classes and changes are run once for all
+    assert rows < samples[0] <= 250
+    assert samples[1] - samples[0] <= rows + 8  # copies of the model, classes and changes are run once for all
 
 
 def test_methods_of_many_runs_are_asked_with_fewer_and_it_is_said(model: nn.Module, photos: torch.Tensor) -> None:

@@ -310,7 +310,7 @@ def test_exact_shapley_values_are_the_same() -> None:
     model, x = plain.module_of(network()), photo()[None]
     theirs = peer.ShapleyValues(model).attribute(x, target=TARGET, feature_mask=MASK[None, None])
     found = explain.attribute(model, x, KernelSHAP(regions=MASK), target=TARGET)
-    assert found.runs == 62
+    assert found.samples == 62
     assert agree(theirs[:, 0], found.values)
 
 

@@ -81,7 +81,7 @@ def test_pixel_flipping_is_quantus_to_1e_5(model: nn.Module, photos: torch.Tenso
         features_in_step=36, perturb_baseline=0.0, normalise=False, abs=False, return_auc_per_sample=False, **QUIET
     )
     theirs = np.array(ask(peer, model, photos, maps, 1))  # it counts each channel for itself, so 36 are 12 pixels
-    table = explain.evaluate(model, photos, {"map": maps}, PixelFlipping(steps=12, fill=Zero()), target=1)
+    table = explain.evaluate(model, photos, {"map": maps}, PixelFlipping(steps=12, baseline=Zero()), target=1)
     ours = table.curve("map", "morf")[1][:, 1:].numpy()  # theirs begins behind the first step
     assert np.abs(theirs - ours).max() < 1e-5
 

@@ -109,7 +109,7 @@ def of_kind(kind: str) -> Any:
     if kind == "layer":
         return explain.Explainer(model, LABELS, PREPROCESS)(photo(), ["lrp", GradCAM(relu=False)], 0, layer="second")
     if kind == "estimate":
-        rise = RISE(runs=8)
+        rise = RISE(samples=8)
         return explain.Explainer(model, LABELS, PREPROCESS)(photo(), [rise, "occlusion", "guidedbackprop"], 0)
     crop: Any = {"five crops": "five", "padded": "whole"}[kind]
     model.register_parameter("position", nn.Parameter(torch.zeros(1)))  # for networks of a fixed size

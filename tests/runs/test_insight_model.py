@@ -332,7 +332,9 @@ def boxed(tmp_path_factory: pytest.TempPathFactory) -> RunPhotos:
 def test_the_object_or_all_else_is_covered(boxed: RunPhotos, what: str) -> None:
     rows = list(boxed.run.rows("gradcam"))
     found = removed(boxed, "gradcam", [(row.name, row.target) for row in rows], what, fill="zero")
-    assert [name for name, _ in found.keys] == [f"{number}.png" for number in range(7)]  # no box; a box that fills it
+    assert [name for name, _ in found.keys] == [
+        f"{number}.png" for number in range(7)
+    ]  # no box; a box that baselines it
     for number, (name, _) in enumerate(found.keys):
         row = next(row for row in rows if row.name == name)
         x = as_it_is(Image.open(row.path))[None]
