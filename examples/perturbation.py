@@ -4,8 +4,8 @@
 
 Writes a picture of each photo: in the upper row the maps, from occlusion to PartitionSHAP, and below each one its
 standard error, in shares of the largest value; occlusion and PartitionSHAP have none, since nothing is drawn at random,
-nor has an estimate of a single order or sequence. With ``--errors``, it draws instead how far estimates are from a long
-reference of the same method, against the number of runs. ``--quick`` takes few runs, to see that it works.
+nor has an estimate of so few runs that they do not tell. With ``--errors``, it draws instead how far estimates are from
+a long reference of the same method, against the number of runs. ``--quick`` takes few runs, to see that it works.
 """
 
 from __future__ import annotations

@@ -56,12 +56,14 @@ class Attribution:
     one, and what was taken out of relevance on its way. ``channels`` ranks the channels of the layer, for methods that
     know what each one counts for.
 
-    Of methods that estimate, ``error`` has the standard error of each value, in the same shape; ``samples`` is how many
-    altered photos each image was run with (the most of any), ``planned`` ``(N,)`` how many there would be without an
-    early end, ``finished`` ``(N,)`` whether these are all that were asked for, or fewer because the error was small
-    enough or the time was over (true) or because of an interrupt (false); ``stopped`` says so in words; ``r2`` ``(N,)``
-    how much of the variance of the scores a surrogate explains. ``neutral`` ``(N,)`` is the value of a place that makes
-    no difference, where it is not zero (of RISE, the mean score over the masks): pictures show the difference from it.
+    Of methods that estimate, ``error`` has the error of each value, in the same shape: a standard error, made larger
+    where runs are few, so that the value ± 1.96 errors can be read as a 95 % interval. It is None, or NaN for an image
+    beside others, as long as the runs do not tell. ``samples`` is how many altered photos each image was run with (the
+    most of any), ``planned`` ``(N,)`` how many there would be without an early end, ``finished`` ``(N,)`` whether these
+    are all that were asked for, or fewer because the error was small enough or the time was over (true) or because of
+    an interrupt (false); ``stopped`` says so in words; ``r2`` ``(N,)`` how much of the variance of the scores a
+    surrogate explains. ``neutral`` ``(N,)`` is the value of a place that makes no difference, where it is not zero (of
+    RISE, the mean score over the masks): pictures show the difference from it.
 
     Of a video ``(N, C, T, H, W)``, all of these have a dimension for frames before height and width.
     """
@@ -133,7 +135,7 @@ class Attribution:
 
     @property
     def relative_error(self) -> torch.Tensor | None:
-        """The largest standard error over the largest magnitude ``(N,)``: what ``tolerance`` is compared with."""
+        """The largest error over the largest magnitude ``(N,)``: what ``tolerance`` is compared with."""
         return None if self.error is None else relative_error(self.values, self.error)
 
     @cached_property

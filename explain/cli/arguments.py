@@ -157,7 +157,7 @@ BUDGET = (
         ("--samples",), "how many altered photos methods that estimate run", how={"type": _count, "metavar": "N"}
     ),
     Option(
-        ("--tolerance",), "end them when the largest standard error is at most this share of the largest value",
+        ("--tolerance",), "end them when the largest error is at most this share of the largest value",
         how={"type": _above_zero, "metavar": "SHARE"},
     ),
     Option(("--max-seconds",), "end each of them after this time", how={"type": _above_zero, "metavar": "S"}),

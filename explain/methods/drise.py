@@ -42,11 +42,11 @@ class DRISE(FromSmoothGrids):
         centred: subtract the mean likeness over the masks.
         baseline: what is seen where the photo is not.
         seed: of the masks; every image gets the same.
-        tolerance, max_seconds: stop early, when the largest standard error over the largest magnitude is at most
-            ``tolerance``, or after so many seconds.
+        tolerance, max_seconds: stop early, when the largest error over the largest magnitude is at most ``tolerance``,
+            or after so many seconds.
 
     Returns:
-        ``(N, H, W)``, with the standard error of each value.
+        ``(N, H, W)``, with the error of each value.
 
     Petsiuk et al., "Black-box Explanation of Object Detectors via Saliency Maps", CVPR 2021 (arXiv:2006.03204).
 

@@ -364,11 +364,11 @@ class RISE(FromSmoothGrids):
         baseline: what is seen where the photo is not; the paper's is zero.
         score: explain the ``probability`` of the class, as published, or its ``logit``.
         seed: of the masks; every image gets the same.
-        tolerance, max_seconds: stop early, when the largest standard error over the largest magnitude is at most
-            ``tolerance``, or after so many seconds.
+        tolerance, max_seconds: stop early, when the largest error over the largest magnitude is at most ``tolerance``,
+            or after so many seconds.
 
     Returns:
-        ``(N, H, W)`` in units of the score, with the standard error of each value.
+        ``(N, H, W)`` in units of the score, with the error of each value, once masks differ in their scores.
 
     Petsiuk, Das and Saenko, "RISE: Randomized Input Sampling for Explanation of Black-box Models", BMVC 2018
     (arXiv:1806.07421).

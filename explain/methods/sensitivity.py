@@ -93,7 +93,7 @@ class Sobol(FromRegions):
     The total Sobol index of a cell is :math:`E[\mathrm{Var}(y \mid \text{all others})] / \mathrm{Var}(y)`, by Jansen's
     estimator :math:`\frac{1}{2n}\sum_j (y(A_j) - y(A_j^{(i)}))^2 / \mathrm{Var}(y)`, in which :math:`A_j^{(i)}` is
     :math:`A_j` with its i-th cell taken from :math:`B_j`. Points are those of scrambled Sobol sequences, four pairs of
-    each; the standard error is that of leaving out one sequence in turn. Indices have no sign.
+    each; the error is that of leaving out one sequence in turn. Indices have no sign.
 
     Args:
         samples: how many covered photos, at most; a design takes M + 2 for M cells, 32 of them 2,112 for a grid of 8.
@@ -101,11 +101,11 @@ class Sobol(FromRegions):
         baseline: what cells fade to: one of `explain.baselines`, or its name.
         score: explain the ``logit``, or the ``probability`` of the class.
         seed: of the sequences.
-        tolerance, max_seconds: stop early, when the largest standard error over the largest magnitude is at most
-            ``tolerance``, or after so many seconds.
+        tolerance, max_seconds: stop early, when the largest error over the largest magnitude is at most ``tolerance``,
+            or after so many seconds.
 
     Returns:
-        ``(N, grid, grid)``, indices from 0, with standard errors.
+        ``(N, grid, grid)``, indices from 0, with errors from three sequences on.
 
     Fel et al., "Look at the Variance! Efficient Black-box Explanations with Sobol-based Sensitivity Analysis", NeurIPS
     2021 (arXiv:2111.04138).
@@ -219,11 +219,12 @@ class HSIC(FromRegions):
         baseline: what takes the place of what is covered: one of `explain.baselines`, or its name.
         score: explain the ``logit``, or the ``probability`` of the class.
         seed: of the masks.
-        tolerance, max_seconds: stop early, when the largest standard error over the largest magnitude is at most
-            ``tolerance``, or after so many seconds.
+        tolerance, max_seconds: stop early, when the largest error over the largest magnitude is at most ``tolerance``,
+            or after so many seconds.
 
     Returns:
-        ``(N, grid, grid)``, from 0 to 1/4, with standard errors.
+        ``(N, grid, grid)``, from 0 to 1/4, with errors from 60 runs on: of the mean over seeds, not of the
+        limit.
 
     Novello, Fel and Vigouroux, "Making Sense of Dependence: Efficient Black-box Explanations Using Dependence Measure",
     NeurIPS 2022 (arXiv:2206.06219).

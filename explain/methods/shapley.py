@@ -254,11 +254,12 @@ class KernelSHAP(AddsUp):
         baseline: what takes the place of what is covered: one of `explain.baselines`, or its name.
         score: explain the ``logit``, or the ``probability`` of the class.
         seed: of the coalitions.
-        tolerance, max_seconds: stop early, when the largest standard error over the largest magnitude is at most
-            ``tolerance``, or after so many seconds.
+        tolerance, max_seconds: stop early, when the largest error over the largest magnitude is at most ``tolerance``,
+            or after so many seconds.
 
     Returns:
-        ``(N, H, W)``, in units of the score, with standard errors. Each pixel has the whole value of its region, so the
+        ``(N, H, W)``, in units of the score, with errors from 2 (M + max(M, 12)) runs on, and from all (which leave
+        none). Each pixel has the whole value of its region, so the
         sum over pixels is not that over regions: `region_values` gives one value for each. ``delta`` is by how much
         these miss the difference of the scores.
 
@@ -374,11 +375,11 @@ class ShapleySampling(AddsUp):
         baseline: what takes the place of what is covered: one of `explain.baselines`, or its name.
         score: explain the ``logit``, or the ``probability`` of the class.
         seed: of the orders.
-        tolerance, max_seconds: stop early, when the largest standard error over the largest magnitude is at most
-            ``tolerance``, or after so many seconds.
+        tolerance, max_seconds: stop early, when the largest error over the largest magnitude is at most ``tolerance``,
+            or after so many seconds.
 
     Returns:
-        ``(N, H, W)``, in units of the score, with standard errors where there is more than one pair of orders. Each
+        ``(N, H, W)``, in units of the score, with errors where there are at least three pairs of orders. Each
         pixel has the whole value of its region, so the sum over pixels is not that over regions: see `region_values`.
 
     Štrumbelj and Kononenko, "Explaining prediction models and individual predictions with feature contributions",

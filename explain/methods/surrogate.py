@@ -161,11 +161,11 @@ class LIME(FromRegions):
         width: of the kernel.
         ridge: the penalty on the sum of squared coefficients.
         seed: of the coins.
-        tolerance, max_seconds: stop early, when the largest standard error over the largest magnitude is at most
-            ``tolerance``, or after so many seconds.
+        tolerance, max_seconds: stop early, when the largest error over the largest magnitude is at most ``tolerance``,
+            or after so many seconds.
 
     Returns:
-        ``(N, H, W)``, each pixel with its region's coefficient, in units of the score, with standard errors.
+        ``(N, H, W)``, each pixel with its region's coefficient, in units of the score, with errors from M + 3 runs on.
 
     Ribeiro, Singh and Guestrin, "Why Should I Trust You?", KDD 2016 (arXiv:1602.04938).
 
