@@ -15,6 +15,7 @@ Every rule starts with R(y) = y = 4 and shares it out, first between h1 and h2, 
 from __future__ import annotations
 
 import argparse
+import warnings
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ RULES: dict[str, tuple[Any, str]] = {
         "y: 6, -2 of 4: R(h) = (6, -2). h1: 2, -1 of 2; h2: 2, 2 of 2. The biases take 3 and 2",
     ),
     "epsilon 1": (
-        Epsilon(1.0),
+        Epsilon(1.0, absolute=True),
         "as above, but each sum is larger by 1: R(h) = (4.8, -1.6), then 2/3 and -1/3, 2/3 and 2/3",
     ),
     "z+": (ZPlus(0.0), "positive contributions alone: R(h) = (4, 0). h1: 2 of 2 + 1, where 1 is the bias"),
@@ -93,7 +94,9 @@ def main() -> None:
     model, x = network(), torch.tensor([2.0, 1.0]).reshape(1, 2, 1, 1)
     print((__doc__ or "").split("\n\n    python")[0])
     for name, (rule, how) in RULES.items():
-        a = explain.attribute(model, x, LRP(composite(rule)), target=lambda output: output[:, 0])
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*epsilon", explain.ExplainWarning)  # one of 1 is meant to take much
+            a = explain.attribute(model, x, LRP(composite(rule)), target=lambda output: output[:, 0])
         one, two = a.values.flatten().tolist()
         assert a.coverage is not None
         taken = {cause: round(float(part), 3) + 0.0 for cause, part in a.coverage.taken.items() if abs(part) > 1e-6}

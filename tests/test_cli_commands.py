@@ -236,21 +236,27 @@ def test_weights_come_as_safetensors_too(capsys: pytest.CaptureFixture[str]) -> 
 # Rooms whose messages nobody sees who types a command, and single messages of others: what they ask for is Python.
 FOR_CALLERS = {
     "training",
-    "distribution",
+    "distributed",
     "metrics",
+    "checks",
     "baselines",
-    "citation",
-    "saved",
     "hooks",
-    "inputs",
     "report",
-}  # which writes the lines of Python that make it again
+}  # which writes Python lines
+FOR_CALLERS_FILES = {
+    "attribution/citation.py",
+    "explanation/loading.py",
+    "data/inputs.py",
+    "relevance/composites.py",
+    "__init__.py",
+}
 FOR_CALLERS_ALONE = {
     "see explain.list_methods()", "explain.Inputs(...", "use explain.attribute(model, x)", "explain.data.images.Box",
     "explain.targets.", "positive=False", "integratedgradients(steps=20)", "gradcam(relu=False)",
     "methods must name at least one method", "box=region)",
     "explain.Explainer(", "categories=... takes them", "explain.evaluate(", "blur(sigma=3)", "explain.open_run(",
     "explain.insight",  # where a name lives, which is no message
+    "m.metric",  # part of a query
     "?token=", "charset=utf-8",  # parts of addresses and of headers
 }  # fmt: skip
 
@@ -276,7 +282,7 @@ def test_messages_on_the_command_line_do_not_ask_for_python() -> None:
     asked = []
     for path in sorted(PACKAGE.rglob("*.py")):
         room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-        if room not in FOR_CALLERS:
+        if room not in FOR_CALLERS and path.relative_to(PACKAGE).as_posix() not in FOR_CALLERS_FILES:
             texts = [text for text in spoken(path) if not any(known in text for known in FOR_CALLERS_ALONE)]
             asked += [f"{path.relative_to(PACKAGE)}: {text}" for text in texts]
     assert asked == []

@@ -216,8 +216,6 @@ class Saved:
     def _explainer(self) -> Explainer:
         """Load the model by its name, with its weights as they were."""
         arguments = decode(self.record["explainer"]["arguments"])
-        if self.record.get("activation") is not None:
-            arguments["activation"] = self.record["activation"]
         try:
             made = Explainer(**arguments)
         except (ArgumentError, ModelError, TypeError, ValueError) as error:

@@ -66,9 +66,9 @@ class Promising(Complete, Protocol):
 class Outcome:
     """How an estimate went.
 
-    ``error`` has the error of each value, in their shape; ``samples`` ``(N,)`` how many altered photos each image was run
-    with, and ``planned`` ``(N,)`` how many there would be without an early end; ``finished`` ``(N,)`` false where an
-    interrupt cut it short; ``r2`` ``(N,)`` how much of the variance of the scores a surrogate explains; ``neutral``
+    ``error`` has the error of each value, in their shape; ``samples`` ``(N,)`` how many altered photos each image was
+    run with, and ``planned`` ``(N,)`` how many there would be without an early end; ``finished`` ``(N,)`` false where
+    an interrupt cut it short; ``r2`` ``(N,)`` how much of the variance of the scores a surrogate explains; ``neutral``
     ``(N,)`` the value of a place that makes no difference, where it is not zero.
     """
 

@@ -55,6 +55,8 @@ def check_options(method: Any, **least: float) -> None:
             continue
         value, low = getattr(method, field.name), least.get(field.name)
         read = _read(value, kinds[field.name], low)
+        if type(read) is int and field.name != "seed" and not -(2**63) <= read < 2**63:  # no tensor holds it
+            read = _REFUSED
         if read is _REFUSED:
             wanted = _listed([_word(kind, low) for kind in _members(kinds[field.name])])
             raise MethodError(f"{field.name} of {name} must be {wanted}, got {shown(value)}")
@@ -128,10 +130,7 @@ def _number(value: Any, kind: type, least: float | None) -> Any:
 def _whole(value: Any) -> int:
     if isinstance(value, (bool, np.bool_)):
         raise TypeError("a truth value is no number")
-    number = int(operator.index(value))
-    if not -(2**63) <= number < 2**63:
-        raise OverflowError("no tensor holds it")
-    return number
+    return int(operator.index(value))
 
 
 def _finite(value: Any) -> Any:

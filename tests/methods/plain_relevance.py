@@ -31,22 +31,28 @@ ABSOLUTE = False
 """Whether an epsilon is added as it is, or times the mean size of all denominators."""
 
 
-def unit(denominators: list[float]) -> float:
-    return 1.0 if ABSOLUTE else sum(map(abs, denominators)) / len(denominators)
+def unit(denominators: list[float], rectified: bool = False) -> float:
+    """The mean size; behind a rectifier, that of the positive ones among all."""
+    sizes = [max(each, 0.0) if rectified else abs(each) for each in denominators]
+    return 1.0 if ABSOLUTE else sum(sizes) / len(sizes)
 
 
-def shared(contributions: torch.Tensor, below: torch.Tensor, relevance: torch.Tensor, epsilon: float) -> torch.Tensor:
+def shared(
+    contributions: torch.Tensor, below: torch.Tensor, relevance: torch.Tensor, epsilon: float, rectified: bool = False
+) -> torch.Tensor:
     """``R_j = sum_k c_kj / z_k R_k``, where nobody gets anything if z_k is zero."""
     total = torch.zeros(contributions.shape[1], dtype=contributions.dtype)
     denominators = [float(row.sum() + more) for row, more in zip(contributions, below, strict=True)]
     for k, z in enumerate(denominators):
         if z != 0:
-            total += contributions[k] / stable(z, epsilon * unit(denominators)) * relevance[k]
+            total += contributions[k] / stable(z, epsilon * unit(denominators, rectified)) * relevance[k]
     return total
 
 
-def epsilon(w: torch.Tensor, b: torch.Tensor, x: torch.Tensor, r: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
-    return shared(w * x, b, r, eps)
+def epsilon(
+    w: torch.Tensor, b: torch.Tensor, x: torch.Tensor, r: torch.Tensor, eps: float = 1e-6, rectified: bool = False
+) -> torch.Tensor:
+    return shared(w * x, b, r, eps, rectified)
 
 
 def gradient(w: torch.Tensor, b: torch.Tensor, x: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
@@ -61,13 +67,15 @@ def alphabeta(
     return above - shared(c.clamp(max=0), b.clamp(max=0), beta * r, 1e-6)
 
 
-def gamma(w: torch.Tensor, b: torch.Tensor, x: torch.Tensor, r: torch.Tensor, g: float = 0.25) -> torch.Tensor:
+def gamma(
+    w: torch.Tensor, b: torch.Tensor, x: torch.Tensor, r: torch.Tensor, g: float = 0.25, rectified: bool = False
+) -> torch.Tensor:
     c, shares, added = w * x, torch.zeros_like(w), torch.zeros_like(b)
     for k in range(len(w)):
         z = float(c[k].sum() + b[k])
-        part = (lambda t: t.clamp(min=0)) if z >= 0 else (lambda t: t.clamp(max=0))
+        part = (lambda t: t.clamp(min=0)) if z >= 0 or rectified else (lambda t: t.clamp(max=0))
         shares[k], added[k] = c[k] + g * part(c[k]), b[k] + g * part(b[k])
-    return shared(shares, added, r, 1e-6)
+    return shared(shares, added, r, 1e-6, rectified)
 
 
 def zplus_without_bias(w: torch.Tensor, b: torch.Tensor, x: torch.Tensor, r: torch.Tensor) -> torch.Tensor:

@@ -193,7 +193,19 @@ OBJECTS = {
     "until",
     "seconds",
 }  # those of masks: see test_masking
-OPTIONS = [(method, option) for method in METHODS for option in options(method) if option not in OBJECTS]
+OPTIONS = [
+    (method, option)
+    for method in METHODS
+    for option in options(method)
+    if option not in OBJECTS and (method.name, option) != ("kpcacam", "gamma")  # a number, a word, or None
+]
+
+
+@pytest.mark.parametrize("wrong", ["auto", -1.0, float("nan"), [1.0], True])
+def test_kpcacams_gamma_is_a_number_or_scale(wrong: Any) -> None:
+    with pytest.raises(MethodError, match="gamma"):
+        KPCACAM(gamma=wrong)
+    assert KPCACAM(gamma=np.float32(0.5)).gamma == 0.5
 
 
 def kind_of(option: str, default: Any) -> type:

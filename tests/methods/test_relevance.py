@@ -57,12 +57,12 @@ CONVOLUTIONS: dict[str, Callable[[], nn.Module]] = {
 }
 RULES: dict[str, tuple[Any, Callable[..., torch.Tensor]]] = {
     "gradient": (Gradient(), plain.gradient),
-    "epsilon": (Epsilon(0.01), lambda *a: plain.epsilon(*a, eps=0.01)),
+    "epsilon": (Epsilon(0.01), lambda *a, **how: plain.epsilon(*a, eps=0.01, **how)),
     "z plus": (ZPlus(), plain.alphabeta),
     "z plus without biases": (ZPlus(bias=False), plain.zplus_without_bias),
     "alpha 2 beta 1": (AlphaBeta(2, 1), lambda *a: plain.alphabeta(*a, alpha=2, beta=1)),
     "gamma": (Gamma(0.25), plain.gamma),
-    "gamma 10": (Gamma(10), lambda *a: plain.gamma(*a, g=10)),
+    "gamma 10": (Gamma(10), lambda *a, **how: plain.gamma(*a, g=10, **how)),
     "w square": (WSquare(), plain.wsquare),
 }
 

@@ -51,8 +51,8 @@ def test_what_goes_through_a_layer_in_a_residual_block_is_what_a_plain_calculati
     u = model.norm(model.one(y)).relu()
     z = u + model.other(y)
     a, b = z.relu(), model.beside(x).relu()
-    score = model.head((a + b).flatten(1))[0, 1]
-    of_sum = plain.epsilon(model.head.weight[1:], model.head.bias[1:], (a + b).flatten(), score[None])
+    score = model.head((a + b).flatten(1))[0] * torch.tensor([0.0, 1.0])
+    of_sum = plain.epsilon(model.head.weight, model.head.bias, (a + b).flatten(), score)
     of_a = of_sum * a.flatten() / (a + b).flatten().where((a + b).flatten() != 0, torch.tensor(1.0).double())
     of_u = of_a * u.flatten() / z.flatten()  # the norm rule at the sum
     both = plain.matrix(lambda t: model.norm(model.one(t)), (3, 4, 4))
@@ -60,8 +60,8 @@ def test_what_goes_through_a_layer_in_a_residual_block_is_what_a_plain_calculati
     for channel in range(3):
         kept = torch.zeros(1, 3, 4, 4, dtype=torch.float64)
         kept[:, channel] = 1
-        of_y = plain.epsilon(*both, y.flatten(), of_u * kept.flatten())
-        expected = plain.epsilon(*stem, x.flatten(), of_y).reshape(x.shape)
+        of_y = plain.epsilon(*both, y.flatten(), of_u * kept.flatten(), rectified=True)
+        expected = plain.epsilon(*stem, x.flatten(), of_y, rectified=True).reshape(x.shape)
         found = explain.attribute(model, x, LRP("Epsilon", ("norm", (channel,))), target=1).values
         assert torch.allclose(found, expected, rtol=1e-8, atol=1e-9 * float(expected.abs().max()))
 
@@ -214,9 +214,9 @@ def test_complex_numbers_pass_relevance_in_proportion(
             first = plain.matrix(model.first, x.shape[1:])
             head = plain.matrix(lambda t: model.head(t.mean((2, 3))), y.shape[1:])
         z = w @ y.flatten() + b
-        of_z = plain.epsilon(head[0][1:2], head[1][1:2], z, (head[0] @ z + head[1])[1:2])
+        of_z = plain.epsilon(*head, z, (head[0] @ z + head[1]) * torch.eye(3, dtype=torch.float64)[1])
         of_y = plain.gradient(w, b, y.flatten(), of_z)
-        expected = plain.epsilon(*first, x.flatten(), of_y).reshape(x.shape)
+        expected = plain.epsilon(*first, x.flatten(), of_y, rectified=True).reshape(x.shape)
         assert torch.allclose(a.values, expected, rtol=1e-6, atol=1e-8 * float(expected.abs().max()))
 
 
