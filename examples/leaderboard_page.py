@@ -412,8 +412,8 @@ model. This page and its tables are written by `python examples/leaderboard.py` 
   where the method is better than each of the four on the same photos, ten or more, with the whole interval of the
   mean difference.
 - *The box itself* is what a map that knows the box, and nothing else, would get.
-- Measured before version 0.3.0: `kpcacam` with `gamma=None`, its default then, and `mprt` of the small model with layers
-  in the order of registration.
+- Measured before version 0.3.0: `kpcacam` with `gamma=None`, its default then, and `mprt` of the small model with
+  layers in the order of registration.
 - The order of the table is by how many figures are bold, then by the middle one of a method's places. It is a way
   to find things, and no verdict."""
 

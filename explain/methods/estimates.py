@@ -107,8 +107,9 @@ class Gradually:
     """Reads a map off scores as they come, and stops early.
 
     It does so when there is an error, and the largest is at most ``tolerance`` times the largest magnitude, or when
-    ``max_seconds`` are over. Scores are looked at in rounds of a fixed number, so that it stops at the same one whatever
-    the batch size; as they become more, an eighth has to be new, for the looking not to take longer than the runs.
+    ``max_seconds`` are over. Scores are looked at in rounds of a fixed number, so that it stops at the same one
+    whatever the batch size; as they become more, an eighth has to be new, for the looking not to take longer than the
+    runs.
     """
 
     estimator: Estimator
