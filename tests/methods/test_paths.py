@@ -24,7 +24,7 @@ from explain.methods import (
 )
 from explain.methods.blur_path import blurred
 from tests.conftest import TinyNet, settled, snapshot
-from tests.methods.test_relevance import random
+from tests.relevance.test_relevance import random
 
 PHOTOS = random(7, 4, 3, 12, 10)
 PATHS = [

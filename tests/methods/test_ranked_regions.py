@@ -16,7 +16,7 @@ from explain.methods.regions import USUAL_AREA, in_a_row, joined
 from explain.methods.xrai import LEAST, dilated, ranked
 from explain.models import CenterCrop
 from tests.conftest import TinyNet, settled
-from tests.methods.test_relevance import random
+from tests.relevance.test_relevance import random
 
 
 def plain_ranked(pixels: torch.Tensor, masks: torch.Tensor, least: int) -> torch.Tensor:

@@ -12,7 +12,7 @@ from explain import MethodError
 from explain.methods import CheferBimodal
 from tests.conftest import settled, snapshot
 from tests.methods import plain_transformer as plain
-from tests.methods.test_relevance import random
+from tests.relevance.test_relevance import random
 
 
 def transformer(*, fused: bool) -> plain.Transformer:

@@ -16,7 +16,7 @@ from explain.methods import LRP, DeepLIFT
 from explain.relevance import Composite, Epsilon, When
 from tests.conftest import settled
 from tests.methods import plain_relevance as plain
-from tests.methods.test_relevance import Then, random
+from tests.relevance.test_relevance import Then, random
 
 
 class Residual(nn.Module):

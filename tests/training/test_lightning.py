@@ -16,7 +16,7 @@ from torch import nn
 import explain
 from explain import RunError
 from explain.training import callback
-from tests.watching.test_watch import PHOTOS, Training, as_it_is, explainer, network
+from tests.training.test_watch import PHOTOS, Training, as_it_is, explainer, network
 
 
 class Callback:

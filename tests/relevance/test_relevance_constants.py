@@ -16,7 +16,7 @@ from explain.methods import LRP, DeepLIFT, Method
 from explain.relevance.composites import Composite, When
 from explain.relevance.linear_rules import AlphaBeta, Epsilon, Gamma
 from tests.conftest import settled
-from tests.methods.test_relevance import random
+from tests.relevance.test_relevance import random
 
 
 class Net(nn.Module):

@@ -10,7 +10,7 @@ from torchvision.models import VisionTransformer
 import explain
 from explain.methods import LRP
 from tests.conftest import settled
-from tests.methods.test_relevance import random
+from tests.relevance.test_relevance import random
 
 EPSILON = 1e-6
 

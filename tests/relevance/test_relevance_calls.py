@@ -13,7 +13,7 @@ import explain
 from explain.methods import LRP, DeepLIFT, MethodLike
 from explain.relevance import COMPOSITES
 from tests.conftest import settled, snapshot
-from tests.methods.test_relevance import Everything, random
+from tests.relevance.test_relevance import Everything, random
 
 METHODS: dict[str, MethodLike] = {
     **{name: LRP(name) for name in COMPOSITES},

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.test_models_matrix import FAMILIES, HUGGING_FACE, TIMM, example, subject_of
+from tests.models.test_matrix import FAMILIES, HUGGING_FACE, TIMM, example, subject_of
 
 relevance_matrix = example("relevance_matrix")
 

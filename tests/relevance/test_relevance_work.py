@@ -14,7 +14,7 @@ from explain.methods import LRP
 from explain.tracing.steps import StepRecorder
 from tests.conftest import settled
 from tests.methods import plain_relevance as plain
-from tests.methods.test_relevance import RULES, SHAPE, Then, everywhere, random
+from tests.relevance.test_relevance import RULES, SHAPE, Then, everywhere, random
 
 
 class Turning(nn.Module):

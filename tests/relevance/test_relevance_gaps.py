@@ -15,7 +15,7 @@ import explain
 from explain import ExplainWarning, MethodError
 from explain.methods import LRP, DeepLIFT
 from tests.conftest import settled
-from tests.methods.test_relevance import random
+from tests.relevance.test_relevance import random
 
 
 class Net(nn.Module):

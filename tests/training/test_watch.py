@@ -311,7 +311,7 @@ import os, sys, torch, torch.distributed as dist
 from pathlib import Path
 from torch.nn.parallel import DistributedDataParallel
 from explain.training import Monitor
-from tests.watching.test_watch import PHOTOS, Training, explainer, network
+from tests.training.test_watch import PHOTOS, Training, explainer, network
 
 folder = Path(sys.argv[1])
 child = os.fork()

@@ -18,7 +18,7 @@ from explain.attribution.pictures import Scene
 from explain.cli import main
 from explain.data.images import Box
 from explain.training import Film, Monitor, film
-from tests.watching.test_watch import Training, explainer, network, picture
+from tests.training.test_watch import Training, explainer, network, picture
 
 
 @pytest.fixture(scope="module")

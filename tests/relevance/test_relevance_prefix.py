@@ -16,7 +16,7 @@ from explain.methods import LRP
 from explain.relevance import Composite, Flat, When, WSquare, ZBox
 from tests.conftest import settled
 from tests.methods import plain_relevance as plain
-from tests.methods.test_relevance import Then, random
+from tests.relevance.test_relevance import Then, random
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 COMPOSITES = ["automatic", "EpsilonPlusBox", "EpsilonGammaBox", "Epsilon"]

@@ -13,7 +13,7 @@ import explain
 from explain import MethodError
 from explain.methods import DeepLIFT, GradientSHAP, IntegratedGradients
 from tests.conftest import TinyNet, settled, snapshot
-from tests.methods.test_relevance import Everything, random
+from tests.relevance.test_relevance import Everything, random
 
 
 def test_rescale_is_its_formula() -> None:
