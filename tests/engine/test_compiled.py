@@ -176,7 +176,7 @@ def test_methods_that_look_inside_are_refused_with_scripted_parts(build: Callabl
 
 
 def test_a_scripted_layer_is_refused_in_one_line() -> None:
-    with pytest.raises(LayerError, match=r"layer 'layer1' must be a module that takes hooks, got a scripted one; put"):
+    with pytest.raises(LayerError, match="layer 'layer1' must"):
         explain.attribute(scripted_part(), PART[:, :3] + 1, target=1, layer="layer1")
 
 

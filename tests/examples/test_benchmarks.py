@@ -79,9 +79,9 @@ def test_a_table_takes_the_place_of_an_older_one_and_leaves_the_rest(bench: Any)
     assert tables.published(found, "two") == "| z |\n"
     assert found.startswith("a\n<!-- table: one -->")
     assert "<!-- end -->\nb\n" in found
-    with pytest.raises(ValueError, match="text must have a place for table 'three'"):
+    with pytest.raises(ValueError, match="text must"):
         tables.replaced(text, "three", "")
-    with pytest.raises(ValueError, match=r"table 'three' must have one place in docs/, got 0; see '<!-- table: three"):
+    with pytest.raises(ValueError, match="table 'three' must"):
         tables.page_of("three")
 
 

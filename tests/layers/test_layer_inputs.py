@@ -104,9 +104,9 @@ def test_inputs_that_are_none_or_no_numbers_are_refused(net: TinyNet, x: torch.T
             return torch.ones(1)
 
     model = Embeds().double().eval()
-    with pytest.raises(LayerError, match=r"layer 'table:input' must be given floating-point values, got torch\.int64"):
+    with pytest.raises(LayerError, match="layer 'table:input' must"):
         explain.attribute(model, x, target=0, layer="table:input")
-    with pytest.raises(LayerError, match="layer 'none:input' must be given a tensor, got none"):
+    with pytest.raises(LayerError, match="layer 'none:input' must"):
         explain.attribute(model, x, target=0, layer="none:input")
 
 

