@@ -17,7 +17,7 @@ from torch import nn
 import explain
 from explain.models import CenterCrop
 from tests.conftest import ROOT, TinyNet, settled
-from tests.test_callers import count_tensors
+from tests.engine.test_callers import count_tensors
 
 MEGABYTE = 2**20
 

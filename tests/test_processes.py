@@ -103,7 +103,7 @@ def test_a_mistake_in_a_worker_is_told_in_its_parent(net: TinyNet, x: torch.Tens
         multiprocessing_context="fork",
         timeout=LONG,
     )
-    with pytest.raises(LayerError, match="layer must be given for this model: none of its layers gives a spatial map"):
+    with pytest.raises(LayerError, match="layer must"):
         next(iter(loader))
 
 

@@ -1,8 +1,8 @@
 """
-Relevance, handed back
-======================
+Relevance propagation
+=====================
 
-A score can be handed back through a network, operation by operation, until it lies on
+A score can be propagated back through a network, operation by operation, until it lies on
 the pixels. What each operation hands to what is said by a rule. This tutorial shows
 the rules at work, and what single channels had to do with an answer.
 """

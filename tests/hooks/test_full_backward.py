@@ -339,7 +339,7 @@ def test_second_derivatives_pass_through_full_backward_hooks() -> None:
 
 def test_transforms_of_torch_func_are_refused() -> None:
     model = nn.Tanh()
-    with HookGroup(model) as group, pytest.raises(HookError, match=r"must be used with backward.* torch\.func is runn"):
+    with HookGroup(model) as group, pytest.raises(HookError, match="backward"):
         group.backward("", lambda module, gi, go: None)
         torch.func.grad(lambda x: model(x).sum())(torch.ones(2))
 

@@ -174,7 +174,7 @@ def test_hooks_on_every_module_that_are_called_though_it_raised() -> None:
         group.every_forward(lambda module, args, output: seen.append((type(module).__name__, output)), always=True)
         model(torch.ones(1, 5))
     assert seen == [("Linear", None), ("Sequential", None)]
-    with HookGroup(model) as group, pytest.raises(HookError, match="with with_kwargs or always, got both"):
+    with HookGroup(model) as group, pytest.raises(HookError, match="with_kwargs"):
         group.every_forward(lambda *_: None, with_kwargs=True, always=True)
 
 
@@ -267,5 +267,5 @@ def test_hooks_on_the_steps_and_the_state_of_optimizers() -> None:
     steps = ["before any", "before 1.0", "after 0.5", "after any", "before any", "after any"]
     assert log == [*steps, "writes", "reads 1", "has read"]
     assert "extra" not in optimizer.state_dict()
-    with HookGroup() as group, pytest.raises(HookError, match=r"must be a torch.optim.Optimizer, got Linear; every_st"):
+    with HookGroup() as group, pytest.raises(HookError, match="Optimizer"):
         group.step(nn.Linear(1, 1), lambda *_: None)  # type: ignore[arg-type]

@@ -168,23 +168,23 @@ class Rounded(nn.Module):
 @pytest.mark.parametrize(
     ("make", "model", "x", "message"),
     [
-        (lambda: ExtremalPerturbation(0.0), Corner(), photos(), r"area of extremalperturbation must be numbers betw"),
-        (lambda: ExtremalPerturbation(()), Corner(), photos(), r"area of extremalperturbation must be numbers between"),
-        (lambda: ExtremalPerturbation("0.1"), Corner(), photos(), "area of extremalperturbation must be a list, each"),  # type: ignore[arg-type]
-        (lambda: ExtremalPerturbation(steps=0), Corner(), photos(), "steps of extremalperturbation must be a whole"),
+        (lambda: ExtremalPerturbation(0.0), Corner(), photos(), "area of extremalperturbation must"),
+        (lambda: ExtremalPerturbation(()), Corner(), photos(), "area of extremalperturbation must"),
+        (lambda: ExtremalPerturbation("0.1"), Corner(), photos(), "area of extremalperturbation must"),  # type: ignore[arg-type]
+        (lambda: ExtremalPerturbation(steps=0), Corner(), photos(), "steps of extremalperturbation must"),
         (
             lambda: ExtremalPerturbation(baseline=Hard()),
             Corner(),
             photos(),
-            "baseline of extremalperturbation must change evenly with the mask, got hard",
+            "baseline of extremalperturbation must",
         ),
         (
             lambda: ExtremalPerturbation(),
             nn.Sequential(nn.AdaptiveAvgPool3d(1), nn.Flatten()),
             torch.rand(1, 3, 2, 4, 4),
-            r"input of extremalperturbation must be photos \(N, C, H, W\), got \(1, 3, 2, 4, 4\)",
+            "input of extremalperturbation must",
         ),
-        (lambda: ExtremalPerturbation(), Rounded(), photos(), "must depend on the input through differentiable"),
+        (lambda: ExtremalPerturbation(), Rounded(), photos(), "differentiable"),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_one_line(make: Any, model: nn.Module, x: Any, message: str) -> None:

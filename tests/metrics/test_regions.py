@@ -104,7 +104,7 @@ def test_shares_of_next_to_nothing_are_not_defined_and_said_to_be(photos: torch.
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.stack([x.sum((1, 2, 3)) * 0 + 50, x.sum((1, 2, 3)) * 0], 1)
 
-    with pytest.warns(ExplainWarning, match="is not defined for image 0, 1, 2: the original score is below") as caught:
+    with pytest.warns(ExplainWarning, match="original") as caught:
         table = explain.evaluate(Sure(), photos, {"map": maps}, ["averagedrop", "irof"], target=1)
     assert len(caught) == 2
     assert table["map"]["averagedrop"].isnan().all()

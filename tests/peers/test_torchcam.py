@@ -218,7 +218,7 @@ def test_torchcam_hides_not_a_number() -> None:
 
 def test_torchcam_needs_parameters_that_require_gradients() -> None:
     model, x = plain.module_of(network()).requires_grad_(False), photo()[None]
-    with pytest.raises(RuntimeError, match="not connected to every target layer"):
+    with pytest.raises(RuntimeError, match="connected"):
         raw(peer.GradCAM, model, model[LAYER], x, TARGET)
     found = explain.attribute(model, x, "gradcam", target=TARGET, layer=str(LAYER)).values[0]
     assert agree(found, plain.gradcam(network(), x[0], TARGET, LAYER), 1e-10)
@@ -227,7 +227,7 @@ def test_torchcam_needs_parameters_that_require_gradients() -> None:
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_torchcam_fails_where_the_caller_has_switched_gradients_off(mode: Callable[[], Any]) -> None:
     model, x = plain.module_of(network()), photo()[None]
-    with mode(), pytest.raises(RuntimeError, match="not connected to every target layer"):
+    with mode(), pytest.raises(RuntimeError, match="connected"):
         raw(peer.GradCAM, model, model[LAYER], x, TARGET)
     with mode():
         found = explain.attribute(model, x, "gradcam", target=TARGET, layer=str(LAYER)).values[0]

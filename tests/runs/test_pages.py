@@ -57,7 +57,7 @@ def test_a_page_takes_the_worst_and_leaves_out_what_is_gone(run: explain.Run, tm
         run.to_html(place)
     for name in ("000", "002"):
         (tmp_path / "photos" / f"{name}.png").unlink()
-    with pytest.raises(RunError, match="must have photos that can be shown, but has not"):
+    with pytest.raises(RunError, match="photos"):
         run.to_html(tmp_path / "none.html")
-    with pytest.raises(ExplainError, match="pictures must be one of"):
+    with pytest.raises(ExplainError, match="pictures must"):
         run.to_html(tmp_path / "none.html", "first")

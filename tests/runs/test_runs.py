@@ -150,7 +150,7 @@ def test_metrics_are_stored_and_those_of_boxes_only_where_there_are_some(tmp_pat
 
 
 def test_metrics_that_need_boxes_say_when_there_are_none(tmp_path: Path) -> None:
-    with pytest.warns(ExplainWarning, match="no photo has boxes, so that pointinggame judged none; give a source with"):
+    with pytest.warns(ExplainWarning, match="no photo has boxes"):
         run = explain.run([picture(0)], explainer(), output=tmp_path / "r", metrics=["pointinggame"], workers=0)
     assert [dict(row.metrics) for row in run.rows()] == [{"pointinggame": None}]
 
@@ -264,9 +264,7 @@ def test_versions_are_part_of_what_a_run_is(tmp_path: Path, monkeypatch: pytest.
     run = explain.run([picture(0)], explainer(), **options)
     assert run.manifest["versions"]["torch"] == str(torch.__version__)
     monkeypatch.setattr("explain.runs.manifest.versions", lambda: {**run.manifest["versions"], "torch": "1.0"})
-    with pytest.raises(
-        RunError, match=r'but its versions, torch was ".*" and is now "1.0"; give the same, or another output'
-    ):
+    with pytest.raises(RunError, match="versions"):
         explain.run([picture(0)], explainer(), **options)
 
 
@@ -282,9 +280,7 @@ def test_two_runs_into_one_file_are_refused(tmp_path: Path) -> None:
     options: dict[str, Any] = {"output": file, "workers": 0}
 
     def again(state: State) -> None:
-        with pytest.raises(
-            RunError, match=r"output '.*run.sqlite' is being written by another run; wait until it ends"
-        ):
+        with pytest.raises(RunError, match="written"):
             explain.run([picture(0)], explainer(), **options)
 
     explain.run([picture(0)], explainer(), progress=again, **options)
@@ -355,13 +351,13 @@ def test_a_photo_that_breaks_the_model_does_not_spoil_its_batch(tmp_path: Path) 
         ({"layer": "layr1"}, LayerError, "layr1"),
         ({"target": 9}, TargetError, "9"),
         ({"target": 1, "top_k": 2}, TargetError, "cannot both"),
-        ({"explainer": explainer(categories=["a"])}, ModelError, "a label for each of the model's 5 classes, got 1"),
-        ({"workers": -1}, RunError, "workers must be a whole number from 0, got -1; leave it out"),
-        ({"batch_size": 0}, RunError, "batch_size must be a whole number from 1, got 0"),
-        ({"timeout": 0}, RunError, "timeout must be a number of seconds above 0, got 0"),
-        ({"source": []}, RunError, r"source must have photos, but '\[\]' has none; check what it holds"),
-        ({"metod": "lrp"}, TypeError, "run has no argument 'metod'; did you mean 'methods'"),
-        ({"output": "."}, RunError, "output '.' must be a file, got a folder; name a file in it, such as run.sqlite"),
+        ({"explainer": explainer(categories=["a"])}, ModelError, "classes"),
+        ({"workers": -1}, RunError, "workers must"),
+        ({"batch_size": 0}, RunError, "batch_size must"),
+        ({"timeout": 0}, RunError, "timeout must"),
+        ({"source": []}, RunError, "source must"),
+        ({"metod": "lrp"}, TypeError, "did you mean 'methods'"),
+        ({"output": "."}, RunError, "output"),
         ({"output": "/dev/null/x"}, RunError, "cannot be written: "),
     ],
 )
@@ -375,7 +371,7 @@ def test_what_is_wrong_for_all_photos_is_raised(
 
 def test_five_crops_are_refused(tmp_path: Path) -> None:
     made = explain.Explainer("tiny", crop="five")
-    with pytest.raises(RunError, match="explainer must see one part of each photo in a run, got five crops; use crop="):
+    with pytest.raises(RunError, match="explainer must"):
         explain.run([picture(0)], made, output=tmp_path / "run.sqlite", workers=0)
 
 
@@ -459,17 +455,17 @@ def test_rows_can_be_read_while_the_run_goes_on_and_from_a_folder_that_cannot_be
 
 def test_what_is_asked_of_a_run_wrongly_is_refused(tmp_path: Path) -> None:
     run = explain.run([picture(0)], explainer(), output=tmp_path / "run.sqlite", workers=0)
-    with pytest.raises(RunError, match="method 'gradcan' is not in this run; did you mean 'gradcam'"):
+    with pytest.raises(RunError, match="did you mean 'gradcam'"):
         run.rows("gradcan")
-    with pytest.raises(RunError, match="order must be one of source, worst, best, got 'first'"):
+    with pytest.raises(RunError, match="order must"):
         run.rows(order="first")
-    with pytest.raises(RunError, match="cannot be asked 'DELETE FROM photos'"):
+    with pytest.raises(RunError, match="cannot"):
         list(run.query("DELETE FROM photos"))
     with sqlite3.connect(run.path) as db:
         db.execute("PRAGMA user_version = 9")
     db.close()
     for open_again in (explain.open_run, lambda file: explain.run([picture(0)], explainer(), output=file, workers=0)):
-        with pytest.raises(RunError, match=r"must have format 2, got 9; update this package"):
+        with pytest.raises(RunError, match="package"):
             open_again(run.path)
     assert FORMAT == 2
 
@@ -479,6 +475,6 @@ def test_no_worker_is_no_reason_to_stop(tmp_path: Path, monkeypatch: pytest.Monk
         raise AssertionError("daemonic processes are not allowed to have children")
 
     monkeypatch.setattr("multiprocessing.process.BaseProcess.start", refused)
-    with pytest.warns(ExplainWarning, match=r"photos are read one after the other, since no worker .* \(daemonic"):
+    with pytest.warns(ExplainWarning, match="photos are read"):
         run = explain.run([picture(0)], explainer(), output=tmp_path / "run.sqlite", workers=1)
     assert len(run) == 1

@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict, UserDict, defaultdict, namedtuple
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import torch
+
+from explain import HookError
+from explain._utils import nested
+from explain._utils.nested import first_tensor, replace_first
+from explain.hooks import HookGroup
+from explain.layers.calls import tensors_in
+from explain.targets import find_tensor
+from tests.model_output import BaseModelOutputWithPooling
+
+Pair = namedtuple("Pair", "left right")
+
+
+class Attributed(dict[str, Any]):
+    """A dictionary with an attribute of its own."""
+
+    note = ""
+
+
+@dataclass(frozen=True)
+class Data:
+    maps: torch.Tensor
+    word: str = "text"
+
+
+@dataclass
+class Slotted:
+    __slots__ = ("maps",)
+    maps: torch.Tensor
+
+
+def ones() -> torch.Tensor:
+    return torch.ones(2)
+
+
+def _attributed() -> Attributed:
+    made = Attributed(maps=ones())
+    made.note = "kept"
+    return made
+
+
+def _defaulting() -> Any:
+    made: defaultdict[str, Any] = defaultdict(list)
+    made["maps"] = ones()
+    return made
+
+
+CONTAINERS: dict[str, tuple[Any, Any]] = {
+    "tuple": ((ones(), 3), 0),
+    "list": ([ones(), 3], 0),
+    "named tuple": (Pair(3, ones()), 1),
+    "dict": ({"maps": ones()}, "maps"),
+    "ordered": (OrderedDict(maps=ones()), "maps"),
+    "default": (_defaulting(), "maps"),
+    "dict subclass": (_attributed(), "maps"),
+    "user dict": (UserDict(maps=ones()), "maps"),
+    "dataclass": (Data(ones()), "maps"),
+    "slots": (Slotted(ones()), "maps"),
+    "hugging face": (BaseModelOutputWithPooling(last_hidden_state=ones(), pooler_output=ones()), "last_hidden_state"),
+}
+
+
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_containers_of_every_kind_are_walked_and_replaced_and_never_edited(kind: str) -> None:
+    given, key = CONTAINERS[kind]
+    before = dict(nested.items(given))
+    path, tensor = nested.find(given) or ((), None)
+    assert path == (key,)
+    assert tensor is before[key]
+    new = torch.zeros(2)
+    made = nested.replace(given, lambda way, old: new if way == (key,) else old)
+    assert type(made) is type(given)
+    assert dict(nested.items(made))[key] is new
+    now = dict(nested.items(given))
+    assert all(now[each] is before[each] for each in before)
+    assert getattr(made, "note", "kept") == "kept"
+    if isinstance(given, defaultdict):
+        assert made["missing"] == []
+    if isinstance(made, BaseModelOutputWithPooling):
+        assert made.last_hidden_state is new
+        assert made[0] is new
+
+
+def test_containers_in_containers_are_walked_and_the_nearest_tensor_is_the_first() -> None:
+    deep = {"states": [(torch.zeros(1), Data(torch.zeros(2)))], "out": torch.zeros(3), "n": 4}
+    assert [way for way, _ in nested.paths(deep)] == [("states", 0, 0), ("states", 0, 1, "maps"), ("out",)]
+    assert nested.find(deep) == (("out",), deep["out"])
+    assert first_tensor({"states": deep["states"]}) is deep["states"][0][0]  # type: ignore[index]
+    grown = nested.replace(deep, lambda way, tensor: torch.ones(len(way)))
+    assert [len(tensor) for _, tensor in nested.paths(grown)] == [3, 4, 1]
+    assert deep["states"][0][0].numel() == 1  # type: ignore[index]
+    assert list(nested.constants(deep)) == ["states", 0, 0, 1, "maps", "word", "text", "out", "n", 4]
+
+
+def test_a_tensor_that_is_there_twice_is_replaced_in_both_places() -> None:
+    shared, new = torch.zeros(1), torch.ones(1)
+    made = replace_first((shared, {"again": shared}), new)
+    assert made[0] is made[1]["again"] is new
+
+
+class Sharing(Mapping[str, Any]):
+    """A mapping whose shallow copy writes into the same memory."""
+
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        self.content = dict(content)
+
+    def __getitem__(self, key: str) -> Any:
+        return self.content[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.content[key] = value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.content)
+
+    def __len__(self) -> int:
+        return len(self.content)
+
+
+def test_mappings_that_share_memory_or_do_not_change_are_not_edited() -> None:
+    old, new = torch.zeros(1), torch.ones(1)
+    shared = Sharing({"maps": old})
+    assert copy.copy(shared).content is shared.content
+    made = nested.replace(shared, lambda way, tensor: new)
+    assert (made["maps"] is new, shared["maps"] is old, type(made)) == (True, True, Sharing)
+    assert replace_first(MappingProxyType({"maps": old}), new)["maps"] is new
+
+
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_editing_keeps_every_container_that_can_be_written_into(kind: str) -> None:
+    given, key = copy.copy(CONTAINERS[kind])
+    given = copy.copy(given)
+    new = torch.zeros(2)
+    made = nested.edit(given, lambda way, old: new)
+    assert dict(nested.items(made))[key] is new
+    assert type(made) is type(given)
+    assert (made is given) == (kind not in ("tuple", "named tuple", "dataclass"))  # this dataclass is frozen
+
+
+def test_what_is_there_twice_stays_one_and_copies_never_share_what_may_be_written_into() -> None:
+    inner = [torch.zeros(1)]
+    made = nested.replace((inner, {"again": inner}, OrderedDict(), _defaulting()), lambda way, old: old + 1)
+    assert made[0] is made[1]["again"] is not inner
+    empty: list[Any] = [OrderedDict(), defaultdict(list), [], {}]
+    assert all(new is not old and type(new) is type(old) for new, old in zip(
+        nested.replace(empty, lambda way, old: old), empty, strict=True))  # fmt: skip
+    edited = nested.edit((inner, {"again": inner}), lambda way, old: old + 1)
+    assert edited[0] is edited[1]["again"] is inner
+    assert inner == [torch.ones(1)]
+
+
+def test_a_container_that_cannot_be_made_with_other_contents_is_refused() -> None:
+    class Stubborn(tuple[Any, ...]):
+        def __new__(cls, first: Any, second: Any) -> Stubborn:
+            return super().__new__(cls, (first, second))
+
+    with pytest.raises(HookError, match="Stubborn"):
+        replace_first(Stubborn(torch.zeros(1), 2), torch.ones(1))
+
+
+def test_targets_and_looks_read_the_same_containers() -> None:
+    scores, other = torch.zeros(2, 5), torch.zeros(2, 7)
+    assert find_tensor(Pair(other, scores), 2, [2]) is other
+    assert find_tensor({"aux": other, "logits": scores}, 2, [2]) is scores
+    for kind, (given, key) in CONTAINERS.items():
+        assert tensors_in(given)[0] is dict(nested.items(given))[key], kind
+
+    class Plain:
+        def __init__(self) -> None:
+            self.logits = scores
+
+    assert find_tensor(Plain(), 2, [2]) is scores
+    assert tensors_in(Plain()) == [scores]
+
+
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_full_backward_hooks_take_outputs_in_containers_of_every_kind(kind: str) -> None:
+    given, key = CONTAINERS[kind]
+
+    class Returns(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return nested.replace(given, lambda way, old: x * 3)
+
+    seen: list[Any] = []
+    model, x = Returns(), torch.ones(2, requires_grad=True)
+    with HookGroup(model) as group:
+        group.backward("", lambda module, grad_input, grad_output: seen.append((grad_input, grad_output)))
+        output = model(x)
+        assert type(output) is type(given)
+        dict(nested.items(output))[key].sum().backward()
+    grad_input, grad_output = seen[0]
+    position = [each for each, _ in nested.items(given)].index(key)
+    assert torch.equal(grad_output[position], torch.ones(2))
+    assert torch.equal(grad_input[0], torch.full((2,), 3.0))

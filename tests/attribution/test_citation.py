@@ -1,0 +1,124 @@
+"""Where methods come from, as BibTeX and as CITATION.cff have it."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from dataclasses import dataclass, replace
+
+import pytest
+
+import explain
+from explain import MethodError
+from explain.methods import Augmented, GradCAM, Smooth, Source, get_method, list_methods
+from tests.conftest import ROOT
+
+NEEDED = {
+    "inproceedings": {"author", "title", "booktitle", "year"},
+    "article": {"author", "title", "journal", "year"},
+    "misc": {"author", "title", "howpublished", "year"},
+}
+
+
+def parsed(text: str) -> dict[str, dict[str, str]]:
+    """Read BibTeX as its grammar says: entries by their key, each with its fields and its type."""
+    found: dict[str, dict[str, str]] = {}
+    place = 0
+    while place < len(text):
+        head = re.compile(r"\s*@(\w+)\{([^\s,{}]+),").match(text, place)
+        assert head, text[place:]
+        entry, place = {"type": head[1]}, head.end()
+        while field := re.compile(r"\s*(\w+)\s*=\s*\{").match(text, place):
+            depth, place = 1, field.end()
+            while depth:
+                depth += {"{": 1, "}": -1}.get(text[place], 0)
+                place += 1
+            assert field[1] not in entry
+            entry[field[1]] = text[field.end() : place - 1]
+            place += text[place] == ","
+        end = re.compile(r"\s*\}\s*").match(text, place)
+        assert end, text[place:]
+        place = end.end()
+        assert head[2] not in found
+        found[head[2]] = entry
+    return found
+
+
+def test_the_parser_reads_braces_and_refuses_what_is_cut_short() -> None:
+    entry = "@misc{a,\n  title = {{B {\\c{c}} d}},\n  year = {2020},\n}"
+    assert parsed(f"{entry}\n\n{entry.replace('a,', 'b,', 1)}") == {
+        key: {"type": "misc", "title": "{B {\\c{c}} d}", "year": "2020"} for key in "ab"
+    }
+    for cut in range(1, len(entry)):
+        with pytest.raises((AssertionError, IndexError)):
+            parsed(entry[:cut])
+
+
+@pytest.mark.parametrize("name", list_methods())
+def test_every_method_says_where_it_comes_from(name: str) -> None:
+    method = get_method(name)
+    entries = parsed(explain.cite(name))
+    source = method.source  # type: ignore[attr-defined]
+    own = entries[source.key]
+    assert set(own) >= NEEDED[own["type"]]
+    first = re.sub(r"\{\\[^a-zA-Z]?\w?\s*\{?(\w)\}?\}", r"\1", own["author"].split(",")[0]).strip("{}")  # {\v S} is S
+    plain = unicodedata.normalize("NFKD", method.paper).encode("ascii", "ignore").decode()
+    assert first in plain, "the source is another than the paper"
+    assert own["year"] in method.paper
+    assert own["title"] == f"{{{source.title}}}"
+    assert explain.cite(name).isascii()
+
+
+def test_a_key_belongs_to_one_source() -> None:
+    sources = {get_method(name).source for name in list_methods()}  # type: ignore[attr-defined]
+    assert len({source.key for source in sources}) == len(sources)
+
+
+def test_methods_within_methods_are_cited_once_each() -> None:
+    assert list(parsed(explain.cite("gradcam"))) == ["selvaraju2017gradcam"]
+    assert list(parsed(explain.cite("smooth(layercam)"))) == ["smilkov2017smoothgrad", "jiang2021layercam"]
+    assert list(parsed(explain.cite(Augmented(Smooth("gradcam", statistic="variance")), "gradcam", "cam"))) == [  # type: ignore[arg-type]
+        "gildenblat2021pytorchgradcam",
+        "adebayo2018sanity",
+        "selvaraju2017gradcam",
+        "zhou2016cam",
+    ]
+
+
+@dataclass(frozen=True)
+class OfNobody(GradCAM):
+    name: str = "ofnobody"  # type: ignore[misc]
+    source: None = None  # type: ignore[assignment]
+
+
+def test_what_cannot_be_cited_is_refused() -> None:
+    with pytest.raises(MethodError, match="did you mean 'gradcam'"):
+        explain.cite("gradcan")
+    with pytest.raises(MethodError, match="source of ofnobody must"):
+        explain.cite("cam", Smooth(OfNobody()))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"key": "a b"}, "key of a source must"),
+        ({"authors": "Fleuret, Fran{\\c c"}, "many"),
+        ({"title": ""}, "many"),
+        ({"kind": "book"}, "kind of a source must"),
+    ],
+)
+def test_a_source_that_would_make_no_entry_is_refused(wrong: dict[str, str], message: str) -> None:
+    source = Source("a", "Doe, Jane", "B", 2020, "C")
+    with pytest.raises(MethodError, match=message):
+        replace(source, **wrong)  # type: ignore[arg-type]
+
+
+def test_the_package_is_cited_as_its_citation_file_says() -> None:
+    (entry,) = parsed(explain.cite()).values()
+    told = dict(re.findall(r'^(?:  - )?([\w-]+): "?(.*?)"?$', (ROOT / "CITATION.cff").read_text("utf-8"), re.M))
+    assert told["version"] == explain.__version__
+    assert told["version"] in entry["title"]
+    assert entry["title"].startswith(f"{{{told['title']}")
+    assert entry["author"] == f"{{{told['name']}}}"
+    assert told["cff-version"] == "1.2.0"
+    assert told["license"] == "MIT"

@@ -1,0 +1,115 @@
+"""Concepts: against a factorisation written out, and what holds for any."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import explain
+from explain import ExplainWarning, LayerError, MethodError, render
+from explain.attribution.concepts import factorise, update
+from explain.data.images import Box
+from explain.render.concepts import COLORS
+from tests.conftest import ROOT, TinyNet, snapshot
+from tests.methods import plain, plain_factors
+from tests.methods.test_exact import photo, random_network
+
+
+def test_updates_equal_their_plain_computation() -> None:
+    g = torch.Generator().manual_seed(0)
+    rows, where, what = (torch.rand(shape, generator=g, dtype=torch.float64) for shape in ((12, 5), (12, 2), (2, 5)))
+    expected = plain_factors.nmf(rows, where, what, 7)
+    for _ in range(7):
+        where, what = update(rows, where, what)
+    torch.testing.assert_close(where, expected[0], rtol=1e-10, atol=1e-14)
+    torch.testing.assert_close(what, expected[1], rtol=1e-10, atol=1e-14)
+
+
+def test_concepts_make_up_the_layer_and_speak_for_classes_as_the_head_says() -> None:
+    layers, x = random_network(2), photo(3)
+    found = explain.find_concepts(
+        plain.module_of(layers), x, 5, layer="3", seed=3
+    )  # a start from which the local search comes near
+    activations = torch.stack([plain.forward(layers, image)[4] for image in x])
+    rebuilt = torch.einsum("nkhw,kc->nchw", found.maps, found.vectors)
+    error = float((rebuilt - activations).norm() / activations.norm())
+    assert found.error == pytest.approx(error, rel=1e-9)
+    assert error < 0.05  # there are as many concepts as channels
+    assert found.maps.min() >= 0
+    assert found.vectors.min() >= 0
+    torch.testing.assert_close(found.maps.amax((0, 2, 3)), torch.ones(5, dtype=torch.float64))
+    for vector, logits in zip(found.vectors, found.logits, strict=True):
+        torch.testing.assert_close(logits, plain.forward(layers[4:], vector[:, None, None])[-1], rtol=1e-9, atol=1e-12)
+    parts = found.maps.sum((0, 2, 3)) * found.vectors.sum(1)
+    assert parts.tolist() == sorted(parts.tolist(), reverse=True)
+
+
+def test_what_was_put_together_is_taken_apart() -> None:
+    """Two concepts that never share a place or a channel are found as they are."""
+    rows = torch.zeros(20, 6, dtype=torch.float64)
+    rows[:8, :3] = torch.outer(torch.linspace(1, 2, 8, dtype=torch.float64), torch.tensor([1.0, 2, 3]).double())
+    rows[8:, 3:] = torch.outer(torch.linspace(2, 1, 12, dtype=torch.float64), torch.tensor([3.0, 1, 1]).double())
+    where, what = factorise(rows, 2, seed=1)
+    torch.testing.assert_close(where @ what, rows, rtol=1e-2, atol=1e-2)
+    owner = where.argmax(1)
+    assert len(set(owner[:8].tolist())) == len(set(owner[8:].tolist())) == 1
+    assert owner[0] != owner[-1]
+
+
+def test_the_model_is_left_as_found_and_a_seed_gives_the_same_again(net: TinyNet, x: torch.Tensor) -> None:
+    net.train()
+    before = snapshot(net)
+    first, again = (explain.find_concepts(net, x, 3, layer="relu", seed=5) for _ in range(2))
+    assert torch.equal(first.maps, again.maps)
+    assert torch.equal(first.logits, again.logits)
+    assert first.heatmaps.shape == (3, 3, 12, 10)
+    assert first.classes(2).shape == (3, 2)
+    assert snapshot(net) == before
+
+
+def test_what_cannot_be_factorised_is_refused(net: TinyNet, x: torch.Tensor) -> None:
+    for count in (0, 9, True, 2.0):
+        with pytest.raises(MethodError, match="count must"):
+            explain.find_concepts(net, x, count)  # type: ignore[arg-type]
+    with pytest.raises(LayerError, match="layer must"):
+        explain.find_concepts(net, x, layer=["layer1", "layer2"])
+    with pytest.warns(ExplainWarning, match="layer conv1 has negative"):
+        assert explain.find_concepts(net, x, 2, layer="conv1").maps.min() >= 0
+    dead = nn.Sequential(nn.Conv2d(3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).double()
+    nn.init.constant_(dead[0].weight, 0.0)
+    nn.init.constant_(dead[0].bias, -1.0)
+    with pytest.raises(LayerError, match="somewhere"):
+        explain.find_concepts(dead, x, 1, layer="1")
+
+
+def test_the_picture_has_a_color_and_a_line_for_each_concept() -> None:
+    base = Image.new("RGB", (300, 200), "white")
+    maps = np.zeros((2, 10, 15))
+    maps[0, :, :7] = 1
+    maps[1, :, 8:] = 1
+    drawn = render.concepts(base, maps, Box(0, 0, 300, 200), ["left", "right"], alpha=1.0)
+    assert drawn.getpixel((40, 100)) == COLORS[0]
+    assert drawn.getpixel((260, 100)) == COLORS[1]
+    below = np.asarray(drawn)[200:]
+    for color in COLORS[:2]:
+        assert (below == color).all(-1).sum() > 50
+
+
+def test_an_explainer_shows_concepts_of_a_photo() -> None:
+    picture, found = explain.Explainer("tiny").concepts(ROOT / "assets" / "chelsea.png", 3)
+    assert len(found) == 3
+    assert picture.width == 451
+    assert json.dumps(found.layer) == '"layer3"'
+
+
+def test_a_caller_in_inference_mode_may_have_a_model_that_works_in_place(x: torch.Tensor) -> None:
+    layers = nn.Conv2d(3, 4, 3), nn.ReLU(), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    model = nn.Sequential(*layers, nn.Linear(4, 3)).double()
+    expected = explain.find_concepts(model, x, 2, layer="1")
+    with torch.inference_mode():
+        assert torch.equal(explain.find_concepts(model, x, 2, layer="1").logits, expected.logits)

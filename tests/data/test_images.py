@@ -1,0 +1,312 @@
+from __future__ import annotations
+
+import io
+import os
+import socket
+import threading
+import time
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageOps
+from torchvision.transforms import v2
+
+from explain import ExplainWarning, ImageError
+from explain.data.images import MAX_PIXELS, Box, hushed, load_image, locate
+from explain.models import CenterCrop
+
+
+@pytest.fixture
+def gradient() -> Image.Image:
+    ramp = np.linspace(0, 255, 40).astype(np.uint8)
+    return Image.fromarray(np.stack([np.tile(ramp, (30, 1))] * 3, axis=2))
+
+
+def test_paths_bytes_arrays_and_pictures_give_the_same(gradient: Image.Image, tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    gradient.save(path)
+    expected = np.asarray(gradient)
+    for given in (path, str(path), path.read_bytes(), gradient, expected, expected / 255.0):
+        assert np.array_equal(np.asarray(load_image(given)), expected)
+
+
+def test_exif_orientation_is_applied(gradient: Image.Image, tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was turned: rotate by 90 degrees
+    gradient.save(tmp_path / "turned.jpg", exif=exif, quality=95)
+    assert load_image(tmp_path / "turned.jpg").size == (30, 40)
+    exif[0x0112] = 99
+    gradient.save(tmp_path / "odd.jpg", exif=exif)
+    assert load_image(tmp_path / "odd.jpg").size == (40, 30)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_photo_that_was_loaded_can_be_loaded_again(orientation: int, gradient: Image.Image) -> None:
+    exif, file = Image.Exif(), io.BytesIO()
+    exif[0x0112] = orientation
+    gradient.save(file, "JPEG", exif=exif)
+    once = load_image(file.getvalue())
+    assert once.info == {}
+    assert once.size == ((30, 40) if orientation > 4 else (40, 30))
+    assert np.array_equal(load_image(once), once)
+
+
+def test_grey_cmyk_and_animations_become_rgb(gradient: Image.Image, tmp_path: Path) -> None:
+    gradient.convert("L").save(tmp_path / "grey.png")
+    gradient.convert("CMYK").save(tmp_path / "cmyk.jpg", quality=98)
+    gradient.save(tmp_path / "moving.gif", save_all=True, append_images=[Image.new("RGB", (40, 30), "red")])
+    for name in ("grey.png", "cmyk.jpg", "moving.gif"):
+        found = load_image(tmp_path / name)
+        assert found.mode == "RGB"
+        difference = np.abs(np.asarray(found).astype(int) - np.asarray(gradient).astype(int))
+        assert difference.max() <= 12, name
+
+
+def test_transparency_is_laid_on_white() -> None:
+    clear = Image.new("RGBA", (4, 4), (200, 0, 0, 0))
+    clear.putpixel((0, 0), (200, 0, 0, 255))
+    palette = io.BytesIO()
+    clear.quantize(8).save(palette, "PNG")
+    assert Image.open(palette).mode == "P"
+    for given in (clear, palette.getvalue(), clear.convert("LA")):
+        assert load_image(given).getpixel((3, 3)) == (255, 255, 255)
+    assert load_image(clear).getpixel((0, 0)) == (200, 0, 0)
+    assert load_image(palette.getvalue()).getpixel((0, 0)) == (200, 0, 0)
+
+
+def test_deep_greys_keep_their_range(tmp_path: Path) -> None:
+    deep = np.array([[0, 32768, 65535]], np.uint16)
+    Image.fromarray(deep).save(tmp_path / "deep.png")
+    assert np.asarray(load_image(tmp_path / "deep.png"))[0, :, 0].tolist() == [0, 128, 255]
+    assert np.asarray(load_image(deep))[0, :, 0].tolist() == [0, 128, 255]
+    assert np.asarray(load_image(Image.fromarray(np.array([[0.0, 0.5, 1.0]], np.float32))))[0, :, 0].tolist() == [
+        0,
+        128,
+        255,
+    ]
+    not_finite = Image.fromarray(np.array([[0.0, np.nan, np.inf, 2.0]], np.float32))
+    assert np.asarray(load_image(not_finite))[0, :, 0].tolist() == [0, 0, 0, 2]
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 500), (3000, 2)])
+def test_extreme_shapes_reach_the_model(size: tuple[int, int]) -> None:
+    assert CenterCrop(16)(load_image(Image.new("RGB", size))).shape == (3, 16, 16)
+
+
+def test_files_that_are_no_images_say_what_is_wrong(gradient: Image.Image, tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    gradient.save(buffer, "PNG")
+    contents = {
+        "empty.jpg": (b"", "is empty"),
+        "text.jpg": (b"just some words", "not an image that Pillow can read"),
+        "cut.png": (buffer.getvalue()[: len(buffer.getvalue()) // 2], "damaged or truncated"),
+        "header.png": (buffer.getvalue()[:20], "damaged or truncated"),
+    }
+    for name, (content, message) in contents.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ImageError, match=message):
+            load_image(tmp_path / name)
+    with pytest.raises(ImageError, match="nothing"):
+        load_image(tmp_path / "nothing.jpg")
+    with pytest.raises(ImageError, match="got a folder"):
+        load_image(tmp_path)
+    with pytest.raises(ImageError, match="got int"):
+        load_image(3)  # type: ignore[arg-type]
+    for name in ("\0.jpg", "x" * 300 + ".jpg"):
+        with pytest.raises(ImageError, match="cannot be read"):
+            load_image(name)
+
+
+def test_a_decompression_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
+    side = 20_000
+    assert side * side > MAX_PIXELS
+    # Written a strip at a time would take long as well: only the header says how large the picture is.
+    small = io.BytesIO()
+    Image.new("L", (8, 8)).save(small, "BMP")
+    header = bytearray(small.getvalue())
+    header[18:22] = header[22:26] = side.to_bytes(4, "little")
+    (tmp_path / "bomb.bmp").write_bytes(header)
+    with pytest.raises(ImageError, match="megapixels"):
+        load_image(tmp_path / "bomb.bmp")
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.zeros((3, 8, 8), np.uint8), "transpose"),
+        (np.zeros((0, 8, 3), np.uint8), "got shape"),
+        (np.zeros((8, 8, 3), np.int64), "got int64"),
+        (np.full((8, 8, 3), 200.0), "floats"),
+        (np.full((8, 8), np.nan), "floats"),
+    ],
+)
+def test_arrays_that_are_no_images_are_refused(array: np.ndarray, message: str) -> None:
+    with pytest.raises(ImageError, match=message):
+        load_image(array)
+
+
+@pytest.mark.parametrize("size", [(640, 427), (300, 451), (37, 64), (2000, 500)])
+@pytest.mark.parametrize("crop", [0.875, 1.0])
+def test_the_part_of_a_photo_that_any_preprocessing_keeps_is_found_by_trying_it(
+    size: tuple[int, int], crop: float
+) -> None:
+    ours = CenterCrop(64, crop)
+    expected = ours.box(size)
+    normalize = v2.Compose(
+        [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.4, 0.5, 0.6], [0.2, 0.3, 0.4])]
+    )
+    theirs = v2.Compose([v2.Resize(round(64 / crop)), v2.CenterCrop(64), normalize])
+    stretched = v2.Compose([v2.Resize((48, 64)), normalize])
+    tolerance = 0.02 * max(size)
+    for preprocess, box in ((theirs, expected), (lambda image: ours(image), expected), (stretched, Box(0, 0, *size))):
+        found = locate(preprocess, size)
+        for edge in ("left", "top", "right", "bottom"):
+            assert getattr(found, edge) == pytest.approx(getattr(box, edge), abs=tolerance), edge
+    assert locate(ours, size) == expected
+
+
+def test_padding_around_the_photo_is_left_out() -> None:
+    def letterbox(image: Image.Image) -> torch.Tensor:
+        small = ImageOps.pad(image, (64, 64), color=(90, 90, 90))
+        return v2.functional.to_dtype(v2.functional.to_image(small), torch.float32, scale=True)
+
+    found = locate(letterbox, (400, 200))
+    for edge, expected in {"left": 0, "top": -100, "right": 400, "bottom": 300}.items():
+        assert getattr(found, edge) == pytest.approx(expected, abs=8), edge
+
+
+def test_preprocessing_that_cannot_be_located_is_taken_to_show_the_whole_photo_and_says_so() -> None:
+    generator = torch.Generator().manual_seed(0)
+    random = v2.Lambda(lambda image: torch.rand(3, 8, 8, generator=generator))
+    for preprocess in (random, lambda image: "nothing"):
+        with pytest.warns(ExplainWarning, match="overlay"):
+            assert locate(preprocess, (40, 20)) == Box(0, 0, 40, 20)  # type: ignore[arg-type]
+    strip = v2.Compose([v2.Resize(8), v2.CenterCrop(8), v2.ToImage(), v2.ToDtype(torch.float32)])
+    assert locate(strip, (1, 100)).top == pytest.approx(49.5, abs=3)
+
+
+def test_open_files_and_pipes_that_are_open_already_are_read(gradient: Image.Image, tmp_path: Path) -> None:
+    gradient.save(tmp_path / "a.png")
+    with (tmp_path / "a.png").open("rb") as file:
+        assert load_image(file).size == (40, 30)
+    ours, theirs = os.pipe()
+    with os.fdopen(ours, "rb"), os.fdopen(theirs, "wb") as writer:
+        thread = threading.Thread(
+            target=lambda: (time.sleep(0.05), writer.write((tmp_path / "a.png").read_bytes()), writer.close())
+        )
+        thread.start()
+        assert load_image(f"/dev/fd/{ours}").size == (40, 30)
+        thread.join()
+
+
+def test_named_pipes_devices_and_sockets_are_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "link.png").symlink_to("pipe.png")
+    begun = time.monotonic()
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "s"))
+        for name, kind in [
+            (tmp_path / "pipe.png", "a named pipe"),
+            (tmp_path / "link.png", "a named pipe"),
+            (tmp_path / "s", "a socket"),
+            ("/dev/null", "a device"),
+            ("/dev/zero", "a device"),
+        ]:
+            with pytest.raises(ImageError, match=rf"must be a file, got {kind}; save what it gives to a file first"):
+                load_image(name)
+    assert time.monotonic() - begun < 5
+
+
+def test_a_pipe_in_the_place_of_a_file_that_was_looked_at_is_refused_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "file.png").write_bytes(b"")
+    looked = (tmp_path / "file.png").stat()
+    monkeypatch.setattr(Path, "stat", lambda path: looked)
+    with pytest.raises(ImageError, match="named"):
+        load_image(tmp_path / "pipe.png")
+
+
+def test_photos_of_immense_length_are_refused() -> None:
+    with pytest.raises(ImageError, match="500001"):
+        load_image(np.zeros((1, 500_001), np.uint8))
+
+
+@pytest.mark.parametrize("format", ["EPS", "GRIB", "HDF5", "WMF"])
+def test_formats_that_hold_no_photo_are_refused_and_start_no_program(
+    format: str, gradient: Image.Image, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*_: object, **__: object) -> None:
+        raise AssertionError("Ghostscript was started on a file of unknown origin")
+
+    monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", start)
+    drawing = io.BytesIO()
+    gradient.save(drawing, "EPS")
+    metafile = b"\xd7\xcd\xc6\x9a\0\0" + np.array([0, 0, 99, 99, 96], "<i2").tobytes() + bytes(6) + b"\1\0\x09\0"
+    contents = {"EPS": drawing.getvalue(), "GRIB": b"GRIB\0\0\0\1", "HDF5": b"\x89HDF\r\n\x1a\n", "WMF": metafile}
+    with pytest.raises(ImageError, match=f"must be a photo, got {format}; convert it to PNG or JPEG"):
+        load_image(contents[format] + bytes(60))
+
+
+def test_messages_name_bytes_and_devices_once() -> None:
+    with pytest.raises(ImageError, match="image of 15 bytes is not an"):
+        load_image(b"just some words")
+    with pytest.raises(ImageError, match="device"):
+        load_image("/dev/null")
+
+
+def test_a_short_file_that_claims_to_be_a_large_texture_is_refused_at_once(gradient: Image.Image) -> None:
+    file = io.BytesIO()
+    gradient.convert("RGBA").save(file, "DDS")
+    assert load_image(file.getvalue()).size == (40, 30)
+    content = bytearray(file.getvalue())
+    content[12:16] = content[16:20] = (12_000).to_bytes(4, "little")
+    with pytest.raises(ImageError, match="truncated"):
+        load_image(bytes(content))
+
+
+def test_pipes_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("explain.data.images.MAX_BYTES", 5000)
+    ours, theirs = os.pipe()
+    with os.fdopen(ours, "rb"), os.fdopen(theirs, "wb", buffering=0) as writer:
+        writer.write(bytes(6000))
+        with pytest.raises(ImageError, match="image"):
+            load_image(f"/dev/fd/{ours}")
+
+
+def test_large_deep_greys_are_scaled_by_one_range_and_in_little_memory() -> None:
+    deep = np.random.default_rng(0).integers(-9, 40_000, (1500, 1000)).astype(np.int32)
+    deep[-1, -1] = 80_000  # in the last band of rows
+    picture = Image.fromarray(deep)
+    tracemalloc.start()
+    found = np.asarray(load_image(picture))[:, :, 0]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert np.array_equal(found, (deep.clip(min=0) / 80_000 * 255).round().astype(np.uint8))
+    assert peak < 40 * 2**20  # a band in double precision a few times over, and not the whole picture
+
+
+def test_libraries_in_c_are_heard_without_being_printed_and_for_a_while_only(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(ZeroDivisionError), hushed() as said:
+        os.write(2, b"from a library\n")
+        raise ZeroDivisionError
+    os.write(2, b"afterwards\n")
+    assert said == ["from a library"]
+    assert capfd.readouterr().err == "afterwards\n"
+
+
+def test_an_address_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(ImageError, match="download"):
+        load_image("https://a.b/c.png")
+
+
+@pytest.mark.parametrize(("given", "remedy"), [(torch.zeros(3, 4, 4), "attribute"), (None, "name the photo's file")])
+def test_what_is_no_image_is_refused_with_a_remedy(given: object, remedy: str) -> None:
+    with pytest.raises(ImageError, match=rf"got (Tensor|NoneType); .*{remedy}"):
+        load_image(given)

@@ -1,0 +1,213 @@
+"""DDP communication hooks with real processes, over gloo on the loopback device."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+from explain import HookError
+from explain.distributed.communication import communicate
+from tests.conftest import ROOT
+
+WORKER = """
+import json, os, sys, torch, torch._dynamo, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from explain.distributed.communication import Codec, communicate
+
+torch.set_num_threads(1)
+# Each rank is a process of its own, forked when the slow imports are done.
+world, folder, hows = json.loads(sys.argv[1])
+rank, ranks = 0, []
+for rank in range(world):
+    child = os.fork()
+    if not child:
+        log = os.open(f"{folder}/{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(log, 1), os.dup2(log, 2)
+        break
+    ranks.append(child)
+else:
+    sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0 for child in ranks))
+dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+
+
+def encode_fails_on_the_last_rank(bucket):
+    if rank == world - 1:
+        raise ZeroDivisionError("divided by nothing\\nand more")
+    return bucket
+
+
+def own_hook(state, bucket):
+    state["calls"] += 1
+    wide = bucket.buffer().double() / state["world"]
+    work = dist.all_reduce(wide, async_op=True)
+    return work.get_future().then(lambda done: done.value()[0].float())
+
+
+def future_of(value):
+    future = torch.futures.Future()
+    future.set_result(value)
+    return future
+
+
+class Boom:
+    def __call__(self, state, bucket):
+        raise ZeroDivisionError("divided by nothing")
+
+
+codecs = {
+    "own": own_hook,
+    "torch's": allreduce_hook,
+    "own fails": Boom(),
+    "own gives no future": lambda state, bucket: bucket.buffer(),
+    "own gives too little": lambda state, bucket: future_of(bucket.buffer()[1:]),
+    "own gives no tensor": lambda state, bucket: future_of("gradients"),
+    "own takes one": lambda bucket: None,
+    "reduced": Codec(lambda bucket: bucket, lambda sent: sent, all_reduce=True),
+    "half reduced": Codec(lambda bucket: bucket.half(), lambda sent: sent.float(), all_reduce=True),
+    "codes reduced": Codec(lambda bucket: bucket.char(), lambda sent: sent.float(), all_reduce=True),
+    "reduced fails": Codec(encode_fails_on_the_last_rank, lambda sent: sent, all_reduce=True),
+    "number": 3,
+    "identity": Codec(lambda bucket: bucket, lambda sent: sent),
+    "half": Codec(lambda bucket: bucket.half(), lambda sent: sent.float()),
+    "encode fails": Codec(encode_fails_on_the_last_rank, lambda sent: sent),
+    "decode fails": Codec(lambda bucket: bucket, lambda sent: "no tensor" if rank == 0 else sent),
+    "decode loses": Codec(lambda bucket: bucket, lambda sent: sent[1:]),
+    "shapes differ": Codec(lambda bucket: bucket[rank:], lambda sent: sent),
+}
+
+
+def train(how):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(4 * 36, 5))
+    parallel = DistributedDataParallel(model, bucket_cap_mb=0.001)
+    options = {"matrix_approximation_rank": 4, "start_powerSGD_iter": 2} if how == "powersgd" else {}
+    state = {"calls": 0, "world": world} if how in ("own", "state for a codec") else None
+    recorder = communicate(parallel, codecs.get(how, how), state=state, **options)
+    solver = torch.optim.SGD(parallel.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(3):
+        x, y = torch.randn(8, 3, 8, 8, generator=generator), torch.randint(5, (8,), generator=generator)
+        solver.zero_grad()
+        nn.functional.cross_entropy(parallel(x), y).backward()
+        solver.step()
+    assert state is None or state["calls"] == len(recorder.buckets)
+    return torch.cat([p.detach().flatten() for p in model.parameters()]), recorder
+
+
+plain, _ = train("allreduce")
+for how in hows:
+    try:
+        found, recorder = train(how)
+        sizes = [(sent.bytes, sent.bytes_sent) for sent in recorder.buckets]
+        sane = all(sent.norm > 0 and sent.seconds >= 0 for sent in recorder.buckets)
+        error = ((found - plain).norm() / plain.norm()).item()
+        print(json.dumps({"how": how, "error": error, "sizes": sizes, "sane": sane, "text": str(recorder)}))
+    except Exception as problem:
+        print(json.dumps({"how": how, "problem": f"{type(problem).__name__}: {problem}"}))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+pytestmark = pytest.mark.xdist_group("ranks")  # one process is enough to wait for them
+Said = dict[str, list[dict[str, Any]]]
+
+
+def run(world: int, folder: Path, *hows: str) -> Said:
+    """What every rank said, by way of communication."""
+    (folder / "worker.py").write_text(WORKER)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    given = json.dumps([world, str(folder), hows])
+    command = [sys.executable, "worker.py", given]
+    # In a process group of its own, so that no rank outlives a test that gives up.
+    launched = subprocess.Popen(command, env=environment, cwd=folder, start_new_session=True)
+    try:
+        code = launched.wait(timeout=300)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(launched.pid, signal.SIGKILL)
+        launched.wait()
+    texts = [(folder / f"{rank}.txt").read_text() for rank in range(world)]
+    assert code == 0, "\n".join(texts)
+    lines = [json.loads(line) for text in texts for line in text.splitlines() if line.startswith("{")]
+    return {how: [line for line in lines if line["how"] == how] for how in hows}
+
+
+FAILURES = {
+    "encode fails": "HookError: communication hook failed on rank 1 of 2: encode raised ZeroDivisionError: "
+    "divided by nothing",
+    "decode fails": "HookError: communication hook failed on rank 0 of 2: decode raised TypeError: "
+    "a tensor must be returned, got str",
+    "decode loses": "HookError: communication hook failed on rank 0 of 2: decode raised ValueError: the bucket has",
+    "shapes differ": "HookError: encode must give the same shape and type on every rank, got (837,) torch.float32 on "
+    "rank 0, (836,) torch.float32 on rank 1",
+    "codes reduced": "HookError: encode must give floating-point or complex tensors for all_reduce=True, got int8",
+    "reduced fails": "HookError: communication hook failed on rank 1 of 2: encode raised ZeroDivisionError: divided",
+    "own fails": "HookError: hook 'Boom' on rank {rank} of 2 (communication) raised ZeroDivisionError: divided",
+    "own gives no future": "(communication) must return a torch.futures.Future, got Tensor",
+    "own gives too little": "(communication) must give a future of a tensor of 837 values, like its bucket, got 836",
+    "own gives no tensor": "(communication) must give a future of a tensor of 837 values, like its bucket, got str",
+    "own takes one": "(communication) must take (state, bucket), but its signature is (bucket); change it",
+    "number": "HookError: how must be one of allreduce, fp16, bf16, powersgd, a Codec or a hook (state, bucket) -> "
+    "Future, got 3; choose one of these",
+    "state for a codec": "HookError: state is for hooks of the form (state, bucket) -> Future, got one for 'state for",
+    "fp32": "HookError: how 'fp32' is unknown; known: allreduce, fp16, bf16, powersgd",
+}
+TOLERANCES = {
+    **{"identity": 1e-6, "half": 1e-3, "reduced": 1e-6, "half reduced": 1e-3},
+    **{"fp16": 1e-3, "bf16": 1e-2, "powersgd": 0.3, "own": 1e-6, "torch's": 0},
+}
+
+
+@pytest.fixture(scope="session")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Said:
+    """What two ranks said, in one run for all tests."""
+    return run(2, tmp_path_factory.mktemp("two"), *FAILURES, *TOLERANCES)
+
+
+def check(said: list[dict[str, Any]], how: str) -> None:
+    for line in said:
+        assert "problem" not in line, line
+        assert line["error"] <= TOLERANCES[how]
+        assert line["sane"]
+        assert len(line["sizes"]) > 3  # more than one bucket in three steps
+        scale = {"identity": 1, "half": 2, "reduced": 1, "half reduced": 2}.get(how)
+        assert all(sent == (size // scale if scale else None) for size, sent in line["sizes"])
+        assert line["text"].startswith(f"{len(line['sizes'])} buckets, 0.0")
+
+
+@pytest.mark.parametrize("how", TOLERANCES)
+def test_training_equals_the_uncompressed_run(how: str, two_ranks: Said) -> None:
+    assert len(two_ranks[how]) == 2
+    check(two_ranks[how], how)
+
+
+@pytest.mark.parametrize("how", FAILURES)
+def test_an_error_on_one_rank_ends_all_of_them_with_its_message(how: str, two_ranks: Said) -> None:
+    assert len(two_ranks[how]) == 2
+    for rank, line in enumerate(two_ranks[how]):
+        assert FAILURES[how].replace("{rank}", str(rank)) in line["problem"]
+
+
+@pytest.mark.long
+def test_four_ranks_agree_and_fail_together(tmp_path: Path) -> None:
+    said = run(4, tmp_path, "half", "encode fails")
+    assert len(said["half"]) == 4
+    check(said["half"], "half")
+    assert len(said["encode fails"]) == 4
+    assert all("failed on rank 3 of 4" in line["problem"] for line in said["encode fails"])
+
+
+def test_a_model_that_is_not_distributed_is_refused() -> None:
+    with pytest.raises(HookError, match="DistributedDataParallel"):
+        communicate(nn.Linear(1, 1))  # type: ignore[arg-type]

@@ -1,0 +1,455 @@
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.fx
+from torch import nn
+from torch.package.package_importer import PackageImporter
+
+import explain
+from explain import ExplainError, HookError, ModelError, OutputError
+from explain.distributed import packaging
+from explain.distributed.packaging import export_package, import_package
+from explain.models.small_resnet import SmallResNet
+from tests.conftest import ROOT, settled, snapshot
+
+SOURCES = {
+    "boxed_parts": """
+        from torch import nn
+
+        class Block(nn.Sequential):
+            def forward(self, x):
+                return super().forward(x) + x
+    """,
+    "boxed_net": """
+        import io
+        import numpy as np
+        import torch.nn.functional as F
+        from torch import nn
+        import boxed_tracker
+        from boxed_parts import Block
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.conv = nn.Conv2d(3, 6, 3, padding=1)
+                self.norm = nn.BatchNorm2d(6)
+                self.block = Block(nn.Conv2d(6, 6, 3, padding=1), nn.ReLU(inplace=True), nn.Conv2d(6, 6, 3, padding=1))
+                self.fc = nn.Linear(6, 4)
+
+            def forward(self, x):
+                from boxed_late import pooled
+                return self.fc(pooled(F.relu(self.block(F.relu(self.norm(self.conv(x)), inplace=True)))))
+
+            def track(self):
+                boxed_tracker.send("used")
+    """,
+    "boxed_late": "def pooled(x): return x.mean((2, 3))",
+    "boxed_tracker": "def send(text): print(text)",
+    "boxed_compiled": "from torch import nn\nfrom PIL import _imaging\nclass Net(nn.Identity): pass",
+}
+PATTERNS = {"mock": "boxed_tracker", "categories": ["cat", "Schäferhund", "猫", "\ud800"]}
+
+
+class Script(nn.Identity):
+    __module__ = "__main__"
+
+
+@pytest.fixture
+def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder on the path with the user's code, which can be forgotten again."""
+    folder = tmp_path / "code"
+    folder.mkdir()
+    for name, source in SOURCES.items():
+        lines = [line.removeprefix(" " * 8) for line in source.splitlines()]
+        (folder / f"{name}.py").write_text("\n".join(lines), "utf-8")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setattr(sys.modules["__main__"], "Script", Script, raising=False)
+    yield folder
+    for name in SOURCES:
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def boxed(code: Path) -> nn.Module:
+    model = settled(importlib.import_module("boxed_net").Net()).eval()
+    model.norm.train()
+    return model
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    (tmp_path / "out").mkdir()
+    return tmp_path / "out"
+
+
+def attributions(model: nn.Module, x: torch.Tensor, layer: str) -> list[torch.Tensor]:
+    return [explain.attribute(model, x, name, layer=layer).values for name in ("gradcam", "guidedbackprop")]
+
+
+ELSEWHERE = """
+import importlib.util
+import torch
+import explain
+from explain.distributed.packaging import import_package
+
+torch.set_num_threads(1)
+given = torch.load("given.pt")
+assert importlib.util.find_spec("boxed_net") is None
+packaged = import_package("boxed")
+for name, values in zip(("gradcam", "guidedbackprop"), given["values"], strict=True):
+    assert torch.equal(explain.attribute(packaged.model, given["x"], name, layer="block").values, values), name
+assert packaged.categories == tuple(given["categories"])
+assert str(packaged.report) == given["report"]
+assert [m.training for m in packaged.model.modules()] == given["training"]
+try:
+    packaged.model.track()
+except NotImplementedError as error:
+    print(error)
+"""
+
+
+def test_an_archive_explains_the_same_where_the_code_is_not(boxed: nn.Module, out: Path) -> None:
+    before = snapshot(boxed)
+    report = export_package(boxed, out / "boxed", **PATTERNS)
+    assert snapshot(boxed) == before
+    assert report.interned == ("boxed_late", "boxed_net", "boxed_parts")
+    assert report.mocked == ("boxed_tracker",)
+    assert {"torch", "torch.nn", "torch.nn.modules.conv", "numpy", "io"} <= set(report.externed)
+    assert set(report.versions) == {"explain", "torch", "python"}
+    assert "interned   3  boxed_late, boxed_net, boxed_parts\n" in str(report)
+    x = torch.randn(2, 3, 9, 8, generator=torch.Generator().manual_seed(2))
+    values = attributions(boxed, x, "block")
+    assert all(each.abs().max() > 0 for each in values)
+    given = {"x": x, "values": values, "categories": PATTERNS["categories"], "report": str(report)}
+    torch.save({**given, "training": [module.training for module in boxed.modules()]}, out / "given.pt")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", ELSEWHERE],
+        capture_output=True,
+        text=True,
+        cwd=out,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "boxed_tracker.send' was mocked out during packaging but it is being used" in done.stdout
+
+
+def test_our_own_network_goes_in_and_torchvisions_stays_out(out: Path) -> None:
+    from torchvision.models.resnet import BasicBlock, ResNet
+
+    x = torch.randn(1, 3, 24, 24, generator=torch.Generator().manual_seed(3))
+    for model, inside in ((SmallResNet(3, 4, (8,), (1,)), True), (ResNet(BasicBlock, [1, 1, 1, 1], 3), False)):
+        model = settled(model).double().eval()
+        report = export_package(model, out / "model.pt", overwrite=True)
+        assert report.interned == (("explain.models.small_resnet",) if inside else ())
+        assert ("torchvision.models.resnet" in report.externed) is not inside
+        packaged = import_package(out / "model.pt")
+        assert packaged.report == report
+        assert packaged.categories is None
+        assert (type(packaged.model) is type(model)) is not inside
+        for found, expected in zip(
+            attributions(packaged.model, x.double(), "layer1"), attributions(model, x.double(), "layer1"), strict=True
+        ):
+            assert torch.equal(found, expected)
+
+
+def test_generated_code_goes_in(out: Path) -> None:
+    model = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 3), nn.ReLU()))
+    assert export_package(model, out / "a.pt").interned == ("fx-generated._0",)
+    assert torch.equal(import_package(out / "a.pt").model(torch.ones(1, 2)), model(torch.ones(1, 2)))
+
+
+def test_the_users_patterns_come_first(boxed: nn.Module, out: Path) -> None:
+    kept = export_package(boxed, out / "a", extern=["boxed_parts", "boxed_tracker"], mock=("boxed_late",))
+    assert kept.interned == ("boxed_net",)
+    assert kept.mocked == ("boxed_late",)
+    assert {"boxed_parts", "boxed_tracker"} <= set(kept.externed)
+    packaged = import_package(out / "a").model
+    assert type(packaged.block) is type(boxed.block)
+    with pytest.raises(NotImplementedError, match=r"boxed_late\.pooled"):
+        packaged(torch.zeros(2, 3, 4, 4))
+
+
+def test_the_users_own_callbacks_are_told_of_every_module(boxed: nn.Module, out: Path) -> None:
+    told: dict[str, list[str]] = {"intern": [], "extern": [], "mock": []}
+    plain = export_package(boxed, out / "plain", **PATTERNS)
+
+    def notes(kind: str) -> Callable[[Any, str], None]:
+        return lambda exporter, name: told[kind].append(name)
+
+    def interned(exporter: Any, name: str) -> None:
+        notes("intern")(exporter, name)
+        exporter.save_text("licences", f"{name}.txt", "free")
+
+    report = export_package(
+        boxed, out / "a", on_intern=interned, on_extern=notes("extern"), on_mock=notes("mock"), **PATTERNS
+    )
+    assert report == plain
+    assert {kind: tuple(sorted(names)) for kind, names in told.items()} == {
+        "intern": report.interned,
+        "extern": report.externed,
+        "mock": report.mocked,
+    }
+    assert PackageImporter(str(out / "a")).load_text("licences", "boxed_late.txt") == "free"
+    assert import_package(out / "a").report == report
+
+
+def divides(exporter: Any, name: str) -> None:
+    raise ZeroDivisionError(f"at {name}")
+
+
+def adds_a_pickle(exporter: Any, name: str) -> None:
+    exporter.save_pickle("more", "1.pkl", 1)
+
+
+@pytest.mark.parametrize(
+    ("callback", "message"),
+    [
+        (divides, r"^hook 'divides' on the modules of the archive \({}\) raised ZeroDivisionError: at "),
+        (lambda name: None, r"on the modules of the archive \({}\) must take \(exporter, name\), but"),
+        (3, r"on the modules of the archive \({}\) must be callable, got 3"),
+        (adds_a_pickle, r"\({}\) must not add modules or pickles to the archive, but did so at '.*'; add resources"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["intern", "extern", "mock"])
+def test_a_callback_that_fails_is_named_and_leaves_nothing(
+    boxed: nn.Module, out: Path, kind: str, callback: Any, message: str
+) -> None:
+    with pytest.raises(HookError, match=message.format(kind)) as raised:
+        export_package(boxed, out / "a", **{f"on_{kind}": callback}, **PATTERNS)
+    assert "\n" not in str(raised.value)
+    assert list(out.iterdir()) == []
+
+
+def test_the_same_model_gives_the_same_bytes(boxed: nn.Module, out: Path) -> None:
+    export_package(boxed, out / "a.pt", **PATTERNS)
+    export_package(boxed, out / "ü", **PATTERNS)
+    assert (out / "a.pt").read_bytes() == (out / "ü").read_bytes()
+    assert oct((out / "ü").stat().st_mode) == oct((out.parent / "code" / "boxed_net.py").stat().st_mode)
+
+
+def test_source_goes_in_as_it_is_now(boxed: nn.Module, code: Path, out: Path) -> None:
+    export_package(boxed, out / "a.pt", **PATTERNS)
+    (code / "boxed_late.py").write_text("def pooled(x): return x.amax((2, 3))", "utf-8")
+    export_package(boxed, out / "b.pt", **PATTERNS)
+    x = torch.rand(2, 3, 5, 5)
+    assert torch.equal(import_package(out / "a.pt").model(x), boxed(x))
+    assert not torch.equal(import_package(out / "b.pt").model(x), boxed(x))
+
+
+def with_lambda(net: nn.Module) -> nn.Module:
+    net.act = lambda x: x
+    return net
+
+
+def with_local_class(net: nn.Module) -> nn.Module:
+    class Local(nn.Module):
+        pass
+
+    return nn.Sequential(net, Local())
+
+
+def with_class_of_the_script(net: nn.Module) -> nn.Module:
+    return nn.Sequential(net, Script())
+
+
+def with_forward_hook(net: nn.Module) -> nn.Module:
+    net.block[0].register_forward_hook(print)
+    return net
+
+
+def with_gradient_hooks(net: nn.Module) -> nn.Module:
+    net.register_full_backward_hook(print)
+    net.fc.weight.register_hook(print)
+    net.fc.weight.register_post_accumulate_grad_hook(print)
+    return net
+
+
+def without_source(net: nn.Module) -> nn.Module:
+    Path(sys.modules["boxed_parts"].__file__ or "").unlink()
+    return net
+
+
+def with_broken_source(net: nn.Module) -> nn.Module:
+    Path(sys.modules["boxed_parts"].__file__ or "").write_text("def :", "utf-8")
+    return net
+
+
+def with_compiled_import(net: nn.Module) -> nn.Module:
+    return importlib.import_module("boxed_compiled").Net()
+
+
+def as_it_is(net: nn.Module) -> nn.Module:
+    return net
+
+
+@pytest.mark.parametrize(
+    ("spoil", "options", "message"),
+    [
+        (with_lambda, {}, "classes"),
+        (with_local_class, {}, "classes"),
+        (with_class_of_the_script, {}, "'__main__' cannot be"),
+        (with_class_of_the_script, {"intern": "__main__"}, "'__main__' cannot be"),
+        (with_forward_hook, {}, "remove"),
+        (with_gradient_hooks, {}, "itself"),
+        (lambda net: with_gradient_hooks(net).fc, {}, "itself"),
+        (without_source, {}, "'boxed_parts' cannot be"),
+        (with_broken_source, {}, "'boxed_parts' cannot be"),
+        (
+            with_compiled_import,
+            {"intern": "PIL.**"},
+            "_imaging",
+        ),
+        (as_it_is, {"mock": "boxed_parts"}, "'boxed_parts' cannot be"),
+        (as_it_is, {"mock": ["boxed_tracker", "torch.**"]}, "modules"),
+        (as_it_is, {"extern": "boxed_**"}, "extern must"),
+        (as_it_is, {"intern": [3]}, "intern must"),
+        (as_it_is, {"categories": "cat"}, "'cat'"),
+        (as_it_is, {"categories": ["cat", None]}, "sequence"),
+        (lambda net: "net", {}, "nn.Module, got str"),
+    ],
+)
+def test_what_cannot_be_packaged_is_told_in_a_line_and_leaves_nothing(
+    boxed: nn.Module, out: Path, spoil: Callable[[Any], Any], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(HookError, match=message) as raised:
+        export_package(spoil(boxed), out / "a.pt", **options)
+    assert "\n" not in str(raised.value)
+    assert list(out.iterdir()) == []
+
+
+def test_a_package_that_could_not_be_opened_is_not_written(out: Path, code: Path) -> None:
+    (code / "boxed_family").mkdir()
+    (code / "boxed_family" / "__init__.py").write_text("x = 1", "utf-8")
+    (code / "boxed_family" / "child.py").write_text(
+        "from torch import nn\nfrom boxed_family import x\nclass Net(nn.Identity): pass", "utf-8"
+    )
+    model = importlib.import_module("boxed_family.child").Net()
+    with pytest.raises(HookError, match="treat a package and what is in"):
+        export_package(model, out / "a.pt", extern="boxed_family")
+    assert list(out.iterdir()) == []
+    assert "boxed_family.child" in export_package(model, out / "a.pt", extern="boxed_family.**").externed
+
+
+class Interrupting(nn.Identity):
+    def __getstate__(self) -> Any:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("model", [Interrupting(), nn.Sequential(nn.Linear(200, 200), Interrupting()), nn.ReLU()])
+def test_an_interruption_leaves_what_was_there(out: Path, monkeypatch: pytest.MonkeyPatch, model: nn.Module) -> None:
+    (out / "a.pt").write_bytes(b"old")
+    monkeypatch.setattr(packaging.os, "replace", lambda *paths: Interrupting().__getstate__())
+    with pytest.raises(KeyboardInterrupt):
+        export_package(model, out / "a.pt", overwrite=True)
+    assert [path.read_bytes() for path in out.iterdir()] == [b"old"]
+
+
+def test_a_disk_that_is_full_is_told_and_leaves_nothing(out: Path) -> None:
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+    try:
+        with pytest.raises(OutputError, match="written"):
+            export_package(nn.Linear(200, 200), out / "a.pt")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(out.iterdir()) == []
+
+
+def test_a_file_needs_a_free_place(out: Path) -> None:
+    export_package(nn.ReLU(), out / "a.pt")
+    for path, message in (
+        (out / "no" / "a.pt", "in a folder that exists, .*; create"),
+        (out, "must be a file, but .* is a folder"),
+        (out / "a.pt", "exists already; .*overwrite=True"),
+        (out / ("a" * 300), "cannot be written: File name too long"),
+    ):
+        with pytest.raises(OutputError, match=message):
+            export_package(nn.ReLU(), path)
+    assert list(out.iterdir()) == [out / "a.pt"]
+
+
+def test_a_name_that_is_taken_during_the_export_stays_with_its_owner(out: Path) -> None:
+    def taken(exporter: Any, name: str) -> None:
+        (out / "a.pt").write_bytes(b"mine")
+
+    with pytest.raises(OutputError, match="already"):
+        export_package(nn.ReLU(), out / "a.pt", on_extern=taken)
+    assert [path.read_bytes() for path in out.iterdir()] == [b"mine"]
+    assert export_package(nn.ReLU(), out / "a.pt", on_extern=taken, overwrite=True).interned == ()
+    assert import_package(out / "a.pt").model(torch.tensor(-1.0)) == 0
+
+
+def test_a_link_in_the_place_of_the_temporary_file_is_not_followed(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packaging.secrets, "token_hex", lambda size: "guessed")
+    (out / "victim").write_bytes(b"precious")
+    (out / ".explain-guessed.part").symlink_to(out / "victim")
+    with pytest.raises(OutputError, match="written"):
+        export_package(nn.ReLU(), out / "a.pt")
+    assert (out / "victim").read_bytes() == b"precious"
+    assert not (out / "a.pt").exists()
+
+
+def test_a_file_system_without_second_names_will_do(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*paths: Path) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(packaging.os, "link", refuses)
+    export_package(nn.ReLU(), out / "a.pt")
+    assert list(out.iterdir()) == [out / "a.pt"]
+
+
+def damaged(data: bytes, path: Path) -> None:
+    at = data.find(b"/.data/0.storage") + 100
+    path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+
+
+def compressed(data: bytes, path: Path) -> None:
+    with zipfile.ZipFile(io.BytesIO(data)) as whole, zipfile.ZipFile(path, "w") as bomb:
+        for name in whole.namelist():
+            bomb.writestr(name, whole.read(name) + bytes(2**16), zipfile.ZIP_DEFLATED)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (compressed, "larger when it is unpacked"),
+        (lambda data, path: os.mkfifo(path), "pipe"),
+        (lambda data, path: path.write_bytes(b""), "export_package"),
+        (lambda data, path: path.write_bytes(data[: len(data) // 2]), "archive"),
+        (damaged, "damaged"),
+        (lambda data, path: torch.save({"a": 1}, path), "export_package"),
+        (lambda data, path: path.mkdir(), "Is a directory"),
+        (lambda data, path: None, "No such file"),
+    ],
+)
+def test_what_is_no_whole_archive_is_refused(out: Path, spoil: Callable[[bytes, Path], Any], message: str) -> None:
+    model = nn.Linear(9, 9)
+    export_package(model, out / "a.pt")
+    spoil((out / "a.pt").read_bytes(), out / "b.pt")
+    with pytest.raises(ModelError, match=message) as raised:
+        import_package(out / "b.pt")
+    assert "\n" not in str(raised.value)
+
+
+def test_an_archive_says_what_it_misses_and_cannot_be_packaged_again(
+    boxed: nn.Module, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export_package(boxed, out / "a.pt", extern="boxed_parts")
+    with pytest.raises(HookError, match="archive"):
+        export_package(import_package(out / "a.pt").model, out / "b.pt")
+    monkeypatch.setitem(sys.modules, "boxed_parts", None)  # type: ignore[arg-type]
+    with pytest.raises(ExplainError, match="needs code that is not installed"):
+        import_package(out / "a.pt")

@@ -1,0 +1,192 @@
+"""Parts of a network that are compiled, exported, scripted or traced: explained exactly, or refused in one line."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import explain
+from explain import LayerError, MethodError
+from tests.conftest import TinyNet, settled
+
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit", "ignore::torch.jit.TracerWarning")
+LOOKING = ["guidedbackprop", "deconvnet", "fullgrad"]
+OTHERS = ["gradcam", "saliency", "ablationcam", "integratedgradients"]
+PART = torch.zeros(2, 6, 12, 10, dtype=torch.float64)
+
+
+def plain() -> Any:
+    return settled(TinyNet()).double().eval()
+
+
+def counting(calls: list[int]) -> Callable[..., Any]:
+    """A compiler that leaves everything as it is, and counts how often its code runs."""
+
+    def compiled(graph: Any, example: Any) -> Any:
+        def run(*args: Any) -> Any:
+            calls.append(1)
+            return graph(*args)
+
+        return run
+
+    return compiled
+
+
+def with_compiled_part(calls: list[int]) -> nn.Module:
+    net = plain()
+    net.layer1 = torch.compile(net.layer1, backend=counting(calls))
+    return net
+
+
+def with_part_compiled_in_place(calls: list[int]) -> nn.Module:
+    net = plain()
+    net.layer1.compile(backend=counting(calls))
+    return net
+
+
+def compiled_in_place(calls: list[int]) -> nn.Module:
+    net = plain()
+    net.compile(backend=counting(calls))
+    return net
+
+
+def with_compiled_function(calls: list[int]) -> nn.Module:
+    relu = torch.compile(lambda x: F.relu(x), backend=counting(calls))
+
+    class Net(TinyNet):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = relu(self.bn1(self.conv1(x)))
+            x = relu(self.layer2(relu(self.layer1(x) + x)))
+            return self.fc(self.avgpool(x).flatten(1))
+
+    return settled(Net()).double().eval()
+
+
+COMPILED = [with_compiled_part, with_part_compiled_in_place, compiled_in_place, with_compiled_function]
+
+
+@pytest.mark.parametrize("build", COMPILED)
+def test_compiled_code_is_explained_as_it_was_written(build: Callable[[list[int]], nn.Module]) -> None:
+    x = torch.randn(2, 3, 12, 10, dtype=torch.float64)
+    calls: list[int] = []
+    net, methods = build(calls), [*LOOKING, *OTHERS]
+    expected = explain.attribute_all(plain(), x, methods, target=1, layer="layer2")
+    for _ in range(2):
+        before = len(calls)
+        found = explain.attribute_all(net, x, methods, target=1, layer="layer2")
+        assert len(calls) == before, "compiled code ran"
+        for method in methods:
+            torch.testing.assert_close(found[method].values, expected[method].values, rtol=1e-9, atol=1e-14)
+        with torch.no_grad():
+            net(x)
+        assert len(calls) > before, "compiled code does not run any more"
+    torch.compiler.reset()
+
+
+def test_a_layer_in_a_compiled_part_has_its_name_there() -> None:
+    net, x = with_compiled_part([]), torch.randn(2, 3, 12, 10, dtype=torch.float64)
+    found = explain.attribute(net, x, target=1, layer="layer1._orig_mod.2")
+    torch.testing.assert_close(found.values, explain.attribute(plain(), x, target=1, layer="layer1.2").values)
+
+
+def test_the_setting_of_the_compiler_comes_back_after_errors_and_from_threads() -> None:
+    from torch._dynamo import eval_frame
+
+    net, x = plain(), torch.randn(1, 3, 12, 10, dtype=torch.float64)
+    inside, leave = threading.Event(), threading.Event()
+
+    def wait(output: torch.Tensor) -> torch.Tensor:
+        inside.set()
+        leave.wait(10)
+        return output[:, 1]
+
+    before = eval_frame._stance
+    thread = threading.Thread(target=explain.attribute, args=(net, x, "saliency"), kwargs={"target": wait})
+    thread.start()
+    assert inside.wait(10)
+    assert eval_frame._stance.stance == "force_eager"
+    with pytest.raises(LayerError):
+        explain.attribute(net, x, target=1, layer="unused")
+    assert eval_frame._stance.stance == "force_eager"  # the other one goes on
+    leave.set()
+    thread.join()
+    assert eval_frame._stance is before
+    with pytest.raises(ZeroDivisionError):
+        explain.attribute(net, x, "saliency", target=lambda output: 1 // 0)
+    assert eval_frame._stance is before
+
+
+def exported_part() -> nn.Module:
+    net = plain()
+    net.layer1 = torch.export.export(net.layer1, (PART,)).module()
+    return net
+
+
+def exported() -> nn.Module:
+    return torch.export.export(plain(), (torch.zeros(2, 3, 12, 10, dtype=torch.float64),)).module()
+
+
+@pytest.mark.parametrize("build", [exported, exported_part, lambda: torch.fx.symbolic_trace(plain())])
+def test_exported_and_traced_graphs_are_exact(build: Callable[[], nn.Module]) -> None:
+    x = torch.randn(2, 3, 12, 10, dtype=torch.float64)
+    methods = [*LOOKING, "saliency", "integratedgradients"]
+    found, expected = (explain.attribute_all(net, x, methods, target=1) for net in (build(), plain()))
+    for method in methods:
+        torch.testing.assert_close(found[method].values, expected[method].values, rtol=1e-9, atol=1e-14)
+    assert found["fullgrad"].delta.abs().max() < 1e-9
+
+
+def scripted_part() -> nn.Module:
+    net = plain()
+    net.layer1 = torch.jit.script(net.layer1)
+    return net
+
+
+def traced_part() -> nn.Module:
+    net = plain()
+    net.layer1 = torch.jit.trace(net.layer1, PART + 1)
+    return net
+
+
+@pytest.mark.parametrize("build", [scripted_part, traced_part])
+def test_methods_that_do_not_look_inside_are_exact_with_scripted_parts(build: Callable[[], nn.Module]) -> None:
+    x, net = torch.randn(2, 3, 12, 10, dtype=torch.float64), build()
+    for _ in range(3):  # scripted code runs in another way once it has run
+        found, expected = (explain.attribute_all(each, x, OTHERS, target=1, layer="layer2") for each in (net, plain()))
+        for method in OTHERS:
+            torch.testing.assert_close(found[method].values, expected[method].values, rtol=1e-9, atol=1e-14)
+
+
+@pytest.mark.parametrize("method", [*LOOKING, "guidedgradcam", "rollout", "legrad"])
+@pytest.mark.parametrize("build", [scripted_part, traced_part])
+def test_methods_that_look_inside_are_refused_with_scripted_parts(build: Callable[[], nn.Module], method: str) -> None:
+    message = (
+        f"{method} must see every operation of the model, but layer 'layer1' is scripted; put the module that it was "
+        "made from in its place, or use a method that does not look inside, such as saliency or gradcam"
+    )
+    with pytest.raises(MethodError, match=re.escape(message)):
+        explain.attribute(build(), torch.randn(2, 3, 12, 10, dtype=torch.float64), method, target=1)
+
+
+def test_a_scripted_layer_is_refused_in_one_line() -> None:
+    with pytest.raises(LayerError, match="layer 'layer1' must"):
+        explain.attribute(scripted_part(), PART[:, :3] + 1, target=1, layer="layer1")
+
+
+def test_all_methods_leave_out_those_that_look_inside() -> None:
+    names = explain.applicable_methods(scripted_part(), PART[:1, :3] + 1)
+    assert set(OTHERS) <= set(names)
+    assert not set(LOOKING) & set(names)
+
+
+def test_a_network_with_scripted_parts_is_inspected() -> None:
+    names = [row.name for row in explain.hooks.inspect(scripted_part(), PART[:1, :3] + 1).rows]
+    assert "layer2" in names
+    assert "layer1" not in names

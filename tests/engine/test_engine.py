@@ -1,0 +1,826 @@
+"""The engine against plain autograd and finite differences, and its promise to leave everything as it was."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import explain
+from explain import ExplainError, ExplainWarning, ImageError, LayerError, MethodError, ModelError, TargetError
+from explain.engine import (
+    Activations,
+    Attributions,
+    BlockAttention,
+    InputGradients,
+    LayerGradients,
+    PerturbationRuns,
+    RuleCoverage,
+    Scores,
+    gather,
+    plan_of,
+)
+from explain.methods import AblationCAM, GradCAM, ShapleyCAM, get_method, uses_layer
+from explain.relevance import Guided
+from explain.targets import ClassTarget, ScoreTarget, TopClass
+from tests.conftest import ATTENDING, COVERING, TinyNet, settled, snapshot
+
+METHODS = [name for name in explain.list_methods() if name not in ATTENDING | COVERING]
+ANYWHERE = [name for name in METHODS if name != "cam"]  # at any layer
+RERUNNING = {
+    name
+    for name in METHODS
+    if any(
+        isinstance(need, (PerturbationRuns, Scores, Attributions, BlockAttention)) for need in get_method(name).needs
+    )
+}
+ONE_PASS = [name for name in ANYWHERE if name not in RERUNNING]
+
+
+def test_one_forward_pass_serves_all_methods_layers_and_targets(net: TinyNet, x: torch.Tensor) -> None:
+    explain.attribute(net, x)  # finds the default layer
+    passes: list[int] = []
+    net.register_forward_hook(lambda *_: passes.append(1))
+    explain.attribute_targets(net, x, ONE_PASS, [0, 1, None], layer=["layer1", "layer2"])
+    assert len(passes) == 1
+
+
+def test_evidence_has_what_was_needed_and_is_detached(net: TinyNet, x: torch.Tensor) -> None:
+    guided = Guided()
+    needs = [Activations(), LayerGradients(), InputGradients(), InputGradients(guided), RuleCoverage(guided)]
+    (evidence_of,) = gather(net, x, plan_of(needs, ["layer2"]), [ClassTarget(2)])
+    evidence = evidence_of("layer2")
+    assert evidence.activations.shape == evidence.gradients.shape == (3, 8, 6, 5)
+    assert evidence[InputGradients()].shape == evidence[InputGradients(guided)].shape == x.shape
+    assert evidence[RuleCoverage(guided)].covered == {"relu": 4}  # conv1's, layer1's, and the two functional ones
+    tensors = [found for found in evidence.found.values() if isinstance(found, torch.Tensor)]
+    assert len(tensors) == 4
+    assert not any(tensor.requires_grad for tensor in [*tensors, evidence.score])
+    assert evidence.classes is not None
+    assert evidence.classes.tolist() == [2, 2, 2]
+
+
+def test_several_targets_equal_one_call_each(net: TinyNet, x: torch.Tensor) -> None:
+    second = TopClass(1)
+    together = explain.attribute_targets(net, x, METHODS, [0, second, 3, second])
+    for found, target in zip(together, [0, second, 3, second], strict=True):
+        for name in METHODS:
+            alone = explain.attribute(net, x, name, target=target)
+            torch.testing.assert_close(found[name].values, alone.values, rtol=1e-12, atol=1e-12)
+            assert torch.equal(found[name].target, alone.target)
+
+
+def test_a_layer_downstream_sees_the_same_gradient_with_and_without_the_whole_graph(
+    net: TinyNet, x: torch.Tensor
+) -> None:
+    alone = explain.attribute(net, x, "gradcam", target=1, layer="layer2")
+    shared = explain.attribute_all(net, x, ["gradcam", "saliency"], target=1, layer="layer2")["gradcam"]
+    torch.testing.assert_close(alone.values, shared.values, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("layer", ["conv1", "layer1", "layer2"])
+def test_methods_asked_for_together_equal_each_alone(layer: str, net: TinyNet, x: torch.Tensor) -> None:
+    together = explain.attribute_targets(net, x, ANYWHERE, [0, 3], layer=layer)
+    for found, target in zip(together, [0, 3], strict=True):
+        for name in ANYWHERE:
+            alone = explain.attribute(net, x, name, target=target, layer=layer)
+            torch.testing.assert_close(found[name].values, alone.values, rtol=1e-12, atol=1e-12)
+
+
+def raises(module: nn.Module, args: Any) -> None:
+    raise ZeroDivisionError("from the user's model")
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "case", ["works", "bad target", "bad layer", "model that raises", "target that raises", "interrupt"]
+)
+@pytest.mark.parametrize("state", ["eval", "train, grads, partly frozen"])
+def test_model_and_caller_are_left_as_found(method: str, case: str, state: str, x: torch.Tensor) -> None:
+    net = settled(TinyNet()).double()
+    calls: list[str] = []
+    net.layer1.register_forward_hook(lambda *_: calls.append("user's"))
+    if state == "eval":
+        net.eval()
+    else:
+        net.bn1.eval()
+        net.conv1.requires_grad_(False)
+        net.fc.weight.grad = torch.ones_like(net.fc.weight)
+    explain.attribute(net, x)
+    if case == "model that raises":
+        net.avgpool.register_forward_pre_hook(raises)
+    before, given, shown = snapshot(net), x.clone(), x.requires_grad
+    run: Callable[..., Any] = lambda **options: explain.attribute(net, x, method, **options)  # noqa: E731
+    if case == "works":
+        run(target=1, layer="dropout")
+        assert calls[-1] == "user's"
+    elif case == "bad target":
+        with pytest.raises(TargetError):
+            run(target=99)
+    elif case == "bad layer":
+        of_layer = uses_layer(get_method(method))
+        with pytest.raises(LayerError, match="'unused' was not called" if of_layer else "not in the model"):
+            run(layer="unused" if of_layer else "no such layer")
+    elif case == "model that raises":
+        with pytest.raises(ZeroDivisionError, match="model"):
+            run()
+    elif case == "target that raises":
+        with pytest.raises(ZeroDivisionError):
+            run(target=lambda output: 1 / 0)
+    elif case == "interrupt":
+
+        def interrupt(output: torch.Tensor) -> torch.Tensor:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            run(target=interrupt)
+    assert snapshot(net) == before
+    assert torch.equal(x, given)
+    assert x.requires_grad == shown
+    assert x.grad is None
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_callers_gradient_mode_and_a_frozen_model_make_no_difference(
+    method: str, mode: type, net: TinyNet, x: torch.Tensor
+) -> None:
+    expected = explain.attribute(net, x, method, target=1).values
+    net.requires_grad_(False)
+    with mode():
+        found = explain.attribute(net, x.clone(), method, target=1).values
+    torch.testing.assert_close(found.clone(), expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_train_mode_gives_the_result_of_eval_mode(method: str, net: TinyNet, x: torch.Tensor) -> None:
+    expected = explain.attribute(net, x, method, target=1).values
+    net.train()
+    assert torch.equal(explain.attribute(net, x, method, target=1).values, expected)
+
+
+@pytest.mark.parametrize("method", ANYWHERE)
+@pytest.mark.filterwarnings("ignore:.* is zero everywhere")
+def test_the_input_of_the_caller_is_not_touched_by_a_model_that_works_in_place(method: str) -> None:
+    conv, head = nn.Conv2d(3, 4, 3), nn.Linear(16, 2)
+    model = settled(nn.Sequential(nn.ReLU(inplace=True), conv, nn.ReLU(inplace=True), nn.Flatten(), head), seed=3)
+    x = torch.randn(1, 3, 4, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    before = x.detach().clone()
+    explain.attribute(model, x, method, target=0)
+    assert torch.equal(x, before)
+    assert x.grad is None
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_batch_equals_its_images_one_by_one_in_any_order(method: str, net: TinyNet, x: torch.Tensor) -> None:
+    targets = torch.tensor([3, 0, 2])
+    whole = explain.attribute(net, x, method, target=targets)
+    for i in range(3):
+        alone = explain.attribute(net, x[i : i + 1], method, target=int(targets[i]))
+        torch.testing.assert_close(whole.values[i], alone.values[0], rtol=1e-10, atol=1e-13)
+        torch.testing.assert_close(whole.heatmap[i], alone.heatmap[0], rtol=1e-5, atol=1e-6)
+    order = torch.tensor([2, 0, 1])
+    mixed = explain.attribute(net, x[order], method, target=targets[order])
+    torch.testing.assert_close(mixed.values, whole.values[order], rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_other_number_formats_and_channels_last_work(
+    method: str, dtype: torch.dtype, net: TinyNet, x: torch.Tensor
+) -> None:
+    lighter = settled(TinyNet()).to(dtype).eval().to(memory_format=torch.channels_last)
+    net.load_state_dict(lighter.state_dict())  # what is compared is the arithmetic, not the rounding of the weights
+    expected = explain.attribute(net, x.to(dtype).double(), method, target=1, layer="dropout").heatmap
+    found = explain.attribute(
+        lighter, x.to(dtype).contiguous(memory_format=torch.channels_last), method, target=1, layer="dropout"
+    )
+    assert found.values.dtype == torch.float32
+    assert found.heatmap.dtype == torch.float32
+    error = (found.heatmap - expected).abs().mean()
+    assert error < (1e-5 if dtype == torch.float32 else 0.1)
+
+
+@pytest.mark.parametrize(("count", "rounds"), [(5, 2), pytest.param(8, 5, marks=pytest.mark.long)])
+def test_threads_that_share_a_model_do_not_see_each_other(
+    count: int, rounds: int, net: TinyNet, x: torch.Tensor
+) -> None:
+    expected = [explain.attribute_all(net, x, METHODS, target=i) for i in range(5)]
+    found: dict[int, dict[str, explain.Attribution]] = {}
+
+    def work(i: int) -> None:
+        for _ in range(rounds):
+            found[i] = explain.attribute_all(net, x, METHODS, target=i % 5)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == list(range(count))
+    for i, attributions in found.items():
+        for name, attribution in attributions.items():
+            torch.testing.assert_close(attribution.values, expected[i % 5][name].values, rtol=1e-12, atol=1e-14)
+
+
+def test_an_explanation_inside_another_is_refused(net: TinyNet, x: torch.Tensor) -> None:
+    def nested(output: torch.Tensor) -> torch.Tensor:
+        return explain.attribute(net, x).score
+
+    with pytest.raises(ExplainError, match="from inside another one"):
+        explain.attribute(net, x, target=nested)
+    assert len(explain.attribute(net, x)) == 3
+
+
+def test_scores_that_cannot_be_explained_say_why(net: TinyNet, x: torch.Tensor) -> None:
+    with pytest.raises(TargetError, match="target cut must"):
+        explain.attribute(
+            net, x, "saliency", target=ScoreTarget(type("cut", (), {"__call__": lambda s, o: o.detach()[:, 0]})())
+        )
+    with pytest.raises(LayerError, match="'layer2' must"):
+        explain.attribute(net, x, "gradcam", target=lambda output: (output * 0).detach()[:, 0], layer="layer2")
+    broken = settled(TinyNet()).double()
+    broken.fc.bias.data[:] = float("nan")
+    for method in METHODS:
+        with pytest.raises(ModelError, match="finite"):
+            explain.attribute(broken, x, method)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (torch.zeros(3, 8, 8), "dimension"),
+        (torch.zeros(1, 3, 8, 8).long(), "floating"),
+        (torch.zeros(0, 3, 8, 8), "image"),
+        (torch.full((1, 3, 8, 8), float("inf")), "finite values"),
+        ("cat.jpg", "tensor"),
+        (torch.zeros(1, 3, 8, 8, device="meta"), "device"),
+    ],
+)
+def test_inputs_that_are_no_batch_of_images_are_refused(bad: object, message: str, net: TinyNet) -> None:
+    with pytest.raises(ImageError, match=message):
+        explain.attribute(net.float(), bad)  # type: ignore[arg-type]
+
+
+def test_something_that_is_no_model_is_refused(x: torch.Tensor) -> None:
+    with pytest.raises(ModelError, match="function"):
+        explain.attribute(lambda x: x, x)  # type: ignore[arg-type]
+
+
+def test_a_network_without_rectifiers_gets_a_warning_from_guided_backprop() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(16, 2))
+    with pytest.warns(ExplainWarning, match="guidedbackprop found no"):
+        explain.attribute(model, torch.rand(1, 3, 4, 4), "guidedbackprop")
+
+
+def test_a_map_that_is_zero_everywhere_comes_with_the_reason(net: TinyNet, x: torch.Tensor) -> None:
+    def says(model: nn.Module, reason: str, **options: Any) -> None:
+        with pytest.warns(ExplainWarning, match=f"gradcam is zero everywhere for image 0, 1, 2: {reason}"):
+            a = explain.attribute(model, x, "gradcam", **{"target": 0, "layer": "layer2"} | options)
+        assert a.heatmap.abs().max() == 0
+
+    nn.init.zeros_(net.fc.weight)
+    says(net, r"the score does not change with layer layer2 \(the gradient is zero\); choose another layer")
+    against = nn.Sequential(nn.Conv2d(3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 2))
+    against = settled(against).double()
+    nn.init.constant_(against[4].weight, -1.0)
+    says(against, "all that layer 1 shows speaks against the target; choose another target", layer="1")
+    nn.init.constant_(against[4].weight, 1.0)
+    nn.init.constant_(against[0].bias, -100.0)
+    says(against, "layer 1 gives zero everywhere, as behind a ReLU of which every unit is off", layer="1")
+    nn.init.constant_(against[0].bias, 1.0)
+    against[4].bias.data = torch.tensor([2000.0, 0.0]).double()
+    says(
+        nn.Sequential(*against, nn.Softmax(1)),
+        "the model gives probabilities, and this one is so near to 0 or 1",
+        layer="1",
+    )
+
+
+def test_all_methods_that_a_target_leaves_are_used_for_one_that_is_no_class(net: TinyNet, x: torch.Tensor) -> None:
+    net.eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExplainWarning)
+        found = explain.attribute_all(net, x, "all", target=lambda output: output[:, 0] - output[:, 1])
+    assert {"gradcam", "scorecam", "saliency"} <= set(found)
+    assert not {"cam", "finercam", "shapleycam", "legrad"} & set(found)
+
+
+def test_what_is_not_finite_is_traced_to_the_layer_that_gave_it_first(net: TinyNet, x: torch.Tensor) -> None:
+    net.layer1[2].bias.data[1] = float("inf")
+    for method in ("gradcam", "saliency", "scorecam"):
+        with pytest.raises(ModelError, match="finite"):
+            explain.attribute(net, x, method)
+
+
+class Rectified(nn.Module):
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.conv, self.function = nn.Conv2d(3, 4, 3), function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self.conv(x)).sum((2, 3))
+
+
+SHARED_NAMES = [
+    "relu", "relu6", "leaky_relu", "elu", "silu", "gelu", "hardswish", "mish", "softplus", "selu", "celu",
+    "rrelu", "hardtanh",
+]  # fmt: skip
+RECTIFIERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {name: getattr(F, name) for name in SHARED_NAMES} | {
+    "torch.relu": torch.relu,
+    "relu_": lambda x: x.relu_(),
+    "prelu": lambda x: F.prelu(x, torch.tensor([0.2])),
+    "threshold": lambda x: F.threshold(x, 0.1, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", RECTIFIERS)
+def test_functional_rectifiers_of_every_kind_are_caught(name: str) -> None:
+    """Uncaught, they would raise the warning that no rectifier was found."""
+    torch.manual_seed(0)
+    model, x = Rectified(RECTIFIERS[name]), torch.randn(1, 3, 6, 6)
+    guided = explain.attribute(model, x, "guidedbackprop", target=0).values
+    assert guided.shape == x.shape
+
+
+INPLACE = [
+    nn.ReLU,
+    nn.ReLU6,
+    nn.LeakyReLU,
+    nn.ELU,
+    nn.SELU,
+    nn.CELU,
+    nn.RReLU,
+    nn.SiLU,
+    nn.Mish,
+    nn.Hardswish,
+    nn.Hardtanh,
+]
+
+
+@pytest.mark.parametrize("kind", INPLACE)
+def test_rectifiers_in_place_are_caught_like_the_others(kind: type[nn.Module]) -> None:
+    x = torch.randn(1, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+
+    def guided(inplace: bool) -> torch.Tensor:
+        parts = [
+            nn.Conv2d(3, 4, 3),
+            kind(inplace=inplace),
+            nn.Conv2d(4, 4, 3),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(16, 2),
+        ]
+        return explain.attribute(settled(nn.Sequential(*parts)), x, "guidedbackprop", target=0).values
+
+    assert guided(False).abs().max() > 0
+    torch.testing.assert_close(guided(True), guided(False), rtol=1e-4, atol=1e-6)  # ELU in place recovers its input
+
+
+def test_threads_that_share_a_model_in_train_mode_leave_it_as_it_is(x: torch.Tensor) -> None:
+    net = settled(TinyNet()).double().train()
+    net.avgpool.register_forward_pre_hook(lambda module, args: time.sleep(0.01))
+    expected = explain.attribute_all(net, x, METHODS, target=1)
+    before = snapshot(net)
+    found: list[dict[str, explain.Attribution]] = []
+
+    def work(wait: float) -> None:
+        time.sleep(wait)
+        found.extend(explain.attribute_all(net, x, METHODS, target=1) for _ in range(3))
+
+    threads = [threading.Thread(target=work, args=(i * 0.004,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert snapshot(net) == before
+    assert len(found) == 12
+    for attributions in found:
+        for name, attribution in attributions.items():
+            torch.testing.assert_close(attribution.values, expected[name].values, rtol=1e-12, atol=1e-14)
+
+
+def test_gradients_that_are_not_finite_are_not_drawn() -> None:
+    class Root(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 2, 1)
+            nn.init.ones_(self.conv.weight)
+            nn.init.zeros_(self.conv.bias)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.sqrt(self.conv(x).relu() * 0).mean((2, 3))
+
+    for method in ("gradcam", "gradcam++", "layercam", "saliency", "guidedbackprop", "fullgrad", "shapleycam"):
+        with pytest.raises(ModelError, match=f"but {re.escape(method)} found NaN or infinity"):
+            explain.attribute(Root(), torch.rand(1, 3, 4, 4), method, target=0, layer="conv")
+
+
+def test_a_nan_in_any_class_is_refused_and_a_masked_class_is_not(net: TinyNet, x: torch.Tensor) -> None:
+    net.fc.bias.data[4] = float("-inf")
+    assert explain.attribute(net, x, target=0).logits is not None
+    net.fc.bias.data[4] = float("nan")
+    with pytest.raises(ModelError, match="finite"):
+        explain.attribute(net, x, target=0)
+
+
+def test_a_layer_that_mixes_up_the_batch_is_refused(x: torch.Tensor) -> None:
+    class Windows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.split, self.fc = nn.Identity(), nn.Linear(3, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            windows = self.split(torch.cat(x.chunk(2, dim=2)))
+            return self.fc(windows.mean((2, 3)).unflatten(0, (2, -1)).mean(0))
+
+    with pytest.raises(LayerError, match="images"):
+        explain.attribute(Windows(), x.float(), "gradcam", target=0, layer="split")
+
+
+def test_a_model_that_turns_gradients_off_says_so(x: torch.Tensor) -> None:
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.fc = nn.Conv2d(3, 4, 3), nn.Linear(4, 2).requires_grad_(False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                features = self.conv(x)
+            return self.fc(features.mean((2, 3)))
+
+    with pytest.raises(LayerError, match="the score does not use"):
+        explain.attribute(Frozen(), x.float(), "gradcam", target=0, layer="conv")
+    with torch.inference_mode():
+        inference = nn.Conv2d(3, 2, 3)
+    with pytest.raises(ModelError, match=r"outside torch\.inference_mode"):
+        explain.attribute(inference, x.float(), "saliency")
+
+
+def test_a_wrong_layer_is_told_even_where_no_method_looks_at_it(net: TinyNet, x: torch.Tensor) -> None:
+    with pytest.raises(LayerError, match="did you mean 'layer1'"):
+        explain.attribute(net, x, "saliency", layer="layr1")
+
+
+def test_a_shared_module_goes_by_all_its_names(net: TinyNet, x: torch.Tensor) -> None:
+    net.alias = net.layer2
+    expected = explain.attribute(net, x, target=1, layer="layer2")
+    assert torch.equal(explain.attribute(net, x, target=1, layer="alias").values, expected.values)
+
+
+def test_warnings_carry_the_line_of_the_caller() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(16, 2))
+    with pytest.warns(ExplainWarning) as caught:
+        explain.attribute(model, torch.rand(1, 3, 4, 4), "guidedbackprop")
+    assert caught[0].filename == __file__
+
+
+class TestTransformers:
+    @pytest.fixture
+    def vit(self) -> nn.Module:
+        torch.manual_seed(0)
+        model = torchvision.models.VisionTransformer(12, 4, 2, 2, 8, 12, num_classes=5)
+        return settled(model).double().train()
+
+    @pytest.mark.parametrize("method", sorted(ATTENDING - COVERING - {"cheferbimodal"}))
+    @pytest.mark.parametrize("frozen", [False, True])
+    def test_model_and_caller_are_left_as_found(self, method: str, frozen: bool, vit: nn.Module) -> None:
+        vit.requires_grad_(not frozen)
+        x = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        before, given = snapshot(vit), x.clone()
+        whole = explain.attribute(vit, x, method, target=torch.tensor([3, 1])).values
+        with torch.inference_mode():
+            alone = explain.attribute(vit, x[1:].clone(), method, target=1).values
+        torch.testing.assert_close(alone.clone(), whole[1:], rtol=1e-10, atol=1e-13)
+        with pytest.raises(TargetError):
+            explain.attribute(vit, x, method, target=9)
+        assert snapshot(vit) == before
+        assert torch.equal(x, given)
+
+    @pytest.mark.filterwarnings("ignore:.* is zero everywhere")  # random weights: a map may well be empty
+    def test_every_method_for_any_network_explains_one(self, vit: nn.Module) -> None:
+        x = torch.randn(1, 3, 12, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        names = explain.applicable_methods(vit, x)
+        unfit = ["cam", "cheferbimodal", "drise", "featurepermutation", "shapleycam"]
+        assert sorted(set(explain.list_methods()) - set(names)) == unfit
+        with pytest.raises(MethodError, match="derivatives"):
+            explain.attribute(vit, x, "shapleycam")
+        with sdpa_kernel(SDPBackend.MATH):
+            assert explain.attribute(vit, x, ShapleyCAM()).values.shape == (1, 3, 3)
+        for name, found in explain.attribute_all(vit, x, "all").items():
+            assert torch.isfinite(found.values).all(), name
+            assert found.heatmap.shape == (1, 12, 12)
+
+
+class Bypass(nn.Module):
+    """Something leads past the layer, and is put beside it: more rows behind the layer than before it do not fit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.side = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(3, 2, 3, padding=1)
+        self.fc = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(torch.cat([self.body(x).relu(), self.side(x)], 1).mean((2, 3)))
+
+
+def counting(model: nn.Module) -> list[int]:
+    sizes: list[int] = []
+    model.register_forward_hook(lambda module, args, output: sizes.append(len(args[0])))
+    return sizes
+
+
+def test_ablations_fan_out_at_the_layer_where_the_network_lets_them(net: TinyNet, x: torch.Tensor) -> None:
+    explain.attribute(net, x)
+    sizes = counting(net)
+    explain.attribute(net, x, "ablationcam", target=1)
+    assert sizes == [3, 1, 1, 1, 1]  # the images, each once more for all of its ablations, and one ablation alone
+    model = settled(Bypass()).double()
+    sizes = counting(model)
+    found = explain.attribute(model, x, "ablationcam", target=1, layer="body").values
+    assert sizes == [3, 5, 1, 5, 5]  # the try did not come to an end; each has one map as it is; one goes alone
+    for i in range(3):
+        alone = explain.attribute(model, x[i : i + 1], "ablationcam", target=1, layer="body").values
+        torch.testing.assert_close(found[i : i + 1], alone, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("method", sorted(RERUNNING - {"deeplift", "deepliftshap"}))  # one row for each image
+def test_the_size_of_the_pieces_makes_no_difference_and_progress_is_told(
+    method: str, net: TinyNet, x: torch.Tensor
+) -> None:
+    whole = explain.attribute(net, x, method, target=1).values
+    told: list[tuple[int, int]] = []
+    pieces = explain.attribute(
+        net, x, method, target=1, batch_size=3, progress=lambda done, total: told.append((done, total))
+    )
+    torch.testing.assert_close(pieces.values, whole, rtol=1e-9, atol=1e-12)
+    assert len(told) > 1
+    assert all(0 < done <= total for done, total in told)
+    assert any(done == total for done, total in told)
+
+
+@pytest.mark.parametrize("method", sorted(RERUNNING))
+def test_networks_that_view_their_maps_are_run_in_a_layout_that_they_take(method: str, x: torch.Tensor) -> None:
+    class Viewing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.fc = nn.Conv2d(3, 4, 3), nn.Linear(4 * 10 * 8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(self.conv(x).relu().view(len(x), -1))
+
+    model = settled(Viewing(), seed=2).double()
+    found = explain.attribute(model, x, method, target=1, layer="conv")
+    model.forward = lambda z: model.fc(model.conv(z).relu().flatten(1))  # type: ignore[method-assign]
+    expected = explain.attribute(model, x, method, target=1, layer="conv")
+    torch.testing.assert_close(found.values, expected.values, rtol=1e-9, atol=1e-12)
+
+
+def test_long_work_can_be_interrupted(x: torch.Tensor) -> None:
+    net = settled(TinyNet()).double().train()
+    before = snapshot(net)
+
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    for method in RERUNNING:
+        with pytest.raises(KeyboardInterrupt):
+            explain.attribute(net, x, method, target=1, batch_size=2, progress=stop)
+        assert snapshot(net) == before
+
+
+BOTH: list[Any] = ["full", "bf16"]
+
+
+def test_bfloat16_is_close_and_only_for_reruns(net: TinyNet, x: torch.Tensor) -> None:
+    net = net.float()
+    for method in ("scorecam", "integratedgradients", "smoothgrad", "ablationcam"):
+        full = explain.attribute(net, x.float(), method, target=1)
+        light = explain.attribute(net, x.float(), method, target=1, precision="bf16")
+        assert light.values.dtype == torch.float32
+        assert not torch.equal(light.values, full.values)
+        assert (light.heatmap - full.heatmap).abs().mean() < 0.02
+    signed = [explain.attribute(net, x.float(), AblationCAM(relu=False), target=1, precision=p).values for p in BOTH]
+    assert (signed[0] - signed[1]).abs().max() < 0.05 * signed[0].abs().max()
+    same = explain.attribute(net, x.float(), "gradcam", target=1, precision="bf16")
+    assert torch.equal(same.values, explain.attribute(net, x.float(), "gradcam", target=1).values)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size must"),
+        ({"precision": "fp8"}, "precision must"),
+        ({"fuse": "sum"}, "fuse of attribute must"),
+    ],
+)
+def test_options_of_the_work_are_checked(options: Any, message: str, net: TinyNet, x: torch.Tensor) -> None:
+    with pytest.raises(MethodError, match=message):
+        explain.attribute(net, x, **options)
+
+
+class OverwritesViews(nn.Module):
+    """Rectifiers of which each overwrites a view of another tensor."""
+
+    def __init__(self, *, in_place: bool) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8 * 120, 5)
+        self.relu, self.in_place = nn.ReLU(inplace=in_place), in_place
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.conv(x)
+        parts = [x[:, i : i + 2].clone()[:] for i in (0, 2, 4, 6)]  # views, each of a tensor of its own
+        if self.in_place:
+            parts[0].relu_()
+            F.leaky_relu(parts[1], 0.2, True)
+            F.elu(parts[2], inplace=True)
+            torch.celu_(parts[3])
+        else:
+            parts = [parts[0].relu(), F.leaky_relu(parts[1], 0.2), F.elu(parts[2]), torch.celu(parts[3])]
+        return self.fc(self.relu((torch.cat(parts, 1) - 0.2).flatten(1)))
+
+
+@pytest.mark.parametrize("method", ["guidedbackprop", "deconvnet", "saliency"])
+def test_rectifiers_that_overwrite_a_view_follow_the_rule_too(method: str, x: torch.Tensor) -> None:
+    found, expected = (
+        explain.attribute(settled(OverwritesViews(in_place=in_place)).double().eval(), x, method, target=1).values
+        for in_place in (True, False)
+    )
+    torch.testing.assert_close(found, expected)
+    assert found.any()
+
+
+@pytest.mark.parametrize("method", ["ablationcam", "scorecam", "smoothgrad", "augmented(gradcam)"])
+def test_a_caller_in_inference_mode_may_have_a_model_that_works_in_place(method: str, x: torch.Tensor) -> None:
+    class Greedy(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x.mul_(2))
+
+    layers = nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
+    model = settled(Greedy(*layers)).double().eval()
+    expected = explain.attribute(model, x, method, target=1, layer="0").values
+    with torch.inference_mode():
+        assert torch.equal(explain.attribute(model, x, method, target=1, layer="0").values, expected)
+
+
+def test_one_image_with_channels_last_is_explained_like_one_with_channels_first() -> None:
+    """A view of it has other strides in the dimension of size 1, which backward through normalisations goes by."""
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 16, 1), nn.Conv2d(16, 16, 1), nn.BatchNorm2d(16), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    model = settled(nn.Sequential(*layers, nn.Linear(16, 3))).double().eval()
+    x = torch.randn(1, 3, 7, 3, dtype=torch.float64)
+    last = x.contiguous(memory_format=torch.channels_last)
+    methods = ["hirescam", "fullgrad", "saliency"]
+    found, expected = (explain.attribute_all(model, each, methods, target=0, layer="1") for each in (last, x))
+    for method in methods:
+        torch.testing.assert_close(found[method].values, expected[method].values)
+
+
+class OverwritesAnEarlierView(nn.Module):
+    """Adds the shortcut, which is the last to be computed, to a view that was there before it (GhostNet)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.main, self.side, self.fc = nn.Conv2d(3, 6, 3), nn.Conv2d(3, 4, 3), nn.Linear(4, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        maps = self.main(x)[:, :4]
+        maps += self.side(x)
+        return self.fc(maps.relu().mean((2, 3)))
+
+
+def test_a_view_from_before_the_layer_may_be_overwritten_behind_it(x: torch.Tensor) -> None:
+    model = settled(OverwritesAnEarlierView()).double().eval()
+    found = explain.attribute(model, x, GradCAM(relu=False), target=1)
+    assert found.layer == "side"
+    side = model.side(x).detach().requires_grad_()
+    score = model.fc((model.main(x)[:, :4] + side).relu().mean((2, 3)))[:, 1].sum()
+    weights = torch.autograd.grad(score, side)[0].mean((2, 3), keepdim=True)
+    torch.testing.assert_close(found.values, (weights * side).sum(1).detach())
+
+
+class ReadsBothNames(nn.Module):
+    """Overwrites a view, and reads it by its old name as well as by its new one; ``.view`` refuses other layouts."""
+
+    def __init__(self, *, again: bool) -> None:
+        super().__init__()
+        self.again = again
+        self.conv, self.relu, self.fc = nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Linear(4, 5)
+        self.last = nn.Linear(4 * 80, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        before = self.conv(x)[:]
+        after = self.relu(input=before)
+        if self.again:  # autograd allows it where it has not kept what the rectifier gave
+            after.mul_(1.5)
+        scores = self.fc(after.mean((2, 3)))
+        return scores + self.last((before * 0.5).contiguous().view(len(x), -1))
+
+
+@pytest.mark.parametrize("together", [[], ["saliency"]])
+def test_gradients_come_back_by_every_name_of_what_a_layer_overwrote(together: list[str], x: torch.Tensor) -> None:
+    model = settled(ReadsBothNames(again=not together)).double().eval()
+    found = explain.attribute_all(model, x, [GradCAM(relu=False), *together], target=1, layer="relu")["gradcam"]
+    maps = model.conv(x).relu().detach().requires_grad_()
+
+    def score(maps: torch.Tensor) -> torch.Tensor:
+        later = maps * 1.5 if model.again else maps
+        return (model.fc(later.mean((2, 3))) + model.last((later * 0.5).flatten(1)))[:, 1]
+
+    weights = torch.autograd.grad(score(maps).sum(), maps)[0].mean((2, 3), keepdim=True)
+    torch.testing.assert_close(found.values, (weights * maps).sum(1).detach())
+    with torch.no_grad():
+        expected = ablated_by_hand(score, maps)
+    ablated = explain.attribute(model, x, AblationCAM(relu=False), target=1, layer="relu").values
+    torch.testing.assert_close(ablated, expected)
+
+
+def ablated_by_hand(score: Callable[[torch.Tensor], torch.Tensor], maps: torch.Tensor) -> torch.Tensor:
+    """Ablation-CAM, signed: each of the maps weighted by the share that the score loses without it."""
+    expected = torch.zeros_like(maps[:, 0])
+    for k in range(maps.shape[1]):
+        without = maps.clone()
+        without[:, k] = 0
+        expected += ((score(maps) - score(without)) / score(maps))[:, None, None] * maps[:, k]
+    return expected
+
+
+class OverwritesBehindTheLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.side, self.fc = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3), nn.Linear(8 * 80, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        maps = self.conv(x)
+        maps += 0.3
+        maps.mul_(1.5)
+        return self.fc(torch.cat([maps.flatten(1), self.side(x).view(len(x), -1)], 1))
+
+
+def test_ablated_maps_may_be_overwritten_in_a_network_that_runs_twice(x: torch.Tensor) -> None:
+    model = settled(OverwritesBehindTheLayer()).double().eval()
+    found = explain.attribute(model, x, AblationCAM(relu=False), target=1, layer="conv").values
+    with torch.no_grad():
+        maps, side = model.conv(x), model.side(x)
+
+        def score(maps: torch.Tensor) -> torch.Tensor:
+            return model.fc(torch.cat([(maps + 0.3) * 1.5, side], 1).flatten(1))[:, 1]
+
+        expected = ablated_by_hand(score, maps)
+    torch.testing.assert_close(found, expected)
+
+
+class CountsRows(nn.Module):
+    """Works behind the layer on as many rows as there were before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(3, 4, 3), nn.Linear(4, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        maps = self.conv(x)
+        means = maps.mean((2, 3))
+        for i in range(len(x)):
+            means[i] = means[i] * 2 - means[i].mean()
+        return self.fc(means)
+
+
+def test_a_network_that_counts_its_rows_before_the_layer_runs_whole_for_every_ablation(x: torch.Tensor) -> None:
+    model = settled(CountsRows()).double().eval()
+    found = explain.attribute(model, x, AblationCAM(relu=False), target=1, layer="conv").values
+    with torch.no_grad():
+        maps = model.conv(x)
+
+        def score(maps: torch.Tensor) -> torch.Tensor:
+            means = maps.mean((2, 3))
+            return model.fc(means * 2 - means.mean(1, keepdim=True))[:, 1]
+
+        expected = ablated_by_hand(score, maps)
+    torch.testing.assert_close(found, expected)
+
+
+def test_lazy_modules_must_have_run_once(x: torch.Tensor) -> None:
+    model = nn.Sequential(nn.LazyConv2d(4, 3), nn.Flatten())
+    with pytest.raises(ModelError, match="without"):
+        explain.attribute(model, x, "saliency")
+
+
+def test_a_slower_way_is_said_where_somebody_listens(x: torch.Tensor, caplog: pytest.LogCaptureFixture) -> None:
+    class Coupled(TinyNet):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x - x.mean(0, keepdim=True) / 2)
+
+    model = settled(Coupled()).double().eval()
+    with caplog.at_level("INFO", logger="explain"):
+        explain.attribute(model, x[:1], "smoothgrad", target=1)
+    assert "altered rows are run one at a time: the model's scores depend on what stands beside" in caplog.text

@@ -1,0 +1,315 @@
+"""Outputs become probabilities once: of models with a softmax or sigmoid at their end, and of those without."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import nn
+
+import explain
+from explain import ExplainWarning, ModelError, RecordError, TargetError
+from explain.cli import main
+from explain.methods import RISE, Occlusion
+from explain.metrics import AverageDrop, Deletion
+from explain.models import CenterCrop, Classifier
+
+SIDE = 8
+PLAIN = CenterCrop(SIDE, 1.0, (0.0,) * 3, (1.0,) * 3)
+LABELS = ["red", "green", "blue", "grey"]
+PHOTO = Image.new("RGB", (SIDE, SIDE), (230, 120, 40))
+
+
+class Scores(nn.Module):
+    """Scores of four colours, and what becomes of them."""
+
+    def __init__(self, last: Callable[[torch.Tensor], torch.Tensor] = lambda scores: scores, classes: int = 4) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(3)
+        self.head = nn.Linear(3 * SIDE * SIDE, classes)
+        with torch.no_grad():
+            self.head.weight.copy_(torch.randn(self.head.weight.shape, generator=generator) * 0.3)
+            self.head.bias.copy_(torch.randn(classes, generator=generator))
+        self.last = last
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.head(x.flatten(1)))
+
+
+class Several(nn.Module):
+    """The mean of two networks that end in a sigmoid."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = Scores(torch.sigmoid), Scores(lambda scores: (-scores).sigmoid() / 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([self.one(x), self.other(x)]).mean(0)
+
+
+def scores(model: nn.Module) -> torch.Tensor:
+    x = PLAIN(PHOTO)[None].double()
+    weight, bias = (p.detach().double() for p in model.parameters())
+    return (x.flatten(1) @ weight.T + bias)[0]
+
+
+SOFTMAX = {
+    "a last module": nn.Softmax(1),
+    "a function": lambda s: F.softmax(s, dim=1),
+    "a method, in half precision": lambda s: s.bfloat16().softmax(1),
+    "written out": lambda s: (s - s.amax(1, keepdim=True)).exp() / (s - s.amax(1, keepdim=True)).exp().sum(1)[:, None],
+    "in a dictionary": lambda s: {"logits": s.softmax(1)},
+}
+
+
+@pytest.mark.parametrize("last", SOFTMAX.values(), ids=SOFTMAX)
+def test_a_softmax_at_the_end_is_not_applied_again(last: Any) -> None:
+    model = Scores(last)
+    explainer = explain.Explainer(model, LABELS, PLAIN)
+    with pytest.warns(ExplainWarning, match="probabilities"):
+        found = explainer(PHOTO, "saliency")
+    expected = scores(model).softmax(0)
+    torch.testing.assert_close(found.probabilities.double(), expected, rtol=0, atol=4e-3)
+    best = expected.argsort(descending=True).tolist()
+    assert [label for label, _ in found.predictions] == [LABELS[i] for i in best]
+    assert found.record()["activation"] == explainer.activation == "none"
+    explainer(PHOTO, "saliency")  # it is said once
+
+
+SCORES = {"logits": lambda s: s, "a log-softmax": nn.LogSoftmax(1), "small logits": lambda s: 0.01 * s + 0.4}
+
+
+@pytest.mark.parametrize("last", SCORES.values(), ids=SCORES)
+def test_scores_get_one_softmax(last: Any) -> None:
+    model = Scores(last)
+    found = explain.Explainer(model, LABELS, PLAIN)(PHOTO, "saliency")
+    expected = last(scores(model)[None])[0].softmax(0)
+    torch.testing.assert_close(found.probabilities.double(), expected, rtol=0, atol=1e-6)
+    assert found.record()["activation"] == "softmax"
+
+
+SIGMOID = {"a last module": nn.Sigmoid(), "a function": torch.sigmoid, "a slice": lambda s: s.sigmoid()[:, None][:, 0]}
+
+
+@pytest.mark.parametrize("last", SIGMOID.values(), ids=SIGMOID)
+def test_several_labels_may_be_true_of_a_photo(last: Any) -> None:
+    model = Scores(last)
+    with pytest.warns(ExplainWarning, match="probabilities"):
+        found = explain.Explainer(model, LABELS, PLAIN)(PHOTO, "saliency")
+    expected = scores(model).sigmoid()
+    torch.testing.assert_close(found.probabilities.double(), expected, rtol=0, atol=1e-6)
+    above = sorted(((float(p), LABELS[i]) for i, p in enumerate(expected) if p >= 0.5), reverse=True)
+    assert 1 < len(above) < 4
+    assert found.predictions == [(label, pytest.approx(p, abs=1e-6)) for p, label in above]
+
+
+def test_several_labels_may_be_true_by_scores_too() -> None:
+    model = Scores()
+    found = explain.Explainer(model, LABELS, PLAIN, activation="sigmoid")(PHOTO, "saliency")
+    torch.testing.assert_close(found.probabilities.double(), scores(model).sigmoid(), rtol=0, atol=1e-6)
+    assert all(p >= 0.5 for _, p in found.predictions)
+
+
+def test_the_mean_of_several_networks_is_recognised() -> None:
+    with pytest.warns(ExplainWarning, match="probabilities already"):
+        found = explain.Explainer(Several(), LABELS, PLAIN)(PHOTO, "saliency")
+    torch.testing.assert_close(found.probabilities, Several()(PLAIN(PHOTO)[None])[0])
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("last", [lambda s: s, torch.sigmoid, lambda s: s.sigmoid()[:, 0]], ids=["score", "p", "flat"])
+def test_one_output_says_yes_or_no(last: Any, sign: int) -> None:
+    model = Scores(lambda s: last(sign * s), classes=1)
+    explainer = explain.Explainer(
+        model, preprocess=PLAIN, activation=None if last(torch.tensor([[9.0]])) > 1 else "none"
+    )
+    found = explainer(PHOTO, "saliency", 0)
+    yes = float((sign * scores(model)).sigmoid())
+    expected = sorted([(yes, "yes"), (1 - yes, "no")], reverse=True)
+    assert found.predictions == [(label, pytest.approx(p, abs=1e-5)) for p, label in expected]
+    assert found.targets == ["yes"]
+    named = explain.Explainer(model, ["cat"], PLAIN, activation=explainer.activation)(PHOTO, "saliency", 0)
+    assert {label for label, _ in named.predictions} == {"cat", "not cat"}
+
+
+def test_one_output_between_0_and_1_is_a_probability_where_a_sigmoid_gave_it() -> None:
+    small = Scores(lambda s: 0.3 + 1e-3 * s.tanh(), classes=1)
+    found = explain.Explainer(small, preprocess=PLAIN)(PHOTO, Occlusion(window=4), 0)
+    assert float(found.probabilities[0]) == pytest.approx(float(torch.tensor(0.3).sigmoid()), abs=1e-3)
+    with pytest.warns(ExplainWarning, match="probabilities already"):
+        found = explain.Explainer(Scores(nn.Sigmoid(), classes=1), preprocess=PLAIN)(PHOTO, "saliency", 0)
+    assert float(found.probabilities[0]) == pytest.approx(float(scores(Scores(classes=1)).sigmoid()))
+
+
+def test_outputs_that_are_no_probabilities_give_no_predictions() -> None:
+    found = explain.Explainer(Scores(), LABELS, PLAIN, activation="none")(PHOTO, "saliency")
+    assert found.predictions == []
+    assert found.probabilities is None
+
+
+@pytest.mark.parametrize("wrong", ["softmx", 1, True])
+def test_an_unknown_activation_is_refused(wrong: Any) -> None:
+    with pytest.raises(ModelError, match="activation"):
+        explain.Explainer(Scores(), LABELS, PLAIN, activation=wrong)
+    with pytest.raises(ModelError, match="activation"):
+        explain.attribute(Scores(), torch.rand(1, 3, SIDE, SIDE), "saliency", activation=wrong)
+
+
+def test_a_softmax_of_one_output_is_refused() -> None:
+    with pytest.raises(ModelError, match="activation"):
+        explain.Explainer(Scores(classes=1), preprocess=PLAIN, activation="softmax")(PHOTO, "saliency", 0)
+
+
+ENDS: dict[str, tuple[Any, int, str | None, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "scores": (lambda s: s, 4, None, lambda s: s.softmax(1)),
+    "softmax": (nn.Softmax(1), 4, None, lambda s: s.softmax(1)),
+    "sigmoid": (nn.Sigmoid(), 4, None, torch.sigmoid),
+    "scores of labels": (lambda s: s, 4, "sigmoid", torch.sigmoid),
+    "one score": (lambda s: s, 1, None, torch.sigmoid),
+    "one probability": (nn.Sigmoid(), 1, None, torch.sigmoid),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+class TestEverythingReadsTheSameProbability:
+    """What a method, a metric or a curve calls a probability is that of the end of the network, computed by hand."""
+
+    def given(self, end: str) -> tuple[nn.Module, torch.Tensor, dict[str, Any], Callable[[torch.Tensor], torch.Tensor]]:
+        last, classes, activation, expected = ENDS[end]
+        model = Scores(last, classes).double()
+
+        def probability(x: torch.Tensor) -> torch.Tensor:
+            return expected(model.head(x.flatten(1)))[:, 0].detach()
+
+        x = PLAIN(PHOTO)[None].double()
+        return model, x, {} if activation is None else {"activation": activation}, probability
+
+    def test_methods(self, end: str) -> None:
+        model, x, options, probability = self.given(end)
+        a = explain.attribute(model, x, Occlusion(window=4, stride=4, score="probability"), target=0, **options)
+        for row in (0, 4):
+            for column in (0, 4):
+                covered = x.clone()
+                covered[..., row : row + 4, column : column + 4] = 0
+                torch.testing.assert_close(a.values[:, row, column], probability(x) - probability(covered))
+        rise = explain.attribute(model, x, RISE(samples=64, grid=2), target=0, **options)
+        assert float(rise.neutral) < 1
+
+    def test_metrics(self, end: str) -> None:
+        model, x, options, probability = self.given(end)
+        if ENDS[end][1] == 1:
+            with pytest.raises(TargetError, match="reading='score'"):
+                explain.evaluate(model, x, "saliency", "deletion", target=0)
+            return
+        values = torch.arange(64.0).reshape(1, 8, 8)
+        table = explain.evaluate(model, x, {"map": values}, [Deletion(steps=4), AverageDrop()], target=0, **options)
+        expected = []
+        for count in (0, 16, 32, 48, 64):
+            covered = torch.where(values[:, None] < 64 - count, x, 0.0)
+            expected.append(probability(covered))
+        found = table.curve("map", "deletion")[1][0]
+        torch.testing.assert_close(found.double(), torch.cat(expected), rtol=0, atol=1e-6)
+        seen = probability(x * values[:, None] / 63)
+        drop = ((probability(x) - seen).clamp(min=0) / probability(x)).double()
+        torch.testing.assert_close(table["map"]["averagedrop"].double(), drop, rtol=0, atol=1e-6)
+
+    @pytest.mark.filterwarnings("ignore::explain.ExplainWarning")
+    def test_runs_reports_and_checks(self, end: str, tmp_path: Path) -> None:
+        model, x, options, probability = self.given(end)
+        model, labels = model.float(), LABELS[: ENDS[end][1]]
+        explainer = explain.Explainer(model, labels, PLAIN, **options)
+        found = explainer(PHOTO, "saliency", 0)
+        expected = pytest.approx(float(probability(x.float())), abs=1e-5)
+        assert found.record()["probability"] == expected
+        from explain.report import Detail, item
+
+        shown = item(found, Detail(steps=4))
+        assert shown["targets"][0]["probability"] == expected
+        curve = shown["maps"][0][0]["curve"]
+        if curve["reading"] == "probability":
+            assert curve["deletion"][0] == expected
+        else:
+            assert ENDS[end][1] == 1
+            assert curve["deletion"][0] == pytest.approx(model(x.float()).item(), abs=1e-5)
+        assert found.check().answers["saliency"]
+        fresh = explain.Explainer(model, labels, PLAIN, **options)
+        run = explain.run([PHOTO], fresh, "saliency", target=0, output=tmp_path / "run.sqlite", workers=0)
+        assert next(run.rows()).probability == expected
+
+
+@pytest.mark.parametrize("positive", [True, False])
+def test_runs_say_yes_or_no_of_one_output(positive: bool, tmp_path: Path) -> None:
+    model = Scores(lambda s: (1 if positive else -1) * s.abs(), classes=1)
+    run = explain.run(
+        [PHOTO], explain.Explainer(model, ["cat"], PLAIN), "saliency", output=tmp_path / "run.sqlite", workers=0
+    )
+    row = next(run.rows())
+    assert row.prediction == ("cat" if positive else "not cat")
+    assert row.prediction_probability == pytest.approx(float(scores(model).abs().sigmoid()), abs=1e-5)
+    assert row.prediction_class is None
+
+
+def test_an_activation_is_saved_and_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_labels.py").write_text(
+        "import torch\nfrom explain.models import CenterCrop\n"
+        "def make():\n"
+        "    torch.manual_seed(0)\n"
+        "    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 4))\n"
+        "    model.preprocess = CenterCrop(8)\n"
+        "    return model\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    PHOTO.save(tmp_path / "photo.png")
+    explainer = explain.Explainer("own_labels:make", activation="sigmoid")
+    method = RISE(samples=32, grid=2)
+    found = explainer(tmp_path / "photo.png", method)
+    found.save(tmp_path / "out")
+    record = json.loads((tmp_path / "out" / "photo-rise.json").read_text())
+    assert record["activation"] == "sigmoid"
+    assert record["explainer"]["arguments"]["mapping"][-1] == ["activation", "sigmoid"]
+    saved = explain.load(tmp_path / "out" / "photo-rise.json")
+    again = saved.repeat(explain.Explainer("own_labels:make", activation="sigmoid"))
+    assert torch.equal(again["rise"].values, found["rise"].values)
+    with pytest.raises(RecordError, match="activation"):
+        saved.repeat(explain.Explainer("own_labels:make", activation="softmax"))
+
+
+def test_what_was_found_out_is_repeated(tmp_path: Path) -> None:
+    explainer = explain.Explainer("tiny")
+    PHOTO.save(tmp_path / "photo.png")
+    found = explainer(tmp_path / "photo.png", "saliency")
+    found.save(tmp_path / "out")
+    again = explain.load(tmp_path / "out" / "photo-saliency.json").repeat()
+    assert again.explainer.activation == explainer.activation == "softmax"
+    assert again.predictions == found.predictions
+
+
+def test_a_classifier_may_say_what_its_outputs_are() -> None:
+    model = Scores()
+    own = Classifier(model, PLAIN, LABELS, activation="sigmoid")
+    found = explain.Explainer(own)(PHOTO, "saliency")
+    torch.testing.assert_close(found.probabilities.double(), scores(model).sigmoid(), rtol=0, atol=1e-6)
+
+
+def test_the_command_line_takes_an_activation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    PHOTO.save(tmp_path / "photo.png")
+    out = str(tmp_path / "out")
+    common = [str(tmp_path / "photo.png"), "--model", "tiny", "-m", "saliency", "--output", out, "--force"]
+    for activation in ("softmax", "sigmoid"):
+        assert main([*common, "--activation", activation]) == 0
+        assert json.loads((tmp_path / "out" / "photo-saliency.json").read_text())["activation"] == activation
+    assert main([*common, "--activation", "softmux"]) == 2
+    assert "--activation must be one of softmax" in capsys.readouterr().err
+
+
+def test_an_unpickled_explanation_predicts_the_same() -> None:
+    import pickle
+
+    found = explain.Explainer(Scores(), LABELS, PLAIN, activation="sigmoid")(PHOTO, "saliency")
+    assert pickle.loads(pickle.dumps(found)).predictions == found.predictions

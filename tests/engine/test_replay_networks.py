@@ -1,0 +1,359 @@
+"""Networks of many kinds before a layer: replayed wherever that is exact, and run again or refused elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import explain
+from explain import ModelError
+from explain.engine.replay import Replay, ReplayError, Tape
+from explain.methods import AblationCAM
+from tests.conftest import settled
+
+X = torch.randn(2, 3, 6, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+SIGNED = AblationCAM(relu=False)
+ONCE, WHOLE = "what lies before the layer is replayed", "all of the network runs again"
+
+
+class Stem(nn.Module):
+    """A stem, the layer, and a head; subclasses say what happens in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.layer = nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 6, 3, padding=1)
+        self.fc = nn.Linear(6, 5)
+        self.register_buffer("count", torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.between(self.stem(x)))
+
+    def between(self, h: torch.Tensor) -> torch.Tensor:
+        return self.layer(h.relu())
+
+    def head(self, y: torch.Tensor) -> torch.Tensor:
+        return self.fc(F.softplus(y).square().mean((2, 3)))
+
+
+class Shortcut(Stem):
+    def between(self, h: torch.Tensor) -> torch.Tensor:
+        h = h.tanh()
+        return self.layer(h) + h
+
+
+class Beside(Stem):
+    """Rows that are put beside others have to be as many."""
+
+    def between(self, h: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.layer(h), h], 2)
+
+
+class InPlaceBefore(Stem):
+    def between(self, h: torch.Tensor) -> torch.Tensor:
+        before = h.sum((2, 3), keepdim=True)
+        h.relu_().add_(1).mul_(before)
+        return self.layer(h) + 0.1 * h
+
+
+class InPlaceBehind(Stem):
+    """Overwrites behind the layer what the tape keeps."""
+
+    def between(self, h: torch.Tensor) -> torch.Tensor:
+        h = h.tanh()
+        y = self.layer(h)
+        h.mul_(2)
+        return y + h
+
+
+class InPlacePastAutograd(Stem):
+    def between(self, h: torch.Tensor) -> torch.Tensor:
+        h = h.tanh()
+        y = self.layer(h)
+        h.data.mul_(2)
+        return y + h
+
+
+class InPlaceByNumpy(Stem):
+    def between(self, h: torch.Tensor) -> torch.Tensor:
+        h = h.detach().tanh()
+        values = h.numpy()
+        y = self.layer(h)
+        values *= 2
+        return y + h
+
+
+class Decides(Stem):
+    def between(self, h: torch.Tensor) -> torch.Tensor:
+        h = h.tanh() if h.mean() > 0 else h.sigmoid()
+        for _ in range(1 + int(h.amax().item() > 0.5)):
+            h = h * 1.5
+        return self.layer(h) + h
+
+
+class Cubed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(h)
+        return (h * h).mul(h)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (h,) = ctx.saved_tensors
+        return 3 * h * h * gradient
+
+
+class OwnFunction(Stem):
+    def between(self, h: torch.Tensor) -> torch.Tensor:
+        h = Cubed.apply(h.tanh())
+        return self.layer(h) + h
+
+
+class Views(Stem):
+    def between(self, h: torch.Tensor) -> torch.Tensor:
+        flat = h.view(len(h), 6, -1)
+        flat[:, :2] += 1
+        return self.layer(flat.mT.mT.reshape(h.shape)) + h[:, [1, 0, 2, 3, 5, 4]]
+
+
+class Chunks(Stem):
+    def between(self, h: torch.Tensor) -> torch.Tensor:
+        first, second = h.chunk(2, dim=1)
+        parts = h.split([2, 4], 1)
+        y = self.layer(torch.cat([second, first], 1))
+        return y * first.mean((1, 2, 3), keepdim=True) + torch.cat(parts[::-1], 1)
+
+
+class Iterates(Stem):
+    def between(self, h: torch.Tensor) -> torch.Tensor:
+        rows = torch.stack([row * 2 for row in h])
+        most, where = h.max(1, keepdim=True)
+        return self.layer(rows) + most * (where + 1)
+
+
+class ChangesItsList(Stem):
+    def between(self, h: torch.Tensor) -> torch.Tensor:
+        numbers = h.mean((0, 2, 3)).tolist()
+        y = self.layer(h)
+        numbers.append(numbers.pop() * 2)
+        return y * sum(numbers)
+
+
+class WritesABuffer(Stem):
+    def between(self, h: torch.Tensor) -> torch.Tensor:
+        self.count.fill_(h.square().mean())
+        return self.layer(h) * self.count
+
+
+class CountsItsCalls(Stem):
+    def between(self, h: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        return self.layer(h) * self.count
+
+
+class Remembers(Stem):
+    def between(self, h: torch.Tensor) -> torch.Tensor:
+        self.kept = h.tanh()
+        y = self.layer(h)
+        return y + self.kept
+
+
+class RandomBefore(Stem):
+    def between(self, h: torch.Tensor) -> torch.Tensor:
+        h = F.dropout(h, 0.5, training=True) + torch.rand(1, dtype=h.dtype)
+        return self.layer(h) + h
+
+
+class RandomBehind(Stem):
+    def between(self, h: torch.Tensor) -> torch.Tensor:
+        h = h * torch.rand(1, dtype=h.dtype)
+        return self.layer(h) * torch.rand(1, dtype=h.dtype)
+
+
+class RandomRows(Stem):
+    """Draws for each row; what is altered behind the layer is all of one row before it."""
+
+    def between(self, h: torch.Tensor) -> torch.Tensor:
+        return self.layer(h) * torch.rand(len(h), 6, 1, 1, dtype=h.dtype).flip(0)
+
+
+class TakesTurns(Stem):
+    """Does the same by another function every time."""
+
+    turn = 0
+
+    def between(self, h: torch.Tensor) -> torch.Tensor:
+        self.turn += 1
+        h = h.relu() if self.turn % 2 else h.clamp(min=0)
+        return self.layer(h) + h
+
+
+class PastFunctions(Stem):
+    """Calls an operator by its own name."""
+
+    def between(self, h: torch.Tensor) -> torch.Tensor:
+        h = torch.ops.aten.tanh.default(h * 1)
+        return self.layer(h) + h
+
+
+NETWORKS: dict[type[Stem], str] = {
+    Stem: ONCE,
+    Shortcut: ONCE,
+    InPlaceBefore: ONCE,
+    Decides: ONCE,
+    OwnFunction: ONCE,
+    Views: ONCE,
+    Chunks: ONCE,
+    Iterates: ONCE,
+    ChangesItsList: ONCE,
+    Remembers: ONCE,
+    RandomBefore: ONCE,
+    WritesABuffer: ONCE,
+    InPlaceBehind: WHOLE,
+    InPlacePastAutograd: WHOLE,
+    InPlaceByNumpy: WHOLE,
+    Beside: WHOLE,
+    RandomBehind: WHOLE,
+    RandomRows: ONCE,
+    TakesTurns: WHOLE,
+    PastFunctions: ONCE,
+}
+
+
+COUPLED = (RandomBefore, RandomRows, Decides, ChangesItsList, WritesABuffer)  # what they do to all images is one thing
+
+
+class Stems(TorchDispatchMode):
+    """Counts how often the stem's convolution is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.convolution.default and args[0].shape[1] == 3:
+            self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def made(kind: type[Stem]) -> Stem:
+    model = settled(kind()).double().eval()
+    explain.attribute(model, X[:1], "eigencam", target=1, layer="layer")  # looks at the layers
+    model.turn = 0  # type: ignore[attr-defined]
+    torch.manual_seed(0)
+    return model
+
+
+def score(model: Stem, x: torch.Tensor, without: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The score of one image, with a map of the layer set to zero by a hook; and the maps as they were."""
+    seen: list[torch.Tensor] = []
+
+    def zeroed(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+        seen.append(output.clone())
+        if without is None:
+            return output
+        keep = torch.ones(output.shape[1], dtype=output.dtype)
+        keep[without] = 0
+        return output * keep[:, None, None]
+
+    handle, count, state = model.layer.register_forward_hook(zeroed), model.count.clone(), torch.get_rng_state()
+    with torch.no_grad():
+        found = model(x)[0, 1]
+        model.count.copy_(count)
+    torch.set_rng_state(state)
+    handle.remove()
+    return found, seen[0]
+
+
+def ablated(model: Stem, x: torch.Tensor) -> torch.Tensor:
+    """Ablation-CAM, signed, with a whole pass for each of the maps."""
+    full, maps = score(model, x)
+    total = torch.zeros_like(maps[:, 0])
+    for channel in range(maps.shape[1]):
+        total += (full - score(model, x, channel)[0]) / full * maps[:, channel]
+    return total
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 4])
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_ablations_equal_the_plain_computation(kind: type[Stem], batch_size: int | None) -> None:
+    model = made(kind)
+    expected = ablated(model, X[:1])
+    model = made(kind)
+    with Stems() as stems:
+        found = explain.attribute(model, X[:1], SIGNED, target=1, layer="layer", batch_size=batch_size).values
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    if NETWORKS[kind] == ONCE or (kind is Beside and batch_size == 1):
+        assert stems.count == 1  # the photo's own pass, which is kept
+    else:
+        assert stems.count > 1
+
+
+@pytest.mark.parametrize("kind", [k for k in NETWORKS if k not in COUPLED])
+def test_several_images_have_a_tape_each(kind: type[Stem]) -> None:
+    model = made(kind)
+    with Stems() as stems:
+        found = explain.attribute(model, X, SIGNED, target=1, layer="layer", batch_size=4).values
+    expected = torch.cat([ablated(made(kind), x[None]) for x in X])
+    if NETWORKS[kind] == ONCE:
+        assert stems.count == 3
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", ["scorecam", "smooth(ablationcam)"])
+def test_a_network_that_scores_an_image_otherwise_every_time_is_refused(method: str) -> None:
+    model = made(CountsItsCalls)
+    with pytest.raises(ModelError, match="whenever") as error:
+        explain.attribute(model, X[:1], method, target=1, layer="layer")
+    assert "\n" not in str(error.value)
+
+
+def test_what_counts_before_the_layer_is_as_it_was_in_the_pass_of_the_photo() -> None:
+    model = made(CountsItsCalls)
+    expected, model = ablated(model, X[:1]), made(CountsItsCalls)
+    before = model.count.clone()
+    found = explain.attribute(model, X[:1], SIGNED, target=1, layer="layer").values
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    assert model.count == before + 1
+
+
+def test_nothing_is_replayed_past_hooks_of_others() -> None:
+    model, calls = made(Shortcut), list[int]()
+    expected = ablated(model, X[:1])
+    handle = model.stem.register_forward_hook(lambda module, args, output: calls.append(len(output)))
+    with Stems() as stems:
+        found = explain.attribute(model, X[:1], SIGNED, target=1, layer="layer", batch_size=2).values
+    handle.remove()
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    assert stems.count == len(calls) == 1 + 3 + 1  # the photo, three pieces, and one row alone
+    assert set(calls) == {1}
+
+
+def test_a_tape_keeps_only_what_is_referred_to() -> None:
+    x = torch.ones(4)
+    with Tape() as tape:
+        y = (x * 3).exp()
+        items = [item * 1 for item in y]
+    tape.stop()
+    assert tape.fits
+    assert tape.is_intact()
+    kept = [result for _, result in tape.calls if isinstance(result, torch.Tensor)]
+    assert torch.equal(kept[0], torch.zeros(4))  # nothing refers to the product any more
+    assert kept[1] is y
+    for _ in range(2):
+        with Replay(tape):
+            assert [item * 1 for item in (x * 3).exp()] == items
+    with Replay(tape), pytest.raises(ReplayError, match="function"):
+        x + 3
+    y.add_(1)
+    assert not tape.is_intact()
+
+
+def test_a_tape_with_an_array_does_not_fit() -> None:
+    with Tape() as tape:
+        torch.ones(2).numpy()
+    assert not tape.fits

@@ -1,0 +1,580 @@
+"""Altered rows: run once for all, right whatever the rows beside them, in pieces that fit, and forgotten again."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import explain
+from explain import ModelError, TargetError
+from explain.engine import Attributions, Evidence, Scores
+from explain.engine import settings as work
+from explain.methods import AblationCAM, Augmented, IntegratedGradients, Saliency, ScoreCAM, Smooth, get_method
+from explain.methods.wrappers import NoisyCopies, noise
+from tests.conftest import COVERING, settled
+
+X = torch.randn(3, 3, 6, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+EXACT = {"rtol": 1e-9, "atol": 1e-12}
+RERUNNING = [
+    name
+    for name in explain.list_methods()
+    if name not in COVERING and any(isinstance(need, (Scores, Attributions)) for need in get_method(name).needs)
+]
+Tensors = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Small(nn.Module):
+    """A convolution and a head, with something in between or before that may couple rows; notes what it is given."""
+
+    def __init__(self, between: Tensors | None = None, before: Tensors | None = None) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(4, 5)
+        self.between, self.before = between or nn.Identity(), before or nn.Identity()
+        self.rows: list[int] = []
+        self.given: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.rows.append(len(x))
+        self.given.append(x.detach().clone())
+        return self.head(self.maps(x))
+
+    def maps(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(self.before(x))
+
+    def head(self, maps: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.between(F.softplus(maps)).square().mean((2, 3)))
+
+    def cleared(self) -> Small:
+        self.rows.clear()
+        self.given.clear()
+        return self
+
+    def times_given(self, row: torch.Tensor) -> int:
+        return sum(torch.equal(each, row) for given in self.given for each in given)
+
+
+def small(between: Tensors | None = None, before: Tensors | None = None) -> Small:
+    model = settled(Small(between, before)).double().eval()
+    explain.attribute(model, X[:1], "eigencam", target=1, layer="conv")  # looks at the layers
+    return model.cleared()
+
+
+# Plain computations, of one image and one row at a time.
+
+
+def integrated(model: Small, x: torch.Tensor, target: int, steps: int, baseline: torch.Tensor | float = 0.0) -> Any:
+    """The mean gradient along the path."""
+    points, weights = np.polynomial.legendre.leggauss(steps)
+    start = torch.zeros_like(x) + baseline
+    total = torch.zeros_like(x)
+    for point, weight in zip((points + 1) / 2, weights / 2, strict=True):
+        total += weight * gradient(model, start + point * (x - start), target)
+    return total
+
+
+def gradient(model: Small, x: torch.Tensor, target: int) -> torch.Tensor:
+    x = x.clone().requires_grad_()
+    return torch.autograd.grad(model(x)[0, target], x)[0]
+
+
+def noisy(x: torch.Tensor, samples: int) -> list[torch.Tensor]:
+    return [x + 0.15 * (x.max() - x.min()) * noise(0, i, x[0]) for i in range(samples)]
+
+
+def smoothed(model: Small, x: torch.Tensor, target: int, samples: int) -> torch.Tensor:
+    return sum(gradient(model, copy, target) for copy in noisy(x, samples)) / samples
+
+
+@torch.no_grad()
+def scorecam(model: Small, x: torch.Tensor, target: int) -> torch.Tensor:
+    maps = model.maps(x)
+    scores = []
+    for channel in maps[0]:
+        mask = (channel - channel.min()) / (channel.max() - channel.min())
+        scores.append(model(x * mask)[0, target])
+    return (torch.stack(scores).softmax(0)[:, None, None] * maps[0]).sum(0)[None].relu()
+
+
+@torch.no_grad()
+def ablationcam(model: Small, x: torch.Tensor, target: int) -> torch.Tensor:
+    maps = model.maps(x)
+    score, total = model.head(maps)[0, target], torch.zeros_like(maps[:, 0])
+    for channel in range(maps.shape[1]):
+        without = maps.clone()
+        without[:, channel] = 0
+        total += (score - model.head(without)[0, target]) / score * maps[:, channel]
+    return total.relu()
+
+
+PLAIN: dict[str, tuple[Any, Callable[[Small, torch.Tensor, int], torch.Tensor]]] = {
+    "integratedgradients": (IntegratedGradients(steps=6), lambda m, x, t: x * integrated(m, x, t, 6)),
+    "smoothgrad": (Smooth(samples=6), lambda m, x, t: smoothed(m, x, t, 6)),
+    "scorecam": (ScoreCAM(), scorecam),
+    "ablationcam": (AblationCAM(), ablationcam),
+    "smooth(integratedgradients)": (
+        Smooth(IntegratedGradients(steps=3), samples=4),
+        lambda m, x, t: sum(c * integrated(m, c, t, 3) for c in noisy(x, 4)) / 4,
+    ),
+}
+
+
+def noting(told: list[tuple[int, int]]) -> Callable[[int, int], None]:
+    return lambda done, total: told.append((done, total))
+
+
+# Equal rows run once.
+
+
+def rows_of(model: Small, methods: Any, targets: Any = (1,), x: torch.Tensor = X[:1]) -> int:
+    model.cleared()
+    explain.attribute_targets(model, x, methods, list(targets), layer="conv")
+    return sum(model.rows)
+
+
+def test_methods_that_read_the_same_rows_cost_one_of_them() -> None:
+    model = small()
+    alone = rows_of(model, "smoothgrad")
+    assert alone == 1 + 25 + 2
+    assert rows_of(model, ["smoothgrad", "smoothgrad2", "vargrad"]) == alone
+    assert rows_of(model, ["smoothgrad", "smooth(gradcam)", "smoothgradcam++"]) == alone
+
+
+@pytest.mark.parametrize("method", ["scorecam", "smoothgrad", "integratedgradients", "smooth(integratedgradients)"])
+def test_five_targets_cost_one(method: str) -> None:
+    model = small()
+    made = PLAIN[method][0]
+    assert rows_of(model, [made], range(5)) == rows_of(model, [made])
+
+
+def test_a_blank_photo_and_the_photo_itself_are_scored_once() -> None:
+    model = small()
+    rows_of(model, ["scorecam", "sscam", "iscam", "integratedgradients"])
+    assert model.times_given(torch.zeros_like(X[0])) == 1
+    rows_of(model, ["ablationcam"])
+    assert sum(model.rows) == 3  # the photo; from its layer on for all maps; and for one alone
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 3, 4, 100])
+@pytest.mark.parametrize("method", PLAIN)
+def test_every_batch_size_gives_the_plain_computation(method: str, batch_size: int | None) -> None:
+    model = small()
+    made, plain = PLAIN[method]
+    targets = [2, 0, 4]
+    found = explain.attribute(model, X, made, target=targets, layer="conv", batch_size=batch_size).values
+    expected = torch.cat([plain(model, x[None], target) for x, target in zip(X, targets, strict=True)])
+    torch.testing.assert_close(found, expected, **EXACT)
+    assert found.any()
+
+
+# Rows that depend on each other.
+
+COUPLED: dict[str, Callable[[], Small]] = {
+    "statistics of the batch": lambda: small(lambda maps: F.batch_norm(maps, None, None, training=True)),
+    "the mean of the batch": lambda: small(lambda maps: 2 * maps - maps.mean(0, keepdim=True)),
+    "the largest value of the batch": lambda: small(lambda maps: maps / maps.abs().amax()),
+    "the largest value, of the input": lambda: small(before=lambda x: x / (1 + x.abs().amax())),
+    "the rows before": lambda: small(lambda maps: maps.cumsum(0)),
+    "the row behind": lambda: small(lambda maps: maps + maps.roll(-1, 0)),
+    "all but the last row": lambda: small(lambda maps: torch.cat([maps[:-1] * len(maps), maps[-1:]])),
+}
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 3])
+@pytest.mark.parametrize("method", PLAIN)
+@pytest.mark.parametrize("coupling", COUPLED)
+def test_one_image_of_a_network_that_couples_rows_is_run_one_row_at_a_time(
+    coupling: str, method: str, batch_size: int | None
+) -> None:
+    model = COUPLED[coupling]()
+    made, plain = PLAIN[method]
+    found = explain.attribute(model, X[:1], made, target=2, layer="conv", batch_size=batch_size).values
+    torch.testing.assert_close(found, plain(model, X[:1], 2), **EXACT)
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 3])
+@pytest.mark.parametrize("coupling", [name for name in COUPLED if name != "all but the last row"])
+def test_several_images_of_a_network_that_couples_them_are_refused(coupling: str, batch_size: int | None) -> None:
+    model = COUPLED[coupling]()
+    for name, (method, _) in PLAIN.items():
+        if "input" in coupling and name == "ablationcam":
+            continue  # each image has its maps, and what follows is done row by row
+        with pytest.raises(ModelError, match="explain") as error:
+            explain.attribute(model, X, method, target=2, layer="conv", batch_size=batch_size)
+        assert "\n" not in str(error.value)
+
+
+class Scaled(nn.Module):
+    """A network whose scores are tiny, or probabilities of which most are nothing."""
+
+    def __init__(self, inner: nn.Module, scores: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.inner, self.scores = inner, scores
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scores(self.inner(x))
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [lambda y: 1e-6 * y, lambda y: (10 * y - torch.tensor([0.0, 0, 12, 0, 0])).softmax(1)],
+    ids=["tiny", "improbable"],
+)
+def test_coupled_rows_are_found_however_small_the_scores_are(scores: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    model = Scaled(COUPLED["the mean of the batch"]().float(), scores).eval()
+    x = X[:1].float()
+    pieces, alone = (
+        explain.attribute(model, x, IntegratedGradients(steps=8), target=2, batch_size=size).values for size in (5, 1)
+    )
+    torch.testing.assert_close(pieces, alone, rtol=1e-4, atol=1e-7 * float(alone.abs().max()))
+
+
+def test_a_network_that_couples_nothing_is_run_in_pieces() -> None:
+    model = small()
+    explain.attribute(model, X[:1], Smooth(samples=12), target=1, batch_size=6)
+    assert model.rows == [1, 7, 1, 6]  # with the first piece goes the photo, and its first row is run alone too
+
+
+def test_a_few_rows_that_would_be_left_over_go_with_the_last_piece() -> None:
+    model = small()
+    explain.attribute(model, X[:1], Smooth(samples=36), target=1)
+    assert model.rows == [1, 17, 1, 20]
+    explain.attribute(model.cleared(), X[:1], Smooth(samples=37), target=1)
+    assert model.rows == [1, 17, 1, 16, 5]
+
+
+# Targets that pick for each image.
+
+LABELS = torch.tensor([2, 0, 4])
+
+
+@pytest.mark.parametrize("method", RERUNNING)
+def test_targets_that_pick_for_the_unaltered_rows_are_refused(method: str) -> None:
+    model = small()
+    for batch_size in (None, 1, 3):
+        with pytest.raises(TargetError, match="argument"):
+            explain.attribute(
+                model, X, method, target=lambda o: o[torch.arange(3), LABELS], layer="conv", batch_size=batch_size
+            )
+    assert sum(model.rows) == 9  # the images as they are, and nothing else
+
+
+@pytest.mark.filterwarnings("ignore:smoothgradcam.. is zero everywhere for image 0")
+@pytest.mark.parametrize("method", RERUNNING)
+def test_targets_that_are_told_the_images_are_exact(method: str) -> None:
+    model = small()
+    expected = explain.attribute(model, X, method, target=LABELS, layer="conv", batch_size=1).values
+    for batch_size in (None, 1, 2, 3):
+        found = explain.attribute(
+            model,
+            X,
+            method,
+            target=lambda o, images: o[torch.arange(len(images)), LABELS[images]],
+            layer="conv",
+            batch_size=batch_size,
+        )
+        torch.testing.assert_close(found.values, expected, **EXACT)
+
+
+def test_one_image_may_be_picked_from_where_rows_run_alone() -> None:
+    model, made = small(), IntegratedGradients(steps=4)
+    pick: Any = lambda o: o[torch.arange(1), LABELS[:1]]  # noqa: E731
+    with pytest.raises(TargetError, match="of 2 rows"):
+        explain.attribute(model, X[:1], made, target=pick)
+    found = explain.attribute(model, X[:1], made, target=pick, batch_size=1).values
+    torch.testing.assert_close(found, X[:1] * integrated(model, X[:1], 2, 4), **EXACT)
+
+
+# Memory.
+
+ERRORS = {
+    "of torch": lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    "of the CPU": lambda: RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 2000000 bytes"),
+    "of Python": lambda: MemoryError(),
+}
+
+
+class Limited(Small):
+    """Has memory for a few rows at once."""
+
+    most, failures = 100, 0
+    error = "of torch"
+
+    def head(self, maps: torch.Tensor) -> torch.Tensor:
+        if len(maps) > self.most:
+            self.failures += 1
+            raise ERRORS[self.error]()
+        return super().head(maps)
+
+
+def limited(most: int, error: str = "of torch") -> Limited:
+    model = settled(Limited()).double().eval()
+    explain.attribute(model, X, "eigencam", target=1, layer="conv")
+    model.most, model.error = most, error
+    return model
+
+
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("method", PLAIN)
+def test_pieces_that_do_not_fit_are_halved_and_counted_once(method: str, error: str) -> None:
+    made, plain = PLAIN[method]
+    expected = plain(small(), X[:1], 1)
+    for batch_size in (None, 8):
+        model, told = limited(3, error), list[tuple[int, int]]()
+        found = explain.attribute(
+            model, X[:1], made, target=1, layer="conv", batch_size=batch_size, progress=noting(told)
+        )
+        torch.testing.assert_close(found.values, expected, **EXACT)
+        assert model.failures > 0
+        assert told == sorted(set(told))
+        assert told[-1][0] == told[-1][1]
+
+
+def test_what_did_not_fit_is_not_tried_again() -> None:
+    model, made = limited(3), Smooth(samples=40)
+    explain.attribute(model, X[:1], made, target=1)
+    tries = model.failures
+    explain.attribute(model, X[:1], made, target=1)
+    assert tries == model.failures > 0
+
+
+@pytest.mark.parametrize("method", PLAIN)
+def test_a_single_row_that_does_not_fit_raises(method: str) -> None:
+    class First(Limited):
+        """Fails on all but the photo itself."""
+
+        def head(self, maps: torch.Tensor) -> torch.Tensor:
+            self.most = 9 if torch.equal(maps, self.maps(X[:1])) else 0
+            return super().head(maps)
+
+    model = settled(First()).double().eval()
+    with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
+        explain.attribute(model, X[:1], PLAIN[method][0], target=1, layer="conv")
+
+
+@pytest.mark.parametrize("method", PLAIN)
+def test_a_network_of_a_fixed_batch_size_that_does_not_fit_raises(method: str) -> None:
+    class OfTwo(Small):
+        failures = 0
+
+        def head(self, maps: torch.Tensor) -> torch.Tensor:
+            if len(maps) != 2:
+                raise ValueError("not two images")
+            if not torch.equal(maps, self.maps(X[:2])):
+                self.failures += 1
+                assert self.failures < 9
+                raise ERRORS["of torch"]()
+            return super().head(maps)
+
+    model = settled(OfTwo()).double().eval()
+    with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
+        explain.attribute(model, X[:2], PLAIN[method][0], target=1, layer="conv")
+
+
+def test_rows_are_forgotten_however_many_there_are() -> None:
+    class Watching(Small):
+        def __init__(self) -> None:
+            super().__init__()
+            self.alive: list[weakref.ref[torch.Tensor]] = []
+            self.most = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.most = max(self.most, sum(ref() is not None for ref in self.alive))
+            output = self.head(self.maps(x))
+            self.alive += [weakref.ref(x), weakref.ref(output)]
+            return output
+
+    model = settled(Watching()).double().eval()
+    for made in (Smooth(samples=60), IntegratedGradients(steps=60), ScoreCAM()):
+        explain.attribute(model, X[:1], made, target=1, layer="conv", batch_size=2)
+    assert len(model.alive) > 100
+    assert model.most <= 8  # the first pass and its output, and those of a piece
+
+
+# Early ends and progress.
+
+
+@dataclass(frozen=True)
+class FirstRows:
+    """The sum of what is found, until there are enough."""
+
+    most: int
+
+    def begin(self, evidence: Evidence) -> Any:
+        return _FirstRows(self.most)
+
+
+class _FirstRows:
+    def __init__(self, most: int) -> None:
+        self.most, self.numbers, self.total = most, list[int](), torch.zeros(())
+
+    def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
+        self.numbers += numbers.tolist()
+        self.total = self.total + values.sum(0, keepdim=True)
+
+    def enough(self) -> bool:
+        return len(self.numbers) >= self.most
+
+    def result(self) -> torch.Tensor:
+        assert self.numbers == list(range(len(self.numbers)))
+        return self.total
+
+
+@dataclass(frozen=True)
+class Peek:
+    most: int
+    name: str = "peek"
+    about: ClassVar[str] = "the first rows"
+    paper: ClassVar[str] = "none"
+    style: ClassVar[Any] = "signed"
+    found: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        found = Attributions(NoisyCopies(40, 0.15, 0), Saliency(absolute=False), FirstRows(self.most))
+        object.__setattr__(self, "found", found)
+
+    @property
+    def needs(self) -> Any:
+        return frozenset({self.found})
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        found: torch.Tensor = evidence[self.found]
+        return found
+
+
+def test_a_stream_ends_when_its_reader_has_enough() -> None:
+    model, told = small(), list[tuple[int, int]]()
+    expected = sum(gradient(model, copy, 1) for copy in noisy(X[:1], 8))
+    model.cleared()
+    found = explain.attribute(model, X[:1], Peek(7), target=1, batch_size=4, progress=noting(told))
+    assert model.rows == [1, 5, 1, 4]
+    assert told == [(4, 40), (8, 40), (40, 40)]
+    torch.testing.assert_close(found.values, expected, **EXACT)
+    methods = [Peek(7), Peek(20, "peek further"), Smooth(samples=40)]
+    together = explain.attribute_all(model, X[:1], methods, target=1, batch_size=4)
+    assert torch.equal(together["peek"].values, found.values)
+    torch.testing.assert_close(together["smoothgrad"].values, smoothed(model, X[:1], 1, 40), **EXACT)
+
+
+@pytest.mark.parametrize("coupling", [None, "statistics of the batch"])
+def test_progress_has_one_total_and_never_goes_back(coupling: str | None) -> None:
+    model, told = small() if coupling is None else COUPLED[coupling](), list[tuple[int, int]]()
+    methods = ["scorecam", "ablationcam", Smooth(samples=6), IntegratedGradients(steps=5)]
+    explain.attribute_all(model, X[:1], methods, target=1, layer="conv", batch_size=4, progress=noting(told))
+    total = 4 + 4 + 6 + 5 + 1  # of the maps twice, noisy copies, points of the path, and the blank photo
+    assert {all_of_them for _, all_of_them in told} == {total}
+    done = [rows for rows, _ in told]
+    assert done == sorted(set(done))
+    assert done[-1] == total
+
+
+# The best number of rows.
+
+
+class Timed(Small):
+    """Takes time by a clock of its own: so much for each row, with so many at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock, self.max_seconds = 0.0, dict[int, float]()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.clock += len(x) * self.max_seconds.get(len(x), 1.0)
+        return super().forward(x)
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> Timed:
+    model = settled(Timed()).double().eval()
+    monkeypatch.setattr(work, "time", SimpleNamespace(perf_counter=lambda: model.clock))
+    return model
+
+
+@pytest.mark.parametrize("best", [4, 8, 16, 32])
+def test_the_fastest_batch_size_is_found_and_remembered(best: int, timed: Timed) -> None:
+    timed.seconds = {best: 0.5}
+    made = Smooth(samples=200)
+    first = explain.attribute(timed, X[:1], made, target=1).values
+    assert {4, 8, 16, 32} <= set(timed.rows)
+    assert timed.rows[-3] == best
+    timed.cleared()
+    torch.testing.assert_close(explain.attribute(timed, X[:1], made, target=1).values, first, **EXACT)
+    assert timed.rows[:3] == [1, best + 1, 1]
+    assert set(timed.rows[3:-1]) == {best}
+    timed.cleared()
+    explain.attribute(timed, X[:1, :, :4, :4], made, target=1)
+    assert {4, 8, 16, 32} <= set(timed.rows)  # another size, another trial
+    torch.testing.assert_close(explain.attribute(timed, X[:1], made, target=1, batch_size=1).values, first, **EXACT)
+
+
+def test_short_work_is_done_without_a_trial(timed: Timed) -> None:
+    timed.seconds = dict.fromkeys(range(40), 1e-4)
+    explain.attribute(timed, X[:1], Smooth(samples=200), target=1)
+    assert set(timed.rows[3:-1]) == {16}
+
+
+# Baselines, noise and units.
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 2, 3, 5])
+def test_each_noisy_copy_has_the_baseline_of_its_image(batch_size: int | None) -> None:
+    model, baseline = small(), torch.rand(3, 3, 6, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    made = Smooth(IntegratedGradients(steps=3, baseline=baseline), samples=4)
+    found = explain.attribute(model, X, made, target=1, batch_size=batch_size).values
+    for x, start, values in zip(X, baseline, found, strict=True):
+        each = [(copy - start) * integrated(model, copy, 1, 3, start) for copy in noisy(x[None], 4)]
+        torch.testing.assert_close(values[None], sum(each) / 4, **EXACT)
+
+
+@pytest.mark.parametrize("images", [1, 3])
+@pytest.mark.parametrize("batch_size", [None, 1, 2])
+def test_a_baseline_is_mirrored_with_the_photo(batch_size: int | None, images: int) -> None:
+    model = small()
+    baseline = torch.rand(images, 3, 6, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    made = Augmented(IntegratedGradients(steps=3, baseline=baseline), scales=(1.0,))
+    found = explain.attribute(model, X, made, target=1, batch_size=batch_size).values
+    for x, start, values in zip(X, baseline.expand(3, -1, -1, -1), found, strict=True):
+        both = [
+            ((view - begin) * integrated(model, view, 1, 3, begin))
+            for view, begin in ((x[None], start), (x[None].flip(-1), start.flip(-1)))
+        ]
+        torch.testing.assert_close(values[None], (both[0] + both[1].flip(-1)) / 2, **EXACT)
+    unmoved = (X[:1].flip(-1) - baseline[:1]) * integrated(model, X[:1].flip(-1), 1, 3, baseline[:1])
+    moved = 2 * found[:1] - (X[:1] - baseline[:1]) * integrated(model, X[:1], 1, 3, baseline[:1])
+    assert (moved - unmoved.flip(-1)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["smoothgrad", "smoothgradcam++", "sscam"])
+def test_noise_does_not_follow_the_default_dtype_or_device(name: str) -> None:
+    model = small()
+    expected = explain.attribute(model, X, name, target=1, layer="conv").values
+    try:
+        torch.set_default_dtype(torch.float64)
+        found = explain.attribute(model, X, name, target=1, layer="conv").values
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(found, expected)
+    expected_noise = noise(0, 1, X[0])
+    with torch.device("meta"):
+        found_noise = noise(0, 1, X[0])
+    assert torch.equal(found_noise, expected_noise)
+
+
+def test_the_mean_gradient_along_the_path_is_in_units_of_score_per_input() -> None:
+    model = small()
+    found = explain.attribute(model, X, IntegratedGradients(steps=12, multiply_by_inputs=False), target=1)
+    expected = torch.cat([integrated(model, x[None], 1, 12) for x in X])
+    torch.testing.assert_close(found.values, expected, **EXACT)
+    with torch.no_grad():
+        missed = (X * expected).flatten(1).sum(1) - (model(X)[:, 1] - model(torch.zeros_like(X))[:, 1])
+    assert found.delta is not None
+    torch.testing.assert_close(found.delta, missed, **EXACT)
+    assert missed.abs().max() < 1e-6

@@ -1,0 +1,256 @@
+"""Many photos in one call: the same as one after the other, in their order, whatever some of them are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import explain
+from explain import ExplainWarning, ImageError, LayerError, ModelError, PhotoError, PhotosError, TargetError
+from explain.methods import IntegratedGradients
+from tests.conftest import TinyNet, settled, snapshot
+
+METHODS = ["gradcam", "saliency", "randomcam", "smoothgrad", "ablationcam", "eigencam", "finercam"]
+
+
+def picture(number: int, size: tuple[int, int] = (24, 20)) -> Image.Image:
+    pixels = np.random.default_rng(number).integers(0, 256, (size[1], size[0], 3))
+    return Image.fromarray(pixels.astype(np.uint8))
+
+
+def as_it_is(image: Image.Image) -> torch.Tensor:
+    """A preprocessing that keeps the size, so that photos differ in it."""
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255
+
+
+class Counting(TinyNet):
+    """Notes how many images each call has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.append(len(x))
+        return super().forward(x)
+
+
+@pytest.fixture
+def explainer() -> explain.Explainer:
+    return explain.Explainer(settled(Counting()).double(), preprocess=as_it_is)
+
+
+def assert_same(one: explain.Explanation, other: explain.Explanation) -> None:
+    assert one.photo.tobytes() == other.photo.tobytes()
+    assert (one.source, one.box, one.input_size, one.targets) == (
+        other.source,
+        other.box,
+        other.input_size,
+        other.targets,
+    )
+    assert [label for label, _ in one.predictions] == [label for label, _ in other.predictions]
+    assert [p for _, p in one.predictions] == pytest.approx([p for _, p in other.predictions], rel=1e-6)
+    for found, expected in zip(one.results, other.results, strict=True):
+        assert list(found) == list(expected)
+        for method, attribution in found.items():
+            alone = expected[method]
+            torch.testing.assert_close(attribution.values, alone.values, rtol=1e-9, atol=1e-12)
+            torch.testing.assert_close(attribution.score, alone.score)
+            assert str(attribution.target) == str(alone.target)
+            assert (attribution.layer, attribution.size) == (alone.layer, alone.size)
+
+
+def test_a_list_gives_what_each_photo_gives_alone_in_order(explainer: explain.Explainer) -> None:
+    photos = [picture(i, (24, 20) if i % 3 else (20, 28)) for i in range(7)]
+    before = snapshot(explainer.model)
+    found = explainer(photos, METHODS, top_k=2)
+    assert snapshot(explainer.model) == before
+    assert isinstance(found, list)
+    for photo, explanation in zip(photos, found, strict=True):
+        assert_same(explanation, explainer(photo, METHODS, top_k=2))
+        assert explanation.explainer is explainer
+    assert explainer([]) == []
+    assert len(explainer((photo for photo in photos[:2]), "saliency")) == 2
+
+
+def test_photos_of_one_shape_run_together_and_no_more_than_a_few(explainer: explain.Explainer) -> None:
+    photos = [picture(i, (24, 20) if i < 10 else (20, 28)) for i in range(19)]
+    explainer.model.seen.clear()
+    explainer(photos, "saliency", target=1)
+    rows = [count for count in explainer.model.seen if count > 2]  # one and two are the question whether rows are apart
+    assert rows == [8, 6, 3]
+    explainer.model.seen.clear()
+    explainer(photos[:5], "saliency", target=1, batch_size=4)
+    assert [count for count in explainer.model.seen if count > 2] == [4]
+
+
+def test_what_is_kept_of_one_photo_holds_nothing_of_the_others(explainer: explain.Explainer) -> None:
+    explanation = explainer([picture(i) for i in range(8)], ["gradcam", "integratedgradients"], 1)[3]
+    tensors = [explanation.probabilities]
+    for attribution in explanation.attributions.values():
+        tensors += [attribution.values, attribution.score, attribution.target, attribution.logits, attribution.delta]
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor):
+            assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+
+
+def test_of_many_photos_the_bad_ones_are_named_and_the_others_are_not_lost(
+    explainer: explain.Explainer, tmp_path: Path
+) -> None:
+    for i in range(3):
+        picture(i).save(tmp_path / f"{i}.png")
+    (tmp_path / "bad.png").write_bytes((tmp_path / "0.png").read_bytes()[:90])
+    photos = [tmp_path / "0.png", tmp_path / "bad.png", tmp_path / "1.png", "none.png", tmp_path / "2.png"]
+    with pytest.raises(PhotosError, match="2 of 5 photos could not be") as caught:
+        explainer(photos, "saliency", 1)
+    assert [None if each is None else Path(str(each.source)).name for each in caught.value.results] == [
+        "0.png", None, "1.png", None, "2.png",
+    ]  # fmt: skip
+    assert list(caught.value.errors) == [1, 3]
+    assert isinstance(caught.value.errors[3].__cause__, ImageError)
+    assert_same(caught.value.results[4], explainer(photos[4], "saliency", 1))
+
+
+def test_one_photo_that_breaks_the_model_does_not_spoil_its_batch(explainer: explain.Explainer) -> None:
+    class Fragile(TinyNet):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if (x.flatten(1).amax(1) == 0).any():
+                raise ZeroDivisionError("black")
+            return super().forward(x)
+
+    fragile = explain.Explainer(settled(Fragile()), preprocess=as_it_is)
+    photos = [picture(0), Image.new("RGB", (24, 20)), picture(1)]
+    found = list(fragile.each(photos, "saliency", 1))
+    assert [type(each).__name__ for each in found] == ["Explanation", "PhotoError", "Explanation"]
+    assert str(found[1]) == "photo 1: raised ZeroDivisionError: black"
+    assert_same(found[2], fragile(photos[2], "saliency", 1))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"layer": "layr1"}, LayerError),
+        ({"target": 9}, TargetError),
+        ({"target": "cat"}, TargetError),
+        ({"target": 1, "top_k": 2}, TargetError),
+    ],
+)
+def test_what_is_wrong_for_all_photos_is_raised_before_more_are_read(
+    options: dict[str, Any], error: type[Exception], explainer: explain.Explainer
+) -> None:
+    read: list[int] = []
+
+    def many() -> Iterator[Image.Image]:
+        for i in range(500):
+            read.append(i)
+            yield picture(i)
+
+    with pytest.raises(error):
+        list(explainer.each(many(), "gradcam", **options))
+    assert len(read) <= 9
+
+
+def test_photos_are_read_as_they_are_needed(explainer: explain.Explainer) -> None:
+    read: list[int] = []
+
+    def endless() -> Iterator[Image.Image]:
+        while True:
+            read.append(len(read))
+            yield picture(len(read))
+
+    found = explainer.each(endless(), "saliency", 1)
+    for _ in range(9):
+        assert isinstance(next(found), explain.Explanation)
+    assert len(read) <= 17
+
+
+def test_large_photos_are_held_one_at_a_time(explainer: explain.Explainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("explain.explanation.photos.AREA", 24 * 20 * 2)
+    explainer.model.seen.clear()
+    explainer([picture(i) for i in range(6)], "saliency", 1)
+    assert max(explainer.model.seen) == 2
+
+
+def test_networks_that_couple_a_batch_see_one_photo_at_a_time() -> None:
+    class Coupled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, track_running_stats=False)
+            self.fc = nn.Linear(4, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(self.norm(self.conv(x)).relu().mean((2, 3)))
+
+    torch.manual_seed(0)
+    coupled = explain.Explainer(Coupled().double(), preprocess=as_it_is)
+    photos = [picture(i) for i in range(3)]
+    for photo, found in zip(photos, coupled(photos, ["gradcam", "saliency"], 1), strict=True):
+        assert_same(found, coupled(photo, ["gradcam", "saliency"], 1))
+
+
+def test_targets_and_baselines_of_the_callers_own_see_one_photo_at_a_time(explainer: explain.Explainer) -> None:
+    """A function may index the rows of a batch, and a baseline may have a row for each image of it."""
+    photos = [picture(i) for i in range(3)]
+
+    def own(output: torch.Tensor) -> torch.Tensor:
+        assert len(output) == 1
+        return output[[0], 2]
+
+    for photo, found in zip(photos, explainer(photos, "saliency", own), strict=True):
+        assert_same(found, explainer(photo, "saliency", own))
+    explainer.model.seen.clear()
+    explainer(photos, IntegratedGradients(steps=2, baseline=torch.zeros(3, 20, 24).double()), 1)
+    assert max(explainer.model.seen) == 3  # two steps of one photo, and the photo as it is
+
+
+def test_warnings_in_a_batch_name_the_photo(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(2 * 18 * 22, 3))
+    with torch.no_grad():
+        model[0].weight.fill_(1)
+        model[0].bias.fill_(-1e-3)
+        model[3].weight.fill_(1)
+    for i, photo in enumerate([picture(0), Image.new("RGB", (24, 20)), picture(1)]):
+        photo.save(tmp_path / f"{i}.png")
+    dark = explain.Explainer(model, preprocess=as_it_is)
+    with pytest.warns(ExplainWarning, match="gradcam is zero"):
+        found = dark([tmp_path / f"{i}.png" for i in range(3)], "gradcam", 0)
+    assert [bool(each.attributions["gradcam"].values.any()) for each in found] == [True, False, True]
+    with pytest.warns(ExplainWarning, match="gradcam is zero"):
+        dark(tmp_path / "1.png", "gradcam", 0)
+    with pytest.warns(ExplainWarning, match="gradcam is zero"):
+        dark(Image.new("RGB", (24, 20)), "gradcam", 0)
+
+
+def test_an_attribution_has_the_attributions_of_its_images() -> None:
+    net, x = settled(TinyNet()).eval(), torch.rand(4, 3, 12, 10)
+    for method in ("gradcam", "integratedgradients", "layercam"):
+        layer = ["layer1", "layer2"] if method == "layercam" else None
+        batch = explain.attribute(net, x, method, target=[0, 1, 2, 3], layer=layer)
+        for i, image in enumerate(batch):
+            alone = explain.attribute(net, x[i : i + 1], method, target=i, layer=layer)
+            for name in ("values", "score", "target", "logits", "heatmap", "delta"):
+                torch.testing.assert_close(getattr(image, name), getattr(alone, name), rtol=1e-4, atol=1e-5)
+            assert list(image.maps) == list(alone.maps)
+            for name, values in alone.maps.items():
+                torch.testing.assert_close(image.maps[name], values, rtol=1e-4, atol=1e-5)
+            assert (len(image), image.layer, image.method) == (1, alone.layer, alone.method)
+    assert torch.equal(batch[-1].values, batch.values[3:])
+    assert torch.equal(batch[1:3].values, batch.values[1:3])
+    with pytest.raises(IndexError):
+        batch[4]
+
+
+def test_errors_of_photos_can_be_told_apart(explainer: explain.Explainer) -> None:
+    with pytest.raises(PhotosError) as caught:
+        explainer([b"no photo"] * 5)
+    assert str(caught.value).count("photo ") == 3
+    assert all(isinstance(error, PhotoError) for error in caught.value.errors.values())
+    with pytest.raises(ModelError, match="classes"):
+        explain.Explainer(settled(TinyNet()), categories=["a"], preprocess=as_it_is)([picture(0)], "saliency")

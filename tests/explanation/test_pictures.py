@@ -1,0 +1,329 @@
+"""What results look like: overlays where they belong, sheets, captions, notebooks, and short texts."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import explain
+from explain import ExplainError, OutputError, render
+from explain.attribution.pictures import Look, layer_of, map_for, remark
+from explain.attribution.result import Attribution
+from explain.cli import main
+from explain.data.images import Box
+from explain.methods import FAMILIES, IntegratedGradients, family, get_method, list_methods
+from explain.models import CenterCrop
+from explain.targets import Detection, Segmentation, Similarity
+from explain.training import GradientFlow
+from tests.conftest import ROOT
+
+
+class Brightness(nn.Module):
+    """Two class scores from a layer that passes on how bright each place is: the evidence is where the light is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.light = nn.Conv2d(3, 2, 1, bias=False)
+        nn.init.constant_(self.light.weight, 1 / 3)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(2, 2)
+        nn.init.constant_(self.fc.weight, 1.0)
+        nn.init.zeros_(self.fc.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.fc(self.pool(self.light(x)).flatten(1))
+        return scores
+
+
+PLAIN = CenterCrop(64, 0.8, (0.0,) * 3, (1.0,) * 3)
+METHODS = ["gradcam", "inputxgradient"]
+
+
+@pytest.fixture(scope="module")
+def explainer() -> explain.Explainer:
+    return explain.Explainer(Brightness().eval(), ["light", "dark"], PLAIN)
+
+
+def spot(size: tuple[int, int], at: tuple[int, int], radius: int = 9) -> Image.Image:
+    y, x = np.mgrid[0 : size[1], 0 : size[0]]
+    lit = (1 + 254 * np.exp(-((x - at[0]) ** 2 + (y - at[1]) ** 2) / (2 * radius**2))).astype(np.uint8)
+    return Image.fromarray(np.repeat(lit[..., None], 3, axis=2))
+
+
+@pytest.mark.parametrize("size", [(300, 200), (200, 300), (240, 240), (500, 120)])
+@pytest.mark.parametrize("crop", ["center", "whole", "padded", "five"])
+def test_overlays_of_every_crop_lie_where_they_belong(crop: Any, size: tuple[int, int]) -> None:
+    """A bright spot is all the evidence there is: on the photo, the map's middle is the spot's."""
+    at = (round(size[0] * 0.55), round(size[1] * 0.42))
+    model = Brightness().eval()
+    if crop == "padded":  # for networks of a fixed size
+        model.register_parameter("position", nn.Parameter(torch.zeros(1)))
+        crop = "whole"
+    explainer = explain.Explainer(model, ["light", "dark"], PLAIN, crop=crop)
+    explanation = explainer(spot(size, at), METHODS, 0, layer="light")
+    for method in METHODS:
+        style = render.Mask(shares=(0.5,))
+        drawn = np.asarray(explanation.overlay(method, style=style)).astype(int)
+        lit = np.asarray(explanation.photo).max(2) > 60  # the mask shows these pixels as they are, or covers them
+        shown = lit & (np.abs(drawn - np.asarray(explanation.photo)).max(2) <= 2)
+        assert shown.any()
+        rows, columns = np.nonzero(shown)
+        pixel = min(size) / 64
+        assert abs(columns.mean() - at[0]) < 2 * pixel, (method, columns.mean(), at)
+        assert abs(rows.mean() - at[1]) < 2 * pixel, (method, rows.mean(), at)
+
+
+def test_what_lies_between_five_crops_is_marked_and_recorded(tmp_path: Path) -> None:
+    explainer = explain.Explainer(Brightness().eval(), ["light", "dark"], PLAIN, crop="five")
+    explanation = explainer(Image.effect_noise((600, 60), 60), "gradcam", 0, layer="light")
+    drawn = np.asarray(explanation.overlay()).astype(int)
+    seen = np.zeros(600, bool)
+    for crop in explanation.crops:
+        seen[max(0, round(crop.left)) : round(crop.right)] = True
+    assert len(explanation.crops) == 5
+    assert 0 < seen.sum() < 400
+    other = np.asarray(explanation.overlay(style="spotlight")).astype(int)
+    assert np.array_equal(drawn[:, ~seen], other[:, ~seen])
+    assert not np.array_equal(drawn[:, seen], other[:, seen])
+    explanation.save(tmp_path)
+    assert len(json.loads((tmp_path / "image-gradcam.json").read_text())["crops"]) == 5
+    assert explanation.box == Box(0, 0, 600, 60)
+
+
+@pytest.mark.parametrize("style", render.CHOICES)
+def test_an_explanation_is_drawn_and_saved_in_any_style(
+    style: str, explainer: explain.Explainer, tmp_path: Path
+) -> None:
+    explanation = explainer(spot((90, 60), (50, 30)), METHODS, 0, layer="light")
+    for method in METHODS:
+        chosen = Look(style).of(explanation[method].style)
+        values = map_for(explanation.attributions[method], chosen)
+        expected = render.overlay(explanation.photo, values, chosen, box=explanation.box)
+        assert explanation.overlay(method, style=style).tobytes() == expected.tobytes()
+    explanation.save(tmp_path, style=style)
+    with Image.open(tmp_path / "image-gradcam.png") as saved:
+        assert saved.tobytes() == explanation.overlay("gradcam", style=style, caption=True).tobytes()
+    with Image.open(tmp_path / "image-sheet.png") as saved:
+        assert saved.tobytes() == explanation.sheet(style=style).tobytes()
+
+
+def test_an_explainer_has_a_style_for_all_that_it_makes() -> None:
+    photo = spot((90, 60), (50, 30))
+    model = Brightness().eval()
+    found = explain.Explainer(model, ["light", "dark"], PLAIN, style="contour")(photo, "gradcam", 0, layer="light")
+    plain = explain.Explainer(model, ["light", "dark"], PLAIN)(photo, "gradcam", 0, layer="light")
+    assert found.overlay().tobytes() == plain.overlay(style="contour").tobytes()
+    assert found.overlay(style="heat").tobytes() == plain.overlay().tobytes()
+    with pytest.raises(ExplainError, match="did you mean 'contour'"):
+        explain.Explainer(model, style="contuor")
+
+
+def test_options_of_styles_go_to_those_that_have_them() -> None:
+    assert Look(alpha=0.3).of("heat") == render.Heat(alpha=0.3)
+    assert Look(alpha=0.3).of("color") == render.Color()
+    assert Look(colormap="gray").of("intensity") == render.Intensity(colormap="gray")
+    assert Look("contour", "viridis").of("heat") == render.Contour(colormap="viridis")
+    assert Look("contour", "PuOr").of("signed") == render.SignedContour(colormap="PuOr")
+    with pytest.raises(ExplainError, match="alpha is for"):
+        Look("contour", alpha=0.3)
+    with pytest.raises(ExplainError, match="alpha must"):
+        Look(alpha=2.0)
+
+
+def test_only_maps_of_single_pixels_are_smoothed_and_only_for_styles_that_draw_areas(
+    explainer: explain.Explainer,
+) -> None:
+    found = explainer(spot((90, 60), (50, 30)), METHODS, 0, layer="light").attributions
+    layers, pixels = (found[method] for method in METHODS)
+    heatmap = pixels.heatmap[0].numpy()
+    cells = layers.values[0].clamp(min=0).numpy()
+    for name in render.CHOICES:
+        style = render.get_style(name)
+        outlined = name in ("contour", "mask")
+        assert np.array_equal(map_for(layers, style), cells / cells.max() if outlined else layers.heatmap[0].numpy())
+        assert np.array_equal(map_for(pixels, style), render.smoothed(heatmap))
+    assert np.array_equal(map_for(pixels, render.Intensity()), heatmap)
+    assert np.array_equal(map_for(pixels, render.Signed()), pixels.signed[0].numpy())
+
+
+def test_the_command_line_has_styles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photo = tmp_path / "a.png"
+    spot((90, 60), (50, 30)).save(photo)
+    arguments = [str(photo), "--model", "tiny", "--size", "32", "-o", str(tmp_path / "out"), "--style"]
+    assert main([*arguments, "spotlight"]) == 0
+    with Image.open(tmp_path / "out" / "a-gradcam.png") as saved:
+        expected = explain.Explainer("tiny", size=32)(photo).overlay(style="spotlight", caption=True)
+        assert saved.tobytes() == expected.tobytes()
+    assert main([*arguments, "mask", "--alpha", "0.5"]) == 2
+    assert "alpha is for the styles heat, got style 'mask'" in capsys.readouterr().err
+
+
+def test_small_photos_are_enlarged_for_a_caption_and_stay_what_they_are_without(explainer: explain.Explainer) -> None:
+    explanation = explainer(spot((32, 20), (18, 8), 3), "gradcam", 0, layer="light")
+    assert explanation.overlay().size == (32, 20)
+    assert explanation.overlay(caption=True).width == 320
+    assert explanation.overlay(caption=True).height > 200
+
+
+def test_sheets_have_title_photo_families_layers_and_remarks(explainer: explain.Explainer) -> None:
+    methods = ["saliency", "gradcam", "randomcam", "layercam", "inputxgradient"]
+    explanation = explainer(spot((90, 60), (50, 30)), methods, 0, layer="light")
+    layout = explanation.layout()
+    assert layout.title == "light, 50 %"
+    assert layout.detail.startswith("Brightness: light 50 %, dark 50 %")
+    assert [group.heading for group in layout.groups] == ["", "class activation maps", "gradients"]
+    told = {tile.name: (tile.detail, tile.remark) for tile in layout.tiles}
+    assert list(told) == ["photo", "gradcam", "randomcam", "layercam", "saliency", "inputxgradient"]
+    assert told["gradcam"] == ("light", "")
+    assert told["randomcam"] == ("light", "null map: random weights")
+    assert told["saliency"] == ("", "")
+    assert [legend.about for legend in layout.legends] == ["magnitude", "evidence", "contribution"]
+    several = explainer(spot((90, 60), (50, 30)), ["gradcam"], [0, 1], layer="light").layout()
+    assert [group.heading for group in several.groups] == ["", "light, 50 %", "dark, 50 %"]
+    assert sum(tile.name == "photo" for tile in several.tiles) == 1
+
+
+def test_maps_that_say_nothing_and_fusions_are_named() -> None:
+    one = torch.ones(1, 2, 2)
+    made = Attribution("layercam", one, torch.tensor([1]), torch.ones(1), ("a", "b"), (4, 4), fuse="product")
+    assert layer_of(made) == "product of a, b"
+    many = Attribution("layercam", one, torch.tensor([1]), torch.ones(1), tuple("abcd"), (4, 4), fuse="max")
+    assert layer_of(many) == "max of 4 layers, a to d"
+    assert remark(made) == ""
+    assert remark(Attribution("gradcam", one * 0, torch.tensor([1]), torch.ones(1), "a", (4, 4))) == "zero everywhere"
+    assert remark(Attribution("smooth(randomcam)", one, "t", torch.ones(1), "a", (4, 4))) == "null map: random weights"
+
+
+def test_every_method_has_a_family() -> None:
+    found = {name: family(name) for name in list_methods()}
+    assert set(found.values()) <= set(FAMILIES)
+    assert [name for name, kind in found.items() if kind == "other methods"] == []
+    assert family(get_method("smooth(gradcam)")) == found["gradcam"] == found["smoothgradcam++"]
+    assert found["smoothgrad"] == found["saliency"]
+
+
+def test_concepts_are_saved_with_their_shares_values_and_a_record(tmp_path: Path) -> None:
+    explainer = explain.Explainer("tiny", size=32)
+    photo = tmp_path / "cat.png"
+    with Image.open(ROOT / "assets" / "chelsea.png") as opened:
+        opened.resize((400, 266)).save(photo)
+    found = explainer.concepts(photo, 3)
+    picture, concepts = found
+    assert picture.tobytes() == found.picture.tobytes()
+    parts = (concepts.maps.sum((0, 2, 3)) * concepts.vectors.sum(1)).double()
+    assert concepts.shares == pytest.approx((parts / parts.sum()).tolist(), rel=1e-5)
+    assert sum(concepts.shares) == pytest.approx(1)
+    paths = found.save(tmp_path / "out")
+    names = ["cat-concepts.png", "cat-concepts.npy", "cat-concepts-vectors.npy", "cat-concepts.json"]
+    assert [path.name for path in paths] == names
+    maps, vectors = np.load(paths[1]), np.load(paths[2])
+    assert np.array_equal(maps, concepts.maps[0].numpy())
+    assert np.array_equal(vectors, concepts.vectors.numpy())
+    record = json.loads(paths[3].read_text())
+    assert record["layer"] == "layer3"
+    assert record["error"] == concepts.error
+    assert [each["share"] for each in record["concepts"]] == concepts.shares
+    assert [each["label"] for each in record["concepts"]] == found.labels
+    assert record["values"]["shape"] == list(maps.shape)
+    assert explain.load(paths[3]).labels == found.labels
+    with pytest.raises(OutputError, match="exists already"):
+        found.save(tmp_path / "out")
+    assert found.save(tmp_path / "out", overwrite=True, stem="other")[0].name == "other-concepts.png"
+
+
+def results() -> dict[str, Any]:
+    """One of everything that a notebook may show."""
+    photo = spot((90, 60), (50, 30))
+    explainer = explain.Explainer(Brightness().eval(), ["light <b>", "dark"], PLAIN)
+    x = torch.rand(3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    model = Brightness()
+    with GradientFlow(model) as flow:
+        model(x).sum().backward()
+    return {
+        "Explanation": explainer(photo, METHODS, 0, layer="light"),
+        "figure": explainer(photo, "gradcam", 0, layer="light").figure(),
+        "Attribution": explain.attribute(explainer.model, x, "gradcam", target=1, layer="light"),
+        "signed Attribution": explain.attribute(explainer.model, x, "inputxgradient", target=1),
+        "Concepts": explain.find_concepts(explainer.model, x, 2, layer="light"),
+        "PhotoConcepts": explainer.concepts(photo, 2, layer="light"),
+        "Inspection": explainer.inspect(photo),
+        "GradientFlow": flow,
+    }
+
+
+@pytest.fixture(scope="module")
+def shown() -> dict[str, Any]:
+    return results()
+
+
+@pytest.mark.parametrize("name", [
+    "Explanation", "figure", "Attribution", "signed Attribution", "Concepts", "PhotoConcepts", "GradientFlow",
+])  # fmt: skip
+def test_results_show_themselves_in_a_notebook(name: str, shown: dict[str, Any]) -> None:
+    assert shown[name]._repr_png_().startswith(b"\x89PNG")
+    html = shown[name]._repr_html_()
+    if name == "Explanation":  # over its picture, the page in a frame that may do nothing but run its own scripts
+        html, frame = re.fullmatch(
+            r"<div [^<>]+><div [^<>]+>(<img [^<>]+>)</div>(<iframe [^<>]+></iframe></div>)", html
+        ).groups()
+        assert re.search(r' sandbox="allow-scripts allow-downloads" ', frame)
+    found = re.fullmatch(r'<img src="data:image/png;base64,[\w+/=]+" alt="([^"<>]+)" style="[^"<>]*">', html)
+    assert found is not None, html[-300:]
+    assert len(found[1]) > 20
+
+
+def test_an_inspection_is_a_table(shown: dict[str, Any]) -> None:
+    html = shown["Inspection"]._repr_html_()
+    assert html.startswith("<table><caption>Inspection(")
+    assert html.count("<tr>") == 1 + len(shown["Inspection"].rows)
+    assert "<td>light</td>" in html
+
+
+def test_a_repr_is_short_and_harmless(shown: dict[str, Any]) -> None:
+    explainer = shown["Explanation"].explainer
+    things = {**shown, "Explainer": explainer, "preprocess": explainer.preprocess, "Box": shown["Explanation"].box}
+    things["Layout"] = shown["Explanation"].layout()
+    things["Scene"] = shown["Explanation"].scene
+    things["Classifier"] = explainer._classifier
+    things["Plan"] = explain.plan(explainer.model, torch.rand(1, 3, 8, 8), ["saliency", "inputxgradient"])
+    things["IntegratedGradients"] = IntegratedGradients(baseline=torch.zeros(3, 8, 8))
+    things["Similarity"] = Similarity(torch.ones(500))
+    things["Segmentation"] = Segmentation(3, torch.ones(9, 9))
+    things["Detection"] = Detection(box=torch.tensor([[0.0, 0, 2, 2]] * 9))
+    for name, thing in things.items():
+        text = repr(thing)
+        assert text.count("\n") <= 1, name
+        assert len(text) <= 400, (name, text)
+        assert "tensor(" not in text, name
+    assert repr(shown["Attribution"]) == (
+        "Attribution('gradcam', 3 images, values (3, 16, 16), layer 'light', target 1, 1, 1)"
+    )
+    assert repr(shown["GradientFlow"]).startswith("GradientFlow(1 steps; ")
+
+
+def test_attributions_without_places_and_of_videos_are_shown_too() -> None:
+    values = torch.rand(2, 5)
+    bare = Attribution("saliency", values, torch.tensor([0, 1]), torch.ones(2), None, ())
+    assert bare._repr_png_() is None
+    assert bare._repr_html_() == f"<pre>{bare!r}</pre>".replace("'", "&#x27;")
+    video = Attribution("gradcam", torch.rand(2, 3, 4, 4), torch.tensor([0, 1]), torch.ones(2), "a", (6, 8, 8))
+    assert len(video.layout().tiles) == 8
+    assert video._repr_html_().startswith("<img")
+
+
+@pytest.mark.parametrize("draw", ["overlay", "sheet", "figure", "save"])
+def test_colours_are_refused_for_a_map_that_has_none(draw: str, explainer: explain.Explainer, tmp_path: Path) -> None:
+    found = explainer(spot((80, 60), (40, 30)), ["inputxgradient", "gradcam"], "light")
+    given = {"overlay": ["gradcam"], "save": [tmp_path / "out"]}.get(draw, [])
+    with pytest.raises(ExplainError, match="color"):
+        getattr(found, draw)(*given, style="color")
+    assert not (tmp_path / "out").exists()
+    assert found.overlay("inputxgradient", style="color").size == (80, 60)

@@ -1,0 +1,383 @@
+"""Results stand alone: what was saved or pickled is read back without a model, and computed again from its record."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import explain
+from explain import RecordError
+from explain.attribution.records import FORMAT, decode, encode, unknown
+from explain.engine import Evidence, InputGradients
+from explain.methods import (
+    FEM,
+    KPCACAM,
+    Augmented,
+    FinerCAM,
+    GradCAM,
+    GuidedGradCAM,
+    IntegratedGradients,
+    LayerCAM,
+    Smooth,
+)
+from explain.models import CenterCrop
+from explain.targets import Category, Difference, Segmentation, Similarity
+from tests.conftest import ROOT, TinyNet, settled
+
+CAT = ROOT / "assets" / "chelsea.png"
+
+
+@pytest.fixture(scope="module")
+def bundled() -> explain.Explainer:
+    return explain.Explainer("bundled", size=32)
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    with Image.open(CAT) as image:
+        image.convert("RGB").resize((48, 36)).save(tmp_path / "photo.png")
+    return tmp_path / "photo.png"
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two values are of one kind and equal, tensors and fields too."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return (
+            one.dtype == other.dtype and one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
+        )
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    if hasattr(one, "__dataclass_fields__"):
+        return same(list(vars(one).values()), list(vars(other).values()))
+    return one == other or (one != one and other != other)
+
+
+VALUES = [
+    *(None, True, 0, -3, 0.1, float("inf"), float("nan"), "text", "\x1b[2J\udce9", [1, [2.5]]),
+    *((1, (2, [3])), {"a": (1,), 2: "b"}, Category(3, "cat")),
+    *(torch.rand(3, 4, 5), torch.tensor(2.0), torch.zeros(0, 3), torch.tensor([[True, False]]), torch.arange(3)),
+    *(torch.rand(5).bfloat16(), torch.rand(2, 2).double()[:, ::2], torch.tensor([1 + 2j])),
+    *(Augmented(Smooth(GradCAM(relu=False), samples=3), scales=(1.0, 0.9)), FinerCAM(LayerCAM(), alpha=0.3)),
+    *(IntegratedGradients(baseline=torch.rand(3, 4, 4)), KPCACAM(gamma=0.2), FEM(k=1.5), GuidedGradCAM(LayerCAM())),
+    *(Segmentation(3, torch.ones(1, 4, 4)), Similarity(torch.rand(4))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", VALUES, ids=[f"{i}-{type(value).__name__}" for i, value in enumerate(VALUES)])
+def test_options_come_back_from_json_as_they_were(value: Any) -> None:
+    written = json.loads(json.dumps(encode(value), allow_nan=False))
+    assert unknown(written) == []
+    assert same(decode(written), value)
+
+
+def test_a_difference_comes_back_as_the_sum_that_it_is() -> None:
+    back = decode(json.loads(json.dumps(encode(Difference(2, 0)))))
+    assert back.pick(torch.tensor([[1.0, 0.0, 4.0]]), 1)[0].tolist() == [3.0]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"class": "Explainer", "options": {}},
+        {"class": "os.system", "options": {"command": "true"}},
+        {"class": "GradCAM", "options": {"rely": True}},
+        {"class": "IntegratedGradients", "options": {"rule": "middle"}},
+        {"unknown": "f"},
+        {"something": 1},
+        {"tensor": "?", "dtype": "float32", "shape": [1]},
+        {"tensor": "eJwDAAAAAAE=", "dtype": "float32", "shape": [10**12]},
+        {"tensor": "eJwDAAAAAAE=", "dtype": "load", "shape": [0]},
+    ],
+)
+def test_what_no_version_has_written_is_refused(value: Any) -> None:
+    with pytest.raises(RecordError, match=r"^record must hold "):
+        decode([value])
+
+
+def test_what_is_the_callers_own_is_said_to_be_so() -> None:
+    def own() -> None: ...
+
+    assert unknown(encode({"a": [own, (len, 3)]})) == [own.__qualname__, "len"]
+
+
+@pytest.mark.parametrize("suffix", [".json", ".npy"])
+def test_what_was_saved_is_read_back_without_a_model(
+    suffix: str, bundled: explain.Explainer, photo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    explanation = bundled(photo, ["gradcam", "integratedgradients"], target="tabby", precision="full")
+    explanation.save(tmp_path / "out")
+    monkeypatch.setattr("torch.load", None)
+    for method, attribution in explanation.attributions.items():
+        saved = explain.load(tmp_path / "out" / f"photo-{method}{suffix}")
+        assert saved.record == explanation.record(method)
+        assert saved.record["format"] == FORMAT
+        assert saved.record["precision"] == "full"
+        assert torch.equal(saved.values, attribution.values[0])
+        assert torch.equal(saved.heatmap, attribution.heatmap[0])
+        assert (saved.method, saved.label) == (method, "tabby cat")
+        again = saved.attribution
+        assert (again.layer, again.size, again.style) == (attribution.layer, attribution.size, attribution.style)
+        assert same(dict(again.options), dict(attribution.options))
+        assert again.target.tolist() == [66]  # type: ignore[union-attr]
+        assert again.score.item() == attribution.score.item()
+
+
+REPEATED: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "nested": {"methods": Augmented(Smooth(GradCAM(relu=False), samples=2), scales=(1.0, 0.9))},
+    "tensor": {"methods": IntegratedGradients(steps=3, baseline=torch.linspace(-1, 1, 3 * 32 * 32).reshape(3, 32, 32))},
+    "fused": {"layer": ["layer2", "layer3"], "fuse": "product"},
+    "own layers": {"methods": "layercam", "layer": "layer1"},
+    "bf16": {"methods": Smooth(samples=2), "precision": "bf16"},
+    "difference": {"target": Difference("tabby cat", "espresso"), "methods": "saliency"},
+    "class": {"target": "espresso"},
+}
+
+
+@pytest.mark.parametrize("case", REPEATED)
+@pytest.mark.filterwarnings("ignore:.* is zero everywhere")
+def test_what_was_saved_is_computed_again(case: str, photo: Path, tmp_path: Path, bundled: explain.Explainer) -> None:
+    first = bundled(photo, **REPEATED[case])
+    record = explain.load(first.save(tmp_path / "out")[2])
+    again = record.repeat()
+    assert again.record() == record.record
+    assert torch.equal(again.results[0][record.method].values[0], record.values)
+    assert again.explainer.model is not bundled.model
+    assert record.repeat(bundled).record() == record.record
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A method of somebody else's, that is not registered."""
+
+    level: float = 0.5
+    name: ClassVar[str] = "constant"
+    about: ClassVar[str] = "the same everywhere"
+    paper: ClassVar[str] = "none"
+    style: ClassVar[str] = "heat"
+    needs: ClassVar[frozenset[Any]] = frozenset({InputGradients()})
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        return torch.full_like(evidence.inputs[:, 0], self.level)
+
+
+def brightness(output: torch.Tensor) -> torch.Tensor:
+    return output.mean(1)
+
+
+def scaled(image: Image.Image) -> torch.Tensor:
+    return torch.from_numpy(np.array(image.resize((16, 16)))).permute(2, 0, 1) / 255
+
+
+def test_what_is_missing_to_repeat_is_said_in_one_line(tmp_path: Path) -> None:
+    model = settled(TinyNet())
+    explainer = explain.Explainer(model, preprocess=scaled)
+    image = Image.linear_gradient("L").convert("RGB")
+    first = explainer(image, Constant(0.25), target=brightness)
+    saved = explain.load(first.save(tmp_path)[2])
+    with pytest.raises(RecordError) as caught:
+        saved.repeat()
+    told = str(caught.value)
+    assert told.startswith(f"record {str(tmp_path / 'image-constant.json')!r} cannot be repeated alone: ")
+    for part in (
+        "the model (TinyNet) was only in memory and the preprocess (scaled) was the caller's own; ",
+        "the photo had no file; ",
+        "the method (constant) cannot be made (method 'constant' is unknown; ",
+        "the target (brightness) was a function or object of the caller's own; ",
+    ):
+        assert part in told
+    assert told.endswith("use repeat(explainer=..., image=..., method=..., target=...)")
+    again = saved.repeat(explainer, image=image, method=Constant(0.25), target=brightness)
+    assert torch.equal(again.attributions["constant"].values[0], saved.values)
+    assert saved.attribution.style == "heat"
+
+
+def test_a_repetition_with_something_else_is_refused(photo: Path, tmp_path: Path, bundled: explain.Explainer) -> None:
+    saved = explain.load(bundled(photo, "saliency", 3).save(tmp_path / "out")[2])
+    with pytest.raises(RecordError, match="explained"):
+        saved.repeat(bundled, image=CAT)
+    with pytest.raises(RecordError, match="inputs"):
+        saved.repeat(explain.Explainer("bundled", size=40))
+    torch.save(bundled.model.state_dict(), tmp_path / "same.pt")
+    weights = tmp_path / "same.pt"
+    weighed = explain.load(
+        explain.Explainer("bundled", size=32, weights=weights)(photo, "saliency", 3).save(tmp_path / "w")[2]
+    )
+    assert torch.equal(weighed.repeat().attributions["saliency"].values[0], weighed.values)
+    other = {
+        name: tensor + 1 if tensor.is_floating_point() else tensor
+        for name, tensor in bundled.model.state_dict().items()
+    }
+    torch.save(other, weights)
+    with pytest.raises(RecordError, match="weights"):
+        weighed.repeat()
+    photo.unlink()
+    with pytest.raises(RecordError, match="repeat"):
+        saved.repeat()
+
+
+def test_no_record_runs_code_that_it_names(tmp_path: Path, photo: Path, bundled: explain.Explainer) -> None:
+    path = bundled(photo, "saliency", 3).save(tmp_path / "out")[2]
+    record = json.loads(path.read_text("utf-8"))
+    record["explainer"]["arguments"]["mapping"][0][1] = "os:abort"
+    path.write_text(json.dumps(record), "utf-8")
+    with pytest.raises(RecordError, match="record"):
+        explain.load(path).repeat()
+    np.save(path.with_suffix(".npy"), np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    with pytest.raises(RecordError, match="photo-saliency"):
+        explain.load(path)
+
+
+def change(**fields: Any) -> Callable[[Path], None]:
+    def edit(path: Path) -> None:
+        record = json.loads(path.read_text("utf-8"))
+        record.update(fields)
+        path.write_text(json.dumps({name: value for name, value in record.items() if value != "gone"}), "utf-8")
+
+    return edit
+
+
+BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "later": (change(format=FORMAT + 1), rf"must have format {FORMAT} or less, got {FORMAT + 1}; update this package"),
+    "no format": (change(format="two"), "must have format .* got 'two'"),
+    "lacking": (change(method="gone"), "must have the field 'method', but has not"),
+    "other kind": (change(options=[1]), r"must have another value for 'options', got \[1\]"),
+    "list": (lambda path: path.write_text("[]"), "must hold a JSON object, got list"),
+    "no JSON": (lambda path: path.write_bytes(b"\xff{"), "must hold JSON, but does not, or is damaged"),
+    "deep": (lambda path: path.write_text("[" * 100_000), "must hold JSON"),
+    "no record": (lambda path: path.unlink(), "cannot be read: No such file or directory; check the path"),
+    "no values": (lambda path: path.with_suffix(".npy").unlink(), "values .* cannot be read: No such file"),
+    "empty values": (lambda path: path.with_suffix(".npy").write_bytes(b""), "must be an array of float32"),
+    "others": (lambda path: np.save(path.with_suffix(".npy"), np.zeros((3, 32, 32), np.float32)), "but they differ"),
+}
+
+
+@pytest.mark.parametrize("mistake", BROKEN)
+def test_damaged_records_are_refused_in_one_line(
+    mistake: str, photo: Path, tmp_path: Path, bundled: explain.Explainer
+) -> None:
+    path = bundled(photo, "saliency", 3).save(tmp_path / "out")[2]
+    spoil, message = BROKEN[mistake]
+    spoil(path)
+    with pytest.raises(RecordError, match=message) as caught:
+        explain.load(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="record"):
+        explain.load("a.png")
+
+
+def first_version(record: dict[str, Any]) -> dict[str, Any]:
+    """A record as version 0.1.0 wrote it, of `Augmented(Smooth(GradCAM(relu=False), samples=2), scales=(1.0, 0.9))`."""
+    kept = [
+        "image",
+        "model",
+        "weights",
+        "preprocess",
+        "input_size",
+        "seen",
+        "method",
+        "fuse",
+        "layer",
+        "target",
+        "label",
+    ]
+    smooth = {
+        "method": {"method": "gradcam", "relu": False},
+        "samples": 2,
+        "sigma": 0.15,
+        "statistic": "mean",
+        "seed": 0,
+    }
+    options = {"method": smooth, "flip": True, "scales": [1.0, 0.9]}
+    return {**{key: record[key] for key in kept}, "options": options, "score": record["score"], "delta": None}
+
+
+@pytest.mark.parametrize("size", [32, None])
+def test_records_of_the_first_version_are_read_and_repeated(size: int | None, photo: Path, tmp_path: Path) -> None:
+    method = Augmented(Smooth(GradCAM(relu=False), samples=2), scales=(1.0, 0.9))
+    first = explain.Explainer("bundled", size=size)(photo, method, "espresso", layer="layer2")
+    path = first.save(tmp_path / "out")[2]
+    path.write_text(json.dumps(first_version(first.record())), "utf-8")
+    saved = explain.load(path)
+    assert saved.record["format"] == FORMAT
+    assert decode(saved.record["options"]["method"]) == method.method
+    assert torch.equal(saved.heatmap, first.attributions[method.name].heatmap[0])
+    assert torch.equal(saved.repeat().attributions[method.name].values[0], saved.values)
+
+
+def test_of_the_first_version_models_in_memory_functions_and_tensors_are_missing(tmp_path: Path, photo: Path) -> None:
+    first = explain.Explainer(settled(TinyNet()), preprocess=CenterCrop(32))(photo, IntegratedGradients(steps=2), 1)
+    path = first.save(tmp_path / "out")[2]
+    record = json.loads(path.read_text("utf-8"))
+    for key in ("format", "explainer", "asked", "precision", "class", "values"):
+        del record[key]
+    record["target"] = "brightness"
+    record["options"]["baseline"] = {"shape": [3, 32, 32], "sha256": "0" * 64}
+    path.write_text(json.dumps(record), "utf-8")
+    saved = explain.load(path)
+    with pytest.raises(RecordError, match="brightness"):
+        saved.repeat()
+    assert saved.attribution.style == "signed"
+
+
+def test_an_explanation_is_pickled_and_copied_without_its_model(bundled: explain.Explainer, photo: Path) -> None:
+    class Unpicklable(TinyNet):
+        def __init__(self) -> None:
+            super().__init__()
+            self.secret = lambda: None
+
+    explainer = explain.Explainer(
+        settled(Unpicklable()), categories=list("abcde"), preprocess=lambda image: scaled(image)
+    )
+    first = explainer(photo, ["gradcam", "saliency"], target=[2, lambda output: output[:, 0]])
+    assert first.explainer is explainer
+    content = pickle.dumps(first)
+    assert b"TinyNet" not in content.replace(b"Unpicklable", b"")
+    assert len(content) < 100_000
+    for other in (pickle.loads(content), copy.copy(first), copy.deepcopy(first)):
+        assert other.explainer is None
+        assert other.record("saliency", 1) == first.record("saliency", 1)
+        assert other.overlay("gradcam", caption=True).tobytes() == first.overlay("gradcam", caption=True).tobytes()
+        assert (other.predictions, other.targets) == (first.predictions, first.targets)
+
+
+def test_a_pickle_is_read_where_there_is_no_such_model(photo: Path, tmp_path: Path) -> None:
+    first = explain.Explainer(settled(TinyNet()), preprocess=CenterCrop(32))(photo, "gradcam", 1)
+    (tmp_path / "pickle").write_bytes(pickle.dumps(first))
+    code = (
+        "import pickle, sys; e = pickle.load(open('pickle', 'rb')); e.save('out'); "
+        "assert 'tests' not in sys.modules and 'torchvision' not in sys.modules"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    written = json.loads((tmp_path / "out" / "photo-gradcam.json").read_text("utf-8"))
+    assert {**written, "versions": {}} == {**first.record(), "versions": {}}
+
+
+def test_of_a_batch_a_pickle_holds_one_photo(bundled: explain.Explainer, photo: Path) -> None:
+    alone, (first, *_) = bundled(photo, "saliency", 1), bundled([photo] * 8, "saliency", 1)
+    assert len(pickle.dumps(first)) < 1.1 * len(pickle.dumps(alone))

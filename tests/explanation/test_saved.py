@@ -1,0 +1,226 @@
+"""Records that are damaged in any field are read, or refused in one line that says which field it is."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import threading
+import zlib
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import explain
+from explain import ExplainError, RecordError
+from explain.models import CenterCrop
+from tests.conftest import TinyNet, settled
+from tests.fuzz import records
+
+WRONG: list[Any] = [{}, [[1]], None, "x", -1, 2**70, {"mapping": [[1]]}]
+
+
+@pytest.fixture(scope="module")
+def explainer() -> explain.Explainer:
+    return explain.Explainer(settled(TinyNet()).eval(), categories=list("abcde"), preprocess=CenterCrop(12))
+
+
+@pytest.fixture
+def saved(tmp_path: Path, explainer: explain.Explainer) -> Path:
+    Image.linear_gradient("L").resize((20, 16)).save(tmp_path / "photo.png")
+    return explainer(tmp_path / "photo.png", "smooth(gradcam, samples=2)", "b").save(tmp_path / "out")[2]
+
+
+def places(record: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to every field, those in fields too."""
+    for key, value in record.items():
+        yield (*before, key)
+        if isinstance(value, dict):
+            yield from places(value, (*before, key))
+
+
+def damaged(record: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for *outer, last in places(record):
+        for wrong in ["gone", *WRONG]:
+            other = json.loads(json.dumps(record))
+            inside = other
+            for key in outer:
+                inside = inside[key]
+            if wrong == "gone":
+                del inside[last]
+            else:
+                inside[last] = wrong
+            yield f"{'.'.join([*outer, last])} = {wrong!r}", other
+
+
+@pytest.mark.filterwarnings("ignore:.* is zero everywhere")
+def test_whatever_field_is_damaged_is_refused_in_one_line_or_makes_no_difference(
+    saved: Path, explainer: explain.Explainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = json.loads(saved.read_text("utf-8"))
+    first, tried, refused = explain.load(saved), 0, 0
+    photo = first._photo(None)  # which is not read again and again
+    monkeypatch.setattr("explain.explanation.loading.load_image", lambda image: photo.copy())
+    for what, other in damaged(record):
+        saved.write_text(json.dumps(other), "utf-8")
+        tried += 1
+        try:
+            found = explain.load(saved)
+            heatmap = found.heatmap
+            assert torch.equal(found.values, first.values), what
+            assert heatmap.shape == first.heatmap.shape or what.startswith(("input_size", "values")), what
+            found.repeat(explainer)
+        except ExplainError as error:
+            message = str(error)
+            refused += 1
+            assert "\n" not in message, what
+    assert tried > 200
+    assert tried / 4 < refused < tried
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("values", {}, "must have another value for 'values.shape', got none; give a record that was saved"),
+        ("explainer", {}, "must have another value for 'explainer.arguments', got none; give a record that was saved"),
+        ("explainer", {"arguments": {}, "own": [1]}, "must have another value for 'explainer.own', got [1]; give"),
+        ("input_size", [12], "must have another value for 'input_size', got [12]; give"),
+        ("target", True, "must have another value for 'target', got True; give"),
+        ("layer", [1], "must have another value for 'layer', got [1]; give"),
+    ],
+)
+def test_a_damaged_field_is_named(field: str, value: Any, message: str, saved: Path) -> None:
+    record = json.loads(saved.read_text("utf-8"))
+    saved.write_text(json.dumps({**record, field: value}), "utf-8")
+    with pytest.raises(RecordError) as caught:
+        explain.load(saved)
+    assert str(caught.value).startswith(f"record {str(saved)!r} {message}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"mapping": [["nonsense", 1]]},
+            "must hold arguments of an Explainer, but they are refused: Explainer has no argument 'nonsense'",
+        ),
+        (
+            {"mapping": [["model", "tiny"], ["size", "big"]]},
+            "must hold arguments of an Explainer, but they are refused: size must be a whole number of pixels",
+        ),
+        ({"tuple": []}, "must hold arguments of an Explainer by name; use repeat(explainer=...)"),
+        ({"mapping": [[1]]}, "record must hold values as they were written, got {'mapping': [[1]]}"),
+    ],
+)
+def test_damaged_arguments_of_the_explainer_are_refused_when_it_is_made(
+    arguments: dict[str, Any], message: str, saved: Path
+) -> None:
+    record = json.loads(saved.read_text("utf-8"))
+    saved.write_text(json.dumps({**record, "explainer": {"arguments": arguments, "own": []}}), "utf-8")
+    with pytest.raises(RecordError) as caught:
+        explain.load(saved).repeat()
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("given", [None, 3, b"a.json", ["a.json"]])
+def test_what_is_no_path_is_refused(given: Any) -> None:
+    with pytest.raises(RecordError, match="file must"):
+        explain.load(given)
+
+
+def rewritten(saved: Path, **fields: Any) -> Path:
+    """The record with other values in some of its fields."""
+    record = json.loads(saved.read_text("utf-8"))
+    saved.write_text(json.dumps({**record, **fields}), "utf-8")
+    return saved
+
+
+@pytest.mark.parametrize("parts", [1, 40], ids=["one", "together"])
+def test_tensors_that_unpack_to_gigabytes_are_refused_before_they_are_unpacked(
+    parts: int, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 2**31 // parts
+    content = base64.b64encode(zlib.compress(bytes(2**16))).decode()
+    bomb = {"tensor": content, "dtype": "uint8", "shape": [count]}
+
+    def never(*args: Any) -> None:
+        raise AssertionError("it was unpacked")
+
+    rewritten(saved, options={f"option{i}": bomb for i in range(parts)})
+    monkeypatch.setattr(zlib, "decompressobj", never)
+    with pytest.raises(RecordError, match="tensors"):
+        explain.load(saved)
+    with pytest.raises(RecordError, match="tensors"):
+        explain.attribution.records.decode([bomb] * parts)
+
+
+def test_a_tensor_too_large_for_a_record_is_named_in_it_and_the_rest_is_kept(tmp_path: Path) -> None:
+    large = torch.zeros(1).expand(2**27)  # which needs no memory
+    assert explain.attribution.records.encode(large) == {"unknown": f"a tensor of shape ({2**27},)"}
+
+
+@pytest.mark.parametrize("suffix", [".json", ".npy"])
+def test_a_pipe_in_the_place_of_a_saved_file_is_refused_without_waiting(suffix: str, saved: Path) -> None:
+    path = saved.with_suffix(suffix)
+    path.unlink()
+    os.mkfifo(path)
+    told: list[BaseException] = []
+
+    def load() -> None:
+        try:
+            explain.load(saved)
+        except RecordError as error:
+            told.append(error)
+
+    reader = threading.Thread(target=load, daemon=True)
+    reader.start()
+    reader.join(30)
+    assert not reader.is_alive()
+    assert "pipe" in str(told[0])
+
+
+@pytest.mark.parametrize("shape", [(10**12,), (2**62, 2**62), (-1,)])
+def test_values_whose_header_says_terabytes_are_refused_before_there_is_room_for_them(
+    shape: tuple[int, ...], saved: Path
+) -> None:
+    path = saved.with_suffix(".npy")
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+        file.write(bytes(100))
+    with pytest.raises(RecordError, match="values"):
+        explain.load(saved)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_values_are_read_in_either_order(order: Any, saved: Path) -> None:
+    first = explain.load(saved).values
+    np.save(saved.with_suffix(".npy"), np.asarray(first.numpy(), order=order))
+    assert torch.equal(explain.load(saved).values, first)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("target", 2**70), ("score", 10**400), ("delta", -(2**70)), ("input_size", [10**6, 10**6])],
+)
+def test_a_number_that_no_tensor_holds_is_refused(field: str, value: Any, saved: Path) -> None:
+    with pytest.raises(RecordError, match=field):
+        explain.load(rewritten(saved, **{field: value}))
+
+
+@pytest.mark.filterwarnings("ignore:.* is zero everywhere")
+def test_files_damaged_in_any_way_are_read_as_saved_or_refused_in_one_line(saved: Path) -> None:
+    contents = saved.read_bytes(), saved.with_suffix(".npy").read_bytes()
+    first = explain.load(saved).values
+    results = [
+        (what, records.outcome(saved, damaged, first)) for what, damaged in islice(records.damaged(contents, 0), 400)
+    ]
+    wrong = [result for result in results if result[1] not in (records.SAME, records.REFUSED)]
+    assert wrong == []
+    assert {result for _, result in results} == {records.SAME, records.REFUSED}

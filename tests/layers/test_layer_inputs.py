@@ -1,0 +1,132 @@
+"""``name:input``: what a layer is given is explained as what another gives, by every kind of method."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+import explain
+from explain import LayerError
+from explain.methods import GradCAM
+from tests.conftest import TinyNet, settled
+
+
+@pytest.mark.parametrize("method", ["gradcam", "layercam", "shapleycam", "eigencam", "scorecam", "ablationcam"])
+def test_the_input_of_a_layer_is_what_the_layer_before_it_gives(method: str, x: torch.Tensor) -> None:
+    layers = nn.Conv2d(3, 4, 3), nn.Sequential(nn.ReLU(inplace=True), nn.Conv2d(4, 4, 3)), nn.AdaptiveAvgPool2d(1)
+    net = settled(nn.Sequential(*layers, nn.Flatten(), nn.Tanh(), nn.Linear(4, 5))).double().eval()
+    expected = explain.attribute(net, x, method, target=1, layer="0").values
+    found = explain.attribute(net, x, method, target=1, layer="1:input")
+    assert found.layer == "1:input"
+    torch.testing.assert_close(found.values, expected, rtol=1e-9, atol=1e-12)
+    together = explain.attribute_all(net, x, [method, "saliency"], target=1, layer="1:input")
+    torch.testing.assert_close(together[method].values, expected, rtol=1e-9, atol=1e-12)
+
+
+class Twice(nn.Module):
+    """A convolution that runs twice, and a shortcut around it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.conv, self.fc = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3, padding=1), nn.Linear(4, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for _ in range(2):
+            x = x + self.conv(input=x.tanh())
+        return self.fc((x**2).mean((2, 3)))
+
+
+def test_calls_and_shortcuts_are_told_apart(x: torch.Tensor) -> None:
+    model = settled(Twice()).double().eval()
+    start = model.stem(x)
+    first = start.tanh().detach().requires_grad_()
+    middle = start + model.conv(first)
+    second = middle.tanh()  # what is given; the shortcut is the network's
+    alone = second.detach().requires_grad_()
+    for layer, given in (("conv:input@0", first), ("conv:input", alone), ("conv:input@1", alone)):
+        end = middle + model.conv(second) if given is first else middle.detach() + model.conv(alone)
+        score = model.fc((end**2).mean((2, 3)))[:, 2].sum()
+        gradient = torch.autograd.grad(score, given, retain_graph=True)[0]
+        expected = (gradient.mean((2, 3), keepdim=True) * given).sum(1).detach()
+        found = explain.attribute(model, x, GradCAM(relu=False), target=2, layer=layer).values
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_tokens_are_laid_out_as_where_they_come_from() -> None:
+    torch.manual_seed(0)
+    model = settled(torchvision.models.VisionTransformer(12, 4, 2, 2, 8, 12, num_classes=5)).double().eval()
+    x = torch.randn(1, 3, 12, 12, dtype=torch.float64)
+    block = "encoder.layers.encoder_layer_1"
+    before = explain.attribute(model, x, GradCAM(relu=False), target=1, layer="encoder.layers.encoder_layer_0").values
+    given = explain.attribute(model, x, GradCAM(relu=False), target=1, layer=f"{block}:input").values
+    torch.testing.assert_close(given, before)
+    for layer in (f"{block}.ln_1:input", "encoder.layers.encoder_layer_0.ln_2:input"):
+        assert explain.attribute(model, x, GradCAM(relu=False), target=1, layer=layer).values.shape == (1, 3, 3)
+
+
+class Tokens(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.flatten(2).transpose(1, 2)
+
+
+class Mean(nn.Module):
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return tokens.square().mean(1)
+
+
+def test_tokens_are_known_where_the_layer_itself_gives_none(x: torch.Tensor) -> None:
+    layers = nn.Conv2d(3, 7, 3, padding=1), Tokens(), nn.LayerNorm(7), Mean(), nn.Linear(7, 5)
+    model = settled(nn.Sequential(*layers)).double().eval()
+    before = explain.attribute(model, x, GradCAM(relu=False), target=1, layer="2").values
+    assert before.shape == (len(x), *x.shape[2:])
+    given = explain.attribute(model, x, GradCAM(relu=False), target=1, layer="3:input").values
+    torch.testing.assert_close(given, before)
+
+
+def test_inputs_that_are_none_or_no_numbers_are_refused(net: TinyNet, x: torch.Tensor) -> None:
+    with pytest.raises(LayerError, match="did you mean 'layer1'"):
+        explain.attribute(net, x, layer="layr1:input")
+
+    class Embeds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.none, self.conv = nn.Embedding(4, 3), Nothing(), nn.Conv2d(3, 4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            levels = (x[:, 0] > 0).long()
+            return (self.conv(self.table(levels).movedim(-1, 1)) + self.none()).mean((2, 3))
+
+    class Nothing(nn.Module):
+        def forward(self) -> torch.Tensor:
+            return torch.ones(1)
+
+    model = Embeds().double().eval()
+    with pytest.raises(LayerError, match="layer 'table:input' must"):
+        explain.attribute(model, x, target=0, layer="table:input")
+    with pytest.raises(LayerError, match="layer 'none:input' must"):
+        explain.attribute(model, x, target=0, layer="none:input")
+
+
+def test_layers_with_suffixes_in_their_own_names_are_explained(x: torch.Tensor) -> None:
+    class Named(nn.Module):
+        def __init__(self, names: list[str]) -> None:
+            super().__init__()
+            parts = [nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, 3), nn.Conv2d(5, 6, 3)]
+            self.parts, self.fc = nn.ModuleDict(dict(zip(names, parts, strict=True))), nn.Linear(6, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for part in self.parts.values():
+                x = part(x).tanh()
+            return self.fc(x.mean((2, 3)))
+
+    plain, odd = ["a", "b", "c"], ["conv", "conv@0", "conv:input"]
+    one, other = (settled(Named(names)).double().eval() for names in (plain, odd))
+    for name, same in zip(plain, odd, strict=True):
+        for method in ("gradcam", "ablationcam", "eigencam"):
+            expected = explain.attribute(one, x, method, target=1, layer=f"parts.{name}").values
+            found = explain.attribute(other, x, method, target=1, layer=f"parts.{same}")
+            assert found.layer == f"parts.{same}"
+            assert torch.equal(found.values, expected)

@@ -1,0 +1,284 @@
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+from explain import LayerError
+from explain.attribution.api import attribute
+from explain.data.inputs import as_inputs
+from explain.hooks import HookGroup
+from explain.layers import Grid, Grids, Ran, default_layer, find_grid, list_layers, look_follows, to_spatial
+from explain.methods import FullGrad, GradCAM
+from tests.conftest import TinyNet, snapshot
+
+
+@pytest.mark.parametrize(
+    ("builder", "expected"),
+    [
+        ("resnet18", "layer4"),
+        ("vgg11_bn", "features.27"),
+        ("densenet121", "features"),
+        ("mobilenet_v3_small", "features"),
+        ("squeezenet1_1", "classifier.2"),
+        ("shufflenet_v2_x0_5", "conv5"),
+        ("convnext_tiny", "features"),
+        ("swin_t", "permute"),
+        ("vit_b_32", "encoder.layers.encoder_layer_11.ln_1"),
+    ],
+)
+def test_the_default_layer_is_the_last_feature_map_before_pooling(builder: str, expected: str) -> None:
+    with torch.device("meta"):
+        model = torchvision.models.get_model(builder).eval()
+    model = model.to_empty(device="cpu")
+    for tensor in [*model.parameters(), *model.buffers()]:
+        tensor.data.zero_()
+    assert (
+        default_layer(
+            model, torch.zeros(1, 3, 224 if builder == "vit_b_32" else 64, 224 if builder == "vit_b_32" else 64)
+        )
+        == expected
+    )
+
+
+def test_the_default_layer_is_remembered_only_while_the_model_is_the_same(net: TinyNet, x: torch.Tensor) -> None:
+    calls: list[int] = []
+    net.register_forward_hook(lambda *_: calls.append(1))
+    assert default_layer(net, x) == default_layer(net, x) == "dropout"  # it passes on what a functional ReLU made
+    assert len(calls) == 2  # one for the layers there are, and one for what the scores depend on
+    net.dropout = nn.Flatten(2, 2)
+    net.avgpool = nn.AdaptiveAvgPool2d(1)
+    assert default_layer(net, x) == "dropout"
+    assert len(calls) == 4
+
+
+class Exits(nn.Module):
+    """Bright inputs, and all while ``shallow`` is set, leave behind the first convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.shallow = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), False
+        self.early, self.late = nn.Linear(4, 5), nn.Linear(4, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        maps = self.one(x).tanh()
+        if self.shallow or x.mean() > 0.5:
+            return self.early(maps.mean((2, 3)))
+        return self.late(self.two(maps).mean((2, 3)))
+
+
+def followed(model: nn.Module, x: torch.Tensor) -> tuple[bool, str]:
+    """Whether a look followed the way of an input, and the layer that is chosen then."""
+    with torch.no_grad(), HookGroup(model) as group:
+        ran = Ran(group, model)
+        model(x)
+    return look_follows(model, as_inputs(x), ran.names), default_layer(model, x)
+
+
+@pytest.mark.parametrize("first", ["bright", "dark"])
+def test_the_default_layer_does_not_depend_on_which_input_came_first(first: str) -> None:
+    model, noise = Exits().eval(), torch.randn(2, 3, 8, 8)
+    given = {"bright": (noise + 2, "one"), "dark": (noise - 2, "two")}
+    assert default_layer(model, given[first][0]) == given[first][1]
+    for name in ["bright", "dark", "dark", "bright"]:
+        follows, layer = followed(model, given[name][0])
+        assert layer == given[name][1]
+        assert follows == (name == first)
+        first = name
+    model.shallow = True
+    assert followed(model, given["dark"][0]) == (True, "one")
+    assert followed(model, given["dark"][0]) == (True, "one")
+    model.shallow = False
+    assert followed(model, given["dark"][0]) == (False, "two")
+
+
+def test_an_explanation_takes_the_layer_of_the_way_that_its_image_goes() -> None:
+    model, noise = Exits().eval(), torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(3))
+    for shift, layer in [(2, "one"), (-2, "two"), (-2, "two"), (2, "one")]:
+        assert attribute(model, noise + shift, "hirescam", target=0).layer == layer
+
+
+def test_a_batch_that_goes_another_way_than_its_first_image_is_looked_at_whole() -> None:
+    model = Exits().eval()
+    x = torch.stack([torch.full((3, 8, 8), 0.9), torch.full((3, 8, 8), -2.0)])
+    assert default_layer(model, x) == "one"  # the first image alone leaves early, both together do not
+    assert followed(model, x) == (False, "two")
+    assert followed(model, x) == (True, "two")
+
+
+def test_remembering_does_not_keep_a_model_alive(x: torch.Tensor) -> None:
+    model = TinyNet().double()
+    default_layer(model, x)
+    alive = weakref.ref(model)
+    del model
+    gc.collect()
+    assert alive() is None
+
+
+def test_listing_layers_leaves_the_model_as_it_is(net: TinyNet, x: torch.Tensor) -> None:
+    net.train()
+    before = snapshot(net)
+    calls = list_layers(net, x)
+    assert snapshot(net) == before
+    assert [(c.name, c.shape) for c in calls if c.name in ("conv1", "layer2", "fc")] == [
+        ("conv1", (1, 6, 12, 10)),
+        ("layer2", (1, 8, 6, 5)),
+        ("fc", (1, 5)),
+    ]
+    assert "unused" not in {c.name for c in calls}
+
+
+def test_a_model_without_maps_must_be_told_its_layer() -> None:
+    with pytest.raises(LayerError, match="none of its layers gives a"):
+        default_layer(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), torch.zeros(1, 3, 2, 2))
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "grid"),
+    [
+        ((2, 16, 7, 9), (224, 288), Grid("NCHW", 7, 9)),
+        ((2, 7, 9, 16), (224, 288), Grid("NHWC", 7, 9)),
+        ((2, 7, 7, 7), (224, 224), Grid("NCHW", 7, 7)),
+        ((2, 1 + 14 * 14, 8), (224, 224), Grid("tokens", 14, 14, 1)),
+        ((2, 5 + 14 * 7, 8), (224, 112), Grid("tokens", 14, 7, 5)),
+        ((2, 49, 8), (224, 224), Grid("tokens", 7, 7, 0)),
+        ((1, 32, 28, 7), (224, 224), Grid("NCHW", 28, 7)),
+        ((1, 512, 49), (224, 224), None),
+        ((2, 16, 1, 1), (224, 224), None),
+        ((2, 1000), (224, 224), None),
+        ((2, 1, 8), (224, 224), None),
+    ],
+)
+def test_grids_are_found_in_any_layout(shape: tuple[int, ...], size: tuple[int, int], grid: Grid | None) -> None:
+    assert find_grid(shape, size) == grid
+
+
+def test_a_map_is_the_same_whatever_its_layout() -> None:
+    maps = torch.randn(2, 16, 7, 9)
+    size = (224, 288)
+    last = maps.permute(0, 2, 3, 1)
+    tokens = torch.cat([torch.zeros(2, 2, 16), last.reshape(2, 63, 16)], dim=1)
+    for tensor in (maps, last, tokens):
+        assert torch.equal(to_spatial(tensor, Grids(size, 2), "layer"), maps)
+    with pytest.raises(LayerError, match="'fc' must"):
+        to_spatial(torch.zeros(2, 10), Grids(size, 2), "fc")
+
+
+@pytest.mark.parametrize("channels", [2, 4, 5])
+def test_a_convolutions_map_has_its_channels_first_whatever_its_shape_looks_like(channels: int) -> None:
+    """On 8 x 5 pixels, four maps of 2 x 2 look like a map of 4 x 2 with two channels."""
+    model = nn.Sequential(
+        nn.Conv2d(1, channels, 3, 2, 1), nn.ReLU(), nn.Conv2d(channels, channels, 3, 2, 1), nn.Dropout(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 3),
+    )  # fmt: skip
+    x = torch.randn(2, 1, 8, 5)
+    for layer, size in [("0", (4, 3)), ("1", (4, 3)), ("2", (2, 2)), ("3", (2, 2))]:
+        assert attribute(model.eval(), x, GradCAM(relu=False), target=0, layer=layer).values.shape == (2, *size)
+    assert attribute(model, x, FullGrad(), target=0).delta.abs().max() < 1e-5
+
+
+def test_a_layer_normalisations_map_has_its_channels_last_whatever_its_shape_looks_like() -> None:
+    """On 8 x 5 pixels, a map of 3 x 3 with four channels looks like three of 3 x 4, and one of 8 x 5 with 5 as well."""
+
+    class Last(nn.Module):
+        def __init__(self, stride: int, channels: int) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(1, channels, 3, stride, 1), nn.LayerNorm(channels)
+            self.drop, self.fc = nn.Dropout(), nn.Linear(channels, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(self.drop(self.norm(self.conv(x).permute(0, 2, 3, 1)))).mean((1, 2))
+
+    for stride, channels, size in [(1, 5, (8, 5)), (2, 4, (4, 3)), (3, 2, (3, 2)), (3, 3, (3, 2))]:
+        model = Last(stride, channels).eval()
+        for layer in ("conv", "norm", "drop", "fc"):
+            found = attribute(model, torch.randn(2, 1, 8, 5), GradCAM(relu=False), target=0, layer=layer)
+            assert found.values.shape == (2, *size), (stride, channels, layer)
+
+
+class TwoHeads(nn.Module):
+    """Its last map is that of a head which the classes do not come from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.fc, self.mask = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(4, 5), nn.Conv2d(4, 1, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        maps = self.body(x).relu()
+        return {"mask": self.mask(maps), "logits": self.fc(maps.mean((2, 3)))}
+
+
+def test_the_default_layer_is_one_that_the_target_depends_on() -> None:
+    model, x = TwoHeads().eval(), torch.randn(2, 3, 8, 8)
+    assert attribute(model, x, GradCAM(relu=False), target=0).layer == "body"
+    assert attribute(model, x, "eigencam", target=0).layer == "body"
+
+    class Two(TwoHeads):
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            maps = self.body(x).relu()
+            other = self.mask(x[:, :1].expand(-1, 4, -1, -1))
+            return {"mask": other, "logits": self.fc(maps.mean((2, 3)))}
+
+    found = attribute(Two().eval(), x, GradCAM(relu=False), target=lambda output: output["mask"].mean((1, 2, 3)))
+    assert found.layer == "mask"
+    with pytest.raises(LayerError, match="layer 'mask' must"):
+        attribute(model, x, "gradcam", target=0, layer="mask")
+
+
+class LastBehindConv(nn.Module):
+    """A norm of its own for maps with channels last, behind a convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.fc = nn.Conv2d(3, 16, 3, 4, 1), OwnNorm(), nn.Linear(16, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.norm(self.conv(x).permute(0, 2, 3, 1)).mean((1, 2)))
+
+
+class OwnNorm(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - x.mean(-1, keepdim=True)
+
+
+class OneDimension(nn.Module):
+    """Places in one dimension, channels before them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.mix, self.fc = nn.Conv2d(3, 16, 3, 4, 1), nn.Conv1d(16, 16, 1), nn.Linear(16, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.mix(self.conv(x).flatten(2)).mean(2))
+
+
+def test_layouts_are_told_where_a_layer_does_not_say() -> None:
+    x = torch.randn(2, 3, 32, 32)
+    found = attribute(LastBehindConv().eval(), x, GradCAM(relu=False), target=0, layer="norm")
+    assert found.values.shape == (2, 8, 8)
+    assert attribute(OneDimension().eval(), x, GradCAM(relu=False), target=0).layer == "conv"
+
+
+def test_a_linear_layer_along_the_width_of_a_map_leaves_the_channels_first() -> None:
+    mixer = nn.Sequential(nn.Conv2d(3, 16, 4, 4), nn.Linear(8, 8), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    found = attribute(mixer.eval(), torch.randn(2, 3, 32, 32), GradCAM(relu=False), target=0, layer="1")
+    assert found.values.shape == (2, 8, 8)
+
+
+def test_a_layer_normalisation_is_believed_against_the_aspect_ratio() -> None:
+    """On 8 x 9 pixels, a map of 8 x 5 with four channels last looks like one of 5 x 4."""
+
+    class Narrow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm, self.fc = nn.Conv2d(1, 4, (1, 5)), nn.LayerNorm(4), nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(self.norm(self.conv(x).permute(0, 2, 3, 1)).square().mean((1, 2)))
+
+    found = attribute(Narrow().eval(), torch.randn(2, 1, 8, 9), GradCAM(relu=False), target=0, layer="norm")
+    assert found.values.shape == (2, 8, 5)

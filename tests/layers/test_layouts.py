@@ -1,0 +1,260 @@
+"""How maps lie in tensors: found out by altering the input where neither shape nor class tells, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import explain
+from explain import LayerError
+from explain.data.inputs import as_inputs
+from explain.layers import Grid, channels_of, default_layer, list_layers
+from explain.methods import GradCAM
+
+SIGNED = GradCAM(relu=False)
+
+
+class Own(nn.Module):
+    """A module of a class that nobody knows, which lays a map out in its own way."""
+
+    def __init__(self, lay: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.lay = lay
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.lay(x) * 1.5
+
+
+class LaidOut(nn.Module):
+    """A convolution, its map laid out by a module of its own, and a head that weighs every position."""
+
+    def __init__(
+        self,
+        lay: Callable[[torch.Tensor], torch.Tensor],
+        size: tuple[int, ...] = (32, 32),
+        channels: int = 8,
+        stride: tuple[int, ...] = (4, 4),
+    ) -> None:
+        super().__init__()
+        video = len(size) == 3
+        self.conv = (nn.Conv3d if video else nn.Conv2d)(3, channels, stride, stride)
+        self.own, self.fc = Own(lay), nn.LazyLinear(3)
+        self(torch.zeros(1, 3, *size))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.own(self.conv(x).tanh()).flatten(1))
+
+
+def plain_gradcam(model: nn.Module, x: torch.Tensor, target: int, back: Callable[..., torch.Tensor]) -> torch.Tensor:
+    """Grad-CAM of the module's output, laid out by the inverse of what the module does."""
+    given: list[torch.Tensor] = []
+    with model.own.register_forward_hook(lambda module, args, output: given.append(output)):
+        score = model(x)[:, target].sum()
+    gradient = back(torch.autograd.grad(score, given[0])[0])
+    maps = back(given[0])
+    weights = gradient.flatten(2).mean(2)
+    return torch.einsum("nk,nk...->n...", weights, maps).detach()
+
+
+LAST, FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
+
+IMAGES = [
+    ("channels first, oblong map", lambda t: t, lambda t: t, (32, 32), 8, (4, 16), (8, 2)),
+    ("channels first, square", lambda t: t, lambda t: t, (32, 32), 8, (4, 4), (8, 8)),
+    ("channels first, oblong input", lambda t: t, lambda t: t, (32, 16), 4, (4, 4), (8, 4)),
+    ("channels last, cube", lambda t: t.permute(LAST), lambda t: t.permute(FIRST), (32, 32), 8, (4, 4), (8, 8)),
+    ("channels last, few", lambda t: t.permute(LAST), lambda t: t.permute(FIRST), (32, 32), 2, (4, 4), (8, 8)),
+    ("channels last, oblong", lambda t: t.permute(LAST), lambda t: t.permute(FIRST), (32, 16), 4, (4, 4), (8, 4)),
+    ("width first", lambda t: t.mT, lambda t: t.mT, (32, 16), 5, (4, 4), (8, 4)),
+    ("both turned", lambda t: t.permute(0, 3, 2, 1), lambda t: t.permute(0, 3, 2, 1), (32, 16), 6, (4, 4), (8, 4)),
+    ("positions last", lambda t: t.flatten(2), lambda t: t.unflatten(2, (7, 7)), (28, 28), 64, (4, 4), (7, 7)),
+    ("positions last, square", lambda t: t.flatten(2), lambda t: t.unflatten(2, (4, 4)), (16, 16), 16, (4, 4), (4, 4)),
+    ("tokens", lambda t: t.flatten(2).mT, lambda t: t.mT.unflatten(2, (4, 4)), (16, 16), 16, (4, 4), (4, 4)),
+    ("tokens, oblong", lambda t: t.flatten(2).mT, lambda t: t.mT.unflatten(2, (8, 4)), (32, 16), 7, (4, 4), (8, 4)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", IMAGES, ids=[case[0] for case in IMAGES])
+def test_a_map_is_found_in_whatever_layout_a_module_gives_it(case: tuple[Any, ...]) -> None:
+    _, lay, back, size, channels, stride, of_map = case
+    torch.manual_seed(0)
+    model = LaidOut(lay, size, channels, stride).double().eval()
+    x = torch.randn(2, 3, *size, dtype=torch.float64)
+    found = explain.attribute(model, x, SIGNED, target=1, layer="own")
+    assert found.values.shape == (2, *of_map)
+    torch.testing.assert_close(found.values, plain_gradcam(model, x, 1, back))
+    assert channels_of(model, as_inputs(x), ["own"]) == {"own": channels}
+    replaced = explain.attribute(model, x, "ablationcam", target=1, layer="own")  # maps are put back as they lay
+    assert replaced.values.shape == (2, *of_map)
+
+
+VIDEOS = [
+    ("channels first", lambda t: t, lambda t: t),
+    ("channels last", lambda t: t.movedim(1, -1), lambda t: t.movedim(-1, 1)),
+    ("width first", lambda t: t.mT, lambda t: t.mT),
+    ("frames first", lambda t: t.transpose(1, 2), lambda t: t.transpose(1, 2)),
+    ("positions last", lambda t: t.flatten(2), lambda t: t.unflatten(2, (4, 4, 2))),
+]
+
+
+@pytest.mark.parametrize("case", VIDEOS, ids=[case[0] for case in VIDEOS])
+def test_a_video_is_found_in_whatever_layout_a_module_gives_it(case: tuple[Any, ...]) -> None:
+    _, lay, back = case
+    torch.manual_seed(0)
+    model = LaidOut(lay, (8, 16, 8), 4, (2, 4, 4)).double().eval()
+    x = torch.randn(2, 3, 8, 16, 8, dtype=torch.float64)
+    found = explain.attribute(model, x, SIGNED, target=1, layer="own")
+    torch.testing.assert_close(found.values, plain_gradcam(model, x, 1, back))
+    assert explain.attribute(model, x, "ablationcam", target=1, layer="own").values.shape == found.values.shape
+
+
+def test_a_height_behind_the_width_and_channels_between_them_is_refused() -> None:
+    model = LaidOut(lambda t: t.permute(0, 3, 1, 2), (32, 32), 8).eval()
+    with pytest.raises(LayerError, match="'own' must"):
+        explain.attribute(model, torch.randn(1, 3, 32, 32), SIGNED, target=1, layer="own")
+
+
+def test_flatten_after_a_convolution_keeps_its_map() -> None:
+    """64 channels of 7 x 7 are no map of 8 x 8."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 64, 4, 4), nn.Flatten(2), nn.Flatten(), nn.Linear(64 * 49, 3)).eval()
+    x = torch.randn(2, 3, 28, 28)
+    flat, maps = (explain.attribute(model, x, SIGNED, target=1, layer=layer).values for layer in ("1", "0"))
+    torch.testing.assert_close(flat, maps)
+    assert default_layer(model, x) == "0"
+
+
+@pytest.mark.parametrize("normalised", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize("of_map", [(8, 2), (2, 8), (4, 4)], ids=str)
+def test_the_number_of_tokens_is_not_their_height_and_width(of_map: tuple[int, int], normalised: bool) -> None:
+    """Of a map that a function makes, no module shows the size; it is found out, or the layer is refused."""
+
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.flat, self.norm = nn.Conv2d(3, 6, 3, 2, 1), nn.Flatten(2), nn.LayerNorm(6)
+            self.head = nn.Linear(6 * 16, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.flat(nn.functional.adaptive_avg_pool2d(self.conv(x).relu(), of_map))
+            y = self.norm(y.transpose(1, 2)) if normalised else y
+            found: torch.Tensor = self.head(y.flatten(1))
+            return found
+
+    found = 0
+    for seed in range(6):
+        torch.manual_seed(seed)
+        model, x = Pooled().eval(), torch.rand(2, 3, 32, 32)
+        try:
+            a = explain.attribute(model, x, SIGNED, target=1, layer="norm" if normalised else "flat")
+        except LayerError:
+            continue  # what is not clear is refused
+        assert a.values.shape == (2, *of_map)
+        found += 1
+    assert found >= 2
+
+
+def test_tokens_without_a_map_are_those_that_are_clear_elsewhere() -> None:
+    """A vision transformer that cuts patches by hand: what an untrained attention averages tells nothing by itself."""
+
+    class Transformer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.position = nn.Linear(48, 16), nn.Parameter(0.02 * torch.randn(1, 24, 16))
+            layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, norm_first=True)
+            self.blocks = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+            self.norm, self.head = nn.LayerNorm(16), nn.Linear(16, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            tokens = self.embed(nn.functional.unfold(x, 4, stride=4).transpose(1, 2)) + self.position
+            found: torch.Tensor = self.head(self.norm(self.blocks(tokens)).mean(1))
+            return found
+
+    torch.manual_seed(0)
+    calls = list_layers(Transformer().eval(), torch.rand(1, 3, 24, 16))
+    assert {str(call.grid) for call in calls if len(call.shape) == 3} == {"6 x 4"}
+
+
+def test_a_cube_that_is_turned_between_modules_is_told_from_one_that_is_not() -> None:
+    """A rectifier keeps the layout of what it is given, which is not that of the convolution before it."""
+
+    class Turned(LaidOut):
+        def __init__(self, *, turn: bool) -> None:
+            self.turn = turn
+            super().__init__(lambda t: t)
+            self.own = nn.ReLU()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            maps = self.conv(x)
+            return self.fc(self.own(maps.permute(LAST) if self.turn else maps).flatten(1))
+
+    for turn in (True, False):
+        torch.manual_seed(0)
+        model, x = Turned(turn=turn).eval(), torch.randn(2, 3, 32, 32)
+        found = explain.attribute(model, x, SIGNED, target=1, layer="own").values
+        back = (lambda t: t.permute(FIRST)) if turn else (lambda t: t)
+        torch.testing.assert_close(found, plain_gradcam(model, x, 1, back))
+
+
+def test_layouts_are_listed_as_they_were_found() -> None:
+    torch.manual_seed(0)
+    model = LaidOut(lambda t: t, (32, 32), 8, (4, 16)).eval()
+    (own,) = (call for call in list_layers(model, torch.randn(1, 3, 32, 32)) if call.name == "own")
+    assert (own.grid, own.doubt) == (Grid("NCHW", 8, 2), "")
+
+
+def test_a_layout_that_no_corner_shows_is_refused_in_one_line() -> None:
+    """Every position answers to everything alike: nothing tells 8 x 8 from 8 x 2."""
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.own = Own(lambda x: x.mean((1, 2, 3))[:, None, None, None].expand(-1, 8, 8, 2))
+            self.fc = nn.Linear(128, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(self.own(x).flatten(1))
+
+    model, x = Mixed().eval(), torch.randn(2, 3, 32, 32)
+    with pytest.raises(LayerError) as refused:
+        explain.attribute(model, x, SIGNED, target=1, layer="own")
+    assert "\n" not in str(refused.value)
+    assert "(2, 8, 8, 2), which may be 8 x 8 with channels last or 8 x 2 with channels first" in str(refused.value)
+    (own,) = (call for call in list_layers(model, x) if call.name == "own")
+    assert own.grid is None
+    assert "8 x 2 with channels first" in own.doubt
+
+
+def test_a_network_that_fails_on_altered_inputs_leaves_a_layout_open() -> None:
+    x = torch.randn(1, 3, 32, 32)
+
+    class Picky(LaidOut):
+        def forward(self, given: torch.Tensor) -> torch.Tensor:
+            if given.any() and not torch.equal(given, x):
+                raise ValueError("not the photo that I know")
+            return super().forward(given)
+
+    model = Picky(lambda t: t.permute(0, 2, 3, 1)).eval()
+    with pytest.raises(LayerError, match="layout"):
+        explain.attribute(model, x, SIGNED, target=1, layer="own")
+
+
+def test_the_network_is_probed_only_where_a_layout_is_open_and_once() -> None:
+    calls: list[int] = []
+
+    def counted(model: nn.Module) -> nn.Module:
+        model.register_forward_hook(lambda *_: calls.append(1))
+        return model.eval()
+
+    x = torch.randn(1, 3, 32, 32)
+    explain.attribute(counted(LaidOut(lambda t: t)), x, SIGNED, target=1, layer="conv")
+    assert len(calls) == 1
+    model = counted(LaidOut(lambda t: t.permute(0, 2, 3, 1)))
+    for _ in range(2):
+        calls.clear()
+        explain.attribute(model, x, SIGNED, target=1, layer="own")
+    assert len(calls) == 1

@@ -1,0 +1,130 @@
+"""`cam` reads a head that averages and is linear, in either order, and refuses every other one at any scale."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import explain
+from explain import LayerError
+from explain.methods import HiResCAM
+from tests.conftest import settled
+
+SCALES = [1e-8, 1e-4, 1.0, 1e4]
+X = torch.randn(2, 3, 12, 10, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+
+
+class Scaled(nn.Module):
+    """A convolution whose maps are of the given magnitude."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.conv, self.scale = nn.Conv2d(3, 6, 3), scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x).relu() * self.scale
+
+
+def network(scale: float, *head: nn.Module) -> nn.Module:
+    return settled(nn.Sequential(Scaled(scale), *head)).double().eval()
+
+
+def pooled(pool: nn.Module) -> list[nn.Module]:
+    return [pool, nn.Flatten(), nn.Linear(6, 4)]
+
+
+HEADS = {
+    "linear": lambda: [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4)],
+    "convolution behind the average": lambda: [nn.AdaptiveAvgPool2d(1), nn.Conv2d(6, 4, 1), nn.Flatten()],
+    "convolution before the average": lambda: [nn.Conv2d(6, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()],
+    "linear on every position": lambda: [Permuted(), nn.Linear(6, 4), Mean((1, 2))],
+}
+
+
+class Permuted(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.permute(0, 2, 3, 1)
+
+
+class Mean(nn.Module):
+    def __init__(self, dims: tuple[int, ...]) -> None:
+        super().__init__()
+        self.dims = dims
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean(self.dims)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("head", HEADS)
+def test_a_linear_head_is_read_wherever_the_average_is(head: str, scale: float) -> None:
+    """The weights are those of the gradient: the map is HiResCAM's times the number of positions."""
+    model = network(scale, *HEADS[head]())
+    found = explain.attribute(model, X, "cam", target=2, layer="0")
+    hires = explain.attribute(model, X, HiResCAM(), target=2, layer="0").values
+    torch.testing.assert_close(found.values, hires * hires[0].numel(), rtol=1e-4, atol=1e-6 * scale)
+
+
+REFUSED = {
+    "maximum": lambda: pooled(nn.AdaptiveMaxPool2d(1)),
+    "maximum, then a convolution": lambda: [nn.AdaptiveMaxPool2d(1), nn.Conv2d(6, 4, 1), nn.Flatten()],
+    "a convolution, then the maximum": lambda: [nn.Conv2d(6, 4, 1), nn.AdaptiveMaxPool2d(1), nn.Flatten()],
+    "norm": lambda: pooled(nn.LPPool2d(2, (10, 8))),
+    "rectified classes": lambda: [nn.Conv2d(6, 4, 1), nn.ReLU(True), nn.AdaptiveAvgPool2d(1), nn.Flatten()],
+    "wide convolution": lambda: [nn.Conv2d(6, 4, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten()],
+    "padded convolution": lambda: [nn.Conv2d(6, 4, 1, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten()],
+    "grouped convolution": lambda: [nn.Conv2d(6, 4, 1, groups=2), nn.AdaptiveAvgPool2d(1), nn.Flatten()],
+    "two linear layers": lambda: [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 4)],
+}
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("head", REFUSED)
+def test_any_other_head_is_refused_at_any_scale(head: str, scale: float) -> None:
+    model = network(scale, *REFUSED[head]())
+    with pytest.raises(LayerError, match="followed"):
+        explain.attribute(model, X, "cam", target=2, layer="0")
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_maps_that_are_those_of_the_classes_are_the_answer(scale: float) -> None:
+    mean, most = (settled(nn.Sequential(Scaled(scale), pool, nn.Flatten())).double().eval() for pool in (
+        nn.AdaptiveAvgPool2d(1), nn.AdaptiveMaxPool2d(1)))  # fmt: skip
+    found = explain.attribute(mean, X, "cam", target=2, layer="0").values
+    torch.testing.assert_close(found, mean[0](X)[:, 2].detach())
+    with pytest.raises(LayerError, match="followed"):
+        explain.attribute(most, X, "cam", target=2, layer="0")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_heads_are_read_in_any_precision(dtype: torch.dtype) -> None:
+    model = network(1.0, *HEADS["linear"]()).to(dtype)
+    found = explain.attribute(model, X.to(dtype), "cam", target=2, layer="0")
+    assert found.values.shape == (2, 10, 8)
+    with pytest.raises(LayerError, match="followed"):
+        explain.attribute(network(1.0, *REFUSED["maximum"]()).to(dtype), X.to(dtype), "cam", target=2, layer="0")
+
+
+def test_a_maximum_that_hardly_differs_from_the_mean_is_refused_too() -> None:
+    """Behind a sigmoid, say, where maps are nearly flat."""
+
+    class Flat(Scaled):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) + 0.5
+
+    for head, works in ((HEADS["linear"], True), (REFUSED["maximum"], False)):
+        model = settled(nn.Sequential(Flat(1e-6), *head())).double().eval()
+        if works:
+            assert explain.attribute(model, X, "cam", target=2, layer="0").values.shape == (2, 10, 8)
+            continue
+        with pytest.raises(LayerError, match="followed"):
+            explain.attribute(model, X, "cam", target=2, layer="0")
+
+
+def test_means_under_autocast_are_those_of_the_network() -> None:
+    model, x = network(1.0, *HEADS["linear"]()).float(), X.float()
+    expected = explain.attribute(model, x, "cam", target=2, layer="0").values
+    with torch.autocast("cpu", torch.bfloat16):
+        found = explain.attribute(model, x, "cam", target=2, layer="0").values
+    assert (found - expected).abs().max() < 0.05 * expected.abs().max()

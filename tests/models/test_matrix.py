@@ -1,0 +1,406 @@
+"""One member of every family of classifiers, and small networks with the traits that make a layer hard to find."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import explain
+from explain import ModelError
+from explain.layers import default_layer, stage_layers
+from explain.methods import GradCAM, get_method
+from explain.models import load
+from tests.conftest import ROOT, TinyNet, settled, snapshot
+
+
+def example(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where its dataclasses look for it
+    spec.loader.exec_module(module)
+    return module
+
+
+matrix = example("model_matrix")
+
+FAMILIES = [
+    "alexnet", "convnext_tiny", "densenet121", "efficientnet_b0", "googlenet", "inception_v3", "maxvit_t",
+    "mnasnet0_5", "mobilenet_v2", "mobilenet_v3_small", "regnet_x_400mf", "regnet_y_400mf", "resnet18",
+    "resnext50_32x4d", "shufflenet_v2_x0_5", "squeezenet1_1", "swin_t", "swin_v2_t", "vgg11", "vit_b_16",
+]  # fmt: skip
+SIGNED = GradCAM(relu=False)
+HEAVY = {"maxvit_t", "inception_v3", "vit_b_16"}
+TIMM = [
+    "cait_xxs24_224", "convnext_atto", "convmixer_768_32", "efficientformer_l1", "levit_128s", "mixer_s32_224",
+    "mobilevit_xxs", "pit_ti_224", "poolformer_s12", "swin_tiny_patch4_window7_224", "vit_small_patch14_reg4_dinov2",
+    "vit_tiny_patch16_224", "xcit_nano_12_p16_224",
+]  # fmt: skip
+HUGGING_FACE = ["ViT", "DeiT", "Beit", "Dinov2WithRegisters", "Swin", "ConvNext", "ResNet"]
+
+
+@pytest.fixture(autouse=True)
+def _same_inputs() -> None:
+    torch.manual_seed(0)
+
+
+def subject_of(source: str, name: str) -> Any:
+    """The model of a name in the matrix."""
+    return next(subject for subject in matrix.SOURCES[source]() if subject.name.split(":")[-1] == name)
+
+
+def passes(source: str, name: str, methods: list[Any] = matrix.METHODS) -> None:
+    row = matrix.check(subject_of(source, name), methods)
+    assert row.failures == []
+    assert len(row.cells) == len(methods)
+    assert row.layer != "-"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_torchvision_family_is_explained(name: str) -> None:
+    passes("torchvision", name, [get_method("gradcam"), get_method("saliency")] if name in HEAVY else matrix.METHODS)
+
+
+def test_every_torchvision_classifier_is_in_the_matrix() -> None:
+    names = [subject.name for subject in matrix.torchvision_subjects()]
+    assert names == explain.models.list_models()[3:]  # behind those that come along
+    assert len(names) >= 80
+
+
+@pytest.mark.parametrize("name", TIMM)
+@pytest.mark.filterwarnings("ignore:::timm")
+def test_timm(name: str) -> None:
+    pytest.importorskip("timm", reason="timm is an extra")
+    passes("timm", name, [get_method("gradcam"), get_method("saliency")])
+
+
+@pytest.mark.parametrize("name", HUGGING_FACE)
+@pytest.mark.filterwarnings("ignore:::transformers")
+def test_hugging_face(name: str) -> None:
+    pytest.importorskip("transformers", reason="transformers is an extra")
+    passes("transformers", name)
+
+
+def test_a_timm_model_is_asked_for_by_name() -> None:
+    if importlib.util.find_spec("timm") is None:
+        with pytest.raises(ModelError, match="'timm:vit' needs timm"):
+            load("timm:vit")
+    else:
+        with pytest.raises(ModelError, match="'timm:convnext_tinny' is unknown"):
+            load("timm:convnext_tinny")
+
+
+class Careless(TinyNet):
+    """Leaves a gradient and a hook behind whenever it runs."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.fc.register_forward_hook(lambda *_: None)
+        self.fc.weight.grad = torch.ones_like(self.fc.weight)
+        return super().forward(x)
+
+
+class Broken(TinyNet):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.is_grad_enabled():
+            raise ZeroDivisionError("only with gradients")
+        return super().forward(x)
+
+
+def test_the_matrix_tells_what_failed_and_what_was_left_behind() -> None:
+    row = matrix.examine("tiny", settled(TinyNet()).eval(), torch.randn(2, 3, 16, 16))
+    assert (row.failures, row.layer, row.grid) == ([], "dropout", "8x8")
+    left = matrix.examine("careless", settled(Careless()).eval(), torch.randn(2, 3, 16, 16)).failures
+    assert left == ["left behind: gradients", "left behind: hooks"]
+    cells = matrix.examine("broken", settled(Broken()).eval(), torch.randn(2, 3, 16, 16)).cells
+    assert cells["saliency"] == "ZeroDivisionError: only with gradients"
+    assert cells["gradcam"] == "ok"  # its graph begins at the layer
+    row = matrix.check(matrix.Subject("none", lambda: nn.Linear(2, 2), [8]))
+    assert row.failures[0].startswith("build: RuntimeError: ")
+
+
+class Attention(nn.Module):
+    """Tokens to tokens; on the way, heads and weights that are as wide and high as maps."""
+
+    def __init__(self, width: int, heads: int = 2) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.q_norm, self.drop = nn.Identity(), nn.Dropout(0.1)
+
+    def forward(self, x: torch.Tensor, queries: int | None = None) -> torch.Tensor:
+        q, k, v = self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        q = self.q_norm(q[:, :, :queries])
+        weights = self.drop((q @ k.mT / q.shape[-1] ** 0.5).softmax(-1))
+        return self.proj((weights @ v).transpose(1, 2).flatten(2))
+
+
+class Layer(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attn, self.mlp = Attention(width), nn.Sequential(nn.Linear(width, width), nn.GELU())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attn(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class TinyTransformer(nn.Module):
+    """A class token, registers, and a head for the class token or for the mean; patches of 8 pixels."""
+
+    def __init__(self, channels: int = 3, extra: int = 1, *, pooled: bool = False, width: int = 12) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(channels, width, 8, 8)
+        self.tokens = nn.Parameter(torch.zeros(1, extra, width))
+        self.blocks = nn.Sequential(Layer(width), Layer(width))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 5)
+        self.extra, self.pooled = extra, pooled
+
+    def embed(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = self.patches(x).flatten(2).mT
+        return torch.cat([self.tokens.expand(len(x), -1, -1), tokens], 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.blocks(self.embed(x)))
+        return self.head(x[:, self.extra :].mean(1) if self.pooled else x[:, 0])
+
+
+class ClassAttention(TinyTransformer):
+    """The last layers change the class token alone, though they hand all tokens on (CaiT, XCiT)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2, self.last = nn.LayerNorm(12), nn.LayerNorm(12), Attention(12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.blocks(self.embed(x))
+        x = torch.cat([x[:, :1] + self.last(self.norm1(x), 1), x[:, 1:]], 1)
+        return self.head(self.norm(self.norm2(x))[:, 0])
+
+
+class MapBesideTheToken(TinyTransformer):
+    """Ends in a map that nothing uses, next to the class token (PiT)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.split = Split()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        grid = x.shape[-2] // 8, x.shape[-1] // 8
+        _, token = self.split(self.blocks(self.embed(x)), grid)
+        return self.head(self.norm(token))
+
+
+class Split(nn.Module):
+    def forward(self, x: torch.Tensor, grid: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+        return x[:, 1:].mT.unflatten(2, grid).contiguous(), x[:, 0]
+
+
+class Backbone(nn.Module):
+    """Returns its map and what it pooled from it, as the libraries of transformers do: only the latter is used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.pool = nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.AdaptiveAvgPool2d(1)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        maps = self.norm(self.conv(x))
+        return {"maps": maps, "pooled": self.pool(maps).flatten(1)}
+
+
+class WithBackbone(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone, self.fc = Backbone(), nn.Linear(6, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.backbone(x)["pooled"])
+
+
+@pytest.mark.parametrize(
+    ("build", "layer"),
+    [
+        (TinyTransformer, "blocks.1.norm1"),
+        (lambda: TinyTransformer(extra=5), "blocks.1.norm1"),
+        (lambda: TinyTransformer(extra=0, pooled=True), "blocks.1.norm1"),
+        (lambda: TinyTransformer(extra=5, pooled=True), "blocks.1.norm1"),
+        (ClassAttention, "norm1"),
+        (MapBesideTheToken, "blocks.1.norm1"),
+    ],
+)
+@pytest.mark.parametrize("size", [(24, 40), (40, 24), (32, 32)])
+def test_transformers_are_explained_where_the_score_comes_from(
+    build: Callable[[], nn.Module], layer: str, size: tuple[int, int]
+) -> None:
+    model, x = settled(build()).eval(), torch.randn(2, 3, *size)
+    before = snapshot(model)
+    found = explain.attribute_all(model, x, [SIGNED, *matrix.METHODS[2:]], target=1)
+    assert snapshot(model) == before
+    assert found["gradcam"].layer == layer
+    assert found["gradcam"].values.shape == (2, size[0] // 8, size[1] // 8)
+    assert all(a.values.isfinite().all() and a.values.any() for a in found.values())
+
+
+def test_a_map_that_was_returned_before_is_not_the_layer() -> None:
+    model = settled(WithBackbone()).eval()
+    assert default_layer(model, torch.randn(1, 3, 16, 16)) == "backbone.norm"
+    assert explain.attribute(model, torch.randn(2, 3, 16, 16), SIGNED).values.any()
+
+
+class SequenceFirst(TinyTransformer):
+    """Tokens in the first dimension and images in the second, as attention modules take them by default (CLIP)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(
+            *(nn.TransformerEncoderLayer(12, 2, 12, 0.0, norm_first=True, batch_first=False) for _ in range(2))
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.blocks(self.embed(x).transpose(0, 1)))[0])
+
+
+class BatchFirst(SequenceFirst):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            block.self_attn.batch_first = True
+        return self.head(self.norm(self.blocks(self.embed(x)))[:, 0])
+
+
+@pytest.mark.filterwarnings("ignore:.* is zero everywhere", "ignore:enable_nested_tensor")
+@pytest.mark.parametrize("count", [1, 2, 13])  # 13 is also the number of tokens
+def test_sequences_with_tokens_first_are_explained_like_those_with_images_first(count: int) -> None:
+    first, last = (settled(build()).double().eval() for build in (SequenceFirst, BatchFirst))
+    x = torch.randn(count, 3, 24, 32, dtype=torch.float64)
+    methods = [SIGNED, "layercam", "eigencam", "ablationcam", "scorecam", "fullgrad", "refinecam"]
+    for layer in (None, "blocks.0"):
+        found, expected = (explain.attribute_all(m, x, methods, target=1, layer=layer) for m in (first, last))
+        assert found["gradcam"].values.shape == (count, 3, 4)
+        assert found["gradcam"].layer == expected["gradcam"].layer
+        for name in found:
+            torch.testing.assert_close(found[name].values, expected[name].values, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(*(explain.attribute(m, x, "fullgrad", target=1).delta for m in (first, last)))
+    for method in ("rollout", "legrad"):
+        with sdpa_kernel(SDPBackend.MATH):
+            torch.testing.assert_close(*(explain.attribute(m, x, method, target=1).values for m in (first, last)))
+
+
+class Windows(TinyTransformer):
+    """Cuts its map into windows of one token each, as MobileViT does with small maps."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        maps = self.patches(x)
+        windows = self.blocks(maps.flatten(2).mT.flatten(0, 1)[:, None])
+        return self.head(self.norm(windows[:, 0].reshape(len(x), -1, maps.shape[1]).mean(1)))
+
+
+def test_windows_of_one_token_are_no_sequence_with_tokens_first() -> None:
+    model, x = settled(Windows()).eval(), torch.randn(2, 3, 16, 16)
+    assert default_layer(model, x) == "patches"
+    assert explain.attribute(model, x, SIGNED, target=1).values.shape == (2, 2, 2)
+
+
+@pytest.mark.parametrize("size", [(60, 100), (100, 60), (31, 70)])
+def test_tokens_lie_as_the_patches_did_where_the_input_is_no_multiple_of_them(size: tuple[int, int]) -> None:
+    model, x = settled(TinyTransformer()).double().eval(), torch.randn(2, 3, *size, dtype=torch.float64)
+    found = explain.attribute(model, x, SIGNED, target=1, layer="blocks.0")
+    rows = size[0] // 8, size[1] // 8
+    assert found.values.shape == (2, *rows)
+    tokens = model.blocks[0](model.embed(x)).detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(model.head(model.norm(model.blocks[1](tokens))[:, 0])[:, 1].sum(), tokens)
+    weights = gradient[:, 1:].mean(1, keepdim=True)
+    expected = (weights * tokens.detach()[:, 1:]).sum(2).reshape(2, *rows)
+    torch.testing.assert_close(found.values, expected)
+
+
+def test_the_layers_of_stages_are_those_that_count() -> None:
+    model = settled(TinyTransformer()).eval()
+    assert stage_layers(model, torch.randn(1, 3, 24, 40)) == ["blocks.1.norm1"]
+    calls: list[int] = []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    stage_layers(model, torch.randn(1, 3, 24, 40))
+    assert calls == []  # it is remembered
+
+
+class Mixer(TinyTransformer):
+    """Mixes without attention; its mean goes by as many channels as there could be tokens (FocalNet, Swin)."""
+
+    def __init__(self) -> None:
+        super().__init__(extra=0, pooled=True, width=16)
+        self.blocks = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 16))
+        self.pool = nn.AdaptiveAvgPool1d(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.pool(self.norm(self.blocks(self.embed(x))).mT).flatten(1))
+
+
+class Repeated(nn.Module):
+    """A rectifier that is called again where there is no map any more (ResNet, on small inputs)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.relu, self.pool = nn.Conv2d(3, 6, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(6, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.relu(self.pool(self.relu(self.conv(x)))).flatten(1))
+
+
+@pytest.mark.parametrize(("build", "layer"), [(Mixer, "norm"), (Repeated, "relu@0")])
+def test_what_only_looks_like_a_map_is_not_the_layer(build: Callable[[], nn.Module], layer: str) -> None:
+    assert default_layer(settled(build()).eval(), torch.randn(1, 3, 32, 32)) == layer
+
+
+@pytest.mark.parametrize("channels", [1, 5])
+@pytest.mark.parametrize("build", [lambda c: TinyNet(channels=c), lambda c: TinyTransformer(channels=c)])
+def test_any_number_of_channels(build: Callable[[int], nn.Module], channels: int) -> None:
+    row = matrix.examine("tiny", settled(build(channels)).eval(), torch.randn(2, channels, 32, 24))
+    assert row.failures == []
+
+
+@dataclass
+class Output:
+    """Like those of Hugging Face's models, but a plain dataclass."""
+
+    logits: torch.Tensor
+    loss: torch.Tensor | None = None
+
+
+class Returning(TinyNet):
+    def __init__(self, form: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.form = form
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.form(super().forward(x))
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda y: (y, y[:, :1]),
+        lambda y: [y],
+        lambda y: {"hidden": y[:, :2], "logits": y},
+        lambda y: {"scores": y},
+        lambda y: OrderedDict(logits=y, hidden_states=(y, y)),
+        Output,
+    ],
+    ids=["tuple", "list", "dict", "one entry", "ModelOutput", "dataclass"],
+)
+def test_any_container_of_scores(form: Callable[[torch.Tensor], Any]) -> None:
+    x = torch.randn(2, 3, 16, 16)
+    plain, wrapped = settled(TinyNet()).eval(), settled(Returning(form)).eval()
+    expected = explain.attribute_all(plain, x, matrix.METHODS)
+    found = explain.attribute_all(wrapped, x, matrix.METHODS)
+    assert all(torch.equal(found[name].values, expected[name].values) for name in expected)

@@ -1,0 +1,258 @@
+"""DeepLIFT and gradients at random points: against plain calculations, and by what their values add up to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import explain
+from explain import MethodError
+from explain.methods import DeepLIFT, GradientSHAP, IntegratedGradients
+from tests.conftest import TinyNet, settled, snapshot
+from tests.relevance.test_relevance import Everything, random
+
+
+def test_rescale_is_its_formula() -> None:
+    """Two layers by hand: m = W2 * (relu(z) - relu(z0)) / (z - z0) * W1."""
+    model = settled(nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.Sigmoid(), nn.Linear(5, 2))).double()
+    x, b = random(0, 3, 3, 2, 2), random(1, 3, 2, 2)
+    z, z0 = model[1](x.flatten(1)), model[1](b.flatten())
+    slope = (z.sigmoid() - z0.sigmoid()) / (z - z0)
+    multipliers = (model[3].weight[1] * slope) @ model[1].weight
+    expected = (multipliers.reshape(x.shape) * (x - b)).detach()
+    found = explain.attribute(model, x, DeepLIFT(b), target=1)
+    assert torch.allclose(found.values, expected, rtol=1e-10)
+    assert found.delta is not None
+    assert found.delta.abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("baseline", [0.3, "mean", random(9, 3, 8, 8)], ids=["number", "mean", "tensor"])
+def test_differences_add_up_through_every_operation(bias: bool, baseline: float | str | torch.Tensor) -> None:
+    model, x = settled(Everything(bias)).double().eval(), random(3, 2, 3, 8, 8)
+    before = snapshot(model)
+    a = explain.attribute(model, x, DeepLIFT(baseline), target=1)
+    assert a.delta is not None
+    assert a.delta.abs().max() <= 1e-7 * a.values.abs().sum()
+    assert snapshot(model) == before
+    alone = explain.attribute(model, x[1:], DeepLIFT(baseline), target=1)
+    assert torch.allclose(a.values[1:], alone.values, rtol=1e-8, atol=1e-10)
+
+
+class Pooled(nn.Module):
+    """Maxima that overlap, factors in place, quotients and a softmax written out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.max_pool2d(F.elu(self.one(x)), 3, 2, padding=1)
+        y = F.adaptive_max_pool2d(y, 4)
+        gate = torch.sigmoid(y.mean((2, 3), keepdim=True))
+        y *= gate
+        z = self.two(y).flatten(1)
+        return z / (1 + z.abs().sum(1, keepdim=True)) + z.softmax(1)
+
+
+def test_differences_add_up_through_maxima_and_quotients() -> None:
+    model = settled(Pooled()).double().eval()
+    a = explain.attribute(model, random(5, 3, 3, 9, 8), DeepLIFT(0.2), target=4)
+    assert a.delta is not None
+    assert a.delta.abs().max() <= 1e-9 * a.values.abs().sum()
+
+
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize("dim", [1, (2, 3), (-1, 1), None])
+def test_differences_add_up_through_maxima_over_dimensions(dim: int | tuple[int, ...] | None, keepdim: bool) -> None:
+    class Highest(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Conv2d(3, 4, 3), nn.LazyLinear(2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.tanh(self.one(x))
+            dims = (1, 2, 3) if dim is None else dim
+            y = torch.amax(y, dims, keepdim=True) if keepdim else y.amax(dim=dims)
+            return self.two(y.flatten(1) if y.ndim > 1 else y[:, None])
+
+    x, model = random(5, 3, 3, 5, 6), Highest().double()
+    model(x)
+    settled(model)
+    a = explain.attribute(model, x, DeepLIFT(random(6, 3, 5, 6)), target=1)
+    assert a.delta is not None
+    assert a.delta.abs().max() <= 1e-9 * a.values.abs().sum()
+
+
+def test_without_biases_at_zero_it_is_input_times_gradient_for_rectifiers() -> None:
+    layers = [nn.Conv2d(3, 4, 3, bias=False), nn.ReLU(True), nn.Flatten(), nn.Linear(24, 2, bias=False)]
+    model = settled(nn.Sequential(*layers)).double()
+    x = random(2, 2, 3, 4, 5)
+    found = explain.attribute_all(model, x, ["deeplift", "inputxgradient"], target=1)
+    assert torch.allclose(found["deeplift"].values, found["inputxgradient"].values, rtol=1e-10, atol=1e-14)
+
+
+def test_a_baseline_that_takes_another_way_is_refused() -> None:
+    class Branching(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x.relu() if x.sum() > 0 else x.exp().sigmoid()).flatten(1)
+
+    with pytest.raises(MethodError, match="baseline of deeplift must"):
+        explain.attribute(Branching(), random(0, 1, 3, 2, 2).abs(), "deeplift", target=0)
+
+
+def test_gradients_at_random_points_are_their_formula() -> None:
+    model = settled(TinyNet()).double().eval()
+    x, known = random(0, 2, 3, 12, 10), random(1, 4, 3, 12, 10)
+    method = GradientSHAP(3, known, 0.1, seed=5)
+    points = next(iter(method.needs)).of  # type: ignore[attr-defined]
+    found = explain.attribute(model, x, method, target=2).values
+    for i in range(2):
+        total = torch.zeros_like(x[0])
+        for sample in range(3):
+            start, end, share = points.drawn(x[i], sample)
+            assert any(torch.equal(start, each) for each in known)
+            point = (start + share * (end - start)).requires_grad_()
+            total += torch.autograd.grad(model(point[None])[0, 2], point)[0] * (end - start) / 3
+        assert torch.allclose(found[i], total, rtol=1e-9, atol=1e-12)
+
+
+def test_random_points_come_to_integrated_gradients() -> None:
+    model = settled(TinyNet()).double().eval()
+    x = random(0, 1, 3, 12, 10)
+    exact = explain.attribute(model, x, IntegratedGradients(100), target=1).values
+    found = explain.attribute(model, x, GradientSHAP(400), target=1).values
+    assert (found - exact).abs().max() <= 0.15 * exact.abs().max()
+
+
+def test_backgrounds_of_another_shape_are_refused() -> None:
+    model = settled(TinyNet()).double().eval()
+    with pytest.raises(MethodError, match="baselines of gradientshap must"):
+        explain.attribute(model, random(0, 1, 3, 12, 10), GradientSHAP(baselines=torch.zeros(2, 3, 4, 4)))
+
+
+# Reveal-cancel
+
+
+Part = list[float]
+
+
+def plain_reveal(
+    layers: list[nn.Linear], x: torch.Tensor, x0: torch.Tensor, function: Any, target: int
+) -> torch.Tensor:
+    """The values of dense layers with a function between them, number by number, multipliers back from the target."""
+    base, more, less = x0.tolist(), (x - x0).clamp(min=0).tolist(), (x - x0).clamp(max=0).tolist()
+    kept: list[tuple[Part, Part, Part, Part]] = []  # both parts before and after each function
+    for layer in layers[:-1]:
+        weight, bias = layer.weight.tolist(), layer.bias.tolist()
+        before = [_through(row, more, less) for row in weight]
+        start = [b + sum(w * v for w, v in zip(row, base, strict=True)) for row, b in zip(weight, bias, strict=True)]
+        ups, downs = [up for up, _ in before], [down for _, down in before]
+        more, less = [], []
+        for z, up, down in zip(start, ups, downs, strict=True):
+            alone = function(z + up) - function(z), function(z + down) - function(z)
+            both = function(z + up + down)
+            more.append((alone[0] + both - function(z + down)) / 2)
+            less.append((alone[1] + both - function(z + up)) / 2)
+        base = [function(z) for z in start]
+        kept.append((ups, downs, more, less))
+    m_more = m_less = layers[-1].weight[target].tolist()
+    for layer, (ups, downs, more, less) in zip(layers[-2::-1], kept[::-1], strict=True):
+        m_more = [m * y / z if z else 0.0 for m, y, z in zip(m_more, more, ups, strict=True)]
+        m_less = [m * y / z if z else 0.0 for m, y, z in zip(m_less, less, downs, strict=True)]
+        columns = layer.weight.T.tolist()
+        m_more, m_less = (
+            [sum(w * (same if w > 0 else turned)[i] for i, w in enumerate(column)) for column in columns]
+            for same, turned in ((m_more, m_less), (m_less, m_more))
+        )
+    ends = (x - x0).clamp(min=0), (x - x0).clamp(max=0)
+    return torch.tensor(m_more, dtype=x.dtype) * ends[0] + torch.tensor(m_less, dtype=x.dtype) * ends[1]
+
+
+def _through(row: Part, more: Part, less: Part) -> tuple[float, float]:
+    up = sum(w * (m if w > 0 else n) for w, m, n in zip(row, more, less, strict=True))
+    down = sum(w * (n if w > 0 else m) for w, m, n in zip(row, more, less, strict=True))
+    return up, down
+
+
+@pytest.mark.parametrize("name", ["relu", "tanh", "softplus"])
+def test_reveal_cancel_is_its_formula(name: str) -> None:
+    function: Any = {"relu": F.relu, "tanh": torch.tanh, "softplus": F.softplus}[name]
+    layers = [nn.Linear(12, 6), nn.Linear(6, 5), nn.Linear(5, 3)]
+
+    class Dense(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(layers)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = function(self.layers[0](x.flatten(1)))
+            return self.layers[2](function(self.layers[1](y)))
+
+    model, x, b = settled(Dense()).double(), random(0, 2, 3, 2, 2), random(1, 3, 2, 2)
+    a = explain.attribute(model, x, DeepLIFT(b, "revealcancel"), target=2)
+
+    def number(value: float) -> float:
+        return float(function(torch.tensor(value, dtype=torch.float64)))
+
+    for i in range(2):
+        expected = plain_reveal(layers, x[i].flatten(), b.flatten(), number, 2)
+        torch.testing.assert_close(a.values[i].flatten(), expected, rtol=1e-8, atol=1e-12)
+    assert a.delta is not None
+    assert a.delta.abs().max() < 1e-10
+
+
+def test_reveal_cancel_sees_both_of_two_inputs_of_which_either_would_do() -> None:
+    """min(a, b) = a - relu(a - b), the example of the paper: both of two equal inputs count, by rescale only one."""
+
+    class Minimum(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            a, b = x.flatten(1).chunk(2, 1)
+            return a - F.relu(a - b)
+
+    x = torch.tensor([3.0, 3.0]).double().reshape(1, 1, 1, 2)
+    by_rescale = explain.attribute(Minimum(), x, DeepLIFT(), target=lambda output: output[:, 0])
+    by_reveal = explain.attribute(Minimum(), x, DeepLIFT(rule="revealcancel"), target=lambda output: output[:, 0])
+    assert sorted(by_rescale.values.flatten().tolist()) != [1.5, 1.5]
+    assert by_reveal.values.flatten().tolist() == pytest.approx([1.5, 1.5])
+
+
+class Following(nn.Module):
+    """What reveal-cancel follows: shortcuts, in-place functions, averages, factors of both signs, concatenation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.norm, self.two = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3, padding=1)
+        self.head, self.scale = nn.Linear(8, 3), nn.Parameter(torch.tensor([-1.0, 2.0, -0.5, 1.0]).reshape(4, 1, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.relu(self.norm(self.one(x)), inplace=True)
+        z = self.two(F.avg_pool2d(y, 2)) * self.scale
+        z += F.interpolate(y, scale_factor=0.5)
+        z = 1.5 - F.gelu(z) / -2
+        return self.head(torch.cat([z.mean((2, 3)), F.elu(-z).flatten(2).mean(2)], 1))
+
+
+def test_reveal_cancel_adds_up_through_what_it_follows() -> None:
+    model, x = settled(Following()).double().eval(), random(3, 2, 3, 8, 8)
+    before = snapshot(model)
+    for baseline in (0.3, "mean"):
+        a = explain.attribute(model, x, DeepLIFT(baseline, "revealcancel"), target=1)
+        assert a.delta is not None
+        assert a.delta.abs().max() <= 1e-9 * a.values.abs().sum()
+    alone = explain.attribute(model.requires_grad_(False), x[1:], DeepLIFT("mean", "revealcancel"), target=1)
+    torch.testing.assert_close(a.values[1:], alone.values, rtol=1e-9, atol=1e-12)
+    model.requires_grad_(True)
+    assert snapshot(model) == before
+
+
+def test_reveal_cancel_is_refused_where_it_does_not_apply() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.MaxPool2d(2), nn.Flatten()).double()
+    with pytest.raises(MethodError, match="rule of deeplift must"):
+        explain.attribute(model, random(0, 1, 3, 8, 8), DeepLIFT(rule="revealcancel"), target=0)
+    with pytest.raises(MethodError, match="rule of deeplift must"):
+        DeepLIFT(rule="both")  # type: ignore[arg-type]

@@ -1,0 +1,512 @@
+"""Relevance propagation: each rule against its formula, and what must be conserved on networks of every kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import explain
+from explain import ExplainWarning, LayerError, MethodError
+from explain.methods import LRP
+from explain.relevance import COMPOSITES, Composite, When
+from explain.relevance.linear_rules import AlphaBeta, Epsilon, Flat, Gamma, Gradient, WSquare, ZBox, ZPlus
+from explain.relevance.pass_through import Balanced, Norm, Pass
+from tests.conftest import TinyNet, settled, snapshot
+from tests.methods import plain_relevance as plain
+
+LINEAR = ("convolution", "dense", "matrixproduct", "batchnorm")
+SHAPE = (4, 5, 6)
+
+
+def everywhere(rule: Any) -> LRP:
+    return LRP(Composite("one rule", ((When(LINEAR), rule),)))
+
+
+def random(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+# Each rule against its formula
+
+
+class Positive1d(nn.BatchNorm1d, nn.BatchNorm2d):
+    """A normalisation of rows; `settled` gives it a positive variance as it does those of maps."""
+
+    _check_input_dim = nn.BatchNorm1d._check_input_dim
+
+
+CONVOLUTIONS: dict[str, Callable[[], nn.Module]] = {
+    "plain": lambda: nn.Conv2d(4, 4, 3),
+    "stride and padding": lambda: nn.Conv2d(4, 6, 3, stride=2, padding=1),
+    "dilation": lambda: nn.Conv2d(4, 2, 2, dilation=2, padding=1),
+    "groups": lambda: nn.Conv2d(4, 4, 3, groups=2, padding=1),
+    "depthwise without bias": lambda: nn.Conv2d(4, 4, 3, groups=4, bias=False),
+    "transposed": lambda: nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2),
+    "normalised": lambda: nn.Sequential(nn.Conv2d(4, 4, 3, groups=2), nn.BatchNorm2d(4)),
+    "normalised transposed": lambda: nn.Sequential(
+        nn.ConvTranspose2d(4, 4, 2, groups=2, bias=False), nn.BatchNorm2d(4)
+    ),
+    "normalised dense": lambda: nn.Sequential(nn.Flatten(), nn.Linear(120, 5), Positive1d(5)),
+    "a lone normalisation": lambda: nn.BatchNorm2d(4),
+}
+RULES: dict[str, tuple[Any, Callable[..., torch.Tensor]]] = {
+    "gradient": (Gradient(), plain.gradient),
+    "epsilon": (Epsilon(0.01), lambda *a, **how: plain.epsilon(*a, eps=0.01, **how)),
+    "z plus": (ZPlus(), plain.alphabeta),
+    "z plus without biases": (ZPlus(bias=False), plain.zplus_without_bias),
+    "alpha 2 beta 1": (AlphaBeta(2, 1), lambda *a: plain.alphabeta(*a, alpha=2, beta=1)),
+    "gamma": (Gamma(0.25), plain.gamma),
+    "gamma 10": (Gamma(10), lambda *a, **how: plain.gamma(*a, g=10, **how)),
+    "w square": (WSquare(), plain.wsquare),
+}
+
+
+@pytest.mark.parametrize("positive", [True, False], ids=["behind a rectifier", "of both signs"])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+@pytest.mark.parametrize("absolute", [False, True], ids=["relative", "absolute"])
+@pytest.mark.filterwarnings("ignore:.*epsilon")  # one of 0.01 takes more than a hundredth of some scores
+def test_each_rule_is_its_formula(
+    kind: str, rule: str, positive: bool, absolute: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = settled(CONVOLUTIONS[kind](), seed=3).double().eval()
+    x = random(1, *SHAPE).clamp(min=0) if positive else random(1, *SHAPE)
+    w, b = plain.matrix(layer, SHAPE)
+    head = random(2, len(b))
+    relevance = head * (w @ x.flatten() + b)
+    mine, formula = RULES[rule]
+    if absolute and mine != Gradient():
+        mine = replace(mine, absolute=True)
+    monkeypatch.setattr(plain, "ABSOLUTE", absolute)
+    model = Then(layer, head)
+    found = explain.attribute(model, x[None], everywhere(mine), target=lambda output: output[:, 0]).values[0]
+    expected = formula(w, b, x.flatten(), relevance).reshape(SHAPE)
+    assert torch.allclose(found, expected, rtol=1e-8, atol=1e-8 * float(expected.abs().max()))
+
+
+class Then(nn.Module):
+    """A layer, and a weighted sum of what it gives: products, so that no rule for linear maps covers them."""
+
+    def __init__(self, layer: nn.Module, head: torch.Tensor) -> None:
+        super().__init__()
+        self.layer = layer
+        self.register_buffer("head", head)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.layer(x).flatten(1) * self.head).sum(1, keepdim=True)
+
+
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+def test_the_rules_for_the_input_are_their_formulas(kind: str) -> None:
+    layer = settled(CONVOLUTIONS[kind](), seed=3).double().eval()
+    x = random(1, *SHAPE)
+    w, b = plain.matrix(layer, SHAPE)
+    head = random(2, len(b))
+    relevance = head * (w @ x.flatten() + b)
+    with torch.no_grad():
+        inside = plain.matrix(ones_of(layer), SHAPE)[0]
+    flat_x = x.flatten()
+    low = x.flatten(1).amin(1)[:, None].expand(-1, 30).flatten()
+    high = x.flatten(1).amax(1)[:, None].expand(-1, 30).flatten()
+    if kind in ("normalised dense", "a lone normalisation"):  # the range of all values
+        low, high = x.min().expand(120), x.max().expand(120)
+    cases = {
+        Flat(): plain.flat(w, b, flat_x, relevance, inside),
+        ZBox(): plain.zbox(w, b, flat_x, relevance, low, high),
+        ZBox((-3.0,), (4.0,)): plain.zbox(w, b, flat_x, relevance, torch.tensor(-3.0), torch.tensor(4.0)),
+    }
+    for rule, expected in cases.items():
+        found = explain.attribute(Then(layer, head), x[None], everywhere(rule), target=lambda o: o[:, 0]).values[0]
+        assert torch.allclose(found.flatten(), expected, rtol=1e-8, atol=1e-8 * float(expected.abs().max())), rule
+
+
+def ones_of(layer: nn.Module) -> nn.Module:
+    """The layer with ones for weights, and no normalisation."""
+    maps = [m for m in layer.modules() if not isinstance(m, (nn.Sequential, nn.modules.batchnorm._BatchNorm))]
+    made = nn.Sequential(*[type(m)(*args_of(m)) if not isinstance(m, nn.Flatten) else m for m in maps]).double()
+    for parameter in made.parameters():
+        parameter.data.fill_(1)
+    return made
+
+
+def args_of(m: Any) -> tuple[Any, ...]:
+    if isinstance(m, nn.Linear):
+        return m.in_features, m.out_features, False
+    common = (m.in_channels, m.out_channels, m.kernel_size, m.stride, m.padding)
+    if isinstance(m, nn.ConvTranspose2d):
+        return (*common, m.output_padding, m.groups, False)
+    return (*common, m.dilation, m.groups, False)
+
+
+def test_relevance_goes_from_layer_to_layer() -> None:
+    """Two convolutions, a rectifier and a head: every rule in a row, by hand."""
+    one, two = settled(nn.Conv2d(4, 3, 3), 5).double(), settled(nn.Conv2d(3, 2, 2), 6).double()
+    model = nn.Sequential(
+        one, nn.ReLU(inplace=True), two, nn.ReLU(), nn.Flatten(), settled(nn.Linear(12, 2), 7).double()
+    )
+    x = random(1, *SHAPE)
+    hidden = one(x[None]).relu()
+    last = two(hidden).relu()
+    (w1, b1), (w2, b2) = plain.matrix(one, SHAPE), plain.matrix(two, (3, 3, 4))
+    w3, b3 = model[-1].weight.detach(), model[-1].bias.detach()
+    r3 = torch.zeros(2).double()
+    r3[1] = model(x[None])[0, 1].detach()
+    r2 = plain.epsilon(w3, b3, last.flatten().detach(), r3)
+    r1 = plain.alphabeta(w2, b2, hidden.flatten().detach(), r2)
+    inside = plain.matrix(ones_of(one), SHAPE)[0].detach()
+    expected = plain.flat(w1, b1, x.flatten(), r1, inside).reshape(SHAPE)
+    found = explain.attribute(model, x[None], LRP("EpsilonPlusFlat"), target=1).values[0]
+    assert torch.allclose(found, expected, rtol=1e-8, atol=1e-9)
+
+
+# What is conserved
+
+
+class Everything(nn.Module):
+    """Most kinds of operations: functions, in place, called twice, joined, added, multiplied, attended."""
+
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 6, 3, padding=1, bias=bias)
+        self.norm = nn.BatchNorm2d(6)
+        self.twice = nn.Conv2d(6, 6, 3, padding=1, bias=bias, groups=2)
+        self.gate = nn.Conv2d(6, 6, 1, bias=bias)
+        self.deviation = nn.LayerNorm(6, bias=bias)
+        self.groups = nn.GroupNorm(2, 6, affine=bias)
+        self.attention = nn.MultiheadAttention(6, 2, batch_first=True, bias=bias)
+        self.head = nn.Linear(12, 4, bias=bias)
+        self.bias = bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.first(x)) if self.bias else self.first(x)
+        x = F.relu_(x)
+        y = F.leaky_relu(self.twice(x), 0.2)
+        y += x
+        y = F.silu(self.twice(y)) * torch.sigmoid(self.gate(y.mean((2, 3), keepdim=True)))
+        y = torch.cat([y[:, :3], F.gelu(self.groups(x))[:, 3:]], 1)
+        t = F.max_pool2d(y, 2).flatten(2).transpose(1, 2)
+        t = self.deviation(t) + (0.5 if self.bias else 0)
+        t = t + self.attention(t, t, t, need_weights=False)[0]
+        q = (t @ t.transpose(1, 2) * 0.3).softmax(-1)
+        t = torch.cat([(q @ t).mean(1), F.rms_norm(t * t, (6,)).mean(1)], 1)
+        return self.head(F.hardswish(t, inplace=True))
+
+
+@pytest.mark.parametrize("composite", [name for name in COMPOSITES if name != "AttnLRP"])
+@pytest.mark.parametrize("bias", [False, True], ids=["without biases", "with biases"])
+def test_relevance_and_what_was_taken_are_the_score(bias: bool, composite: str) -> None:
+    model = settled(Everything(bias)).double().eval()
+    a = explain.attribute(model, random(3, 2, 3, 8, 8), LRP(composite), target=1)
+    scale = a.values.abs().sum() + sum(t.abs().sum() for t in a.coverage.taken.values())
+    assert a.delta.abs().max() <= 1e-9 * scale
+    assert a.values.abs().sum() > 0
+    if not bias:
+        assert a.coverage.taken.get("biases", torch.zeros(2)).abs().max() <= 1e-12
+
+
+def test_without_biases_and_stabiliser_relevance_is_the_score() -> None:
+    model = settled(Everything(False)).double().eval()
+    rules = (*COMPOSITES["Gradient"].rules,)
+    a = explain.attribute(model, random(3, 2, 3, 8, 8), LRP(Composite("zero", rules)), target=1)
+    assert torch.allclose(a.values.flatten(1).sum(1), a.score, rtol=1e-8)
+
+
+def test_the_softmax_of_attnlrp_takes_what_its_formula_says() -> None:
+    """R_i = x_i (R_i - s_i sum_j R_j) in a network of one softmax."""
+
+    class Softmax(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x.flatten(1).softmax(1) * torch.arange(12.0, dtype=x.dtype)).sum(1, keepdim=True)
+
+    x = random(5, 1, 3, 2, 2)
+    a = explain.attribute(Softmax(), x, "attnlrp", target=lambda output: output[:, 0])
+    s = x.flatten().softmax(0)
+    arriving = s * torch.arange(12.0, dtype=x.dtype)
+    expected = x.flatten() * (arriving - s * arriving.sum())
+    assert torch.allclose(a.values.flatten(), expected, rtol=1e-9)
+    assert torch.allclose(a.coverage.taken["softmax"], arriving.sum() - expected.sum(), rtol=1e-9)
+
+
+@pytest.mark.parametrize("composite", ["AttnLRP", "CPLRP"])
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "written out"])
+def test_attention_follows_its_papers(fused: bool, composite: str) -> None:
+    """Against the rules written out: halves for products, softmax by its derivative or as a constant."""
+    x = random(7, 1, 3, 2, 4)
+    found = explain.attribute(Attention(fused), x, LRP(composite), target=lambda output: output[:, 0]).values
+    t = x.reshape(3, 8).requires_grad_()
+    q, k, v = t[:, :4] * 2, t[:, 4:] * 1.5, t[:, 2:6] * 0.7
+    scores = q @ k.T / 2
+    weights = scores.softmax(-1)
+    arriving = torch.ones(3, 4, dtype=torch.float64)
+    if composite == "CPLRP":
+        expected = torch.autograd.grad(v, t, weights.detach().T @ arriving)[0]
+    else:
+        of_weights = arriving @ v.detach().T / 2
+        of_values = weights.detach().T @ arriving / 2
+        s = weights.detach()
+        of_scores = s * (of_weights - (s * of_weights).sum(-1, keepdim=True)) / 2
+        grads = (of_scores @ k.detach() / 2, of_scores.T @ q.detach() / 2, of_values)
+        expected = torch.autograd.grad((q, k, v), t, grads)[0]
+    assert torch.allclose(found.reshape(3, 8), t.detach() * expected, rtol=1e-8, atol=1e-12)
+
+
+class Attention(nn.Module):
+    def __init__(self, fused: bool) -> None:
+        super().__init__()
+        self.fused = fused
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        t = x.reshape(-1, 1, 3, 8)
+        q, k, v = t[..., :4] * 2, t[..., 4:] * 1.5, t[..., 2:6] * 0.7
+        if self.fused:
+            return F.scaled_dot_product_attention(q, k, v).sum((1, 2, 3))[:, None]
+        return ((q @ k.transpose(-2, -1) / 2).softmax(-1) @ v).sum((1, 2, 3))[:, None]
+
+
+@pytest.mark.parametrize(
+    "function", ["silu", "gelu", "hardswish", "elu", "mish", "relu6", "tanh", "sigmoid", "softplus"]
+)
+def test_an_activation_hands_on_all_but_what_it_makes_of_zero(function: str) -> None:
+    act = getattr(F, function, None) or getattr(torch, function)
+
+    class Net(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return act(x).flatten(1).sum(1, keepdim=True)
+
+    x = random(8, 2, 3, 2, 2)
+    a = explain.attribute(Net(), x, LRP("Epsilon"), target=lambda output: output[:, 0])
+    zero = act(torch.zeros(1, dtype=x.dtype))
+    assert torch.allclose(a.values, act(x) - zero, rtol=1e-12)
+    assert torch.allclose(a.values.flatten(1).sum(1) + 12 * zero, a.score)
+
+
+def test_what_biases_take_is_what_a_plain_calculation_says() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 2)).double()
+    settled(model)
+    x = random(4, 3, 3, 2, 2)
+    a = explain.attribute(model, x, LRP(Composite("zero", ((When(LINEAR), Gradient()),))), target=1)
+    hidden = model[1](x.flatten(1))
+    gradient = model[3].weight[1] * (hidden > 0)
+    expected = model[3].bias[1] + (gradient * model[1].bias).sum(1)
+    assert torch.allclose(a.coverage.taken["biases"], expected.detach(), rtol=1e-12)
+
+
+# The network is left alone; batches; targets; layers
+
+
+def test_nothing_is_left_behind_and_a_second_call_says_the_same(net: nn.Module, x: torch.Tensor) -> None:
+    before = snapshot(net)
+    one = explain.attribute(net, x, "lrp")
+    assert snapshot(net) == before
+    two = explain.attribute(net, x, "lrp")
+    assert torch.equal(one.values, two.values)
+    frozen = settled(TinyNet()).double().eval().requires_grad_(False)
+    assert torch.allclose(explain.attribute(frozen, x, "lrp").values, one.values, rtol=1e-12)
+
+
+def test_an_error_leaves_the_network_as_it_was(net: nn.Module, x: torch.Tensor) -> None:
+    before = snapshot(net)
+
+    def broken(output: torch.Tensor) -> torch.Tensor:
+        def fail(gradient: torch.Tensor) -> None:
+            raise ZeroDivisionError
+
+        output.register_hook(fail)
+        return output[:, 0]
+
+    with pytest.raises(ZeroDivisionError):
+        explain.attribute(net, x, "lrp", target=broken)
+    assert snapshot(net) == before
+
+
+@pytest.mark.parametrize("composite", COMPOSITES)
+def test_an_image_has_the_same_relevance_alone(composite: str) -> None:
+    model, x = settled(Everything(True)).double().eval(), random(3, 3, 3, 8, 8)
+    together = explain.attribute(model, x, LRP(composite), target=[0, 1, 2])
+    for i in range(3):
+        alone = explain.attribute(model, x[i : i + 1], LRP(composite), target=[i])
+        assert torch.allclose(together.values[i], alone.values[0], rtol=1e-9, atol=1e-12)
+        for cause, taken in alone.coverage.taken.items():
+            assert torch.allclose(together[i].coverage.taken[cause], taken, rtol=1e-9, atol=1e-12), cause
+
+
+def test_several_targets_composites_and_other_methods_share_a_pass(net: nn.Module, x: torch.Tensor) -> None:
+    methods = ["lrp", "attnlrp", "guidedbackprop", "gradcam", "fullgrad"]
+    together = explain.attribute_targets(net, x, methods, [2, 0])
+    for target, found in zip([2, 0], together, strict=True):
+        for name, a in found.items():
+            assert torch.allclose(a.values, explain.attribute(net, x, name, target=target).values, rtol=1e-12), name
+
+
+def test_the_relevance_of_a_layer_is_its_value_times_what_comes_back(net: nn.Module, x: torch.Tensor) -> None:
+    a = explain.attribute(net, x, LRP("Gradient"), layer="relu", target=1)
+    values: list[torch.Tensor] = []
+    handle = net.relu.register_forward_hook(lambda m, i, o: values.append(o * 1) or values[-1])
+    score = net(x)[:, 1].sum()
+    handle.remove()
+    expected = (values[0] * torch.autograd.grad(score, values[0])[0]).detach()
+    assert a.values.shape == (3, 12, 10)
+    assert torch.allclose(a.values, expected.sum(1), rtol=1e-9, atol=1e-12)
+    of_channels = expected.flatten(2).sum(2)
+    assert torch.equal(a.channels.indices, of_channels.argsort(dim=1, descending=True))
+    assert torch.allclose(a.channels.values.sum(1), of_channels.sum(1))
+    assert torch.equal(a[1:].channels.indices, a.channels.indices[1:])
+
+
+@pytest.mark.parametrize("composite", ["Epsilon", "EpsilonPlusFlat", "EpsilonGammaBox"])
+def test_concepts_add_up_to_the_whole(net: nn.Module, x: torch.Tensor, composite: str) -> None:
+    """All relevance goes through the layer, so its channels' parts are all there is."""
+    whole = explain.attribute(net, x, LRP(composite), target=2).values
+    for layer, channels in (("relu", 6), ("layer2.1", 8), ("avgpool", 8)):
+        parts = [explain.attribute(net, x, LRP(composite, (layer, (c,))), target=2).values for c in range(channels)]
+        assert torch.allclose(sum(parts), whole, rtol=1e-8, atol=1e-10)
+        both = explain.attribute(net, x, LRP(composite, (layer, (0, 3))), target=2).values
+        assert torch.allclose(both, parts[0] + parts[3], rtol=1e-8, atol=1e-10)
+
+
+def test_coverage_names_the_operations_of_each_rule(net: nn.Module, x: torch.Tensor) -> None:
+    coverage = explain.attribute(net, x, LRP("EpsilonPlusFlat")).coverage
+    assert coverage.by_rule == {
+        "flat": {"convolution": 1},
+        "zplus": {"convolution": 3},
+        "epsilon": {"dense": 1},
+        "gradient": {"rectifier": 4, "sum": 1, "average": 1},
+    }
+    assert coverage.composite == "EpsilonPlusFlat"
+    assert str(coverage).startswith("flat: 1 x convolution; zplus: 3 x convolution")
+
+
+def test_the_composite_suits_the_network(net: nn.Module, x: torch.Tensor) -> None:
+    assert explain.attribute(net, x, "lrp").coverage.composite == "EpsilonPlusFlat"
+    dense = settled(nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 2))).double()
+    assert explain.attribute(dense, random(0, 1, 3, 2, 2), "lrp").coverage.composite == "Epsilon"
+    attending = settled(Everything(True)).double().eval()
+    assert explain.attribute(attending, random(0, 1, 3, 8, 8), "lrp").coverage.composite == "AttnLRP"
+
+
+def test_operations_that_nobody_can_look_into_are_named() -> None:
+    class Custom(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return gradient * 2
+
+    class Net(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return Custom.apply(x).flatten(1)
+
+    with pytest.warns(ExplainWarning, match="1 x Custom"):
+        a = explain.attribute(Net(), random(0, 1, 3, 2, 2), LRP("Epsilon"), target=0)
+    assert a.coverage.missed == {"Custom": 1}
+
+
+def test_values_that_are_overwritten_later_are_kept() -> None:
+    """What a rule needs is there as it was, also where a frozen network lets it be overwritten."""
+
+    class Overwriting(nn.Module):
+        def __init__(self, in_place: bool) -> None:
+            super().__init__()
+            self.one, self.two, self.in_place = nn.Linear(5, 5), nn.Linear(5, 5), in_place
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.one(x) * 1
+            z = self.two(y) * 1
+            if self.in_place:
+                y.mul_(2).add_(z)
+                z.sub_(y)
+                F.silu(z, inplace=True)
+            else:
+                y = y * 2 + z
+                z = F.silu(z - y)
+            return torch.cat([y, z], 1).mean((2, 3))
+
+    x = random(2, 2, 3, 5, 5)
+    for composite in COMPOSITES:
+        found = []
+        for in_place in (False, True):
+            model = settled(Overwriting(in_place)).double().eval().requires_grad_(False)
+            found.append(explain.attribute(model, x, LRP(composite), target=4).values)
+        assert torch.allclose(*found, rtol=1e-9, atol=1e-12), composite
+
+
+def test_what_does_not_fit_is_refused(net: nn.Module, x: torch.Tensor) -> None:
+    with pytest.raises(MethodError, match="composite of lrp must"):
+        LRP("epsilonplus")
+    for wrong in [("layer1", ()), "layer1", ("layer1",), (3, (1,)), ("layer1", (-1,)), ("layer1", (True,)), {}, 1]:
+        with pytest.raises(MethodError, match="concept of lrp must"):
+            LRP(concept=wrong)
+    with pytest.raises(MethodError, match="concept must"):
+        explain.attribute(net, x, LRP(concept=("relu", (6,))))
+    with pytest.raises(LayerError, match="unused"):
+        explain.attribute(net, x, LRP(concept=("unused", (1,))))
+
+
+# Rules that hand relevance on as it comes
+
+
+def test_what_is_passed_on_keeps_its_place_whatever_made_it() -> None:
+    """Activations, a normalisation of each photo and a softmax: R of the input is R of the result, place by place."""
+
+    class Passing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(F.gelu(x.flatten(1))).softmax(-1).sigmoid()
+
+    model, x = settled(Passing()).double(), random(0, 2, 1, 2, 3)
+    kinds = ("activation", "deviation", "softmax")
+    passed = LRP(Composite("passed", ((When(kinds), Pass()),)))
+    for target in (1, 4):
+        a = explain.attribute(model, x, passed, target=target)
+        expected = torch.zeros(2, 6).double()
+        expected[:, target] = a.score
+        torch.testing.assert_close(a.values.flatten(1), expected, rtol=1e-9, atol=1e-12)
+        assert a.coverage is not None
+        assert a.coverage.by_rule["pass"] == {"activation": 2, "deviation": 1, "softmax": 1}
+
+
+def test_the_norm_rule_shares_out_by_what_each_adds() -> None:
+    class Adding(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            a, b = x.flatten(1).chunk(2, 1)
+            return a * 3 + b + 2.0
+
+    x = random(0, 2, 1, 2, 3)
+    norm = LRP(Composite("norm", ((When(("sum",)), Norm()),)))
+    a = explain.attribute(Adding(), x, norm, target=1)
+    rows = x.flatten(1)
+    z = 3 * rows[:, 1] + rows[:, 4] + 2
+    expected = torch.zeros(2, 6).double()
+    for place, part in ((1, 3 * rows[:, 1]), (4, rows[:, 4])):
+        expected[:, place] = part / z * a.score
+    torch.testing.assert_close(a.values.flatten(1), expected, rtol=1e-10, atol=1e-12)
+    assert a.coverage is not None
+    torch.testing.assert_close(a.coverage.taken["biases"], 2 / z * a.score, rtol=1e-10, atol=1e-12)
+    assert a.delta is not None
+    assert a.delta.abs().max() < 1e-10
+
+
+def test_balanced_sums_keep_relevance_where_shares_would_cancel() -> None:
+    """Shares of 6 and -2 of 4 become 3 and 1: what arrived, by the magnitudes of the two sums."""
+
+    class Shortcut(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            a, b = x.flatten(1).chunk(2, 1)
+            return (a + b).sum(1, keepdim=True)
+
+    x = torch.tensor([4.0, 2.0, -3.0, 1.0]).double().reshape(1, 1, 2, 2)
+    balanced = LRP(Composite("balanced", ((When(("sum",)), Balanced()),)))
+    a = explain.attribute(Shortcut(), x, balanced, target=0)
+    assert torch.allclose(a.values.flatten(), torch.tensor([2.0, 1.0, 1.5, -0.5]).double())
+    assert float(a.values.sum()) == pytest.approx(float(a.score))

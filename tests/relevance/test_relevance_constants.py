@@ -1,0 +1,201 @@
+"""What no gradient leads from to the input is a constant, however a network makes it, and whether it is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import explain
+from explain import MethodError
+from explain.methods import LRP, DeepLIFT, Method
+from explain.relevance.composites import Composite, When
+from explain.relevance.linear_rules import AlphaBeta, Epsilon, Gamma
+from tests.conftest import settled
+from tests.relevance.test_relevance import random
+
+
+class Net(nn.Module):
+    """A convolution, and a function of the module, the input and what the convolution gives."""
+
+    def __init__(self, function: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+        self.first = nn.Conv2d(3, 4, 1)
+        self.weight, self.other = nn.Parameter(torch.randn(4, 5)), nn.Parameter(torch.randn(5, 4))
+        self.pixel, self.layer = nn.Parameter(torch.randn(1, 4, 1, 1)), nn.Linear(5, 5)
+        self.narrow, self.words = nn.Linear(3, 5), nn.Embedding(10, 5)
+        settled(self)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self, x, self.first(x).relu())
+
+
+def pooled(y: torch.Tensor) -> torch.Tensor:
+    return y.mean((2, 3))
+
+
+def added_to(net: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    whole = (net.pixel * 2).expand_as(y).clone()
+    whole += y
+    whole.sub_(y.flip(2), alpha=0.5)
+    return pooled(whole) @ net.weight
+
+
+def added_to_a_part(net: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    whole = (net.pixel * 2).expand_as(y).clone()
+    whole[:, 1:3] += y[:, :2]
+    whole[:, 2:, 1:].sub_(y[:, 2:, 1:])
+    return pooled(whole) @ net.weight
+
+
+CONSTANTS: dict[str, Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "normalised weights, transposed": lambda net, x, y: pooled(y) @ F.normalize(net.other, dim=1).T,
+    "computed weights, transposed": lambda net, x, y: F.linear(pooled(y), (net.weight * 2).mT),
+    "a constant that stands where the input does": lambda net, x, y: (
+        pooled(y) @ net.weight + net.layer(torch.ones(1, 5).to(x))
+    ),
+    "a constant in the shape of a signal": lambda net, x, y: pooled(y + (net.pixel * 2).expand_as(y)) @ net.weight,
+    "a factor in the shape of a signal": lambda net, x, y: pooled(y * (net.pixel * 2).expand_as(y)) @ net.weight,
+    "what an index of the signal finds": lambda net, x, y: (
+        pooled(y) @ net.weight + net.words((x.mean((1, 2, 3)).abs() * 9).long().clamp(max=9))
+    ),
+    "a branch that is cut off": lambda net, x, y: pooled(y) @ net.weight + net.narrow(pooled(x.detach())),
+    "a mask of the signal": lambda net, x, y: pooled(torch.where(y > 0.3, 1, 0).to(y) * net.pixel + y) @ net.weight,
+    "a sum in place of the constant": added_to,
+    "a sum in place of a part of the constant": added_to_a_part,
+}
+
+
+OF_THE_IMAGE = {
+    "what an index of the signal finds",
+    "a branch that is cut off",
+    "a mask of the signal",
+    "a sum in place of a part of the constant",
+}
+"""What FullGrad does not take for a bias, and ``delta`` tells."""
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        *((name, method) for name in CONSTANTS for method in (LRP("Epsilon"), LRP("EpsilonPlus"))),
+        *((name, "fullgrad") for name in CONSTANTS if name not in OF_THE_IMAGE),
+    ],
+    ids=str,
+)
+def test_what_no_gradient_leads_from_is_a_constant_whether_it_is_trained_or_not(
+    name: str, method: Method | str
+) -> None:
+    trained, x = Net(CONSTANTS[name]).double().eval(), random(3, 2, 3, 4, 4)
+    frozen = Net(CONSTANTS[name]).double().eval().requires_grad_(False)
+    frozen.load_state_dict(trained.state_dict())
+    a, expected = (explain.attribute(model, x, method, target=1) for model in (trained, frozen))
+    assert a.delta.abs().max() <= 1e-12
+    if method != "fullgrad":  # which needs the gradients in the biases of layers
+        assert torch.allclose(a.values, expected.values, rtol=1e-9, atol=1e-12)
+        assert a.coverage.taken.keys() == expected.coverage.taken.keys()
+
+
+def test_a_normalisation_of_images_by_running_statistics_is_one_of_batches() -> None:
+    one, other = nn.InstanceNorm2d(3, affine=True, track_running_stats=True), nn.BatchNorm2d(3)
+    one.running_mean, one.running_var = torch.rand(3), torch.rand(3) + 0.1
+    other.load_state_dict(one.state_dict())
+    head, x = nn.Linear(48, 3), random(1, 2, 3, 4, 4)
+    for method in (LRP("Epsilon"), LRP("EpsilonPlusFlat"), "attnlrp", DeepLIFT(), "fullgrad"):
+        found = [
+            explain.attribute(nn.Sequential(first, nn.Flatten(), head).double().eval(), x, method, target=1)
+            for first in (one, other)
+        ]
+        assert torch.equal(found[0].values, found[1].values)
+        assert found[0].delta.abs().max() <= 1e-12
+
+
+def test_what_an_activation_makes_of_zero_may_differ_from_channel_to_channel() -> None:
+    """max(x, c) = c + (max(x, c) - c): the first is a bias, and the line from there leads to the rest."""
+    head, x = torch.randn(3, 5).double(), random(0, 2, 3, 4, 4)
+    least = torch.tensor([0.4, -0.3, 0.0]).double().reshape(3, 1, 1)
+
+    class Clamped(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return pooled(x.clamp(min=least)) @ head
+
+    a = explain.attribute(Clamped(), x, LRP("Gradient"), target=1)
+    offset = least.clamp(min=0)
+    expected = (x.clamp(min=least) - offset) * head[:, 1].reshape(3, 1, 1) / 16
+    assert torch.allclose(a.values, expected, atol=1e-12)
+    assert torch.allclose(a.coverage.taken["activations"], (offset.flatten() * head[:, 1]).sum().expand(2), atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:lrp has no rule for some operations")
+@pytest.mark.parametrize("power", [lambda y: y.abs() ** y, lambda y: torch.full_like(y[:1], 1.5) ** y], ids=["x", "a"])
+def test_the_operator_with_a_signal_above_is_named(power: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    a = explain.attribute(Net(lambda net, x, y: pooled(power(y)) @ net.weight).double(), random(0, 2, 3, 4, 4), "lrp")
+    assert a.coverage.missed == {"pow": 1}
+    assert a.delta.abs().max() <= 1e-12
+
+
+@pytest.mark.filterwarnings("ignore:lrp has no rule for some operations")
+@pytest.mark.parametrize("used", [lambda h, c: h, lambda h, c: c, lambda h, c: h - c], ids=["output", "state", "both"])
+def test_the_results_of_one_operation_are_handed_what_is_their_own(used: Callable[..., torch.Tensor]) -> None:
+    """An LSTM's output is made of its state: what arrives at the one must not count at the other."""
+
+    class Cell(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell, self.head = nn.LSTMCell(3, 5), nn.Linear(5, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h, c = self.cell(pooled(x))
+            h, c = self.cell(pooled(x.flip(1)), (h, c))
+            found: torch.Tensor = self.head(used(h, c))
+            return found
+
+    a = explain.attribute(settled(Cell()).double(), random(0, 2, 3, 4, 4), LRP("Epsilon"), target=1)
+    assert a.delta.abs().max() <= 1e-12
+    assert set(a.coverage.missed) == {"lstm_cell"}
+
+
+def test_images_run_one_by_one_get_the_composite_that_they_get_alone() -> None:
+    class OneByOne(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.head = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = self.head(pooled(torch.cat([self.first(each[None]).relu() for each in x])))
+            return found
+
+    model, x = settled(OneByOne()).double(), random(0, 3, 3, 4, 4)
+    together, alone = explain.attribute(model, x, "lrp", target=1), explain.attribute(model, x[:1], "lrp", target=1)
+    assert together.coverage.composite == alone.coverage.composite == "Epsilon"
+    assert torch.allclose(together.values[:1], alone.values, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda: Epsilon(-1), "epsilon of Epsilon must"),
+        (lambda: Gamma(float("nan")), "gamma of Gamma must"),
+        (lambda: AlphaBeta(2, 2), "alpha - beta of AlphaBeta must"),
+        (lambda: When("dense"), "kinds of When must"),
+        (lambda: When(("convolutions",)), "did you mean 'convolution'"),
+        (lambda: When(module=3), "module of When must"),
+        (lambda: Composite("c", ((When(), "rule"),)), "rules of composite 'c' must"),
+        (lambda: Composite("c", ((When(), Epsilon),)), "rules of composite 'c' must"),
+        (lambda: Composite("c", Epsilon()), "rules of composite 'c' must"),
+    ],
+)
+def test_rules_and_composites_that_cannot_be_meant_are_refused(made: Callable[[], Any], said: str) -> None:
+    with pytest.raises(MethodError, match=said):
+        made()
+
+
+def test_a_composite_takes_lists_for_tuples() -> None:
+    listed, tupled = Composite("c", [[When(["dense"]), Epsilon()]]), Composite("c", ((When(("dense",)), Epsilon()),))
+    assert listed == tupled
+    assert hash(listed) == hash(tupled)

@@ -1,0 +1,264 @@
+"""Relevance at the edges: through a layer alone, behind steps in place, of what is not registered, of odd values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import explain
+from explain import LayerError
+from explain.methods import LRP, DeepLIFT
+from explain.relevance import Composite, Epsilon, When
+from tests.conftest import settled
+from tests.methods import plain_relevance as plain
+from tests.relevance.test_relevance import Then, random
+
+
+class Residual(nn.Module):
+    """Two ways side by side: by a convolution and a normalisation, and by another convolution; and one past both."""
+
+    def __init__(self, *, past: bool) -> None:
+        super().__init__()
+        self.stem, self.one, self.norm = nn.Conv2d(2, 3, 1), nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3)
+        self.other, self.beside = nn.Conv2d(3, 3, 1), nn.Conv2d(2, 3, 3, padding=1)
+        self.head, self.unused, self.past = nn.Linear(48, 2), nn.Conv2d(2, 1, 1), past
+        settled(self)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.unused(x)
+        y = self.stem(x).relu()
+        y = (self.norm(self.one(y)).relu() + self.other(y)).relu()
+        found: torch.Tensor = self.head((y + self.beside(x).relu() if self.past else y).flatten(1))
+        return found
+
+
+def through(model: nn.Module, x: torch.Tensor, layer: str, composite: str, channels: int = 3) -> torch.Tensor:
+    """The sum of the maps of all channels of a layer."""
+    methods = [LRP(composite, (layer, (c,))) for c in range(channels)]
+    return sum((explain.attribute(model, x, m, target=1).values for m in methods), torch.zeros_like(x))
+
+
+@torch.no_grad()
+def test_what_goes_through_a_layer_in_a_residual_block_is_what_a_plain_calculation_says() -> None:
+    """Each channel of one branch, by LRP-epsilon, matrix by matrix."""
+    model, x = Residual(past=True).double().eval(), random(1, 1, 2, 4, 4)
+    y = model.stem(x).relu()
+    u = model.norm(model.one(y)).relu()
+    z = u + model.other(y)
+    a, b = z.relu(), model.beside(x).relu()
+    score = model.head((a + b).flatten(1))[0] * torch.tensor([0.0, 1.0])
+    of_sum = plain.epsilon(model.head.weight, model.head.bias, (a + b).flatten(), score)
+    of_a = of_sum * a.flatten() / (a + b).flatten().where((a + b).flatten() != 0, torch.tensor(1.0).double())
+    of_u = of_a * u.flatten() / z.flatten()  # the norm rule at the sum
+    both = plain.matrix(lambda t: model.norm(model.one(t)), (3, 4, 4))
+    stem = plain.matrix(model.stem, (2, 4, 4))
+    for channel in range(3):
+        kept = torch.zeros(1, 3, 4, 4, dtype=torch.float64)
+        kept[:, channel] = 1
+        of_y = plain.epsilon(*both, y.flatten(), of_u * kept.flatten(), rectified=True)
+        expected = plain.epsilon(*stem, x.flatten(), of_y, rectified=True).reshape(x.shape)
+        found = explain.attribute(model, x, LRP("Epsilon", ("norm", (channel,))), target=1).values
+        assert torch.allclose(found, expected, rtol=1e-8, atol=1e-9 * float(expected.abs().max()))
+
+
+@pytest.mark.filterwarnings("ignore:lrp is zero everywhere")
+@pytest.mark.parametrize("past", [False, True], ids=["a block", "a way past the block"])
+@pytest.mark.parametrize("composite", ["Epsilon", "EpsilonPlusFlat", "EpsilonGammaBox", "EpsilonAlpha2Beta1"])
+def test_what_goes_through_branches_adds_up_to_the_whole(composite: str, past: bool) -> None:
+    model, x = Residual(past=past).double().eval(), random(1, 2, 2, 4, 4)
+    whole = explain.attribute(model, x, LRP(composite), target=1).values
+    parts = sum(through(model, x, layer, composite) for layer in ("norm", "other", *["beside"] * past))
+    assert torch.allclose(parts, whole, rtol=1e-8, atol=1e-9 * float(whole.abs().max()))
+
+
+def test_a_layer_that_the_score_does_not_use_is_no_concept() -> None:
+    model, x = Residual(past=False).double().eval(), random(1, 1, 2, 4, 4)
+    with pytest.raises(LayerError, match="concept"):
+        explain.attribute(model, x, LRP("Epsilon", ("unused", (0,))), target=1)
+
+
+# A normalisation behind steps in place
+
+
+class InBetween(nn.Module):
+    """A convolution, something done to its result in place, and a normalisation."""
+
+    def __init__(self, step: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.layer, self.norm, self.step = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), step
+        settled(self, seed=3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        self.step(y)
+        found: torch.Tensor = self.norm(y)
+        return found
+
+
+@pytest.mark.parametrize("rule", ["epsilon", "alphabeta", "gamma"])
+@pytest.mark.parametrize(
+    "step",
+    [lambda y: y.neg_(), lambda y: y.transpose_(-1, -2), lambda y: y.mul_(-2)],
+    ids=["neg_", "transpose_", "mul_"],
+)
+def test_a_convolution_and_a_normalisation_are_one_map_only_if_nothing_lies_between(
+    step: Callable[[torch.Tensor], Any], rule: str
+) -> None:
+    """The same network with the step out of place has the same relevance."""
+
+    class Apart(InBetween):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.layer(x) * 1
+            self.step(y)
+            found: torch.Tensor = self.norm(y * 1)
+            return found
+
+    composite = {"epsilon": "Epsilon", "alphabeta": "EpsilonAlpha2Beta1", "gamma": "EpsilonGammaBox"}[rule]
+    x, head = random(1, 2, 3, 6, 6), random(2, 64)
+    found, expected = (
+        explain.attribute(Then(made(step).double().eval(), head), x, LRP(composite), target=lambda o: o[:, 0]).values
+        for made in (InBetween, Apart)
+    )
+    assert torch.allclose(found, expected, rtol=1e-10, atol=1e-12 * float(expected.abs().max()))
+
+
+# Weights that no module has registered
+
+
+@pytest.mark.parametrize("method", [LRP("Epsilon"), LRP("EpsilonPlusFlat"), LRP("AttnLRP"), DeepLIFT()], ids=str)
+@pytest.mark.parametrize("kind", ["layer", "group", "convolution", "linear", "parameter"])
+def test_weights_in_a_plain_list_are_weights(kind: str, method: Any) -> None:
+    """A list of modules and a ``ModuleList`` of the same are explained alike."""
+
+    class Listed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            made = {
+                "layer": lambda: nn.LayerNorm([4, 5, 5]),
+                "group": lambda: nn.GroupNorm(2, 4),
+                "convolution": lambda: nn.Conv2d(4, 4, 3, padding=1),
+                "linear": lambda: nn.Linear(5, 5),
+                "parameter": lambda: nn.ParameterList([torch.rand(5) + 1]),
+            }[kind]
+            self.stem, self.head = nn.Conv2d(3, 4, 1), nn.Linear(100, 3)
+            self.blocks: Any = nn.ModuleList([made()])
+            settled(self)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y, block = self.stem(x), self.blocks[0]
+            found: torch.Tensor = self.head((y * block[0] if kind == "parameter" else block(y)).relu().flatten(1))
+            return found
+
+    model, x = Listed().double().eval(), random(1, 2, 3, 5, 5)
+    expected = explain.attribute(model, x, method, target=1)
+    inner = [*model.blocks]
+    del model.blocks
+    model.blocks = inner
+    assert len([*model.parameters()]) == 4
+    found = explain.attribute(model, x, method, target=1)
+    assert torch.allclose(found.values, expected.values, rtol=1e-10, atol=1e-12)
+    assert found.delta is not None
+    assert found.delta.abs().max() <= 1e-9
+    if isinstance(method, LRP):
+        assert found.coverage is not None
+        assert expected.coverage is not None
+        assert found.coverage.by_rule == expected.coverage.by_rule
+
+
+# Complex numbers, and values without a dimension
+
+
+class Spectral(nn.Module):
+    """A product of complex numbers with weights: a linear map, after which a real part is taken."""
+
+    def __init__(self, function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.first, self.head, self.function = nn.Conv2d(3, 4, 1), nn.Linear(4, 3), function
+        self.weight = nn.Parameter(torch.complex(random(1, 4, 4), random(2, 4, 4)))
+        settled(self)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.function(self.first(x).relu().to(torch.complex128), self.weight)
+        found: torch.Tensor = self.head(y.real.mean((2, 3)))
+        return found
+
+
+@pytest.mark.parametrize("composite", ["Epsilon", "EpsilonPlusFlat", "EpsilonGammaBox", "AttnLRP"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda y, w: torch.einsum("nchw,cd->ndhw", y, w),
+        lambda y, w: (y.movedim(1, -1) @ w).movedim(-1, 1),
+        lambda y, w: torch.fft.ifft2(torch.fft.fft2(y) * w[0][:, None, None] + 0.5j),
+        lambda y, w: torch.cat([y[:, :2] - 1j, 2j * y[:, 2:]], 1),
+    ],
+    ids=["einsum", "matmul", "spectrum", "sums and joins"],
+)
+def test_complex_numbers_pass_relevance_in_proportion(
+    function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], composite: str
+) -> None:
+    """A linear map without a rule: the relevance of the real map that it is, by LRP-0; constants take their share."""
+    model, x = Spectral(function).double().eval(), random(3, 1, 3, 4, 4)
+    a = explain.attribute(model, x, LRP(composite), target=1)
+    assert a.delta is not None
+    assert a.delta.abs().max() <= 1e-10
+    if composite == "Epsilon":
+        y = model.first(x).relu().detach()
+        with torch.no_grad():
+            w, b = plain.matrix(lambda t: model.function(t.to(torch.complex128), model.weight).real, y.shape[1:])
+            first = plain.matrix(model.first, x.shape[1:])
+            head = plain.matrix(lambda t: model.head(t.mean((2, 3))), y.shape[1:])
+        z = w @ y.flatten() + b
+        of_z = plain.epsilon(*head, z, (head[0] @ z + head[1]) * torch.eye(3, dtype=torch.float64)[1])
+        of_y = plain.gradient(w, b, y.flatten(), of_z)
+        expected = plain.epsilon(*first, x.flatten(), of_y, rectified=True).reshape(x.shape)
+        assert torch.allclose(a.values, expected, rtol=1e-6, atol=1e-8 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("composite", ["Epsilon", "EpsilonPlusFlat", "EpsilonGammaBox", "AttnLRP"])
+@pytest.mark.parametrize(
+    "function",
+    [torch.sigmoid, torch.tanh, F.softplus, F.gelu, F.silu, torch.exp, lambda y: F.silu(y * 1, inplace=True), F.relu,
+     lambda y: y + 0.3, lambda y: torch.where(y > 9, y, 0.5), lambda y: 2 - y, lambda y: y / 3],
+    ids=[
+        *("sigmoid", "tanh", "softplus", "gelu", "silu", "exp", "silu in place", "relu"),
+        *("sum", "choice", "difference", "quotient"),
+    ],
+)  # fmt: skip
+def test_values_without_a_dimension_have_relevance(
+    function: Callable[[torch.Tensor], torch.Tensor], composite: str
+) -> None:
+    """What a network makes of one number in all is what it makes of a row of one."""
+
+    class Single(nn.Module):
+        def __init__(self, *, row: bool) -> None:
+            super().__init__()
+            self.first, self.head, self.row = nn.Conv2d(3, 4, 1), nn.Linear(4, 3), row
+            settled(self)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.first(x).relu()
+            one = function(y.mean((0, 1, 2, 3), keepdim=self.row) if self.row else y.mean())
+            found: torch.Tensor = self.head(y.mean((2, 3))) * one.flatten()[0] + one.flatten()[0]
+            return found
+
+    x = random(3, 1, 3, 4, 4)
+    found, expected = (
+        explain.attribute(Single(row=row).double().eval(), x, LRP(composite), target=1) for row in (False, True)
+    )
+    assert torch.allclose(found.values, expected.values, rtol=1e-10, atol=1e-13)
+    assert found.delta is not None
+    assert found.delta.abs().max() <= 1e-10
+
+
+def test_the_remedy_for_rules_of_a_composite_can_be_pasted() -> None:
+    with pytest.raises(explain.ExplainError, match="rules of composite") as error:
+        Composite("mine", Epsilon())  # type: ignore[arg-type]
+    written = str(error.value).rpartition("write ")[2]
+    made = eval(written, {"explain": explain})
+    assert made == Composite("mine", ((When(("dense",)), Epsilon()),))

@@ -1,0 +1,37 @@
+"""Relevance on networks that others wrote, one of every family: conserved, the same again, and nothing left behind.
+
+All of them are in ``examples/relevance_matrix.py``.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.models.test_matrix import FAMILIES, HUGGING_FACE, TIMM, example, subject_of
+
+relevance_matrix = example("relevance_matrix")
+
+
+def check(source: str, name: str) -> None:
+    row = relevance_matrix.examine(subject_of(source, name))
+    assert not row.failures, str(row)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", FAMILIES)
+def test_relevance_on_torchvisions_families(name: str) -> None:
+    check("torchvision", name)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", TIMM)
+def test_relevance_on_families_of_timm(name: str) -> None:
+    pytest.importorskip("timm", reason="timm comes with an extra of its own")
+    check("timm", name)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [*HUGGING_FACE, "MobileViT", "Levit", "Cvt", "Swinv2"])
+def test_relevance_on_families_of_hugging_face(name: str) -> None:
+    pytest.importorskip("transformers", reason="transformers comes with an extra of its own")
+    check("transformers", name)

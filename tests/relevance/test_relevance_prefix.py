@@ -1,0 +1,263 @@
+"""What is done to the photo before the first layer: rules at the input find the pixels again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import explain
+from explain.hooks import HookGroup
+from explain.methods import LRP
+from explain.relevance import Composite, Flat, When, WSquare, ZBox
+from tests.conftest import settled
+from tests.methods import plain_relevance as plain
+from tests.relevance.test_relevance import Then, random
+
+Function = Callable[[torch.Tensor], torch.Tensor]
+COMPOSITES = ["automatic", "EpsilonPlusBox", "EpsilonGammaBox", "Epsilon"]
+
+
+class Behind(nn.Module):
+    """A network that is given what a function makes of the photo."""
+
+    def __init__(self, net: nn.Module, function: Function) -> None:
+        super().__init__()
+        self.net, self.function = net, function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.net(self.function(x))
+        return found
+
+
+def convolutional() -> nn.Module:
+    layers = [nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 6, 3), nn.ReLU()]
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4)]
+    return settled(nn.Sequential(*layers, *head)).double().eval()
+
+
+def lrp(model: nn.Module, x: torch.Tensor, **options: Any) -> explain.Attribution:
+    return explain.attribute(model, x, LRP(**options), target=1)
+
+
+def pulled_back(function: Function, x: torch.Tensor, relevance: torch.Tensor) -> torch.Tensor:
+    """Relevance of what an interpolation gives, by its weights, which add up to one for each value."""
+    return torch.autograd.functional.vjp(function, x, relevance)[1]
+
+
+def zoomed(x: torch.Tensor) -> torch.Tensor:
+    grid = F.affine_grid(x.new_tensor([[0.5, 0, 0.2], [0, 0.6, 0]]).expand(len(x), 2, 3), [*x.shape[:2], 6, 5], False)
+    return F.grid_sample(x, grid, align_corners=False)
+
+
+def with_colours_exchanged_in_place(x: torch.Tensor) -> torch.Tensor:
+    y = x.clone()
+    y[:, 0], y[:, 2] = x[:, 2], x[:, 0]
+    return y
+
+
+MOVED: dict[str, Function] = {
+    "flipped": lambda x: x.flip(-1),
+    "turned": lambda x: x.rot90(1, (-2, -1)),
+    "rolled": lambda x: x.roll((2, -1), (-2, -1)),
+    "transposed": lambda x: x.transpose(-1, -2),
+    "cropped": lambda x: x[..., 1:-1, 2:],
+    "images exchanged": lambda x: x.flip(0),
+    "colours exchanged": lambda x: x[:, [2, 1, 0]],
+    "colours exchanged in place": with_colours_exchanged_in_place,
+    "colours taken apart": lambda x: torch.stack(x.unbind(1)[::-1], 1),
+    "laid out anew": lambda x: x.view(len(x), 3, x.shape[3], -1),
+    "mirrored at the edge": lambda x: F.pad(x, (2, 1, 1, 2), mode="reflect"),
+    "halves exchanged": lambda x: torch.cat(x.chunk(2, -1)[::-1], -1),
+    "enlarged": lambda x: F.interpolate(x, scale_factor=2),
+    "enlarged bilinearly": lambda x: F.interpolate(x, scale_factor=1.7, mode="bilinear"),
+    "enlarged bicubically": lambda x: F.interpolate(x, scale_factor=1.5, mode="bicubic"),
+    "made smaller": lambda x: F.interpolate(x, size=(6, 5), mode="bilinear", antialias=True),
+    "averaged": lambda x: F.avg_pool2d(x, 2),
+    "zoomed into by a grid": zoomed,
+    "single precision in between": lambda x: x.float().flip(-1).double(),
+}
+
+
+@pytest.mark.parametrize("composite", COMPOSITES)
+@pytest.mark.parametrize("name", MOVED)
+def test_relevance_lies_where_the_pixels_lay(name: str, composite: str) -> None:
+    """With ``net`` behind a function, the relevance is that of ``net``, pulled back by the function's weights."""
+    net, function, x = convolutional(), MOVED[name], random(4, 2, 3, 10, 8)
+    x = x.float().double()
+    found = lrp(Behind(net, function), x, composite=composite).values
+    if composite == "Epsilon":  # shares by what each pixel adds: value times gradient
+        y = function(x)
+        weights = lrp(net, y, composite=composite).values / y
+        expected = x * pulled_back(function, x, weights)
+    else:
+        expected = pulled_back(function, x, lrp(net, function(x), composite=composite).values)
+    tolerance = 1e-6 if name.startswith("single") else 1e-11
+    assert (found - expected).abs().max() <= tolerance * expected.abs().max()
+
+
+IN_PLACE: dict[str, Function] = {
+    "normalised": lambda x: (x - x.new_tensor([0.4, 0.5, 0.6])[:, None, None]) / 0.2,
+    "normalised in place": lambda x: x.clone().sub_(0.3).div_(x.new_tensor([0.1, 0.2, 0.4])[:, None, None]),
+    "turned dark to light": lambda x: 1 - x,
+    "standardised": lambda x: (x - x.mean((1, 2, 3), keepdim=True)) / x.std((1, 2, 3), keepdim=True),
+    "of length one": lambda x: F.normalize(x.flatten(1)).view_as(x),
+    "by layer normalisation": lambda x: F.layer_norm(x, x.shape[1:]),
+    "by group normalisation": lambda x: F.group_norm(x, 3),
+    "by instance normalisation": F.instance_norm,
+    "by batch normalisation": lambda x: F.batch_norm(x, x.new_tensor([0.1, 0.2, 0.3]), x.new_tensor([1.0, 2.0, 0.5])),
+    "cut off": lambda x: x.clamp(-0.5, 1.0),
+    "gamma-corrected": lambda x: x.abs() ** 2.2,
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_what_changes_pixels_in_their_places_leaves_relevance_there(name: str) -> None:
+    net, function, x = convolutional(), IN_PLACE[name], random(4, 2, 3, 10, 8)
+    expected = lrp(net, function(x)).values
+    for way in (function, lambda x: function(x.flip(-1)).flip(-1)):
+        found = lrp(Behind(net, way), x).values
+        assert (found - expected).abs().max() <= 1e-11 * expected.abs().max()
+
+
+def test_normalised_and_moved_in_a_row() -> None:
+    net, x = convolutional(), random(4, 2, 3, 10, 8)
+    model = Behind(net, lambda x: F.interpolate((x.flip(-1)[..., 1:] - 0.3) / 0.2, scale_factor=2).roll(1, -2))
+    relevance = lrp(net, model.function(x)).values.roll(-1, -2)
+    expected = torch.cat([torch.zeros_like(x[..., :1]), F.avg_pool2d(relevance, 2) * 4], -1).flip(-1)
+    assert (lrp(model, x).values - expected).abs().max() <= 1e-11 * expected.abs().max()
+
+
+@pytest.mark.parametrize("name", ["grey by sums", "a blur beside the photo"])
+def test_pixels_that_were_mixed_share_by_their_weights(name: str) -> None:
+    """As a plain matrix of the mixing's weights says."""
+    g = [0.299, 0.587, 0.114]
+    mixing: dict[str, Function] = {
+        "grey by sums": lambda x: (g[0] * x[:, :1] + g[1] * x[:, 1:2] + g[2] * x[:, 2:]).expand(-1, 3, -1, -1),
+        "a blur beside the photo": lambda x: 0.25 * x + 0.75 * F.avg_pool2d(x, 3, 1, 1, count_include_pad=False),
+    }
+    net, x, function = convolutional(), random(4, 1, 3, 6, 5), mixing[name]
+    weights, _ = plain.matrix(function, x.shape[1:])
+    expected = plain.shared(weights, torch.zeros(len(weights)), lrp(net, function(x)).values.flatten(), 0)
+    found = lrp(Behind(net, function), x).values.flatten()
+    assert (found - expected).abs().max() <= 1e-11 * expected.abs().max()
+
+
+def test_padding_takes_its_relevance_as_biases_do() -> None:
+    net, x = convolutional(), random(4, 2, 3, 6, 6)
+    a = lrp(Behind(net, lambda x: F.pad(x, (1, 2, 1, 1), value=0.3)), x)
+    whole = lrp(net, F.pad(x, (1, 2, 1, 1), value=0.3))
+    assert torch.allclose(a.values, whole.values[..., 1:-1, 1:-2], rtol=1e-11, atol=1e-14)
+    assert a.coverage is not None
+    assert whole.coverage is not None
+    assert a.delta is not None
+    assert a.delta.abs().max() <= 1e-10
+    more = a.coverage.taken["biases"] - whole.coverage.taken["biases"]
+    assert torch.allclose(more, whole.values.flatten(1).sum(1) - a.values.flatten(1).sum(1), atol=1e-12)
+
+
+def test_two_explained_inputs_each_get_their_own() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = convolutional()
+
+        def forward(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = self.net(torch.cat([one.flip(-1), other.roll(1, -2)], 1))
+            return found
+
+    one, other = random(4, 2, 2, 6, 6), random(5, 2, 1, 6, 6)
+    model = Two()
+    whole = lrp(model.net, torch.cat([one.flip(-1), other.roll(1, -2)], 1)).values
+    for place, expected in ((0, whole[:, :2].flip(-1)), (1, whole[:, 2:].roll(-1, -2))):
+        found = explain.attribute(model, explain.Inputs((one, other), explained=place), LRP(), target=1).values
+        assert torch.allclose(found, expected, rtol=1e-11, atol=1e-13)
+
+
+def test_hooks_of_others_on_the_way_are_passed_by() -> None:
+    net, x = convolutional(), random(4, 2, 3, 6, 6)
+    model = nn.Sequential(Behind(nn.Identity(), lambda x: x.flip(-1)), net)
+    expected = lrp(model, x).values
+    seen: list[object] = []
+    with HookGroup(model) as group:
+        group.backward("0", lambda module, grad_input, grad_output: seen.append(module))
+        assert torch.equal(lrp(model, x).values, expected)
+    assert seen
+
+
+class Rounded(torch.autograd.Function):
+    """A function written by hand, which nobody can look into."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.round(decimals=1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+@pytest.mark.filterwarnings("ignore:lrp has no rule for some operations")
+def test_a_function_written_by_hand_is_passed_by_value_times_gradient() -> None:
+    net, x = convolutional(), random(4, 2, 3, 6, 6).sigmoid().round(decimals=1).clamp(min=0.1)
+    found = lrp(Behind(net, lambda x: Rounded.apply(x.flip(-1))), x).values
+    assert torch.allclose(found, lrp(net, x.flip(-1)).values.flip(-1), rtol=1e-9, atol=1e-12)
+
+
+# The range of the input
+
+
+@pytest.mark.parametrize("name", ["normalised", "colours exchanged", "padded", "dark to light", "made smaller"])
+def test_the_range_of_the_input_is_that_of_the_photo(name: str) -> None:
+    """The formula of z^B, with what the photo's least and largest values become."""
+    mean, std = torch.tensor([0.4, 0.5, 0.6])[:, None, None].double(), torch.tensor([0.2, 0.1, 0.4])[:, None, None]
+    functions: dict[str, Function] = {
+        "normalised": lambda x: (x - mean) / std.double(),
+        "colours exchanged": lambda x: x[:, [2, 0, 1]],
+        "padded": lambda x: F.pad(x, (1, 0, 0, 1)),
+        "dark to light": lambda x: 1 - x,
+        "made smaller": lambda x: F.interpolate(x, size=(3, 4), mode="bilinear"),
+    }
+    function, low, high = functions[name], (0.0, -0.5, 0.1), (1.0, 1.5, 2.0)
+    x = random(1, 1, 3, 5, 6).sigmoid()
+    ends = [torch.tensor(end).double()[None, :, None, None].expand_as(x) for end in (low, high)]
+    weights, added = plain.matrix(function, x.shape[1:])
+    least = added + (weights.clamp(min=0) @ ends[0].flatten()) + (weights.clamp(max=0) @ ends[1].flatten())
+    most = added + (weights.clamp(min=0) @ ends[1].flatten()) + (weights.clamp(max=0) @ ends[0].flatten())
+    layer = settled(nn.Conv2d(3, 4, 3, padding=1), seed=3).double()
+    y = function(x)
+    w, b = plain.matrix(layer, y.shape[1:])
+    head = random(2, len(b))
+    inside = plain.zbox(w, b, y.flatten(), head * (w @ y.flatten() + b), least, most)
+    expected = plain.shared(weights.abs(), torch.zeros(len(weights)), inside, 0)
+    method = LRP(Composite("box", ((When(first=True), ZBox(low, high)),)))
+    model = Behind(Then(layer, head), function)
+    found = explain.attribute(model, x, method, target=lambda output: output[:, 0]).values.flatten()
+    assert (found - expected).abs().max() <= 1e-9 * expected.abs().max()
+
+
+class OneByOne(nn.Module):
+    """A convolution that is given pictures without a dimension for the batch."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([self.layer(image) for image in x])
+
+
+@pytest.mark.parametrize("rule", [ZBox(), ZBox((-3.0, -4.0, -5.0), (4.0, 3.0, 5.0)), Flat(), WSquare()], ids=str)
+def test_rules_at_the_input_of_convolutions_without_a_batch(rule: Any) -> None:
+    layer, x = settled(nn.Conv2d(3, 4, 3), seed=3).double(), random(1, 2, 3, 5, 6)
+    head = random(2, 4 * 3 * 4)
+    method = LRP(Composite("one rule", ((When(("convolution",)), rule),)))
+    batched, single = (
+        explain.attribute(Then(made, head), x, method, target=lambda output: output[:, 0]).values
+        for made in (layer, OneByOne(layer))
+    )
+    assert torch.allclose(single, batched, rtol=1e-11, atol=1e-13)

@@ -1,0 +1,153 @@
+"""What relevance need not run or keep: what is known of values behind rectifiers, and of weights in normalisations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import explain
+from explain.methods import LRP
+from explain.tracing.steps import StepRecorder
+from tests.conftest import settled
+from tests.methods import plain_relevance as plain
+from tests.relevance.test_relevance import RULES, SHAPE, Then, everywhere, random
+
+
+class Turning(nn.Module):
+    """A convolution whose normalisation turns one channel around and leaves one out."""
+
+    def __init__(self, rectifier: nn.Module) -> None:
+        super().__init__()
+        self.conv, self.norm, self.rectifier = nn.Conv2d(4, 4, 3, groups=2), nn.BatchNorm2d(4), rectifier
+        settled(self, 3)
+        self.norm.weight.data[:2] = torch.tensor([-1.3, 0.0])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.conv(x))
+        return x if isinstance(self.rectifier, nn.Identity) else self.rectifier(x)
+
+
+RECTIFIED = {"as it is": nn.Identity(), "rectified": nn.ReLU(), "overwritten": nn.ReLU(inplace=True)}
+
+
+@pytest.mark.parametrize("rectifier", RECTIFIED)
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.filterwarnings("ignore:.*epsilon")  # one of 0.01 takes more than a hundredth of some scores
+def test_rules_know_what_normalisations_turn_around_and_rectifiers_make(rule: str, rectifier: str) -> None:
+    how = {"rectified": True} if rectifier != "as it is" and rule in ("epsilon", "gamma", "gamma 10") else {}
+    layer = Turning(RECTIFIED[rectifier]).double().eval()
+    x = random(1, *SHAPE)
+    w, b = plain.matrix(lambda t: layer.norm(layer.conv(t)), SHAPE)
+    head = random(2, len(b))
+    z = w @ x.flatten().clamp(min=0) + b
+    z = z if rectifier == "as it is" else z.clamp(min=0)
+    mine, formula = RULES[rule]
+    model = nn.Sequential(nn.ReLU(), Then(layer, head))
+    found = explain.attribute(model, x[None], everywhere(mine), target=lambda output: output[:, 0])
+    expected = formula(w, b, x.flatten().clamp(min=0), head * z, **how).reshape(SHAPE)
+    assert torch.allclose(found.values[0], expected, rtol=1e-8, atol=1e-8 * float(expected.abs().max()))
+    scale = found.values.abs().sum() + sum(t.abs().sum() for t in found.coverage.taken.values())
+    assert found.delta.abs().max() <= 1e-9 * scale
+
+
+def test_what_was_rectified_and_then_changed_may_be_negative() -> None:
+    """A value that a view of it has overwritten is not what the rectifier made."""
+
+    class Net(nn.Module):
+        def __init__(self, in_place: bool) -> None:
+            super().__init__()
+            self.conv, self.in_place = nn.Conv2d(3, 4, 3, bias=False), in_place
+            settled(self, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = F.avg_pool2d(F.relu(x), 1)
+            if self.in_place:
+                x.view(-1).sub_(0.7)
+            else:
+                x = x - 0.7
+            return self.conv(x).sum((2, 3))
+
+    x = random(6, 2, 3, 5, 5)
+    for composite in ("EpsilonPlus", "EpsilonAlpha2Beta1", "ExcitationBackprop"):
+        pair = [explain.attribute(Net(b).double(), x, LRP(composite), target=1).values for b in (False, True)]
+        assert torch.allclose(*pair, rtol=1e-9, atol=1e-12)
+        assert pair[0].any()
+
+
+class Counting(torch.utils._python_dispatch.TorchDispatchMode):
+    """Counts the convolutions that are run, forward and back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forward = self.back = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        self.forward += name == "convolution"
+        self.back += name == "convolution_backward"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("composite", "forward", "back"),
+    [
+        ("Gradient", 3, 3),
+        ("Epsilon", 3, 3),
+        ("EpsilonPlusFlat", 3 + 3, 3),
+        ("EpsilonAlpha2Beta1Flat", 3 + 2 * 2 + 1, 2 * 2 + 1),
+        ("EpsilonGammaBox", 3 + 2 + 3, 2 + 3),
+    ],
+)
+def test_no_more_convolutions_are_run_than_are_needed(composite: str, forward: int, back: int) -> None:
+    def block(before: int) -> list[nn.Module]:
+        return [nn.Conv2d(before, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True)]
+
+    layers = [*block(3), nn.MaxPool2d(2), *block(4), *block(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)]
+    model = settled(nn.Sequential(*layers)).eval()
+    with Counting() as counted:
+        explain.attribute(model, random(3, 1, 3, 8, 8).float(), LRP(composite), target=1)
+    assert (counted.forward, counted.back) == (forward, back)
+
+
+def test_nothing_but_the_recorded_graph_is_kept_behind_normalisations() -> None:
+    """Results that are added to in place are computed again from what the graph has anyway."""
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.norm(self.conv(x))
+            y += x
+            return F.relu_(y)
+
+    model = settled(nn.Sequential(Residual(), Residual(), nn.Flatten(), nn.Linear(400, 2))).eval()
+    x = random(3, 1, 4, 10, 10).float().requires_grad_()
+    saved: set[int] = set()
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        saved.add(tensor.untyped_storage().data_ptr())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), StepRecorder(model, [x]) as recorder:
+        output = model(x)
+    kept = [k for step in recorder.steps for k in (*step.values.values(), step.result) if k is not None]
+    assert len(kept) > 8
+    more = {p for k in kept if k.shape is not None and (p := k.tensor.untyped_storage().data_ptr()) not in saved}
+    assert more <= {output.untyped_storage().data_ptr()}
+
+
+@pytest.mark.parametrize("composite", ["DeepTaylor", "ExcitationBackprop", "EpsilonPlus", "Epsilon"])
+@pytest.mark.parametrize("before", ["a convolution", "nothing"])
+def test_two_normalisations_in_a_row_lose_nothing(before: str, composite: str) -> None:
+    first: list[nn.Module] = [nn.Conv2d(SHAPE[0], SHAPE[0], 3)] if before == "a convolution" else []
+    norms = [nn.BatchNorm2d(SHAPE[0]), nn.BatchNorm2d(SHAPE[0])]
+    pool = [nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(SHAPE[0], 3)]
+    model = settled(nn.Sequential(*first, *norms, *pool), 4).double().eval()
+    found = explain.attribute(model, random(5, *SHAPE)[None], LRP(composite), target=1)
+    assert found.delta.abs().max() <= 1e-8 * found.score.abs().max()

@@ -1,0 +1,473 @@
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict, namedtuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import explain
+from explain import ModelError, TargetError
+from explain.hooks import FeatureExtractor
+from explain.methods import AblationCAM, GradCAM
+from explain.targets import (
+    ClassTarget,
+    Contrast,
+    Detection,
+    Difference,
+    Element,
+    ScoreTarget,
+    Segmentation,
+    Separate,
+    Similarity,
+    Sum,
+    TopClass,
+    as_target,
+    find_label,
+    find_logits,
+    for_rows,
+    must_follow_rows,
+    settle,
+)
+from explain.targets.rows import take
+
+LOGITS = torch.tensor([[0.1, 3.0, 2.0], [5.0, 1.0, 4.0]])
+LABELS = ["tabby cat", "Egyptian cat", "red panda", "crane", "crane"]
+
+
+@pytest.mark.parametrize(
+    ("given", "scores", "classes"),
+    [
+        (None, [3.0, 5.0], [1, 0]),
+        (2, [2.0, 4.0], [2, 2]),
+        ([2, 1], [2.0, 1.0], [2, 1]),
+        (torch.tensor([0, 2]), [0.1, 4.0], [0, 2]),
+        (torch.tensor(1), [3.0, 1.0], [1, 1]),
+        (np.int64(1), [3.0, 1.0], [1, 1]),
+        ([np.int64(2), torch.tensor(1)], [2.0, 1.0], [2, 1]),
+        (range(1, 3), [3.0, 4.0], [1, 2]),
+        (TopClass(1), [2.0, 4.0], [2, 2]),
+        ((2, 1), [2.0, 1.0], [2, 1]),
+        ([(2,), torch.tensor([1])], [2.0, 1.0], [2, 1]),
+        ([None, ClassTarget(2)], [3.0, 4.0], [1, 2]),
+    ],
+)
+def test_class_targets_pick_their_logits(given: object, scores: list[float], classes: list[int]) -> None:
+    score, picked = as_target(given).pick(LOGITS, 2)  # type: ignore[arg-type]
+    torch.testing.assert_close(score, torch.tensor(scores))
+    assert picked is not None
+    assert picked.tolist() == classes
+
+
+def test_a_callable_is_a_target_with_its_name() -> None:
+    def margin(output: torch.Tensor) -> torch.Tensor:
+        return output[:, 1] - output[:, 0]
+
+    target = as_target(margin)
+    score, classes = target.pick(LOGITS, 2)
+    assert target.name == "margin"
+    assert classes is None
+    torch.testing.assert_close(score, torch.tensor([2.9, -4.0]))
+    assert ScoreTarget(lambda output: output.sum()).pick(LOGITS[:1], 1)[0].shape == (1,)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (3, "class"),
+        (-1, "class"),
+        ([1, 2, 0], "images"),
+        (TopClass(3), "classes"),
+        (lambda output: output, "shape"),
+        (lambda output: 3.0, "return"),
+    ],
+)
+def test_targets_that_do_not_fit_the_output_are_refused(given: object, message: str) -> None:
+    with pytest.raises(TargetError, match=message):
+        as_target(given).pick(LOGITS, 2)  # type: ignore[arg-type]
+
+
+NO_TARGETS = [
+    True, 1.5, [1.5], [], (), torch.tensor([0.5]), object(), [True], [object()], [(1, 2), 0.5], [[1, True]], TopClass,
+    torch.zeros(2, 2), [(0, -1)], [()], lambda: 3, lambda a, b, c: a, ScoreTarget,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("given", NO_TARGETS)
+def test_what_is_no_target_is_refused(given: object) -> None:
+    with pytest.raises(TargetError, match=r"(target|index|target <lambda>) must") as caught:
+        as_target(given)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("label", "index"), [("tabby cat", 0), ("Tabby Cat", 0), ("tabby", 0), ("red_panda", 2), ("egyptian", 1)]
+)
+def test_labels_are_found_by_name_or_by_a_word_of_their_own(label: str, index: int) -> None:
+    assert find_label(label, LABELS) == index
+    assert as_target(label, LABELS) == ClassTarget(index)
+
+
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        ("taby cat", "did you mean 'tabby cat'"),
+        ("cat", "Egyptian"),
+        ("crane", "classes"),
+        ("pand", "label"),
+        ("", "label"),
+    ],
+)
+def test_labels_that_fit_none_or_several_are_refused_with_suggestions(label: str, message: str) -> None:
+    with pytest.raises(TargetError, match=message):
+        find_label(label, LABELS)
+    with pytest.raises(TargetError, match="labels are not known"):
+        find_label(label, None)
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        LOGITS,
+        (LOGITS, None),
+        [None, LOGITS],
+        {"out": LOGITS, "aux": 1},
+        {"logits": LOGITS},
+        {"x": LOGITS},
+        SimpleNamespace(logits=LOGITS),
+    ],
+)
+def test_class_scores_are_found_in_what_models_return(output: object) -> None:
+    assert find_logits(output, 2) is LOGITS
+
+
+@pytest.mark.parametrize("output", ["text", {}, [], torch.zeros(3), torch.zeros(3, 3), torch.zeros(2, 3, 4, 4)])
+def test_outputs_without_class_scores_are_refused(output: object) -> None:
+    with pytest.raises(ModelError, match="callable"):
+        find_logits(output, 2)
+
+
+def test_a_weighted_contrast_is_finite_where_the_other_classes_have_no_probability_left() -> None:
+    logits = torch.tensor([[2000.0, 3.0, 1.0, -40.0]], dtype=torch.float64, requires_grad=True)
+    shares = torch.tensor([3.0, 1.0], dtype=torch.float64).softmax(0)
+    score = Contrast("weighted", alpha=1.0, references=2)(logits, torch.tensor([0]))
+    torch.testing.assert_close(score[0], 2000 - 3 * shares[0] - shares[1])
+    assert torch.autograd.grad(score.sum(), logits)[0].isfinite().all()
+
+
+# --- callables that are told whose rows they read
+
+
+PICKED = torch.tensor([2, 0, 3])
+
+
+def of_images(output: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+    return output[torch.arange(len(images)), PICKED[images]]
+
+
+def of_images_by_keyword(output: torch.Tensor, *, images: torch.Tensor) -> torch.Tensor:
+    return of_images(output, images)
+
+
+class OfImages(nn.Module):
+    def forward(self, output: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+        return of_images(output, images)
+
+
+@pytest.mark.parametrize("method", ["integratedgradients", "smoothgrad", "scorecam", "ablationcam", "smooth(saliency)"])
+@pytest.mark.parametrize("batch_size", [None, 1, 3, 4])
+def test_a_callable_may_take_the_images_of_its_rows(
+    method: str, batch_size: int | None, net: nn.Module, x: torch.Tensor
+) -> None:
+    run = partial(explain.attribute, net, x, method, layer="layer2", batch_size=batch_size)
+    expected = run(target=PICKED)
+    for function in (of_images, of_images_by_keyword, OfImages(), partial(of_images)):
+        torch.testing.assert_close(run(target=function).values, expected.values, rtol=1e-10, atol=1e-12)
+
+
+def test_rows_of_rows_belong_to_the_first_images() -> None:
+    seen: list[list[int]] = []
+
+    def score(output: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+        seen.append(images.tolist())
+        return output[:, 0]
+
+    target = as_target(score)
+    target.pick(torch.zeros(3, 2), 3)
+    rows = for_rows(for_rows(target, torch.tensor([2, 2, 0])), torch.tensor([2, 0, 1, 0]))
+    rows.pick(torch.zeros(4, 2), 4)
+    assert seen == [[0, 1, 2], [0, 2, 2, 2]]
+    assert hash(rows) == hash(rows)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda output, category=2: output[:, category],  # as written in a loop
+        lambda *outputs: outputs[0][:, 2],
+        lambda output, **options: output[:, 2],
+        lambda output, *, category=2: output[:, category],
+        partial(lambda output, category: output[:, category], category=2),
+    ],
+)
+def test_what_has_a_default_is_no_second_argument(function: Callable[..., torch.Tensor]) -> None:
+    assert torch.equal(ScoreTarget(function).pick(LOGITS, 2)[0], LOGITS[:, 2])
+
+
+# --- scores that must follow their rows
+
+
+@dataclass
+class Fields:
+    scores: torch.Tensor
+    name: str = "it"
+
+
+class Own:
+    """A target of somebody else's that counts on the rows of the images."""
+
+    name = "own"
+
+    def pick(self, output: Any, count: int) -> Any:
+        return output[torch.arange(2), torch.tensor([0, 2])], None
+
+
+class OwnWithRows(Own):
+    def rows(self, images: torch.Tensor) -> OwnWithRows:
+        return self
+
+
+Both = namedtuple("Both", ["scores", "scale"])
+STARTS = torch.tensor([0, 2])
+IGNORANT: dict[str, Any] = {
+    "indices of the images": lambda output: output[torch.arange(2), STARTS],
+    "classes of the images": lambda output: output.gather(1, STARTS[:, None])[:, 0],
+    "weights of the images": lambda output: (output * torch.tensor([[1.0, 0, 0], [0, 0, 2]])).sum(1),
+    "classes in turn": lambda output: output[torch.arange(len(output)), STARTS[torch.arange(len(output)) % 2]],
+    "classes of the images in batches of their size": lambda output: (
+        output[torch.arange(2), STARTS]
+        if len(output) == 2
+        else torch.where(output[:, 0] < 1, output[:, 0], output[:, 2])
+    ),
+    "one row for all": lambda output: output[0, :2],
+    "a coupled batch": lambda output: output[:, 0] - output[:, 0].mean(),
+    "a ranked batch": lambda output: output[:, 0].sort().values,
+    "one of two in a sum": Difference(1, lambda output: output[torch.arange(2), STARTS]),
+    "a target of one's own": Own(),
+}
+FOLLOWING: dict[str, tuple[Any, Any]] = {
+    "a class": (LOGITS, lambda output: output[:, 1]),
+    "a softmax": (LOGITS, lambda output: output.softmax(1)[:, 1]),
+    "a class within a tuple": ((torch.zeros(5), LOGITS), lambda output: output[1][:, 1]),
+    "a class within a mapping": (OrderedDict(a={"b": [LOGITS]}), lambda output: output["a"]["b"][0][:, 1]),
+    "a class within a defaultdict": (defaultdict(list, a=LOGITS), lambda output: output["a"][:, 1]),
+    "a field": (Fields(LOGITS), lambda output: output.scores[:, 1]),
+    "an attribute": (SimpleNamespace(scores=LOGITS), lambda output: output.scores[:, 1]),
+    "a named tuple": (Both(LOGITS, torch.tensor(3.0)), lambda output: output.scores[:, 1] * output.scale),
+    "texts by images": ({"by_text": LOGITS.T}, lambda output: output["by_text"][1]),
+    "a list of mappings": (
+        [{"scores": torch.tensor([1.0, 2.0])}, {"scores": torch.tensor([5.0])}],
+        lambda output: torch.stack([each["scores"].max() for each in output]),
+    ),
+    "a list of as many stages": ([{"y": LOGITS}, {"y": LOGITS * 2}], lambda output: output[1]["y"][:, 1]),
+    "nothing but numbers": (torch.tensor([2.0, 3.0]), lambda output: output * 2),
+    "half precision": (LOGITS.bfloat16(), lambda output: output.softmax(1)[:, 1]),
+    "told the images": (LOGITS, lambda output, images: output[torch.arange(len(images)), STARTS[images]]),
+    "a target with rows": (LOGITS, OwnWithRows()),
+    "a target of the package": (LOGITS, ClassTarget((0, 2))),
+}
+
+
+@pytest.mark.parametrize("kind", IGNORANT)
+def test_scores_that_do_not_follow_their_rows_are_refused_with_the_remedy(kind: str) -> None:
+    target = as_target(IGNORANT[kind])
+    target.pick(LOGITS, 2)
+    with pytest.raises(TargetError, match="argument") as e:
+        must_follow_rows(target, LOGITS, 2)
+    assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize("kind", FOLLOWING)
+def test_scores_that_follow_their_rows_are_taken(kind: str) -> None:
+    output, target = FOLLOWING[kind]
+    before = LOGITS.clone()
+    must_follow_rows(as_target(target), output, 2)
+    assert torch.equal(LOGITS, before)
+
+
+def test_a_proof_is_asked_for_once() -> None:
+    def score(output: torch.Tensor) -> torch.Tensor:
+        calls.append(len(output))
+        return output[:, 1]
+
+    calls: list[int] = []
+    for target in (as_target(score), as_target([0, score]), 2 * as_target(score)):
+        calls.clear()
+        must_follow_rows(target, LOGITS, 2)
+        assert calls == [2, 2, 3, 1]
+        must_follow_rows(for_rows(target, torch.tensor([1, 0])), LOGITS, 2)
+        assert len(calls) == 4
+
+
+def test_a_single_image_has_rows_too() -> None:
+    must_follow_rows(
+        as_target(lambda output: output["y"][:, 1] * output["scale"]), {"y": LOGITS[:1], "scale": torch.ones(1)}, 1
+    )
+    for function in (
+        lambda output: output[0, 1],
+        lambda output: output[torch.arange(1), [1]],
+        lambda output: output.sum(),
+    ):
+        with pytest.raises(TargetError, match="its own score"):
+            must_follow_rows(as_target(function), LOGITS[:1], 1)
+
+
+def test_what_a_callable_raises_of_its_own_accord_comes_through() -> None:
+    class Stubborn(Exception):
+        pass
+
+    def score(output: torch.Tensor) -> torch.Tensor:
+        if len(calls) == 1:
+            raise Stubborn
+        calls.append(1)
+        return output[:, 0]
+
+    calls: list[int] = []
+    with pytest.raises(Stubborn):
+        must_follow_rows(as_target(score), LOGITS, 2)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_rows_are_taken_where_they_are(dim: int) -> None:
+    tensor = torch.arange(12.0).reshape(3, 4) if dim == 0 else torch.arange(12.0).reshape(4, 3)
+    kept, found = torch.zeros(7, 5), torch.rand(2, 7)
+    taken = take({"a": (tensor, kept), "b": [found, None, "text"]}, 3, [2, 0, 0, 1])
+    assert torch.equal(taken["a"][0], tensor.index_select(dim, torch.tensor([2, 0, 0, 1])))
+    assert taken["a"][1] is kept
+    assert taken["b"][0] is found
+    assert taken["b"][1:] == [None, "text"]
+
+
+# --- a target for each image
+
+
+MAPS = torch.arange(2 * 4 * 3 * 2.0).reshape(2, 4, 3, 2).sin()
+
+
+def test_a_list_of_callables_has_one_for_each_image(net: nn.Module, x: torch.Tensor) -> None:
+    targets = [lambda y: y[:, 1] - y[:, 0], lambda y: y.logsumexp(1), 3]
+    for method in (GradCAM(relu=False), "integratedgradients", AblationCAM(relu=False)):
+        found = explain.attribute(net, x, method, target=targets, layer="layer2", batch_size=3)
+        for i, target in enumerate(targets):
+            alone = explain.attribute(net, x[i : i + 1], method, target=target, layer="layer2")
+            torch.testing.assert_close(found.values[i], alone.values[0], rtol=1e-10, atol=1e-12)
+            torch.testing.assert_close(found.score[i], alone.score[0], rtol=1e-10, atol=1e-12)
+        assert found.target == "<lambda>, <lambda>, 3"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ((3, 2, 1), MAPS[:, 3, 2, 1]),
+        ([(3, 2, 1), (0, 1, 1)], torch.stack([MAPS[0, 3, 2, 1], MAPS[1, 0, 1, 1]])),
+        ([[3, 2, 1], [0, 1, 1]], torch.stack([MAPS[0, 3, 2, 1], MAPS[1, 0, 1, 1]])),
+        (torch.tensor([[3, 2, 1], [0, 1, 1]]), torch.stack([MAPS[0, 3, 2, 1], MAPS[1, 0, 1, 1]])),
+        (np.array([[3, 2, 1], [0, 1, 1]]), torch.stack([MAPS[0, 3, 2, 1], MAPS[1, 0, 1, 1]])),
+        (Element((0, 0, 0)), MAPS[:, 0, 0, 0]),
+    ],
+)
+@pytest.mark.parametrize("wrap", [lambda maps: maps, lambda maps: {"features": maps}, lambda maps: (None, maps)])
+def test_tuples_are_places_in_an_output_with_several_dimensions(given: Any, expected: torch.Tensor, wrap: Any) -> None:
+    output = wrap(MAPS)
+    target = settle(as_target(given), output, 2)
+    assert torch.equal(target.pick(output, 2)[0], expected)
+    assert torch.equal(as_target(given).pick(output, 2)[0], expected)
+    turned = for_rows(target, torch.tensor([1, 0, 1]))
+    assert torch.equal(turned.pick(take(output, 2, [1, 0, 1]), 3)[0], expected[[1, 0, 1]])
+
+
+def test_a_tuple_is_a_class_for_each_image_where_there_are_class_scores() -> None:
+    assert settle(as_target((2, 1)), LOGITS, 2) == ClassTarget((2, 1))
+    assert settle(as_target((2, 1)), (MAPS[:, :, 0], LOGITS), 2) == ClassTarget((2, 1))
+    assert settle(as_target((2, 1)), MAPS[:, :, 0], 2) == Element((2, 1))
+
+
+@pytest.mark.parametrize(
+    ("given", "output", "message"),
+    [
+        ((4, 0, 0), MAPS, "target"),
+        ([(0, 0), (0, 0)], MAPS, "dimensions"),
+        ([(0, 0, 0)], MAPS, "target"),
+        ([lambda output: output[:, 0]] * 3, LOGITS, "target"),
+        ((0, 1, 2), LOGITS, "images"),
+        ([Similarity(torch.eye(2, 3)), 1], LOGITS, "embedding must"),
+        ([ClassTarget((0, 1)), of_images], LOGITS, "functions"),
+        ([lambda output: output[1], lambda output: output[0]], torch.eye(2), "output"),
+    ],
+)
+def test_targets_for_each_image_that_do_not_fit_are_refused(given: Any, output: torch.Tensor, message: str) -> None:
+    with pytest.raises(TargetError, match=message):
+        settle(as_target(given), output, 2).pick(output, 2)
+
+
+def test_targets_for_each_image_settle_on_their_own_image_alone() -> None:
+    maps = torch.zeros(2, 3, 2, 2)
+    maps[0, 1], maps[1, 2, 0] = 5, 7
+    target = settle(as_target([Segmentation(1), Segmentation(2)]), maps, 2)  # neither class is in the other image
+    altered = torch.arange(3 * 3 * 4.0).reshape(3, 3, 2, 2)
+    score = for_rows(target, torch.tensor([1, 0, 1])).pick(altered, 3)[0]
+    torch.testing.assert_close(
+        score, torch.stack([altered[0, 2, 0].mean(), altered[1, 1].mean(), altered[2, 2, 0].mean()])
+    )
+    boxes = torch.tensor([[0.0, 0, 4, 4], [4, 4, 8, 8]])
+    found = [
+        {"boxes": boxes[[i]], "labels": torch.tensor([i]), "scores": torch.tensor([0.5 + i / 10])} for i in range(2)
+    ]
+    boxed = settle(as_target([Detection(0), Detection(1)]), found, 2)
+    torch.testing.assert_close(boxed.pick(found, 2)[0], torch.tensor([0.5, 0.6]))
+    torch.testing.assert_close(
+        for_rows(boxed, torch.tensor([1, 1, 0])).pick([found[1], found[0], found[0]], 3)[0],
+        torch.tensor([0.6, 0.0, 0.5]),
+    )
+
+
+def test_labels_may_be_one_for_each_image() -> None:
+    assert as_target(["tabby", "red panda"], LABELS) == ClassTarget((0, 2))
+    assert as_target(["tabby", 3], LABELS) == ClassTarget((0, 3))
+    mixed = as_target([Difference("tabby", "red panda"), "tabby"], LABELS)
+    assert isinstance(mixed, Separate)
+    assert mixed.name == "tabby cat − red panda, tabby cat"
+    assert isinstance(as_target(2 * mixed), Sum)
+    with pytest.raises(TargetError, match="labels are not known"):
+        as_target(["tabby", 3])
+
+
+@pytest.mark.parametrize("categories", ["tabby", b"tabby", 3, {0: "tabby"}, {"tabby"}, ["tabby", 3], [None], object()])
+def test_categories_that_are_no_list_of_texts_are_refused(categories: Any) -> None:
+    for target in (0, "tabby", None):
+        with pytest.raises(ModelError, match="categories must"):
+            as_target(target, categories)
+    with pytest.raises(ModelError, match="categories must"):
+        explain.Explainer(nn.Identity(), categories, preprocess=lambda photo: torch.zeros(3, 2, 2))
+    assert as_target("tabby", np.array(LABELS)) == as_target("tabby", iter(LABELS)) == ClassTarget(0)
+
+
+# --- a single neuron
+
+
+@pytest.mark.parametrize("method", ["saliency", "integratedgradients", "guidedbackprop"])
+def test_a_neuron_is_explained_as_an_output_of_the_network_that_ends_there(
+    method: str, net: nn.Module, x: torch.Tensor
+) -> None:
+    features = FeatureExtractor(net, "layer1", graph=True)
+    by_hand = nn.Sequential(net.conv1, net.bn1, nn.ReLU(), net.layer1)
+    found = explain.attribute(features, x, method, target=(5, 3, 4))
+    expected = explain.attribute(by_hand, x, method, target=lambda maps: maps[:, 5, 3, 4])
+    torch.testing.assert_close(found.values, expected.values, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(found.score, expected.score, rtol=1e-10, atol=1e-12)

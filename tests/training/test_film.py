@@ -1,0 +1,165 @@
+"""How the map of a photo moved: what a film holds, its files, and the command."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageSequence
+
+import explain
+from explain import OutputError, RunError
+from explain.attribution.pictures import Scene
+from explain.cli import main
+from explain.data.images import Box
+from explain.training import Film, Monitor, film
+from tests.training.test_watch import Training, explainer, network, picture
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with photos, and a training that was watched on them, once with 11 looks and once with 3."""
+    made = tmp_path_factory.mktemp("film")
+    for number, name in enumerate(("cat.png", "old/cat.png", "dog.png")):
+        (made / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+        picture(number, (40, 30)).save(made / "photos" / name)
+    for file, every in (("t.sqlite", 2), ("short.sqlite", 10)):
+        training = Training(network())
+        watch = Monitor(
+            explainer(training.model), made / "photos", every=every, output=made / file, target=1,
+            methods=["gradcam", "saliency"],
+        )  # fmt: skip
+        with watch:
+            training.through(20, watch)
+    return made
+
+
+def test_a_film_has_the_stored_maps_in_the_order_of_the_steps(folder: Path) -> None:
+    run = explain.open_run(folder / "t.sqlite")
+    found = film(run, "dog.png", method="saliency")
+    assert (found.name, found.method, found.steps) == ("dog.png", "saliency", tuple(range(0, 21, 2)))
+    stored = {row.name: row for row in run.rows("saliency")}
+    for step, row in zip(found.steps, found.rows, strict=True):
+        assert torch.equal(row.values, stored[f"step {step:08}/dog.png"].values)
+    last = found.rows[-1].values.flatten().numpy()
+    expected = [np.corrcoef(row.values.flatten().numpy(), last)[0, 1] for row in found.rows]
+    assert found.similarity == pytest.approx(expected)
+    assert found.similarity[-1] == pytest.approx(1.0)
+
+
+def test_pictures_are_overlays_with_their_step_and_of_one_size(folder: Path) -> None:
+    found = film(folder / "t.sqlite", "dog.png", method="saliency", style="spotlight")
+    pictures = found.pictures()
+    assert len(pictures) == len(found) == 11
+    assert len({each.size for each in pictures}) == 1
+    box = Box(0, 0, 8 * 40, 8 * 30)  # a small photo is enlarged
+    large = picture(2, (40, 30)).resize((8 * 40, 8 * 30), Image.Resampling.NEAREST)
+    expected = Scene(large, box, (box,)).overlay(found.rows[3].attribution, explain.render.get_style("spotlight"))
+    np.testing.assert_array_equal(np.asarray(pictures[3].crop((0, 0, 8 * 40, 8 * 30))), np.asarray(expected))
+    below = [np.asarray(each.crop((0, 8 * 30, *each.size))) for each in pictures[:2]]
+    assert (below[0] != below[1]).any()  # the step
+
+
+@pytest.mark.parametrize("ending", [".gif", ".webp"])
+def test_a_film_moves_through_all_looks_and_holds_the_last(folder: Path, tmp_path: Path, ending: str) -> None:
+    found = film(folder / "short.sqlite", "dog.png", method="saliency")
+    files = found.save(tmp_path / f"dog{ending}", seconds=0.1)
+    assert [path.name for path in files] == [f"dog{ending}", "dog.png"]
+    with Image.open(files[0]) as moving:
+        frames = [(frame.convert("RGB"), frame.info["duration"]) for frame in ImageSequence.Iterator(moving)]
+    assert [pause for _, pause in frames] == [100] * 2 + [400]
+    for (frame, _), expected in zip(frames, found.pictures(), strict=True):
+        assert frame.size == expected.size
+        assert np.abs(np.asarray(frame, float) - np.asarray(expected, float)).mean() < 8
+    with Image.open(files[1]) as drawn:
+        assert drawn.width > 600
+
+
+def test_a_film_that_is_there_is_not_replaced(folder: Path, tmp_path: Path) -> None:
+    found = film(folder / "short.sqlite", "dog.png", method="saliency")
+    (tmp_path / "dog.png").write_text("mine")
+    with pytest.raises(OutputError, match="exists already"):
+        found.save(tmp_path / "dog.gif")
+    assert [path.name for path in tmp_path.iterdir()] == ["dog.png"]
+
+
+def test_a_figure_shows_eight_looks_and_two_curves(folder: Path) -> None:
+    found = film(folder / "t.sqlite", "dog.png", method="saliency")
+    *tiles, curves = found.figure().axes
+    titles = [axis.get_title() for axis in tiles]
+    assert [title.split(":")[0] for title in titles] == [f"step {s}" for s in (0, 2, 6, 8, 12, 14, 18, 20)]
+    probabilities, similarity = (line.get_ydata() for line in curves.get_lines())
+    assert list(probabilities) == [row.probability for row in found.rows]
+    assert list(similarity) == found.similarity
+
+
+def test_one_look_is_a_film_too(folder: Path) -> None:
+    found = film(folder / "t.sqlite", "dog.png", method="saliency")
+    short = Film(found.name, found.method, found.steps[:1], found.rows[:1], found.photo)
+    assert short.similarity == pytest.approx([1.0])
+    assert len(short.figure().axes) == 2
+
+
+def test_a_photo_is_found_by_its_name_and_the_end_of_it(folder: Path) -> None:
+    file = folder / "t.sqlite"
+    assert film(file, "cat.png", method="saliency").name == "cat.png"
+    assert film(file, "old/cat.png", method="saliency").name == "old/cat.png"
+    assert film(file, folder / "photos" / "dog.png", method="saliency").name == "dog.png"
+    with pytest.raises(RunError, match="photo must"):
+        film(file, "dgo.png")
+
+
+def test_what_may_mean_several_things_is_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="method must"):
+        film(folder / "t.sqlite", "dog.png")
+    with pytest.raises(RunError, match="did you mean 'gradcam'"):
+        film(folder / "t.sqlite", "dog.png", method="gradcan")
+    with pytest.raises(RunError, match="target 'z' was not explained"):
+        film(folder / "t.sqlite", "dog.png", method="saliency", target="z")
+    training = Training(network())
+    with Monitor(explainer(training.model), [picture(0)], target=[0, 1], output=tmp_path / "t.sqlite"):
+        pass
+    with pytest.raises(RunError, match="target must"):
+        film(tmp_path / "t.sqlite", "photo 0")
+    with pytest.raises(RunError, match="image must"):
+        film(tmp_path / "t.sqlite", "photo 0", target="a")
+    assert film(tmp_path / "t.sqlite", "photo 0", target=1, image=picture(0)).rows[0].target == "b"
+
+
+def test_another_run_has_no_film(tmp_path: Path) -> None:
+    explain.run([picture(0)], explainer(network().eval()), output=tmp_path / "r.sqlite", target=1, workers=0)
+    with pytest.raises(RunError, match="training"):
+        film(tmp_path / "r.sqlite", "photo 0")
+
+
+def test_the_command_writes_both_files(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["film", str(folder / "short.sqlite"), "dog.png", "--method", "saliency"]
+    assert main(words) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "dog.png, saliency: 3 looks from step 0 to step 20", "  wrote film.gif", "  wrote film.png",
+    ]  # fmt: skip
+    assert main(words) == 1
+    assert "exists already (and 1 more); choose another folder, or overwrite it with --force" in capsys.readouterr().err
+    assert main([*words, "--force", "--output", "a/dog.webp", "--json"]) == 0
+    document: Any = json.load(io.StringIO(capsys.readouterr().out))
+    assert document["films"][0]["steps"] == [0, 10, 20]
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["dog.png", "dog.webp"]
+    assert main([*words, "--output", "dog.mp4"]) == 1
+    assert "film must end in .gif or .webp, got 'dog.mp4'" in capsys.readouterr().err
+    assert main(["film"]) == 2
+    assert "name a run and a photo of it" in capsys.readouterr().err
+
+
+def test_rows_of_a_training_are_rows_of_a_run(folder: Path) -> None:
+    run = explain.open_run(folder / "t.sqlite")
+    rows = list(run.rows("gradcam"))
+    assert len(rows) == 33
+    assert {Path(row.path or "").name for row in rows} == {"cat.png", "dog.png"}

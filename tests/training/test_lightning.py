@@ -1,0 +1,129 @@
+"""The callback is called as Lightning calls it; with Lightning itself where it is installed."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import explain
+from explain import RunError
+from explain.training import callback
+from tests.training.test_watch import PHOTOS, Training, as_it_is, explainer, network
+
+
+class Callback:
+    """The base class of callbacks, as Lightning has it."""
+
+
+class Trainer:
+    """What a callback sees of Lightning's trainer: the optimizer steps after every second batch."""
+
+    def __init__(self, *, first: bool = True, start: int = 0) -> None:
+        self.is_global_zero, self.global_step = first, start
+
+    def fit(self, training: Training, made: Any, batches: int) -> None:
+        module = training.model
+        made.on_train_start(self, module)
+        try:
+            for number in range(batches):
+                loss = training.step()
+                self.global_step += number % 2
+                made.on_train_batch_end(self, module, {"loss": loss}, None, number)
+        except BaseException as error:
+            made.on_exception(self, module, error)
+            raise
+        made.on_train_end(self, module)
+        made.teardown(self, module, "fit")
+
+
+@pytest.fixture
+def lightning(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in = types.ModuleType("lightning.pytorch")
+    stand_in.Callback = Callback  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "lightning", types.ModuleType("lightning"))
+    monkeypatch.setitem(sys.modules, "lightning.pytorch", stand_in)
+
+
+def steps_of(file: Path) -> list[int]:
+    return sorted({step for (step,) in explain.open_run(file).query("SELECT step FROM steps")})
+
+
+@pytest.mark.usefixtures("lightning")
+def test_a_callback_counts_the_steps_of_the_optimizer_and_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+    file, training = tmp_path / "t.sqlite", Training(network())
+    made = callback(PHOTOS, explainer=explainer, every=2, output=file)
+    assert isinstance(made, Callback)
+    Trainer().fit(training, made, 10)
+    assert steps_of(file) == [0, 2, 4, 5]
+    assert {name for (name,) in explain.open_run(file).query("SELECT name FROM figures")} == {"loss"}
+    again = pickle.loads(pickle.dumps(callback(PHOTOS, explainer=explainer, every=2, output=file)))
+    Trainer(start=4).fit(training, again, 4)
+    assert steps_of(file) == [0, 2, 4, 6]
+
+
+@pytest.mark.usefixtures("lightning")
+def test_only_the_first_of_several_processes_explains(tmp_path: Path) -> None:
+    made = callback(PHOTOS, explainer=explainer, every=1, output=tmp_path / "t.sqlite")
+    Trainer(first=False).fit(Training(network()), made, 4)
+    assert not (tmp_path / "t.sqlite").exists()
+
+
+@pytest.mark.usefixtures("lightning")
+def test_a_training_that_fails_leaves_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, training = tmp_path / "t.sqlite", Training(network())
+    monkeypatch.setattr(training, "step", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        Trainer().fit(training, callback(PHOTOS, explainer=explainer, output=file), 1)
+    assert not (tmp_path / "t.sqlite-lock").exists()
+    assert steps_of(file) == [0]
+
+
+@pytest.mark.usefixtures("lightning")
+def test_options_that_are_unknown_are_refused_when_the_callback_is_made() -> None:
+    with pytest.raises(RunError, match="option 'evry' is unknown"):
+        callback(PHOTOS, evry=3)
+    with pytest.raises(RunError, match="start must"):
+        callback(PHOTOS, start=3)
+
+
+def test_without_lightning_the_callback_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("lightning", "lightning.pytorch", "pytorch_lightning"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(RunError, match="lightning must"):
+        callback(PHOTOS, output="t.sqlite")
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # what Lightning does with PyTorch, and
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")  # what it says about the photos' loader
+def test_lightning_itself_trains_with_the_callback(tmp_path: Path) -> None:
+    lightning = pytest.importorskip("lightning.pytorch", reason="the extra lightning is not installed")
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = network()
+
+        def training_step(self, batch: Any, number: int) -> torch.Tensor:
+            return F.cross_entropy(self.net(batch), torch.zeros(len(batch), dtype=torch.long))
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    file = tmp_path / "t.sqlite"
+    made = callback(PHOTOS, explainer=lambda m: explain.Explainer(m.net, list("abcd"), as_it_is), every=2, output=file)
+    trainer = lightning.Trainer(
+        max_steps=5, callbacks=[made], logger=False, enable_checkpointing=False, accelerator="cpu",
+        default_root_dir=tmp_path, enable_progress_bar=False,
+    )  # fmt: skip
+    module = Module()
+    assert isinstance(module.net, nn.Module)
+    trainer.fit(module, torch.utils.data.DataLoader(torch.rand(20, 3, 10, 12), 4))
+    assert steps_of(file) == [0, 2, 4, 5]
