@@ -33,10 +33,10 @@ from explain.relevance.nonlinear_rules import (
 from explain.relevance.pass_through import Balanced, Pass
 from explain.relevance.propagation import LinearNode, RelevanceFlow, consumers, maps_in
 from explain.tracing.operations import Operations
-from explain.tracing.steps import KINDS, Step
+from explain.tracing.steps import Step
+from explain.tracing.table import KINDS, LINEAR
 
 RelevanceRule = LinearRule | StepRule
-_KINDS = sorted({*KINDS.values(), "other"})
 _MATERIAL = 1e-3
 """The share of what it is handed from which on an operation without a rule is named for what it loses."""
 
@@ -56,8 +56,8 @@ class When:
         if not isinstance(self.kinds, (tuple, list)):
             raise MethodError(f"kinds of When must be several, as in ('dense',), got {shown(self.kinds)}")
         for kind in self.kinds:
-            if kind not in _KINDS:
-                raise MethodError(f"kind of When {shown(kind)} is unknown; {did_you_mean(str(kind), _KINDS)}")
+            if kind not in KINDS:
+                raise MethodError(f"kind of When {shown(kind)} is unknown; {did_you_mean(str(kind), KINDS)}")
         if not isinstance(self.module, (str, NoneType)):
             raise MethodError(f"module of When must be a pattern such as 'layer4.*', got {shown(self.module)}")
         object.__setattr__(self, "kinds", tuple(self.kinds))
@@ -67,7 +67,6 @@ class When:
         return named and (not self.kinds or kind in self.kinds) and (first or not self.first)
 
 
-LINEAR = ("convolution", "dense", "matrixproduct", "batchnorm")
 Rules = tuple[tuple[When, RelevanceRule], ...]
 _FACTORS = When(("product", "quotient", *LINEAR))
 _OTHERS: Rules = (
