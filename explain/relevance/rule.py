@@ -52,7 +52,7 @@ class RelevanceRule:
 
     def attach(self, step: Any, flow: RelevanceFlow) -> None:
         """Make the next backward pass follow the rule at a step."""
-        flow.replace(step, partial(self.back, step, flow=flow))
+        flow.replace_gradient(step, partial(self.back, step, flow=flow))
 
     def back(self, step: Any, gradient: torch.Tensor, flow: RelevanceFlow) -> Gradients:
         """The gradient in what the step was given, from that in its result; for several inputs, by their places."""

@@ -44,7 +44,7 @@ class Subscriber:
 
     def __enter__(self: Self) -> Self:
         self._tracer: Any = Tracer(self)
-        self._tracer.__enter__()
+        self._tracer.__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *raised: Any) -> None:
