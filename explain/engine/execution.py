@@ -34,7 +34,7 @@ from explain.engine.validation import alone
 from explain.hooks import Capture, HookGroup, Source, cut_where_allowed, has_hooks, recording, scripted, untouched
 from explain.layers import Ran, grids_of, split_call
 from explain.relevance.composites import propagate
-from explain.relevance.deeplift import StepComparison, hand_back
+from explain.relevance.deeplift import StepComparison, propagate_differences
 from explain.relevance.gradient_rules import apply_rule
 from explain.relevance.propagation import Marks, RelevanceFlow, consumers, hold_back, hold_back_beside, node_of
 from explain.relevance.zero_leaves import ZeroLeaves
@@ -258,13 +258,13 @@ class _Passes:
         compared.of_reference[reference] = recorder.steps
 
     def _compare(self, reference: Reference, choice: ResolvedTarget, group: HookGroup) -> RelevanceFlow:
-        """Make the backward pass that follows hand back differences from a reference."""
+        """Make the backward pass that follows propagate differences from a reference."""
         compared = self.forward.compared
         assert compared is not None
         if reference not in compared.of_reference:
             self._run_reference(reference)
         others = compared.of_reference[reference]
-        return hand_back(group, choice.total, compared.steps, others, self.forward.count)
+        return propagate_differences(group, choice.total, compared.steps, others, self.forward.count)
 
     def _propagate(self, backward: Backward, choice: ResolvedTarget, group: HookGroup) -> None:
         """Make the backward pass that follows propagate relevance."""

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from explain._utils.errors import ModelError
 from explain.data.inputs import Inputs
 from explain.hooks import untouched
 from explain.targets import Activation, Outputs, find_logits, outputs_like
-from explain.tracing.operations import kind_of
+from explain.tracing.table import operation_name
+from explain.tracing.tracer import Subscriber
 
 _KINDS = frozenset(["softmax", "sigmoid", "expit", "hardsigmoid"])
 
@@ -51,16 +50,16 @@ def _gave(result: torch.Tensor, outputs: torch.Tensor) -> bool:
     return outputs.shape[1] > 1 and result.shape[-2:] == outputs.shape
 
 
-class _Watch(TorchFunctionMode):
+class _Watch(Subscriber):
     """Keeps what softmaxes and sigmoids gave in this thread."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.results: list[torch.Tensor] = []
-        self._thread = threading.get_ident()
+    opens = False
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if kind_of(func) in _KINDS and isinstance(result, torch.Tensor) and threading.get_ident() == self._thread:
+    def __init__(self) -> None:
+        self.results: list[torch.Tensor] = []
+
+    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = func(*args, **kwargs)
+        if operation_name(func) in _KINDS and isinstance(result, torch.Tensor):
             self.results.append(result)
         return result

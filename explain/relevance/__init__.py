@@ -3,6 +3,7 @@
 from explain.relevance.composites import COMPOSITES, Composite, When, transformer_attribution
 from explain.relevance.gradient_rules import Coverage, Deconvnet, Guided
 from explain.relevance.linear_rules import AlphaBeta, Epsilon, Flat, Gamma, Gradient, WSquare, ZBox, ZPlus
+from explain.relevance.rule import LinearRule, RelevanceRule
 
 __all__ = [
     "COMPOSITES",
@@ -15,6 +16,8 @@ __all__ = [
     "Gamma",
     "Gradient",
     "Guided",
+    "LinearRule",
+    "RelevanceRule",
     "WSquare",
     "When",
     "ZBox",

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from types import NoneType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.autograd.graph import Node
@@ -19,26 +19,25 @@ from explain._utils.errors import MethodError, shown
 from explain._utils.spelling import did_you_mean
 from explain.hooks import HookGroup
 from explain.relevance.gradient_rules import Coverage
-from explain.relevance.linear_rules import AlphaBeta, Epsilon, Flat, Gamma, Gradient, LinearRule, WSquare, ZBox, ZPlus
+from explain.relevance.linear_rules import AlphaBeta, Epsilon, Flat, Gamma, Gradient, WSquare, ZBox, ZPlus
 from explain.relevance.nonlinear_rules import (
     ConstantDeviation,
     ConstantTerms,
     ConstantWeights,
     Identity,
     NoRule,
-    StepRule,
     Taylor,
     Uniform,
 )
 from explain.relevance.pass_through import Balanced, Pass
 from explain.relevance.propagation import LinearNode, RelevanceFlow, consumers, maps_in
+from explain.relevance.rule import RelevanceRule
 from explain.tracing.operations import Operations
-from explain.tracing.steps import KINDS, Step
+from explain.tracing.steps import Step
+from explain.tracing.table import KINDS, LINEAR
 
-RelevanceRule = LinearRule | StepRule
-_KINDS = sorted({*KINDS.values(), "other"})
 _MATERIAL = 1e-3
-"""The share of what it is handed from which on an operation without a rule is named for what it loses."""
+"""The share of what arrives from which on an operation without a rule is named for what it loses."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +55,8 @@ class When:
         if not isinstance(self.kinds, (tuple, list)):
             raise MethodError(f"kinds of When must be several, as in ('dense',), got {shown(self.kinds)}")
         for kind in self.kinds:
-            if kind not in _KINDS:
-                raise MethodError(f"kind of When {shown(kind)} is unknown; {did_you_mean(str(kind), _KINDS)}")
+            if kind not in KINDS:
+                raise MethodError(f"kind of When {shown(kind)} is unknown; {did_you_mean(str(kind), KINDS)}")
         if not isinstance(self.module, (str, NoneType)):
             raise MethodError(f"module of When must be a pattern such as 'layer4.*', got {shown(self.module)}")
         object.__setattr__(self, "kinds", tuple(self.kinds))
@@ -67,7 +66,6 @@ class When:
         return named and (not self.kinds or kind in self.kinds) and (first or not self.first)
 
 
-LINEAR = ("convolution", "dense", "matrixproduct", "batchnorm")
 Rules = tuple[tuple[When, RelevanceRule], ...]
 _FACTORS = When(("product", "quotient", *LINEAR))
 _OTHERS: Rules = (
@@ -85,7 +83,7 @@ class Composite:
 
     >>> from explain.relevance import Composite, Epsilon, Gamma, When
     >>> mine = Composite("mine", ((When(("dense",)), Epsilon(0.1)), (When(("convolution",), "layer1.*"), Gamma(0.5))))
-    >>> mine.rule("convolution", "layer1.0.conv1", False)
+    >>> mine.rules[1][1]
     Gamma(gamma=0.5, epsilon=1e-06, absolute=False)
     """
 
@@ -96,7 +94,7 @@ class Composite:
         rules: Any = self.rules  # of anybody
         for each in rules if isinstance(rules, (tuple, list)) else [rules]:
             pair = each if isinstance(each, (tuple, list)) and len(each) == 2 else (None, None)
-            is_rule = isinstance(pair[1], (LinearRule, StepRule)) and not isinstance(pair[1], type)
+            is_rule = isinstance(pair[1], RelevanceRule)
             if not isinstance(pair[0], When) or not is_rule:
                 raise MethodError(
                     f"rules of composite {self.name!r} must be pairs of a When and a rule, got {shown(each)}; write "
@@ -123,13 +121,11 @@ class Composite:
         """Whether a rule needs what sums and softmaxes are given."""
         return any(isinstance(rule, (Balanced, Pass)) for _, rule in self.rules)
 
-    def rule(self, kind: str, module: str | None, first: bool, step: Step | None = None) -> RelevanceRule | None:
-        """The rule for a step, or for a linear map if no step is given."""
+    def rule(self, step: Step | LinearNode) -> RelevanceRule | None:
+        """The first rule whose condition a step meets, and that can act on it; None where there is none."""
+        first = isinstance(step, LinearNode) and step.first
         for when, rule in self.rules:
-            if not when(kind, module, first):
-                continue
-            fits = getattr(rule, "fits", None)  # rules for linear maps fit all of them, and have no such method
-            if fits is None if step is None else fits is not None and fits(step):
+            if when(step.kind, step.module, first) and isinstance(step, rule.acts_on) and rule.fits(step):
                 return rule
         return None
 
@@ -194,7 +190,7 @@ def deep_taylor(low: tuple[float, ...] | None = None, high: tuple[float, ...] | 
 
 
 def transformer_attribution() -> Composite:
-    """What Chefer et al. (CVPR 2021) hand back to attention: z+ without biases, all else passed on, sums balanced."""
+    """The rules of Chefer et al. (CVPR 2021): z+ without biases, pass-through elsewhere, balanced sums."""
     passed = When(("activation", "deviation", "softmax", "attention")), Pass()
     factors = _FACTORS, Uniform(constant=False)
     rules = ((When(LINEAR), ZPlus(1e-9, bias=False)), passed, (When(("sum",)), Balanced()), factors)
@@ -284,28 +280,19 @@ def propagate(
     behind = [step for step in steps if step.node in nodes]
     chosen = suiting(behind) if composite is AUTOMATIC or composite == AUTOMATIC else composite
     found = PropagationResult(chosen, RelevanceFlow(group, count, sources), Counter(), Counter())
-    maps = maps_in(behind, nodes, apart)
-    for each in maps:
-        _attach_map(each, chosen, found)
-    for step in behind:
-        if step.is_map:
-            continue
-        if step.kind == "other":
-            found.covered["gradient", step.function] += 1
-            NoRule().attach(step, found.flow)
-            continue
-        rule = chosen.rule(step.kind, step.module, False, step)
-        found.covered[rule.name if rule is not None else "gradient", step.kind] += 1
+    reached: list[Step | LinearNode] = [*maps_in(behind, nodes, apart), *(step for step in behind if not step.is_map)]
+    for step in reached:
+        name, rule = step.kind, chosen.rule(step)
+        if isinstance(step, LinearNode):
+            rule, flow = rule or Gradient(), found.flow.for_step(step.exit)
+        else:
+            flow = found.flow.for_step(step)
+            if step.kind == "other":
+                name, rule = step.function, NoRule()
+        found.covered["gradient" if rule is None else rule.name, name] += 1
         if rule is not None:
-            cast(StepRule, rule).attach(step, found.flow)
+            rule.attach(step, flow)
     for operation in operations.behind(score):
         if not operation.rectifies:
             found.missed[operation.kind] += 1
     return found
-
-
-def _attach_map(each: LinearNode, composite: Composite, found: PropagationResult) -> None:
-    rule = composite.rule(each.kind, each.module, each.first)
-    used = Gradient() if rule is None else cast(LinearRule, rule)
-    found.covered[used.name, each.kind] += 1
-    used.attach(each, found.flow)

@@ -1,4 +1,4 @@
-"""Differences from a reference, handed back: DeepLIFT's multipliers, as gradients that are changed at each step.
+"""Back-propagated differences from a reference: DeepLIFT's multipliers, as gradients that are changed at each step.
 
 The network has been run on a reference too. At each step, the change of the result is shared out among the changes of
 what it was given: linear maps by the plain gradient, functions of one number by the slope between the two points
@@ -20,8 +20,6 @@ from explain._utils.errors import MethodError
 from explain.hooks import HookGroup
 from explain.relevance.propagation import Gradients, RelevanceFlow, consumers
 from explain.tracing.steps import Step
-
-Back = Callable[[torch.Tensor], Sequence[torch.Tensor | None]]
 
 
 @dataclass(eq=False)
@@ -49,10 +47,10 @@ class StepComparison:
     of_reference: dict[Any, Sequence[Step]] = field(default_factory=dict)
 
 
-def hand_back(
+def propagate_differences(
     group: HookGroup, score: torch.Tensor, steps: Sequence[Step], of_reference: Sequence[Step], count: int
 ) -> RelevanceFlow:
-    """Make the next backward pass hand back differences, for as long as ``group`` lasts.
+    """Make the next backward pass propagate differences, for as long as ``group`` lasts.
 
     Raises:
         MethodError: the network takes another way for the reference.
@@ -66,7 +64,7 @@ def hand_back(
     for step, other in zip(steps, of_reference, strict=True):
         rule = _RULES.get(step.kind)
         if step.node in nodes and rule is not None and step.values and step.linear is None:
-            rule(StepPair(step, other), flow)
+            rule(StepPair(step, other), flow.for_step(step))
     return flow
 
 
@@ -95,22 +93,10 @@ def _by_entrances(back: Callable[[StepPair, torch.Tensor], dict[int, torch.Tenso
 
     def rule(pair: StepPair, flow: RelevanceFlow) -> None:
         step = pair.step
-        if not step.entrances:
-            return
-
-        def arrived(gradient: torch.Tensor) -> None:
-            sent = back(pair, gradient)
-            for place, entrance in step.entrances.items():
-                if place in sent:
-                    flow.give(entrance, partial(_given, sent[place]))
-
-        flow.arriving(step, arrived)
+        if step.entrances:
+            flow.replace_gradient(step, partial(back, pair))
 
     return rule
-
-
-def _given(sent: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor:
-    return sent
 
 
 def _product(pair: StepPair, gradient: torch.Tensor) -> dict[int, torch.Tensor]:

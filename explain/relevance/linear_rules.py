@@ -11,48 +11,22 @@ normalisation follows is run with the weights that it has, and the bias and epsi
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from numbers import Real
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar
 
 import torch
 
-from explain._utils.errors import MethodError, shown
+from explain._utils.errors import MethodError
 from explain.relevance.input_prefix import Prefix
 from explain.relevance.propagation import LinearNode, RelevanceFlow
+from explain.relevance.rule import LinearRule
 
 
-@runtime_checkable
-class LinearRule(Protocol):
-    """How a linear map hands on relevance."""
-
-    @property
-    def name(self) -> str: ...
-
-    def attach(self, of: LinearNode, flow: RelevanceFlow) -> None: ...
-
-
-def _must_be(rule: object, **least: float) -> None:
-    """Refuse numbers of a rule that are not finite, or too small."""
-    for name, low in least.items():
-        value = getattr(rule, name)
-        if isinstance(value, bool) or not isinstance(value, Real) or not low <= float(value) < math.inf:
-            what = f"{name} of {type(rule).__name__} must be a finite number of at least {low:g}"
-            raise MethodError(f"{what}, got {shown(value)}")
-
-
-class _Stabilised:
+class _Stabilised(LinearRule):
     """A rule that keeps its denominators away from zero."""
 
     epsilon: float
     absolute: bool
-
-    def __post_init__(self) -> None:
-        _must_be(self, epsilon=0)
-        if not isinstance(self.absolute, bool):
-            name = type(self).__name__
-            raise MethodError(f"absolute of {name} must be True or False, got {shown(self.absolute)}; leave it out")
 
     def _small(
         self, flow: RelevanceFlow, below: torch.Tensor, size: torch.Tensor | None = None
@@ -68,7 +42,7 @@ class _Stabilised:
 
 
 @dataclass(frozen=True)
-class Gradient:
+class Gradient(LinearRule):
     """LRP-0 (Bach et al., 2015): in proportion to what each input contributes. It is the plain gradient."""
 
     name: ClassVar[str] = "gradient"
@@ -100,9 +74,9 @@ class Epsilon(_Stabilised):
         elif alone or of.entrance is None or of.linear.back is None:  # autograd does the rest
             flow.arriving(of.exit, lambda gradient: self._share(of, gradient, flow))
         else:
-            flow.instead(of, lambda gradient: self._back(of, gradient, flow))
+            super().attach(of, flow)
 
-    def _back(self, of: LinearNode, gradient: torch.Tensor, flow: RelevanceFlow) -> torch.Tensor:
+    def back(self, of: LinearNode, gradient: torch.Tensor, flow: RelevanceFlow) -> torch.Tensor:
         share = self._share(of, gradient, flow)
         share = share if of.linear.size is None else share.mul_(of.linear.size)
         return of.linear.backward(share, of.x.tensor, of.linear.weight)
@@ -128,19 +102,8 @@ class Epsilon(_Stabilised):
         return share
 
 
-class _Altered(_Stabilised):
-    """A rule that runs the map with other weights, in the place of autograd."""
-
-    def attach(self, of: LinearNode, flow: RelevanceFlow) -> None:
-        flow.instead(of, lambda gradient: self.back(of, gradient, flow))
-
-    def back(self, of: LinearNode, gradient: torch.Tensor, flow: RelevanceFlow) -> torch.Tensor:
-        """The gradient in x, from that in the result."""
-        raise NotImplementedError
-
-
 @dataclass(frozen=True)
-class AlphaBeta(_Altered):
+class AlphaBeta(_Stabilised):
     """LRP-alpha-beta (Bach et al., 2015): R_j = sum_k (alpha c+_jk / z+_k - beta c-_jk / z-_k) R_k, c_jk = x_j w_jk.
 
     alpha - beta must be 1. Positive and negative parts of the bias belong to z+ and z-.
@@ -155,7 +118,6 @@ class AlphaBeta(_Altered):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _must_be(self, alpha=1, beta=0)
         if abs(self.alpha - self.beta - 1) > 1e-6:
             raise MethodError(
                 f"alpha - beta of AlphaBeta must be 1 for relevance to be conserved, got {self.alpha:g} - "
@@ -215,7 +177,7 @@ def ZPlus(epsilon: float = 1e-6, *, bias: bool = True, absolute: bool = False) -
 
 
 @dataclass(frozen=True)
-class Gamma(_Altered):
+class Gamma(_Stabilised):
     """LRP-gamma (Montavon et al., 2019), in the form for inputs of both signs (Andéol et al., 2021).
 
     R_j = sum_k (c_jk + gamma c'_jk) / (z_k + gamma z'_k) R_k, where c' and z' are the parts of c_jk = x_j w_jk and of
@@ -228,10 +190,6 @@ class Gamma(_Altered):
     absolute: bool = False
 
     name: ClassVar[str] = "gamma"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _must_be(self, gamma=0)
 
     def back(self, of: LinearNode, gradient: torch.Tensor, flow: RelevanceFlow) -> torch.Tensor:
         if of.rectified and (of.x.unsigned or bool(of.x.tensor.amin() >= 0)):
@@ -270,7 +228,7 @@ class Gamma(_Altered):
         return linear.backward(share, x, weight)
 
 
-class _AtInput(_Altered):
+class _AtInput(_Stabilised):
     """A rule for the first map, which gives relevance itself: its shares are no multiples of x.
 
     The sources get the relevance as a deposit, in the places that `Prefix` leads back to; what belongs to constants, as

@@ -5,28 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 import torch
 
 from explain.relevance.propagation import Gradients, RelevanceFlow
+from explain.relevance.rule import RelevanceRule
 from explain.tracing.steps import Step
 
 
-@runtime_checkable
-class StepRule(Protocol):
-    """How a step hands on relevance. ``fits`` says whether it can, of steps of the right kind."""
-
-    @property
-    def name(self) -> str: ...
-
-    def fits(self, step: Step) -> bool: ...
-
-    def attach(self, step: Step, flow: RelevanceFlow) -> None: ...
-
-
 @dataclass(frozen=True)
-class Uniform:
+class Uniform(RelevanceRule):
     """Factors get equal shares (Achtibat et al., 2024); gates and denominators are constants (Arras et al., 2017).
 
     So are the weights of attention, if they are ``constant``.
@@ -65,7 +54,7 @@ def _without(places: Sequence[int], grad_inputs: Gradients, grad_outputs: Gradie
 
 
 @dataclass(frozen=True)
-class Identity:
+class Identity(RelevanceRule):
     """An activation hands on what it gets (Bach et al., 2015): the gradient is that of the line from zero.
 
     What it makes of zero is a bias, and takes its share.
@@ -109,13 +98,10 @@ def _along_line(step: Step, arrived: torch.Tensor, plain: torch.Tensor) -> torch
 
 
 @dataclass(frozen=True)
-class ConstantWeights:
+class ConstantWeights(RelevanceRule):
     """The weights of attention are constants (Ali et al., 2022): nothing goes on through the softmax."""
 
     name: ClassVar[str] = "constant"
-
-    def fits(self, step: Step) -> bool:
-        return True
 
     def attach(self, step: Step, flow: RelevanceFlow) -> None:
         if step.kind == "softmax":
@@ -131,7 +117,7 @@ class ConstantWeights:
 
 
 @dataclass(frozen=True)
-class Taylor:
+class Taylor(RelevanceRule):
     """The softmax by its first derivative (Achtibat et al., 2024): R_i = x_i (R_i - s_i sum_j R_j).
 
     It is the plain gradient, and does not conserve: what is missing is taken by the softmax. In attention, the two
@@ -139,9 +125,6 @@ class Taylor:
     """
 
     name: ClassVar[str] = "taylor"
-
-    def fits(self, step: Step) -> bool:
-        return True
 
     def attach(self, step: Step, flow: RelevanceFlow) -> None:
         if step.kind == "softmax":
@@ -184,7 +167,7 @@ class Taylor:
 
 
 @dataclass(frozen=True)
-class ConstantDeviation:
+class ConstantDeviation(RelevanceRule):
     """Normalisations divide by a constant (Ali et al., 2022): the deviation is not differentiated, the mean is."""
 
     name: ClassVar[str] = "constant deviation"
@@ -192,15 +175,11 @@ class ConstantDeviation:
     def fits(self, step: Step) -> bool:
         return bool(step.entrances) and tuple(step.dependent) == (0,) and step.linear is None
 
-    def attach(self, step: Step, flow: RelevanceFlow) -> None:
-        def arrived(gradient: torch.Tensor) -> None:
-            weight, bias = (_laid(step, step.options.get(name)) for name in ("weight", "bias"))
-            if bias is not None:
-                flow.take("biases", gradient * bias)
-            sent = gradient if weight is None else gradient * weight
-            flow.give(step.entrance, lambda _: _through(step, sent))
-
-        flow.arriving(step, arrived)
+    def back(self, step: Step, gradient: torch.Tensor, flow: RelevanceFlow) -> torch.Tensor:
+        weight, bias = (_laid(step, step.options.get(name)) for name in ("weight", "bias"))
+        if bias is not None:
+            flow.take("biases", gradient * bias)
+        return _through(step, gradient if weight is None else gradient * weight)
 
 
 def _laid(step: Step, parameter: torch.Tensor | None) -> torch.Tensor | None:
@@ -237,7 +216,7 @@ def _through(step: Step, gradient: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class NoRule:
+class NoRule(RelevanceRule):
     """An operation that no rule knows: the plain gradient, and an account of what is lost, by its name.
 
     Relevance is value times gradient. So what is lost is the result times the gradient that arrives, less what was
@@ -245,9 +224,6 @@ class NoRule:
     """
 
     name: ClassVar[str] = "gradient"
-
-    def fits(self, step: Step) -> bool:
-        return step.kind == "other"
 
     def attach(self, step: Step, flow: RelevanceFlow) -> None:
         def sent(place: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
@@ -273,13 +249,10 @@ def _relevance(gradient: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class ConstantTerms:
+class ConstantTerms(RelevanceRule):
     """What is added to a signal takes what belongs to it; the signals get theirs by the plain gradient."""
 
     name: ClassVar[str] = "gradient"
-
-    def fits(self, step: Step) -> bool:
-        return True
 
     def attach(self, step: Step, flow: RelevanceFlow) -> None:
         if not any(not isinstance(value, torch.Size) for value in step.shapes):

@@ -1,6 +1,6 @@
-"""Rules that hand relevance on as it comes, and those of the first transformer attribution that rest on them.
+"""Pass-through rules, and those of the first transformer attribution that rest on them.
 
-Relevance is value times gradient: where a step hands on, place by place, what it gets, the gradient that leaves is the
+Relevance is value times gradient: where a step passes on, place by place, what it gets, the gradient that leaves is the
 one that arrives, times what the step gave over what it was given.
 """
 
@@ -15,13 +15,14 @@ import torch.nn.functional as F
 
 from explain._utils.errors import MethodError
 from explain.relevance.nonlinear_rules import ConstantTerms
-from explain.relevance.propagation import Gradients, RelevanceFlow, per_image
+from explain.relevance.propagation import Gradients, RelevanceFlow, _constant, per_image
+from explain.relevance.rule import RelevanceRule
 from explain.tracing.batch_layout import numbers_of
 from explain.tracing.steps import Step
 
 
 @dataclass(frozen=True)
-class Pass:
+class Pass(RelevanceRule):
     """The pass rule: each value of the input gets what its place of the result has, whatever made it.
 
     For activations, normalisations of a photo and softmaxes, which give as many values as they are given. Attention is
@@ -42,10 +43,21 @@ class Pass:
     def attach(self, step: Step, flow: RelevanceFlow) -> None:
         if step.kind == "attention":
             _pass_attention(step, flow)
-        elif step.kind == "deviation":
-            _pass_deviation(step, flow)
         else:
-            _pass_back(step, flow)
+            super().attach(step, flow)
+
+    def back(self, step: Step, gradient: torch.Tensor, flow: RelevanceFlow) -> torch.Tensor:
+        if step.kind == "deviation":
+            return _ratio(flow, gradient, _normalised(step), step.values[0].tensor)
+        if step.kind == "softmax":
+            assert step.result is not None
+            return _ratio(flow, gradient, step.result.tensor, step.values[0].tensor)
+        if step.slope is None:
+            return _ratio(flow, gradient, step.values[1].tensor, step.values[0].tensor)
+        # What it was given is overwritten, and the line from its value at zero is known.
+        if step.offset is not None:
+            flow.take("activations", gradient * step.offset)
+        return gradient * torch.where(step.slope.isnan() | (gradient == 0), 0, step.slope)
 
 
 def _ratio(flow: RelevanceFlow, arrived: torch.Tensor, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -55,40 +67,14 @@ def _ratio(flow: RelevanceFlow, arrived: torch.Tensor, y: torch.Tensor, x: torch
     return torch.where(x == 0, 0, relevance / torch.where(x == 0, 1, x))
 
 
-def _pass_back(step: Step, flow: RelevanceFlow) -> None:
-    """Through an activation or a softmax, at its Node."""
-
-    def after(grad_inputs: Gradients, grad_outputs: Gradients) -> Gradients:
-        arrived = grad_outputs[step.output]
-        if arrived is None or grad_inputs[0] is None:
-            return grad_inputs
-        if step.kind == "softmax":
-            assert step.result is not None
-            return (_ratio(flow, arrived, step.result.tensor, step.values[0].tensor), *grad_inputs[1:])
-        if step.slope is None:
-            return (_ratio(flow, arrived, step.values[1].tensor, step.values[0].tensor), *grad_inputs[1:])
-        # What it was given is overwritten, and the line from its value at zero is known.
-        line = torch.where(step.slope.isnan() | (arrived == 0), 0, step.slope)
-        if step.offset is not None:
-            flow.take("activations", arrived * step.offset)
-        return (arrived * line, *grad_inputs[1:])
-
-    flow.at(step, after)
-
-
-def _pass_deviation(step: Step, flow: RelevanceFlow) -> None:
-    """Through a normalisation, which is run again for what it gave."""
-
-    def arrived(gradient: torch.Tensor) -> None:
-        x, options = step.values[0].tensor, dict(step.options)
-        shape = () if step.function in ("group_norm", "instance_norm") else (options.pop("normalized_shape"),)
-        groups = (options.pop("num_groups"),) if step.function == "group_norm" else ()
-        with torch.no_grad():
-            y = getattr(F, step.function)(x, *shape, *groups, **options)
-        sent = _ratio(flow, gradient, y, x)
-        flow.give(step.entrance, lambda _: sent)
-
-    flow.arriving(step, arrived)
+def _normalised(step: Step) -> torch.Tensor:
+    """What a normalisation gave, which is computed once more."""
+    x, options = step.values[0].tensor, dict(step.options)
+    shape = () if step.function in ("group_norm", "instance_norm") else (options.pop("normalized_shape"),)
+    groups = (options.pop("num_groups"),) if step.function == "group_norm" else ()
+    with torch.no_grad():
+        found: torch.Tensor = getattr(F, step.function)(x, *shape, *groups, **options)
+    return found
 
 
 def _pass_attention(step: Step, flow: RelevanceFlow) -> None:
@@ -107,7 +93,7 @@ def _pass_attention(step: Step, flow: RelevanceFlow) -> None:
             2: weights.transpose(-2, -1) @ gradient / 2,
         }
         for place, found in sent.items():
-            flow.give(step.entrances[place], partial(_given, found))
+            flow.give(step.entrances[place], partial(_constant, found))
         return gradient / 2  # what the weights get, where the kernel is one of several Nodes
 
     flow.arriving(step, arrived)
@@ -123,10 +109,6 @@ def _masked(scores: torch.Tensor, step: Step) -> torch.Tensor:
     return scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask.detach()
 
 
-def _given(sent: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor:
-    return sent
-
-
 @dataclass(frozen=True)
 class Norm(ConstantTerms):
     """The norm rule: what is added up shares out what arrives in proportion to what each adds.
@@ -139,7 +121,7 @@ class Norm(ConstantTerms):
 
 
 @dataclass(frozen=True)
-class Balanced:
+class Balanced(RelevanceRule):
     """A sum of two signals, such as a shortcut and what it leads past (Chefer et al., CVPR 2021).
 
     The norm rule gives each of them a share, and large shares of opposite signs cancel out. Here each signal's shares
@@ -147,7 +129,6 @@ class Balanced:
     """
 
     name: ClassVar[str] = "balanced"
-    compares: ClassVar[bool] = True
 
     def fits(self, step: Step) -> bool:
         return step.function in ("add", "iadd", "sub", "isub") and len(step.values) == 2

@@ -1,8 +1,8 @@
-"""Relevance, propagated: a backward pass whose gradient is changed so that value times gradient is relevance.
+"""Relevance propagation: a backward pass whose gradient is changed so that value times gradient is relevance.
 
 At each step, a rule says what takes the place of the gradient. An operation that no rule covers keeps autograd's, which
-hands out the relevance in proportion to what was put in, as far as it is linear. What a rule does not hand on (what
-biases and stabilisers take, what a softmax loses) is added up by its cause, for each image.
+shares out the relevance in proportion to the inputs, as far as it is linear. What a rule does not pass on (what biases
+and stabilisers take, what a softmax loses) is added up by its cause, for each image.
 
 A normalisation by known statistics that a linear map's result is given to, and nothing else, is one map with it.
 """
@@ -10,7 +10,7 @@ A normalisation by known statistics that a linear map's result is given to, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -26,6 +26,7 @@ from explain.tracing.steps import Step
 
 Gradients = tuple[torch.Tensor | None, ...]
 Change = Callable[[torch.Tensor], "torch.Tensor | None"]
+Back = Callable[[torch.Tensor], "torch.Tensor | Mapping[int, torch.Tensor]"]
 
 
 @dataclass(eq=False)
@@ -71,34 +72,32 @@ class RelevanceFlow:
     group: HookGroup
     count: int
     sources: Sequence[torch.Tensor]
+    images: torch.Tensor | None = None
+    """Which image each value belongs to in the step that the flow is for, as `BatchLayout` tells it."""
     taken: dict[str, torch.Tensor] = field(default_factory=dict)
     deposits: dict[int, torch.Tensor] = field(default_factory=dict)
     """Relevance that was given to a source itself, by its place among them."""
     watched: dict[str, torch.Tensor] = field(default_factory=dict)
-    """How much relevance operations without a rule were handed, by their names."""
-    _told: list[Entrance] = field(default_factory=list)
-    _images: torch.Tensor | None = None
-    """Which image each value belongs to in the step that is looked at, as `BatchLayout` tells it."""
+    """How much relevance arrived at operations without a rule, by their names."""
+    _entrances: list[Entrance] = field(default_factory=list)
+
+    def for_step(self, step: Step) -> RelevanceFlow:
+        """The same flow for the rule of one step: what it takes is added up by that step's images."""
+        return replace(self, images=step.images)
 
     def at(self, step: Step, change: Callable[[Gradients, Gradients], Gradients | None]) -> None:
         """Change the gradients that leave a step's Node, which are given with those that arrive at it."""
-
-        def leave(grad_inputs: Gradients, grad_outputs: Gradients) -> Gradients | None:
-            self._images = step.images
-            return change(grad_inputs, grad_outputs)
-
-        self.group.node(step.node, leave)
+        self.group.node(step.node, change)
 
     def arriving(self, step: Step, change: Change) -> None:
         """Change the gradient that arrives at a step's result; None stops it there."""
-        self._arriving(step.node, step.output, step.images, change)
+        self._arriving(step.node, step.output, change)
 
-    def _arriving(self, node: Node, output: int, images: torch.Tensor | None, change: Change) -> None:
+    def _arriving(self, node: Node, output: int, change: Change) -> None:
         def arrive(grad_outputs: Gradients) -> Gradients | None:
             arrived = grad_outputs[output]
             if arrived is None:
                 return None
-            self._images = images
             changed = list(grad_outputs)
             changed[output] = change(arrived)
             return tuple(changed)
@@ -107,48 +106,49 @@ class RelevanceFlow:
 
     def give(self, entrance: Entrance, answer: Answer) -> None:
         """Say what is to leave by an entrance in the place of the gradient."""
-        images = self._images
+        entrance.give(answer)
+        self._entrances.append(entrance)
 
-        def answered(gradient: torch.Tensor | None) -> torch.Tensor | None:
-            self._images = images
-            return answer(gradient)
-
-        entrance.give(answered)
-        self._told.append(entrance)
-
-    def instead(self, of: LinearNode, answer: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Say what leaves a map in the place of autograd's gradient, from the gradient that arrives at its result.
+    def replace_gradient(self, step: Step | LinearNode, back: Back) -> None:
+        """Replace autograd's gradient in what a step was given by ``back`` of the gradient that arrives at its result.
 
         Where a rectifier has overwritten the result, it is the gradient that arrives there, and passes where the
-        result is positive.
+        result is positive. A step without entrances has one input, the first of its Node.
         """
-        entrance = of.entrance
-        if entrance is not None:
+        entrances: Mapping[int, Entrance]
+        if isinstance(step, LinearNode):
+            exit, entrances = step.exit, {} if step.entrance is None else {0: step.entrance}
+            node, output = (exit.node, exit.output) if step.rectifier is None else (step.rectifier, 0)
+        else:
+            exit, entrances, node, output = step, step.entrances, step.node, step.output
 
-            def arrived(gradient: torch.Tensor) -> None:
-                self.give(entrance, lambda _: answer(gradient).to(gradient.dtype))
+        def arrived(gradient: torch.Tensor) -> None:
+            found = back(gradient)
+            for place, entrance in entrances.items():
+                sent = found if isinstance(found, torch.Tensor) else found.get(place)
+                if sent is not None:
+                    self.give(entrance, partial(_constant, sent.to(gradient.dtype)))
 
-            node, output = (of.exit.node, of.exit.output) if of.rectifier is None else (of.rectifier, 0)
-            self._arriving(node, output, of.exit.images, arrived)
-            return
-
-        def after(
-            grad_inputs: tuple[torch.Tensor | None, ...], grad_outputs: tuple[torch.Tensor | None, ...]
-        ) -> tuple[torch.Tensor | None, ...]:
-            gradient = grad_outputs[of.exit.output]
+        def after(grad_inputs: Gradients, grad_outputs: Gradients) -> Gradients:
+            gradient = grad_outputs[exit.output]
             if gradient is None or grad_inputs[0] is None:
                 return grad_inputs
-            return (answer(gradient).to(gradient.dtype), *grad_inputs[1:])
+            found = back(gradient)
+            sent = found if isinstance(found, torch.Tensor) else found[0]
+            return (sent.to(gradient.dtype), *grad_inputs[1:])
 
-        self.at(of.exit, after)
+        if entrances:
+            self._arriving(node, output, arrived)
+        else:
+            self.at(exit, after)
 
     def close(self) -> None:
-        """Take back what entrances were told that the pass did not come by."""
-        for entrance in self._told:
+        """Reset the entrances that the pass did not come by."""
+        for entrance in self._entrances:
             entrance.give(None)
-        self._told.clear()
+        self._entrances.clear()
 
-    def take(self, cause: str, part: torch.Tensor, factor: torch.Tensor | float = 1.0, times: float = 1.0) -> None:
+    def take(self, cause: str, part: torch.Tensor, factor: torch.Tensor | float = 1.0) -> None:
         """Add to what a cause has taken, from a tensor with rows for the images, times factors that meet it."""
         if not isinstance(factor, torch.Tensor):
             found = self.by_image(part.detach()) * factor
@@ -159,28 +159,27 @@ class RelevanceFlow:
             found = self.by_image((part @ factor).unsqueeze(-1))
         else:
             found = self.by_image(part * factor)
-        found = found if times == 1 else found * times
         self.taken[cause] = self.taken[cause] + found if cause in self.taken else found
 
     def watch(self, cause: str, part: torch.Tensor) -> None:
-        """Note how much relevance an operation without a rule is handed."""
+        """Note how much relevance arrives at an operation without a rule."""
         size = self.by_image(part.detach().abs())
         self.watched[cause] = self.watched[cause] + size if cause in self.watched else size
 
     def lost(self, cause: str, share: float) -> bool:
-        """Whether an operation without a rule has taken more than a share of what it was handed, of some image."""
+        """Whether an operation without a rule has taken more than a share of what arrived there, of some image."""
         return bool((self.taken[cause].abs() > share * self.watched[cause]).any())
 
     def by_image(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum over each image's part of what the step that is looked at has."""
-        return per_image(tensor, self.count, self._images)
+        """The sum over each image's part of what the step has."""
+        return per_image(tensor, self.count, self.images)
 
     def mean(self, tensor: torch.Tensor) -> torch.Tensor:
         """The mean of each image's part of a tensor, in a shape that meets it."""
-        if self._images is None and tensor.ndim and len(tensor) and len(tensor) % self.count == 0:
+        if self.images is None and tensor.ndim and len(tensor) and len(tensor) % self.count == 0:
             means = tensor.reshape(self.count, -1).mean(1).repeat_interleave(len(tensor) // self.count)
             return means.reshape(-1, *[1] * (tensor.ndim - 1))
-        numbers = numbers_of(tensor, self.count, self._images)
+        numbers = numbers_of(tensor, self.count, self.images)
         if numbers is None:
             return tensor.mean()
         sums, counts = (summed(each, numbers, self.count) for each in (tensor, torch.ones_like(tensor)))
@@ -188,19 +187,23 @@ class RelevanceFlow:
 
     def images_in(self, tensor: torch.Tensor) -> int | None:
         """The dimension of a tensor along which the images lie; None where it is not known."""
-        if self._images is None:
+        if self.images is None:
             return 0 if len(tensor) == self.count else None
-        apart = [d for d, size in enumerate(self._images.shape) if size > 1]
-        return apart[0] if len(apart) == 1 and fits(self._images, tensor.shape) else None
+        apart = [d for d, size in enumerate(self.images.shape) if size > 1]
+        return apart[0] if len(apart) == 1 and fits(self.images, tensor.shape) else None
 
     def _is_by_image(self, tensor: torch.Tensor) -> bool:
         """Whether each image has a row of its own, as it lies in memory."""
-        return tensor.ndim > 0 and len(tensor) == self.count and self._images is None and tensor.is_contiguous()
+        return tensor.ndim > 0 and len(tensor) == self.count and self.images is None and tensor.is_contiguous()
 
     def deposit(self, place: int, relevance: torch.Tensor) -> None:
         """Give relevance to a source itself."""
         known = self.deposits.get(place)
         self.deposits[place] = relevance if known is None else known + relevance
+
+
+def _constant(sent: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor:
+    return sent
 
 
 def per_image(tensor: torch.Tensor, count: int, images: torch.Tensor | None = None) -> torch.Tensor:

@@ -9,34 +9,20 @@ them. What cannot be followed is refused; and where all is followed, the last ro
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from explain._utils import nested
 from explain._utils.errors import MethodError
-from explain.tracing.calls import Call, opened
+from explain.tracing.calls import Call
 from explain.tracing.linear_maps import linear_map
-from explain.tracing.operations import ModuleTracker, kind_of
-from explain.tracing.steps import KINDS
+from explain.tracing.table import operation_name
+from explain.tracing.tracer import ModuleTracker, Subscriber
 
-_SAME = """
-view reshape flatten unflatten permute transpose movedim swapaxes t unsqueeze squeeze contiguous clone expand getitem
-chunk split unbind cat concat concatenate stack pad mean sum avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d
-adaptive_avg_pool2d adaptive_avg_pool3d dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout
-feature_alpha_dropout add radd iadd pixel_shuffle to float double type_as channel_shuffle
-native_channel_shuffle roll flip
-"""
-_ALIKE = frozenset(_SAME.split())
-"""What does the same to all rows, with weights that are not negative."""
-_ONE = frozenset(name for name, kind in KINDS.items() if kind in ("rectifier", "activation"))
-_ABOUT = "get set size dim stride numel is_contiguous is_floating_point is_complex len repr hash element_size data_ptr"
-_QUIET = frozenset(_ABOUT.split())
 Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -50,12 +36,11 @@ def _rows(base: torch.Tensor, more: torch.Tensor, less: torch.Tensor) -> torch.T
     return torch.cat([base, base + more, base + less])
 
 
-class RevealCancelTracer(TorchFunctionMode):
+class RevealCancelTracer(Subscriber):
     """Follows the three rows of each image through the functions that a network calls."""
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self._thread, self._running = threading.get_ident(), ModuleTracker(model)
+        self._running = ModuleTracker(model)
         self._followed: Any = WeakIdKeyDictionary()
 
     def begin(self, reference: torch.Tensor, more: torch.Tensor, less: torch.Tensor) -> torch.Tensor:
@@ -64,20 +49,15 @@ class RevealCancelTracer(TorchFunctionMode):
         self._followed[found] = True
         return found
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if threading.get_ident() != self._thread or kind_of(func) in _QUIET:
-            return func(*args, **kwargs)
-        shown = opened(func)
-        if shown is not None:
-            with self:
-                return shown(*args, **kwargs)
-        call = Call(func, kind_of(func), args, kwargs)
+    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        call = Call(func, operation_name(func), args, kwargs)
+        if call.info.has("query"):
+            return call.made()
         places = [i for i, value in enumerate(call.flat) if self._follows(value)]
         if not places:
             return func(*args, **kwargs)
         plain = call.apart() if call.in_place else call
-        made = self._refuse(call.kind) if plain is None else self._made(plain, places)
+        made = self._refuse(call.name) if plain is None else self._made(plain, places)
         found = call.flat[0].copy_(made) if call.in_place else made
         nested.replace(found, lambda path, tensor: self._noted(tensor))
         return found
@@ -94,32 +74,32 @@ class RevealCancelTracer(TorchFunctionMode):
         if linear is not None:
             run = linear.run
             return _linear(linear.weight, lambda x, w: run(x, w, None), linear.bias, call.flat[linear.place])
-        if call.kind in _ONE and places == [0]:
+        if call.info.kind in ("rectifier", "activation") and places == [0]:
             return _revealed(lambda x: call.made({0: x}), call.flat[0])
-        if call.kind in ("sub", "rsub", "subtract", "isub", "neg"):
+        if call.name in ("sub", "rsub", "subtract", "isub", "neg"):
             return _difference(call, places)
-        if call.kind in ("mul", "div", "divide", "true_divide", "truediv", "imul", "itruediv") and len(places) == 1:
+        if call.name in ("mul", "div", "divide", "true_divide", "truediv", "imul", "itruediv") and len(places) == 1:
             return self._scaled(call, places[0])
-        if call.kind in _ALIKE and call.kwargs.get("alpha", 1) >= 0:
+        if call.info.has("monotone") and call.kwargs.get("alpha", 1) >= 0:
             return call.made()
-        if call.kind == "interpolate" and call.kwargs.get("mode", "nearest") != "bicubic":
+        if call.name == "interpolate" and call.kwargs.get("mode", "nearest") != "bicubic":
             return call.made()
-        return self._refuse(call.kind)
+        return self._refuse(call.name)
 
     def _scaled(self, call: Call, place: int) -> torch.Tensor:
         """By a constant: its sign says whether the parts change places."""
-        if place == 1 and call.kind not in ("mul", "imul"):
-            self._refuse(call.kind)
+        if place == 1 and call.name not in ("mul", "imul"):
+            self._refuse(call.name)
         factor = torch.as_tensor(call.flat[1 - place]).to(call.flat[place]).detach()
-        factor = factor if call.kind in ("mul", "imul") else 1 / factor
+        factor = factor if call.name in ("mul", "imul") else 1 / factor
         if factor.ndim and factor.shape[0] == len(call.flat[place]) and factor.ndim == call.flat[place].ndim:
-            self._refuse(call.kind)  # something of each row
+            self._refuse(call.name)  # something of each row
         return _linear(factor, torch.mul, None, call.flat[place])
 
-    def _refuse(self, kind: str) -> NoReturn:
+    def _refuse(self, name: str) -> NoReturn:
         raise MethodError(
             "rule of deeplift must be rescale for this network: reveal-cancel follows linear maps, functions of one "
-            f"number, sums and averages, and {kind}() in layer {self._running()[0] or 'model'!r} is none of these"
+            f"number, sums and averages, and {name}() in layer {self._running()[0] or 'model'!r} is none of these"
         )
 
 
@@ -138,7 +118,7 @@ def _linear(
 def _difference(call: Call, places: Sequence[int]) -> torch.Tensor:
     """What is subtracted adds what it takes away."""
     made: torch.Tensor = call.made()
-    subtracted = 0 if call.kind in ("rsub", "neg") else 1
+    subtracted = 0 if call.name in ("rsub", "neg") else 1
     count = len(made) // 3
     more, less = torch.zeros_like(made[:count]), torch.zeros_like(made[:count])
     for place in places:

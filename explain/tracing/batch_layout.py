@@ -14,18 +14,6 @@ import torch
 
 from explain.tracing.calls import Call, TensorMap, places
 
-_SHAPES = frozenset(["reshape", "view", "view_as", "reshape_as", "flatten", "unflatten", "unsqueeze", "squeeze",
-                     "contiguous", "clone"])  # fmt: skip
-"""Functions that keep the order of their first argument's values."""
-_TURNS = frozenset(["permute", "transpose", "movedim", "moveaxis", "swapaxes", "swapdims", "t", "T", "mT", "H",
-                    "adjoint", "flip", "roll", "rot90"])  # fmt: skip
-_PARTS = frozenset(["getitem", "select", "narrow", "split", "chunk", "unbind", "tensor_split", "index_select"])
-_COPIES = frozenset(["expand", "expand_as", "repeat", "tile", "repeat_interleave"])
-_MOVES = _TURNS | _PARTS | _COPIES
-"""Functions and attributes that move the values of their first argument."""
-_JOINS = frozenset(["cat", "concat", "concatenate", "stack", "hstack", "vstack"])
-_REDUCTIONS = frozenset(["sum", "mean", "amax", "amin", "max", "min", "std", "var", "prod", "logsumexp", "norm"])
-
 
 class BatchLayout:
     """Follows which image the values of tensors belong to, for tensors whose images do not come first.
@@ -52,9 +40,9 @@ class BatchLayout:
         """Note what a call has made of its arguments, of which those at the ``dependent`` places come of the images."""
         if self._count == 1 or not dependent:
             return
-        if call.kind in _JOINS:
+        if call.info.has("joins"):
             self._note(result, self._joined(call, dependent))
-        elif call.kind in _MOVES:
+        elif call.info.has("moves"):
             self._move(call, call.flat[dependent[0]], result)
         elif isinstance(result, torch.Tensor):
             self._note(result, self._made(call, dependent, result))
@@ -62,15 +50,15 @@ class BatchLayout:
     def _made(self, call: Call, dependent: Sequence[int], result: torch.Tensor) -> torch.Tensor | None:
         """The numbers of what was computed from the values in their places."""
         given = call.flat[dependent[0]]
-        if call.kind in _SHAPES:
+        if call.info.has("reshapes"):
             return self._laid_out(given, result)
-        if call.kind == "einsum":
+        if call.name == "einsum":
             return self._multiplied(call, dependent[0])
         if not self._seen_any:
             return None
         alike = next((call.flat[i] for i in dependent if call.flat[i].ndim == result.ndim), given)
         numbers = self.of(alike)
-        if numbers is not None and call.kind in _REDUCTIONS:
+        if numbers is not None and call.info.has("reduces"):
             numbers = _reduced(call, numbers.expand(alike.shape), result)
         return None if numbers is None else fitted(numbers, result.shape, self._count)
 

@@ -11,6 +11,8 @@ from typing import Any, Generic, TypeVar
 import torch
 import torch.nn.functional as F
 
+from explain.tracing.table import OperationInfo, info
+
 Value = TypeVar("Value")
 
 
@@ -42,29 +44,6 @@ class TensorMap(Generic[Value]):
         self._found.pop(id(tensor), None)
 
 
-_CONVOLUTION = "input weight bias stride padding dilation groups"
-_TRANSPOSED = "input weight bias stride padding output_padding groups dilation"
-_NAMES = {
-    **{f"conv{n}d": _CONVOLUTION for n in (1, 2, 3)},
-    **{f"conv_transpose{n}d": _TRANSPOSED for n in (1, 2, 3)},
-    "linear": "input weight bias",
-    "addmm": "input mat1 mat2",
-    "batch_norm": "input weight bias running_mean running_var training momentum eps",
-    "instance_norm": "input weight bias running_mean running_var use_input_stats momentum eps",
-    "layer_norm": "input normalized_shape weight bias eps",
-    "group_norm": "input num_groups weight bias eps",
-    "rms_norm": "input normalized_shape weight eps",
-    "scaled_dot_product_attention": "query key value attn_mask dropout_p is_causal",
-    "where": "condition input other",
-    "masked_fill": "input mask value",
-    "softmax": "input dim",
-    "amax": "input dim keepdim",
-    **{f"max_pool{n}d": "input kernel_size stride padding dilation ceil_mode" for n in (1, 2, 3)},
-    **{f"adaptive_max_pool{n}d": "input output_size" for n in (1, 2, 3)},
-    "cat": "tensors dim",
-    "stack": "tensors dim",
-}
-_SPLIT = {kind: names.split() for kind, names in _NAMES.items()}
 _ASKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 _BY_OPERATOR = frozenset(["__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__", "__setitem__"])
 _opened: dict[Any, Any] = {}
@@ -75,7 +54,7 @@ class Call:
     """A call: its function, the operation's name, and the arguments; places count those inside of lists of tensors."""
 
     function: Any
-    kind: str
+    name: str
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     flat: list[Any] = field(init=False)
@@ -95,12 +74,17 @@ class Call:
         self.in_place = isinstance(first, torch.Tensor) and _overwrites(self.function)
 
     @property
+    def info(self) -> OperationInfo:
+        """What the table says of the operation."""
+        return info(self.name)
+
+    @property
     def named(self) -> dict[str, Any]:
         """The arguments by name, where the names are known; a tensor's method calls its own ``self``."""
-        names = _SPLIT.get(self.kind, [])
+        names = self.info.arguments
         args = self.args
-        if self.kind == "where" and args and not (isinstance(args[0], torch.Tensor) and args[0].dtype == torch.bool):
-            names = ["input", "condition", "other"]
+        if self.name == "where" and args and not (isinstance(args[0], torch.Tensor) and args[0].dtype == torch.bool):
+            names = ("input", "condition", "other")
         return {**dict(zip(names, args, strict=False)), **self.kwargs}
 
     def made(self, replaced: Mapping[int, torch.Tensor] | None = None) -> Any:
@@ -116,16 +100,16 @@ class Call:
         """The call out of place, for an in-place one; None where that is not known."""
         name = str(getattr(self.function, "__name__", ""))
         if name == "__setitem__":
-            return Call(_assigned, self.kind, self.args, self.kwargs)
+            return Call(_assigned, self.name, self.args, self.kwargs)
         name = name[3:-2] if name in _BY_OPERATOR else name[:-1]
         plain = getattr(torch, {"truediv": "div"}.get(name, name), None) or getattr(F, name, None)
         plain = plain or getattr(torch._C._nn, name, None)
-        return None if plain is None else Call(plain, self.kind, self.args, self.kwargs)
+        return None if plain is None else Call(plain, self.name, self.args, self.kwargs)
 
 
 def plain(call: Call) -> Call:
     """The call; of an instance normalisation by running statistics, that of the batch normalisation which it equals."""
-    if call.kind != "instance_norm":
+    if call.name != "instance_norm":
         return call
     given = call.named
     mean, variance = given.get("running_mean"), given.get("running_var")
@@ -200,19 +184,6 @@ def places(call: Call, wanted: Callable[[torch.Tensor], bool]) -> Sequence[int]:
     return [i for i, value in enumerate(call.flat) if isinstance(value, torch.Tensor) and wanted(value)]
 
 
-_LINEAR = """
-    view reshape flatten unflatten permute transpose swapaxes swapdims movedim moveaxis t adjoint squeeze
-    unsqueeze expand expand_as broadcast_to contiguous clone narrow select index_select getitem chunk split
-    split_with_sizes tensor_split unbind hsplit vsplit dsplit repeat tile repeat_interleave roll flip rot90
-    diagonal as_strided view_as reshape_as unfold to type type_as float double half bfloat16 cpu cuda detach
-    alias identity dropout dropout1d dropout2d dropout3d feature_dropout alpha_dropout feature_alpha_dropout
-    pixel_shuffle pixel_unshuffle channel_shuffle interpolate upsample neg positive gather take_along_dim
-    masked_select copy cumsum tril triu unsafe_chunk unsafe_split
-"""
-_CONSERVING = frozenset(_LINEAR.split())
-"""Linear functions that need not be watched."""
-_EFFECTS = frozenset(["retain_grad", "backward", "requires_grad", "set", "resize", "stft", "istft"])
-_LEFT_ALONE = _CONSERVING | _EFFECTS
 _PLAIN = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
 _OPERATORS = frozenset(["pow", "ipow", "rpow", "rdiv", "rtruediv"])
 """What `Tensor` has in Python, around a function of its own."""
@@ -224,10 +195,10 @@ def is_watched(call: Call) -> bool:
     function = call.function
     if (
         (call.in_place and call.apart() is None)
-        or call.kind in _CONSERVING
-        or call.kind in _EFFECTS
+        or call.info.has("linear")
+        or call.info.has("effect")
         or "out" in call.kwargs
     ):
         return False
-    written = getattr(function, "__module__", None) in _WRITTEN or call.kind in _OPERATORS
+    written = getattr(function, "__module__", None) in _WRITTEN or call.name in _OPERATORS
     return written or isinstance(function, _PLAIN)

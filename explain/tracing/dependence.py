@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from explain._utils.errors import MethodError
 from explain.hooks import behind_proxy, is_transforming
-from explain.tracing.calls import TensorMap
+from explain.tracing.calls import Call, TensorMap
+from explain.tracing.tracer import ModuleTracker
 
 
 class Dependence:
@@ -96,43 +96,10 @@ def sequence_number() -> int:
     return int(node._sequence_nr())
 
 
-@dataclass(frozen=True)
-class _Biased:
-    """A function that adds a bias: the names of its arguments, and the dimension that the bias runs along.
-
-    Without one, the bias has the shape of the last dimensions.
-    """
-
-    arguments: str
-    channels: int | None = 1
-
-
-_OF_BATCHES = "running_mean running_var weight bias training momentum eps"
-_BIASED = {
-    F.linear: _Biased("input weight bias", None),
-    **{getattr(F, f"conv{n}d"): _Biased("input weight bias", -n - 1) for n in (1, 2, 3)},
-    **{getattr(F, f"conv_transpose{n}d"): _Biased("input weight bias", -n - 1) for n in (1, 2, 3)},
-    **{f: _Biased("input shape weight bias", None) for f in (F.layer_norm, torch.layer_norm)},
-    **{f: _Biased("input groups weight bias") for f in (F.group_norm, torch.group_norm)},
-    F.batch_norm: _Biased(f"input {_OF_BATCHES}"),
-    torch.batch_norm: _Biased("input weight bias running_mean running_var training momentum eps"),
-    torch.instance_norm: _Biased("input weight bias running_mean running_var use_input_stats momentum eps"),
-    F.instance_norm: _Biased(f"input {_OF_BATCHES}".replace("training", "use_input_stats")),
-}
-SUMS = frozenset(["add", "radd", "iadd", "sub", "rsub", "isub", "subtract"])
-"""What adds or takes away, in the words of `Tensor`'s methods without their underscores."""
-_FILLED = frozenset(["zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"])
-"""Functions that take nothing but the shape of their first argument."""
-_FITTED = frozenset(["to", "type_as", "expand_as", "view_as", "reshape_as"])
-"""Functions that take nothing but the shape or type of their second argument."""
-_FIRST = frozenset(["addmm", "baddbmm", "addbmm", "addmv", "addcmul"])
-"""Functions that add something to their first argument."""
 _NAMED = (nn.modules.conv._ConvNd, nn.Linear, nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 """Modules that do one thing: what their output is laid out as, the bias is too."""
 _THROUGH = ("View", "UnsafeView", "Add", "Sub", "Mul", "Div", "MaskedFill", "Where", "Reshape", "Unsqueeze", "Squeeze")
 _STEPS = 12
-Running: TypeAlias = "tuple[str | None, nn.Module | None]"
-"""The module that runs, and its name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,36 +132,29 @@ class ConstantRecorder:
         self._made = TensorMap[bool]()
         self._calls: Counter[str] = Counter()
         self._of_attention: set[Any] = set()
-        self._begun = sequence_number()
+        self._begun, self._running = sequence_number(), ModuleTracker(self.model)
 
     def settled(self) -> list[AddedConstant]:
         """What has been found, when the forward pass is over."""
         return [c if c.edge.node not in self._of_attention else _nowhere(c) for c in self.found]
 
-    def see(
-        self,
-        func: Any,
-        kind: str,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        result: Any,
-        running: Callable[[], Running],
-    ) -> Any:
+    def seen(self, call: Call, result: Any) -> Any:
         """Note what a call adds; return its result, in the graph."""
+        info, args = call.info, call.args
         if not isinstance(result, torch.Tensor) or not result.is_floating_point():
-            return self.derive(kind, args, kwargs, result)
-        biased = _biased(func)
-        if biased is not None:
-            given = {**dict(zip(biased.arguments.split(), args, strict=False)), **kwargs}
+            return self.derive(call, result)
+        if info.has("biased"):
+            given = _arguments(call)
             if not self.is_constant(given["input"]):
-                return self._note_bias(biased.channels, given, result, running)
-        elif kind in SUMS and len(args) == 2:
-            self._note_sum(kind, args, kwargs, result)
-        elif kind in _FIRST and args and self.is_constant(args[0]) and not all(map(self.is_constant, args[1:])):
-            self._note(kwargs.get("beta", 1) * args[0], result)
-        elif kind == "softmax":
-            self._mark_attention(args[0] if args else kwargs["input"])
-        return self.derive(kind, args, kwargs, result)
+                return self._note_bias(info.channels, given, result)
+        elif info.has("adds") and len(args) == 2:
+            self._note_sum(call, result)
+        elif info.has("adds to first") and args and self.is_constant(args[0]):
+            if not all(map(self.is_constant, args[1:])):
+                self._note(call.kwargs.get("beta", 1) * args[0], result)
+        elif call.name == "softmax":
+            self._mark_attention(args[0] if args else call.kwargs["input"])
+        return self.derive(call, result)
 
     def is_constant(self, value: Any) -> bool:
         if isinstance(value, torch.Tensor):
@@ -206,15 +166,12 @@ class ConstantRecorder:
         """Whether it was made before the pass began, of weights, and kept by the model, with its graph."""
         return tensor.grad_fn is not None and tensor.grad_fn._sequence_nr() < self._begun
 
-    def derive(self, kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Any:
+    def derive(self, call: Call, result: Any) -> Any:
         """Note whether a result, or what was written into, is made of constants alone."""
-        values = [*args, *kwargs.values()]
-        tensors = [
-            t for v in values for t in (v if isinstance(v, (list, tuple)) else (v,)) if isinstance(t, torch.Tensor)
-        ]
-        told = tensors[1:] if kind in _FILLED else tensors[:1] if kind in _FITTED else tensors
-        constant = all(map(self.is_constant, told))
-        made = args[0] if kind == "setitem" else result
+        tensors = call.tensors
+        read = tensors[1:] if call.info.has("fills") else tensors[:1] if call.info.has("fits second") else tensors
+        constant = all(map(self.is_constant, read))
+        made = call.args[0] if call.name == "setitem" else result
         for each in made if isinstance(made, (list, tuple)) else (made,):
             if isinstance(each, torch.Tensor):
                 if constant:
@@ -225,10 +182,8 @@ class ConstantRecorder:
                             self._made.discard(changed)
         return result
 
-    def _note_bias(
-        self, channels: int | None, given: Mapping[str, Any], result: torch.Tensor, running: Callable[[], Running]
-    ) -> torch.Tensor:
-        name, module = running()
+    def _note_bias(self, channels: int | None, given: Mapping[str, Any], result: torch.Tensor) -> torch.Tensor:
+        name, module = self._running()
         named = name if isinstance(module, _NAMED) else None
         call = self._calls[named] if named else 0
         if named:
@@ -253,14 +208,15 @@ class ConstantRecorder:
             self.found.append(AddedConstant(bias, get_gradient_edge(result), named, call, channels_last=last))
         return result
 
-    def _note_sum(self, kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: torch.Tensor) -> None:
+    def _note_sum(self, call: Call, result: torch.Tensor) -> None:
         """``a + alpha b``, ``a - alpha b`` or ``b - alpha a``, one of which is constant."""
+        args = call.args
         which = [place for place, value in enumerate(args) if self.is_constant(value)]
         if len(which) != 1:
             return
-        second = which[0] == (0 if kind == "rsub" else 1)
-        sign = -1 if second and "sub" in kind else 1
-        self._note(sign * (kwargs.get("alpha", 1) if second else 1) * args[which[0]], result)
+        second = which[0] == (0 if call.name == "rsub" else 1)
+        sign = -1 if second and "sub" in call.name else 1
+        self._note(sign * (call.kwargs.get("alpha", 1) if second else 1) * args[which[0]], result)
 
     def _note(self, value: torch.Tensor | float, result: torch.Tensor) -> None:
         if result.requires_grad:
@@ -278,12 +234,11 @@ class ConstantRecorder:
             node = next((before for before, _ in node.next_functions if before is not None), None)
 
 
-def _biased(func: Any) -> _Biased | None:
-    """What there is to know of a function that adds a bias; exported code calls the operators by themselves."""
-    if isinstance(func, torch._ops.OpOverload):
-        name = func.__name__.split(".")[0]
-        func = getattr(torch, name, getattr(F, name, None))
-    return _BIASED.get(func)
+def _arguments(call: Call) -> dict[str, Any]:
+    """The arguments by name: functions that are written in Python have an order of their own."""
+    code = getattr(call.function, "__code__", None)
+    names = call.info.arguments if code is None else code.co_varnames[: code.co_argcount]
+    return {**dict(zip(names, call.args, strict=False)), **call.kwargs}
 
 
 def _storage(tensor: torch.Tensor) -> int:

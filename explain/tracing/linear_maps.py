@@ -76,18 +76,18 @@ def linear_map(call: Call, places: Sequence[int]) -> LinearMap | None:
     """The linear map that a call is, in the one argument that a gradient leads to; None where it is none."""
     if len(places) != 1:
         return None
-    place, kind = places[0], call.kind
-    if kind == "batch_norm":
+    place, name = places[0], call.name
+    if name == "batch_norm":
         return _batch_norm(call, place)
-    if kind.startswith("conv"):
+    if name.startswith("conv"):
         return _convolution(call, place)
-    if kind == "linear" and place == 0:
+    if name == "linear" and place == 0:
         given = call.named
         weight, bias = given["weight"].detach(), _detached(given.get("bias"))
         return LinearMap(0, _dense, weight, bias, -1, _dense_back, lambda s: weight * s[:, None])
-    if kind == "addmm" and place == 1:
+    if name == "addmm" and place == 1:
         return _addmm(call)
-    if kind in ("matmul", "rmatmul", "mm", "bmm", "mv", "einsum"):
+    if name in ("matmul", "rmatmul", "mm", "bmm", "mv", "einsum"):
         return _product(call, place)
     return None
 
@@ -114,7 +114,7 @@ def _convolution(call: Call, place: int) -> LinearMap | None:
         return None
     weight, bias = given["weight"].detach(), _detached(given.get("bias"))
     rest = {name: value for name, value in given.items() if name not in ("input", "weight", "bias")}
-    transposed = "transpose" in call.kind
+    transposed = "transpose" in call.name
     spatial = weight.ndim - 2
 
     function, groups = call.function, rest.get("groups", 1)

@@ -7,8 +7,6 @@ its base. Operations that only the graph shows are added when it is walked.
 
 from __future__ import annotations
 
-import sys
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,33 +15,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd.graph import Node
-from torch.overrides import TorchFunctionMode
 
 from explain._utils.errors import MethodError
 from explain.hooks import graph, is_transforming
-from explain.tracing.dependence import SUMS, AddedConstant, ConstantRecorder, Running
-from explain.tracing.rectifiers import LOOKED_AT, NAMED, Rectified, Rectifiers
+from explain.tracing.calls import Call
+from explain.tracing.dependence import AddedConstant, ConstantRecorder
+from explain.tracing.rectifiers import Rectified, Rectifiers, may_rectify
+from explain.tracing.table import RECTIFIER_NODES, operation_name
+from explain.tracing.tracer import ModuleTracker, Subscriber
 
-# The Nodes that rectifiers leave in the graph; their names end in "Backward" and a number.
-_NODES = {
-    f"{name}Backward": kind
-    for name, kind in {
-        "Relu": "relu",
-        "Threshold": "threshold",
-        "Hardtanh": "hardtanh",
-        "LeakyRelu": "leaky_relu",
-        "Prelu": "prelu",
-        "PreluKernel": "prelu",
-        "RreluWithNoise": "rrelu",
-        "Elu": "elu",
-        "Celu": "celu",
-        "Silu": "silu",
-        "Gelu": "gelu",
-        "Hardswish": "hardswish",
-        "Mish": "mish",
-        "Softplus": "softplus",
-    }.items()
-}
 # What hooks put into the graph, and operators that libraries register.
 _KNOWN = ("_Gate", "_OwnGate", "_Entrance", "Overwritten", "BackwardHookFunction", "GeneratedBackwardFor_")
 
@@ -77,8 +57,8 @@ class Operations:
             name = node.name().rstrip("0123456789")
             if node in self.noted:
                 yield self.noted[node]
-            elif name in _NODES:
-                yield Operation(_NODES[name], node, rectifies=True)
+            elif name in RECTIFIER_NODES:
+                yield Operation(RECTIFIER_NODES[name], node, rectifies=True)
             elif _is_custom(node):
                 yield Operation(name.removesuffix("Backward"), node)
 
@@ -90,25 +70,7 @@ def _is_custom(node: Node) -> bool:
     return written or "DifferentiableGraph" in name
 
 
-class ModuleTracker:
-    """Tells the innermost module of a model that runs, and the first of its names.
-
-    The calls are read from Python's stack, which costs nothing before.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._names = {module: name for name, module in model.named_modules()}
-
-    def __call__(self) -> Running:
-        frame = sys._getframe(1)
-        while frame is not None:
-            if frame.f_code is _CALL and (module := frame.f_locals["self"]) in self._names:
-                return self._names[module], module
-            frame = frame.f_back  # type: ignore[assignment]
-        return None, None
-
-
-class Recorder(TorchFunctionMode):
+class Recorder(Subscriber):
     """Notes the operations that this thread's functional calls make, until it is left.
 
     Args:
@@ -125,9 +87,9 @@ class Recorder(TorchFunctionMode):
     [tensor([1., 1., 1.])]
     """
 
+    opens = False
+
     def __init__(self, model: nn.Module, *, rectifiers: bool, constants: bool) -> None:
-        super().__init__()
-        self._thread = threading.get_ident()
         self._running = ModuleTracker(model)
         self._noted: dict[Node, Operation] = {}
         self._rectifiers = Rectifiers() if rectifiers else None
@@ -138,19 +100,19 @@ class Recorder(TorchFunctionMode):
         """What has been noted so far."""
         return Operations(self._noted, [] if self._constants is None else self._constants.settled())
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        kind = kind_of(func)
-        rectifiers = self._rectifiers if kind in LOOKED_AT else None
-        if (rectifiers is None and self._constants is None) or threading.get_ident() != self._thread:
+    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = operation_name(func)
+        rectifiers = self._rectifiers if may_rectify(name) else None
+        if rectifiers is None and self._constants is None:
             return func(*args, **kwargs)
-        rectified = None if rectifiers is None else rectifiers.told(kind, args, kwargs)
-        if rectified is not None and kind not in NAMED and is_transforming():
+        call = Call(func, name, args, kwargs)
+        rectified = None if rectifiers is None else rectifiers.find(call)
+        if rectified is not None and not call.info.has("rectifies") and is_transforming():
             raise MethodError(
                 f"guidedbackprop must see rectifiers outside torch.vmap and the other transforms of torch.func, but "
-                f"{kind}() in layer {self._running()[0] or 'model'!r} runs inside one; use relu() there, or saliency"
+                f"{name}() in layer {self._running()[0] or 'model'!r} runs inside one; use relu() there, or saliency"
             )
-        noted = rectified is not None or (self._constants is not None and kind in SUMS)
+        noted = rectified is not None or (self._constants is not None and call.info.has("adds"))
         first = args[0] if args else None
         apart = None
         if noted and isinstance(first, torch.Tensor) and (first._is_view() or self._is_added_to(first)):
@@ -158,16 +120,16 @@ class Recorder(TorchFunctionMode):
         # A clone, since what a rectifier keeps of its input must not be overwritten by its output.
         result = func(*args, **kwargs) if apart is None else apart(first.clone())  # type: ignore[union-attr]
         if rectified is not None:
-            self._note(kind, first if result is None else result, rectified)
+            self._note(name, first if result is None else result, rectified)
         elif rectifiers is not None:
-            rectifiers.watch(kind, args, kwargs, result)
+            rectifiers.seen(call, result)
         if self._constants is not None:
-            result = self._constants.see(func, kind, args, kwargs, result, self._running)
+            result = self._constants.seen(call, result)
         if apart is None or first is None:
             return result
         first.copy_(result)
         if self._constants is not None:
-            self._constants.derive("copy", (result,), {}, first)
+            self._constants.derive(Call(torch.clone, "copy", (result,), {}), first)
         return first
 
     def _is_added_to(self, first: torch.Tensor) -> bool:
@@ -178,29 +140,6 @@ class Recorder(TorchFunctionMode):
         node = result.grad_fn if isinstance(result, torch.Tensor) else None
         if node is not None:
             self._noted[node] = Operation(kind, node, self._running()[0], True, found.inputs, found.turned)
-
-
-_CALL = nn.Module._call_impl.__code__
-_ALIASES = {
-    "clip": "clamp", "clamp_min": "clamp", "max": "maximum", "fmax": "maximum", "min": "minimum", "fmin": "minimum",
-    "multiply": "mul", "rmul": "mul", "imul": "mul",
-}  # fmt: skip
-_kinds: dict[Any, str] = {}
-
-
-def kind_of(func: Any) -> str:
-    """Name the operation that a function does, however it is spelt.
-
-    >>> kind_of(F.relu), kind_of(torch.Tensor.relu_), kind_of(torch.clip), kind_of(torch.Tensor.__mul__)
-    ('relu', 'relu', 'clamp', 'mul')
-    """
-    kind = _kinds.get(func)
-    if kind is None:
-        name = str(getattr(func, "__name__", "")).split(".")[0].strip("_")  # exported code calls "add.Tensor"
-        kind = _ALIASES.get(name, name)
-        if getattr(func, "__module__", None) != "__main__" and len(_kinds) < 4096:
-            _kinds[func] = kind
-    return kind
 
 
 def _out_of_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., torch.Tensor] | None:

@@ -7,7 +7,7 @@ count, even if it happens to agree with the sign. ``minimum(x, 0)`` is a rectifi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,21 +15,17 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from explain.hooks import is_transforming
+from explain.tracing.calls import Call
+from explain.tracing.table import info
 
-NAMED = frozenset([
-    "relu", "relu6", "threshold", "hardtanh", "leaky_relu", "prelu", "rrelu", "elu", "celu", "selu", "silu", "gelu",
-    "hardswish", "mish", "softplus",
-])  # fmt: skip
-"""What rectifies by its name, in the words of `torch.nn.functional`."""
-_COMPARISONS = {
-    "gt": 1, "ge": 1, "greater": 1, "greater_equal": 1, "lt": -1, "le": -1, "less": -1, "less_equal": -1,
-}  # fmt: skip
-_CASTS = frozenset(["to", "type", "type_as", "float", "double", "half", "bfloat16", "bool", "detach"])
-_NEGATIONS = frozenset(["logical_not", "invert", "bitwise_not"])
-_BY_MASK = frozenset(["mul", "where", "masked_fill", "setitem"])
-LOOKED_AT = NAMED | _BY_MASK | _COMPARISONS.keys() | _CASTS | _NEGATIONS
-LOOKED_AT |= {"clamp", "clamp_max", "maximum", "minimum"}
+_OTHERS = frozenset(["clamp", "clamp_max", "maximum", "minimum"])
+_TRAITS = frozenset(["rectifies", "masks", "greater", "less", "casts", "negates"])
 _STEPS = 16
+
+
+def may_rectify(name: str) -> bool:
+    """Whether a call of an operation may rectify, or make the mask for one that does."""
+    return name in _OTHERS or bool(info(name).traits & _TRAITS)
 
 
 @dataclass(frozen=True)
@@ -54,54 +50,52 @@ class Rectifiers:
     def __init__(self) -> None:
         self._signs: Any = WeakIdKeyDictionary()
 
-    def told(self, kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Rectified | None:
+    def find(self, call: Call) -> Rectified | None:
         """What a call rectifies, before it is made; None where it is no rectifier."""
-        if kind in NAMED:
+        name, args, kwargs = call.name, call.args, call.kwargs
+        if call.info.has("rectifies"):
             return Rectified()
         values = [*args, *kwargs.values()]
-        if kind == "clamp":
+        if name == "clamp":
             least = kwargs.get("min", args[1] if len(args) > 1 else None)
             most = kwargs.get("max", args[2] if len(args) > 2 else None)
             return (
                 Rectified() if _is_zero(least) else Rectified(turned=True) if least is None and _is_zero(most) else None
             )
-        if kind == "clamp_max":
+        if name == "clamp_max":
             return Rectified(turned=True) if _is_zero(values[1]) else None
-        if kind in ("maximum", "minimum"):
-            return _beside(values, lambda value, other: (kind == "minimum") if _is_zero(other) else None)
-        if kind == "mul":
+        if name in ("maximum", "minimum"):
+            return _beside(values, lambda value, other: (name == "minimum") if _is_zero(other) else None)
+        if name == "mul":
             return _beside(values, self._turned_by)
-        if kind == "where" and len(values) == 3:
-            return self._where(args, kwargs)
-        if kind in ("masked_fill", "setitem") and len(values) == 3 and _is_zero(values[2]):
+        if name == "where" and len(values) == 3:
+            return self._where(call)
+        if name in ("masked_fill", "setitem") and len(values) == 3 and _is_zero(values[2]):
             turned = self._turned_by(values[0], values[1])
             return None if turned is None else Rectified(turned=not turned)
         return None
 
-    def watch(self, kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+    def seen(self, call: Call, result: Any) -> None:
         """Note a mask that a call has made."""
-        if not isinstance(result, torch.Tensor) or not args:
+        if not isinstance(result, torch.Tensor) or not call.args:
             return
-        if kind in _COMPARISONS:
-            values = [*args, *kwargs.values()]
-            side = _COMPARISONS[kind]
+        row = call.info
+        if row.has("greater") or row.has("less"):
+            values = [*call.args, *call.kwargs.values()]
+            side = 1 if row.has("greater") else -1
             if _is_zero(values[1]) and isinstance(values[0], torch.Tensor):
                 self._signs[result] = _Sign(values[0].detach(), side)
             elif _is_zero(values[0]) and isinstance(values[1], torch.Tensor):
                 self._signs[result] = _Sign(values[1].detach(), -side)
-        elif (kind in _CASTS or kind in _NEGATIONS) and (sign := self._sign(args[0])) is not None:
-            self._signs[result] = _Sign(sign.of, -sign.side if kind in _NEGATIONS else sign.side)
+        elif (row.has("casts") or row.has("negates")) and (sign := self._sign(call.args[0])) is not None:
+            self._signs[result] = _Sign(sign.of, -sign.side if row.has("negates") else sign.side)
 
     def _sign(self, mask: Any) -> _Sign | None:
         known: _Sign | None = self._signs.get(mask) if isinstance(mask, torch.Tensor) else None
         return known
 
-    def _where(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Rectified | None:
-        """``where`` as a function takes the mask first, as a method second."""
-        given = dict(zip(("condition", "input", "other"), args, strict=False))
-        if args and not (isinstance(args[0], torch.Tensor) and args[0].dtype == torch.bool):
-            given = dict(zip(("input", "condition", "other"), args, strict=False))
-        given |= {{"self": "input"}.get(name, name): value for name, value in kwargs.items()}
+    def _where(self, call: Call) -> Rectified | None:
+        given = {{"self": "input"}.get(name, name): value for name, value in call.named.items()}
         sign = self._sign(given.get("condition"))
         if sign is None:
             return None

@@ -9,10 +9,6 @@ import torch
 
 from explain.tracing.calls import Call, TensorMap, storage_of
 
-_POOLS = [f"{pool}_pool{n}d" for pool in ("max", "avg", "adaptive_max", "adaptive_avg") for n in (1, 2, 3)]
-_UNSIGNED = frozenset(["flatten", "reshape", "view", "contiguous", "dropout", "cat", "mean", *_POOLS])
-"""Functions that make no value negative, and none zero that is made of positive ones alone."""
-
 
 class Snapshot:
     """A tensor as it was when it was noted, and whether something has used it.
@@ -94,7 +90,7 @@ class NonNegative:
 
     def see(self, call: Call, result: Any) -> None:
         """Note what a call has made."""
-        if not isinstance(result, torch.Tensor) or (call.kind != "relu" and call.kind not in _UNSIGNED):
+        if not isinstance(result, torch.Tensor) or not (call.name == "relu" or call.info.has("keeps sign")):
             return
-        if call.kind == "relu" or all(tensor in self for tensor in call.tensors):
+        if call.name == "relu" or all(tensor in self for tensor in call.tensors):
             self._versions[result] = result._version

@@ -7,7 +7,6 @@ normalisations and products are given their inputs through an entrance, so that 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,54 +15,27 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd.graph import Node
-from torch.overrides import TorchFunctionMode
 
 from explain._utils.errors import MethodError
 from explain.hooks import Entrance, is_transforming
 from explain.tracing.batch_layout import BatchLayout
-from explain.tracing.calls import Call, TensorMap, is_watched, opened, places, plain, storage_of
+from explain.tracing.calls import Call, TensorMap, is_watched, places, plain, storage_of
 from explain.tracing.dependence import Dependence
 from explain.tracing.linear_maps import LinearMap, linear_map
-from explain.tracing.operations import ModuleTracker, kind_of
 from explain.tracing.snapshots import NonNegative, Snapshot, Snapshots
+from explain.tracing.table import LINEAR, SCALE_NODES, info, operation_name
+from explain.tracing.tracer import ModuleTracker, Subscriber
 
-_WORDS = {
-    "convolution": "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d",
-    "dense": "linear addmm",
-    "matrixproduct": "matmul rmatmul mm bmm mv einsum baddbmm",
-    "batchnorm": "batch_norm",
-    "product": "mul",
-    "quotient": "div divide true_divide truediv rtruediv rdiv itruediv",
-    "sum": "add radd iadd sub rsub isub subtract addcmul",
-    "join": "cat concat concatenate stack",
-    "choice": "where masked_fill",
-    "rectifier": "relu leaky_relu prelu rrelu abs",
-    "activation": "relu6 threshold hardtanh elu celu selu silu gelu hardswish mish softplus sigmoid tanh hardsigmoid "
-    "log_sigmoid exp erf sin cos pow square sqrt expm1 log1p atan clamp clamp_max softshrink hardshrink",
-    "softmax": "softmax",
-    "deviation": "layer_norm rms_norm group_norm instance_norm",
-    "attention": "scaled_dot_product_attention",
-    "average": "avg_pool1d avg_pool2d avg_pool3d mean sum adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d",
-    "maximum": "max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d max amax "
-    "min amin",
-}
-KINDS = {function: kind for kind, functions in _WORDS.items() for function in functions.split()}
-"""What functions do, by their names, in the words that composites use."""
-LINEAR = frozenset(["convolution", "dense", "matrixproduct", "batchnorm"])
-_ENTERED = LINEAR | {"deviation", "product", "quotient", "attention"}
-_WITH_VALUES = frozenset(["rectifier", "activation", "product", "quotient", "matrixproduct", "softmax", "attention",
-                          "deviation", "maximum"])  # fmt: skip
-_SCALES = ("Sigmoid", "SignBackward", "Hardsigmoid", "Rsqrt", "Reciprocal", "Softmax")
+_ENTERED = {*LINEAR, "deviation", "product", "quotient", "attention"}
+_WITH_VALUES = {"rectifier", "activation", "product", "quotient", "matrixproduct", "softmax", "attention", "deviation",
+                "maximum"}  # fmt: skip
 _THROUGH = ("View", "UnsafeView", "Unsqueeze", "Squeeze", "Expand", "Transpose", "Permute", "Clone", "Reshape", "Split",
             "Select", "Slice", "Unbind", "ToCopy", "T")  # fmt: skip
-_QUIET = frozenset(["get", "set", "size", "dim", "stride", "numel", "is_contiguous", "is_floating_point", "len",
-                    "repr", "hash", "element_size", "data_ptr", "is_complex", "delete", "is_view",
-                    "untyped_storage"])  # fmt: skip
 
 
 @dataclass(eq=False)
 class Step:
-    """One step: its kind in the words of `KINDS`, its function, the module that it ran in, and the Node that it left.
+    """One step: its kind in the words of the table, its function, the module that it ran in, and the Node that it left.
 
     ``options`` are the arguments by name that a rule needs, ``shapes`` the constants among all arguments, and the
     shapes of the others. ``dependent`` are the places of the arguments that a gradient leads to, ``entrances`` how it
@@ -103,7 +75,7 @@ class Step:
         return next(iter(self.entrances.values()))
 
 
-class StepRecorder(TorchFunctionMode):
+class StepRecorder(Subscriber):
     """Notes the steps of this thread's forward pass, until it is left.
 
     With ``values``, it keeps what functions and products are given and give, for `differences`. ``sources`` are the
@@ -126,11 +98,9 @@ class StepRecorder(TorchFunctionMode):
         summands: bool = False,
         images: int = 1,
     ) -> None:
-        super().__init__()
         self._values, self._summands = values, summands
-        self._entered = _ENTERED | _WITH_VALUES - {"rectifier", "activation"} if values else _ENTERED
+        self._entered = _ENTERED | (_WITH_VALUES - {"rectifier", "activation"}) if values else _ENTERED
         self.steps: list[Step] = []
-        self._thread = threading.get_ident()
         self._running = ModuleTracker(model)
         self._dependence = Dependence(sources)
         self._keeper = Snapshots()
@@ -138,33 +108,27 @@ class StepRecorder(TorchFunctionMode):
         self._unsigned = NonNegative()
         self._layout = BatchLayout(images)
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        if threading.get_ident() != self._thread:
-            return func(*args, **(kwargs or {}))
-        shown = opened(func)
-        if shown is not None:
-            with self:
-                return shown(*args, **(kwargs or {}))
-        kind = kind_of(func)
-        if kind == "iter":  # of a tensor, which gives its rows
-            return iter(self.__torch_function__(torch.Tensor.unbind, types, args))
-        if kind in _QUIET:
-            found = func(*args, **(kwargs or {}))
-            if kind == "get" and isinstance(found, torch.Tensor) and found.requires_grad:
+    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = operation_name(func)
+        if name == "iter":  # of a tensor, which gives its rows
+            return iter(self.called(torch.Tensor.unbind, args, {}))
+        if info(name).has("query"):
+            found = func(*args, **kwargs)
+            if name == "get" and isinstance(found, torch.Tensor) and found.requires_grad:
                 self._layout.see(Call(func, func.__self__.__name__, args, {}), [0], found)
             return found
-        call = plain(Call(func, kind, args, kwargs or {}))
+        call = plain(Call(func, name, args, kwargs))
         if call.in_place:
-            self._keeper.overwriting(call.flat[0], kind)
+            self._keeper.overwriting(call.flat[0], name)
         dependent = places(call, self._dependence.of)
         if is_transforming():
             self._refuse_within(call)
         if not dependent or not torch.is_grad_enabled():
             result = call.made()
-        elif self._is_noted(call, dependent):
-            result = self._note(call, dependent)
+        elif self._has_rule(call, dependent):
+            result = self._record(call, dependent)
         elif is_watched(call) and not self._values:
-            result = self._watched(call, dependent)
+            result = self._record_other(call, dependent)
         else:
             result = self._made(call, dependent)
         self._keeper.use(call.tensors)
@@ -177,7 +141,7 @@ class StepRecorder(TorchFunctionMode):
         self._layout.see(call, dependent, result)
         return result
 
-    def _watched(self, call: Call, dependent: Sequence[int]) -> Any:
+    def _record_other(self, call: Call, dependent: Sequence[int]) -> Any:
         """Make a call that no rule knows; each of its results is a step, the first of which has the entrances."""
         first, run = call.flat[0], call
         given = {i: call.flat[i] for i in dependent}
@@ -199,7 +163,7 @@ class StepRecorder(TorchFunctionMode):
         for result in results:
             if isinstance(result, torch.Tensor) and result.grad_fn is not None:
                 self.steps.append(Step(
-                    "other", call.kind, self._running()[0], dependent, result.grad_fn, result.output_nr,
+                    "other", call.name, self._running()[0], dependent, result.grad_fn, result.output_nr,
                     images=self._layout.of(result), entrances=entrances, values=values,
                     result=self._keeper.keep(result),
                 ))  # fmt: skip
@@ -216,9 +180,10 @@ class StepRecorder(TorchFunctionMode):
             ))  # fmt: skip
         return first
 
-    def _note(self, call: Call, dependent: Sequence[int]) -> Any:
+    def _record(self, call: Call, dependent: Sequence[int]) -> Any:
         """Make a call, and note it as a step."""
-        kind = KINDS[call.kind]
+        kind = call.info.kind
+        assert kind is not None
         first = call.flat[0] if call.in_place else None
         hidden = first is not None and (first._is_view() or kind in ("product", "quotient"))
         apart = call.apart() if hidden else None  # in its base, a view hides the Node
@@ -234,7 +199,7 @@ class StepRecorder(TorchFunctionMode):
         result = made[0] if isinstance(made, tuple) else made
         if isinstance(result, torch.Tensor) and result.grad_fn is not None:
             step = Step(
-                kind, call.kind, self._running()[0], dependent, result.grad_fn, result.output_nr, call.in_place,
+                kind, call.name, self._running()[0], dependent, result.grad_fn, result.output_nr, call.in_place,
                 entrances=entrances, images=self._layout.of(result), **before,
             )  # fmt: skip
             self._after(step, call, result)
@@ -307,20 +272,18 @@ class StepRecorder(TorchFunctionMode):
             else:
                 step.values = {0: step.values[0], 1: self._keeper.keep(y)}
 
-    def _is_noted(self, call: Call, dependent: Sequence[int]) -> bool:
+    def _has_rule(self, call: Call, dependent: Sequence[int]) -> bool:
         """Whether a rule can do something with a call: with ``values``, of maxima with those over places alone."""
-        kind = KINDS.get(call.kind)
-        if kind == "maximum" and call.kind in ("max", "min") and len(call.tensors) > 1:
-            return False
+        kind = call.info.kind
         if kind in LINEAR and _adds_to_product(call, dependent):
             return False
         if self._is_beyond_rules(kind, call, dependent):
             return False
         if self._values and kind == "matrixproduct" and len(dependent) > 1:
-            return call.kind in ("matmul", "mm", "bmm") and all(tensor.ndim > 1 for tensor in call.tensors)
+            return call.name in ("matmul", "mm", "bmm") and all(tensor.ndim > 1 for tensor in call.tensors)
         if kind != "maximum" or not self._values:
             return kind is not None
-        return call.kind.startswith(("max_pool", "adaptive_max_pool", "amax"))
+        return call.name.startswith(("max_pool", "adaptive_max_pool", "amax"))
 
     def _is_beyond_rules(self, kind: str | None, call: Call, dependent: Sequence[int]) -> bool:
         """Whether the rules for a kind of step do not fit a call of it; none is for complex numbers."""
@@ -330,21 +293,21 @@ class StepRecorder(TorchFunctionMode):
             return tuple(dependent) != (0,)  # a number to the power of a signal
         if kind == "quotient" and not self._values:
             return _scales(kind, call, dependent).keys() == set(dependent)  # a constant over a signal
-        return call.kind == "addcmul" and {1, 2} <= set(dependent)  # a product of signals, added
+        return call.name == "addcmul" and {1, 2} <= set(dependent)  # a product of signals, added
 
     def _refuse_within(self, call: Call) -> None:
         """Refuse a step inside a transform, where tensors are proxies of those that the gradient leads to."""
-        if call.kind in KINDS and any(map(self._dependence.of, call.tensors)):
+        if call.info.kind is not None and any(map(self._dependence.of, call.tensors)):
             raise MethodError(
                 f"relevance must be propagated outside torch.vmap and the other transforms of torch.func, but "
-                f"{call.kind}() in layer {self._running()[0] or 'model'!r} runs inside one; use integratedgradients"
+                f"{call.name}() in layer {self._running()[0] or 'model'!r} runs inside one; use integratedgradients"
             )
 
 
 def _adds_to_product(call: Call, dependent: Sequence[int]) -> bool:
     """Whether a call adds something to a product of two signals, which no rule takes apart."""
-    if call.kind in ("addmm", "baddbmm"):
-        return call.kind == "baddbmm" or tuple(dependent) != (1,)
+    if call.name in ("addmm", "baddbmm"):
+        return call.name == "baddbmm" or tuple(dependent) != (1,)
     return len(dependent) > 1 and call.named.get("bias") is not None
 
 
@@ -388,7 +351,7 @@ def _at_zero(call: Call, x: torch.Tensor) -> torch.Tensor | None:
 def _scales(kind: str, call: Call, dependent: Sequence[int]) -> dict[int, str]:
     """The factors that are no signal. Of factors that all are none, each is one."""
     if kind == "quotient":
-        below = 0 if call.kind.startswith("r") else 1
+        below = 0 if call.name.startswith("r") else 1
         return {i: "denominator" for i in dependent if i == below}
     found = {i: scale for i in dependent if (scale := _scale(call.flat[i])) is not None}
     return found if len(found) < len(dependent) else {}
@@ -399,7 +362,7 @@ def _scale(tensor: torch.Tensor) -> str | None:
     node = tensor.grad_fn
     while node is not None:
         name = node.name()
-        if name.startswith(_SCALES):
+        if name.startswith(SCALE_NODES):
             return "weights" if name.startswith("Softmax") else "gate"
         if not name.startswith(_THROUGH) or len(node.next_functions) != 1:
             return None

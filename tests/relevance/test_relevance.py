@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -14,9 +14,10 @@ from torch import nn
 import explain
 from explain import ExplainWarning, LayerError, MethodError
 from explain.methods import LRP
-from explain.relevance import COMPOSITES, Composite, When
+from explain.relevance import COMPOSITES, Composite, LinearRule, When
 from explain.relevance.linear_rules import AlphaBeta, Epsilon, Flat, Gamma, Gradient, WSquare, ZBox, ZPlus
 from explain.relevance.pass_through import Balanced, Norm, Pass
+from explain.relevance.propagation import LinearNode, RelevanceFlow
 from tests.conftest import TinyNet, settled, snapshot
 from tests.methods import plain_relevance as plain
 
@@ -510,3 +511,38 @@ def test_balanced_sums_keep_relevance_where_shares_would_cancel() -> None:
     a = explain.attribute(Shortcut(), x, balanced, target=0)
     assert torch.allclose(a.values.flatten(), torch.tensor([2.0, 1.0, 1.5, -0.5]).double())
     assert float(a.values.sum()) == pytest.approx(float(a.score))
+
+
+@dataclass(frozen=True)
+class Sizes(LinearRule):
+    """A rule of one's own: in proportion to the sizes of the contributions."""
+
+    times: float = 1.0
+    bias: bool = False
+    least: ClassVar[Mapping[str, float]] = {"times": 1}
+
+    def back(self, step: LinearNode, gradient: torch.Tensor, flow: RelevanceFlow) -> torch.Tensor:
+        linear, x = step.linear, step.x.tensor
+        weight = linear.weight.abs()
+        share = self.times * gradient * step.result.tensor / linear.run(x.abs(), weight, None)
+        return linear.backward(share, x, weight) * x.sign()
+
+
+@torch.no_grad()
+def test_a_rule_of_ones_own_acts_where_its_composite_says() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 2), nn.Flatten(), nn.Linear(4, 2, bias=False)).double()
+    x = random(1, 1, 3, 2, 2)
+    mine = Composite("mine", ((When(("convolution",)), Sizes(2.0)), (When(("dense",)), Gradient())))
+    found = explain.attribute(model, x, LRP(mine), target=1)
+    sizes = model[0].weight.abs() * x.abs()
+    shares = sizes / sizes.sum((1, 2, 3), keepdim=True)
+    relevance = 2 * model[0](x).flatten() * model[2].weight[1]
+    assert torch.allclose(found.values[0], (shares * relevance[:, None, None, None]).sum(0), rtol=1e-12, atol=1e-12)
+    assert found.coverage is not None
+    assert found.coverage.by_rule == {"sizes": {"convolution": 1}, "gradient": {"dense": 1}}
+
+
+@pytest.mark.parametrize(("option", "value"), [("times", 0.5), ("times", float("nan")), ("times", True), ("bias", 1)])
+def test_the_base_of_rules_checks_their_options(option: str, value: Any) -> None:
+    with pytest.raises(MethodError, match=f"{option} of Sizes"):
+        Sizes(**{option: value})
