@@ -25,15 +25,15 @@ FILE = ASSETS / "app.jpg"
 def main(file: Path = FILE) -> None:
     import uvicorn
 
-    studio = Service([explain.Explainer(crop="whole")], examples={name: ASSETS / name for name in PHOTOS})
-    server = uvicorn.Server(uvicorn.Config(application(studio), log_level="warning", lifespan="off", ws="none"))
+    service = Service([explain.Explainer(crop="whole")], examples={name: ASSETS / name for name in PHOTOS})
+    server = uvicorn.Server(uvicorn.Config(application(service), log_level="warning", lifespan="off", ws="none"))
     with bound(LOOPBACK, 0) as socket:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]}, daemon=True)
         thread.start()
         photograph(f"http://{LOOPBACK}:{socket.getsockname()[1]}/", file)
         server.should_exit = True
         thread.join()
-    studio.close()
+    service.close()
     print(f"wrote {file}, {file.stat().st_size / 1e3:.0f} kB")
 
 

@@ -16,6 +16,7 @@ from torch import nn
 
 import explain
 from explain import ExplainError, ImageError, LayerError, MethodError, ModelError, OutputError, TargetError
+from explain._utils.errors import ExplainWarning, deprecated
 from explain.methods import GradCAM, IntegratedGradients, ScoreCAM
 from explain.targets import BinaryLogit, Detection, Segmentation
 from tests.conftest import ROOT, TinyNet, settled, snapshot
@@ -399,3 +400,14 @@ def test_what_targets_callbacks_and_preprocessings_raise_comes_through_as_it_is(
             call()
         assert caught.value is error
     assert snapshot(model) == before
+
+
+def test_deprecated_functions_keep_their_name_and_arguments() -> None:
+    @deprecated("new(x)", since="1.0.0", until="2.0.0")
+    def old(x: int, *, y: int = 1) -> int:
+        """Add two numbers."""
+        return x + y
+
+    with pytest.warns(ExplainWarning, match=r"new\(x\)"):
+        assert old(2, y=3) == 5
+    assert (old.__name__, old.__doc__) == ("old", "Add two numbers.")

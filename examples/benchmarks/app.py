@@ -83,15 +83,15 @@ def served(model: str | None) -> Iterator[int]:
     """The app at a port of this machine."""
     import uvicorn
 
-    studio = Service([explain.Explainer(model)])
-    server = uvicorn.Server(uvicorn.Config(application(studio), log_level="warning", lifespan="off", ws="none"))
+    service = Service([explain.Explainer(model)])
+    server = uvicorn.Server(uvicorn.Config(application(service), log_level="warning", lifespan="off", ws="none"))
     with bound(LOOPBACK, 0) as socket:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]}, daemon=True)
         thread.start()
         yield socket.getsockname()[1]
         server.should_exit = True
         thread.join()
-    studio.close()
+    service.close()
 
 
 def measured(port: int, users: int, rounds: int, content: bytes) -> list[str]:

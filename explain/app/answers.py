@@ -12,7 +12,7 @@ from PIL import Image
 
 from explain._utils.errors import ExplainError, overheard
 from explain.app.questions import CheckRequest, ExplainRequest
-from explain.app.scheduler import Job, JobProgress, Scheduler, Tell
+from explain.app.scheduler import Job, JobProgress, Scheduler, SendStep
 from explain.attribution.pictures import array
 from explain.explanation.explainer import Explainer
 from explain.explanation.explanation import Explanation
@@ -70,10 +70,10 @@ def _map(kind: str, values: np.ndarray[Any, Any], remark: str, done: int, *, sig
 
 
 @dataclass(frozen=True)
-class Answered:
+class Answer:
     """An answer: what was asked, what was found, and the curves of its maps by target and method, as far as asked."""
 
-    ask: ExplainRequest
+    request: ExplainRequest
     explanation: Explanation
     curves: dict[tuple[int, str], dict[str, Any]] = field(default_factory=dict)
 
@@ -83,22 +83,29 @@ class Answered:
         every = [each for result in self.explanation.results for each in result.values()]
         return sum(each.values.numel() + sum(one.numel() for one in each.maps.values()) for each in every)
 
-    def holds_for(self, ask: ExplainRequest) -> bool:
+    def holds_for(self, request: ExplainRequest) -> bool:
         """Whether its maps answer another question too, as far as that asks for the same methods."""
-        same = replace(ask, methods=self.ask.methods, targets=self.ask.targets) == self.ask
-        return same and (ask.targets == self.ask.targets or list(ask.targets) == classes_of(self.explanation))
+        same = replace(request, methods=self.request.methods, targets=self.request.targets) == self.request
+        return same and (
+            request.targets == self.request.targets or list(request.targets) == classes_of(self.explanation)
+        )
 
 
 class AnswerJob(Job):
     """One question on its way, and what it has found; ``before`` is an answer whose maps are taken where they fit."""
 
     def __init__(
-        self, ask: ExplainRequest, explainer: Explainer, photo: Image.Image, tell: Tell, before: Answered | None = None
+        self,
+        request: ExplainRequest,
+        explainer: Explainer,
+        photo: Image.Image,
+        send: SendStep,
+        before: Answer | None = None,
     ) -> None:
-        super().__init__(tell)
-        self.ask, self.photo = ask, photo
+        super().__init__(send)
+        self.request, self.photo = request, photo
         self._explainer = explainer
-        fits = before is not None and before.holds_for(ask)
+        fits = before is not None and before.holds_for(request)
         self._known = before.explanation if before is not None and fits else None
         self.curves = before.curves if before is not None and fits else {}
         self.notes: list[str] = []
@@ -108,22 +115,22 @@ class AnswerJob(Job):
         """Whether a method's map is there already."""
         return self._known is not None and method.name in self._known
 
-    def quickly(self, methods: list[Method], turns: Scheduler) -> Explanation:
+    def run_quick(self, methods: list[Method], scheduler: Scheduler) -> Explanation:
         """Explain with methods that take a few passes; maps that are known already come along."""
         self.still_wanted()
         new = [method for method in methods if not self.is_known(method)]
         found = self._known
         if new or found is None:
-            with turns.quick(), overheard(self.notes):
+            with scheduler.quick(), overheard(self.notes):
                 self.still_wanted()  # it may have waited for long
-                targets: Any = list(self.ask.targets) or None
-                own = self._explainer(self.photo, new, targets, layer=self.ask.layer)
+                targets: Any = list(self.request.targets) or None
+                own = self._explainer(self.photo, new, targets, layer=self.request.layer)
             found = own if found is None else joined(found, own)
-        asked = [method.name for method in (*methods, *self.ask.methods)]
+        asked = [method.name for method in (*methods, *self.request.methods)]
         self.explanation = only(found, asked)
         return self.explanation
 
-    def slowly(self, method: Method, turns: Scheduler) -> Explanation:
+    def run_slow(self, method: Method, scheduler: Scheduler) -> Explanation:
         """Add what a method says that takes many passes, telling the map so far."""
         before = self.explanation
         assert before is not None
@@ -138,12 +145,12 @@ class AnswerJob(Job):
                 told |= {"about": about(method), "maps": [unfinished(method, values[0], done, total), *rest]}
             return told
 
-        with turns.slow(), overheard(self.notes):
+        with scheduler.slow(), overheard(self.notes):
             self.still_wanted()
             found = self._explainer(
-                self.photo, [method], classes_of(before), layer=self.ask.layer,
-                max_seconds=self.ask.seconds if takes_seconds else None, keep_partial=True,
-                progress=JobProgress(self, turns, step),
+                self.photo, [method], classes_of(before), layer=self.request.layer,
+                max_seconds=self.request.seconds if takes_seconds else None, keep_partial=True,
+                progress=JobProgress(self, scheduler, step),
             )  # fmt: skip
         self.explanation = joined(before, found)
         return self.explanation
@@ -176,24 +183,24 @@ def classes_of(explanation: Explanation) -> list[Any]:
 class CheckJob(Job):
     """One such question on its way; what it finds becomes part of the answer that it is about."""
 
-    def __init__(self, doubt: CheckRequest, about: Answered, tell: Tell) -> None:
-        super().__init__(tell)
-        self.doubt, self._about = doubt, about
+    def __init__(self, request: CheckRequest, about: Answer, send: SendStep) -> None:
+        super().__init__(send)
+        self.request, self._about = request, about
         results = about.explanation.results
-        if doubt.target >= len(results) or doubt.method not in results[doubt.target]:
+        if request.target >= len(results) or request.method not in results[request.target]:
             raise ExplainError("map must be one of the answer's, got another; ask about one that is shown")
 
-    def told(self, turns: Scheduler) -> dict[str, Any]:
+    def run(self, scheduler: Scheduler) -> dict[str, Any]:
         """Ask the model, and return the last step of the answer."""
         self.still_wanted()
         notes: list[str] = []
-        with turns.slow(), overheard(notes):
+        with scheduler.slow(), overheard(notes):
             self.still_wanted()
-            watch = JobProgress(self, turns)
-            return self._curve(watch) if self.doubt.what == "curve" else self._check(watch)
+            watch = JobProgress(self, scheduler)
+            return self._curve(watch) if self.request.what == "curve" else self._check(watch)
 
     def _curve(self, watch: JobProgress) -> dict[str, Any]:
-        key = (self.doubt.target, self.doubt.method)
+        key = (self.request.target, self.request.method)
         found = self._about.curves.get(key) or curve(self._about.explanation, *key, STEPS, watch)
         if found is None:
             raise ExplainError("map must be of a class, and of one crop, to have curves, got another; choose a class")
@@ -201,6 +208,6 @@ class CheckJob(Job):
         return {"curve": found}
 
     def _check(self, watch: JobProgress) -> dict[str, Any]:
-        method, target = self.doubt.method, self.doubt.target
+        method, target = self.request.method, self.request.target
         verdict = self._about.explanation.check(method, target, progress=watch)
         return {"verdict": verdict[method].to_dict()}

@@ -21,7 +21,7 @@ class ExpiredError(ExplainError):
 class Cache(Generic[T]):
     """At most ``most`` things, of at most ``size`` together, each under a random name; what was used last stays.
 
-    What was not used for ``age`` seconds is forgotten, when this is used the next time or `tidy` is called.
+    What was not used for ``age`` seconds is forgotten, when this is used the next time or `remove_expired` is called.
 
     >>> kept = Cache("photo", 2)
     >>> first, second = kept.add("a"), kept.add("b")
@@ -50,20 +50,20 @@ class Cache(Generic[T]):
             self._used[name] = time.monotonic()
             while len(self._things) > 1 and (len(self._things) > self._most or self._total() > self._size):
                 self._drop(next(iter(self._things)))
-            self._drop_old()
+            self._remove_expired()
         return name
 
     def __getitem__(self, name: str) -> T:
         with self._lock:
-            self._drop_old()
+            self._remove_expired()
             if name not in self._things:
-                raise ExpiredError(f"{self._what} is not here any more, or never was; send it again")
+                raise ExpiredError(f"{self._what} is unknown or has expired; send it again")
             self._things.move_to_end(name)
             self._used[name] = time.monotonic()
             return self._things[name]
 
     def get(self, name: str) -> T | None:
-        """A thing, or None where it is not here any more."""
+        """A thing, or None where it is unknown or has expired."""
         try:
             return self[name]
         except ExpiredError:
@@ -81,12 +81,12 @@ class Cache(Generic[T]):
             if name in self._things:
                 self._drop(name)
 
-    def tidy(self) -> None:
+    def remove_expired(self) -> None:
         """Forget what was not used for too long."""
         with self._lock:
-            self._drop_old()
+            self._remove_expired()
 
-    def _drop_old(self) -> None:
+    def _remove_expired(self) -> None:
         oldest = time.monotonic() - self._age
         for name in [name for name, used in self._used.items() if used < oldest]:
             self._drop(name)
@@ -104,7 +104,7 @@ class CleanupThread:
     def __init__(self, work: Callable[[], None], every: float) -> None:
         self._work, self._every = work, every
         self._closed = threading.Event()
-        threading.Thread(target=self._run, name="explain-tidying", daemon=True).start()
+        threading.Thread(target=self._run, name="explain-cleanup", daemon=True).start()
 
     def close(self) -> None:
         """Call it no more."""

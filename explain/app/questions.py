@@ -85,7 +85,7 @@ def _filled(photo: Image.Image, edges: list[float], fill: Baseline) -> Image.Ima
 
 TEXT = 200  # characters of a name
 FIELDS = ("photo", "model", "methods", "targets", "layer", "seconds", "cover", "before")
-DOUBTS = ("curve", "check")
+CHECKS = ("curve", "check")
 
 
 @dataclass(frozen=True)
@@ -150,8 +150,8 @@ class CheckRequest:
         """Read a question; errors as `Ask.of`."""
         _only(values, ("answer", "what", "method", "target"))
         what = _text("what", values.get("what"))
-        if what not in DOUBTS:
-            raise ExplainError(f"what must be one of {', '.join(DOUBTS)}, got {shown(what)}; choose one of them")
+        if what not in CHECKS:
+            raise ExplainError(f"what must be one of {', '.join(CHECKS)}, got {shown(what)}; choose one of them")
         method, target = _text("method", values.get("method")), whole("target", values.get("target", 0), limits.targets)
         return cls(_text("answer", values.get("answer")), what, method, target)
 

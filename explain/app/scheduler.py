@@ -24,9 +24,9 @@ class BusyError(ExplainError):
 class Scheduler:
     """Lets one thread at a time work on a model.
 
-    >>> turns = Scheduler()
+    >>> scheduler = Scheduler()
     >>> with turns.quick():
-    ...     turns.busy
+    ...     scheduler.busy
     True
     """
 
@@ -80,9 +80,9 @@ class Scheduler:
 class WorkerThread:
     """One thread that does one piece of work after the other; at most ``most`` wait.
 
-    >>> lane = WorkerThread("quick", 1)
-    >>> lane.do(lambda: None)
-    >>> lane.close()
+    >>> worker = WorkerThread("quick", 1)
+    >>> worker.do(lambda: None)
+    >>> worker.close()
     """
 
     def __init__(self, name: str, most: int) -> None:
@@ -122,8 +122,8 @@ class WorkerThread:
 OFTEN = 0.2
 """Seconds between two pictures of a map that sharpens."""
 
-Tell = Callable[[Mapping[str, Any]], None]
-"""Takes what there is to say: one step of an answer, in plain values."""
+SendStep = Callable[[Mapping[str, Any]], None]
+"""Sends a step of an answer to the page, in plain values."""
 
 
 class AbandonedError(Exception):
@@ -131,13 +131,13 @@ class AbandonedError(Exception):
 
 
 class Job:
-    """One question on its way, and what it may be told meanwhile.
+    """One request that is being answered, which can be stopped.
 
     ``stop`` ends what takes long with what it has by then, ``drop`` ends all without an answer.
     """
 
-    def __init__(self, tell: Tell) -> None:
-        self.tell = tell
+    def __init__(self, send: SendStep) -> None:
+        self.send = send
         self._stopped, self._dropped = threading.Event(), threading.Event()
 
     def stop(self) -> None:
@@ -159,23 +159,23 @@ class Job:
 
 
 class JobProgress:
-    """Told of progress by the engine: passes it on now and then, and pauses or ends the work."""
+    """A progress callback: sends progress now and then, and pauses or ends the work."""
 
     def __init__(
-        self, work: Job, turns: Scheduler, step: Callable[[int, int, Any], dict[str, Any]] | None = None
+        self, work: Job, scheduler: Scheduler, step: Callable[[int, int, Any], dict[str, Any]] | None = None
     ) -> None:
-        self._work, self._turns, self._step = work, turns, step or _bare
-        self._told = float("-inf")
+        self._work, self._scheduler, self._step = work, scheduler, step or _bare
+        self._sent = float("-inf")
 
     def __call__(self, done: int, total: int, maps: Mapping[str, torch.Tensor] | None = None) -> None:
         self._work.still_wanted()
         if self._work.stopped:
             raise KeyboardInterrupt
         now = time.monotonic()
-        if now - self._told >= OFTEN or done >= total:
-            self._told = now
-            self._work.tell(self._step(done, total, maps or {}))
-        self._turns.pause()
+        if now - self._sent >= OFTEN or done >= total:
+            self._sent = now
+            self._work.send(self._step(done, total, maps or {}))
+        self._scheduler.pause()
 
 
 def _bare(done: int, total: int, maps: Any) -> dict[str, Any]:

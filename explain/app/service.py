@@ -1,4 +1,4 @@
-"""The studio: models with what can be asked of them, photos, and the answers."""
+"""The service: models with what can be asked of them, photos, and the answers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import Any
 from PIL import Image
 
 from explain._utils.errors import ExplainError, muted, printable, raised, shown
-from explain.app.answers import Answered, AnswerJob, CheckJob
+from explain.app.answers import Answer, AnswerJob, CheckJob
 from explain.app.cache import Cache, CleanupThread, ExpiredError
 from explain.app.limits import Limits
 from explain.app.questions import CheckRequest, ExplainRequest, whole
-from explain.app.scheduler import AbandonedError, Job, Scheduler, Tell, WorkerThread
+from explain.app.scheduler import AbandonedError, Job, Scheduler, SendStep, WorkerThread
 from explain.app.uploads import received
 from explain.attribution.selection import select
 from explain.data.images import Box, load_image, locate
@@ -38,17 +38,17 @@ SIDE = 1280
 SMALL = 160
 """The longer side of an example's small picture."""
 DETAIL = Detail(cells=None, live=False)
-TIDY = 60.0
+CLEANUP = 60.0
 """Seconds between two looks for what is too old."""
 
 
 @dataclass
 class ServedModel:
-    """A model with what can be asked of it: it sits for all who ask, one after the other."""
+    """A model that answers all requests, one after the other."""
 
     explainer: Explainer
     limits: Limits
-    turns: Scheduler = field(default_factory=Scheduler)
+    scheduler: Scheduler = field(default_factory=Scheduler)
 
     def __post_init__(self) -> None:
         self.quick, self.slow = (WorkerThread(name, self.limits.waiting) for name in ("quick", "slow"))
@@ -56,21 +56,21 @@ class ServedModel:
     @cached_property
     def costs(self) -> dict[str, float]:
         """How many passes each method takes that this model can be explained with."""
-        with muted(), self.turns.quick():
+        with muted(), self.scheduler.quick():
             x = self.explainer.as_input(Image.new("RGB", (256, 256), "gray"))
             return dict(select(self.explainer.model, x, "everything").costs)
 
     def prepare(self) -> None:
         """Find out which methods fit, and look the network over; what goes wrong is told to whoever asks."""
         with suppress(Exception), muted():  # nobody has given this photo, or asked what is wrong with its map
-            method = self.company()
-            with self.turns.quick():
+            method = self.preview_method()
+            with self.scheduler.quick():
                 self.explainer(Image.new("RGB", (64, 64), "gray"), [method])
 
     def is_quick(self, method: Method) -> bool:
         return self.costs.get(method.name, math.inf) <= QUICK
 
-    def company(self) -> Method:
+    def preview_method(self) -> Method:
         """The quick method whose map comes first where all that was asked for is slow."""
         quick = [name for name, cost in self.costs.items() if cost <= QUICK]
         if not quick:
@@ -97,7 +97,7 @@ class ServedModel:
 
     def layers(self, photo: Image.Image) -> dict[str, Any]:
         """The layers with a map, for one photo, with the sizes of their maps."""
-        with muted(), self.turns.quick():
+        with muted(), self.scheduler.quick():
             x = self.explainer.as_input(photo)
             calls = list_layers(self.explainer.model, x)
             try:
@@ -111,11 +111,11 @@ class ServedModel:
 class Service:
     """Models, photos and answers; what the web asks of it is one call each.
 
-    >>> studio = Service([Explainer("tiny")])
-    >>> photo = studio.take(Image.new("RGB", (30, 20), "red"))
+    >>> service = Service([Explainer("tiny")])
+    >>> photo = service.take(Image.new("RGB", (30, 20), "red"))
     >>> photo["size"]
     [30, 20]
-    >>> studio.close()
+    >>> service.close()
     """
 
     def __init__(
@@ -125,27 +125,27 @@ class Service:
         examples: Mapping[str, Path] | None = None,
     ) -> None:
         self.limits = limits or Limits()
-        self.sitters = [ServedModel(explainer, self.limits) for explainer in explainers]
+        self.models = [ServedModel(explainer, self.limits) for explainer in explainers]
         self.examples = dict(examples or {})
         age = self.limits.age
         self._photos: Cache[Image.Image] = Cache(
             "photo", self.limits.photos, self.limits.kept_pixels, lambda each: each.width * each.height, age
         )
-        self._answers: Cache[Answered] = Cache(
+        self._answers: Cache[Answer] = Cache(
             "answer", self.limits.explanations, self.limits.kept_values, lambda each: each.size, age
         )
-        self._asked: Cache[Job] = Cache("question", 10 * self.limits.waiting, age=age)
-        self._tidying = CleanupThread(self.tidy, TIDY)
+        self._jobs: Cache[Job] = Cache("question", 10 * self.limits.waiting, age=age)
+        self._cleanup = CleanupThread(self.remove_expired, CLEANUP)
 
-    def tidy(self) -> None:
+    def remove_expired(self) -> None:
         """Forget photos and answers that nobody has asked about for too long."""
-        for kept in (self._photos, self._answers, self._asked):
-            kept.tidy()
+        for kept in (self._photos, self._answers, self._jobs):
+            kept.remove_expired()
 
     def prepare(self) -> None:
         """Look the models over before the first question comes; returns at once."""
-        for sitter in self.sitters:
-            sitter.quick.do(sitter.prepare)
+        for served in self.models:
+            served.quick.do(served.prepare)
 
     # --- photos ---
 
@@ -180,62 +180,62 @@ class Service:
         """What the page says of the models, with the labels to search in."""
         return [
             {"name": printable(each.explainer.name), "labels": list(map(printable, each.explainer.categories or ()))}
-            for each in self.sitters
+            for each in self.models
         ]
 
     def methods(self, model: Any) -> list[dict[str, Any]]:
         """The methods to choose from for one of the models."""
-        return self.sitters[whole("model", model, len(self.sitters))].methods()
+        return self.models[whole("model", model, len(self.models))].methods()
 
     def layers(self, model: Any, photo: str) -> dict[str, Any]:
         """The layers to choose from for one of the models and photos."""
-        return self.sitters[whole("model", model, len(self.sitters))].layers(self._photos[photo])
+        return self.models[whole("model", model, len(self.models))].layers(self._photos[photo])
 
     # --- questions ---
 
-    def ask(self, values: Any, tell: Tell) -> str:
+    def explain(self, values: Any, send: SendStep) -> str:
         """Begin to answer a question, and return the name of the work; `explain.app.questions` says what may be asked.
 
         Raises:
             ExplainError: it cannot be asked, or too many wait (`explain.app.scheduler.BusyError`).
         """
-        ask = ExplainRequest.of(values, len(self.sitters), self.limits)
-        sitter, photo = self.sitters[ask.model], self._photos[ask.photo]
-        before = None if ask.before is None else self._answers.get(ask.before)
-        if ask.cover is not None:
-            photo = ask.cover.of(photo, _seen(sitter.explainer, photo))
-        work = AnswerJob(ask, sitter.explainer, photo, tell, before)
-        name = self._asked.add(work)
-        tell({"work": name, "before": sitter.quick.waiting})
-        sitter.quick.do(partial(self._told, work, partial(self._quickly, work, sitter)))
+        request = ExplainRequest.of(values, len(self.models), self.limits)
+        served, photo = self.models[request.model], self._photos[request.photo]
+        before = None if request.before is None else self._answers.get(request.before)
+        if request.cover is not None:
+            photo = request.cover.of(photo, _seen(served.explainer, photo))
+        work = AnswerJob(request, served.explainer, photo, send, before)
+        name = self._jobs.add(work)
+        send({"work": name, "before": served.quick.waiting})
+        served.quick.do(partial(self._run_step, work, partial(self._run_quick, work, served)))
         return name
 
-    def doubt(self, values: Any, tell: Tell) -> str:
-        """Begin to answer a question about a map of an answer, as `ask` does; see `CheckRequest`."""
-        doubt = CheckRequest.of(values, self.limits)
-        about = self._answers[doubt.answer]
-        sitter, work = self.sitters[about.ask.model], CheckJob(doubt, about, tell)
-        name = self._asked.add(work)
-        tell({"work": name, "before": sitter.slow.waiting})
+    def check(self, values: Any, send: SendStep) -> str:
+        """Begin to answer a question about a map of an answer, as `explain` does; see `CheckRequest`."""
+        request = CheckRequest.of(values, self.limits)
+        about = self._answers[request.answer]
+        served, work = self.models[about.request.model], CheckJob(request, about, send)
+        name = self._jobs.add(work)
+        send({"work": name, "before": served.slow.waiting})
 
         def step() -> None:
             try:
-                tell({**work.told(sitter.turns), "end": True})
+                send({**work.run(served.scheduler), "end": True})
             except KeyboardInterrupt:
-                tell({"stopped": f"The {doubt.what} of {doubt.method}", "end": True})
+                send({"stopped": f"The {request.what} of {request.method}", "end": True})
 
-        sitter.slow.do(partial(self._told, work, step))
+        served.slow.do(partial(self._run_step, work, step))
         return name
 
     def stop(self, name: str) -> None:
         """End the slow methods of a question with what they have."""
-        self._asked[name].stop()
+        self._jobs[name].stop()
 
     def drop(self, name: str) -> None:
         """End a question that nobody waits for."""
-        if name in self._asked:
-            self._asked[name].drop()
-            self._asked.forget(name)
+        if name in self._jobs:
+            self._jobs[name].drop()
+            self._jobs.forget(name)
 
     def answer(self, name: str) -> Explanation:
         """An explanation that was given, to be saved."""
@@ -244,75 +244,77 @@ class Service:
     def report(self, name: str) -> str:
         """The report of an answer, with the curves and checks that were asked for."""
         answered = self._answers[name]
-        with self.sitters[answered.ask.model].turns.quick():
+        with self.models[answered.request.model].scheduler.quick():
             values = item(answered.explanation, Detail())
         _add_curves(values, answered.explanation, answered.curves)
         return page_with(answered.explanation, values)
 
     def close(self) -> None:
         """Begin nothing more."""
-        self._tidying.close()
-        for sitter in self.sitters:
-            sitter.quick.close()
-            sitter.slow.close()
+        self._cleanup.close()
+        for served in self.models:
+            served.quick.close()
+            served.slow.close()
 
-    def _quickly(self, work: AnswerJob, sitter: ServedModel) -> None:
-        methods = list(work.ask.methods)
-        quick = [method for method in methods if sitter.is_quick(method)]
-        slow = [method for method in methods if not sitter.is_quick(method) and not work.is_known(method)]
+    def _run_quick(self, work: AnswerJob, served: ServedModel) -> None:
+        methods = list(work.request.methods)
+        quick = [method for method in methods if served.is_quick(method)]
+        slow = [method for method in methods if not served.is_quick(method) and not work.is_known(method)]
         begun = time.perf_counter()
-        self._tell_answer(work, work.quickly(quick or [sitter.company()], sitter.turns), begun, last=not slow)
+        self._send_answer(
+            work, work.run_quick(quick or [served.preview_method()], served.scheduler), begun, last=not slow
+        )
         if slow:
-            work.tell({"waiting": sitter.slow.waiting, "methods": [method.name for method in slow]})
-            sitter.slow.do(partial(self._told, work, partial(self._slowly, work, sitter, slow)))
+            work.send({"waiting": served.slow.waiting, "methods": [method.name for method in slow]})
+            served.slow.do(partial(self._run_step, work, partial(self._run_slow, work, served, slow)))
 
-    def _slowly(self, work: AnswerJob, sitter: ServedModel, methods: list[Method]) -> None:
+    def _run_slow(self, work: AnswerJob, served: ServedModel, methods: list[Method]) -> None:
         for number, method in enumerate(methods, 1):
             begun = time.perf_counter()
             last = number == len(methods)
             try:
-                found = work.slowly(method, sitter.turns)
+                found = work.run_slow(method, served.scheduler)
             except KeyboardInterrupt:  # stopped before there was anything to show
-                work.tell({"stopped": method.name, "end": True})
+                work.send({"stopped": method.name, "end": True})
                 return
-            self._tell_answer(work, found, begun, last=last or work.stopped)
+            self._send_answer(work, found, begun, last=last or work.stopped)
             if work.stopped:
                 return
 
-    def _tell_answer(self, work: AnswerJob, explanation: Explanation, begun: float, *, last: bool) -> None:
-        address = f"photo/{work.ask.photo}" if work.ask.cover is None else None
+    def _send_answer(self, work: AnswerJob, explanation: Explanation, begun: float, *, last: bool) -> None:
+        address = f"photo/{work.request.photo}" if work.request.cover is None else None
         values = item(explanation, DETAIL, address=address)
         if address is None:
-            values["name"] = f"{_name(self._photos[work.ask.photo])}, covered"
+            values["name"] = f"{_name(self._photos[work.request.photo])}, covered"
         _add_curves(values, explanation, work.curves)
-        costs = self.sitters[work.ask.model].costs
+        costs = self.models[work.request.model].costs
         for method, attribution in zip(values["methods"], explanation.attributions.values(), strict=True):
             cost = run_of(costs.get(method["name"], math.inf), attribution)
             method["passes"] = cost if math.isfinite(cost) else None
         best = [each.category for each in explanation.predicted]
         notes, work.notes[:] = list(dict.fromkeys(work.notes)), []
-        work.tell(
+        work.send(
             {
                 "item": {**values, "classes": best},
-                "answer": self._answers.add(Answered(work.ask, explanation, work.curves)),
+                "answer": self._answers.add(Answer(work.request, explanation, work.curves)),
                 "seconds": round(time.perf_counter() - begun, 4),
                 "notes": list(map(printable, notes)),
                 "end": last,
             }
         )
 
-    def _told(self, work: Job, step: Any) -> None:
+    def _run_step(self, work: Job, step: Any) -> None:
         """Do a step of an answer; what goes wrong is told in one line."""
         try:
             step()
         except AbandonedError:
-            work.tell({"end": True})
+            work.send({"end": True})
         except ExplainError as error:
-            work.tell({"error": str(error), "end": True})
+            work.send({"error": str(error), "end": True})
         except MemoryError:
-            work.tell({"error": "memory must hold the model and the photo, but it ran out", "end": True})
+            work.send({"error": "out of memory; give a smaller photo or fewer methods", "end": True})
         except BaseException as error:  # of the model's own, or a fault of ours: the app goes on
-            work.tell({"error": printable(f"the model {raised(error)}"), "end": True})
+            work.send({"error": printable(f"the model {raised(error)}"), "end": True})
 
 
 def _add_curves(

@@ -13,7 +13,6 @@ from urllib.parse import quote, unquote
 from explain._utils.errors import AppError, ExplainError
 from explain.app.access import COOKIE, Access
 from explain.app.cache import ExpiredError
-from explain.app.limits import Limits
 from explain.app.questions import FILLS
 from explain.app.scheduler import BusyError
 from explain.app.service import Service
@@ -33,7 +32,7 @@ class Stream:
         self._steps: deque[Mapping[str, Any]] = deque()
         self._new = asyncio.Event()
 
-    def tell(self, step: Mapping[str, Any]) -> None:
+    def send(self, step: Mapping[str, Any]) -> None:
         """Take a step; from any thread."""
         try:
             self._loop.call_soon_threadsafe(self._take, step)
@@ -69,27 +68,23 @@ def line(step: Mapping[str, Any]) -> bytes:
     return (json.dumps(step, separators=(",", ":"), allow_nan=False) + "\n").encode("ascii")
 
 
-OWN_SCRIPTS = ("live.js", "choosing.js", "covering.js", "doubting.js", "beside.js", "desk.js", "app.js")
+OWN_SCRIPTS = ("live.js", "choosing.js", "covering.js", "checking.js", "beside.js", "photos.js", "app.js")
 POLICY = "img-src 'self' data: blob:; media-src blob:; connect-src 'self'"
 
 
-def app_page(studio: Service) -> str:
+def app_page(service: Service) -> str:
     """Return the page of the app as one text; what it asks for later comes from the same address."""
     style = "\n".join([static(STYLES), _own("app.css")])
     script = "\n".join([static(SCRIPTS), *map(_own, OWN_SCRIPTS)])
     index = {
         "title": "explain",
         "photos": [],
-        "models": studio.about(),
-        "examples": list(studio.examples),
+        "models": service.about(),
+        "examples": list(service.examples),
         "fills": list(FILLS.items()),
-        "limits": _told(studio.limits),
+        "limits": {name: getattr(service.limits, name) for name in ("upload", "pixels", "seconds", "targets")},
     }
     return page(index, [], title="explain", front=PageTemplate("report app", style, script, POLICY))
-
-
-def _told(limits: Limits) -> dict[str, Any]:
-    return {"upload": limits.upload, "pixels": limits.pixels, "seconds": limits.seconds, "targets": limits.targets}
 
 
 def _own(name: str) -> str:
@@ -115,7 +110,7 @@ class SlowError(ExplainError):
 STATUS = {ExpiredError: 404, SlowError: 408, TooLargeError: 413, BusyError: 503}
 
 
-def application(studio: Service, access: Access | None = None) -> Any:
+def application(service: Service, access: Access | None = None) -> Any:
     """Return the app as an ASGI application.
 
     Raises:
@@ -126,20 +121,20 @@ def application(studio: Service, access: Access | None = None) -> Any:
         from starlette.routing import Route
     except ImportError:
         raise AppError("starlette must be installed for the app; run pip install 'explain[app]'") from None
-    desk = Routes(studio, access or Access())
+    handlers = Routes(service, access or Access())
     routes = [
-        Route("/", desk.opened, methods=["GET"]),
-        Route("/photo/{name}", desk.answering(desk.picture), methods=["GET"]),
-        Route("/example/{name}", desk.answering(desk.example_picture), methods=["GET"]),
-        Route("/api/photos", desk.answering(desk.receive), methods=["POST"]),
-        Route("/api/examples", desk.answering(desk.example), methods=["POST"]),
-        Route("/api/methods", desk.answering(desk.methods), methods=["POST"]),
-        Route("/api/layers", desk.answering(desk.layers), methods=["POST"]),
-        Route("/api/explain", desk.answering(desk.explain), methods=["POST"]),
-        Route("/api/doubt", desk.answering(desk.doubt), methods=["POST"]),
-        Route("/api/stop", desk.answering(desk.stop), methods=["POST"]),
-        Route("/api/save", desk.answering(desk.save), methods=["POST"]),
-        Route("/api/report", desk.answering(desk.report), methods=["POST"]),
+        Route("/", handlers.index, methods=["GET"]),
+        Route("/photo/{name}", handlers.guarded(handlers.picture), methods=["GET"]),
+        Route("/example/{name}", handlers.guarded(handlers.example_picture), methods=["GET"]),
+        Route("/api/photos", handlers.guarded(handlers.receive), methods=["POST"]),
+        Route("/api/examples", handlers.guarded(handlers.example), methods=["POST"]),
+        Route("/api/methods", handlers.guarded(handlers.methods), methods=["POST"]),
+        Route("/api/layers", handlers.guarded(handlers.layers), methods=["POST"]),
+        Route("/api/explain", handlers.guarded(handlers.explain), methods=["POST"]),
+        Route("/api/check", handlers.guarded(handlers.check), methods=["POST"]),
+        Route("/api/stop", handlers.guarded(handlers.stop), methods=["POST"]),
+        Route("/api/save", handlers.guarded(handlers.save), methods=["POST"]),
+        Route("/api/report", handlers.guarded(handlers.report), methods=["POST"]),
     ]
     made = Starlette(routes=routes)
     made.router.redirect_slashes = False  # a path that begins with two slashes would name another host
@@ -149,11 +144,11 @@ def application(studio: Service, access: Access | None = None) -> Any:
 class Routes:
     """One function for each address; ``request`` is Starlette's."""
 
-    def __init__(self, studio: Service, access: Access) -> None:
-        self._studio, self._access = studio, access
+    def __init__(self, service: Service, access: Access) -> None:
+        self._service, self._access = service, access
         self._page: bytes | None = None
 
-    def answering(self, work: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def guarded(self, work: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Let a request pass or not, and say in one line what goes wrong."""
 
         async def answered(request: Any) -> Any:
@@ -168,7 +163,7 @@ class Routes:
 
         return answered
 
-    async def opened(self, request: Any) -> Any:
+    async def index(self, request: Any) -> Any:
         """The page; a token in the address becomes a cookie, and leaves the address."""
         from starlette.responses import RedirectResponse, Response
 
@@ -182,7 +177,7 @@ class Routes:
                 reply.set_cookie(COOKIE, self._access.token, httponly=True, samesite="strict")
             return reply
         if self._page is None:
-            self._page = app_page(self._studio).encode("utf-8")
+            self._page = app_page(self._service).encode("utf-8")
         frames = {"content-security-policy": "frame-ancestors 'none'"}
         return Response(self._page, media_type="text/html; charset=utf-8", headers=HEADERS | frames)
 
@@ -190,74 +185,74 @@ class Routes:
 
     async def receive(self, request: Any) -> Any:
         name = unquote(request.headers.get("x-name", ""))
-        content = await _body(request, lambda count: check_bytes(count, self._studio.limits))
-        return _json(await asyncio.to_thread(self._studio.receive, content, name))
+        content = await _body(request, lambda count: check_bytes(count, self._service.limits))
+        return _json(await asyncio.to_thread(self._service.receive, content, name))
 
     async def example(self, request: Any) -> Any:
         values = await self._values(request)
-        return _json(await asyncio.to_thread(self._studio.example, str(values.get("name"))))
+        return _json(await asyncio.to_thread(self._service.example, str(values.get("name"))))
 
     async def picture(self, request: Any) -> Any:
-        return _bytes(await asyncio.to_thread(self._studio.picture, request.path_params["name"]), "image/jpeg")
+        return _bytes(await asyncio.to_thread(self._service.picture, request.path_params["name"]), "image/jpeg")
 
     async def example_picture(self, request: Any) -> Any:
-        return _bytes(await asyncio.to_thread(self._studio.example_picture, request.path_params["name"]), "image/jpeg")
+        return _bytes(await asyncio.to_thread(self._service.example_picture, request.path_params["name"]), "image/jpeg")
 
     # --- models ---
 
     async def methods(self, request: Any) -> Any:
         values = await self._values(request)
-        return _json(await asyncio.to_thread(self._studio.methods, values.get("model", 0)))
+        return _json(await asyncio.to_thread(self._service.methods, values.get("model", 0)))
 
     async def layers(self, request: Any) -> Any:
         values = await self._values(request)
-        found = await asyncio.to_thread(self._studio.layers, values.get("model", 0), str(values.get("photo")))
+        found = await asyncio.to_thread(self._service.layers, values.get("model", 0), str(values.get("photo")))
         return _json(found)
 
     # --- questions ---
 
     async def explain(self, request: Any) -> Any:
-        return await self._steps(request, self._studio.ask)
+        return await self._steps(request, self._service.explain)
 
-    async def doubt(self, request: Any) -> Any:
-        return await self._steps(request, self._studio.doubt)
+    async def check(self, request: Any) -> Any:
+        return await self._steps(request, self._service.check)
 
     async def _steps(self, request: Any, begin: Callable[[Any, Any], str]) -> Any:
         """Answer step by step, each one line."""
         from starlette.responses import StreamingResponse
 
         values, stream = await self._values(request), Stream()
-        name = await asyncio.to_thread(begin, values, stream.tell)
+        name = await asyncio.to_thread(begin, values, stream.send)
 
         async def lines() -> Any:
             try:
                 async for each in stream.lines():
                     yield each
             finally:
-                self._studio.drop(name)  # the reader may have gone
+                self._service.drop(name)  # the reader may have gone
 
         return StreamingResponse(lines(), media_type="application/x-ndjson", headers=HEADERS)
 
     async def stop(self, request: Any) -> Any:
         values = await self._values(request)
-        self._studio.stop(str(values.get("work")))
+        self._service.stop(str(values.get("work")))
         return _json({})
 
     async def save(self, request: Any) -> Any:
         """What the command line would save, as one archive."""
-        explanation = self._studio.answer(str((await self._values(request)).get("answer")))
+        explanation = self._service.answer(str((await self._values(request)).get("answer")))
         return _download(await asyncio.to_thread(explanation.packed), "application/zip", _stem(explanation), "zip")
 
     async def report(self, request: Any) -> Any:
         name = str((await self._values(request)).get("answer"))
-        text = await asyncio.to_thread(self._studio.report, name)
-        stem = _stem(self._studio.answer(name))
+        text = await asyncio.to_thread(self._service.report, name)
+        stem = _stem(self._service.answer(name))
         return _download(text.encode("utf-8"), "text/html; charset=utf-8", stem, "html")
 
     async def _values(self, request: Any) -> Any:
         def check(count: int) -> None:
-            if count > self._studio.limits.body:
-                raise TooLargeError(f"question must have at most {self._studio.limits.body} bytes, got more; ask less")
+            if count > self._service.limits.body:
+                raise TooLargeError(f"question must have at most {self._service.limits.body} bytes, got more; ask less")
 
         try:
             values = json.loads(await _body(request, check))

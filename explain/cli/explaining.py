@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,11 +55,12 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from explain.attribution.selection import Selection
+    from explain.baselines import Baseline
     from explain.checks import Verdict
     from explain.explanation.explainer import Explainer
     from explain.explanation.explanation import Explanation
     from explain.methods import Method
-    from explain.metrics import Table
+    from explain.metrics import Metric, Table
 
 
 SHEET = "contact-sheet.html"
@@ -103,9 +104,7 @@ class Pages:
 
 def explain(options: argparse.Namespace, answer: Output) -> int:
     """Explain each photo."""
-    from explain.attribution.pictures import percent
     from explain.baselines import get_baseline
-    from explain.methods import get_method
 
     (group, named), metrics = _checked(options), checked_metrics(options)
     baseline = checked_baseline(options, [*named, *metrics] if group is None else None)
@@ -113,10 +112,7 @@ def explain(options: argparse.Namespace, answer: Output) -> int:
     explainer = load_explainer(options, answer)
     targets = targets_of(options.target, explainer.categories)
     baseline = None if baseline is None else get_baseline(baseline, explainer.preprocess)
-    named, metrics = (
-        [with_baseline(each, baseline) for each in named],
-        [with_baseline(each, baseline) for each in metrics],
-    )
+    named = [with_baseline(each, baseline) for each in named]
     classes = None if targets is None else [_class_of(each, explainer.categories) for each in targets]
     with blaming(options.model):
         request = request_of(
@@ -124,59 +120,97 @@ def explain(options: argparse.Namespace, answer: Output) -> int:
             bf16=options.bf16, composite=options.composite, baseline=None if baseline is None else repr(baseline),
             budget={name: str(value) for name, value in given_budget(options).items()},
         )  # fmt: skip
-    selections: list[Selection] = []  # the first photo's serves for all
-    pages = Pages()
+    work = _Work(
+        options, answer, explainer, named, group, [with_baseline(each, baseline) for each in metrics], targets,
+        baseline, request,
+    )  # fmt: skip
+    code = for_all(photos, missing, work, answer, verb="explained", folder=options.output)
+    return work.pages.end(options, answer) or code
 
-    def work(source: PhotoSource, stem: str, bar: ProgressBar) -> PhotoResult:
-        count = options.top_k or len(targets or [None])
-        photo = read_photo(source, answer)
-        there = finished(options.output, source, stem, request, count, photo) if options.skip_existing else None
-        if there is not None:
-            return there
-        if group is not None and not selections:
-            with blaming(options.model):
-                selections.append(_selected(explainer, photo, group, options, targets))
-            _tell_left_out(selections[0], [method.name for method in named], answer)
-        taken = {method.name for method in named}
-        others = [name for selection in selections for name in selection.methods if name not in taken]
-        chosen = dict.fromkeys(with_rules(map(get_method, others), options.composite))
-        more = [with_baseline(each, baseline) for each in within_budget(chosen, options) if each.name not in taken]
-        methods: list[str | Method] = [*named, *more]
+
+@dataclass
+class _Work:
+    """What is done for each photo: explain, evaluate, check, save. ``group`` chooses methods besides those named."""
+
+    options: argparse.Namespace
+    answer: Output
+    explainer: Explainer
+    named: list[Method]
+    group: str | None
+    metrics: list[Metric]
+    targets: list[int | str] | None
+    baseline: Baseline | None
+    request: dict[str, Any]
+    pages: Pages = field(default_factory=Pages)
+    chosen: list[Method] | None = None  # of the group, by the first photo
+
+    def __call__(self, source: PhotoSource, stem: str, bar: ProgressBar) -> PhotoResult:
+        options = self.options
+        photo = read_photo(source, self.answer)
+        if options.skip_existing:
+            count = options.top_k or len(self.targets or [None])
+            there = finished(options.output, source, stem, self.request, count, photo)
+            if there is not None:
+                return there
+        if self.chosen is None:
+            self.chosen = [] if self.group is None else self._of_group(self.group, photo)
+        methods: list[str | Method] = [*self.named, *self.chosen]
+        tables: list[Table] = []
+        verdicts: list[Verdict] = []
         with blaming(options.model):
-            explanation = explainer(
-                photo, methods, targets, layer=options.layer, top_k=options.top_k, fuse=options.fuse,
+            explanation = self.explainer(
+                photo, methods, self.targets, layer=options.layer, top_k=options.top_k, fuse=options.fuse,
                 batch_size=options.batch_size, precision="bf16" if options.bf16 else "full", progress=bar.runs,
             )  # fmt: skip
-        explanation = replace(explanation, question=replace(explanation.question, request=request))
-        tables: list[Table] = []
-        if metrics:
-            with blaming(options.model):
+            explanation = replace(explanation, question=replace(explanation.question, request=self.request))
+            if self.metrics:
                 run = {"layer": options.layer, "fuse": options.fuse, "batch_size": options.batch_size}
-                tables = judged(explanation, photo, methods, metrics, **run)
-        verdicts: list[Verdict] = []
-        if options.check:
-            with blaming(options.model):
+                tables = judged(explanation, photo, methods, self.metrics, **run)
+            if options.check:
                 verdicts = checked(explanation, batch_size=options.batch_size, progress=bar.runs)
         written = explanation.save(
             options.output, stem=stem, overwrite=options.force, style=options.style, alpha=options.alpha,
-            colormap=options.colormap, html=pages.page(explanation, tables, bar.runs) if options.html else None,
+            colormap=options.colormap, html=self.pages.page(explanation, tables, bar.runs) if options.html else None,
         )  # fmt: skip
-        files = [str(place) for place in written]
-        records = [explanation.record(m, t) for t in range(len(explanation.results)) for m in explanation.methods]
-        predictions = [(printable(label), percent(probability)) for label, probability in explanation.predictions]
-        width = max((len(label) for label, _ in predictions), default=0)
-        lines = [*(f"  {label:<{width}}  {share:>7}" for label, share in predictions), *(f"  wrote {f}" for f in files)]
-        found: dict[str, Any] = {"image": str(source), "files": files, "records": records}
-        if tables:
-            found["metrics"] = [table.to_dict() for table in tables]
-            lines += lines_of([str(table) for table in tables], explanation.targets)
-        if verdicts:
-            found["verdicts"] = [verdict.to_dict() for verdict in verdicts]
-            lines += lines_of([str(verdict) for verdict in verdicts], explanation.targets)
-        return PhotoResult(found, lines, files)
+        return _result(source, explanation, list(map(str, written)), tables, verdicts)
 
-    code = for_all(photos, missing, work, answer, verb="explained", folder=options.output)
-    return pages.end(options, answer) or code
+    def _of_group(self, group: str, photo: Image) -> list[Method]:
+        """Choose methods for the model by a photo, and say which are left out."""
+        from explain.attribution.selection import select
+        from explain.methods import get_method
+
+        options, explainer = self.options, self.explainer
+        with blaming(options.model):
+            selection = select(
+                explainer.model, explainer.as_input(photo), group, layer=options.layer,
+                target=self.targets[0] if self.targets else None, categories=explainer.categories,
+            )  # fmt: skip
+        names = {method.name for method in self.named}
+        _tell_left_out(selection, names, self.answer)
+        methods = dict.fromkeys(
+            with_rules((get_method(name) for name in selection.methods if name not in names), options.composite)
+        )
+        return [
+            with_baseline(each, self.baseline) for each in within_budget(methods, options) if each.name not in names
+        ]
+
+
+def _result(
+    source: PhotoSource, explanation: Explanation, files: list[str], tables: list[Table], verdicts: list[Verdict]
+) -> PhotoResult:
+    """What is printed of a photo, and its part of the document."""
+    from explain.attribution.pictures import percent
+
+    predictions = [(printable(label), percent(probability)) for label, probability in explanation.predictions]
+    width = max((len(label) for label, _ in predictions), default=0)
+    lines = [*(f"  {label:<{width}}  {share:>7}" for label, share in predictions), *(f"  wrote {f}" for f in files)]
+    records = [explanation.record(m, t) for t in range(len(explanation.results)) for m in explanation.methods]
+    found: dict[str, Any] = {"image": str(source), "files": files, "records": records}
+    for key, each in (("metrics", tables), ("verdicts", verdicts)):
+        if each:
+            found[key] = [one.to_dict() for one in each]
+            lines += lines_of(list(map(str, each)), explanation.targets)
+    return PhotoResult(found, lines, files)
 
 
 def _checked(options: argparse.Namespace) -> tuple[str | None, list[Method]]:
@@ -205,17 +239,6 @@ def _checked(options: argparse.Namespace) -> tuple[str | None, list[Method]]:
     return max(groups, default=None), methods
 
 
-def _selected(
-    explainer: Explainer, photo: Image, group: str, options: argparse.Namespace, targets: list[int | str] | None
-) -> Selection:
-    """Choose methods for the model, by a photo."""
-    from explain.attribution.selection import select
-
-    target = targets[0] if targets else None
-    x = explainer.as_input(photo)
-    return select(explainer.model, x, group, layer=options.layer, target=target, categories=explainer.categories)
-
-
 def targets_of(given: list[str] | None, categories: Sequence[str] | None) -> list[int | str] | None:
     """Targets as the API takes them: whole numbers are class indices, the rest labels; each class once."""
     if given is None:
@@ -237,7 +260,7 @@ def _class_of(target: int | str, categories: Sequence[str] | None) -> int | str:
         return target
 
 
-def _tell_left_out(selection: Selection, named: list[str], answer: Output) -> None:
+def _tell_left_out(selection: Selection, named: Collection[str], answer: Output) -> None:
     from explain.attribution.selection import MANY
 
     unfit = [name for name in selection.unfit if name not in named]

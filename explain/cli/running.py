@@ -60,7 +60,7 @@ from explain.cli.progress import PAUSE, SURE, WIDTH, duration
 
 if TYPE_CHECKING:
     from explain.methods import Method
-    from explain.runs import Run, RunFolder, State
+    from explain.runs import Run, State
 
 
 LISTED = 20  # failures that are told; the rest is in the file
@@ -124,12 +124,12 @@ def run(options: argparse.Namespace, answer: Output) -> int:
         return INTERRUPTED
     finally:
         line.wipe()
-    about = _told(found, line.state, time.monotonic() - begun, answer)
+    about = _summary(options, found, line.state, time.monotonic() - begun, answer)
     answer.add({**about, "pictures": _pictures(options, found, source, answer)})
     return FAILED if answer.errors else DONE
 
 
-def _runner(options: argparse.Namespace) -> Callable[..., Run | RunFolder]:
+def _runner(options: argparse.Namespace) -> Callable[..., Run]:
     """Return what runs, with what only that takes."""
     from explain import runs
 
@@ -179,21 +179,23 @@ def _checked(options: argparse.Namespace) -> str | list[Method]:
 
 def _check_cluster(options: argparse.Namespace) -> None:
     """Refuse what has no effect on a cluster, or only there."""
-    for name in ("actors", "gpus") if options.ray is None else ("workers", "pictures"):
+    for name in ("actors", "gpus") if options.ray is None else ("workers",):
         if name in options.given:
             where = "without" if options.ray is None else "with"
             raise UsageError(f"--{name} would have no effect {where} --ray; leave it out")
     if options.ray is not None and "output" not in options.given:
         raise UsageError("--ray writes into a folder that all machines share; name it with --output")
+    if "://" in options.output and options.pictures is not None:
+        raise UsageError("--pictures writes beside a folder, which --output must name, but it is an address")
 
 
 def _so_far(options: argparse.Namespace) -> str:
     from explain._utils.errors import RunError
-    from explain.runs import RunFolder, open_run
+    from explain.runs import open_run
 
     file = options.output
     try:
-        photos = (open_run(file) if options.ray is None else RunFolder(file)).photos
+        photos = open_run(file).photos
     except RunError:
         return ""
     return f"; {photos} photos are in {file}, and the same command goes on from there"
@@ -215,7 +217,9 @@ def _pictures(options: argparse.Namespace, found: Any, source: Any, answer: Outp
     return list(map(str, written))
 
 
-def _told(found: Run | RunFolder, state: State | None, seconds: float, answer: Output) -> dict[str, Any]:
+def _summary(
+    options: argparse.Namespace, found: Run, state: State | None, seconds: float, answer: Output
+) -> dict[str, Any]:
     """Say what came of it, and return the same for the document."""
     failures, remarks, lists = found.failures, found.notes, found.listing
     for name, reason in list(failures.items())[:LISTED]:
@@ -229,9 +233,9 @@ def _told(found: Run | RunFolder, state: State | None, seconds: float, answer: O
     parts = [f"{there} were there"] if there else []
     parts += [f"{len(failures)} failed"] if failures else []
     told = f" ({', '.join(parts)})" if parts else ""
-    answer.say(f"explained {done} photos in {duration(seconds)}{told}; {len(found)} rows in {found.path}")
+    answer.say(f"explained {done} photos in {duration(seconds)}{told}; {len(found)} rows in {options.output}")
     return {
-        "run": str(found.path), "rows": len(found), "photos": found.photos, "explained": done, "there": there,
+        "run": options.output, "rows": len(found), "photos": found.photos, "explained": done, "there": there,
         "failures": failures, "notes": remarks,
     }  # fmt: skip
 
@@ -242,7 +246,8 @@ def export(options: argparse.Namespace, answer: Output) -> int:
 
     if options.run is None or options.file is None:
         raise UsageError("name a run and the file to write, as in explain export run.sqlite run.parquet")
-    count = export(open_run(options.run), options.file, overwrite=options.force)
+    with notes(answer):
+        count = export(open_run(options.run), options.file, overwrite=options.force)
     answer.add({"run": options.run, "file": options.file, "rows": count})
     answer.say(f"{count} rows written to {options.file}")
     return DONE
@@ -271,7 +276,8 @@ def tell_insight(options: argparse.Namespace, answer: Output) -> int:
     from explain.runs import open_run
 
     _check(options)
-    run = open_run(options.run)
+    with notes(answer):
+        run = open_run(options.run)
     explainer = None if options.model is None else load_explainer(options, answer)
     target = None
     if options.target is not None and explainer is not None:

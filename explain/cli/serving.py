@@ -30,8 +30,8 @@ def serve(options: argparse.Namespace, answer: Output) -> int:
     examples = _examples(options.examples)
     access = access_for(options.host)
     explainers = [load_explainer(options, answer), *_beside(options, answer)]
-    with closing(app.Service(explainers, examples=examples)) as studio:
-        made = app.application(studio, access)
+    with closing(app.Service(explainers, examples=examples)) as service:
+        made = app.application(service, access)
         with bound(options.host, options.port) as socket:
             url = app.address(options.host, socket.getsockname()[1], access.token)
 
@@ -42,7 +42,7 @@ def serve(options: argparse.Namespace, answer: Output) -> int:
                 if options.open:
                     webbrowser.open(url)
 
-            studio.prepare()
+            service.prepare()
             with suppress(KeyboardInterrupt):
                 app.listen(made, socket, begun)
     return DONE

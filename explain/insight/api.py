@@ -16,6 +16,7 @@ from explain.insight.maps import gathered
 from explain.insight.reattribution import RunPhotos, method_in
 from explain.insight.result import Insight
 from explain.runs.reading import Stored
+from explain.runs.result import open_run
 
 
 @keywords()
@@ -35,7 +36,7 @@ def insight(
     """Say what the maps of a run say together: where classes look, clusters of reasons, mistakes.
 
     Args:
-        run: a run, or its file.
+        run: a run, or its file or folder.
         method: whose maps; by default the first of the run.
         explainer: what the run was made with; with it, mistakes are explained. What follows needs it.
         source: where photos come from that had no file.
@@ -54,7 +55,7 @@ def insight(
     Traceback (most recent call last):
     explain.RunError: run 'none.sqlite' must be a file, but there is none; check the path
     """
-    stored = run if isinstance(run, Stored) else Stored(run)
+    stored = run if isinstance(run, Stored) else open_run(run)
     maps = gathered(stored, method)
     photos = None if explainer is None else RunPhotos(stored, explainer, source)
     further = looked_further(

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -31,20 +32,11 @@ from explain.runs.explaining import RunRequest
 from explain.runs.files import source_of
 from explain.runs.labels import Labels
 from explain.runs.manifest import manifest_of, must_agree
-from explain.runs.parts import (
-    BEGUN,
-    ENDING,
-    MANIFEST,
-    REMARKS,
-    Attempt,
-    RunFolder,
-    attempt,
-    known_in,
-    names_in,
-    write_part,
-)
+from explain.runs.parts import BEGUN, ENDING, MANIFEST, REMARKS, Attempt, attempt, indexed, write_part
 from explain.runs.photo_identity import Comparing, Known
 from explain.runs.preparing import Failed, Preparer, in_process
+from explain.runs.reading import Stored
+from explain.runs.result import Run
 from explain.runs.runner import State
 from explain.runs.sources import Entry, Source, Trouble, entries_of, text
 from explain.runs.storage import Storage
@@ -103,7 +95,7 @@ class PartExplainer:
                 found = list(self._found(entries, tried))
                 failures = tuple(_sendable(each) for each in found if isinstance(each, Failed))
                 answers = [each for each in found if not isinstance(each, Failed)]
-                write_part(task.place, answers, self._metrics)
+                write_part(task.place, answers, task.question.methods or [], self._metrics)
         except Exception as error:
             return Report(error=_sent(error))
         notes = dict.fromkeys(note for answer in answers for note in answer.notes)
@@ -174,16 +166,17 @@ class DistributedRun:
     def _begin(self) -> dict[str, Known]:
         """Check that the folder is that of this run, and return the photos in it."""
         place, manifest = self.task.place, self.task.manifest
-        for left in place.files(".json"):  # by a go that was ended in the middle: attempts count from one again
+        files = place.stamps()
+        for left in files:  # by a run that was interrupted: attempts count from one again
             if left.startswith(BEGUN):
                 place.remove(left)
-        there, content = place.files(ENDING), place.read(MANIFEST)
+        there, content = any(file.endswith(ENDING) for file in files), place.read(MANIFEST)
         if there and content is None:
             raise RunError(f"output {text(place.name)!r} must be a new folder or that of a run, got one with other "
                            "Parquet files; choose another")  # fmt: skip
         if there and content is not None:
             must_agree(json.loads(content), manifest, place.name)
-            return known_in(place)
+            return Stored(indexed(place)[0]).known
         place.write(MANIFEST, json.dumps(manifest, ensure_ascii=False, indent=1).encode())
         return {}
 
@@ -232,7 +225,7 @@ class DistributedRun:
     def _must_be_there(self) -> None:
         """Notice machines that wrote into a folder of their own."""
         asked = self.named - self.failures.keys()
-        missing = asked - names_in(self.task.place).keys() if asked else set()
+        missing = asked - Stored(indexed(self.task.place)[0]).known.keys() if asked else set()
         if missing:
             raise RunError(f"output {text(self.task.place.name)!r} must be a folder that all machines share, but "
                            f"{len(missing)} photos were written elsewhere; choose one on a shared drive or in a "
@@ -313,7 +306,7 @@ def run_on_ray(
     tolerance: float | None = None,
     max_seconds: float | None = None,
     progress: Callable[[State], None] | None = None,
-) -> RunFolder:
+) -> Run:
     """Explain all photos of a source on the machines of a Ray cluster, into a folder of Parquet files.
 
     The rows are those that `explain.run` finds on one machine. The same call continues a run that was interrupted:
@@ -333,7 +326,7 @@ def run_on_ray(
         progress: called with a `State` after each piece.
 
     Returns:
-        The `RunFolder`.
+        The run, as `explain.open_run` opens it.
 
     Raises:
         RunError: Ray is missing, the folder or the source cannot be used, or the run was begun with other options.
@@ -365,11 +358,11 @@ def run_on_ray(
     )  # fmt: skip
     task = Task(photos, question, Labels(made.categories, photos.classes), place, manifest)
     with ExitStack() as stack:
-        if not place.is_remote:
-            stack.enter_context(alone(os.path.join(place.name, MANIFEST)))  # type: ignore[arg-type]
+        if place.is_local:
+            stack.enter_context(alone(Path(place.path, MANIFEST)))
         stack.enter_context(_connected(ray, address))
         DistributedRun(task, partial(_through, ray, actors, float(gpus)), per_file, progress).go()
-    return RunFolder(place)
+    return Run(output)
 
 
 class Actor:

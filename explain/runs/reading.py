@@ -16,14 +16,14 @@ from urllib.parse import urlencode
 import torch
 from PIL import Image
 
-from explain._utils.errors import MethodError, RunError, printable
+from explain._utils.errors import RunError, printable
 from explain._utils.spelling import did_you_mean
 from explain.attribution.pictures import Scene
 from explain.attribution.result import Attribution
 from explain.data.images import Box, load_image
-from explain.methods import get_method
 from explain.render import Style
 from explain.runs.digests import content_digest, digest
+from explain.runs.photo_identity import Known
 from explain.runs.schema import APPLICATION, COUNTED, FORMAT, METHOD, PHOTO, RESULT, unpack
 from explain.runs.sources import Corners, stamp, text
 
@@ -211,6 +211,12 @@ class Stored:
         """Whether all photos have been looked at."""
         return bool(self._one("SELECT count(*) FROM manifest WHERE key = 'ended'"))
 
+    @property
+    def known(self) -> dict[str, Known]:
+        """By what the photos are recognised when the run is continued, by their names."""
+        rows = self.query(f"SELECT name, {', '.join(Known._fields)} FROM photos")
+        return {name: Known(*rest) for name, *rest in rows}
+
     def rows(
         self,
         method: str | None = None,
@@ -361,17 +367,6 @@ def row_of(found: sqlite3.Row | Mapping[str, Any], metrics: Mapping[str, float |
         "box": Box(found["left"], found["top"], found["right"], found["bottom"]),
         "boxes": () if boxes is None else tuple(tuple(box) for box in json.loads(boxes)),
         "metrics": metrics,
-        **_how_shown(found),
+        "uncentred": json.loads(found["options"]).get("centred") is False,
         "_stored": (found["map"], tuple(json.loads(found["shape"])), found["scale"]),
     })  # fmt: skip
-
-
-def _how_shown(found: sqlite3.Row | Mapping[str, Any]) -> dict[str, Any]:
-    """How a method's maps are drawn; Parquet files do not say it, so that the method's usual way counts."""
-    if "style" in found.keys():  # noqa: SIM118  # a row of SQLite has only values in it
-        return {"style": found["style"], "uncentred": json.loads(found["options"]).get("centred") is False}
-    try:
-        method = get_method(found["method"])
-    except MethodError:
-        return {}
-    return {"style": method.style, "uncentred": getattr(method, "centred", None) is False}

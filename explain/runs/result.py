@@ -10,6 +10,7 @@ from explain._utils.errors import keywords
 from explain.hooks import Where
 from explain.render import StyleLike
 from explain.runs.exporting import export
+from explain.runs.parts import file_of
 from explain.runs.pictures import to_html, write_pictures
 from explain.runs.reading import Stored
 
@@ -24,10 +25,12 @@ class Run(Stored):
     ``len(run)`` is the number of rows: one for each photo, method and target. Nothing is kept in memory.
 
     Args:
-        file: where it is.
+        file: where it is: the file that `explain.run` wrote, or the folder or address that `run_on_ray` wrote. The
+            Parquet files of a folder are entered into an SQLite file first, those that are new since the last time;
+            a warning says where that is.
 
     Raises:
-        RunError: there is no run, or a later version has written it.
+        RunError: there is no run, it cannot be read, or a later version has written it.
 
     >>> import explain, tempfile
     >>> from PIL import Image
@@ -41,6 +44,9 @@ class Run(Stored):
     ...     len(run), run.methods, [row.name for row in run.rows(method="gradcam")]
     (4, ['gradcam', 'saliency'], ['photo 0', 'photo 1'])
     """
+
+    def __init__(self, file: str | os.PathLike[str]) -> None:
+        super().__init__(file_of(file))
 
     def export(self, file: str | os.PathLike[str], *, overwrite: bool = False) -> int:
         """Write all rows into one table, and return how many; see `explain.runs.export`."""
@@ -94,10 +100,11 @@ class Run(Stored):
 
 @keywords()
 def open_run(file: str | os.PathLike[str]) -> Run:
-    """Open the file of a run for reading; no model is loaded.
+    """Open a run for reading; no model is loaded.
 
     Args:
-        file: what was given to `explain.run` as ``output``.
+        file: what was given to `explain.run` or `run_on_ray` as ``output``; of a folder, the Parquet files that are new
+            are entered into an SQLite file first, and a warning says where that is.
 
     Raises:
         RunError: there is no run, or a later version has written it.

@@ -25,6 +25,7 @@ from explain.runs.labels import Labels
 from explain.runs.manifest import manifest_of
 from explain.runs.photo_identity import Comparing
 from explain.runs.preparing import Failed, Prepared, Preparer, Ready, in_process
+from explain.runs.reading import Stored
 from explain.runs.result import Run
 from explain.runs.sources import Entry, Source, Trouble, entries_of, text
 from explain.runs.store import PhotoRecord, Store
@@ -179,7 +180,7 @@ class _Go:
     there: int = 0
 
     def through(self) -> None:
-        known = self.store.done()
+        known = Stored(self.store.file).known
         self.succeeded = bool(known)
         self.labels = Labels(self.question.explainer.categories, self.source.classes)
         self.comparing = Comparing(self.source, self.labels, known)

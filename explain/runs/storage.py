@@ -4,111 +4,87 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Any
 
 from explain._utils.errors import RunError, raised
 from explain.runs.sources import text
 
 
 class Storage:
-    """A folder: a path, or an address that pyarrow knows, such as ``s3://bucket/maps`` or ``gs://bucket/maps``.
+    """A folder: a path, or an address that fsspec knows, such as ``s3://bucket/maps`` or ``memory://maps``.
 
     It can be sent to other machines. A file in it appears complete or not at all.
 
     Args:
         given: the path or the address.
+        make: make the folder if there is none.
 
     Raises:
-        RunError: there is a file of this name, or pyarrow does not know the address.
+        RunError: there is a file of this name, fsspec does not know the address, or it lacks a package for it.
     """
 
-    def __init__(self, given: str | os.PathLike[str]) -> None:
-        name = os.fspath(given)
-        self.is_remote = re.match(r"[a-zA-Z][\w+.-]*://", name) is not None
-        self.name = name if self.is_remote else os.path.realpath(name)
-        if not self.is_remote and os.path.lexists(name) and not os.path.isdir(name):
-            raise RunError(f"output {text(name)!r} must be a folder, got a file; choose another name")
-        with self._told():
-            if self.is_remote:
-                system, path = self._storage()
-                system.create_dir(path, recursive=True)
-            else:
-                Path(self.name).mkdir(parents=True, exist_ok=True)
+    def __init__(self, given: str | os.PathLike[str], *, make: bool = True) -> None:
+        self.name = os.fspath(given)
+        if "://" not in self.name:
+            self.name = os.path.realpath(self.name)
+        with self._explained():
+            fsspec = importlib.import_module("fsspec")  # here, as it takes a while
+            self._files, self.path = fsspec.core.url_to_fs(self.name)
+            self.is_local = "file" in self._files.protocol
+            if self._files.isfile(self.path):
+                raise RunError(f"output {text(given)!r} must be a folder, got a file; choose another name")
+            if make:
+                self._files.makedirs(self.path, exist_ok=True)
 
-    def files(self, ending: str) -> list[str]:
-        """The names of the files that end so, in their order."""
-        with self._told():
-            if not self.is_remote:
-                return sorted(each.name for each in Path(self.name).glob(f"[!.]*{ending}"))
-            system, path = self._storage()
-            found = system.get_file_info(importlib.import_module("pyarrow.fs").FileSelector(path))
-            return sorted(each.base_name for each in found if each.is_file and each.base_name.endswith(ending))
+    def stamps(self) -> dict[str, str]:
+        """The names of the files in their order, each with its size and what tells its versions apart."""
+        with self._explained():
+            self._files.invalidate_cache(self.path)
+            found = self._files.ls(self.path, detail=True) if self._files.isdir(self.path) else []
+        keys = ("ETag", "etag", "LastModified", "updated", "mtime", "created")
+        return {
+            os.path.basename(about["name"]): f"{about['size']} {next((about[key] for key in keys if key in about), '')}"
+            for about in sorted(found, key=lambda about: str(about["name"]))
+            if about["type"] == "file" and not os.path.basename(about["name"]).startswith(".")
+        }
 
     def read(self, name: str) -> bytes | None:
         """The content of a file; None if it is not there."""
-        with self._told():
+        with self._explained():
             try:
-                with self.opened(name) as file:
-                    return bytes(file.read())
+                return bytes(self._files.cat_file(f"{self.path}/{name}"))
             except FileNotFoundError:
                 return None
 
-    @contextmanager
-    def opened(self, name: str) -> Iterator[Any]:
-        """A file, open for reading."""
-        if not self.is_remote:
-            with open(os.path.join(self.name, name), "rb") as file:
-                yield file
-            return
-        system, path = self._storage()
-        with system.open_input_file(f"{path}/{name}") as file:
-            yield file
-
     def write(self, name: str, content: bytes) -> None:
         """Write a file, or put another in its place."""
-        with self._told():
-            if self.is_remote:
-                system, path = self._storage()
-                with system.open_output_stream(f"{path}/{name}") as file:  # there when it is closed, in a storage
-                    file.write(content)
+        with self._explained():
+            if not self.is_local:
+                self._files.pipe_file(f"{self.path}/{name}", content)  # storages show a file when it is whole
                 return
-            part = Path(self.name, f".explain-{secrets.token_hex(8)}.part")
+            part = f"{self.path}/.explain-{secrets.token_hex(8)}.part"
             try:
-                part.write_bytes(content)
-                os.replace(part, Path(self.name, name))
+                self._files.pipe_file(part, content)
+                os.replace(part, f"{self.path}/{name}")
             finally:
                 with suppress(OSError):
-                    part.unlink()
+                    os.unlink(part)
 
     def remove(self, name: str) -> None:
         """Take a file away, if it is there."""
-        with self._told():
-            if not self.is_remote:
-                Path(self.name, name).unlink(missing_ok=True)
-                return
-            system, path = self._storage()
-            with suppress(FileNotFoundError):
-                system.delete_file(f"{path}/{name}")
-
-    def _storage(self) -> tuple[Any, str]:
-        try:
-            storage: Any = importlib.import_module("pyarrow.fs")
-        except ImportError:
-            raise RunError(f"pyarrow must be installed to use {self.name!r}; pip install 'explain[parquet]'") from None
-        system, path = storage.FileSystem.from_uri(self.name)
-        return system, path
+        with self._explained(), suppress(FileNotFoundError):
+            self._files.rm_file(f"{self.path}/{name}")
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        """Say in our words what the system says."""
+    def _explained(self) -> Iterator[None]:
+        """Turn errors of the file system into ours."""
         try:
             yield
-        except (OSError, ValueError) as error:  # pyarrow has no errors of its own for storages
+        except (OSError, ValueError, ImportError) as error:
+            if isinstance(error, RunError):
+                raise
             reason = getattr(error, "strerror", None) or raised(error)
             raise RunError(f"output {text(self.name)!r} cannot be used: {reason}; choose another folder, or make "
                            "room and start once more") from error  # fmt: skip

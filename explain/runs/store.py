@@ -15,7 +15,6 @@ from explain._utils.errors import RunError
 from explain.methods import Method
 from explain.runs.digests import content_digest, digest
 from explain.runs.manifest import described_method, must_agree
-from explain.runs.photo_identity import Known
 from explain.runs.preparing import Failed
 from explain.runs.schema import APPLICATION, FORMAT, METHOD, PHOTO, RESULT, TABLES, TRIGGERS, Packed
 from explain.runs.sources import Entry, text
@@ -50,23 +49,30 @@ class PhotoRecord:
     notes: tuple[str, ...] = ()
 
 
+def method_row(method: Method) -> tuple[Any, ...]:
+    """The columns of ``methods``."""
+    about = described_method(method)
+    return method.name, about["class"], json.dumps(about["options"]), method.style, method.paper
+
+
 class Store:
     """The file of a run, opened for writing; made if it is not there.
 
     Args:
         file: where it is.
         manifest: what the run is; that of a run that is there already must be the same.
+        compare: refuse a run with another manifest.
 
     Raises:
         RunError: the file is no run, was begun with other options, or cannot be written.
     """
 
-    def __init__(self, file: Path, manifest: Mapping[str, Any]) -> None:
-        self.file = file
-        with self._told():
+    def __init__(self, file: Path, manifest: Mapping[str, Any], *, compare: bool = True) -> None:
+        self.file, self._compare = file, compare
+        with self._translated():
             self._db = sqlite3.connect(file, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
         try:
-            with self._told():
+            with self._translated():
                 self._begin(manifest)
         except BaseException:  # an interrupt too must not leave the file open
             self._db.close()
@@ -76,7 +82,8 @@ class Store:
         there = self._is_run()
         if there and self._db.execute("SELECT count(*) FROM photos").fetchone()[0]:
             before = {key: json.loads(value) for key, value in self._db.execute("SELECT key, value FROM manifest")}
-            must_agree(before, manifest, text(self.file))
+            if self._compare:
+                must_agree(before, manifest, text(self.file))
         else:
             self._make(manifest, there=there)
         self._db.execute("PRAGMA journal_mode = WAL")
@@ -119,28 +126,22 @@ class Store:
             raise RunError(f"run {text(self.file)!r} must have format {FORMAT}, got {version}; {remedy}")
         return bool(tables)
 
-    def done(self) -> dict[str, Known]:
-        """The photos that are there, by their names."""
-        with self._told():
-            rows = self._db.execute(f"SELECT name, {', '.join(Known._fields)} FROM photos")
-            return {name: Known(*rest) for name, *rest in rows}
-
     def confirm(self, entries: Iterable[Entry]) -> None:
         """Note that photos were read again and found to be those that are there, by their stamps as they are now."""
-        with self._told(), self._transaction():
+        with self._translated(), self._transaction():
             for entry in entries:
                 self._db.execute("UPDATE photos SET stamp = ? WHERE name = ?", (entry.stamp, entry.name))
                 self._db.execute("DELETE FROM failures WHERE name = ?", (entry.name,))
 
     def enter_methods(self, methods: Iterable[Method]) -> None:
         """Write which methods there are, as soon as they are known."""
-        rows = []
-        for method in methods:
-            about = described_method(method)
-            row = method.name, about["class"], json.dumps(about["options"]), method.style, method.paper
-            rows.append((*row, digest(*row)))
-        with self._told(), self._transaction():
-            self._db.executemany(_insert("methods", (*METHOD, "digest")).replace("INSERT", "INSERT OR IGNORE"), rows)
+        rows = list(map(method_row, methods))
+        with self._translated(), self._transaction():
+            self._enter_methods(rows)
+
+    def _enter_methods(self, rows: Iterable[tuple[Any, ...]]) -> None:
+        insert = _insert("methods", (*METHOD, "digest")).replace("INSERT", "INSERT OR IGNORE")
+        self._db.executemany(insert, [(*row, digest(*row)) for row in rows])
 
     def write(self, found: Sequence[PhotoRecord | Failed]) -> None:
         """Write photos with all their results at once: all of them are there afterwards, or none.
@@ -148,7 +149,7 @@ class Store:
         A photo that was there is replaced, and is a failure no more if it was one. One whose file is the same as
         before, but could not be read this time, keeps its results.
         """
-        with self._told(), self._transaction():
+        with self._translated(), self._transaction():
             self._enter(found)
 
     def _enter(self, found: Sequence[PhotoRecord | Failed]) -> None:
@@ -181,14 +182,14 @@ class Store:
 
     def forget_failures(self, but: Collection[str]) -> None:
         """Take failures of photos back that are no more in the source; ``but`` has the names of those that are."""
-        with self._told():
+        with self._translated():
             names = [name for (name,) in self._db.execute("SELECT name FROM failures") if name not in but]
             with self._transaction():
                 self._db.executemany("DELETE FROM failures WHERE name = ?", [(name,) for name in names])
 
     def end(self, when: str) -> None:
         """Note that all photos have been looked at."""
-        with self._told(), self._transaction():
+        with self._translated(), self._transaction():
             self._note("ended", when)
 
     def _note(self, key: str, value: Any) -> None:
@@ -211,8 +212,8 @@ class Store:
             raise
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        """Say in our words what SQLite says."""
+    def _translated(self) -> Iterator[None]:
+        """Turn errors of SQLite into ours."""
         try:
             yield
         except sqlite3.Error as error:

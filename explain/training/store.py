@@ -95,7 +95,7 @@ class TrainingStore(Store):
     def __init__(self, file: Path, manifest: Mapping[str, Any]) -> None:
         super().__init__(file, manifest)
         try:
-            with self._told(), self._transaction():
+            with self._translated(), self._transaction():
                 for statement in TABLES.split(";\n"):
                     self._db.execute(statement)
         except BaseException:  # an interrupt too must not leave the file open
@@ -104,12 +104,12 @@ class TrainingStore(Store):
 
     def last(self) -> int:
         """The last step that is there; 0 if there is none."""
-        with self._told():
+        with self._translated():
             return int(self._db.execute("SELECT ifnull(max(step), 0) FROM steps").fetchone()[0])
 
     def go_back(self, step: int) -> None:
         """Forget what comes after a step: a training that begins there goes another way."""
-        with self._told(), self._transaction():
+        with self._translated(), self._transaction():
             later = "SELECT photo FROM steps WHERE step > ?"
             self._db.execute(f"DELETE FROM photos WHERE id IN ({later})", (step,))
             for table in ("figures", "gradients", "units"):
@@ -126,7 +126,7 @@ class TrainingStore(Store):
             figures: such as the loss.
             gradients: what was seen of them before.
         """
-        with self._told(), self._transaction():
+        with self._translated(), self._transaction():
             self._enter(found)
             start = len(stored_name(step, "")) + 1
             chosen = "SELECT id, ?, substr(name, ?) FROM photos WHERE name = ?"

@@ -1,4 +1,4 @@
-"""A studio with a small network."""
+"""A service with a small network."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def explainer() -> explain.Explainer:
 
 
 @pytest.fixture
-def studio(explainer: explain.Explainer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def service(explainer: explain.Explainer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     place = tmp_path_factory.mktemp("examples") / "stripes.png"
     photo().save(place)
     found = Service([explainer], LIMITS, {"stripes.png": place})

@@ -39,15 +39,15 @@ def served(explainer: explain.Explainer, tmp_path_factory: pytest.TempPathFactor
     """The app at an address of this machine."""
     place = tmp_path_factory.mktemp("examples") / "stripes.png"
     photo(seed=1).save(place)
-    studio = Service([explainer], Limits(upload=200_000), {"stripes.png": place})
-    server = uvicorn.Server(uvicorn.Config(application(studio), log_level="warning", lifespan="off", ws="none"))
+    service = Service([explainer], Limits(upload=200_000), {"stripes.png": place})
+    server = uvicorn.Server(uvicorn.Config(application(service), log_level="warning", lifespan="off", ws="none"))
     with bound(LOOPBACK, 0) as socket:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]}, daemon=True)
         thread.start()
         yield f"http://{LOOPBACK}:{socket.getsockname()[1]}"
         server.should_exit = True
         thread.join(30)
-    studio.close()
+    service.close()
 
 
 class Opened(Tab):
@@ -267,7 +267,7 @@ def test_the_model_is_asked_about_covered_photos_when_they_are_played(app: Any) 
     page.until("document.querySelector('.plot').style.display === ''")
     curve = page.item("maps[0][0].curve")
     assert curve["deletion"][0] == pytest.approx(page.item("predictions[0][1]"), abs=1e-4)
-    assert page.requests.count(f"{page.address}/api/doubt") == 1
+    assert page.requests.count(f"{page.address}/api/check") == 1
     page.until("document.querySelector('.plot').getAttribute('aria-label').startsWith('Curves of gradcam')")
 
 

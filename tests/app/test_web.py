@@ -29,12 +29,12 @@ HOST, SELF = "http://127.0.0.1:8000", {"x-explain": "1"}
 
 
 @pytest.fixture
-def client(studio: Service) -> Iterator[Any]:
+def client(service: Service) -> Iterator[Any]:
     from starlette.testclient import TestClient
 
     from explain.app import application
 
-    with TestClient(application(studio), base_url=HOST, raise_server_exceptions=True) as found:
+    with TestClient(application(service), base_url=HOST, raise_server_exceptions=True) as found:
         yield found
 
 
@@ -134,7 +134,7 @@ def test_photos_that_are_too_large_are_refused(client: Any) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b"\xff", b'{"photo": 3}', b"[" * 1000])
 def test_questions_that_are_none_are_refused(client: Any, body: bytes) -> None:
-    for path in ("explain", "doubt", "stop", "save", "report", "methods", "layers", "examples"):
+    for path in ("explain", "check", "stop", "save", "report", "methods", "layers", "examples"):
         status = client.post(f"/api/{path}", content=body, headers=SELF).status_code
         expected = {"methods": 200, "stop": 404, "save": 404, "report": 404, "layers": 404}
         assert status == (expected.get(path, 400) if body == b'{"photo": 3}' else 400), path
@@ -159,12 +159,12 @@ def test_twenty_ask_at_once_and_all_are_answered(client: Any) -> None:
     assert all("item" in steps[-1] for steps in found)
 
 
-def test_too_many_questions_are_refused_and_nothing_breaks(client: Any, studio: Service) -> None:
+def test_too_many_questions_are_refused_and_nothing_breaks(client: Any, service: Service) -> None:
     import threading
 
     gate = threading.Event()
     for _ in range(LIMITS.waiting + 1):
-        studio.sitters[0].quick.do(lambda: gate.wait(60) and None)
+        service.models[0].quick.do(lambda: gate.wait(60) and None)
     name = send(client).json()["photo"]
     reply = client.post("/api/explain", json={"photo": name}, headers=SELF)
     gate.set()
@@ -215,7 +215,7 @@ def test_an_answer_may_take_its_time_and_the_next_request_may_not(listening: Cal
         assert received(connection).startswith(b"HTTP/1.1 408")
 
 
-def test_a_photo_that_does_not_come_is_given_up(studio: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_photo_that_does_not_come_is_given_up(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     from explain.app import application
 
     monkeypatch.setattr(web, "BODY", 0.05)
@@ -229,16 +229,16 @@ def test_a_photo_that_does_not_come_is_given_up(studio: Service, monkeypatch: py
 
     headers = [(b"host", b"127.0.0.1"), (b"x-explain", b"1"), (b"content-length", b"100")]
     scope = {"type": "http", "method": "POST", "path": "/api/photos", "headers": headers, "query_string": b""}
-    asyncio.run(application(studio)(scope, receive, send))
+    asyncio.run(application(service)(scope, receive, send))
     assert sent[0]["status"] == 408
 
 
-def test_the_token_leaves_the_address_and_becomes_a_cookie(studio: Service) -> None:
+def test_the_token_leaves_the_address_and_becomes_a_cookie(service: Service) -> None:
     from starlette.testclient import TestClient
 
     from explain.app import application
 
-    app = application(studio, Access(("box",), "secret"))
+    app = application(service, Access(("box",), "secret"))
     with TestClient(app, base_url="http://box:8000", follow_redirects=False) as client:
         assert client.get("/").status_code == 401
         assert client.get("/?token=other").status_code == 401

@@ -163,14 +163,14 @@ def test_the_progress_has_a_rate_and_the_time_that_is_left(monkeypatch: pytest.M
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     line = _Line()
-    line(State(done=40, failed=2, there=58, total=200, max_seconds=4.2))
-    line(State(done=41, failed=2, there=58, total=200, max_seconds=4.2))  # too soon to be drawn
+    line(State(done=40, failed=2, there=58, total=200, seconds=4.2))
+    line(State(done=41, failed=2, there=58, total=200, seconds=4.2))  # too soon to be drawn
     assert terminal.getvalue() == (
         "\r\x1b[2K████████████░░░░░░░░░░░░ 100/200 photos, 10 a second, about 10 s left, 2 failed"
     )
     line.wipe()
     assert terminal.getvalue().endswith("\r\x1b[2K")
-    assert State(done=1, failed=0, there=0, total=None, max_seconds=1.0).left is None
+    assert State(done=1, failed=0, there=0, total=None, seconds=1.0).left is None
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,8 @@ def test_the_progress_has_a_rate_and_the_time_that_is_left(monkeypatch: pytest.M
     [
         (["--actors", "2"], "--actors would have no effect without --ray; leave it out"),
         (["--gpus", "0.5"], "--gpus would have no effect without --ray; leave it out"),
-        (["--ray", "--output", "maps", "--pictures", "worst:1"], "--pictures would have no effect with --ray"),
+        (["--ray", "--output", "s3://b/maps", "--pictures", "worst:1"], "--pictures writes beside a folder"),
+        (["--ray", "--output", "maps", "--workers", "2"], "--workers would have no effect with --ray"),
         (["--ray"], "--ray writes into a folder that all machines share; name it with --output"),
         (["--ray", "--output", "maps", "-m", "all"], "--method all chooses by the first photo, which --ray cannot"),
     ],

@@ -1,8 +1,9 @@
-"""A run in pieces, explained anywhere and in any order: without Ray and without Parquet, for which others stand in."""
+"""A distributed run: pieces that are explained anywhere and in any order, without Ray, for which a class stands in."""
 
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import random
 import sys
@@ -13,28 +14,16 @@ from typing import Any
 import pytest
 
 import explain
-from explain import ExplainError, LayerError, RunError
-from explain.runs import RunFolder, State, run_on_ray
+from explain import ExplainError, ExplainWarning, LayerError, RunError
+from explain.runs import State, open_run, run_on_ray
 from explain.runs.cluster import PartExplainer, Report, Task
-from explain.runs.exporting import with_map
 from explain.runs.sources import Content, Entry, Source
 from explain.runs.storage import Storage
 from tests.runs.networks import explainer, folder_of, picture
 
+parquet: Any = pytest.importorskip("pyarrow.parquet", reason="an extra")
 METHODS = ["gradcam", "saliency"]
 Pieces = Iterator[list[Entry]]
-
-
-@pytest.fixture(autouse=True)
-def _json_in_place_of_parquet(monkeypatch: pytest.MonkeyPatch) -> None:
-    def packed(rows: Any, metrics: Any) -> bytes:
-        return json.dumps([with_map(row, metrics) for row in rows], default=lambda array: array.tolist()).encode()
-
-    def names(place: Storage, file: str) -> list[str]:
-        return [row["name"] for row in json.loads(place.read(file) or b"")]
-
-    monkeypatch.setattr("explain.runs.parts._packed", packed)
-    monkeypatch.setattr("explain.runs.parts._names_in", names)
 
 
 class Cluster:
@@ -77,7 +66,13 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Callable[[Cluster], Cluster]:
 
 
 def rows_in(folder: Path) -> list[dict[str, Any]]:
-    return [row for file in folder.glob("*.parquet") for row in json.loads(file.read_bytes())]
+    return list(parquet.read_table(folder).to_pylist())
+
+
+def digests(run: explain.Run) -> list[tuple[Any, ...]]:
+    """All results of a run with their digests, which are of every cell of the row and its photo, and of the map."""
+    columns = "p.name, r.method, r.target, r.digest"
+    return sorted(run.query(f"SELECT {columns} FROM results r JOIN photos p ON p.id = r.photo"))
 
 
 def by_key(rows: list[dict[str, Any]]) -> dict[tuple[str, str, str], dict[str, Any]]:
@@ -99,15 +94,16 @@ def test_rows_are_those_of_one_machine_to_the_last_digit(on: Any, tmp_path: Path
         tmp_path / "list.csv", made, METHODS, output=tmp_path / "maps", per_file=8, progress=states.append, **options
     )
     assert sorted(map(len, cluster.pieces)) == [6, 8, 8]
-    expected = [with_map(row, ["pointinggame"]) for row in local.rows()]
-    for row in expected:
-        row["map"] = row["map"].tolist()
-    assert by_key(rows_in(tmp_path / "maps")) == by_key(expected)
+    local.export(tmp_path / "r.parquet")
+    assert by_key(rows_in(tmp_path / "maps")) == by_key(rows_in(tmp_path / "r.parquet"))
+    assert digests(found) == digests(local)
     assert (len(found), found.photos, found.ended, found.failures) == (88, 22, True, {})
     assert (states[-1].done, states[-1].total) == (22, 22)
-    about = {**found.manifest, "begun": None}
-    assert about == {**{k: v for k, v in local.manifest.items() if k != "ended"}, "begun": None}
-    assert repr(found).endswith("maps': 22 photos, gradcam, saliency)")
+    free = {"begun": None, "ended": None}
+    assert {**found.manifest, **free} == {**local.manifest, **free}
+    for query in ("name, class, options, style, paper, digest FROM methods", "name, stamp, label, digest FROM photos"):
+        assert sorted(found.query(f"SELECT {query}")) == sorted(local.query(f"SELECT {query}"))
+    assert found.insight("gradcam").lines(1)[0].endswith("44 maps of gradcam")
 
 
 def test_a_run_goes_on_where_it_stopped(on: Any, tmp_path: Path) -> None:
@@ -121,16 +117,18 @@ def test_a_run_goes_on_where_it_stopped(on: Any, tmp_path: Path) -> None:
     on(Stopped())
     with pytest.raises(KeyboardInterrupt):
         run_on_ray(tmp_path / "photos", explainer(), output=tmp_path / "maps", per_file=4)
-    before = RunFolder(tmp_path / "maps")
+    with pytest.warns(ExplainWarning, match="2 new Parquet files"):
+        before = open_run(tmp_path / "maps")
     assert (before.photos, before.ended) == (8, False)
+    names = set(before.known)
     cluster = on(Cluster())
     states: list[State] = []
     found = run_on_ray(tmp_path / "photos", explainer(), output=tmp_path / "maps", per_file=5, progress=states.append)
     assert sorted(map(len, cluster.pieces)) == [2, 5, 5]
-    assert not {name for piece in cluster.pieces for name in piece} & set(before._names)
+    assert not {name for piece in cluster.pieces for name in piece} & names
     assert len(by_key(rows_in(tmp_path / "maps"))) == found.photos == 20
     assert (found.ended, states[-1].there, states[-1].done) == (True, 8, 12)
-    with pytest.raises(RunError, match="continued"):
+    with pytest.raises(RunError, match="must be continued as it was begun, but its methods"):
         run_on_ray(tmp_path / "photos", explainer(), "saliency", output=tmp_path / "maps")
 
 
@@ -210,9 +208,10 @@ def test_a_piece_that_does_not_come_back_is_no_end(on: Any, tmp_path: Path) -> N
 
     folder_of(tmp_path / "photos", 6)
     on(Losing())
-    with pytest.raises(RunError, match="pieces must"):
+    with pytest.raises(RunError, match="pieces must all come back, but 2 photos did not; start once more"):
         run_on_ray(tmp_path / "photos", explainer(), output=tmp_path / "maps", per_file=2)
-    assert not RunFolder(tmp_path / "maps").ended
+    with pytest.warns(ExplainWarning):
+        assert not open_run(tmp_path / "maps").ended
 
 
 def test_bad_photos_are_listed_and_tried_again(on: Any, tmp_path: Path) -> None:
@@ -238,12 +237,12 @@ def test_what_holds_for_all_photos_is_raised_and_not_listed(on: Any, tmp_path: P
 def test_machines_that_do_not_share_the_folder_are_noticed(on: Any, tmp_path: Path) -> None:
     class Elsewhere(Cluster):
         def report(self, there: PartExplainer, entries: list[Entry]) -> Report:
-            there.task.place.name = str(tmp_path)
+            there.task.place.path = str(tmp_path)
             return there(entries)
 
     folder_of(tmp_path / "photos", 3)
     on(Elsewhere())
-    with pytest.raises(RunError, match="elsewhere"):
+    with pytest.raises(RunError, match="must be a folder that all machines share, but 3 photos were written elsewhere"):
         run_on_ray(tmp_path / "photos", explainer(), output=tmp_path / "maps")
 
 
@@ -251,19 +250,19 @@ def test_machines_with_other_versions_are_refused(on: Any, tmp_path: Path, monke
     folder_of(tmp_path / "photos", 3)
     on(Cluster())
     monkeypatch.setattr("explain.runs.cluster.versions", lambda: {"explain": "9", "torch": "9"})
-    with pytest.raises(RunError, match="explain must"):
+    with pytest.raises(RunError, match=r"explain must have the same version on all machines, but it is .* and 9 on"):
         run_on_ray(tmp_path / "photos", explainer(), output=tmp_path / "maps")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"methods": "all"}, "methods must"),
-        ({"actors": 0}, "actors must"),
-        ({"gpus": -1}, "gpus must"),
-        ({"per_file": True}, "per_file must"),
+        ({"methods": "all"}, "methods must be named to be run on several machines, got the group 'all'"),
+        ({"actors": 0}, "actors must be a whole number from 1, got 0"),
+        ({"gpus": -1}, "gpus must be a number from 0, got -1"),
+        ({"per_file": True}, "per_file must be a whole number from 1, got True"),
         ({"workers": 2}, "actors says how many there are"),
-        ({"source": []}, "source must"),
+        ({"source": []}, "source must have photos"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(options: dict[str, Any], message: str, on: Any, tmp_path: Path) -> None:
@@ -276,42 +275,38 @@ def test_what_cannot_be_meant_is_refused(options: dict[str, Any], message: str, 
 def test_a_folder_that_holds_something_else_is_refused(on: Any, tmp_path: Path) -> None:
     on(Cluster())
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="folder"):
+    with pytest.raises(RunError, match="must be a folder, got a file"):
         run_on_ray([picture(0)], explainer(), output=tmp_path / "file")
     (tmp_path / "maps").mkdir()
     (tmp_path / "maps" / "x.parquet").write_text("")
-    with pytest.raises(RunError, match="Parquet"):
+    with pytest.raises(RunError, match="must be a new folder or that of a run, got one with other Parquet files"):
         run_on_ray([picture(0)], explainer(), output=tmp_path / "maps")
-    with pytest.raises(RunError, match="_manifest"):
-        RunFolder(tmp_path / "nothing")
+    with pytest.raises(RunError, match=r"_manifest.json"):
+        open_run(tmp_path)
 
 
-def test_without_ray_and_without_pyarrow_it_is_said_what_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("ray", "ray.data", "pyarrow", "pyarrow.fs"):
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ray", "ray.data", "s3fs"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(RunError, match="ray must"):
+    with pytest.raises(RunError, match=r"ray must be installed"):
         run_on_ray([picture(0)], explainer(), output=tmp_path / "maps")
-    with pytest.raises(RunError, match="pyarrow must"):
+    with pytest.raises(RunError, match="s3fs"):
         Storage("s3://bucket/maps")
 
 
 def test_a_file_appears_complete_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = Storage(tmp_path / "maps")
     place.write("a.json", b"1")
-    monkeypatch.setattr(Path, "write_bytes", lambda self, content: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        place.write("a.json", b"2")
-    monkeypatch.undo()
-    assert (place.read("a.json"), place.files(".json"), place.read("b.json")) == (b"1", ["a.json"], None)
 
-    def full(self: Path, content: bytes) -> None:
+    def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(RunError, match="output"):
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(RunError, match=r"output '.*maps' cannot be used: No space left on device"):
         place.write("a.json", b"2")
+    monkeypatch.undo()
+    assert (place.read("a.json"), list(place.stamps()), place.read("b.json")) == (b"1", ["a.json"], None)
+    assert os.listdir(tmp_path / "maps") == ["a.json"]
 
 
 def test_a_photo_in_two_files_is_noticed(on: Any, tmp_path: Path) -> None:
@@ -319,5 +314,52 @@ def test_a_photo_in_two_files_is_noticed(on: Any, tmp_path: Path) -> None:
     run_on_ray([picture(0)], explainer(), output=tmp_path / "maps")
     (file,) = (tmp_path / "maps").glob("*.parquet")
     (tmp_path / "maps" / "copy.parquet").write_bytes(file.read_bytes())
-    with pytest.raises(RunError, match="photo"):
-        len(RunFolder(tmp_path / "maps"))
+    with pytest.raises(RunError, match="'photo 0' is in two"):
+        open_run(tmp_path / "maps")
+    file.unlink()
+    with pytest.warns(ExplainWarning):
+        assert open_run(tmp_path / "maps").photos == 1
+
+
+def test_a_folder_is_indexed_once_and_again_where_it_changed(on: Any, tmp_path: Path) -> None:
+    folder_of(tmp_path / "photos", 4)
+    on(Cluster())
+    found = run_on_ray(tmp_path / "photos", explainer(), output=tmp_path / "maps", per_file=2)
+    index, whole = tmp_path / "maps" / "_run.sqlite", digests(found)
+    before = index.stat()
+    assert digests(open_run(tmp_path / "maps")) == whole
+    assert index.stat() == before  # nothing was new
+    for damaged in (b"", b"no database" * 100):
+        index.write_bytes(damaged)
+        with pytest.warns(ExplainWarning, match="2 new"):
+            assert digests(open_run(tmp_path / "maps")) == whole
+    first = min((tmp_path / "maps").glob("*.parquet"))
+    content = first.read_bytes()
+    first.unlink()
+    assert (open_run(tmp_path / "maps").photos, len(open_run(tmp_path / "maps"))) == (2, 2)
+    first.write_bytes(content[:-100])
+    with pytest.raises(RunError, match="cannot be read"):
+        open_run(tmp_path / "maps")
+    first.write_bytes(content)
+    with pytest.warns(ExplainWarning, match="1 new"):
+        assert digests(open_run(tmp_path / "maps")) == whole
+
+
+def test_an_address_is_indexed_in_the_cache(on: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder_of(tmp_path / "photos", 3)
+    on(Cluster())
+    address = f"memory://{tmp_path}/maps"
+    found = run_on_ray(tmp_path / "photos", explainer(), METHODS, output=address, per_file=2)
+    assert (found.photos, len(found), found.path.parent) == (3, 6, tmp_path / "cache" / "explain")
+    picture(9).save(tmp_path / "photos" / "more.png")
+    cluster = on(Cluster())
+    assert len(run_on_ray(tmp_path / "photos", explainer(), METHODS, output=address)) == 8
+    assert cluster.pieces == [["more.png"]]
+    found.path.unlink()
+    with pytest.warns(ExplainWarning, match="3 new"):
+        run = open_run(address)
+    written, failures = run.write_pictures("worst:2", tmp_path / "pictures")
+    assert (len(written), failures) == (4, {})
+    assert run.to_html(tmp_path / "page.html")[0].is_file()
+    assert run.insight("gradcam").method == "gradcam"

@@ -5,7 +5,7 @@ class App extends Page {
     const { models, examples, fills } = this.source.index;
     this.model = 0;
     this.targets = [];
-    this.desk = new Desk(examples, (file) => this.photoFrom(this.source.send(file)), (name) => this.photoFrom(this.source.ask('examples', { name })));
+    this.photoInput = new PhotoInput(examples, (file) => this.photoFrom(this.source.send(file)), (name) => this.photoFrom(this.source.ask('examples', { name })));
     this.modelChoice = selection('Model', (model) => { this.model = Number(model); this.targets = []; this.prepare(); this.ask(); });
     this.modelChoice.fill([[null, models.map(({ name }, number) => [String(number), name])]]);
     this.modelChoice.hidden = models.length < 2;
@@ -14,7 +14,7 @@ class App extends Page {
     this.layer = new LayerChoice(() => this.ask());
     this.covering = new Covering(fills, () => this.ask());
     this.beside = new Beside(this);
-    this.doubting = new Doubting(this.source, { say: (text) => this.say(text), progress: (...far) => this.far(...far), fail: (text) => this.fail(text) });
+    this.checking = new Checking(this.source, { say: (text) => this.say(text), progress: (...far) => this.far(...far), fail: (text) => this.fail(text) });
     this.progress = el('progress', { max: 1, value: 0, 'aria-label': 'Altered photos done' });
     this.status = el('span', { role: 'status' });
     this.stop = el('button', { type: 'button', class: 'plain-button', hidden: true, onclick: () => this.stopped() }, 'Stop');
@@ -27,7 +27,7 @@ class App extends Page {
       el('div', { class: 'tool-foot' }, this.work, el('div', { class: 'buttons' }, this.beside.buttons, save('save', 'Save the files'), save('report', 'Save the report'))));
     this.current = el('div', { class: 'current' });
     this.place = el('div', { class: 'place' }, this.beside.element, this.current);
-    this.body.replaceChildren(this.desk.element, this.trouble, this.tools, this.place);
+    this.body.replaceChildren(this.photoInput.element, this.trouble, this.tools, this.place);
     this.prepare();
     document.documentElement.dataset.ready = String(Math.round(performance.now()));
   }
@@ -60,7 +60,7 @@ class App extends Page {
       this.viewer = null;
       this.coming = null;
       this.covering.reset();
-      this.desk.small();
+      this.photoInput.small();
       this.tools.hidden = false;
       await Promise.all([this.ask(), this.layers()]);
     });
@@ -83,7 +83,7 @@ class App extends Page {
     this.waiting?.abort();
     const waiting = new AbortController();
     this.waiting = waiting;
-    this.doubting.drop();
+    this.checking.drop();
     this.workName = null;
     this.say('The model looks …');
     this.far(null);
@@ -110,8 +110,8 @@ class App extends Page {
 
   async show({ item, answer, seconds, notes }) {
     this.answer = answer;
-    const doubts = this.doubting.of(() => this.viewer?.item ?? item, answer, () => this.viewer?.refresh());
-    item.live = { explain: (place) => item.classes[place] === null ? null : this.alsoExplain(item.classes[place]), ...doubts };
+    const checks = this.checking.of(() => this.viewer?.item ?? item, answer, () => this.viewer?.refresh());
+    item.live = { explain: (place) => item.classes[place] === null ? null : this.alsoExplain(item.classes[place]), ...checks };
     const before = this.viewer;
     const state = before ? { ...before.state } : this.beside.look();
     if (before) this.carry(before, item, state);
@@ -188,7 +188,7 @@ class App extends Page {
 
   stopped() {
     this.stop.hidden = true;
-    this.doubting.stop();
+    this.checking.stop();
     if (this.workName) this.guarded(() => this.source.ask('stop', { work: this.workName }));
   }
 

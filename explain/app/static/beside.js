@@ -33,7 +33,7 @@ class Beside {
 
   copied(viewer) {
     const item = structuredClone({ ...viewer.item, live: undefined });
-    item.live = this.app.doubting.of(() => item, this.app.answer, () => this.viewer?.refresh());
+    item.live = this.app.checking.of(() => item, this.app.answer, () => this.viewer?.refresh());
     return new Viewer(item, this.app.colors, { state: { ...viewer.state }, widget: true, keep: () => this.follow(this.viewer) });
   }
 

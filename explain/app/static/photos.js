@@ -1,6 +1,6 @@
 // Where photos come from: dropped, pasted, chosen, taken, or one of the examples.
 
-class Desk {
+class PhotoInput {
   // `take` gets a file, `example` the name of an example.
   constructor(examples, take, example) {
     this.take = take;

@@ -39,10 +39,10 @@ from tests.report.conftest import HOSTILE, photo
 WAIT = 60.0
 
 
-def steps_of(studio: Service, during: Callable[[Mapping[str, Any]], None] = lambda step: None, **values: Any) -> Any:
+def steps_of(service: Service, during: Callable[[Mapping[str, Any]], None] = lambda step: None, **values: Any) -> Any:
     """Ask, and collect what is told until the end."""
     told: queue.Queue[Mapping[str, Any]] = queue.Queue()
-    studio.ask(values, told.put)
+    service.explain(values, told.put)
     found = []
     while True:
         found.append(told.get(timeout=WAIT))
@@ -55,10 +55,10 @@ def items(steps: Any) -> list[dict[str, Any]]:
     return [step["item"] for step in steps if "item" in step]
 
 
-def test_a_photo_is_explained_as_python_does_it(studio: Service, explainer: explain.Explainer) -> None:
-    name = studio.receive(encoded(photo()), "a/b/cat.png")
+def test_a_photo_is_explained_as_python_does_it(service: Service, explainer: explain.Explainer) -> None:
+    name = service.receive(encoded(photo()), "a/b/cat.png")
     assert (name["name"], name["size"]) == ("cat.png", [90, 60])
-    [item] = items(steps_of(studio, photo=name["photo"], methods=["gradcam", "saliency"]))
+    [item] = items(steps_of(service, photo=name["photo"], methods=["gradcam", "saliency"]))
     expected = explainer(photo(), ["gradcam", "saliency"])
     assert item["predictions"] == [[printable(label), value] for label, value in expected.predictions]
     assert [item["maps"][0][i]["plane"] for i in range(2)] == [
@@ -66,38 +66,38 @@ def test_a_photo_is_explained_as_python_does_it(studio: Service, explainer: expl
     ]
     assert item["photo"] == f"photo/{name['photo']}"
     assert "explain cat.png" in str(item["again"]["command"]) or item["again"]["why"]
-    shown = Image.open(io.BytesIO(studio.picture(name["photo"])))
+    shown = Image.open(io.BytesIO(service.picture(name["photo"])))
     assert shown.size == (90, 60)
 
 
-def test_targets_and_layers_are_those_that_were_asked_for(studio: Service, explainer: explain.Explainer) -> None:
-    name = studio.take(photo())["photo"]
-    [item] = items(steps_of(studio, photo=name, targets=[1, 3], layer="first"))
+def test_targets_and_layers_are_those_that_were_asked_for(service: Service, explainer: explain.Explainer) -> None:
+    name = service.take(photo())["photo"]
+    [item] = items(steps_of(service, photo=name, targets=[1, 3], layer="first"))
     assert [target["class"] for target in item["targets"]] == [1, 3]
     assert item["targets"][0]["label"] == HOSTILE
     expected = explainer(photo(), "gradcam", [1, 3], layer="first")
     assert item["maps"][1][0]["plane"] == plane(map_of(expected.results[1]["gradcam"])[0])
-    layers = studio.layers(0, name)
+    layers = service.layers(0, name)
     assert layers["default"] == "second"
     assert [label for label, *_ in layers["layers"]] == ["first", "second"]
 
 
-def test_slow_methods_sharpen_after_the_quick_ones(studio: Service, explainer: explain.Explainer) -> None:
-    name = studio.take(photo())["photo"]
-    steps = steps_of(studio, photo=name, methods=["rise", "gradcam"], seconds=60)
+def test_slow_methods_sharpen_after_the_quick_ones(service: Service, explainer: explain.Explainer) -> None:
+    name = service.take(photo())["photo"]
+    steps = steps_of(service, photo=name, methods=["rise", "gradcam"], seconds=60)
     found = items(steps)
     assert [[method["name"] for method in item["methods"]] for item in found] == [["gradcam"], ["gradcam", "rise"]]
     between = [step for step in steps if "progress" in step]
-    assert between[-1]["progress"] == [explain.methods.RISE().runs] * 2
+    assert between[-1]["progress"] == [explain.methods.RISE().samples] * 2
     assert all(step["maps"][0]["plane"]["width"] == 32 for step in between if "maps" in step)
     assert any("maps" in step for step in between)
     expected = explainer(photo(), "rise", [found[0]["targets"][0]["class"]])
     assert found[1]["maps"][0][1]["plane"] == plane(map_of(expected["rise"])[0])
 
 
-def test_of_several_answers_the_first_sharpens(studio: Service) -> None:
-    name = studio.take(photo())["photo"]
-    steps = steps_of(studio, photo=name, methods=["rise"], targets=[1, 3], seconds=60)
+def test_of_several_answers_the_first_sharpens(service: Service) -> None:
+    name = service.take(photo())["photo"]
+    steps = steps_of(service, photo=name, methods=["rise"], targets=[1, 3], seconds=60)
     between = [step["maps"] for step in steps if "maps" in step]
     assert {len(maps) for maps in between} == {2}
     assert {maps[0]["plane"]["width"] for maps in between} == {32}
@@ -105,66 +105,66 @@ def test_of_several_answers_the_first_sharpens(studio: Service) -> None:
     assert items(steps)[-1]["maps"][1][1]["plane"]["width"] == 32
 
 
-def test_a_slow_method_is_stopped_and_keeps_what_it_has(studio: Service) -> None:
-    name = studio.take(photo())["photo"]
+def test_a_slow_method_is_stopped_and_keeps_what_it_has(service: Service) -> None:
+    name = service.take(photo())["photo"]
     work: list[str] = []
 
     def stop(step: Mapping[str, Any]) -> None:
         work.extend([step["work"]] if "work" in step else [])
         if "progress" in step:
-            studio.stop(work[0])
+            service.stop(work[0])
 
-    steps = steps_of(studio, stop, photo=name, methods=["rise", "kernelshap"], seconds=60)
+    steps = steps_of(service, stop, photo=name, methods=["rise", "kernelshap"], seconds=60)
     last = steps[-1]
     assert last["end"]
     assert [method["name"] for method in last["item"]["methods"]] == ["gradcam", "rise"]
-    assert 0 < last["item"]["maps"][0][1]["runs"] < explain.methods.RISE().runs
+    assert 0 < last["item"]["maps"][0][1]["runs"] < explain.methods.RISE().samples
 
 
 @pytest.mark.parametrize("method", ["rise", "kernelshap", "lime", "occlusion", "partitionshap"])
 def test_a_stopped_method_says_what_was_run_and_is_repeated_as_it_was(
-    method: str, studio: Service, explainer: explain.Explainer, tmp_path: Path
+    method: str, service: Service, explainer: explain.Explainer, tmp_path: Path
 ) -> None:
-    name, work = studio.take(photo())["photo"], list[str]()
+    name, work = service.take(photo())["photo"], list[str]()
 
     def stop(step: Mapping[str, Any]) -> None:
         work.extend([step["work"]] if "work" in step else [])
         if "progress" in step:
-            studio.stop(work[0])
+            service.stop(work[0])
 
-    last = steps_of(studio, stop, photo=name, methods=[method], seconds=60)[-1]
-    with zipfile.ZipFile(io.BytesIO(studio.answer(last["answer"]).packed())) as archive:
+    last = steps_of(service, stop, photo=name, methods=[method], seconds=60)[-1]
+    with zipfile.ZipFile(io.BytesIO(service.answer(last["answer"]).packed())) as archive:
         archive.extractall(tmp_path)
     saved = explain.load(tmp_path / f"image-{method}.json")
     assert isinstance(saved, Saved)
-    estimate, planned = saved.record["estimate"], studio.sitters[0].costs[method]
-    assert 0 < estimate["runs"] < estimate["planned"] <= planned + 1
+    estimate, planned = saved.record["estimate"], service.models[0].costs[method]
+    assert 0 < estimate["samples"] < estimate["planned"] <= planned + 1
     assert f"of {estimate['planned']:,}" in estimate["stopped"]
     assert estimate["stopped"] in last["item"]["maps"][0][1]["remark"]
-    expected = planned - estimate["planned"] + estimate["runs"] if math.isfinite(planned) else None
+    expected = planned - estimate["planned"] + estimate["samples"] if math.isfinite(planned) else None
     assert last["item"]["methods"][1]["passes"] == expected
     again = saved.repeat(explainer, image=photo())
-    assert again[method].runs == estimate["runs"]
+    assert again[method].samples == estimate["samples"]
     torch.testing.assert_close(again.values, saved.values, rtol=1e-4, atol=1e-5 * float(saved.values.abs().max()))
 
 
 def test_a_method_that_ran_out_of_time_is_repeated_with_its_runs(explainer: explain.Explainer, tmp_path: Path) -> None:
-    first = explainer(photo(), "rise(samples=100000)", seconds=0.05)
+    first = explainer(photo(), "rise(samples=100000)", max_seconds=0.05)
     saved = explain.load(first.save(tmp_path)[2])
     assert isinstance(saved, Saved)
-    runs = saved.record["estimate"]["runs"]
+    runs = saved.record["estimate"]["samples"]
     assert "stopped early after" in saved.record["estimate"]["stopped"]
-    assert saved.record["options"]["runs"] == runs < 100000
+    assert saved.record["options"]["samples"] == runs < 100000
     again = saved.repeat(explainer, image=photo())
     torch.testing.assert_close(again.values, first.values, rtol=1e-4, atol=1e-6)
     assert again.record()["estimate"]["stopped"] is None
 
 
 def test_a_method_that_is_sure_enough_was_not_stopped(explainer: explain.Explainer) -> None:
-    found = explainer(photo(), "rise(samples=4000, tolerance=0.5)", seconds=600).record()
-    assert found["estimate"]["runs"] < 4000
+    found = explainer(photo(), "rise(samples=4000, tolerance=0.5)", max_seconds=600).record()
+    assert found["estimate"]["samples"] < 4000
     assert found["estimate"]["stopped"] is None
-    assert found["options"]["runs"] == 4000
+    assert found["options"]["samples"] == 4000
 
 
 def test_the_models_are_looked_over_without_a_word_about_the_photo(
@@ -179,13 +179,13 @@ def test_the_models_are_looked_over_without_a_word_about_the_photo(
         warnings.simplefilter("always")
         found.prepare()
         done = threading.Event()
-        found.sitters[0].quick.do(done.set)
+        found.models[0].quick.do(done.set)
         assert done.wait(WAIT)
     found.close()
     assert (said, *capfd.readouterr()) == ([], "", "")
 
 
-def told_of(
+def check_steps(
     begin: Callable[..., Any], values: Any, during: Callable[[Mapping[str, Any]], None] = lambda step: None
 ) -> Any:
     """Ask about a map, and collect what is told until the end."""
@@ -198,11 +198,11 @@ def told_of(
     return found
 
 
-def test_a_method_more_takes_the_maps_that_are_there(studio: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = studio.take(photo())["photo"]
-    first = steps_of(studio, photo=name, methods=["rise", "gradcam"], seconds=60)[-1]
+def test_a_method_more_takes_the_maps_that_are_there(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = service.take(photo())["photo"]
+    first = steps_of(service, photo=name, methods=["rise", "gradcam"], seconds=60)[-1]
     asked: list[list[str]] = []
-    explainer = studio.sitters[0].explainer
+    explainer = service.models[0].explainer
 
     class Asked:
         def __getattr__(self, name: str) -> Any:
@@ -212,51 +212,51 @@ def test_a_method_more_takes_the_maps_that_are_there(studio: Service, monkeypatc
             asked.append([method.name for method in methods])
             return explainer(of, methods, *others, **options)
 
-    monkeypatch.setattr(studio.sitters[0], "explainer", Asked())
+    monkeypatch.setattr(service.models[0], "explainer", Asked())
     classes = [target["class"] for target in first["item"]["targets"]]
     again = {"photo": name, "seconds": 60, "targets": classes, "before": first["answer"]}
-    [item] = items(steps_of(studio, methods=["saliency", "rise"], **again))
+    [item] = items(steps_of(service, methods=["saliency", "rise"], **again))
     assert asked == [["saliency"]]
     assert [method["name"] for method in item["methods"]] == ["saliency", "rise"]
     assert item["maps"][0][1]["plane"] == first["item"]["maps"][0][1]["plane"]
     assert [record["method"] for record in item["records"][0]] == ["saliency", "rise"]
-    [item] = items(steps_of(studio, methods=["gradcam"], **again))
+    [item] = items(steps_of(service, methods=["gradcam"], **again))
     assert asked == [["saliency"]]
     for other in ({"layer": "first"}, {"targets": [4]}, {"cover": {"region": [0, 0, 0.5, 0.5]}}, {"seconds": 50}):
         asked.clear()
-        steps_of(studio, methods=["gradcam"], **{**again, **other})
+        steps_of(service, methods=["gradcam"], **{**again, **other})
         assert asked == [["gradcam"]], other
 
 
-def test_the_curves_of_a_map_are_those_of_the_report(studio: Service, explainer: explain.Explainer) -> None:
-    name = studio.take(photo())["photo"]
-    answer = steps_of(studio, photo=name, targets=[1, 3], methods=["gradcam", "saliency"])[-1]["answer"]
-    doubt = {"answer": answer, "what": "curve", "method": "saliency", "target": 1}
-    steps = told_of(studio.doubt, doubt)
+def test_the_curves_of_a_map_are_those_of_the_report(service: Service, explainer: explain.Explainer) -> None:
+    name = service.take(photo())["photo"]
+    answer = steps_of(service, photo=name, targets=[1, 3], methods=["gradcam", "saliency"])[-1]["answer"]
+    request = {"answer": answer, "what": "curve", "method": "saliency", "target": 1}
+    steps = check_steps(service.check, request)
     expected = item(explainer(photo(), ["gradcam", "saliency"], [1, 3]), Detail(steps=20))["maps"][1][1]["curve"]
     assert steps[-1] == {"curve": expected, "end": True}
     assert any("progress" in step for step in steps)
-    saved = json.loads(re.search(r'id="item-0">(.*?)</script>', studio.report(answer))[1])  # type: ignore[index]
+    saved = json.loads(re.search(r'id="item-0">(.*?)</script>', service.report(answer))[1])  # type: ignore[index]
     assert [[one["curve"] is not None for one in row] for row in saved["maps"]] == [[False] * 2, [False, True]]
-    [again] = items(steps_of(studio, photo=name, targets=[1, 3], methods=["saliency"], before=answer))
+    [again] = items(steps_of(service, photo=name, targets=[1, 3], methods=["saliency"], before=answer))
     assert again["maps"][1][0]["curve"] == expected
 
 
-def test_a_map_is_checked_and_the_verdict_is_saved(studio: Service, explainer: explain.Explainer) -> None:
-    name = studio.take(photo())["photo"]
-    answer = steps_of(studio, photo=name)[-1]["answer"]
-    steps = told_of(studio.doubt, {"answer": answer, "what": "check", "method": "gradcam"})
+def test_a_map_is_checked_and_the_verdict_is_saved(service: Service, explainer: explain.Explainer) -> None:
+    name = service.take(photo())["photo"]
+    answer = steps_of(service, photo=name)[-1]["answer"]
+    steps = check_steps(service.check, {"answer": answer, "what": "check", "method": "gradcam"})
     explanation = explainer(photo())
     expected = explanation.check()["gradcam"].to_dict()
     assert steps[-1]["verdict"] == expected
-    assert studio.answer(answer).record()["verdict"] == expected
-    assert '"verdict":{"passed"' in studio.report(answer)
+    assert service.answer(answer).record()["verdict"] == expected
+    assert '"verdict":{"passed"' in service.report(answer)
 
 
-def test_a_check_is_stopped_or_given_up(studio: Service) -> None:
-    name = studio.take(photo())["photo"]
-    answer = steps_of(studio, photo=name)[-1]["answer"]
-    for end, last in ((studio.stop, {"stopped": "The check of gradcam", "end": True}), (studio.drop, {"end": True})):
+def test_a_check_is_stopped_or_given_up(service: Service) -> None:
+    name = service.take(photo())["photo"]
+    answer = steps_of(service, photo=name)[-1]["answer"]
+    for end, last in ((service.stop, {"stopped": "The check of gradcam", "end": True}), (service.drop, {"end": True})):
         work: list[str] = []
 
         def during(step: Mapping[str, Any], end: Any = end, work: list[str] = work) -> None:
@@ -264,50 +264,50 @@ def test_a_check_is_stopped_or_given_up(studio: Service) -> None:
             if "progress" in step:
                 end(work[0])
 
-        assert told_of(studio.doubt, {"answer": answer, "what": "check", "method": "gradcam"}, during)[-1] == last
-    assert studio.answer(answer).record()["verdict"] is None
-    assert items(steps_of(studio, photo=name))
+        assert check_steps(service.check, {"answer": answer, "what": "check", "method": "gradcam"}, during)[-1] == last
+    assert service.answer(answer).record()["verdict"] is None
+    assert items(steps_of(service, photo=name))
 
 
 @pytest.mark.parametrize(
     ("values", "words"),
     [
         ({"what": "curve", "method": "gradcam", "more": 1}, "got 'more'"),
-        ({"what": "judge", "method": "gradcam"}, "curve"),
-        ({"what": "curve", "method": 3}, "method must"),
-        ({"what": "curve", "method": "saliency"}, "map must"),
-        ({"what": "curve", "method": "gradcam", "target": 1}, "map must"),
-        ({"what": "curve", "method": "gradcam", "target": -1}, "target must"),
-        ({"answer": "nosuch", "what": "curve", "method": "gradcam"}, "answer is not here"),
+        ({"what": "judge", "method": "gradcam"}, "what must be one of curve, check"),
+        ({"what": "curve", "method": 3}, "method must be a text"),
+        ({"what": "curve", "method": "saliency"}, "map must be one of the answer's"),
+        ({"what": "curve", "method": "gradcam", "target": 1}, "map must be one of the answer's"),
+        ({"what": "curve", "method": "gradcam", "target": -1}, "target must be a whole number"),
+        ({"answer": "nosuch", "what": "curve", "method": "gradcam"}, "answer is unknown or has expired"),
     ],
 )
-def test_doubts_that_cannot_be_meant_are_refused(studio: Service, values: Any, words: str) -> None:
-    answer = steps_of(studio, photo=studio.take(photo())["photo"])[-1]["answer"]
+def test_checks_that_cannot_be_meant_are_refused(service: Service, values: Any, words: str) -> None:
+    answer = steps_of(service, photo=service.take(photo())["photo"])[-1]["answer"]
     with pytest.raises(ExplainError, match=words):
-        studio.doubt({"answer": answer, **values}, lambda step: None)
+        service.check({"answer": answer, **values}, lambda step: None)
 
 
-def test_what_nobody_waits_for_ends(studio: Service) -> None:
-    name = studio.take(photo())["photo"]
+def test_what_nobody_waits_for_ends(service: Service) -> None:
+    name = service.take(photo())["photo"]
     work: list[str] = []
 
     def drop(step: Mapping[str, Any]) -> None:
         work.extend([step["work"]] if "work" in step else [])
         if "progress" in step:
-            studio.drop(work[0])
+            service.drop(work[0])
 
-    steps = steps_of(studio, drop, photo=name, methods=["rise"], seconds=60)
+    steps = steps_of(service, drop, photo=name, methods=["rise"], seconds=60)
     assert len(items(steps)) == 1
     assert steps[-1] == {"end": True}
 
 
-def test_a_quick_question_does_not_wait_for_a_slow_one(studio: Service) -> None:
-    name = studio.take(photo())["photo"]
+def test_a_quick_question_does_not_wait_for_a_slow_one(service: Service) -> None:
+    name = service.take(photo())["photo"]
     order: list[str] = []
     quick: list[threading.Thread] = []
 
     def ask() -> None:
-        steps_of(studio, photo=name)
+        steps_of(service, photo=name)
         order.append("quick")
 
     def between(step: Mapping[str, Any]) -> None:
@@ -315,19 +315,19 @@ def test_a_quick_question_does_not_wait_for_a_slow_one(studio: Service) -> None:
             quick.append(threading.Thread(target=ask))
             quick[0].start()
 
-    steps = steps_of(studio, between, photo=name, methods=["rise"], seconds=60)
+    steps = steps_of(service, between, photo=name, methods=["rise"], seconds=60)
     order.append("slow")
     quick[0].join(WAIT)
     assert order == ["quick", "slow"]
-    assert items(steps)[-1]["maps"][0][1]["runs"] == explain.methods.RISE().runs
+    assert items(steps)[-1]["maps"][0][1]["runs"] == explain.methods.RISE().samples
 
 
-def test_the_model_is_as_before_after_interleaved_questions(studio: Service, explainer: explain.Explainer) -> None:
+def test_the_model_is_as_before_after_interleaved_questions(service: Service, explainer: explain.Explainer) -> None:
     model = explainer.model
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    name = studio.take(photo())["photo"]
+    name = service.take(photo())["photo"]
     threads = [
-        threading.Thread(target=steps_of, args=(studio,), kwargs={"photo": name, "methods": methods, "seconds": 60})
+        threading.Thread(target=steps_of, args=(service,), kwargs={"photo": name, "methods": methods, "seconds": 60})
         for methods in (["rise"], ["gradcam"], ["occlusion"], ["guidedbackprop"], ["saliency"])
     ]
     for thread in threads:
@@ -352,40 +352,40 @@ def test_a_region_is_covered_and_the_rest_stays(fill: str) -> None:
     assert changed[inside].mean() > 0.9
 
 
-def test_a_covered_photo_is_what_the_model_sees(studio: Service, explainer: explain.Explainer) -> None:
-    name = studio.take(photo())["photo"]
+def test_a_covered_photo_is_what_the_model_sees(service: Service, explainer: explain.Explainer) -> None:
+    name = service.take(photo())["photo"]
     region = [0.1, 0.2, 0.7, 0.9]
-    [item] = items(steps_of(studio, photo=name, cover={"region": region, "fill": "zero"}))
+    [item] = items(steps_of(service, photo=name, cover={"region": region, "fill": "zero"}))
     box = explainer.preprocess.box((90, 60))  # type: ignore[attr-defined]
     expected = explainer(RegionRemoval((0.1, 0.2, 0.7, 0.9), "zero").of(photo(), box))
     assert item["predictions"] == [[printable(label), value] for label, value in expected.predictions]
     assert item["photo"].startswith("data:image/jpeg")
-    assert len(studio._photos) == 1
+    assert len(service._photos) == 1
     assert item["name"] == "photo, covered"
     assert item["again"]["command"] is None  # no command covers it
     assert item["records"][0][0]["image"]["path"] is None
 
 
-def test_photos_and_answers_are_forgotten(studio: Service) -> None:
-    names = [studio.take(photo())["photo"] for _ in range(4)]
-    with pytest.raises(ExplainError, match="photo is not here"):
-        studio.picture(names[0])
-    answers = [steps_of(studio, photo=names[-1])[-1]["answer"] for _ in range(3)]
-    with pytest.raises(ExplainError, match="answer is not here"):
-        studio.answer(answers[0])
-    packed = zipfile.ZipFile(io.BytesIO(studio.answer(answers[2]).packed()))
+def test_photos_and_answers_are_forgotten(service: Service) -> None:
+    names = [service.take(photo())["photo"] for _ in range(4)]
+    with pytest.raises(ExplainError, match="photo is unknown or has expired"):
+        service.picture(names[0])
+    answers = [steps_of(service, photo=names[-1])[-1]["answer"] for _ in range(3)]
+    with pytest.raises(ExplainError, match="answer is unknown or has expired"):
+        service.answer(answers[0])
+    packed = zipfile.ZipFile(io.BytesIO(service.answer(answers[2]).packed()))
     assert packed.testzip() is None
     assert [name.rsplit(".", 1)[1] for name in packed.namelist()] == ["png", "npy", "json"]
 
 
 def test_answers_are_kept_as_long_as_their_maps_fit(explainer: explain.Explainer) -> None:
-    studio = Service([explainer], Limits(kept_values=32 * 32 * 3 + 500))
-    name = studio.take(photo())["photo"]
-    small, large = (steps_of(studio, photo=name, methods=[method])[-1]["answer"] for method in ("gradcam", "saliency"))
-    assert (small in studio._answers, large in studio._answers) == (True, True)
-    larger = steps_of(studio, photo=name, methods=["saliency"])[-1]["answer"]
-    studio.close()
-    assert [each in studio._answers for each in (small, large, larger)] == [False, False, True]
+    service = Service([explainer], Limits(kept_values=32 * 32 * 3 + 500))
+    name = service.take(photo())["photo"]
+    small, large = (steps_of(service, photo=name, methods=[method])[-1]["answer"] for method in ("gradcam", "saliency"))
+    assert (small in service._answers, large in service._answers) == (True, True)
+    larger = steps_of(service, photo=name, methods=["saliency"])[-1]["answer"]
+    service.close()
+    assert [each in service._answers for each in (small, large, larger)] == [False, False, True]
 
 
 def test_what_is_kept_has_a_size_together() -> None:
@@ -402,32 +402,32 @@ def test_what_nobody_asks_about_for_an_hour_is_forgotten(monkeypatch: pytest.Mon
     now += 3000
     assert kept[used] == "used"
     now += 700
-    with pytest.raises(ExplainError, match="photo is not here"):
+    with pytest.raises(ExplainError, match="photo is unknown or has expired"):
         kept[old]
     assert (len(kept), kept[used]) == (1, "used")
     now += 3601
-    kept.tidy()
+    kept.remove_expired()
     assert len(kept) == 0
 
 
 def test_old_photos_leave_the_memory_though_nobody_comes(
     explainer: explain.Explainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("explain.app.service.TIDY", 0.01)
-    studio = Service([explainer], Limits(age=0.0))
-    studio.take(photo())
+    monkeypatch.setattr("explain.app.service.CLEANUP", 0.01)
+    service = Service([explainer], Limits(age=0.0))
+    service.take(photo())
     for _ in range(500):
-        if not len(studio._photos):
+        if not len(service._photos):
             break
         time.sleep(0.01)
-    studio.close()
-    assert len(studio._photos) == 0
+    service.close()
+    assert len(service._photos) == 0
 
 
 def test_photos_are_measured_before_they_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr("explain.app.uploads.load_image", lambda content: pytest.fail("decoded"))
-        with pytest.raises(TooLargeError, match="megapixels"):
+        with pytest.raises(TooLargeError, match=r"at most 0.04 megapixels, got 300 x 200"):
             received(encoded(Image.new("RGB", (300, 200))), "a.png", LIMITS)
     with pytest.raises(TooLargeError, match="MiB"):
         received(b"x" * 200_001, "a.png", LIMITS)
@@ -469,33 +469,33 @@ def test_what_cannot_be_meant_is_refused_in_one_line(values: Any, words: str) ->
     assert "; " in str(caught.value)
 
 
-def test_what_the_model_cannot_answer_is_told(studio: Service) -> None:
-    name = studio.take(photo())["photo"]
-    [_, last] = steps_of(studio, photo=name, layer="third")
+def test_what_the_model_cannot_answer_is_told(service: Service) -> None:
+    name = service.take(photo())["photo"]
+    [_, last] = steps_of(service, photo=name, layer="third")
     assert "third" in last["error"]
     assert last["end"]
-    [_, last] = steps_of(studio, photo=name, targets=[99])
+    [_, last] = steps_of(service, photo=name, targets=[99])
     assert "99" in last["error"]
 
 
 def test_the_queue_has_an_end() -> None:
-    lane, gate = WorkerThread("test", 2), threading.Event()
+    worker, gate = WorkerThread("test", 2), threading.Event()
     for _ in range(3):
-        lane.do(lambda: gate.wait(WAIT) and None)
+        worker.do(lambda: gate.wait(WAIT) and None)
     with pytest.raises(BusyError, match="3 questions wait"):
-        lane.do(lambda: None)
+        worker.do(lambda: None)
     gate.set()
-    lane.close()
+    worker.close()
 
 
 def test_turns_are_taken_one_at_a_time() -> None:
-    turns, inside, most = Scheduler(), 0, 0
+    scheduler, inside, most = Scheduler(), 0, 0
     lock = threading.Lock()
 
     def work(slow: bool) -> None:
         nonlocal inside, most
         for _ in range(20):
-            with turns.slow() if slow else turns.quick():
+            with scheduler.slow() if slow else scheduler.quick():
                 with lock:
                     inside += 1
                     most = max(most, inside)

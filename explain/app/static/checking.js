@@ -1,6 +1,6 @@
 // Questions about a map that is shown: does its evidence matter, does it stand up to a check?
 
-class Doubting {
+class Checking {
   // `on` has what happens: say(text), progress(done, total) or progress(null), fail(text).
   constructor(source, on) {
     this.source = source;
@@ -36,7 +36,7 @@ class Doubting {
     this.works.set(key, asked);
     this.on.say(`${words} …`);
     try {
-      await this.source.steps('doubt', values, (step) => this.heard(asked, step, found), asked.end.signal);
+      await this.source.steps('check', values, (step) => this.heard(asked, step, found), asked.end.signal);
     } catch (error) {
       asked.failed = true;
       if (error.name !== 'AbortError') this.on.fail(error.message);
