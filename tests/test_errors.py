@@ -243,7 +243,7 @@ ON_TENSORS: dict[str, Mistake] = {
     "as many targets as there are no images": (
         lambda x: explain.attribute(net(), x, target=torch.tensor([1, 2, 3])),
         TargetError,
-        "target must hold one class for each of the 2 images, got 3; give a single class to use it for all",
+        "target must hold one class for each of the 2 images, got 3; targets= takes several classes for every image",
     ),
     "a callable that picks no class": (
         lambda x: explain.attribute(net(), x, target=lambda output: output),
@@ -257,12 +257,12 @@ ON_TENSORS: dict[str, Mistake] = {
         "target <lambda> must return a tensor of 2 scores, got float; pick a class as in output[:, 0]",
     ),
     "more top classes than classes": (
-        lambda x: explain.attribute_targets(net(), x, "gradcam", 6),
+        lambda x: explain.attribute(net(), x, "gradcam", top_k=6),
         TargetError,
         "target must be among the 5 best classes, since the model has no more, got number 6; ask for at most 5",
     ),
     "no top class": (
-        lambda x: explain.attribute_targets(net(), x, "gradcam", 0),
+        lambda x: explain.attribute(net(), x, "gradcam", top_k=0),
         TargetError,
         "top_k must be a whole number from 1, got 0; None is the top class",
     ),
@@ -330,12 +330,12 @@ ON_TENSORS: dict[str, Mistake] = {
         "method must be a name or an object, got the class ScoreCAM; use ScoreCAM()",
     ),
     "no method": (
-        lambda x: explain.attribute_all(net(), x, []),
+        lambda x: explain.attribute(net(), x, []),
         MethodError,
         "methods must name at least one method, got none; see explain.list_methods()",
     ),
     "two methods of one name": (
-        lambda x: explain.attribute_all(net(), x, [GradCAM(), GradCAM(relu=False)]),
+        lambda x: explain.attribute(net(), x, [GradCAM(), GradCAM(relu=False)]),
         MethodError,
         "methods must have different names, got two of 'gradcam'; ask for them in two calls",
     ),

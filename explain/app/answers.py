@@ -116,8 +116,7 @@ class AnswerJob(Job):
         if new or found is None:
             with turns.quick(), overheard(self.notes):
                 self.still_wanted()  # it may have waited for long
-                targets: Any = list(self.ask.targets) or None
-                own = self._explainer(self.photo, new, targets, layer=self.ask.layer)
+                own = self._explainer(self.photo, new, targets=self.ask.targets or None, layer=self.ask.layer)
             found = own if found is None else joined(found, own)
         asked = [method.name for method in (*methods, *self.ask.methods)]
         self.explanation = only(found, asked)
@@ -141,7 +140,7 @@ class AnswerJob(Job):
         with turns.slow(), overheard(self.notes):
             self.still_wanted()
             found = self._explainer(
-                self.photo, [method], classes_of(before), layer=self.ask.layer,
+                self.photo, [method], targets=classes_of(before), layer=self.ask.layer,
                 max_seconds=self.ask.seconds if takes_seconds else None, keep_partial=True,
                 progress=JobProgress(self, turns, step),
             )  # fmt: skip

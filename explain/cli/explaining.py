@@ -144,7 +144,7 @@ def explain(options: argparse.Namespace, answer: Output) -> int:
         methods: list[str | Method] = [*named, *more]
         with blaming(options.model):
             explanation = explainer(
-                photo, methods, targets, layer=options.layer, top_k=options.top_k, fuse=options.fuse,
+                photo, methods, targets=targets, layer=options.layer, top_k=options.top_k, fuse=options.fuse,
                 batch_size=options.batch_size, precision="bf16" if options.bf16 else "full", progress=bar.runs,
             )  # fmt: skip
         explanation = replace(explanation, question=replace(explanation.question, request=request))
