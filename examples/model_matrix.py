@@ -26,7 +26,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from explain import Attribution, ExplainWarning, attribute, attribute_all
+from explain import Attribution, ExplainWarning, attribute
 from explain.methods import GradCAM, IntegratedGradients, Method, get_method, uses_layer
 
 METHODS = [*map(get_method, ["gradcam", "layercam", "saliency", "guidedbackprop"]), IntegratedGradients(steps=3)]
@@ -138,7 +138,7 @@ def examine(name: str, model: nn.Module, x: torch.Tensor, methods: Iterable[Meth
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            found: dict[str, Any] = dict(attribute_all(model, x, methods))
+            found: dict[str, Any] = dict(attribute(model, x, methods))
         except Exception:  # whatever it was: each method alone says which of them it came from
             found = {method.name: _alone(model, x, method) for method in methods}
     said = [str(w.message) for w in caught if issubclass(w.category, ExplainWarning)]

@@ -51,7 +51,7 @@ def picture(explainer: explain.Explainer, photo: Path, samples: int) -> Figure:
     """Maps above, their standard errors below."""
     with Image.open(photo) as opened:
         x = explainer.preprocess(opened.convert("RGB"))[None]
-    found = explain.attribute_all(explainer.model, x, methods(samples))
+    found = explain.attribute(explainer.model, x, methods(samples))
     figure = Figure(figsize=(2.2 * len(found), 4.9), layout="constrained")
     axes = figure.subplots(2, len(found))
     shown = (x[0] - x.min()) / (x.max() - x.min())

@@ -30,7 +30,7 @@ def maps(results: Path) -> Figure | None:
     with Image.open(PHOTO) as opened:
         photo = look(opened.convert("RGB"))
     scene = planted(photo, [0], 2, look, torch.Generator().manual_seed(4))
-    found = explain.attribute_all(model, scene.x[None], METHODS, target=CLASSES)
+    found = explain.attribute(model, scene.x[None], METHODS, target=CLASSES)
     mean, std = (torch.tensor(each).view(3, 1, 1) for each in (look.mean, look.std))
     shown = (scene.x * std + mean).clamp(0, 1).permute(1, 2, 0).numpy()
     figure = Figure(figsize=(11, 5), layout="constrained")

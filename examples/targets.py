@@ -175,7 +175,7 @@ def neuron(bundled: Classifier, photo: Image.Image, layer: str) -> Image.Image:
     with torch.no_grad():
         maps = features(explainer.as_input(photo))[layer][0]
     channel, row, column = (int(i) for i in torch.unravel_index(maps.argmax(), maps.shape))
-    explanation = explainer(photo, ["saliency", "guidedbackprop"], [(channel, row, column)])
+    explanation = explainer(photo, ["saliency", "guidedbackprop"], targets=[(channel, row, column)])
     seen = Tile(photo, f"neuron {channel, row, column} of {layer}")
     return table([[seen, *(Tile(explanation.overlay(method), method) for method in explanation.methods)]], tile=400)
 

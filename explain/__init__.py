@@ -71,8 +71,6 @@ _HOME = {
     "Inputs": "explain.data.inputs",
     "cite": "explain.attribution.citation",
     "attribute": "explain.attribution.api",
-    "attribute_all": "explain.attribution.api",
-    "attribute_targets": "explain.attribution.api",
     "evaluate": "explain.metrics",
     "explain": "explain.explanation.explainer",
     "find_concepts": "explain.attribution.concepts",
@@ -141,8 +139,6 @@ __all__ = [
     "__version__",
     "applicable_methods",
     "attribute",
-    "attribute_all",
-    "attribute_targets",
     "cite",
     "evaluate",
     "explain",
@@ -193,7 +189,7 @@ if TYPE_CHECKING:
         TargetError,
         UnusedLayerError,
     )
-    from explain.attribution.api import attribute, attribute_all, attribute_targets, plan
+    from explain.attribution.api import attribute, plan
     from explain.attribution.citation import cite
     from explain.attribution.concepts import Concepts, find_concepts
     from explain.attribution.result import Attribution

@@ -30,7 +30,7 @@ def tiny() -> explain.Explainer:
 
 @pytest.fixture(scope="module")
 def cat(tiny: explain.Explainer) -> explain.Explanation:
-    return tiny(CAT, ["gradcam", "saliency"], ["tabby", "espresso"])
+    return tiny(CAT, ["gradcam", "saliency"], targets=["tabby", "espresso"])
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[str], list[str]]:
@@ -75,8 +75,8 @@ def test_a_keyword_that_no_public_function_has_is_refused_in_one_line(name: str)
         (lambda: explain.Explainer(modell="tiny"), "Explainer has no argument 'modell'; did you mean 'model'?"),
         (lambda: explain.Explainer(labels=["cat"]), "Explainer has no argument 'labels'; categories=... takes them"),
         (
-            lambda: explain.attribute(TinyNet(), X, methods=["gradcam"]),
-            "attribute has no argument 'methods'; explain.attribute_all takes several",
+            lambda: explain.attribute(TinyNet(), X, method="gradcam"),
+            "attribute has no argument 'method'; did you mean 'methods'?",
         ),
         (
             lambda: explain.attribute(TinyNet(), X, batchsize=3),
@@ -143,7 +143,7 @@ def test_a_number_of_best_classes_is_a_number(tiny: explain.Explainer) -> None:
         (lambda e, x: e.sheet("a"), "tile must be a whole number of pixels from 20, got 'a'"),
         (lambda e, x: e.sheet(0), "tile must be a whole number of pixels from 20, got 0"),
         (lambda e, x: explain.attribute(x, X, "occlusion", progress=3), "progress must be a function of how much is"),
-        (lambda e, x: explain.attribute_targets(x, X, "gradcam", 2.5), "top_k must be a whole number from 1, got 2.5"),
+        (lambda e, x: explain.attribute(x, X, "gradcam", top_k=2.5), "top_k must be a whole number from 1, got 2.5"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_in_one_line(

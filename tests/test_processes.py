@@ -47,7 +47,7 @@ class Explained(Dataset[dict[str, torch.Tensor]]):
 
 
 def explained(model: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
-    found = explain.attribute_all(model, x, METHODS, target=1)
+    found = explain.attribute(model, x, METHODS, target=1)
     return {name: attribution.values[0] for name, attribution in found.items()}
 
 

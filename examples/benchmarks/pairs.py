@@ -63,7 +63,7 @@ def main() -> None:
             return model(x)
 
     def work(*names: str) -> Callable[[], object]:
-        return lambda: explain.attribute_all(model, x, list(names), target=1)
+        return lambda: explain.attribute(model, x, list(names), target=1)
 
     print(table().head())
     for pair in PAIRS:

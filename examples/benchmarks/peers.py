@@ -103,7 +103,7 @@ def network(name: str) -> nn.Module:
 
 
 def ours(model: nn.Module, x: torch.Tensor, methods: list[Any], **more: Any) -> Work:
-    return lambda: explain.attribute_all(model, x, methods, target=TARGET, **more)
+    return lambda: explain.attribute(model, x, methods, target=TARGET, **more)
 
 
 def grad_cam(model: nn.Module, x: torch.Tensor, *names: str, layers: list[str], targets: Any = (TARGET,)) -> Work:
@@ -236,7 +236,7 @@ def rows(quick: bool) -> Iterator[tuple[str, float | None, Callable[[str, float 
     def top_five(name: str, goal: float | None) -> Row:
         model, x, five = network(large), photo(), range(5)
         works = {
-            "explain": lambda: explain.attribute_targets(model, x, ["gradcam"], len(five), layer=last),
+            "explain": lambda: explain.attribute(model, x, ["gradcam"], top_k=len(five), layer=last),
             "grad-cam": grad_cam(model, x, "GradCAM", layers=[last], targets=five),
             "Captum": captum("LayerGradCam", model, x, last, targets=five),
             "torchcam": torchcam(model, x, "GradCAM", layers=[last], targets=five),

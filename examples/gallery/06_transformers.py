@@ -39,7 +39,9 @@ print(cup["gradcam"].layer, tuple(cup["gradcam"].values.shape))
 
 import torch
 
-two = explainer(photo, ["legrad", "rollout", "attnlrp"], ["espresso", "goldfish"])
+two = explainer(
+    photo, ["legrad", "rollout", "attnlrp"], targets=["espresso", "goldfish"]
+)
 for name in two:
     one, other = (result[name].heatmap.flatten() for result in two.results)
     alike = torch.corrcoef(torch.stack([one, other]))[0, 1]

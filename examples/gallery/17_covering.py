@@ -41,7 +41,7 @@ methods = [
     Sobol(288, grid=4),
     HSIC(160),
 ]
-found = explain.attribute_all(explainer.model, x, methods)
+found = explain.attribute(explainer.model, x, methods)
 
 
 def draw(axis, values, title, *, error=False):

@@ -123,8 +123,9 @@ class AnswerJob(Job):
         if new or found is None:
             with scheduler.quick(), overheard(self.notes):
                 self.still_wanted()  # it may have waited for long
-                targets: Any = list(self.request.targets) or None
-                own = self._explainer(self.photo, new, targets, layer=self.request.layer)
+                own = self._explainer(
+                    self.photo, new, targets=list(self.request.targets) or None, layer=self.request.layer
+                )
             found = own if found is None else joined(found, own)
         asked = [method.name for method in (*methods, *self.request.methods)]
         self.explanation = only(found, asked)
@@ -148,7 +149,7 @@ class AnswerJob(Job):
         with scheduler.slow(), overheard(self.notes):
             self.still_wanted()
             found = self._explainer(
-                self.photo, [method], classes_of(before), layer=self.request.layer,
+                self.photo, [method], targets=classes_of(before), layer=self.request.layer,
                 max_seconds=self.request.seconds if takes_seconds else None, keep_partial=True,
                 progress=JobProgress(self, scheduler, step),
             )  # fmt: skip

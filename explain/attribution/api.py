@@ -3,47 +3,81 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Unpack
+from typing import Any, Literal, TypeAlias, Unpack, overload
 
 from torch import nn
 
 from explain._utils.errors import keywords
-from explain.attribution.request import Options, Request, Settings
-from explain.attribution.result import Attribution, fused
-from explain.attribution.selection import applicable_methods, chosen
+from explain.attribution.options import Options, Settings
+from explain.attribution.request import Request
+from explain.attribution.result import Attribution
+from explain.attribution.selection import GROUPS, applicable_methods, chosen
 from explain.data.inputs import InputsLike
 from explain.engine import Plan
-from explain.methods import MethodLike, get_method
-from explain.targets import TargetLike
+from explain.methods import MethodLike
+from explain.targets import TargetLike, as_targets
 
-__all__ = [
-    "Attribution",
-    "Options",
-    "Settings",
-    "applicable_methods",
-    "attribute",
-    "attribute_all",
-    "attribute_targets",
-    "fused",
-    "plan",
-]
+__all__ = ["Attribution", "Options", "applicable_methods", "attribute", "plan"]
 
-_OF_OTHERS = {
-    **{"methods": "explain.attribute_all takes several", "targets": "explain.attribute_targets takes several"},
-    **{"top_k": "explain.attribute_targets takes a number of best classes for its targets"},
-}
+Several: TypeAlias = "Literal['all', 'everything'] | list[Any] | tuple[Any, ...]"
 
 
-@keywords(Options, elsewhere=_OF_OTHERS)
-def attribute(
+@overload
+def attribute(  # type: ignore[overload-overlap]  # the name of a group is a name, too
+    model: nn.Module, x: InputsLike, methods: Several, *, target: TargetLike = None, **options: Unpack[Options]
+) -> dict[str, Attribution]: ...
+
+
+@overload
+def attribute(  # type: ignore[overload-overlap]
     model: nn.Module,
     x: InputsLike,
-    method: MethodLike = "gradcam",
+    methods: MethodLike = "gradcam",
     *,
     target: TargetLike = None,
     **options: Unpack[Options],
-) -> Attribution:
-    """Attribute one score per image of ``x`` ``(N, C, H, W)``, or per video ``(N, C, T, H, W)``, with one method.
+) -> Attribution: ...
+
+
+@overload
+def attribute(  # type: ignore[overload-overlap]
+    model: nn.Module,
+    x: InputsLike,
+    methods: Several,
+    *,
+    targets: Sequence[TargetLike] | None = None,
+    top_k: int | None = None,
+    **options: Unpack[Options],
+) -> list[dict[str, Attribution]]: ...
+
+
+@overload
+def attribute(
+    model: nn.Module,
+    x: InputsLike,
+    methods: MethodLike = "gradcam",
+    *,
+    targets: Sequence[TargetLike] | None = None,
+    top_k: int | None = None,
+    **options: Unpack[Options],
+) -> list[Attribution]: ...
+
+
+@keywords(Options)
+def attribute(
+    model: nn.Module,
+    x: InputsLike,
+    methods: MethodLike | Iterable[MethodLike] = "gradcam",
+    *,
+    target: TargetLike = None,
+    targets: Sequence[TargetLike] | None = None,
+    top_k: int | None = None,
+    **options: Unpack[Options],
+) -> Any:
+    """Attribute one score per image of ``x`` ``(N, C, H, W)``, or per video ``(N, C, T, H, W)``.
+
+    One method gives an `Attribution`; several, which share their passes, give a dictionary of them by name. With
+    ``targets`` or ``top_k`` there is a list of either, with an entry for each target.
 
     Modes belong to modules, not to threads: while a model is explained, other threads find it in evaluation mode too.
     To explain a model that another thread trains, explain ``explain.hooks.copied(model)``, made between two steps. An
@@ -58,10 +92,13 @@ def attribute(
         x: preprocessed images, on the model's device; where the model takes more, a tuple of its positional arguments,
             a mapping of its keyword arguments, or `explain.Inputs`. The first image among them is explained. A video
             has its frames behind the channels.
-        method: a name from `list_methods`, or a method object.
-        target: a class index or label for all images, N class indices, a callable ``output -> (N,)``, one of
-            `explain.targets` (a class in a region, a detection, a difference, a similarity), or None for each image's
-            top class.
+        methods: a name from `list_methods` or a method object, or a list of these; "all" for the methods that the
+            network can be explained with in fewer than 200 passes each, or "everything" for the others too.
+        target: a class index or label for all images, a callable ``output -> (N,)``, one of `explain.targets` (a class
+            in a region, a detection, a difference, a similarity), or None for each image's top class; or a list or
+            tensor of N of these, one for each image.
+        targets: several targets for every image, instead of ``target``.
+        top_k: the k best classes of each image, instead of ``target``.
         layer: a dotted name, a pattern, a module, or several, whose maps are fused; None finds the last feature map.
             A layer that is called several times stands for its last call, and ``"name@0"`` for its first.
         fuse: how the maps of several layers become one, each divided by its maximum: "mean" (None takes the method's
@@ -86,55 +123,17 @@ def attribute(
     >>> a = attribute(model, torch.rand(2, 3, 16, 16), "gradcam", target=3)
     >>> a.values.shape, a.heatmap.shape, a.layer, a.target.tolist()
     (torch.Size([2, 14, 14]), torch.Size([2, 16, 16]), '1', [3, 3])
-    """
-    method = get_method(method)
-    return attribute_targets(model, x, [method], [target], **options)[0][method.name]
-
-
-@keywords(Options, elsewhere={name: hint for name, hint in _OF_OTHERS.items() if name != "methods"})
-def attribute_all(
-    model: nn.Module,
-    x: InputsLike,
-    methods: MethodLike | Iterable[MethodLike],
-    *,
-    target: TargetLike = None,
-    **options: Unpack[Options],
-) -> dict[str, Attribution]:
-    """Attribute one score per image with several methods that share their passes; arguments as for `attribute`.
-
-    >>> import torch
-    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 5))
-    >>> list(attribute_all(model, torch.rand(1, 3, 4, 4), ["gradcam", "saliency"]))
+    >>> list(attribute(model, torch.rand(2, 3, 16, 16), ["gradcam", "saliency"], target=[3, 0]))
     ['gradcam', 'saliency']
-    """
-    return attribute_targets(model, x, methods, [target], **options)[0]
-
-
-@keywords(Options)
-def attribute_targets(
-    model: nn.Module,
-    x: InputsLike,
-    methods: MethodLike | Iterable[MethodLike],
-    targets: Sequence[TargetLike] | int,
-    **options: Unpack[Options],
-) -> list[dict[str, Attribution]]:
-    """Attribute several scores per image with several methods, in one forward pass; other arguments as for `attribute`.
-
-    Args:
-        methods: names or method objects; "all" for those that the network can be explained with in fewer than 200
-            passes each, or "everything" for the others too.
-        targets: a list of targets, or a number k for each image's k best classes.
-
-    Returns:
-        For each target, a dictionary of attributions by method name.
-
-    >>> import torch
-    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 5))
-    >>> [a["gradcam"].target.item() for a in attribute_targets(model, torch.rand(1, 3, 4, 4), ["gradcam"], [4, 0])]
-    [4, 0]
+    >>> [found.target.tolist() for found in attribute(model, torch.rand(2, 3, 16, 16), targets=[4, 0])]
+    [[4, 4], [0, 0]]
     """
     settings = Settings(**options)
-    return Request.of(model, x, chosen(model, x, methods, targets, settings), targets, settings).answered()
+    wanted = as_targets(target, targets, top_k, settings.categories)
+    found = Request.of(model, x, chosen(model, x, methods, wanted, settings), wanted, settings).answered()
+    several = isinstance(methods, Iterable) and not (isinstance(methods, str) and methods not in GROUPS)
+    results = found if several else [next(iter(each.values())) for each in found]
+    return results[0] if targets is None and top_k is None else results
 
 
 @keywords(Options)
@@ -142,16 +141,19 @@ def plan(
     model: nn.Module,
     x: InputsLike,
     methods: MethodLike | Iterable[MethodLike] = "gradcam",
-    targets: Sequence[TargetLike] | int = 1,
+    *,
+    target: TargetLike = None,
+    targets: Sequence[TargetLike] | None = None,
+    top_k: int | None = None,
     **options: Unpack[Options],
 ) -> Plan:
-    """Say which passes an explanation would take, before they are run; arguments as for `attribute_targets`.
+    """Say which passes an explanation would take, before they are run; arguments as for `attribute`.
 
     The plan prints itself: forward passes, backward passes and altered rows, each with the methods that they are for.
     To find the layers, the model may be run on one image.
 
     Raises:
-        ExplainError: as for `attribute_targets`.
+        ExplainError: as for `attribute`.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 5))
@@ -163,4 +165,5 @@ def plan(
     in all: 1 forward pass, 1 backward pass, 5 altered rows forward
     """
     settings = Settings(**options)
-    return Request.of(model, x, chosen(model, x, methods, targets, settings), targets, settings).plan()
+    wanted = as_targets(target, targets, top_k, settings.categories)
+    return Request.of(model, x, chosen(model, x, methods, wanted, settings), wanted, settings).plan()

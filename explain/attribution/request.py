@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import nn
 
-from explain._utils.errors import LayerError, MethodError, ModelError, TargetError, either, shown
+from explain._utils.errors import LayerError, MethodError, ModelError, either
 from explain.attribution.diagnostics import (
     warn_if_empty,
     warn_of_closed,
@@ -19,22 +18,20 @@ from explain.attribution.diagnostics import (
     warn_of_signs,
     warn_of_stabilised,
 )
+from explain.attribution.options import Settings
 from explain.attribution.result import Attribution, Channels, fused
 from explain.data.inputs import Inputs, InputsLike, Path, dotted
 from explain.engine import (
     Evidence,
     NeedAtLayer,
     Plan,
-    Precision,
-    Progress,
     RelevanceCoverage,
     RuleCoverage,
-    RuntimeSettings,
     asks_of,
     check_inputs,
     gather,
 )
-from explain.hooks import Where, calculating, unwrapped
+from explain.hooks import calculating, unwrapped
 from explain.layers import channels_of, default_layer, find_layers, forget, look_follows, stage_layers
 from explain.methods import (
     Complete,
@@ -52,63 +49,7 @@ from explain.methods import (
     options,
     uses_layer,
 )
-from explain.methods.base import one_of
-from explain.targets import Activation, Target, TargetLike, TopClass, as_target, check_activation, settle
-
-
-class Common(TypedDict, total=False):
-    """How to explain, tensors and photos alike; see `attribute`."""
-
-    layer: Where | None
-    fuse: Fusion | None
-    batch_size: int | None
-    progress: Progress | None
-    precision: Precision
-    samples: int | None
-    tolerance: float | None
-    max_seconds: float | None
-    keep_partial: bool
-
-
-class Options(Common, total=False):
-    """How to explain tensors, as `attribute` and its relatives take it."""
-
-    categories: Sequence[str] | None
-    activation: Activation | None
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How to explain, checked."""
-
-    layer: Where | None = None
-    fuse: Fusion | None = None
-    categories: Sequence[str] | None = None
-    batch_size: int | None = None
-    progress: Progress | None = None
-    precision: Precision = "full"
-    samples: int | None = None
-    tolerance: float | None = None
-    max_seconds: float | None = None
-    keep_partial: bool = False
-    activation: Activation | None = None
-
-    def __post_init__(self) -> None:
-        check_activation(self.activation)
-        if self.fuse is not None:
-            one_of("attribute", "fuse", self.fuse, ("mean", "max", "product"))
-        if not isinstance(self.keep_partial, bool):
-            raise MethodError(f"keep_partial of attribute must be True or False, got {shown(self.keep_partial)}")
-
-    @property
-    def work(self) -> RuntimeSettings:
-        return RuntimeSettings(self.batch_size, self.progress, self.precision, self.keep_partial, self.activation)
-
-    @property
-    def budget(self) -> dict[str, float]:
-        """How much work methods that estimate may do, where it is not their own."""
-        given = {"samples": self.samples, "tolerance": self.tolerance, "max_seconds": self.max_seconds}
-        return {name: value for name, value in given.items() if value is not None}
+from explain.targets import Target, settle
 
 
 class _OtherWayError(Exception):
@@ -133,19 +74,18 @@ class Request:
         model: nn.Module,
         x: InputsLike,
         methods: MethodLike | Iterable[MethodLike],
-        targets: Sequence[TargetLike] | int,
+        targets: Sequence[Target],
         settings: Settings,
     ) -> Request:
         model = unwrapped(model)
         inputs = check_inputs(model, x)
         named = settings.layer  # a wrong name is reported even if no method looks at layers
         layers = None if named is None else find_layers(model, inputs, named)
-        wanted = _targets(targets, settings.categories)
         chosen = _within(_by_name(methods), settings.budget)
         if layers is not None:
             chosen = {name: m.in_layer() if isinstance(m, Movable) else m for name, m in chosen.items()}
         _must_take_them(chosen, inputs)
-        return cls(model, inputs, chosen, wanted, settings, layers)
+        return cls(model, inputs, chosen, list(targets), settings, layers)
 
     def answered(self) -> list[dict[str, Attribution]]:
         try:
@@ -303,18 +243,6 @@ def _are_equal(one: object, other: object) -> bool:
         others = options(other)
         return all(_are_equal(value, others[name]) for name, value in options(one).items())
     return one == other
-
-
-def _targets(targets: Sequence[TargetLike] | int, categories: Sequence[str] | None) -> list[Any]:
-    if isinstance(targets, (str, torch.Tensor, Target)) or callable(targets):
-        targets = [targets]
-    if not isinstance(targets, Sequence):
-        if not hasattr(targets, "__index__") or operator.index(targets) < 1:
-            raise TargetError(f"top_k must be a whole number from 1, got {shown(targets)}; None is the top class")
-        return [TopClass(rank) for rank in range(targets)]
-    if len(targets) == 0:
-        raise TargetError("targets must hold at least one target, got none; give None for the top class")
-    return [as_target(target, categories) for target in targets]
 
 
 def _apply(method: Method, evidence: Sequence[Evidence], how: Fusion | None, explained: str | None) -> Attribution:

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from explain._utils.errors import ExplainError, LayerError, keywords, muted
-from explain.attribution.request import Request, Settings
+from explain.attribution.options import Settings
+from explain.attribution.request import Request
 from explain.data.inputs import InputsLike
 from explain.hooks import Where, scripted
 from explain.layers import default_layer, shares_behind
 from explain.methods import Demanding, Method, MethodLike, get_method, list_methods, options, uses_layer
 from explain.methods.base import Tried
-from explain.targets import TargetLike
+from explain.targets import Target, TargetLike, as_target, as_targets
 
 MANY = 200
 """Passes from which on a method is not among "all", but only among "everything"."""
@@ -59,7 +60,8 @@ def select(
     >>> sorted(name for name in chosen.costly if "cam" in name), chosen.unfit[:4]
     (['iscam', 'scorecam', 'sscam'], ('cheferattribution', 'cheferbimodal', 'drise', 'featurepermutation'))
     """
-    request = Request.of(model, x, list_methods(), [target], Settings(layer=layer, categories=categories))
+    wanted = [as_target(target, categories)]
+    request = Request.of(model, x, list_methods(), wanted, Settings(layer=layer, categories=categories))
     fit = _fit(request)
     costs = {name: _cost(request, get_method(name)) for name in fit}
     chosen = tuple(name for name in fit if group == "everything" or costs[name] < MANY)
@@ -70,15 +72,14 @@ def chosen(
     model: nn.Module,
     x: InputsLike,
     methods: MethodLike | Iterable[MethodLike],
-    targets: Sequence[TargetLike] | int,
+    targets: Sequence[Target],
     settings: Settings,
 ) -> MethodLike | Iterable[MethodLike]:
     """Return the methods of a group for its name, and others as they are."""
     if not isinstance(methods, str) or methods not in GROUPS:
         return methods
     request = Request.of(model, x, list_methods(), targets, settings)
-    first = request.targets[0]
-    return select(model, x, methods, layer=request.layers, target=first).methods
+    return select(model, x, methods, layer=request.layers, target=request.targets[0]).methods
 
 
 @keywords()
@@ -94,7 +95,7 @@ def applicable_methods(
     >>> sorted(set(list_methods()) - set(applicable_methods(model, torch.rand(1, 3, 4, 4))))[3:7]
     ['drise', 'featurepermutation', 'gradientrollout', 'legrad']
     """
-    return _fit(Request.of(model, x, list_methods(), [target], Settings(layer=layer)))
+    return _fit(Request.of(model, x, list_methods(), as_targets(target), Settings(layer=layer)))
 
 
 def _fit(request: Request) -> list[str]:

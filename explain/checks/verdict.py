@@ -14,8 +14,8 @@ from PIL import Image
 from torch import nn
 
 from explain._utils.errors import ExplainError, MethodError, MetricError, muted, naming
-from explain.attribution.api import attribute_targets, plan
-from explain.attribution.request import Options, Settings
+from explain.attribution.api import attribute, plan
+from explain.attribution.options import Options, Settings
 from explain.attribution.result import Attribution
 from explain.checks.answers import Answer, Answers, Verdict
 from explain.checks.dependence import DependsOnClass, DependsOnModel
@@ -33,7 +33,7 @@ from explain.metrics.evaluation import evaluate, probability_of
 from explain.metrics.maps import Maps
 from explain.metrics.perturbed_inputs import ScoreMetric
 from explain.metrics.variants import EvaluatedMethod, ModelContext, ReattributionMetric, asked_again
-from explain.targets import ClassTarget, Outputs, Target, as_target
+from explain.targets import ClassTarget, Outputs, Target
 
 COSTLY = 60
 """Passes from which on a method is asked again with fewer samples."""
@@ -273,10 +273,7 @@ class _Check:
         def ask(fewer: Method) -> Attribution:
             with muted():
                 options = {**self.options, "progress": None, "layer": attribution.layer, "fuse": attribution.fuse}
-                found: Attribution = attribute_targets(self.model, self.inputs, fewer, [self.target], **options)[0][
-                    fewer.name
-                ]
-            return found
+                return attribute(self.model, self.inputs, fewer, target=self.target, **options)
 
         lighter = asked_lightly(method, FEW, ask)
         if lighter is None:
@@ -289,7 +286,7 @@ class _Check:
     def _cost(self, method: Method, attribution: Attribution) -> float:
         """How many passes a map takes."""
         layer = attribution.layer
-        planned = plan(self.model, self.inputs, method, [self.target], layer=layer, fuse=attribution.fuse)
+        planned = plan(self.model, self.inputs, method, target=self.target, layer=layer, fuse=attribution.fuse)
         layers = {ask.layer for asks in planned.wanted.values() for ask in asks if ask.layer is not None}
         return planned.cost(shares_behind(self.model, self.inputs, layers))
 
@@ -344,7 +341,7 @@ def check_explained(
     if explanation.crops:
         raise MetricError("maps must be of one crop to be checked, got some of five; use crop='center'")
     chosen, request, explainer = found[0].target, explanation.request, explanation.explainer
-    own = as_target(request.targets[index], explainer.categories)
+    own = request.targets[index]
     target = own if isinstance(chosen, str) else ClassTarget((int(chosen[0]),))
     given = [] if isinstance(request.methods, str) else request.methods
     maps = [(method_behind(each, given), each) for each in found]

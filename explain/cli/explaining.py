@@ -159,7 +159,7 @@ class _Work:
         verdicts: list[Verdict] = []
         with blaming(options.model):
             explanation = self.explainer(
-                photo, methods, self.targets, layer=options.layer, top_k=options.top_k, fuse=options.fuse,
+                photo, methods, targets=self.targets, layer=options.layer, top_k=options.top_k, fuse=options.fuse,
                 batch_size=options.batch_size, precision="bf16" if options.bf16 else "full", progress=bar.runs,
             )  # fmt: skip
             explanation = replace(explanation, question=replace(explanation.question, request=self.request))

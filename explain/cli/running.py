@@ -105,13 +105,13 @@ def run(options: argparse.Namespace, answer: Output) -> int:
     methods, metrics = _checked(options), checked_metrics(options, boxes=True)
     source = runs.source_of(options.source)
     explainer = load_explainer(options, answer)
-    target = targets_of(options.target, explainer.categories)
+    targets = targets_of(options.target, explainer.categories)
     line = _Line()
     begun = time.monotonic()
     try:
         with notes(answer), blaming(options.model):
             found = _runner(options)(
-                source, explainer, methods, output=options.output, target=target,
+                source, explainer, methods, output=options.output, targets=targets,
                 top_k=options.top_k, metrics=metrics, layer=options.layer, fuse=options.fuse,
                 batch_size=options.batch_size, precision="bf16" if options.bf16 else "full", progress=line,
             )  # fmt: skip

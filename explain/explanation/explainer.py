@@ -11,9 +11,10 @@ from typing import Any, Unpack, overload
 import torch
 from torch import nn
 
-from explain._utils.errors import ImageError, PhotoError, TargetError, keywords, naming, shown
-from explain.attribution.api import attribute_targets
+from explain._utils.errors import ImageError, PhotoError, keywords, naming
+from explain.attribution.api import attribute
 from explain.attribution.concepts import find_concepts
+from explain.attribution.options import PhotoOptions
 from explain.attribution.records import (
     ModelOrigin,
     RecordedRequest,
@@ -23,18 +24,17 @@ from explain.attribution.records import (
     encode_fields,
     has_tensor,
 )
-from explain.attribution.request import Common
 from explain.attribution.result import Attribution
 from explain.attribution.selection import GROUPS
 from explain.baselines import Black, get_baseline, range_of
 from explain.data.images import Box, ImageLike, Preprocess, load_image, locate, source_of
-from explain.engine import Precision, Progress, check_inputs
+from explain.engine import check_inputs
 from explain.explanation.concepts import PhotoConcepts
 from explain.explanation.crops import best_of_mean, joined
 from explain.explanation.explanation import Explanation
-from explain.explanation.photos import AT_ONCE, Photo, PhotoRequest, collected, in_batches, rows_are_apart
+from explain.explanation.photos import AT_ONCE, Photo, PhotoRequest, collected, in_batches, matched, rows_are_apart
 from explain.hooks import Inspection, Where, callers_hooks, inspect, unwrapped
-from explain.methods import Bounded, Fusion, Method, MethodLike, get_method, list_methods, options
+from explain.methods import Bounded, Method, MethodLike, get_method, list_methods, options
 from explain.models import (
     Classifier,
     CropLike,
@@ -48,14 +48,17 @@ from explain.models import (
     seen,
 )
 from explain.render import StyleLike, get_style
-from explain.targets import Activation, Outputs, TargetLike, as_list, as_target, check_activation, check_categories
-
-
-class PhotoOptions(Common, total=False):
-    """The keyword arguments of a question; see `Explainer`."""
-
-    top_k: int | None
-
+from explain.targets import (
+    Activation,
+    ClassTarget,
+    Outputs,
+    TargetLike,
+    TopClass,
+    as_targets,
+    check_activation,
+    check_categories,
+    one_per_image,
+)
 
 _MADE_WITH = "model categories preprocess weights size crop mean std interpolation device activation"
 _OF_EXPLAINER = {name: f"explain.Explainer({name}=...) takes it, and then the photo" for name in _MADE_WITH.split()}
@@ -148,7 +151,7 @@ class Explainer:
         self,
         image: ImageLike,
         methods: MethodLike | Iterable[MethodLike] = "gradcam",
-        target: TargetLike | Sequence[TargetLike] = None,
+        target: TargetLike = None,
         **options: Unpack[PhotoOptions],
     ) -> Explanation: ...
 
@@ -157,27 +160,17 @@ class Explainer:
         self,
         image: list[ImageLike] | tuple[ImageLike, ...] | Iterator[ImageLike],
         methods: MethodLike | Iterable[MethodLike] = "gradcam",
-        target: TargetLike | Sequence[TargetLike] = None,
+        target: TargetLike = None,
         **options: Unpack[PhotoOptions],
     ) -> list[Explanation]: ...
 
-    @keywords(elsewhere=_OF_EXPLAINER)
+    @keywords(PhotoOptions, elsewhere=_OF_EXPLAINER)
     def __call__(
         self,
         image: Any,
         methods: MethodLike | Iterable[MethodLike] = "gradcam",
-        target: TargetLike | Sequence[TargetLike] = None,
-        *,
-        layer: Where | None = None,
-        top_k: int | None = None,
-        fuse: Fusion | None = None,
-        batch_size: int | None = None,
-        progress: Progress | None = None,
-        precision: Precision = "full",
-        samples: int | None = None,
-        tolerance: float | None = None,
-        max_seconds: float | None = None,
-        keep_partial: bool = False,
+        target: TargetLike = None,
+        **options: Unpack[PhotoOptions],
     ) -> Explanation | list[Explanation]:
         """Explain one photo, or several.
 
@@ -185,7 +178,9 @@ class Explainer:
             image: a path, the bytes of a file, a PIL image or an array; see `explain.data.images.load_image`. A list,
                 tuple or iterator of these gives a list, in their order; see `each` for more than fit into memory.
             methods: a name or method object, several, "all" (of fewer than 200 passes) or "everything".
-            target: a class index, label or callable, several of these, or None for the top prediction.
+            target: a class index, label or callable, or None for the top prediction; for several photos also a list
+                with one for each photo.
+            targets: a list of several targets for every photo, instead of ``target``.
             top_k: explain the k best classes, instead of ``target``.
             layer, fuse, batch_size, progress, precision, samples, tolerance, max_seconds, keep_partial: see
                 `explain.attribute`.
@@ -194,21 +189,18 @@ class Explainer:
             PhotosError: some of several photos could not be explained; it holds the explanations of all others.
             ExplainError: one line that says what does not fit.
         """
-        request = self._request(
-            methods, target, layer=layer, top_k=top_k, fuse=fuse, batch_size=batch_size, progress=progress,
-            precision=precision, samples=samples, tolerance=tolerance, max_seconds=max_seconds,
-            keep_partial=keep_partial,
-        )  # fmt: skip
+        request = self._request(methods, target, **options)
         if isinstance(image, list | tuple | Iterator) and not isinstance(image, io.IOBase):
             return collected(self._all(image, request))
-        return self._explained([self._photo(image)], request)[0]
+        (one,) = matched([image], request)
+        return self._explained([self._photo(one)], request)[0]
 
     @keywords(PhotoOptions, elsewhere=_OF_EXPLAINER)
     def each(
         self,
         images: Iterable[ImageLike],
         methods: MethodLike | Iterable[MethodLike] = "gradcam",
-        target: TargetLike | Sequence[TargetLike] = None,
+        target: TargetLike = None,
         **options: Unpack[PhotoOptions],
     ) -> Iterator[Explanation | PhotoError]:
         """Explain photos one after the other, in batches, and keep none of them: for any number of photos.
@@ -227,34 +219,30 @@ class Explainer:
     def _request(
         self,
         methods: MethodLike | Iterable[MethodLike],
-        target: Any,
+        target: TargetLike,
         *,
+        targets: Sequence[TargetLike] | None = None,
         top_k: int | None = None,
-        precision: Precision = "full",
         **options: Any,
     ) -> PhotoRequest:
         """Check what is asked for, and note it for the record."""
-        if top_k is not None and target is not None:
-            raise TargetError("target and top_k cannot both be given; leave one out")
-        if top_k is not None and (isinstance(top_k, bool) or not isinstance(top_k, int)):
-            raise TargetError(
-                f"top_k must be a whole number from 1, got {shown(top_k)}; leave it out for the top class"
-            )
+        wanted = as_targets(target, targets, top_k, self.categories)
+        listed = one_per_image(target)
+        of_each = None if listed is None else as_targets(targets=listed, categories=self.categories)
         chosen = methods if isinstance(methods, str) and methods in GROUPS else self._methods(methods)
         known = _method_list(list_methods()) if isinstance(chosen, str) else chosen
-        targets = [] if top_k is not None else as_list(target)
         question = RecordedRequest(
             {method.name: class_name(method) for method in known},
-            tuple(asked(as_target(each, self.categories)) for each in targets),
-            precision,
+            tuple(map(asked, wanted)),
+            options.setdefault("precision", "full"),
         )
         alone = (
             isinstance(self.preprocess, FiveCrops)
             or any(question.targets)
+            or not all(isinstance(found, ClassTarget) for found in of_each or ())
             or any(has_tensor(encode_fields(method)) for method in known)
         )
-        wanted = targets if top_k is None else top_k
-        return PhotoRequest(chosen, wanted, question, {"precision": precision, **options}, alone)
+        return PhotoRequest(chosen, wanted, question, options, alone, of_each)
 
     def _methods(self, methods: MethodLike | Iterable[MethodLike]) -> list[Method]:
         """The methods; black and white are what the preprocessing makes of them."""
@@ -278,42 +266,50 @@ class Explainer:
             batches = [photos] if apart[:1] == [True] else [[photo] for photo in photos]
             return [explanation for batch in batches for explanation in self._explained(batch, request)]
 
-        return in_batches(images, self._photo, work, at_once)
+        return in_batches(matched(images, request), self._photo, work, at_once)
 
     def _photo(self, image: ImageLike, place: int = 0) -> Photo:
         photo, source = load_image(image), source_of(image)
-        return Photo(photo, source, self.as_input(photo), source or f"photo {place}")
+        return Photo(photo, source, self.as_input(photo), source or f"photo {place}", place)
 
     def _explained(self, photos: list[Photo], request: PhotoRequest) -> list[Explanation]:
         """Explain photos whose inputs have one shape, in one batch."""
         if isinstance(self.preprocess, FiveCrops):
             return [self._in_pieces(photo, self.preprocess, request) for photo in photos]
         x = torch.cat([photo.x for photo in photos])
+        requests = [request.of(photo) for photo in photos]
+        targets = requests[0].targets
+        if request.of_each is not None and len(photos) > 1:
+            targets = as_targets([each.targets[0] for each in requests])
         with naming([photo.name for photo in photos] if len(photos) > 1 else [photos[0].source]):
-            found = attribute_targets(
-                self.model, x, request.methods, request.targets, categories=self.categories,
-                activation=self.activation, **request.options,
-            )  # fmt: skip
+            found = self._attributed(x, request, targets)
         probabilities = self._probabilities(x, next(iter(found[0].values())).logits)
         return [
             self._explanation(
-                photo, x, tuple(found) if len(photos) == 1 else _of_image(found, i), request,
+                photo, x, tuple(found) if len(photos) == 1 else _of_image(found, i), requests[i],
                 None if probabilities is None else probabilities[i].clone(), locate(self.preprocess, photo.image.size),
             )
             for i, photo in enumerate(photos)
         ]  # fmt: skip
 
-    def _in_pieces(self, photo: Photo, crops: FiveCrops, request: PhotoRequest) -> Explanation:
-        """Explain five crops of one photo as one: for their mean score, with one map of the whole photo."""
-        x = self._placed(crops.parts(photo.image))
-        targets = request.targets
-        if isinstance(targets, int) or None in targets:
-            best: list[TargetLike] = [*best_of_mean(self.model, x, targets if isinstance(targets, int) else 1)]
-            targets = best if isinstance(targets, int) else [best[0] if each is None else each for each in targets]
-        found = attribute_targets(
-            self.model, x, request.methods, targets, categories=self.categories, activation=self.activation,
+    def _attributed(
+        self, x: torch.Tensor, request: PhotoRequest, targets: Sequence[TargetLike]
+    ) -> list[dict[str, Attribution]]:
+        methods: Any = request.methods
+        found: list[dict[str, Attribution]] = attribute(
+            self.model, x, methods, targets=targets, categories=self.categories, activation=self.activation,
             **request.options,
         )  # fmt: skip
+        return found
+
+    def _in_pieces(self, photo: Photo, crops: FiveCrops, request: PhotoRequest) -> Explanation:
+        """Explain five crops of one photo as one: for their mean score, with one map of the whole photo."""
+        x, request = self._placed(crops.parts(photo.image)), request.of(photo)
+        targets: list[TargetLike] = [*request.targets]
+        if ranks := [each.rank for each in request.targets if isinstance(each, TopClass)]:
+            best = best_of_mean(self.model, x, max(ranks) + 1)
+            targets = [best[each.rank] if isinstance(each, TopClass) else each for each in request.targets]
+        found = self._attributed(x, request, targets)
         size, boxes = photo.image.size, crops.boxes(photo.image.size)
         whole = [{name: joined(each, boxes, size) for name, each in result.items()} for result in found]
         probabilities = self._probabilities(x, next(iter(whole[0].values())).logits)
@@ -408,7 +404,7 @@ class Explainer:
 def explain(
     image: ImageLike,
     methods: MethodLike | Iterable[MethodLike] = "gradcam",
-    target: TargetLike | Sequence[TargetLike] = None,
+    target: TargetLike = None,
     **options: Unpack[PhotoOptions],
 ) -> Explanation:
     """Explain a photo with the default model; options as for calling an `Explainer`.

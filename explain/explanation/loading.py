@@ -128,7 +128,7 @@ class Saved:
         found = explainer(
             photo,
             [method_of(record) if method is None else method],
-            [given],
+            targets=[given],
             layer=record["layer"],
             fuse=record.get("fuse"),
             precision=record.get("precision", "full"),

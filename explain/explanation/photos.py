@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 import torch
 from PIL import Image
 from torch import nn
 
-from explain._utils.errors import ExplainError, ImageError, PhotoError, PhotosError, raised
+from explain._utils.errors import ExplainError, ImageError, PhotoError, PhotosError, TargetError, raised
 from explain._utils.nested import first_tensor
-from explain.attribution.records import RecordedRequest
+from explain.attribution.records import RecordedRequest, asked
 from explain.data.images import ImageLike
 from explain.hooks.preserve import untouched
 from explain.methods import Method
-from explain.targets import TargetLike
+from explain.targets import Target
 
 AT_ONCE = 8  # photos in a batch: on a CPU, larger ones are no faster, and their activations have to fit
 AREA = 64_000_000  # pixels of photos that are held at once, if they are more than one
@@ -27,17 +27,25 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class PhotoRequest:
-    """A question for photos: what `attribute_targets` is called with, and what records say about it.
+    """A question for photos: what `attribute` is called with, and what records say about it.
 
     ``alone`` says that each photo is explained on its own, since the target or a method may treat the rows of a batch
-    differently.
+    differently. ``of_each`` has a target for each photo, if they were given.
     """
 
     methods: list[Method] | str
-    targets: list[TargetLike] | int
+    targets: list[Target]
     question: RecordedRequest
     options: Mapping[str, Any]
     alone: bool
+    of_each: list[Target] | None = None
+
+    def of(self, photo: Photo) -> PhotoRequest:
+        """The question for one photo."""
+        if self.of_each is None:
+            return self
+        own = self.of_each[photo.place]
+        return replace(self, targets=[own], question=replace(self.question, targets=(asked(own),)), of_each=None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +57,28 @@ class Photo:
     x: torch.Tensor = field(repr=False)
     name: str = ""
     """How messages call it."""
+    place: int = 0
+
+
+def matched(images: Iterable[ImageLike], request: PhotoRequest) -> Iterator[ImageLike]:
+    """Yield photos, of which there must be as many as targets, if there is one for each.
+
+    Raises:
+        TargetError: there are more photos, or fewer; it is raised before the first where their number is known.
+    """
+    count = None if request.of_each is None else len(request.of_each)
+
+    known, number = len(images) if isinstance(images, Sized) else None, 0
+    if count is None or known in (None, count):
+        for number, image in enumerate(images, 1):
+            if count is not None and number > count:
+                break
+            yield image
+    if count is not None and count != (number if known is None else known):
+        raise TargetError(
+            f"target must hold one target for each of the {known or number} photos, got {count}; targets= takes "
+            "several for every photo"
+        )
 
 
 @dataclass

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from explain._utils.errors import MetricError, keywords, shown
-from explain.attribution.api import attribute_targets
-from explain.attribution.request import Options, Settings
+from explain.attribution.api import attribute
+from explain.attribution.options import Options, Settings
 from explain.attribution.result import Attribution
 from explain.data.inputs import Inputs, InputsLike
 from explain.engine import Plan, Scores, Unperturbed, asks_of, check_inputs, gather, outputs_of
@@ -139,7 +139,7 @@ class _Evaluation:
         while waiting:  # methods of one name, with other options, go in turn
             turn = {method.name: name for name, method in reversed(waiting.items())}
             these = [waiting[name] for name in turn.values()]
-            answers = attribute_targets(self.model, self.inputs, these, [self.target], **self.options)[0]
+            answers = attribute(self.model, self.inputs, these, target=self.target, **self.options)
             found |= {turn[name]: each for name, each in answers.items()}
             self.ours = next(iter(answers.values()))
             waiting = {name: method for name, method in waiting.items() if name not in found}

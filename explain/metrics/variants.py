@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from explain._utils.errors import MetricError, muted
-from explain.attribution.api import attribute_targets
-from explain.attribution.request import Options
+from explain.attribution.api import attribute
+from explain.attribution.options import Options
 from explain.attribution.result import Attribution
 from explain.data.inputs import Inputs, as_inputs
 from explain.hooks import calculating, untouched
@@ -194,7 +194,7 @@ class _Asking:
             where = None if layers is None else [first.prefix + layer for layer in layers]
             options: Any = {**self.options, "layer": where, "progress": None}
             with muted():
-                answers = attribute_targets(model, inputs, methods, targets, **options)
+                answers = attribute(model, inputs, methods, targets=targets, **options)
             for name, method in zip(group, methods, strict=True):
                 for i, part in enumerate(found):
                     answer, place = (answers[i], 0) if classes else (answers[0], i)

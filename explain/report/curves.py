@@ -35,7 +35,7 @@ def costs(subject: Subject) -> dict[str, float]:
         return {}
     try:
         with muted():
-            found = plan(subject.explainer.model, subject.explainer.as_input(subject.photo), methods, [0])
+            found = plan(subject.explainer.model, subject.explainer.as_input(subject.photo), methods, target=0)
     except ExplainError:
         return {}
     each = {

@@ -72,21 +72,22 @@ def _path(source: str) -> str:
 def _python(
     subject: Subject, records: Mapping[str, Any], methods: Mapping[str, str | None], asked: Sequence[Any]
 ) -> str:
-    given = [f"{name}={value!r}" for name, value in _arguments(subject).items() if name != "model"]
+    made = [f"{name}={value!r}" for name, value in _arguments(subject).items() if name != "model"]
     own = [part for part in subject.origin.own if part != "model"]
     model = "model" if "model" in subject.origin.own else repr(_arguments(subject).get("model", subject.origin.name))
     lines = ["import explain", ""]
     if subject.origin.own:
         named = [f"model = ...  # your {subject.origin.name}"] if "model" in subject.origin.own else []
         lines += [*named, *(f"{part} = ...  # your own" for part in own)]
-    lines.append(f"explainer = explain.Explainer({', '.join([model, *given, *(f'{part}={part}' for part in own)])})")
+    lines.append(f"explainer = explain.Explainer({', '.join([model, *made, *(f'{part}={part}' for part in own)])})")
     targets = [_target(subject, index, each) for index, each in enumerate(asked)]
+    given = f"target={targets[0]}" if len(targets) == 1 else f"targets=[{', '.join(targets)}]"
     layer, fuse = _layer(records), _common(record.get("fuse") for record in records.values())
     labels = [printable(label) for label in subject.targets]
     arguments = [
         repr(subject.source) if subject.source else "photo",
         f"methods=[{', '.join(_method(name, text, records[name]) for name, text in methods.items())}]",
-        f"target=[{', '.join(targets)}],  # {', '.join(labels)}",
+        f"{given},  # {', '.join(labels)}",
         *([f"layer={layer!r}"] if layer else []),
         *([f"fuse={fuse!r}"] if fuse and isinstance(layer, list) else []),
         *([f"precision={subject.question.precision!r}"] if subject.question.precision != "full" else []),

@@ -9,23 +9,22 @@ import logging
 import os
 import pickle
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, Unpack
 
 import torch
 from torch import nn
 
 from explain._utils.errors import RunError, keywords, raised, shown
+from explain.attribution.options import RunOptions
 from explain.attribution.records import versions
-from explain.engine import Precision
 from explain.explanation.explainer import Explainer
-from explain.hooks import Where
-from explain.methods import Fusion, MethodLike
+from explain.methods import MethodLike
 from explain.metrics import Metric
 from explain.models import Classifier
 from explain.runs.explaining import RunRequest
@@ -279,11 +278,12 @@ PER_FILE = 64
 
 
 @keywords(
+    RunOptions,
     elsewhere={
         "device": "gpus puts the model of each actor on a GPU",
         "labels": "explain.Explainer(categories=...) takes them",
         "workers": "actors says how many there are",
-    }
+    },
 )
 def run_on_ray(
     source: Any,
@@ -295,17 +295,10 @@ def run_on_ray(
     actors: int | None = None,
     gpus: float = 0.0,
     per_file: int = PER_FILE,
-    target: TargetLike | Sequence[TargetLike] = None,
-    top_k: int | None = None,
+    target: TargetLike = None,
     metrics: Iterable[Metric | str] = (),
-    layer: Where | None = None,
-    fuse: Fusion | None = None,
-    batch_size: int | None = None,
-    precision: Precision = "full",
-    samples: int | None = None,
-    tolerance: float | None = None,
-    max_seconds: float | None = None,
     progress: Callable[[State], None] | None = None,
+    **options: Unpack[RunOptions],
 ) -> Run:
     """Explain all photos of a source on the machines of a Ray cluster, into a folder of Parquet files.
 
@@ -321,7 +314,7 @@ def run_on_ray(
         actors: processes with a model; by default one for each GPU share or, without GPUs, for each processor.
         gpus: the share of a GPU that each actor takes: 0.25 for four actors on each.
         per_file: photos that are explained at a time, and that are in one file.
-        target, top_k, metrics, layer, fuse, batch_size, precision, samples, tolerance, max_seconds: as for
+        target, targets, top_k, metrics, layer, fuse, batch_size, precision, samples, tolerance, max_seconds: as for
             `explain.run`.
         progress: called with a `State` after each piece.
 
@@ -336,7 +329,7 @@ def run_on_ray(
     Traceback (most recent call last):
     explain.RunError: actors must be a whole number from 1, got 0; leave it out
     """
-    for name, value in (("actors", actors), ("per_file", per_file), ("batch_size", batch_size)):
+    for name, value in (("actors", actors), ("per_file", per_file), ("batch_size", options.get("batch_size"))):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise RunError(f"{name} must be a whole number from 1, got {shown(value)}; leave it out")
     if isinstance(gpus, bool) or not isinstance(gpus, (int, float)) or not 0 <= gpus < float("inf"):
@@ -344,10 +337,7 @@ def run_on_ray(
     ray = _ray()
     photos = source_of(source)
     made = explainer if isinstance(explainer, Explainer) else Explainer(explainer)
-    question = RunRequest(
-        made, methods, target, list(metrics), top_k=top_k, layer=layer, fuse=fuse, batch_size=batch_size,
-        precision=precision, samples=samples, tolerance=tolerance, max_seconds=max_seconds,
-    )  # fmt: skip
+    question = RunRequest(made, methods, target, list(metrics), **options)
     must_be_sendable(question)
     if photos.count == 0:
         raise RunError(f"source must have photos, but {text(str(source))!r:.100} has none; check what it holds")

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from explain._utils.errors import RunError, either, naming, overheard
-from explain.attribution.api import attribute_targets
+from explain._utils.errors import RunError, TargetError, either, naming, overheard, shown
+from explain.attribution.api import attribute
 from explain.attribution.result import Attribution
 from explain.attribution.selection import select
 from explain.data.images import Box
@@ -27,7 +27,7 @@ from explain.runs.preparing import Failed, Prepared, Ready, at_once, each_explai
 from explain.runs.schema import pack
 from explain.runs.sources import Corners
 from explain.runs.store import MapRecord, PhotoRecord
-from explain.targets import Prediction, TargetLike
+from explain.targets import Prediction, TargetLike, one_per_image
 
 Figures = list[dict[str, dict[str, float | None]]]
 """For each photo, by method: a figure for each metric, None where it is not defined."""
@@ -122,7 +122,7 @@ class RunRequest:
         self,
         explainer: Explainer,
         methods: MethodLike | Iterable[MethodLike],
-        target: Any,
+        target: TargetLike,
         metrics: Sequence[Metric | str],
         **options: Any,
     ) -> None:
@@ -130,11 +130,15 @@ class RunRequest:
             remedy = either("use crop='whole'", "use --crop whole")
             raise RunError(f"explainer must see one part of each photo in a run, got five crops; {remedy}")
         self.explainer = explainer
+        if one_per_image(target) is not None:
+            raise TargetError(
+                f"target must be one for all photos of a run, got {shown(target)}; targets= takes several"
+            )
         request = explainer._request(methods, target, **options)
         self.asked: Sequence[Method] | str = request.methods
         self.methods = None if isinstance(request.methods, str) else list(request.methods)
-        self.targets: list[TargetLike] | int = request.targets
-        self.options = request.options
+        self.targets = request.targets
+        self.options: Any = request.options
         self.metrics = list({metric.name: metric for metric in map(get_metric, metrics)}.values())
         self.batch_size: int | None = options.get("batch_size")
         self._apart: bool | None = False if request.alone else None
@@ -170,8 +174,8 @@ class RunRequest:
             x = self._batch(photos)
             if self.methods is None:
                 self.methods = self._chosen(x[:1])
-            found = attribute_targets(
-                self.explainer.model, x, self.methods, self.targets, categories=self.explainer.categories,
+            found = attribute(
+                self.explainer.model, x, self.methods, targets=self.targets, categories=self.explainer.categories,
                 activation=self.explainer.activation, **self.options,
             )  # fmt: skip
             return self._stored(photos, x, found, labels, notes)
@@ -182,9 +186,8 @@ class RunRequest:
     def _chosen(self, x: torch.Tensor) -> list[Method]:
         """The methods of a group, which are chosen by the first photo."""
         assert isinstance(self.asked, str)
-        target = None if isinstance(self.targets, int) else self.targets[0]
         names = select(
-            self.explainer.model, x, self.asked, layer=self.options.get("layer"), target=target,
+            self.explainer.model, x, self.asked, layer=self.options.get("layer"), target=self.targets[0],
             categories=self.explainer.categories,
         ).methods  # fmt: skip
         return self.explainer._methods(names)
@@ -216,10 +219,9 @@ class RunRequest:
         if not self.metrics:
             return None
         methods = {method.name: method for method in self.methods or ()}
-        target = None if isinstance(self.targets, int) else self.targets[place]
         options = {name: self.options.get(name) for name in ("layer", "fuse", "batch_size")}
         options["activation"] = self.explainer.activation
-        return judged(self.explainer.model, x, photos, found, methods, self.metrics, target, **options)
+        return judged(self.explainer.model, x, photos, found, methods, self.metrics, self.targets[place], **options)
 
     def _results(self, attribution: Attribution, probabilities: torch.Tensor | None) -> list[MapRecord]:
         """The rows of one method and target, one for each photo."""

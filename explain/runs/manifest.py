@@ -17,7 +17,7 @@ from explain.metrics import Metric
 from explain.runs.fingerprint import alike, identity
 from explain.runs.schema import FORMAT
 from explain.runs.sources import Source
-from explain.targets import TargetLike, as_target
+from explain.targets import Target
 
 FREE = frozenset(["begun", "ended", "device", "batch_size"])
 """What may differ when a run is continued: it changes when results come, but not what they are."""
@@ -28,20 +28,20 @@ def manifest_of(
     source: Source,
     explainer: Explainer,
     methods: Sequence[Method] | str,
-    targets: Sequence[TargetLike] | int,
+    targets: Sequence[Target],
     metrics: Sequence[Metric],
     options: Mapping[str, Any],
     trained: bool = False,
 ) -> dict[str, Any]:
     """Return what a run is, in values that JSON can hold; ``trained`` says that the model changes meanwhile."""
-    model, categories = explainer.model, explainer.categories
+    model = explainer.model
     about = {name: value for name, value in options.items() if name not in ("layer", "progress", "keep_partial")}
     found = {
         "format": FORMAT,
         "source": source.identity(),
         **identity(explainer, trained=trained),
         "methods": methods if isinstance(methods, str) else {each.name: described_method(each) for each in methods},
-        "targets": targets if isinstance(targets, int) else [encode(as_target(each, categories)) for each in targets],
+        "targets": [encode(each) for each in targets],
         "metrics": {metric.name: repr(metric) for metric in metrics},
         "layer": named_layer(model, options.get("layer")),
         **{name: encode(value) for name, value in about.items()},

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from torch import nn
 
 from explain._utils.errors import RunError, keywords, shown, warn
-from explain.engine import Precision
+from explain.attribution.options import RunOptions
 from explain.explanation.explainer import Explainer
-from explain.hooks import Where
-from explain.methods import Fusion, MethodLike
+from explain.methods import MethodLike
 from explain.metrics import Metric, ObjectMetric
 from explain.models import Classifier
 from explain.runs.explaining import RunRequest
@@ -67,10 +66,11 @@ class State:
 
 
 @keywords(
+    RunOptions,
     elsewhere={
         "device": "explain.Explainer(device=...) takes it",
         "labels": "explain.Explainer(categories=...) takes them",
-    }
+    },
 )
 def run(
     source: Any,
@@ -78,19 +78,12 @@ def run(
     methods: MethodLike | Iterable[MethodLike] = "gradcam",
     *,
     output: str | os.PathLike[str],
-    target: TargetLike | Sequence[TargetLike] = None,
-    top_k: int | None = None,
+    target: TargetLike = None,
     metrics: Iterable[Metric | str] = (),
-    layer: Where | None = None,
-    fuse: Fusion | None = None,
-    batch_size: int | None = None,
-    precision: Precision = "full",
-    samples: int | None = None,
-    tolerance: float | None = None,
-    max_seconds: float | None = None,
     workers: int | None = None,
     timeout: float = TIMEOUT,
     progress: Callable[[State], None] | None = None,
+    **options: Unpack[RunOptions],
 ) -> Run:
     """Explain all photos of a source, and store the maps in one SQLite file.
 
@@ -103,7 +96,8 @@ def run(
             file (CSV, TSV, JSON: ``path``, ``label``, ``x0 y0 x1 y1`` or ``boxes``), WebDataset shards (tar), a data
             set of PyTorch or Hugging Face, or a list or iterator of photos.
         explainer: an `Explainer`, or what one is made of: a model, its name, or None for the default model.
-        methods, target, top_k, layer, fuse, precision, samples, tolerance, max_seconds: as for calling an `Explainer`.
+        methods, target, targets, top_k, layer, fuse, precision, samples, tolerance, max_seconds: as for calling an
+            `Explainer`; ``target`` is one for all photos.
         output: the file. If there is a run in it already, it is continued.
         metrics: judge each map by these, too; those that need boxes leave photos without them out.
         batch_size: photos, and altered inputs of methods that run the model many times, at once; by default as many
@@ -130,13 +124,10 @@ def run(
     ...     [(row.name, tuple(row.values.shape)) for row in found.rows()], found.ended
     ([('photo 0', (6, 6)), ('photo 1', (6, 6))], True)
     """
-    _check(workers, timeout, batch_size)
+    _check(workers, timeout, options.get("batch_size"))
     photos = source_of(source)
     made = explainer if isinstance(explainer, Explainer) else Explainer(explainer)
-    question = RunRequest(
-        made, methods, target, list(metrics), top_k=top_k, layer=layer, fuse=fuse, batch_size=batch_size,
-        precision=precision, samples=samples, tolerance=tolerance, max_seconds=max_seconds,
-    )  # fmt: skip
+    question = RunRequest(made, methods, target, list(metrics), **options)
     if photos.count == 0:
         raise RunError(f"source must have photos, but {text(str(source))!r:.100} has none; check what it holds")
     file = Path(output)

@@ -48,7 +48,7 @@ from explain.targets.labels import Categories, find_label
 from explain.targets.outputs import Activation, Outputs, Prediction, check_activation, outputs_like
 from explain.targets.per_image import Element, Separate
 from explain.targets.regions import Detection, Segmentation
-from explain.targets.resolve import Difference, TargetLike, as_list, as_target, check_categories
+from explain.targets.resolve import Difference, TargetLike, as_target, as_targets, check_categories, one_per_image
 from explain.targets.rows import must_follow_rows
 
 __all__ = [
@@ -77,8 +77,8 @@ __all__ = [
     "Target",
     "TargetLike",
     "TopClass",
-    "as_list",
     "as_target",
+    "as_targets",
     "check_activation",
     "check_categories",
     "find_label",
@@ -86,6 +86,7 @@ __all__ = [
     "find_tensor",
     "for_rows",
     "must_follow_rows",
+    "one_per_image",
     "outputs_like",
     "settle",
 ]

@@ -51,7 +51,7 @@ class ClassTarget(Composable):
         if isinstance(self.index, tuple) and len(self.index) != count:
             raise TargetError(
                 f"target must hold one class for each of the {count} images, got {len(self.index)}; "
-                "give a single class to use it for all"
+                "targets= takes several classes for every image"
             )
         indices = [self.index] * count if isinstance(self.index, int) else list(self.index)
         for index in indices:

@@ -143,8 +143,8 @@ class Separate(Composable):
         images = range(len(self.targets)) if self.images is None else self.images
         if len(images) != count:
             raise TargetError(
-                f"target must hold one target for each of the {count} images, got {len(images)}; give a single one to "
-                "use it for all"
+                f"target must hold one target for each of the {count} images, got {len(images)}; targets= takes "
+                "several for every image"
             )
         return images
 

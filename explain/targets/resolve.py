@@ -69,15 +69,48 @@ def as_target(target: TargetLike, categories: Sequence[str] | None = None) -> Ta
     )
 
 
-def as_list(target: Any) -> list[TargetLike]:
-    """Return one target, or several in a list, tuple, array or tensor, as a list of targets.
+def as_targets(
+    target: TargetLike = None,
+    targets: Sequence[TargetLike] | None = None,
+    top_k: int | None = None,
+    categories: Sequence[str] | None = None,
+) -> list[Target]:
+    """Return the targets of every image, of which a caller gives one ``target``, several ``targets``, or ``top_k``.
 
-    >>> as_list("tabby"), as_list((281, None)), as_list(torch.tensor([3, 4]))
-    (['tabby'], [281, None], [3, 4])
+    Raises:
+        TargetError: two of them are given, or one is not what it must be.
+
+    >>> as_targets(3), as_targets(targets=[3, "tabby"], categories=["tabby cat"]), as_targets(top_k=2)
+    ([ClassTarget(index=3)], [ClassTarget(index=3), ClassTarget(index=0)], [TopClass(rank=0), TopClass(rank=1)])
     """
-    if isinstance(target, torch.Tensor) or hasattr(target, "tolist"):
-        return list(target.reshape(-1).tolist())
-    return list(target) if isinstance(target, (list, tuple)) else [target]
+    both = [name for name, value in (("target", target), ("targets", targets), ("top_k", top_k)) if value is not None]
+    if len(both) > 1:
+        raise TargetError(f"{both[0]} and {both[1]} cannot both be given; leave one out")
+    if top_k is not None:
+        if isinstance(top_k, bool) or not hasattr(top_k, "__index__") or operator.index(top_k) < 1:
+            raise TargetError(f"top_k must be a whole number from 1, got {shown(top_k)}; None is the top class")
+        return [TopClass(rank) for rank in range(top_k)]
+    if targets is None:
+        return [as_target(target, categories)]
+    several = targets.tolist() if hasattr(targets, "tolist") else targets
+    if not isinstance(several, list | tuple):
+        raise TargetError(f"targets must be a list of targets for every image, got {shown(targets)}; target= takes one")
+    if not several:
+        raise TargetError("targets must hold at least one target, got none; leave it out for the top class")
+    return [as_target(each, categories) for each in several]
+
+
+def one_per_image(target: Any) -> list[TargetLike] | None:
+    """Return the targets of a list, array or tensor with one for each image; None where it is one for all images.
+
+    >>> one_per_image(["tabby", 3]), one_per_image(torch.tensor([3, 4])), one_per_image((3, 2, 1))
+    (['tabby', 3], [3, 4], None)
+    """
+    found = target.tolist() if hasattr(target, "tolist") else target
+    place = isinstance(found, tuple) and len(found) > 1 and all(isinstance(each, int) for each in found)
+    if place or not isinstance(found, list | tuple):
+        return None
+    return [tuple(each) if isinstance(each, list) else each for each in found]
 
 
 class Difference(Sum):

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, closing
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import torch
 from torch import nn
 
 from explain._utils.errors import ExplainError, RunError, keywords, muted, shown, warn
+from explain.attribution.options import RunOptions
 from explain.explanation.explainer import Explainer
-from explain.hooks import Where, unwrapped
+from explain.hooks import unwrapped
 from explain.methods import MethodLike
 from explain.models import Classifier
 from explain.runs.files import source_of
@@ -51,7 +52,8 @@ class Monitor:
         output: the file of a run, which keeps maps, figures and gradients; see `film`. A training that goes on from an
             earlier step continues the file from there, and what came after that step is taken out of it.
         board: a folder for TensorBoard (extra ``tensorboard``), or a ``SummaryWriter``. One of the two must be given.
-        methods, target, layer: as for calling an `Explainer`.
+        methods, target, targets, top_k, layer, fuse, batch_size, precision, samples, tolerance, max_seconds: as for
+            `explain.run`.
         window: in how many steps before each look gradients are watched; 0 for none.
         scaler: the ``torch.amp.GradScaler`` that scales the loss, if one does.
         start: how many steps of training there were before.
@@ -77,7 +79,7 @@ class Monitor:
     [(0, 'photo 0'), (0, 'photo 1'), (2, 'photo 0'), (2, 'photo 1'), (4, 'photo 0'), (4, 'photo 1')]
     """
 
-    @keywords()
+    @keywords(RunOptions)
     def __init__(
         self,
         explainer: Explainer | nn.Module | Classifier | str,
@@ -87,11 +89,11 @@ class Monitor:
         output: str | os.PathLike[str] | None = None,
         board: Any = None,
         methods: MethodLike | Iterable[MethodLike] = "gradcam",
-        target: TargetLike | Sequence[TargetLike] = None,
-        layer: Where | None = None,
+        target: TargetLike = None,
         window: int = 5,
         scaler: Scaler | None = None,
         start: int = 0,
+        **options: Unpack[RunOptions],
     ) -> None:
         for name, value, least in (("every", every, 1), ("window", window, 0), ("start", start, 0)):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -103,7 +105,7 @@ class Monitor:
         self._explainer = explainer if isinstance(explainer, Explainer) else Explainer(_plain(explainer))
         self._network = _plain(self._explainer.model)
         _must_be_whole(self._network)
-        self._asked = MonitoredPhotos(source_of(photos), self._explainer, methods, target, layer=layer)
+        self._asked = MonitoredPhotos(source_of(photos), self._explainer, methods, target, **options)
         self._board: TensorBoardLog | None = None
         self._scaler, self._given = scaler, board
         self._stack, self._tools = ExitStack(), ExitStack()

@@ -19,6 +19,7 @@ from explain.runs.labels import Labels
 from explain.runs.preparing import Failed, Prepared, Preparer, each_explained, in_batches
 from explain.runs.sources import Entry, Source, entries_of
 from explain.runs.store import PhotoRecord
+from explain.targets import as_targets
 from explain.training.store import stored_name
 
 MOST = 64  # photos; their inputs stay in memory
@@ -35,7 +36,7 @@ class LabelQuestion(RunRequest):
     def answers(self, photos: list[Prepared], labels: Labels) -> list[PhotoRecord]:
         if self.by_label:
             known = [labels.of(photo.label)[0] for photo in photos]
-            self.targets = [None] if None in known else [torch.tensor(known)]
+            self.targets = as_targets(None if None in known else known)
         return super().answers(photos, labels)
 
 
@@ -57,7 +58,7 @@ class MonitoredPhotos:
     ) -> None:  # fmt: skip
         self.source = source
         self.question = LabelQuestion(explainer, methods, target, (), **options)
-        self.question.by_label = target is None and options.get("top_k") is None
+        self.question.by_label = all(each is None for each in (target, options.get("targets"), options.get("top_k")))
         self.labels = Labels(explainer.categories, source.classes)
         self.photos = _read(source, Preparer(source, explainer.preprocess))
 

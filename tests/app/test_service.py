@@ -75,7 +75,7 @@ def test_targets_and_layers_are_those_that_were_asked_for(service: Service, expl
     [item] = items(steps_of(service, photo=name, targets=[1, 3], layer="first"))
     assert [target["class"] for target in item["targets"]] == [1, 3]
     assert item["targets"][0]["label"] == HOSTILE
-    expected = explainer(photo(), "gradcam", [1, 3], layer="first")
+    expected = explainer(photo(), "gradcam", targets=[1, 3], layer="first")
     assert item["maps"][1][0]["plane"] == plane(map_of(expected.results[1]["gradcam"])[0])
     layers = service.layers(0, name)
     assert layers["default"] == "second"
@@ -91,7 +91,7 @@ def test_slow_methods_sharpen_after_the_quick_ones(service: Service, explainer: 
     assert between[-1]["progress"] == [explain.methods.RISE().samples] * 2
     assert all(step["maps"][0]["plane"]["width"] == 32 for step in between if "maps" in step)
     assert any("maps" in step for step in between)
-    expected = explainer(photo(), "rise", [found[0]["targets"][0]["class"]])
+    expected = explainer(photo(), "rise", targets=[found[0]["targets"][0]["class"]])
     assert found[1]["maps"][0][1]["plane"] == plane(map_of(expected["rise"])[0])
 
 
@@ -233,7 +233,8 @@ def test_the_curves_of_a_map_are_those_of_the_report(service: Service, explainer
     answer = steps_of(service, photo=name, targets=[1, 3], methods=["gradcam", "saliency"])[-1]["answer"]
     request = {"answer": answer, "what": "curve", "method": "saliency", "target": 1}
     steps = check_steps(service.check, request)
-    expected = item(explainer(photo(), ["gradcam", "saliency"], [1, 3]), Detail(steps=20))["maps"][1][1]["curve"]
+    explained = explainer(photo(), ["gradcam", "saliency"], targets=[1, 3])
+    expected = item(explained, Detail(steps=20))["maps"][1][1]["curve"]
     assert steps[-1] == {"curve": expected, "end": True}
     assert any("progress" in step for step in steps)
     saved = json.loads(re.search(r'id="item-0">(.*?)</script>', service.report(answer))[1])  # type: ignore[index]

@@ -96,4 +96,4 @@ def test_both_names_are_taken_wherever_methods_are(
     names = [name for name in cheap if name in ("gradcam", "saliency")]
     monkeypatch.setattr("explain.attribution.selection.list_methods", lambda: [*names, "scorecam", "legrad"])
     assert explainer(photo, "everything", 1).methods == [*names, "scorecam"]
-    assert list(explain.attribute_all(WIDE, X[:1], "all", target=1)) == names
+    assert list(explain.attribute(WIDE, X[:1], "all", target=1)) == names

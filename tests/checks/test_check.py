@@ -34,7 +34,7 @@ def explainer() -> explain.Explainer:
 
 @pytest.fixture(scope="module")
 def checked(explainer: explain.Explainer) -> tuple[explain.Explanation, Verdict]:
-    explanation = explainer(CAT, ["gradcam", "guidedbackprop"], ["b", "c"])
+    explanation = explainer(CAT, ["gradcam", "guidedbackprop"], targets=["b", "c"])
     return explanation, explanation.check(target="c")
 
 
@@ -161,7 +161,7 @@ def test_regions_boxes_and_functions_are_checked_and_what_cannot_be_asked_says_s
         "a box": lambda: Detection(box=output[0]["boxes"][0]),
         "a detection": lambda: Detection(["none", "upper", "lower"][int(output[0]["labels"][0])]),
     }[kind]()  # fmt: skip
-    before, explanation = snapshot(model), explainer(CAT, ["gradcam", "inputxgradient"], [target])
+    before, explanation = snapshot(model), explainer(CAT, ["gradcam", "inputxgradient"], targets=[target])
     verdict = explanation.check()
     for answers in verdict.values():
         assert [answer.passed is None for answer in answers] == [False, True, False, False]
@@ -170,7 +170,7 @@ def test_regions_boxes_and_functions_are_checked_and_what_cannot_be_asked_says_s
     assert snapshot(model) == before
     if kind in ("a region that is predicted", "a label"):  # the region is that of the photo as it is, in all settings
         mask = output["out"][0].argmax(0) == best
-        settled = explainer(CAT, ["gradcam", "inputxgradient"], [Segmentation(best, mask)]).check()
+        settled = explainer(CAT, ["gradcam", "inputxgradient"], targets=[Segmentation(best, mask)]).check()
         assert [a.to_dict() for a in settled["gradcam"]] == [a.to_dict() for a in verdict["gradcam"]]
 
 

@@ -33,7 +33,7 @@ def checked(
 ) -> Verdict:
     """The verdict on maps of one photo."""
     known = [explain.methods.get_method(method) for method in methods]
-    found = explain.attribute_all(model, x, known, target=target)
+    found = explain.attribute(model, x, known, target=target)
     settled: Target = ClassTarget((target,)) if isinstance(target, int) else explain.targets.as_target(target)
     return check_maps(model, x, [(m, found[m.name]) for m in known], settled, "it", asked=asked, **options)
 

@@ -78,12 +78,12 @@ def test_every_method_explains_one_of_two_images_as_if_the_other_were_built_in(
     gain = torch.tensor([0.5, 2.0, 1.5], dtype=torch.float64)
     inputs = Inputs(pair, {"gain": gain}, explained=side)
     before = snapshot(siamese)
-    found = explain.attribute_all(siamese, inputs, METHODS, target=1, layer="encoder.2")
+    found = explain.attribute(siamese, inputs, METHODS, target=1, layer="encoder.2")
     assert snapshot(siamese) == before
     for i in range(3):
         image = slice(i, i + 1)
         alone = OneSide(siamese, (pair[0][image], pair[1][image]), gain[i], side).eval()
-        expected = explain.attribute_all(alone, pair[side][image], METHODS, target=1, layer="conv2")
+        expected = explain.attribute(alone, pair[side][image], METHODS, target=1, layer="conv2")
         for method in METHODS:
             torch.testing.assert_close(found[method].values[i], expected[method].values[0], rtol=1e-9, atol=1e-12)
     assert found["gradcam"].input == str(side)
@@ -134,8 +134,8 @@ def test_each_call_of_a_layer_has_its_own_map(x: torch.Tensor) -> None:
     methods = ["gradcam", "layercam", "ablationcam", "scorecam", "eigencam", "shapleycam", "smoothgradcam++"]
     calls = ["conv@0", "conv@1", "conv"]
     for call, twin in zip(calls, ["convs.0", "convs.1", "convs.2"], strict=True):
-        found = explain.attribute_all(again, x, methods, target=2, layer=call)
-        expected = explain.attribute_all(unrolled, x, methods, target=2, layer=twin)
+        found = explain.attribute(again, x, methods, target=2, layer=call)
+        expected = explain.attribute(unrolled, x, methods, target=2, layer=twin)
         for method in methods:
             torch.testing.assert_close(found[method].values, expected[method].values, rtol=1e-9, atol=1e-12)
     last = explain.attribute(again, x, target=2, layer="conv@2").values
@@ -202,7 +202,7 @@ def test_no_input_is_altered_by_a_model_that_works_in_place() -> None:
 
     image, mask = torch.rand(2, 3, 4, 4), torch.rand(2, 1, 4, 4)
     kept = image.clone(), mask.clone()
-    explain.attribute_all(Greedy(), (image, mask), ["saliency", "integratedgradients", "smoothgrad"], target=0)
+    explain.attribute(Greedy(), (image, mask), ["saliency", "integratedgradients", "smoothgrad"], target=0)
     assert torch.equal(image, kept[0])
     assert torch.equal(mask, kept[1])
     assert (image._version, mask._version) == (0, 0)
@@ -212,7 +212,7 @@ def test_other_inputs_that_require_gradients_are_left_alone(
     siamese: Siamese, pair: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
     left, right = (side.clone().requires_grad_() for side in pair)
-    explain.attribute_all(siamese, (left, right), ["gradcam", "saliency"], target=0)
+    explain.attribute(siamese, (left, right), ["gradcam", "saliency"], target=0)
     assert left.grad is None
     assert right.grad is None
 
@@ -315,10 +315,10 @@ SHARED = ["gradcam", "ablationcam", "scorecam", "integratedgradients", "smoothgr
 @pytest.mark.parametrize("images", [1, 2, 3])
 def test_inputs_that_belong_to_no_single_image_are_shared(images: int, x: torch.Tensor) -> None:
     model, texts = settled(Matching()).double().eval(), torch.tensor([[1, 2, 3, 4], [5, 6, 0, 1]])
-    found = explain.attribute_all(model, Inputs((x[:images], texts), shared=[1]), SHARED, target=1)
+    found = explain.attribute(model, Inputs((x[:images], texts), shared=[1]), SHARED, target=1)
     assert found["gradcam"].layer == "conv"  # and not the words, which might be places by their number
     for i in range(images):
-        alone = explain.attribute_all(model, Inputs((x[i : i + 1], texts), shared=[1]), SHARED, target=1)
+        alone = explain.attribute(model, Inputs((x[i : i + 1], texts), shared=[1]), SHARED, target=1)
         for method in SHARED:
             torch.testing.assert_close(found[method].values[i], alone[method].values[0], rtol=1e-9, atol=1e-12)
 
@@ -453,7 +453,7 @@ def test_looks_at_a_network_do_not_pile_up(siamese: Siamese) -> None:
 
 @pytest.mark.parametrize("several", [list, tuple, iter, dict.fromkeys, lambda names: dict.fromkeys(names).keys()])
 def test_layers_come_in_any_iterable(several: Any, siamese: Siamese, pair: tuple[torch.Tensor, torch.Tensor]) -> None:
-    found = explain.attribute_all(siamese, pair, ["eigencam", "layercam"], target=1, layer=several(["encoder.2"]))
+    found = explain.attribute(siamese, pair, ["eigencam", "layercam"], target=1, layer=several(["encoder.2"]))
     assert [a.layer for a in found.values()] == ["encoder.2@0"] * 2
 
 

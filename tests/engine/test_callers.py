@@ -58,7 +58,7 @@ def test_a_distributed_model_is_looked_into_and_trains_on(
     sent = explain.distributed.communication.communicate(distributed)
     reducer, before = distributed.reducer, snapshot(distributed)
     methods = ["gradcam", "guidedbackprop", "fullgrad", "scorecam"]
-    for name, found in explain.attribute_all(distributed, x, methods, target=1).items():
+    for name, found in explain.attribute(distributed, x, methods, target=1).items():
         expected = explain.attribute(alone, x, name, target=1)
         assert torch.equal(found.values, expected.values), name
         assert found.layer == expected.layer
@@ -97,7 +97,7 @@ def test_a_scripted_model_is_refused(x: torch.Tensor) -> None:
 @pytest.mark.parametrize("method", ["gradcam", "refinecam"])
 def test_nothing_stays_alive_of_several_layers_and_targets(method: str, net: TinyNet, x: torch.Tensor) -> None:
     def run() -> None:
-        explain.attribute_targets(net, x, [method, "saliency"], [0, 1], layer=["conv1", "layer1", "layer2"])
+        explain.attribute(net, x, [method, "saliency"], targets=[0, 1], layer=["conv1", "layer1", "layer2"])
         with pytest.raises(ZeroDivisionError):
             explain.attribute(net, x, method, target=lambda output: 1 / 0, layer=["conv1", "layer2"])
 
@@ -148,11 +148,11 @@ def test_parametrised_weights_are_explained_as_what_they_come_to(net: TinyNet, x
         register_parametrization(layer, "weight", LowRank(layer.weight))
     methods = ["gradcam", "cam", "guidedbackprop", "fullgrad"]
     before = snapshot(net)
-    found = explain.attribute_all(net, x, methods, target=1)
+    found = explain.attribute(net, x, methods, target=1)
     assert snapshot(net) == before
     for layer in (net.conv1, net.fc):
         remove_parametrizations(layer, "weight")
-    for name, expected in explain.attribute_all(net, x, methods, target=1).items():
+    for name, expected in explain.attribute(net, x, methods, target=1).items():
         torch.testing.assert_close(found[name].values, expected.values, rtol=1e-9, atol=1e-12)
 
 
@@ -212,14 +212,14 @@ def test_nothing_of_a_finished_explanation_stays_alive(method: str, net: TinyNet
 def test_eight_threads_get_what_one_gets_with_shared_and_with_own_models(net: TinyNet, x: torch.Tensor) -> None:
     methods = ["gradcam", "layercam", "guidedbackprop", "fullgrad", "ablationcam", "smoothgrad"]
     models = [net, *(settled(TinyNet(), seed).double().eval() for seed in (1, 2))]
-    expected = [explain.attribute_all(model, x, methods, target=2) for model in models]
+    expected = [explain.attribute(model, x, methods, target=2) for model in models]
     before = [snapshot(model) for model in models]
     wrong: list[str] = []
 
     def work(number: int) -> None:
         for step in range(6):
             which = (number + step) % 3
-            for name, found in explain.attribute_all(models[which], x, methods, target=2).items():
+            for name, found in explain.attribute(models[which], x, methods, target=2).items():
                 if not torch.allclose(found.values, expected[which][name].values, rtol=1e-10, atol=1e-13):
                     wrong.append(f"{name} in thread {number}")
 

@@ -77,10 +77,10 @@ def test_compiled_code_is_explained_as_it_was_written(build: Callable[[list[int]
     x = torch.randn(2, 3, 12, 10, dtype=torch.float64)
     calls: list[int] = []
     net, methods = build(calls), [*LOOKING, *OTHERS]
-    expected = explain.attribute_all(plain(), x, methods, target=1, layer="layer2")
+    expected = explain.attribute(plain(), x, methods, target=1, layer="layer2")
     for _ in range(2):
         before = len(calls)
-        found = explain.attribute_all(net, x, methods, target=1, layer="layer2")
+        found = explain.attribute(net, x, methods, target=1, layer="layer2")
         assert len(calls) == before, "compiled code ran"
         for method in methods:
             torch.testing.assert_close(found[method].values, expected[method].values, rtol=1e-9, atol=1e-14)
@@ -137,7 +137,7 @@ def exported() -> nn.Module:
 def test_exported_and_traced_graphs_are_exact(build: Callable[[], nn.Module]) -> None:
     x = torch.randn(2, 3, 12, 10, dtype=torch.float64)
     methods = [*LOOKING, "saliency", "integratedgradients"]
-    found, expected = (explain.attribute_all(net, x, methods, target=1) for net in (build(), plain()))
+    found, expected = (explain.attribute(net, x, methods, target=1) for net in (build(), plain()))
     for method in methods:
         torch.testing.assert_close(found[method].values, expected[method].values, rtol=1e-9, atol=1e-14)
     assert found["fullgrad"].delta.abs().max() < 1e-9
@@ -159,7 +159,7 @@ def traced_part() -> nn.Module:
 def test_methods_that_do_not_look_inside_are_exact_with_scripted_parts(build: Callable[[], nn.Module]) -> None:
     x, net = torch.randn(2, 3, 12, 10, dtype=torch.float64), build()
     for _ in range(3):  # scripted code runs in another way once it has run
-        found, expected = (explain.attribute_all(each, x, OTHERS, target=1, layer="layer2") for each in (net, plain()))
+        found, expected = (explain.attribute(each, x, OTHERS, target=1, layer="layer2") for each in (net, plain()))
         for method in OTHERS:
             torch.testing.assert_close(found[method].values, expected[method].values, rtol=1e-9, atol=1e-14)
 

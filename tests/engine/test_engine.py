@@ -51,7 +51,7 @@ def test_one_forward_pass_serves_all_methods_layers_and_targets(net: TinyNet, x:
     explain.attribute(net, x)  # finds the default layer
     passes: list[int] = []
     net.register_forward_hook(lambda *_: passes.append(1))
-    explain.attribute_targets(net, x, ONE_PASS, [0, 1, None], layer=["layer1", "layer2"])
+    explain.attribute(net, x, ONE_PASS, targets=[0, 1, None], layer=["layer1", "layer2"])
     assert len(passes) == 1
 
 
@@ -72,7 +72,7 @@ def test_evidence_has_what_was_needed_and_is_detached(net: TinyNet, x: torch.Ten
 
 def test_several_targets_equal_one_call_each(net: TinyNet, x: torch.Tensor) -> None:
     second = TopClass(1)
-    together = explain.attribute_targets(net, x, METHODS, [0, second, 3, second])
+    together = explain.attribute(net, x, METHODS, targets=[0, second, 3, second])
     for found, target in zip(together, [0, second, 3, second], strict=True):
         for name in METHODS:
             alone = explain.attribute(net, x, name, target=target)
@@ -84,13 +84,13 @@ def test_a_layer_downstream_sees_the_same_gradient_with_and_without_the_whole_gr
     net: TinyNet, x: torch.Tensor
 ) -> None:
     alone = explain.attribute(net, x, "gradcam", target=1, layer="layer2")
-    shared = explain.attribute_all(net, x, ["gradcam", "saliency"], target=1, layer="layer2")["gradcam"]
+    shared = explain.attribute(net, x, ["gradcam", "saliency"], target=1, layer="layer2")["gradcam"]
     torch.testing.assert_close(alone.values, shared.values, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("layer", ["conv1", "layer1", "layer2"])
 def test_methods_asked_for_together_equal_each_alone(layer: str, net: TinyNet, x: torch.Tensor) -> None:
-    together = explain.attribute_targets(net, x, ANYWHERE, [0, 3], layer=layer)
+    together = explain.attribute(net, x, ANYWHERE, targets=[0, 3], layer=layer)
     for found, target in zip(together, [0, 3], strict=True):
         for name in ANYWHERE:
             alone = explain.attribute(net, x, name, target=target, layer=layer)
@@ -215,12 +215,12 @@ def test_other_number_formats_and_channels_last_work(
 def test_threads_that_share_a_model_do_not_see_each_other(
     count: int, rounds: int, net: TinyNet, x: torch.Tensor
 ) -> None:
-    expected = [explain.attribute_all(net, x, METHODS, target=i) for i in range(5)]
+    expected = [explain.attribute(net, x, METHODS, target=i) for i in range(5)]
     found: dict[int, dict[str, explain.Attribution]] = {}
 
     def work(i: int) -> None:
         for _ in range(rounds):
-            found[i] = explain.attribute_all(net, x, METHODS, target=i % 5)
+            found[i] = explain.attribute(net, x, METHODS, target=i % 5)
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(count)]
     for thread in threads:
@@ -311,7 +311,7 @@ def test_all_methods_that_a_target_leaves_are_used_for_one_that_is_no_class(net:
     net.eval()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExplainWarning)
-        found = explain.attribute_all(net, x, "all", target=lambda output: output[:, 0] - output[:, 1])
+        found = explain.attribute(net, x, "all", target=lambda output: output[:, 0] - output[:, 1])
     assert {"gradcam", "scorecam", "saliency"} <= set(found)
     assert not {"cam", "finercam", "shapleycam", "legrad"} & set(found)
 
@@ -390,13 +390,13 @@ def test_rectifiers_in_place_are_caught_like_the_others(kind: type[nn.Module]) -
 def test_threads_that_share_a_model_in_train_mode_leave_it_as_it_is(x: torch.Tensor) -> None:
     net = settled(TinyNet()).double().train()
     net.avgpool.register_forward_pre_hook(lambda module, args: time.sleep(0.01))
-    expected = explain.attribute_all(net, x, METHODS, target=1)
+    expected = explain.attribute(net, x, METHODS, target=1)
     before = snapshot(net)
     found: list[dict[str, explain.Attribution]] = []
 
     def work(wait: float) -> None:
         time.sleep(wait)
-        found.extend(explain.attribute_all(net, x, METHODS, target=1) for _ in range(3))
+        found.extend(explain.attribute(net, x, METHODS, target=1) for _ in range(3))
 
     threads = [threading.Thread(target=work, args=(i * 0.004,)) for i in range(4)]
     for thread in threads:
@@ -517,7 +517,7 @@ class TestTransformers:
             explain.attribute(vit, x, "shapleycam")
         with sdpa_kernel(SDPBackend.MATH):
             assert explain.attribute(vit, x, ShapleyCAM()).values.shape == (1, 3, 3)
-        for name, found in explain.attribute_all(vit, x, "all").items():
+        for name, found in explain.attribute(vit, x, "all").items():
             assert torch.isfinite(found.values).all(), name
             assert found.heatmap.shape == (1, 12, 12)
 
@@ -681,7 +681,7 @@ def test_one_image_with_channels_last_is_explained_like_one_with_channels_first(
     x = torch.randn(1, 3, 7, 3, dtype=torch.float64)
     last = x.contiguous(memory_format=torch.channels_last)
     methods = ["hirescam", "fullgrad", "saliency"]
-    found, expected = (explain.attribute_all(model, each, methods, target=0, layer="1") for each in (last, x))
+    found, expected = (explain.attribute(model, each, methods, target=0, layer="1") for each in (last, x))
     for method in methods:
         torch.testing.assert_close(found[method].values, expected[method].values)
 
@@ -730,7 +730,7 @@ class ReadsBothNames(nn.Module):
 @pytest.mark.parametrize("together", [[], ["saliency"]])
 def test_gradients_come_back_by_every_name_of_what_a_layer_overwrote(together: list[str], x: torch.Tensor) -> None:
     model = settled(ReadsBothNames(again=not together)).double().eval()
-    found = explain.attribute_all(model, x, [GradCAM(relu=False), *together], target=1, layer="relu")["gradcam"]
+    found = explain.attribute(model, x, [GradCAM(relu=False), *together], target=1, layer="relu")["gradcam"]
     maps = model.conv(x).relu().detach().requires_grad_()
 
     def score(maps: torch.Tensor) -> torch.Tensor:
@@ -824,3 +824,21 @@ def test_a_slower_way_is_said_where_somebody_listens(x: torch.Tensor, caplog: py
     with caplog.at_level("INFO", logger="explain"):
         explain.attribute(model, x[:1], "smoothgrad", target=1)
     assert "altered rows are run one at a time: the model's scores depend on what stands beside" in caplog.text
+
+
+def test_one_function_for_one_or_several_methods_and_targets(net: TinyNet, x: torch.Tensor) -> None:
+    one = explain.attribute(net, x, "saliency", target=1)
+    several = explain.attribute(net, x, ["saliency"], target=1)
+    targets = explain.attribute(net, x, "saliency", targets=[1, 2])
+    both = explain.attribute(net, x, ["saliency"], targets=[1])
+    best = explain.attribute(net, x, "saliency", top_k=2)
+    for same in (several["saliency"], targets[0], both[0]["saliency"]):
+        assert torch.equal(same.values, one.values)
+    assert [len(found) for found in (targets, both, best)] == [2, 1, 2]
+    assert torch.equal(best[0].values, explain.attribute(net, x, "saliency").values)
+
+
+@pytest.mark.parametrize("wrong", [{"target": 1, "targets": [1]}, {"targets": 3}, {"targets": []}, {"target": [1] * 7}])
+def test_the_other_word_is_named_for_wrong_targets(wrong: dict[str, Any], net: TinyNet, x: torch.Tensor) -> None:
+    with pytest.raises(explain.TargetError, match="targets"):
+        explain.attribute(net, x, "saliency", **wrong)

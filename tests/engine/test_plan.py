@@ -58,14 +58,14 @@ def tiny() -> nn.Module:
 @cache
 def net() -> nn.Module:
     model = tiny()
-    explain.attribute_all(model, X, ["gradcam", "refinecam"], target=1)  # finds the layers
+    explain.attribute(model, X, ["gradcam", "refinecam"], target=1)  # finds the layers
     return model
 
 
 def worked(methods: tuple[str, ...]) -> tuple[Counter[str], dict[str, explain.Attribution]]:
     model = net()
     with Work() as work:
-        found = explain.attribute_all(model, X, methods, target=1)
+        found = explain.attribute(model, X, methods, target=1)
     return work.rows, found
 
 
@@ -131,7 +131,7 @@ def test_two_methods_that_rerun_cost_no_more_together_than_apart(first: str, sec
 
 def test_a_method_pays_for_its_own_layers_alone() -> None:
     """Curvature at one layer, and gradients at all stages: neither is gathered where only the other looks."""
-    plan = explain.plan(net(), X, ["shapleycam", "refinecam"], [1])
+    plan = explain.plan(net(), X, ["shapleycam", "refinecam"], targets=[1])
     asks = {(type(ask.need).__name__, ask.layer) for ask in plan.asks}
     looked_at = alone("refinecam")[1].layer
     assert isinstance(looked_at, tuple)
@@ -163,7 +163,7 @@ def counted() -> Counting:
     model = settled(Counting()).double().eval()
     with torch.no_grad():
         model.layer2[1].bias.add_(4.0)  # no map is constant, so all of them have rows
-    explain.attribute_all(model, X, ["gradcam", "refinecam"], target=1)
+    explain.attribute(model, X, ["gradcam", "refinecam"], target=1)
     model.calls.clear()
     model.scored.clear()
     return model
@@ -194,9 +194,9 @@ SMALL = {
 @pytest.mark.parametrize("name", [*METHODS, NESTED, "augmented(scorecam)", "smooth(guidedgradcam)"])
 def test_a_plan_counts_what_runs_row_by_row(name: str, counted: Counting, gradients: list[int]) -> None:
     method = SMALL.get(name, get_method(name))
-    plan = explain.plan(counted, X[:1], method, [1, 2], batch_size=1)
+    plan = explain.plan(counted, X[:1], method, targets=[1, 2], batch_size=1)
     assert not counted.calls
-    explain.attribute_targets(counted, X[:1], [method], [1, 2], batch_size=1)
+    explain.attribute(counted, X[:1], [method], targets=[1, 2], batch_size=1)
     replays = isinstance(method, AblationCAM)
     assert sum(counted.scored) == plan.passes + plan.rows + replays  # a replay is tried with the maps as they are
     assert len(gradients) == plan.passes_back + plan.rows_back
@@ -205,8 +205,8 @@ def test_a_plan_counts_what_runs_row_by_row(name: str, counted: Counting, gradie
 @pytest.mark.parametrize("name", METHODS)
 def test_a_plan_counts_what_runs_in_pieces(name: str, counted: Counting, gradients: list[int]) -> None:
     method = SMALL.get(name, get_method(name))
-    plan = explain.plan(counted, X, method, [1])
-    explain.attribute_targets(counted, X, [method], [1], batch_size=512)
+    plan = explain.plan(counted, X, method, targets=[1])
+    explain.attribute(counted, X, [method], targets=[1], batch_size=512)
     at_layer = [stream for stream in plan.streams if stream.of.of_layer and plan.rows_of(stream) > len(X)]
     at_input = [stream for stream in plan.streams if not stream.of.of_layer]
     checks = len(at_input) + bool(at_input) + len(at_layer) * (len(X) + 1)  # rows that are not altered, and one alone
@@ -238,9 +238,9 @@ def test_a_plan_for_transformer_blocks_counts_their_passes(gradients: list[int])
     explain.attribute(model, X, "legrad", target=1)
     model.calls = 0
     gradients.clear()
-    plan = explain.plan(model, X, ["legrad", "rollout"], [1, 2])
+    plan = explain.plan(model, X, ["legrad", "rollout"], targets=[1, 2])
     assert any(isinstance(ask.need, BlockAttention) for ask in plan.asks)
-    explain.attribute_targets(model, X, ["legrad", "rollout"], [1, 2])
+    explain.attribute(model, X, ["legrad", "rollout"], targets=[1, 2])
     assert model.calls == plan.passes == 3
     assert len(gradients) == plan.passes_back == 2
     assert str(plan) == (
@@ -285,11 +285,11 @@ in all: 1 forward pass, 0 backward passes, 2600 altered rows forward, 2500 back"
 
 @pytest.mark.parametrize("methods", PRINTED)
 def test_a_plan_prints_itself(methods: tuple[str, ...]) -> None:
-    printed = str(explain.plan(net(), X, list(methods), [1]))
+    printed = str(explain.plan(net(), X, list(methods), targets=[1]))
     assert sorted(printed.splitlines()) == sorted(PRINTED[methods].splitlines())
     assert printed.splitlines()[0] == PRINTED[methods].splitlines()[0]
 
 
 def test_a_plan_says_the_same_in_every_order() -> None:
-    one, other = (str(explain.plan(net(), X, names, [1])) for names in (["gradcam", "cam"], ["cam", "gradcam"]))
+    one, other = (str(explain.plan(net(), X, names, targets=[1])) for names in (["gradcam", "cam"], ["cam", "gradcam"]))
     assert one.replace("gradcam, cam", "cam, gradcam") == other

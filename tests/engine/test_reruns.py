@@ -136,7 +136,7 @@ def noting(told: list[tuple[int, int]]) -> Callable[[int, int], None]:
 
 def rows_of(model: Small, methods: Any, targets: Any = (1,), x: torch.Tensor = X[:1]) -> int:
     model.cleared()
-    explain.attribute_targets(model, x, methods, list(targets), layer="conv")
+    explain.attribute(model, x, methods, targets=list(targets), layer="conv")
     return sum(model.rows)
 
 
@@ -459,7 +459,7 @@ def test_a_stream_ends_when_its_reader_has_enough() -> None:
     assert told == [(4, 40), (8, 40), (40, 40)]
     torch.testing.assert_close(found.values, expected, **EXACT)
     methods = [Peek(7), Peek(20, "peek further"), Smooth(samples=40)]
-    together = explain.attribute_all(model, X[:1], methods, target=1, batch_size=4)
+    together = explain.attribute(model, X[:1], methods, target=1, batch_size=4)
     assert torch.equal(together["peek"].values, found.values)
     torch.testing.assert_close(together["smoothgrad"].values, smoothed(model, X[:1], 1, 40), **EXACT)
 
@@ -468,7 +468,7 @@ def test_a_stream_ends_when_its_reader_has_enough() -> None:
 def test_progress_has_one_total_and_never_goes_back(coupling: str | None) -> None:
     model, told = small() if coupling is None else COUPLED[coupling](), list[tuple[int, int]]()
     methods = ["scorecam", "ablationcam", Smooth(samples=6), IntegratedGradients(steps=5)]
-    explain.attribute_all(model, X[:1], methods, target=1, layer="conv", batch_size=4, progress=noting(told))
+    explain.attribute(model, X[:1], methods, target=1, layer="conv", batch_size=4, progress=noting(told))
     total = 4 + 4 + 6 + 5 + 1  # of the maps twice, noisy copies, points of the path, and the blank photo
     assert {all_of_them for _, all_of_them in told} == {total}
     done = [rows for rows, _ in told]

@@ -78,8 +78,8 @@ class Called(nn.Module):
 
 def test_a_model_that_is_called_with_other_parameters_is_explained_exactly(image: torch.Tensor) -> None:
     net = settled(Called()).double().eval()
-    found = explain.attribute_all(net, image, METHODS, target=1, layer="net.layer2")
-    expected = explain.attribute_all(net.net, image, METHODS, target=1, layer="layer2")
+    found = explain.attribute(net, image, METHODS, target=1, layer="net.layer2")
+    expected = explain.attribute(net.net, image, METHODS, target=1, layer="layer2")
     for method in METHODS:
         torch.testing.assert_close(found[method].values, expected[method].values, rtol=1e-9, atol=1e-13)
 

@@ -89,7 +89,7 @@ def test_a_frozen_picture_is_explained_like_the_picture(method: str) -> None:
 
 
 def test_values_add_up_over_time(clip: Clip, video: torch.Tensor) -> None:
-    found = explain.attribute_all(clip, video, ["fullgrad", IntegratedGradients(steps=200), "cam"], target=2)
+    found = explain.attribute(clip, video, ["fullgrad", IntegratedGradients(steps=200), "cam"], target=2)
     assert found["fullgrad"].delta.abs().max() < 1e-9
     assert found["integratedgradients"].delta.abs().max() < 1e-3 * found["integratedgradients"].score.abs().max()
     mean = found["cam"].values.flatten(1).mean(1) + clip.fc.bias[2]
@@ -140,7 +140,7 @@ def test_torchvisions_video_networks(
     torch.manual_seed(0)
     model, x = build(weights=None, num_classes=4).eval(), torch.randn(1, 3, *size)
     assert default_layer(model, x) == layer
-    found = explain.attribute_all(model, x, PLAIN, target=1)
+    found = explain.attribute(model, x, PLAIN, target=1)
     assert found["gradcam"].values.shape == (1, *places)
     for attribution in found.values():
         assert attribution.heatmap.shape == (1, *size)

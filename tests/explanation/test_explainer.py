@@ -64,7 +64,7 @@ def test_targets_are_labels_or_indices(explainer: explain.Explainer, target: obj
 
 
 def test_several_targets_and_the_best_k_are_explained_together(explainer: explain.Explainer, tmp_path: Path) -> None:
-    both = explainer(CAT, ["gradcam", "saliency"], target=["tabby", "espresso"])
+    both = explainer(CAT, ["gradcam", "saliency"], targets=["tabby", "espresso"])
     assert both.targets == ["tabby cat", "espresso"]
     assert both.overlay("gradcam", "espresso").tobytes() == both.overlay("gradcam", 1).tobytes()
     assert both.overlay("gradcam", "tabby").tobytes() == both.overlay("gradcam", 0).tobytes()
@@ -108,7 +108,7 @@ def test_saving_refuses_to_overwrite(explainer: explain.Explainer, tmp_path: Pat
 
 
 def test_figures_sheets_and_notebooks_show_everything(explainer: explain.Explainer) -> None:
-    explanation = explainer(CAT, METHODS, target=["tabby", "espresso"])
+    explanation = explainer(CAT, METHODS, targets=["tabby", "espresso"])
     titles = [axis.get_title() for axis in explanation.figure().axes]
     assert titles[0] == "photo"
     assert sum(bool(title) for title in titles) == 1 + 2 * len(METHODS)

@@ -254,3 +254,27 @@ def test_errors_of_photos_can_be_told_apart(explainer: explain.Explainer) -> Non
     assert all(isinstance(error, PhotoError) for error in caught.value.errors.values())
     with pytest.raises(ModelError, match="classes"):
         explain.Explainer(settled(TinyNet()), categories=["a"], preprocess=as_it_is)([picture(0)], "saliency")
+
+
+def test_a_list_of_targets_is_one_for_each_photo(explainer: explain.Explainer) -> None:
+    photos = [picture(i) for i in range(3)]
+    wanted: list[Any] = [2, None, explain.targets.Difference(0, 1)]
+    for targets in ([2, 0, 1], wanted):
+        found = explainer(photos, "saliency", targets)
+        for photo, target, one in zip(photos, targets, found, strict=True):
+            alone = explainer(photo, "saliency", target)
+            assert one.targets == alone.targets
+            torch.testing.assert_close(one["saliency"].values, alone["saliency"].values, rtol=1e-5, atol=1e-7)
+            assert one.record()["asked"] == alone.record()["asked"]
+    both = explainer(photos, "saliency", targets=[2, 0])
+    assert [len(one.results) for one in both] == [2, 2, 2]
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_targets_are_as_many_as_photos(count: int, explainer: explain.Explainer) -> None:
+    photos = [picture(i) for i in range(3)]
+    for given in (photos, iter(photos)):
+        with pytest.raises(TargetError, match="targets="):
+            explainer(given, "saliency", [0] * count)
+    with pytest.raises(TargetError, match="targets="):
+        explainer(photos[0], "saliency", [0, 1])

@@ -186,7 +186,7 @@ def test_sheets_have_title_photo_families_layers_and_remarks(explainer: explain.
     assert told["randomcam"] == ("light", "null map: random weights")
     assert told["saliency"] == ("", "")
     assert [legend.about for legend in layout.legends] == ["magnitude", "evidence", "contribution"]
-    several = explainer(spot((90, 60), (50, 30)), ["gradcam"], [0, 1], layer="light").layout()
+    several = explainer(spot((90, 60), (50, 30)), ["gradcam"], targets=[0, 1], layer="light").layout()
     assert [group.heading for group in several.groups] == ["", "light, 50 %", "dark, 50 %"]
     assert sum(tile.name == "photo" for tile in several.tiles) == 1
 

@@ -346,7 +346,7 @@ def test_an_explanation_is_pickled_and_copied_without_its_model(bundled: explain
     explainer = explain.Explainer(
         settled(Unpicklable()), categories=list("abcde"), preprocess=lambda image: scaled(image)
     )
-    first = explainer(photo, ["gradcam", "saliency"], target=[2, lambda output: output[:, 0]])
+    first = explainer(photo, ["gradcam", "saliency"], targets=[2, lambda output: output[:, 0]])
     assert first.explainer is explainer
     content = pickle.dumps(first)
     assert b"TinyNet" not in content.replace(b"Unpicklable", b"")

@@ -183,7 +183,7 @@ def check(seed: int) -> None:
         if not all(value.flatten(1).abs().amax(1).all() for value in wanted.values()):
             continue  # a map of zeros, of which it is warned
         for asked in (methods, methods[:2]):  # with a graph from the photo on, and one that begins at the layer
-            found = explain.attribute_all(net, x, asked, target=1, layer=f"parts.{number}")
+            found = explain.attribute(net, x, asked, target=1, layer=f"parts.{number}")
             for name in found:
                 told = f"seed {seed}, parts.{number}, {name}"
                 torch.testing.assert_close(found[name].score, scores[:, 1], rtol=1e-9, atol=1e-12, msg=told)

@@ -484,9 +484,7 @@ def _together(ready: Ready, figures: Figures) -> None:
     with quietly(), caller(ready.case.mode):
         try:
             first, second = (
-                explain.attribute_all(
-                    ready.model, ready.given(ready.x), asked, target=ready.target, layer=ready.case.layer
-                )
+                explain.attribute(ready.model, ready.given(ready.x), asked, target=ready.target, layer=ready.case.layer)
                 for _ in range(2)
             )
         except Exception as error:

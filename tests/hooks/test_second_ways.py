@@ -209,7 +209,7 @@ def test_explanations_use_every_way_and_leave_nothing_behind(way: str, only_seco
     model(x)  # what the layer keeps is replaced at every call
     model.body.kept, before = None, snapshot(model)
     for methods in ([GradCAM(relu=False)], [GradCAM(relu=False), "saliency"]):
-        found = explain.attribute_all(model, x, methods, target=0, layer="body")
+        found = explain.attribute(model, x, methods, target=0, layer="body")
         torch.testing.assert_close(found["gradcam"].values, expected, rtol=1e-10, atol=1e-12)
     assert snapshot(model) == before
 

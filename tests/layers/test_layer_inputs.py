@@ -21,7 +21,7 @@ def test_the_input_of_a_layer_is_what_the_layer_before_it_gives(method: str, x: 
     found = explain.attribute(net, x, method, target=1, layer="1:input")
     assert found.layer == "1:input"
     torch.testing.assert_close(found.values, expected, rtol=1e-9, atol=1e-12)
-    together = explain.attribute_all(net, x, [method, "saliency"], target=1, layer="1:input")
+    together = explain.attribute(net, x, [method, "saliency"], target=1, layer="1:input")
     torch.testing.assert_close(together[method].values, expected, rtol=1e-9, atol=1e-12)
 
 

@@ -353,7 +353,7 @@ class TestTransformers:
 
     def test_legrad_and_rollout(self, vit: torchvision.models.VisionTransformer) -> None:
         slow, x = plain_attention.ViT(vit.state_dict(), heads=2, patch=4), photo(15, (2, 3, 12, 12))
-        found = explain.attribute_all(vit, x, ["legrad", LeGrad(blocks=2), "rollout"][::2], target=2)
+        found = explain.attribute(vit, x, ["legrad", LeGrad(blocks=2), "rollout"][::2], target=2)
         last = explain.attribute(vit, x, LeGrad(blocks=2), target=2)
         for i in range(len(x)):
             gradients = slow.attention_gradients(x[i], 2)

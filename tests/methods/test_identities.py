@@ -94,9 +94,9 @@ POWERS = {
 def test_scaling_the_head_scales_every_attribution(shape: tuple[int, int, int, int], seed: int, factor: float) -> None:
     model, x = network(seed, shape[1], bias=True, positive=True, size=shape[2:]), images(seed, shape)
     model[6].bias.data.zero_()
-    before = explain.attribute_all(model, x, [*POWERS], target=1, layer="3")
+    before = explain.attribute(model, x, [*POWERS], target=1, layer="3")
     model[6].weight.data *= factor
-    after = explain.attribute_all(model, x, [*POWERS], target=1, layer="3")
+    after = explain.attribute(model, x, [*POWERS], target=1, layer="3")
     for name, a in before.items():
         power = POWERS[name]
         torch.testing.assert_close(after[name].values, a.values * factor**power, rtol=1e-8, atol=1e-12)
@@ -109,7 +109,7 @@ def test_behind_average_and_linear_head_the_family_agrees(shape: tuple[int, int,
     """Grad-CAM = CAM / area = HiResCAM = XGrad-CAM, and Ablation-CAM's weight is w mean(A) / y."""
     model, x = network(seed, shape[1], bias=True, size=shape[2:]), images(seed, shape)
     methods = ["cam", GradCAM(relu=False), HiResCAM(), XGradCAM(relu=False), AblationCAM(relu=False)]
-    found = {name: a.values for name, a in explain.attribute_all(model, x, methods, target=2, layer="3").items()}
+    found = {name: a.values for name, a in explain.attribute(model, x, methods, target=2, layer="3").items()}
     expected = found["cam"] / (shape[2] * shape[3])
     for name in ("gradcam", "hirescam", "xgradcam"):
         torch.testing.assert_close(found[name], expected, rtol=1e-9, atol=1e-12)
@@ -126,7 +126,7 @@ def test_without_biases_integrated_gradients_is_input_times_gradient(
     shape: tuple[int, int, int, int], seed: int
 ) -> None:
     model, x = network(seed, shape[1], bias=False, pooled=False, size=shape[2:]), images(seed, shape)
-    found = explain.attribute_all(model, x, [IntegratedGradients(steps=3), "inputxgradient"], target=1)
+    found = explain.attribute(model, x, [IntegratedGradients(steps=3), "inputxgradient"], target=1)
     integrated, product = found["integratedgradients"], found["inputxgradient"]
     torch.testing.assert_close(integrated.values, product.values, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(integrated.delta, torch.zeros_like(integrated.score), rtol=0, atol=1e-10)
@@ -168,7 +168,7 @@ def test_hirescam_adds_up_to_the_score_less_the_bias(shape: tuple[int, int, int,
 def test_a_shapley_cam_without_curvature_is_grad_cam(shape: tuple[int, int, int, int], seed: int) -> None:
     model, x = network(seed, shape[1], bias=True, size=shape[2:]), images(seed, shape)
     flat = ShapleyCAM(residual_softmax=False)
-    found = explain.attribute_all(model, x, [flat, "gradcam"], target=2, layer="1")
+    found = explain.attribute(model, x, [flat, "gradcam"], target=2, layer="1")
     torch.testing.assert_close(found["shapleycam"].values, found["gradcam"].values, rtol=1e-9, atol=1e-12)
 
 

@@ -365,7 +365,7 @@ def test_partitionshap_shares_runs_between_targets(curved: Curved) -> None:
     rows = []
     for targets in ([0], [1], [0, 0], [0, 1]):
         curved.rows.clear()
-        found = explain.attribute_targets(curved, photos(2), [method], targets)
+        found = explain.attribute(curved, photos(2), [method], targets=targets)
         rows.append(sum(curved.rows))
         for target, each in zip(targets, found, strict=True):
             alone = explain.attribute(curved, photos(2), method, target=target)
@@ -385,7 +385,7 @@ def test_several_targets_cost_one_and_nothing_is_left_behind(method: Any, curved
     once = sum(curved.rows)
     curved.rows.clear()
     before, state = snapshot(curved), torch.get_rng_state()
-    found = explain.attribute_targets(curved, photos(), [method], [0, 1, lambda y: y[:, 2]])
+    found = explain.attribute(curved, photos(), [method], targets=[0, 1, lambda y: y[:, 2]])
     if method.name != "partitionshap":  # which goes where the score of each target leads
         assert sum(curved.rows) <= once + 1  # a callable has to show that its scores follow their rows
     assert snapshot(curved) == before
@@ -400,12 +400,12 @@ def test_the_photo_the_blank_and_equal_masks_are_run_once(curved: Curved) -> Non
     explain.attribute(curved, photos(), "kernelshap", target=0, samples=20)
     curved.rows.clear()
     methods = [KernelSHAP(20, 3), ShapleySampling(32, 3), FeatureAblation(3), LIME(20, 3)]
-    explain.attribute_all(curved, photos(), methods, target=0)
+    explain.attribute(curved, photos(), methods, target=0)
     masked = 20 + 32 + 9 + 20
     assert sum(curved.rows) <= 1 + 1 + masked + 4 + 1  # the photo, the blank, a row beside each plan, and one alone
     curved.rows.clear()
-    explain.attribute_all(curved, photos(), [*methods, Occlusion(3, 3)], target=0)
-    both = explain.attribute_all(curved, photos(), [LIME(20, 3, ridge=0.5)], target=0)
+    explain.attribute(curved, photos(), [*methods, Occlusion(3, 3)], target=0)
+    both = explain.attribute(curved, photos(), [LIME(20, 3, ridge=0.5)], target=0)
     assert list(both) == ["lime"]
 
 
@@ -486,7 +486,7 @@ def test_the_photos_of_partitionshap_share_its_seconds(curved: Curved, monkeypat
 
 def test_progress_gets_maps_that_sharpen(curved: Curved) -> None:
     seen: list[Any] = []
-    found = explain.attribute_all(
+    found = explain.attribute(
         curved,
         photos(),
         [RISE(64, 3), KernelSHAP(60, 3)],
@@ -503,7 +503,7 @@ def test_progress_gets_maps_that_sharpen(curved: Curved) -> None:
 
 def test_partitionshap_tells_how_far_it_is_and_shows_its_maps(curved: Curved) -> None:
     seen: list[tuple[int, int, torch.Tensor]] = []
-    found = explain.attribute_all(
+    found = explain.attribute(
         curved,
         photos(2),
         [PartitionSHAP(40)],
@@ -541,7 +541,7 @@ def test_an_interrupt_leaves_nothing_or_what_there_is_as_asked(curved: Curved) -
     assert not found.finished.any()
     same = explain.attribute(curved, photos(), RISE(64, 3), target=1)
     torch.testing.assert_close(found.values, same.values, rtol=1e-10, atol=1e-12)
-    both = explain.attribute_all(
+    both = explain.attribute(
         curved,
         photos(),
         [RISE(640, 3), LIME(50, 3), "saliency"],
@@ -656,7 +656,7 @@ def test_what_cannot_be_meant_is_refused_in_one_line(
 def test_budgets_are_for_methods_that_estimate(curved: Curved) -> None:
     with pytest.raises(MethodError, match="until must"):
         explain.attribute(curved, photos(), "gradcam", tolerance=0.1)
-    both = explain.attribute_all(curved, photos(), ["saliency", "rise"], target=0, samples=20)
+    both = explain.attribute(curved, photos(), ["saliency", "rise"], target=0, samples=20)
     assert both["rise"].samples == 20
     assert both["saliency"].samples is None
 

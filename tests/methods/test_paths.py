@@ -118,7 +118,7 @@ def test_a_blur_of_everything_is_the_mean_and_weights_add_up_at_the_edges() -> N
 def test_expected_gradients_are_gradientshap_without_noise_and_are_run_once() -> None:
     model, x = net(), random(0, 2, 3, 12, 10)
     ours, theirs = ExpectedGradients(5, PHOTOS, seed=3), GradientSHAP(5, PHOTOS, seed=3)
-    found = explain.attribute_all(model, x, [ours, theirs], target=1)
+    found = explain.attribute(model, x, [ours, theirs], target=1)
     assert torch.equal(found["expectedgradients"].values, found["gradientshap"].values)
     together, alone = (explain.plan(model, x, methods).rows_back for methods in ([ours, theirs], [theirs]))
     assert together == alone == 10
@@ -135,8 +135,8 @@ def test_deepliftshap_is_the_mean_of_deeplift() -> None:
     torch.testing.assert_close(found.values, torch.stack(each).mean(0), rtol=1e-9, atol=1e-12)
     assert found.delta is not None
     assert found.delta.abs().max() < 1e-10
-    several = explain.attribute_targets(model, x, DeepLIFTSHAP(PHOTOS), [1, 2])
-    torch.testing.assert_close(several[0]["deepliftshap"].values, found.values, rtol=1e-12, atol=1e-12)
+    several = explain.attribute(model, x, DeepLIFTSHAP(PHOTOS), targets=[1, 2])
+    torch.testing.assert_close(several[0].values, found.values, rtol=1e-12, atol=1e-12)
 
 
 def test_baselines_of_least_and_largest_values_are_those_of_each_channel() -> None:

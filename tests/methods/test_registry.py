@@ -136,9 +136,9 @@ def test_options_that_cannot_be_meant_are_refused(make: Callable[[], object], me
 
 def test_two_options_of_one_method_need_two_calls(net: object, x: object) -> None:
     with pytest.raises(MethodError, match="two of 'gradcam'"):
-        explain.attribute_all(net, x, ["gradcam", GradCAM(relu=False)])  # type: ignore[arg-type]
+        explain.attribute(net, x, ["gradcam", GradCAM(relu=False)])  # type: ignore[arg-type]
     with pytest.raises(MethodError, match="got none"):
-        explain.attribute_all(net, x, [])  # type: ignore[arg-type]
+        explain.attribute(net, x, [])  # type: ignore[arg-type]
 
 
 def test_baselines_that_print_alike_are_told_apart(net: TinyNet, x: torch.Tensor) -> None:
@@ -147,9 +147,9 @@ def test_baselines_that_print_alike_are_told_apart(net: TinyNet, x: torch.Tensor
     other[:, 20, 20] = 1
     assert repr(plain) == repr(other)
     with pytest.raises(MethodError, match="two of 'integratedgradients'"):
-        explain.attribute_all(net, x, [IntegratedGradients(baseline=each) for each in (plain, other)])
+        explain.attribute(net, x, [IntegratedGradients(baseline=each) for each in (plain, other)])
     same = [Smooth(IntegratedGradients(2, baseline=torch.zeros(x.shape[1:])), samples=1) for _ in range(2)]
-    assert list(explain.attribute_all(net, x, same, target=1)) == ["smooth(integratedgradients)"]
+    assert list(explain.attribute(net, x, same, target=1)) == ["smooth(integratedgradients)"]
 
 
 @pytest.mark.parametrize("outer", [GuidedGradCAM, RefineCAM])

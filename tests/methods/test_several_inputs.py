@@ -121,7 +121,7 @@ def test_noise_is_put_on_all_inputs_together(model: nn.Module, given: explain.In
 
 
 def test_maps_of_a_layer_are_those_of_the_first_input_alone(model: nn.Module, given: explain.Inputs) -> None:
-    together = explain.attribute_all(model, given, ["hirescam", "saliency", "scorecam"], target=1, layer="left")
+    together = explain.attribute(model, given, ["hirescam", "saliency", "scorecam"], target=1, layer="left")
     alone = explain.attribute(model, explain.Inputs(given.args, dict(given.kwargs)), "hirescam", target=1, layer="left")
     torch.testing.assert_close(together["hirescam"].values, alone.values, rtol=1e-12, atol=1e-14)
     assert together["hirescam"].heatmap.shape == (N, 8, 6)

@@ -169,7 +169,7 @@ def test_a_batch_equals_its_images_and_several_targets_share_their_runs(vit: Any
     explain.attribute(vit, photos(), method, target=0)
     once = sum(rows)
     rows.clear()
-    found = explain.attribute_targets(vit, photos(), [method], [0, 1, 2])
+    found = explain.attribute(vit, photos(), [method], targets=[0, 1, 2])
     assert sum(rows) == once
     logit = explain.attribute(vit, photos(), type(method)(score="logit"), target=1)
     assert not torch.allclose(logit.values, found[1][method.name].values)

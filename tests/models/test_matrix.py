@@ -245,7 +245,7 @@ def test_transformers_are_explained_where_the_score_comes_from(
 ) -> None:
     model, x = settled(build()).eval(), torch.randn(2, 3, *size)
     before = snapshot(model)
-    found = explain.attribute_all(model, x, [SIGNED, *matrix.METHODS[2:]], target=1)
+    found = explain.attribute(model, x, [SIGNED, *matrix.METHODS[2:]], target=1)
     assert snapshot(model) == before
     assert found["gradcam"].layer == layer
     assert found["gradcam"].values.shape == (2, size[0] // 8, size[1] // 8)
@@ -285,7 +285,7 @@ def test_sequences_with_tokens_first_are_explained_like_those_with_images_first(
     x = torch.randn(count, 3, 24, 32, dtype=torch.float64)
     methods = [SIGNED, "layercam", "eigencam", "ablationcam", "scorecam", "fullgrad", "refinecam"]
     for layer in (None, "blocks.0"):
-        found, expected = (explain.attribute_all(m, x, methods, target=1, layer=layer) for m in (first, last))
+        found, expected = (explain.attribute(m, x, methods, target=1, layer=layer) for m in (first, last))
         assert found["gradcam"].values.shape == (count, 3, 4)
         assert found["gradcam"].layer == expected["gradcam"].layer
         for name in found:
@@ -401,6 +401,6 @@ class Returning(TinyNet):
 def test_any_container_of_scores(form: Callable[[torch.Tensor], Any]) -> None:
     x = torch.randn(2, 3, 16, 16)
     plain, wrapped = settled(TinyNet()).eval(), settled(Returning(form)).eval()
-    expected = explain.attribute_all(plain, x, matrix.METHODS)
-    found = explain.attribute_all(wrapped, x, matrix.METHODS)
+    expected = explain.attribute(plain, x, matrix.METHODS)
+    found = explain.attribute(wrapped, x, matrix.METHODS)
     assert all(torch.equal(found[name].values, expected[name].values) for name in expected)

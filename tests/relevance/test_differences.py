@@ -92,7 +92,7 @@ def test_without_biases_at_zero_it_is_input_times_gradient_for_rectifiers() -> N
     layers = [nn.Conv2d(3, 4, 3, bias=False), nn.ReLU(True), nn.Flatten(), nn.Linear(24, 2, bias=False)]
     model = settled(nn.Sequential(*layers)).double()
     x = random(2, 2, 3, 4, 5)
-    found = explain.attribute_all(model, x, ["deeplift", "inputxgradient"], target=1)
+    found = explain.attribute(model, x, ["deeplift", "inputxgradient"], target=1)
     assert torch.allclose(found["deeplift"].values, found["inputxgradient"].values, rtol=1e-10, atol=1e-14)
 
 

@@ -339,7 +339,7 @@ def test_an_image_has_the_same_relevance_alone(composite: str) -> None:
 
 def test_several_targets_composites_and_other_methods_share_a_pass(net: nn.Module, x: torch.Tensor) -> None:
     methods = ["lrp", "attnlrp", "guidedbackprop", "gradcam", "fullgrad"]
-    together = explain.attribute_targets(net, x, methods, [2, 0])
+    together = explain.attribute(net, x, methods, targets=[2, 0])
     for target, found in zip([2, 0], together, strict=True):
         for name, a in found.items():
             assert torch.allclose(a.values, explain.attribute(net, x, name, target=target).values, rtol=1e-12), name

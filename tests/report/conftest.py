@@ -68,7 +68,7 @@ def explanation(explainer: explain.Explainer, tmp_path_factory: pytest.TempPathF
     place: Path = tmp_path_factory.mktemp("photos") / '"><img src=x>.png'
     photo().save(place)
     return explainer(
-        str(place), ["gradcam", "layercam", "inputxgradient"], [0, 1], layer=["first", "second"], fuse="mean"
+        str(place), ["gradcam", "layercam", "inputxgradient"], targets=[0, 1], layer=["first", "second"], fuse="mean"
     )
 
 
@@ -113,7 +113,9 @@ def of_kind(kind: str) -> Any:
         return explain.Explainer(model, LABELS, PREPROCESS)(photo(), [rise, "occlusion", "guidedbackprop"], 0)
     crop: Any = {"five crops": "five", "padded": "whole"}[kind]
     model.register_parameter("position", nn.Parameter(torch.zeros(1)))  # for networks of a fixed size
-    return explain.Explainer(model, LABELS, PREPROCESS, crop=crop)(photo(200, 90), ["gradcam", "saliency"], [0, 1])
+    return explain.Explainer(model, LABELS, PREPROCESS, crop=crop)(
+        photo(200, 90), ["gradcam", "saliency"], targets=[0, 1]
+    )
 
 
 KINDS = ["segmentation", "detection", "function", "one logit", "nothing", "layer", "estimate", "five crops", "padded"]

@@ -101,7 +101,7 @@ def file(explanation: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def sheet(explainer: explain.Explainer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = explainer([photo(seed=seed) for seed in range(6)], ["gradcam", "inputxgradient"], [0, 1])
+    found = explainer([photo(seed=seed) for seed in range(6)], ["gradcam", "inputxgradient"], targets=[0, 1])
     truth = [LABELS.index(found[0].predictions[0][0]), *[4] * 4, None]
     return report.sheet(
         found, tmp_path_factory.mktemp("sheet") / "photos.html", truth=truth, metrics="sparseness", title=HOSTILE
@@ -590,7 +590,7 @@ def test_a_sheet_filters_sorts_and_opens(opened: Open, sheet: Path, explainer: e
 def test_a_sheet_keeps_what_passed_and_what_is_within_bounds(
     opened: Open, explainer: explain.Explainer, tmp_path: Path
 ) -> None:
-    found = [explainer(photo(seed=seed), ["gradcam", "layercam"], [0]) for seed in range(4)]
+    found = [explainer(photo(seed=seed), ["gradcam", "layercam"], targets=[0]) for seed in range(4)]
     passed = checked(found[0]).verdicts[0].answers
     first, second, *others = (checked(each) for each in found)
     failed = replace(second.verdicts[0], answers={"gradcam": replace(passed["layercam"], method="gradcam")})
@@ -680,7 +680,7 @@ def test_the_page_looks_as_it_did(
     """Against a committed picture, so small that fonts do not matter; EXPLAIN_GOLDEN=write makes it again."""
     import io
 
-    plain = copy.copy(explainer(photo(180, 120), ["gradcam", "inputxgradient"], [0]))
+    plain = copy.copy(explainer(photo(180, 120), ["gradcam", "inputxgradient"], targets=[0]))
     page = opened(plain.to_html(tmp_path / "plain.html"), "", size, color_scheme=scheme)
     page.drawn()
     page.tab.wait_for_timeout(200)

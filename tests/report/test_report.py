@@ -140,7 +140,7 @@ def test_the_curves_are_those_of_the_metrics(explanation: Any, explainer: explai
 def test_every_map_has_curves_in_fewer_steps_where_there_are_many_and_a_copy_has_none(
     explainer: explain.Explainer,
 ) -> None:
-    found = explainer(photo(), ["gradcam", "saliency", "layercam", "hirescam", "inputxgradient"], [0, 1])
+    found = explainer(photo(), ["gradcam", "saliency", "layercam", "hirescam", "inputxgradient"], targets=[0, 1])
     for asked, steps in ((2, 2), (None, 16), (0, None)):
         maps = item(found, Detail(steps=asked))["maps"]
         counts = {len(one["curve"]["at"]) - 1 if one["curve"] else None for row in maps for one in row}
@@ -238,7 +238,9 @@ def test_the_command_makes_the_same_again(tmp_path: Path, capsys: pytest.Capture
     place = tmp_path / "-a b.png"
     photo().save(place)
     made = explain.Explainer("tiny", crop="whole")(
-        place, ["gradcam", "integratedgradients(steps=3, baseline=blur)", Smooth(GradCAM(), samples=2)], [281 % 200, 3]
+        place,
+        ["gradcam", "integratedgradients(steps=3, baseline=blur)", Smooth(GradCAM(), samples=2)],
+        targets=[281 % 200, 3],
     )
     found = again(made)
     assert found.command is not None

@@ -311,7 +311,7 @@ def test_torchvisions_segmenters(name: str) -> None:
     mask = torch.zeros(64, 48)
     mask[20:40, 10:30] = 1
     before = snapshot(model)
-    found = explain.attribute_all(model, x, ["gradcam", "saliency"], target=Segmentation(category, mask), layer=layer)
+    found = explain.attribute(model, x, ["gradcam", "saliency"], target=Segmentation(category, mask), layer=layer)
     expected = values(model, x, "saliency", lambda o: o["out"][:, category, 20:40, 10:30].mean((1, 2)))
     torch.testing.assert_close(found["saliency"].values, expected, rtol=1e-3, atol=1e-6)
     assert found["gradcam"].heatmap.shape == (2, 64, 48)
@@ -332,16 +332,14 @@ def test_torchvisions_detectors(name: str) -> None:
     model, x = build(**SIZE, **options).eval(), torch.rand(2, 3, 64, 64)
     own = model(list(x))
     before = snapshot(model)
-    found = explain.attribute_all(
-        model, x, ["gradcam", "saliency", "guidedbackprop"], target=Detection(), layer=layers[1]
-    )
+    found = explain.attribute(model, x, ["gradcam", "saliency", "guidedbackprop"], target=Detection(), layer=layers[1])
     for i, each in enumerate(own):
         torch.testing.assert_close(found["gradcam"].score[i], each["scores"].max().detach(), rtol=1e-5, atol=1e-7)
     assert found["saliency"].values.any()
     assert all(torch.isfinite(a.values).all() for a in found.values())
     box, label = own[0]["boxes"][3].detach(), int(own[0]["labels"][3])
     target = Detection(label, box)
-    one = explain.attribute_all(model, x[:1], ["gradcam", IntegratedGradients(steps=2)], target=target, layer=layers[0])
+    one = explain.attribute(model, x[:1], ["gradcam", IntegratedGradients(steps=2)], target=target, layer=layers[0])
     torch.testing.assert_close(one["gradcam"].score[0], own[0]["scores"][3].detach(), rtol=1e-5, atol=1e-7)
     assert torch.isfinite(one["integratedgradients"].values).all()
     default = explain.attribute(model, x[:1], "gradcam", target=target).layer

@@ -122,7 +122,7 @@ def test_what_may_mean_several_things_is_refused(folder: Path, tmp_path: Path) -
     with pytest.raises(RunError, match="target 'z' was not explained"):
         film(folder / "t.sqlite", "dog.png", method="saliency", target="z")
     training = Training(network())
-    with Monitor(explainer(training.model), [picture(0)], target=[0, 1], output=tmp_path / "t.sqlite"):
+    with Monitor(explainer(training.model), [picture(0)], targets=[0, 1], output=tmp_path / "t.sqlite"):
         pass
     with pytest.raises(RunError, match="target must"):
         film(tmp_path / "t.sqlite", "photo 0")
