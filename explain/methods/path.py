@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -12,10 +13,10 @@ import torch.nn.functional as F
 from explain._utils.errors import MethodError, in_short
 from explain.engine import Accumulator, Attributions, Evidence, Need, PerturbedRows, Scores, ZeroInput
 from explain.methods import bibliography as sources
-from explain.methods.base import Style, at_least, over_all, spatial_dims
+from explain.methods.base import GRADIENTS, Method, Style, at_least, over_all, spatial_dims
 from explain.methods.bibliography import Source
 from explain.methods.gradients import Saliency
-from explain.methods.options import check_options
+from explain.methods.registry import register
 
 Rule = Literal["gausslegendre", "left", "right", "midpoint", "trapezoid"]
 
@@ -176,8 +177,9 @@ class _Integral:
         return self._total
 
 
+@register
 @dataclass(frozen=True)
-class IntegratedGradients:
+class IntegratedGradients(Method):
     r"""Add up gradients along the straight line from a baseline to the photo, and multiply with their difference.
 
     :math:`(x - b) \odot \int_0^1 \nabla y\bigl(b + t(x - b)\bigr)\,dt`; the values add up to :math:`y(x) - y(b)`, and
@@ -215,10 +217,12 @@ class IntegratedGradients:
     about: ClassVar[str] = "gradients added up from a baseline to the photo"
     paper: ClassVar[str] = "Sundararajan et al., ICML 2017"
     source: ClassVar[Source] = sources.INTEGRATEDGRADIENTS
+    family: ClassVar[str] = GRADIENTS
+    minimums: ClassVar[Mapping[str, float]] = {"steps": 1}
     style: ClassVar[Style] = "signed"
 
     def __post_init__(self) -> None:
-        check_options(self, steps=1)
+        super().__post_init__()
         at_least(self.name, "steps", self.steps, 2 if self.rule == "trapezoid" else 1, whole=True)
         check_baseline(self.name, self.baseline)
 
@@ -239,9 +243,9 @@ class IntegratedGradients:
     def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor:
         """By how much the values miss the difference of the scores at the photo and at the baseline."""
         contributions = values if self.multiply_by_inputs else self._way(evidence) * values
-        return contributions.flatten(1).sum(1) - self.promised(evidence)
+        return contributions.flatten(1).sum(1) - self.expected_sum(evidence)
 
-    def promised(self, evidence: Evidence) -> torch.Tensor:
+    def expected_sum(self, evidence: Evidence) -> torch.Tensor:
         """The difference of the scores at the photo and at the baseline."""
         return evidence.score - evidence[self.below]
 

@@ -142,7 +142,7 @@ def test_shapley_values_lie_within_their_errors_at_every_stop(
     assert given == SEEDS
 
 
-@pytest.mark.parametrize("until", [0.5, 0.2, 0.1])
+@pytest.mark.parametrize("tolerance", [0.5, 0.2, 0.1])
 @pytest.mark.parametrize(
     "name",
     [
@@ -150,7 +150,7 @@ def test_shapley_values_lie_within_their_errors_at_every_stop(
         *(pytest.param(name, marks=pytest.mark.long) for name in GAMES if name not in ("majority", "tiny")),
     ],
 )
-def test_shapley_values_lie_within_their_errors_where_until_stops(name: str, tolerance: float) -> None:
+def test_shapley_values_lie_within_their_errors_where_the_tolerance_stops(name: str, tolerance: float) -> None:
     game = Game(GAMES[name](COALITIONS))
     exact = shapley(game.scores)
     for kind in (KernelSHAP, ShapleySampling):
@@ -159,7 +159,7 @@ def test_shapley_values_lie_within_their_errors_where_until_stops(name: str, tol
         assert given == SEEDS
 
 
-def test_until_does_not_stop_before_there_is_an_error() -> None:
+def test_a_tolerance_does_not_stop_before_there_is_an_error() -> None:
     """2 (M - 1) runs fit any score; nine equal voters are one dictator to them."""
     found = explain.attribute(
         Game(GAMES["majority"](COALITIONS)), PHOTO, KernelSHAP(500, SIDE, tolerance=0.01), target=0
