@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from explain._utils.errors import MethodError, in_short
+from explain.baselines import Baseline
 from explain.engine import (
     Accumulator,
     Attributions,
@@ -24,7 +25,7 @@ from explain.methods.base import GRADIENTS, Method, Style, over_all
 from explain.methods.bibliography import Source
 from explain.methods.blur_path import BlurIntegratedGradients
 from explain.methods.masks import InOrder
-from explain.methods.path import IntegratedGradients, PathStart, StraightPath, check_baseline, score_of
+from explain.methods.path import IntegratedGradients, PathStart, StraightPath, path_baseline, score_of
 from explain.methods.registry import register
 
 TINY = 1e-12  # of the whole way: what rounding leaves
@@ -107,7 +108,7 @@ class GuidedIntegratedGradients(Method):
     """
 
     steps: int = 50
-    baseline: float | str | torch.Tensor = 0.0
+    baseline: float | str | torch.Tensor | Baseline = 0.0
     fraction: float = 0.25
     distance: float = 0.02
 
@@ -124,7 +125,7 @@ class GuidedIntegratedGradients(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_baseline(self.name, self.baseline)
+        object.__setattr__(self, "baseline", path_baseline(self.name, self.baseline))
         for option in ("fraction", "distance"):
             if getattr(self, option) > 1:
                 raise MethodError(

@@ -10,6 +10,7 @@ import torch
 
 from explain._utils.errors import MethodError, shown
 from explain._utils.spelling import did_you_mean
+from explain.baselines import Baseline
 from explain.engine import (
     Concept,
     Evidence,
@@ -27,7 +28,7 @@ from explain.methods import bibliography as sources
 from explain.methods.base import RELEVANCE, Method, Style, check_range
 from explain.methods.bibliography import KERNELSHAP, Source
 from explain.methods.expected_gradients import mean_score, scores_of, several
-from explain.methods.path import PathStart, check_baseline, score_of
+from explain.methods.path import PathStart, path_baseline, score_of
 from explain.methods.registry import register
 from explain.relevance import COMPOSITES, Composite
 
@@ -268,7 +269,7 @@ class DeepLIFT(Method):
     (torch.Size([2, 3, 4, 4]), True)
     """
 
-    baseline: float | str | torch.Tensor = 0.0
+    baseline: float | str | torch.Tensor | Baseline = 0.0
     rule: Literal["rescale", "revealcancel"] = "rescale"
 
     name: ClassVar[str] = "deeplift"
@@ -280,7 +281,7 @@ class DeepLIFT(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_baseline(self.name, self.baseline)
+        object.__setattr__(self, "baseline", path_baseline(self.name, self.baseline))
 
     @property
     def _start(self) -> PathStart:

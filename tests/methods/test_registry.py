@@ -115,7 +115,7 @@ class Named(GradCAM):
             lambda: IntegratedGradients(1, rule="trapezoid"),
             "steps of integratedgradients must be a whole number from 2",
         ),
-        (lambda: IntegratedGradients(baseline="black"), "baseline of integratedgradients must be a number"),
+        (lambda: IntegratedGradients(baseline="purple"), "baseline of integratedgradients must be a number"),
         (lambda: KPCACAM("gauss"), "kernel of kpcacam must be one of sigmoid, rbf"),
         (lambda: FinerCAM(references=0), "references of finercam must be a whole number from 1"),
         (lambda: LeGrad(blocks=0), "blocks of legrad must be a whole number from 1"),
