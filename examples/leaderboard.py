@@ -70,13 +70,11 @@ NO_NEEDS: frozenset[Need[Any]] = frozenset()
 
 
 @dataclass(frozen=True)
-class CentreBlob:
+class CentreBlob(Method):
     """A blob in the middle of every photo, a quarter of its sides wide."""
 
     name: ClassVar[str] = "centre blob"
     about: ClassVar[str] = "a blob in the middle of every photo"
-    paper: ClassVar[str] = "none"
-    style: ClassVar[str] = "heat"
     needs: ClassVar[frozenset[Need[Any]]] = NO_NEEDS
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
@@ -86,13 +84,11 @@ class CentreBlob:
 
 
 @dataclass(frozen=True)
-class Edges:
+class Edges(Method):
     """How strong the photo's edges are, by Sobel's filter."""
 
     name: ClassVar[str] = "edges"
     about: ClassVar[str] = "the photo's edges, by Sobel's filter"
-    paper: ClassVar[str] = "none"
-    style: ClassVar[str] = "heat"
     needs: ClassVar[frozenset[Need[Any]]] = NO_NEEDS
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
@@ -103,13 +99,11 @@ class Edges:
 
 
 @dataclass(frozen=True)
-class Uniform:
+class Uniform(Method):
     """A map that says the same everywhere; metrics that rank pixels see a random order."""
 
     name: ClassVar[str] = "uniform"
     about: ClassVar[str] = "the same everywhere"
-    paper: ClassVar[str] = "none"
-    style: ClassVar[str] = "heat"
     needs: ClassVar[frozenset[Need[Any]]] = NO_NEEDS
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:

@@ -18,13 +18,15 @@ import torch.nn.functional as F
 from torch import nn
 
 import explain
-from explain.methods import Estimated, get_method
+from explain.methods import Method, get_method
 
 ROOT = Path(__file__).resolve().parents[1]
 ALONG_PATHS = {"blurintegratedgradients", "guidedintegratedgradients", "idgi", "expectedgradients", "xrai"}
-COVERING = {name for name in explain.list_methods() if isinstance(get_method(name), Estimated)} | ALONG_PATHS
+COVERING = {
+    name for name in explain.list_methods() if type(get_method(name)).outcome is not Method.outcome
+} | ALONG_PATHS
 """Methods that run hundreds of covered photos, or follow paths of their own: they have their own tests."""
-ATTENDING = {name for name in explain.list_methods() if "transformers" in getattr(get_method(name), "only_for", "")}
+ATTENDING = {name for name in explain.list_methods() if "transformers" in get_method(name).only_for}
 """Methods for networks with attention."""
 HOOK_DICTS = [
     "_forward_hooks",

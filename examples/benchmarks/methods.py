@@ -40,7 +40,7 @@ from explain.engine import (  # fmt: skip
     Relevance,
     Scores,
 )
-from explain.methods import Demanding, Method, get_method, list_methods
+from explain.methods import Method, get_method, list_methods
 
 WORDS: dict[type, str] = {
     Activations: "activations",
@@ -133,7 +133,7 @@ def main() -> None:
     queries = WithQueries(transformer).eval()
     print(table().head())
     for method in map(get_method, list_methods(options.methods)):
-        only_for = method.only_for if isinstance(method, Demanding) else ""
+        only_for = method.only_for
         if "detected boxes" in only_for:
             figure = cost(AsDetector(model), x, method, rounds, target=explain.targets.Detection())
         else:

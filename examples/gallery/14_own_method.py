@@ -19,12 +19,13 @@ import torch
 
 import explain
 from explain.engine import Activations, Evidence, LayerGradients
+from explain.methods import Method
 
 assets = Path(sys.argv[0]).resolve().parents[2] / "assets"
 
 
 @dataclass(frozen=True)
-class PeakCAM:
+class PeakCAM(Method):
     """Weigh each feature map by its largest gradient."""
 
     relu: bool = True
@@ -32,7 +33,6 @@ class PeakCAM:
     name: ClassVar[str] = "peakcam"
     about: ClassVar[str] = "feature maps weighted by their largest gradient"
     paper: ClassVar[str] = "this tutorial"
-    style: ClassVar[str] = "heat"
     needs: ClassVar[frozenset] = frozenset({Activations(), LayerGradients()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:

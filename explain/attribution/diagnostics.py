@@ -10,7 +10,7 @@ import torch
 from explain._utils.errors import either, image_name, warn
 from explain.attribution.result import Attribution
 from explain.engine import Activations, Evidence, InputGradients, LayerGradients
-from explain.methods import ByScore, DeepLIFT, DeepLIFTSHAP, Method
+from explain.methods import DeepLIFT, DeepLIFTSHAP, Method
 from explain.relevance import Coverage
 
 
@@ -100,7 +100,7 @@ def warn_of_missed(method: Method, attribution: Attribution, evidence: Evidence)
     """Say for which images DeepLIFT's values do not add up to the difference of the scores."""
     if not isinstance(method, (DeepLIFT, DeepLIFTSHAP)) or attribution.delta is None:
         return
-    off, whole = attribution.delta.abs(), method.promised(evidence).abs()
+    off, whole = attribution.delta.abs(), method.expected_sum(evidence).abs()
     parts = [part.values for part in attribution.parts.values()] or [attribution.values]
     sizes = sum((part.abs().flatten(1).sum(1) for part in parts), attribution.score.abs())
     rounding = _ROUNDING * torch.finfo(off.dtype).eps * sizes
@@ -131,7 +131,7 @@ def warn_of_stabilised(method: Method, attribution: Attribution) -> None:
 
 def warn_of_signs(method: Method, attribution: Attribution) -> None:
     """Say for which images a method divided by a negative score: as published, that turns its map into the opposite."""
-    if not isinstance(method, ByScore):
+    if not method.by_score:
         return
     below = ((attribution.score < 0) & attribution.values.flatten(1).any(1)).nonzero().flatten().tolist()
     if below:
@@ -147,7 +147,7 @@ def warn_if_empty(method: Method, attribution: Attribution, evidence: Sequence[E
     """Say for which images there is nothing to see, and why."""
     reasons: dict[str, list[str]] = {}
     for image in (attribution.values.flatten(1) == 0).all(1).nonzero().flatten().tolist():
-        turned = isinstance(method, ByScore) and bool(attribution.score[image] < 0)
+        turned = method.by_score and bool(attribution.score[image] < 0)
         why = _HELD if _is_held(attribution, image) else why_empty(evidence, image, turned=turned)
         reasons.setdefault(why, []).append(image_name(image))
     for reason, images in reasons.items():

@@ -34,17 +34,10 @@ from explain.engine import (
 from explain.hooks import calculating, unwrapped
 from explain.layers import channels_of, default_layer, find_layers, forget, look_follows, stage_layers
 from explain.methods import (
-    Complete,
-    Estimated,
     Fusion,
-    ManyLayers,
     Method,
     MethodLike,
-    Movable,
-    OneInput,
     Outcome,
-    Promising,
-    Ranking,
     get_method,
     options,
     uses_layer,
@@ -83,7 +76,7 @@ class Request:
         layers = None if named is None else find_layers(model, inputs, named)
         chosen = _within(_by_name(methods), settings.budget)
         if layers is not None:
-            chosen = {name: m.in_layer() if isinstance(m, Movable) else m for name, m in chosen.items()}
+            chosen = {name: m.in_layer() for name, m in chosen.items()}
         _must_take_them(chosen, inputs)
         return cls(model, inputs, chosen, list(targets), settings, layers)
 
@@ -116,7 +109,7 @@ class Request:
             return []
         if self.layers:
             return self.layers
-        find = stage_layers if isinstance(method, ManyLayers) else default_layer
+        find = stage_layers if method.fusion else default_layer
         found = find(self.model, self.inputs, self._score, refresh=refresh)
         return [found] if isinstance(found, str) else found
 
@@ -178,9 +171,10 @@ class Request:
         names = [dotted(path) for path in self.inputs.paths]
         parts = {name: _apply(method, each, how, name) for name, each in zip(names, evidence, strict=True)}
         deltas = [part.delta for part in parts.values() if part.delta is not None]
-        if len(deltas) == len(parts) and isinstance(method, Promising):
+        expected = method.expected_sum(evidence[0][0])
+        if len(deltas) == len(parts) and expected is not None:
             # Each has been compared with the whole sum, which all of them make up together.
-            delta = torch.stack(deltas).sum(0) + (len(parts) - 1) * method.promised(evidence[0][0])
+            delta = torch.stack(deltas).sum(0) + (len(parts) - 1) * expected
             parts = {name: replace(part, delta=delta) for name, part in parts.items()}
         first = next(iter(parts.values()))
         return replace(first, parts=parts)
@@ -204,7 +198,7 @@ def _by_name(methods: MethodLike | Iterable[MethodLike]) -> dict[str, Method]:
 
 def _must_take_them(methods: Mapping[str, Method], inputs: Inputs) -> None:
     """Refuse several explained inputs for a method that takes one."""
-    alone = [name for name, method in methods.items() if isinstance(method, OneInput)]
+    alone = [name for name, method in methods.items() if method.one_input]
     if alone and len(inputs.paths) > 1:
         raise MethodError(
             f"method {alone[0]} must explain one input, got {', '.join(map(dotted, inputs.paths))}; name one of them "
@@ -222,7 +216,7 @@ def _within(methods: dict[str, Method], budget: Mapping[str, float]) -> dict[str
                 "or take kernelshap or rise"
             )
         for name, method in takers.items():
-            methods[name] = replace(method, **{option: value})  # type: ignore[type-var]
+            methods[name] = replace(method, **{option: value})
     return methods
 
 
@@ -265,9 +259,9 @@ def _apply(method: Method, evidence: Sequence[Evidence], how: Fusion | None, exp
             )
     names = tuple(maps)
     values = next(iter(maps.values()))
-    outcome = method.outcome(first) if isinstance(method, Estimated) and len(maps) == 1 else Outcome()
-    if len(maps) > 1 or isinstance(method, ManyLayers):
-        how = how or (method.fusion if isinstance(method, ManyLayers) else "mean")
+    outcome = method.outcome(first) if len(maps) == 1 else Outcome()
+    if len(maps) > 1 or method.fusion:
+        how = how or method.fusion or "mean"
         values = fused(list(maps.values()), how)
     return Attribution(
         method=method.name,
@@ -280,7 +274,7 @@ def _apply(method: Method, evidence: Sequence[Evidence], how: Fusion | None, exp
         options=options(method),
         maps=maps if len(maps) > 1 else {},
         logits=first.logits,
-        delta=method.delta(first, values) if isinstance(method, Complete) and len(maps) == 1 else None,
+        delta=method.delta(first, values) if len(maps) == 1 else None,
         fuse=how if len(maps) > 1 else None,
         input=explained,
         coverage=coverage,
@@ -295,5 +289,5 @@ def _apply(method: Method, evidence: Sequence[Evidence], how: Fusion | None, exp
 
 
 def _channels(method: Method, evidence: Evidence) -> Channels | None:
-    found = method.channels(evidence) if isinstance(method, Ranking) else None
+    found = method.channels(evidence)
     return None if found is None else Channels.ranked(found)

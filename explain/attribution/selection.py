@@ -13,8 +13,7 @@ from explain.attribution.request import Request
 from explain.data.inputs import InputsLike
 from explain.hooks import Where, scripted
 from explain.layers import default_layer, shares_behind
-from explain.methods import Demanding, Method, MethodLike, get_method, list_methods, options, uses_layer
-from explain.methods.base import Tried
+from explain.methods import Method, MethodLike, get_method, list_methods, uses_layer
 from explain.targets import Target, TargetLike, as_target, as_targets
 
 MANY = 200
@@ -111,15 +110,11 @@ def _fits(request: Request, method: Method) -> bool:
     if any(need.looks_inside for need in method.needs) and scripted(request.model):
         return False
     compares = any(getattr(need, "objective", None) is not None for need in method.needs)
-    if not compares and not isinstance(method, Demanding):
+    if not compares and not method.only_for:
         return True
-    if isinstance(method, Tried):
-        method = method.tried()
-    elif "samples" in options(method):
-        method = replace(method, samples=2)  # type: ignore[type-var]  # as many as it takes to see whether it fits
     try:
         with muted():
-            _alone(request, method).answered()
+            _alone(request, method.tried()).answered()
     except ExplainError:
         return False
     return True

@@ -1,12 +1,9 @@
 """Baselines: what takes the place of covered pixels, for methods and metrics alike.
 
-    base        what a baseline is; blending; many masks of the same photos
-    look        a picture of a baseline
-    replacing   baselines that do not look at the mask: zero, black, mean, blur, noise, another photo
-    neighbours  a baseline that does: from the pixels around what is covered
-    defocus     a baseline that blurs the more, the less is kept
-    solving     its linear system, for many masks at once
-    registry    baselines by name
+    base          what a baseline is; blending; many masks of the same photos; a picture of a baseline; ``@register``
+    replacements  baselines that do not look at the mask, and a blur that is the stronger, the less is kept
+    neighbours    a baseline from the pixels around what is covered
+    registry      baselines by name, number or tensor
 
 A baseline is called with photos and how much of each pixel to keep. One that does not look at the mask is a small class
 with a ``replacement``; `covering` computes that once for each photo, so that a thousand masks cost one blend each:
@@ -20,16 +17,17 @@ torch.Size([3, 3, 8, 8])
 
 from __future__ import annotations
 
-from explain.baselines.base import Baseline, Cover, ImageBaseline, blend, covering, range_of
+from explain.baselines.base import Baseline, Cover, ImageBaseline, blend, covering, range_of, register
 from explain.baselines.neighbours import Neighbours
-from explain.baselines.registry import BaselineLike, get_baseline, list_baselines, register
-from explain.baselines.replacements import Black, Blur, Defocus, Mean, Noise, OtherPhoto, Zero
+from explain.baselines.registry import BaselineLike, get_baseline, list_baselines
+from explain.baselines.replacements import Black, Blur, Constant, Defocus, Mean, Noise, OtherPhoto, Zero
 
 __all__ = [
     "Baseline",
     "BaselineLike",
     "Black",
     "Blur",
+    "Constant",
     "Cover",
     "Defocus",
     "ImageBaseline",
@@ -45,6 +43,3 @@ __all__ = [
     "range_of",
     "register",
 ]
-
-for _baseline in (Zero(), Black(), Mean(), Blur(), Defocus(), Noise(), Neighbours()):
-    register(_baseline)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -126,6 +126,22 @@ class PreparedBaseline(Baseline, Protocol):
     """A baseline that can be prepared for photos: what ``covering`` gives covers them by many masks."""
 
     def covering(self, images: torch.Tensor) -> Cover: ...
+
+
+known: dict[str, Baseline] = {}
+R = TypeVar("R", bound="Baseline | type[Baseline]")
+
+
+def register(baseline: R) -> R:
+    """Make a baseline known by its name: above a class, as ``@register``, with its default options.
+
+    Raises:
+        BaselineError: the name is taken by another baseline.
+    """
+    made: Baseline = baseline() if isinstance(baseline, type) else baseline
+    if known.setdefault(made.name, made) != made:
+        raise BaselineError(f"baseline {made.name!r} is already registered; choose another name")
+    return baseline
 
 
 class ShowsItself:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from explain._utils.errors import BaselineError, shown
-from explain.baselines.base import ShowsItself, blend, checked
+from explain.baselines.base import ShowsItself, blend, checked, register
 from explain.baselines.replacements import checked_seed, drawn
 
 IN_CACHE = 2**18
@@ -172,6 +172,7 @@ def _dot(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return (one * other).sum((2, 3), keepdim=True)
 
 
+@register
 @dataclass(frozen=True)
 class Neighbours(ShowsItself):
     """Each covered pixel is the weighted mean of its eight neighbours, covered ones included, and a little noise.

@@ -4,29 +4,17 @@ from __future__ import annotations
 
 import fnmatch
 from dataclasses import fields, replace
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
+
+import torch
 
 from explain._utils.errors import BaselineError, shown
 from explain._utils.specs import MethodSpec, SpecError, read_written
 from explain._utils.spelling import did_you_mean
-from explain.baselines.base import Baseline, Preprocess
-from explain.baselines.replacements import Black
+from explain.baselines.base import Baseline, Preprocess, known
+from explain.baselines.replacements import Black, Constant, OtherPhoto, Zero
 
-BaselineLike: TypeAlias = "str | Baseline"
-F = TypeVar("F", bound=Baseline)
-
-_known: dict[str, Baseline] = {}
-
-
-def register(baseline: F) -> F:
-    """Make a baseline known by its name, with the options that it has.
-
-    Raises:
-        BaselineError: the name is taken by another baseline.
-    """
-    if _known.setdefault(baseline.name, baseline) != baseline:
-        raise BaselineError(f"baseline {baseline.name!r} is already registered; choose another name")
-    return baseline
+BaselineLike: TypeAlias = "str | float | torch.Tensor | Baseline"
 
 
 def list_baselines(pattern: str = "*") -> list[str]:
@@ -35,14 +23,15 @@ def list_baselines(pattern: str = "*") -> list[str]:
     >>> list_baselines()
     ['black', 'blur', 'defocus', 'mean', 'neighbours', 'noise', 'zero']
     """
-    return sorted(name for name in _known if fnmatch.fnmatchcase(name, pattern))
+    return sorted(name for name in known if fnmatch.fnmatchcase(name, pattern))
 
 
 def get_baseline(baseline: BaselineLike, preprocess: Preprocess | None = None) -> Baseline:
-    """Return the baseline for a name; a baseline is returned as it is.
+    """Return what stands for "absent": a baseline for a name, a number or a tensor.
 
     Args:
-        baseline: a name from `list_baselines`, also with options, or a baseline.
+        baseline: a name from `list_baselines`, also with options; a number for all pixels, in the units of the model; a
+            tensor ``(C, H, W)``, which is another photo; or a baseline, which is returned as it is.
         preprocess: what makes a photo the model's input, for the baseline "black", which must know it.
 
     Raises:
@@ -50,15 +39,21 @@ def get_baseline(baseline: BaselineLike, preprocess: Preprocess | None = None) -
 
     >>> get_baseline("blur"), get_baseline("blur(sigma=3)")
     (Blur(kernel=11, sigma=5.0), Blur(kernel=11, sigma=3.0))
+    >>> get_baseline(0), get_baseline(0.5)
+    (Zero(), Constant(value=0.5))
     """
+    if isinstance(baseline, (int, float)) and not isinstance(baseline, bool):
+        return Zero() if baseline == 0 else Constant(baseline)
+    if isinstance(baseline, torch.Tensor):
+        return OtherPhoto(baseline)
     if isinstance(baseline, str):
         read = _read(baseline)
         name = read.name
         if name == "photo":
             raise BaselineError("baseline 'photo' must be given as an object; use explain.baselines.OtherPhoto(tensor)")
-        if name not in _known:
+        if name not in known:
             raise BaselineError(f"baseline {shown(baseline)} is unknown; {did_you_mean(name, list_baselines())}")
-        baseline = _made(_known[name], read)
+        baseline = _made(known[name], read)
     if isinstance(baseline, type):
         raise BaselineError(
             f"baseline must be a name or an object, got the class {baseline.__name__}; use {baseline.__name__}()"

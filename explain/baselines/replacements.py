@@ -12,9 +12,51 @@ import torch.nn.functional as F
 
 from explain._utils.errors import BaselineError, shown
 from explain._utils.random_numbers import normal
-from explain.baselines.base import Cover, Preprocess, ReplacesAll, ShowsItself, checked, scale_of
+from explain.baselines.base import Cover, Preprocess, ReplacesAll, ShowsItself, checked, register, scale_of
+
+USUAL = 20 / 224
+"""The strongest blur's standard deviation, as a share of the photo's shorter side."""
+INF = float("inf")
+REACH = 4.0  # standard deviations from which on a Gaussian counts as nothing
 
 
+def drawn(seed: int, images: torch.Tensor) -> torch.Tensor:
+    """A standard normal draw in the shape of one image ``(1, C, H, W)``, the same on every device."""
+    generator = torch.Generator("cpu").manual_seed(seed % 2**63)
+    noise = normal(images.shape[1:], generator)
+    return noise[None].to(images.device)
+
+
+def checked_seed(seed: Any, baseline: str) -> int:
+    """Refuse what is no whole number."""
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
+        raise BaselineError(f"seed of {baseline} must be a whole number, got {shown(seed)}; use 0")
+    return int(seed)
+
+
+def _statistics(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and standard deviation of each channel of each photo, ``(N, C, 1, 1)``, in at least single precision."""
+    wide = images if images.dtype in (torch.float32, torch.float64) else images.float()
+    dims = tuple(range(2, images.ndim))
+    return wide.mean(dims, keepdim=True), wide.std(dims, keepdim=True, correction=0)
+
+
+def _number(value: Any, what: str) -> float:
+    known = isinstance(value, (int, float, np.floating, np.integer)) and not isinstance(value, bool)
+    if not known or not math.isfinite(value):
+        raise BaselineError(f"{what} must be a finite number, got {shown(value)}; leave it out for the default")
+    return float(value)
+
+
+def _numbers(values: Any, option: str) -> tuple[float, ...]:
+    listed = values.tolist() if isinstance(values, (torch.Tensor, np.ndarray)) else values
+    items = list(listed) if isinstance(listed, (list, tuple)) else [listed]
+    if not items:
+        raise BaselineError(f"{option} of black must hold a number for each channel, got none; give one for all")
+    return tuple(_number(each, f"{option} of black") for each in items)
+
+
+@register
 @dataclass(frozen=True)
 class Zero(ReplacesAll):
     """Zeros in the units of the model: behind a normalisation, the mean colour of the data that it was trained on.
@@ -30,6 +72,27 @@ class Zero(ReplacesAll):
         return torch.zeros_like(images)
 
 
+@dataclass(frozen=True)
+class Constant(ReplacesAll):
+    """One number for all pixels, in the units of the model.
+
+    >>> Constant(2.0).replacement(torch.rand(1, 1, 1, 2))
+    tensor([[[[2., 2.]]]])
+    """
+
+    value: float
+
+    name: ClassVar[str] = "constant"
+    about: ClassVar[str] = "one number for all pixels"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "value", _number(self.value, "value of constant"))
+
+    def replacement(self, images: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(images, self.value)
+
+
+@register
 @dataclass(frozen=True)
 class Black(ReplacesAll):
     """Black pixels, as the model's preprocessing makes them: minus the mean, by the deviation of each channel.
@@ -89,6 +152,7 @@ class Black(ReplacesAll):
         return (-mean / std).to(images).reshape(shape).expand_as(images)
 
 
+@register
 @dataclass(frozen=True)
 class Mean(ReplacesAll):
     """The mean colour of the photo itself; of a video, that of all its frames.
@@ -104,6 +168,7 @@ class Mean(ReplacesAll):
         return _statistics(images)[0].to(images).expand_as(images)
 
 
+@register
 @dataclass(frozen=True)
 class Blur(ReplacesAll):
     """The photo behind a Gaussian blur; each frame of a video for itself.
@@ -151,6 +216,7 @@ class Blur(ReplacesAll):
         return F.conv2d(down, weights.view(1, 1, 1, -1), padding=(0, half))
 
 
+@register
 @dataclass(frozen=True)
 class Noise(ReplacesAll):
     """Normal noise about the mean colour of the photo, as strong in each channel as the photo itself varies.
@@ -231,48 +297,7 @@ class OtherPhoto(ReplacesAll):
         return self.other.to(images).expand_as(images)
 
 
-def drawn(seed: int, images: torch.Tensor) -> torch.Tensor:
-    """A standard normal draw in the shape of one image ``(1, C, H, W)``, the same on every device."""
-    generator = torch.Generator("cpu").manual_seed(seed % 2**63)
-    noise = normal(images.shape[1:], generator)
-    return noise[None].to(images.device)
-
-
-def checked_seed(seed: Any, baseline: str) -> int:
-    """Refuse what is no whole number."""
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
-        raise BaselineError(f"seed of {baseline} must be a whole number, got {shown(seed)}; use 0")
-    return int(seed)
-
-
-def _statistics(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and standard deviation of each channel of each photo, ``(N, C, 1, 1)``, in at least single precision."""
-    wide = images if images.dtype in (torch.float32, torch.float64) else images.float()
-    dims = tuple(range(2, images.ndim))
-    return wide.mean(dims, keepdim=True), wide.std(dims, keepdim=True, correction=0)
-
-
-def _number(value: Any, what: str) -> float:
-    known = isinstance(value, (int, float, np.floating, np.integer)) and not isinstance(value, bool)
-    if not known or not math.isfinite(value):
-        raise BaselineError(f"{what} must be a finite number, got {shown(value)}; leave it out for the default")
-    return float(value)
-
-
-def _numbers(values: Any, option: str) -> tuple[float, ...]:
-    listed = values.tolist() if isinstance(values, (torch.Tensor, np.ndarray)) else values
-    items = list(listed) if isinstance(listed, (list, tuple)) else [listed]
-    if not items:
-        raise BaselineError(f"{option} of black must hold a number for each channel, got none; give one for all")
-    return tuple(_number(each, f"{option} of black") for each in items)
-
-
-USUAL = 20 / 224
-"""The strongest blur's standard deviation, as a share of the photo's shorter side."""
-INF = float("inf")
-REACH = 4.0  # standard deviations from which on a Gaussian counts as nothing
-
-
+@register
 @dataclass(frozen=True)
 class Defocus(ShowsItself):
     """The photo behind a Gaussian blur that is the stronger, the less of a pixel is kept.

@@ -61,7 +61,7 @@ def lighter(method: Method, most: int) -> Iterator[Method]:
         if wrapped is not None:
             fewer["method"] = next(lighter(wrapped, most // own), wrapped)
         with suppress(MethodError):  # it takes no fewer than some number
-            yield replace(method, **fewer)  # type: ignore[type-var]
+            yield replace(method, **fewer)
         most *= 2
 
 
@@ -371,6 +371,6 @@ def method_behind(attribution: Attribution, given: Sequence[Method] = ()) -> Met
     GradCAM(relu=False)
     """
     method = next((each for each in given if each.name == attribution.method), None) or get_method(attribution.method)
-    made_with = {each.name for each in fields(method) if each.init}  # type: ignore[arg-type]
+    made_with = {each.name for each in fields(method) if each.init}
     options = {name: value for name, value in attribution.options.items() if name in made_with}
-    return replace(method, **options)  # type: ignore[type-var]
+    return replace(method, **options)

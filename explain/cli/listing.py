@@ -98,7 +98,7 @@ def _matching(names: list[str], pattern: str | None, what: str) -> list[str]:
 
 def list_methods(options: argparse.Namespace, answer: Output) -> int:
     """List the methods by family; of those that are named, the options too."""
-    from explain.methods import FAMILIES, Demanding, family, get_method, list_methods
+    from explain.methods import FAMILIES, family, get_method, list_methods
     from explain.methods import options as options_of
 
     pattern = getattr(options, "pattern", None)
@@ -106,7 +106,7 @@ def list_methods(options: argparse.Namespace, answer: Output) -> int:
     width = max(map(len, [*found, "augmented(METHOD)"]))
     lines: dict[str, list[str]] = {}
     for method in map(get_method, found):
-        only = method.only_for if isinstance(method, Demanding) else None
+        only = method.only_for or None
         values = {name: _plain(value) for name, value in options_of(method).items()}
         told = {"name": method.name, "about": method.about, "paper": method.paper, "only_for": only}
         answer.add({**told, "family": family(method), "options": values})

@@ -33,7 +33,7 @@ def within_budget(methods: Iterable[str | Method], options: argparse.Namespace) 
     found = []
     for method in map(get_method, methods):
         mine = {name: value for name, value in given_budget(options).items() if name in options_of(method)}
-        found.append(replace(method, **mine) if mine else method)  # type: ignore[type-var]
+        found.append(replace(method, **mine) if mine else method)
     return found
 
 
@@ -106,17 +106,17 @@ def refuse_without_effect(options: argparse.Namespace, methods: Sequence[Method]
     Raises:
         UsageError: there is one.
     """
-    from explain.methods import LRP, ManyLayers, Movable, uses_layer
+    from explain.methods import LRP, uses_layer
     from explain.methods import options as options_of
     from explain.render import get_style
 
     names = ", ".join(method.name for method in methods)
     own = [get_style(options.style or method.style) for method in methods]
     several = len(options.layer or ()) > 1 or any(re.search(r"[*?\[]", layer) for layer in options.layer or ())
-    fuses = several or (not options.layer and any(isinstance(method, ManyLayers) for method in methods))
+    fuses = several or (not options.layer and any(method.fusion for method in methods))
     heeded = {
         "layer": (
-            any(uses_layer(m) or isinstance(m, Movable) for m in methods),
+            any(uses_layer(m) or m.layer_optional for m in methods),
             f"no layer is looked at for {names}",
         ),
         "composite": (

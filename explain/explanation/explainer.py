@@ -34,7 +34,7 @@ from explain.explanation.crops import best_of_mean, joined
 from explain.explanation.explanation import Explanation
 from explain.explanation.photos import AT_ONCE, Photo, PhotoRequest, collected, in_batches, matched, rows_are_apart
 from explain.hooks import Inspection, Where, callers_hooks, inspect, unwrapped
-from explain.methods import Bounded, Method, MethodLike, get_method, list_methods, options
+from explain.methods import Method, MethodLike, get_method, list_methods, options
 from explain.models import (
     Classifier,
     CropLike,
@@ -249,8 +249,8 @@ class Explainer:
         found = _method_list(methods)
         for i, method in enumerate(found):
             if options(method).get("baseline") == Black():
-                found[i] = replace(method, baseline=get_baseline(Black(), self.preprocess))  # type: ignore[type-var]
-            elif isinstance(method, Bounded) and (ends := range_of(self.preprocess)) is not None:
+                found[i] = replace(method, baseline=get_baseline(Black(), self.preprocess))  # type: ignore[call-arg]
+            elif (ends := range_of(self.preprocess)) is not None:
                 found[i] = method.within(*ends)
         return found
 

@@ -1,70 +1,32 @@
 """Methods: frozen dataclasses whose fields are the options and whose call is the mathematics.
 
-    base           what a method is
-    checks         options of the right type, in their plain form
-    cam            weighted sums of a layer's feature maps
-    composed       CAMs made of another
-    spectral       principal components and statistics of the feature maps
-    backprop       gradients in the pixels, plain or with another rule for rectifiers
-    perturbation   scores of masked inputs, and of feature maps taken away
-    sampling       any method averaged over noise, flips and scales
-    path           gradients added up from a baseline to the photo
-    blurred        gradients added up while a blurred photo becomes sharp
-    guided         gradients added up along a path that the network lays
-    xrai           regions ranked by gradients along two paths
-    idgi           changes of the score along a path, shared out by the gradient
-    relevance      what inputs and biases add to the score
-    lrp            relevance handed back from the score to the input
-    deeplift       differences from a baseline, handed back
-    expected       gradients between photos and random baselines
-    attention      vision transformers
-    chefer         attention weighted by gradients and followed through all blocks
-    families       which methods belong together
-    sources        the papers to cite
-    regions        parts of a photo that are covered as one
-    segments       regions of similar colour
-    masks          altered rows for masks
-    estimates      maps that are read off scores as they come
-    coalitions     regions switched off together
-    masking        occlusion and random smooth masks
-    shapley        Shapley values of regions
-    pair_regression  Shapley values from coalitions and their opposites
-    partition      Owen values along a hierarchy of cells
-    surrogate      regions one at a time, and a linear model of the score
-    dependence     variance and dependence for each cell of a grid
-    detection      random masks for a detected box
-    permutation    regions exchanged between images
-    smooth_masks   masks from values on a lattice
-    extremal       the best smooth mask of a given area
-    clusters       rows of numbers that are alike, put together
-    tokens         masks from a transformer's own tokens
-    sources_of_masks, sources_of_paths
-                   papers of some of these
-    registry       names
+    base             what a method is: metadata, defaults, checked options
+    registry         names, families and wrappers; ``@register``
+    options          each option checked against the type of its field
+    bibliography     the papers to cite
+    cam, eigen_cam, score_cam
+                     class activation maps: by gradients, by principal components, by masked inputs
+    gradients, path, expected_gradients, blur_path, guided_path, xrai
+                     gradients in the pixels, and along paths from a baseline
+    occlusion, surrogate, shapley, partition_shap, sensitivity, drise, extremal, token_masks
+                     scores of perturbed photos
+    masks, regions, coalitions, estimates, clustering
+                     what these share
+    relevance, fullgrad, attention
+                     relevance propagation, bias terms, attention of transformers
+    wrappers         any method averaged over noise, flips and scales
 
-To add one, write a class that satisfies `Method`, and `register` it; nothing else needs to know.
+To add one, write a subclass of `Method` with ``@register`` above it; there is no list to edit.
 """
 
 from __future__ import annotations
 
-from functools import partial
-
 from explain.methods.attention import AttentionRollout, CheferAttribution, CheferBimodal, GradientRollout, LeGrad
 from explain.methods.base import (
-    Bounded,
-    ByScore,
-    Complete,
-    Control,
-    Demanding,
-    Estimated,
+    FAMILIES,
     Fusion,
-    ManyLayers,
     Method,
-    Movable,
-    OneInput,
     Outcome,
-    Promising,
-    Ranking,
     Style,
     options,
     uses_layer,
@@ -96,7 +58,6 @@ from explain.methods.partition_shap import PartitionSHAP
 from explain.methods.path import IntegratedGradients
 from explain.methods.regions import Felzenszwalb, GivenRegions, Quadtree, Regions, Squares, Superpixels, region_values
 from explain.methods.registry import (
-    FAMILIES,
     MethodLike,
     control,
     divides_by_score,
@@ -134,20 +95,14 @@ __all__ = [
     "AttentionRollout",
     "Augmented",
     "BlurIntegratedGradients",
-    "Bounded",
-    "ByScore",
     "CheferAttribution",
     "CheferBimodal",
-    "Complete",
-    "Control",
     "Deconvnet",
     "DeepLIFT",
     "DeepLIFTSHAP",
-    "Demanding",
     "EigenCAM",
     "EigenGradCAM",
     "ElementWiseCAM",
-    "Estimated",
     "ExpectedGradients",
     "ExtremalPerturbation",
     "FeatureAblation",
@@ -170,18 +125,13 @@ __all__ = [
     "KernelSHAP",
     "LayerCAM",
     "LeGrad",
-    "ManyLayers",
     "Method",
     "MethodLike",
-    "Movable",
     "Occlusion",
-    "OneInput",
     "Outcome",
     "PartitionSHAP",
-    "Promising",
     "Quadtree",
     "RandomCAM",
-    "Ranking",
     "RefineCAM",
     "Regions",
     "Saliency",
@@ -208,22 +158,3 @@ __all__ = [
     "register_wrapper",
     "uses_layer",
 ]
-
-_METHODS: list[Method] = [
-    CAM(), GradCAM(), GradCAMPlusPlus(), SmoothGradCAMPlusPlus(), XGradCAM(), HiResCAM(), ElementWiseCAM(), LayerCAM(),
-    EigenCAM(), EigenGradCAM(), KPCACAM(), FEM(), ShapleyCAM(), FinerCAM(), RefineCAM(), RandomCAM(),
-    ScoreCAM(), SSCAM(), ISCAM(), AblationCAM(), FullGrad(), LeGrad(), AttentionRollout(),
-    GradientRollout(), CheferAttribution(), CheferBimodal(),
-    Saliency(), InputXGradient(), GuidedBackprop(), Deconvnet(), GuidedGradCAM(), IntegratedGradients(),
-    BlurIntegratedGradients(), GuidedIntegratedGradients(), IDGI(), XRAI(), GradientSHAP(), ExpectedGradients(),
-    LRP(), LRP("AttnLRP"), DeepLIFT(), DeepLIFTSHAP(),
-    Smooth(), Smooth(statistic="square"), Smooth(statistic="variance"),
-    Occlusion(), FeatureAblation(), RISE(), LIME(), KernelSHAP(), ShapleySampling(), PartitionSHAP(), Sobol(), HSIC(),
-    FeaturePermutation(), DRISE(), ExtremalPerturbation(), ViTCX(), TIS(),
-]  # fmt: skip
-for _method in _METHODS:
-    register(_method)
-register_wrapper("smooth", Smooth)
-register_wrapper("smoothsquare", partial(Smooth, statistic="square"))
-register_wrapper("var", partial(Smooth, statistic="variance"))
-register_wrapper("augmented", Augmented)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,14 +12,15 @@ from explain._utils.errors import MethodError
 from explain.engine import Attention, AttentionMap, AttentionRelevance, BlockAttention, Evidence, Need
 from explain.layers import Grid
 from explain.methods import bibliography as sources
-from explain.methods.base import Style, over_all
+from explain.methods.base import ATTENTION, Method, over_all
 from explain.methods.bibliography import Source
-from explain.methods.options import check_options
+from explain.methods.registry import register
 from explain.relevance import transformer_attribution
 
 
+@register
 @dataclass(frozen=True)
-class AttentionRollout:
+class AttentionRollout(Method):
     r"""Follow attention through all blocks: :math:`\prod_l \bigl(\tfrac12 \bar A_l + \tfrac12 I\bigr)`, heads averaged.
 
     The map is the row of the class token, or the mean of all rows where there is none. No class is asked for.
@@ -40,7 +41,7 @@ class AttentionRollout:
     about: ClassVar[str] = "attention followed through all blocks"
     paper: ClassVar[str] = "Abnar and Zuidema, ACL 2020"
     source: ClassVar[Source] = sources.ROLLOUT
-    style: ClassVar[Style] = "heat"
+    family: ClassVar[str] = ATTENTION
     only_for: ClassVar[str] = "vision transformers"
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({Attention()})
 
@@ -55,8 +56,9 @@ class AttentionRollout:
         return read[:, grid.skip :].reshape(-1, *grid.size)
 
 
+@register
 @dataclass(frozen=True)
-class LeGrad:
+class LeGrad(Method):
     r"""Sum over blocks how the score read off each block depends on its attention.
 
     For block l, the mean of its output tokens goes through the network's last normalisation and head; of the gradient
@@ -87,12 +89,10 @@ class LeGrad:
     about: ClassVar[str] = "sensitivity of the score to the attention of every block"
     paper: ClassVar[str] = "Bousselham et al., ICCV 2025"
     source: ClassVar[Source] = sources.LEGRAD
-    style: ClassVar[Style] = "heat"
+    family: ClassVar[str] = ATTENTION
+    minimums: ClassVar[Mapping[str, float]] = {"blocks": 1}
     only_for: ClassVar[str] = "vision transformers"
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({BlockAttention()})
-
-    def __post_init__(self) -> None:
-        check_options(self, blocks=1)
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         gradients = evidence[BlockAttention()]
@@ -138,8 +138,9 @@ def _read(method: str, joint: torch.Tensor, evidence: Evidence) -> torch.Tensor:
     return row[:, grid.skip :].reshape(-1, *grid.size)
 
 
+@register
 @dataclass(frozen=True)
-class GradientRollout:
+class GradientRollout(Method):
     r"""Follow attention through all blocks, weighted by how the score depends on it.
 
     :math:`\prod_l \bigl(\tfrac12 E_h (\nabla A_l \odot A_l)^+ + \tfrac12 I\bigr)` with rows that add up to one: rollout
@@ -163,7 +164,7 @@ class GradientRollout:
     about: ClassVar[str] = "attention followed through all blocks, weighted by its gradient"
     paper: ClassVar[str] = "Gildenblat, 2020"
     source: ClassVar[Source] = sources.GRADIENTROLLOUT
-    style: ClassVar[Style] = "heat"
+    family: ClassVar[str] = ATTENTION
     only_for: ClassVar[str] = "vision transformers"
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({_GRADIENTS})
 
@@ -177,8 +178,9 @@ class GradientRollout:
         return _read(self.name, joint, evidence)
 
 
+@register
 @dataclass(frozen=True)
-class CheferAttribution:
+class CheferAttribution(Method):
     r"""Follow what attention has of the score through all blocks: relevance times gradient.
 
     :math:`\prod_l \bigl(I + E_h (\nabla A_l \odot R_l)^+\bigr)`, where :math:`\nabla A_l` is the gradient of the score
@@ -204,7 +206,7 @@ class CheferAttribution:
     about: ClassVar[str] = "relevance times gradient of attention, followed through all blocks"
     paper: ClassVar[str] = "Chefer et al., CVPR 2021"
     source: ClassVar[Source] = sources.CHEFER
-    style: ClassVar[Style] = "heat"
+    family: ClassVar[str] = ATTENTION
     only_for: ClassVar[str] = "vision transformers"
 
     @property
@@ -227,8 +229,9 @@ class CheferAttribution:
         return _read(self.name, joint, evidence)
 
 
+@register
 @dataclass(frozen=True)
-class CheferBimodal:
+class CheferBimodal(Method):
     r"""Follow attention between a photo and something else (words, queries): what of the photo a token looked at.
 
     With :math:`\bar A = E_h (\nabla A \odot A)^+`, attention within s changes :math:`R^{ss}` and :math:`R^{sq}` by
@@ -267,12 +270,10 @@ class CheferBimodal:
     about: ClassVar[str] = "attention between a photo and other tokens, weighted by its gradient"
     paper: ClassVar[str] = "Chefer et al., ICCV 2021"
     source: ClassVar[Source] = sources.CHEFER_BIMODAL
-    style: ClassVar[Style] = "heat"
+    family: ClassVar[str] = ATTENTION
+    minimums: ClassVar[Mapping[str, float]] = {"token": 0}
     only_for: ClassVar[str] = "transformers with attention between a photo and other tokens"
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({_EVERYWHERE})
-
-    def __post_init__(self) -> None:
-        check_options(self, token=0)
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         maps = evidence[_EVERYWHERE]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Literal
 
 import torch
 
 from explain._utils.errors import MethodError, shown
 from explain.engine import Evidence, Need
+from explain.methods.bibliography import Source
 
 Style = Literal["heat", "intensity", "signed", "color"]
 """How an attribution is read: heat over the photo, brightness, positive against negative, or a colour picture."""
@@ -17,49 +19,10 @@ Fusion = Literal["mean", "max", "product"]
 """How the maps of several layers become one, each divided by its largest magnitude."""
 
 
-@runtime_checkable
-class Method(Protocol):
-    """A way to attribute a score.
-
-    ``needs`` says which evidence the engine has to gather; calling the method with that evidence gives the raw
-    attribution: ``(N, h, w)`` at the layer's resolution, or ``(N, C, H, W)`` in pixels. ``about`` and ``paper`` are
-    what a list of methods prints.
-    """
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def about(self) -> str: ...
-
-    @property
-    def paper(self) -> str: ...
-
-    @property
-    def style(self) -> Style: ...
-
-    @property
-    def needs(self) -> frozenset[Need[Any]]: ...
-
-    def __call__(self, evidence: Evidence) -> torch.Tensor: ...
-
-
-@runtime_checkable
-class Complete(Protocol):
-    """A method whose values should add up to something known."""
-
-    def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor | None:
-        """By how much ``(N,)`` they miss it, in units of the score; None where these options promise nothing."""
-        ...
-
-
-@runtime_checkable
-class Promising(Complete, Protocol):
-    """A method that says what its values should add up to, so that several inputs can be added up together."""
-
-    def promised(self, evidence: Evidence) -> torch.Tensor:
-        """What the contributions of the explained inputs should add up to: ``(N,)``."""
-        ...
+MAPS, PATTERNS, ALTERED = "class activation maps", "patterns of the feature maps", "altered inputs"
+GRADIENTS, RELEVANCE, ATTENTION, OTHERS = "gradients", "relevance", "attention", "other methods"
+FAMILIES = (MAPS, PATTERNS, ALTERED, GRADIENTS, RELEVANCE, ATTENTION, OTHERS)
+"""In the order in which they are shown."""
 
 
 @dataclass(frozen=True)
@@ -80,78 +43,95 @@ class Outcome:
     neutral: torch.Tensor | None = None
 
 
-@runtime_checkable
-class Estimated(Protocol):
-    """A method that runs the model on altered photos, and says how that went."""
+@dataclass(frozen=True)
+class Method:
+    """A way to attribute a score: a frozen dataclass whose fields are its options.
 
-    def outcome(self, evidence: Evidence) -> Outcome: ...
+    A method of your own is a subclass with a ``name``, its ``needs`` and ``__call__``; all else has a default. When an
+    object is made, each option is checked against the type of its field, and against ``minimums``.
 
+    ``needs`` says which evidence the engine has to gather. Calling the method with that evidence gives the raw
+    attribution: ``(N, h, w)`` at the layer's resolution, or ``(N, C, H, W)`` in pixels. ``about`` and ``paper`` are
+    what a list of methods prints, ``source`` what `explain.cite` gives, and ``style`` is how the map is drawn.
+    """
 
-@runtime_checkable
-class ManyLayers(Protocol):
-    """A method that looks at one layer of each resolution where none is named, and fuses their maps in its own way."""
+    family: ClassVar[str] = OTHERS
+    """With which methods it is listed: one of `FAMILIES`."""
+    minimums: ClassVar[Mapping[str, float]] = {}
+    """By name of an option, the smallest number that it may be."""
+    only_for: ClassVar[str] = ""
+    """Which networks or inputs it can explain, where not all."""
+    control: ClassVar[str] = ""
+    """What it does instead of explaining, for a method that others are compared with."""
+    one_input: ClassVar[bool] = False
+    """Whether it takes one explained input only, and cannot tell what several of them do together."""
+    by_score: ClassVar[bool] = False
+    """Whether it divides by the score, so that a negative one reverses all signs."""
+    layer_optional: ClassVar[bool] = False
+    """Whether it explains the input, or a layer where one is named: ``in_layer`` is then the method for the layer."""
+    fusion: ClassVar[Fusion | None] = None
+    """How it fuses the maps of several layers; where no layer is named, it gets one of each resolution."""
 
-    fusion: ClassVar[Fusion]
+    @property
+    def name(self) -> str:
+        return ""
 
+    @property
+    def about(self) -> str:
+        return ""
 
-@runtime_checkable
-class Movable(Protocol):
-    """A method that explains the input, or a layer where one is named."""
+    @property
+    def paper(self) -> str:
+        return ""
 
-    def in_layer(self) -> Method: ...
+    @property
+    def source(self) -> Source | None:
+        return None
 
+    @property
+    def style(self) -> Style:
+        return "heat"
 
-@runtime_checkable
-class Ranking(Protocol):
-    """A method that says how much each channel of its layer counts."""
+    @property
+    def needs(self) -> frozenset[Need[Any]]:
+        return frozenset()
+
+    def __post_init__(self) -> None:
+        from explain.methods.options import check_options  # which reads names of methods, too
+
+        check_options(self, **self.minimums)
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        raise NotImplementedError
+
+    def expected_sum(self, evidence: Evidence) -> torch.Tensor | None:
+        """What the contributions of all explained inputs should add up to, ``(N,)``; None where it is not known."""
+        return None
+
+    def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor | None:
+        """The convergence delta: by how much the values miss their expected sum, ``(N,)`` in units of the score."""
+        expected = self.expected_sum(evidence)
+        return None if expected is None else values.flatten(1).sum(1) - expected
+
+    def outcome(self, evidence: Evidence) -> Outcome:
+        """How the estimate went, for a method that runs the model on altered photos."""
+        return Outcome()
 
     def channels(self, evidence: Evidence) -> torch.Tensor | None:
-        """What each channel counts for: ``(N, C)``; None where these options are about no layer."""
-        ...
+        """What each channel of the layer contributes: ``(N, C)``; None where these options are about no layer."""
+        return None
 
-
-@runtime_checkable
-class Demanding(Protocol):
-    """A method that only some networks can be explained with; ``only_for`` says which."""
-
-    only_for: ClassVar[str]
-
-
-@runtime_checkable
-class Tried(Protocol):
-    """A method for some networks only, of which a small piece of work shows whether a network is one of them."""
-
-    def tried(self) -> Method: ...
-
-
-@runtime_checkable
-class OneInput(Protocol):
-    """A method that looks at one explained input, and cannot tell what several of them do together."""
-
-    one_input: ClassVar[bool]
-
-
-@runtime_checkable
-class ByScore(Protocol):
-    """A method that divides by the score, so that a negative one reverses all signs."""
-
-    by_score: ClassVar[bool]
-
-
-@runtime_checkable
-class Bounded(Protocol):
-    """A method that has a use for the least and largest values that its input can have, one for each channel."""
+    def in_layer(self) -> Method:
+        """The method for a named layer."""
+        return self
 
     def within(self, low: tuple[float, ...], high: tuple[float, ...]) -> Method:
-        """The same, for inputs whose values lie between these; what is set already stays."""
-        ...
+        """The same for inputs whose values lie between these, one for each channel; what is set already stays."""
+        return self
 
-
-@runtime_checkable
-class Control(Protocol):
-    """A method that explains nothing, for others to be compared with; ``control`` says what it does instead."""
-
-    control: ClassVar[str]
+    def tried(self) -> Method:
+        """The method with as little work as it takes to see whether a network suits it."""
+        return replace(self, samples=2) if "samples" in options(self) else self  # type: ignore[call-arg]
 
 
 def options(method: Method) -> dict[str, Any]:
@@ -161,7 +141,7 @@ def options(method: Method) -> dict[str, Any]:
     >>> options(GradCAM(relu=False))
     {'relu': False}
     """
-    return {field.name: getattr(method, field.name) for field in fields(method)}  # type: ignore[arg-type]
+    return {field.name: getattr(method, field.name) for field in fields(method)}
 
 
 def uses_layer(method: Method) -> bool:
@@ -210,7 +190,7 @@ def one_layer(method: str, inner: object, option: str = "method") -> None:
     """
     if isinstance(inner, type) or not isinstance(inner, Method):
         raise MethodError(f"{option} of {method} must be a method object or a name, got {shown(inner)}")
-    if isinstance(inner, ManyLayers):
+    if inner.fusion is not None:
         raise MethodError(
             f"{option} of {method} must look at one layer, got {inner.name}; wrap the method that it fuses"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,10 +11,10 @@ import torch
 from explain._utils.errors import MethodError
 from explain.engine import Accumulator, Attributions, Evidence, Need, PerturbedRows, Scores
 from explain.methods import bibliography as sources
-from explain.methods.base import Style
+from explain.methods.base import GRADIENTS, Method, Style
 from explain.methods.bibliography import Source
 from explain.methods.gradients import Saliency
-from explain.methods.options import check_options
+from explain.methods.registry import register
 
 
 def blurred(x: torch.Tensor, sigma: float) -> torch.Tensor:
@@ -128,8 +129,9 @@ class _Sum:
         return self._total
 
 
+@register
 @dataclass(frozen=True)
-class BlurIntegratedGradients:
+class BlurIntegratedGradients(Method):
     r"""Add up gradients while a blurred photo becomes sharp, each times what has changed.
 
     :math:`\sum_i \nabla y(L_{\sigma_i}) \odot (L_{\sigma_{i+1/2}} - L_{\sigma_{i-1/2}})`, where :math:`L_\sigma` is the
@@ -161,10 +163,9 @@ class BlurIntegratedGradients:
     about: ClassVar[str] = "gradients added up while a blurred photo becomes sharp"
     paper: ClassVar[str] = "Xu et al., CVPR 2020"
     source: ClassVar[Source] = sources.BLURINTEGRATEDGRADIENTS
+    family: ClassVar[str] = GRADIENTS
+    minimums: ClassVar[Mapping[str, float]] = {"steps": 1, "sigma": 0}
     style: ClassVar[Style] = "signed"
-
-    def __post_init__(self) -> None:
-        check_options(self, steps=1, sigma=0)
 
     def along(self, *, middle: bool) -> BlurPath:
         """The photos that gradients are taken at."""
@@ -188,10 +189,6 @@ class BlurIntegratedGradients:
         found: torch.Tensor = evidence[self._gradients]
         return found
 
-    def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor:
-        """By how much the values miss the difference of the scores at the photo and at its first blur."""
-        return values.flatten(1).sum(1) - self.promised(evidence)
-
-    def promised(self, evidence: Evidence) -> torch.Tensor:
+    def expected_sum(self, evidence: Evidence) -> torch.Tensor:
         """The difference of the scores at the photo and at its first blur."""
         return evidence.score - evidence[self.below]

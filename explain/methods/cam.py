@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
@@ -11,9 +12,9 @@ from explain._utils.errors import MethodError
 from explain._utils.random_numbers import uniform
 from explain.engine import Activations, ClassWeights, Evidence, LayerCurvature, LayerGradients, Need
 from explain.methods import bibliography as sources
-from explain.methods.base import Fusion, Method, Style, map_of, spatial_dims
+from explain.methods.base import MAPS, Fusion, Method, Style, map_of, spatial_dims
 from explain.methods.bibliography import Source
-from explain.methods.options import check_options
+from explain.methods.registry import register
 from explain.targets import Contrast, ResidualSoftmax
 
 BOTH: frozenset[Need[Any]] = frozenset({Activations(), LayerGradients()})
@@ -35,8 +36,23 @@ def ratio(above: torch.Tensor, below: torch.Tensor) -> torch.Tensor:
     return torch.where(below == 0, torch.zeros_like(above), above / torch.where(below == 0, 1, below))
 
 
+class ClassActivationMap(Method):
+    """What class activation maps share: feature maps and gradients of one layer, and a signed map without ``relu``."""
+
+    family: ClassVar[str] = MAPS
+
+    @property
+    def needs(self) -> frozenset[Need[Any]]:
+        return BOTH
+
+    @property
+    def style(self) -> Style:
+        return style_of(getattr(self, "relu", True))
+
+
+@register
 @dataclass(frozen=True)
-class CAM:
+class CAM(ClassActivationMap):
     r"""Weigh each feature map by the weight that its mean has in the class's score: :math:`\sum_k w^c_k A^k`.
 
     For networks that end in an average over the maps and one linear layer, such as ResNet and DenseNet; where the maps
@@ -67,8 +83,9 @@ class CAM:
         return weighted(evidence[ClassWeights()], evidence, relu=False)
 
 
+@register
 @dataclass(frozen=True)
-class GradCAM:
+class GradCAM(ClassActivationMap):
     r"""Weigh each feature map by the mean of its gradient, and keep where the sum speaks for the target.
 
     The map is :math:`\mathrm{ReLU}\bigl(\sum_k \alpha_k A^k\bigr)` with
@@ -94,21 +111,14 @@ class GradCAM:
     about: ClassVar[str] = "feature maps weighted by their mean gradient"
     paper: ClassVar[str] = "Selvaraju et al., ICCV 2017"
     source: ClassVar[Source] = sources.GRADCAM
-    needs: ClassVar[frozenset[Need[Any]]] = BOTH
-
-    def __post_init__(self) -> None:
-        check_options(self)
-
-    @property
-    def style(self) -> Style:
-        return style_of(self.relu)
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         return weighted(evidence.gradients.mean(spatial_dims(evidence.gradients)), evidence, relu=self.relu)
 
 
+@register
 @dataclass(frozen=True)
-class GradCAMPlusPlus:
+class GradCAMPlusPlus(ClassActivationMap):
     r"""Weigh each feature map by its positive gradients, each weighted by how much of the score it explains alone.
 
     :math:`w_k = \sum_{ij} \alpha^k_{ij}\,\mathrm{ReLU}(G^k_{ij})` with
@@ -136,14 +146,6 @@ class GradCAMPlusPlus:
     about: ClassVar[str] = "feature maps weighted by their positive gradients, pixel by pixel"
     paper: ClassVar[str] = "Chattopadhay et al., WACV 2018"
     source: ClassVar[Source] = sources.GRADCAMPP
-    needs: ClassVar[frozenset[Need[Any]]] = BOTH
-
-    def __post_init__(self) -> None:
-        check_options(self)
-
-    @property
-    def style(self) -> Style:
-        return style_of(self.relu)
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         g, total = evidence.gradients, evidence.activations.sum(spatial_dims(evidence.activations), keepdim=True)
@@ -151,8 +153,9 @@ class GradCAMPlusPlus:
         return weighted(weights, evidence, relu=self.relu)
 
 
+@register
 @dataclass(frozen=True)
-class XGradCAM:
+class XGradCAM(ClassActivationMap):
     r"""Weigh each feature map by the mean of its gradient over where it is active.
 
     :math:`w_k = \sum_{ij} A^k_{ij} G^k_{ij} / \sum_{ij} A^k_{ij}`, and zero where the map adds up to zero.
@@ -178,14 +181,6 @@ class XGradCAM:
     about: ClassVar[str] = "feature maps weighted by their gradient where they are active"
     paper: ClassVar[str] = "Fu et al., BMVC 2020"
     source: ClassVar[Source] = sources.XGRADCAM
-    needs: ClassVar[frozenset[Need[Any]]] = BOTH
-
-    def __post_init__(self) -> None:
-        check_options(self)
-
-    @property
-    def style(self) -> Style:
-        return style_of(self.relu)
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         a = evidence.activations
@@ -193,8 +188,9 @@ class XGradCAM:
         return weighted(weights, evidence, relu=self.relu)
 
 
+@register
 @dataclass(frozen=True)
-class HiResCAM:
+class HiResCAM(ClassActivationMap):
     r"""Multiply feature maps and gradients place by place, and add up: :math:`\sum_k G^k \odot A^k`.
 
     Where one linear layer follows, the map adds up to the score less its bias, so it shows exactly what was used.
@@ -221,22 +217,15 @@ class HiResCAM:
     about: ClassVar[str] = "feature maps times gradients, place by place"
     paper: ClassVar[str] = "Draelos and Carin, 2020"
     source: ClassVar[Source] = sources.HIRESCAM
-    needs: ClassVar[frozenset[Need[Any]]] = BOTH
-
-    def __post_init__(self) -> None:
-        check_options(self)
-
-    @property
-    def style(self) -> Style:
-        return style_of(self.relu)
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         cam = torch.einsum("nk...,nk...->n...", evidence.gradients, evidence.activations)
         return cam.clamp(min=0) if self.relu else cam
 
 
+@register
 @dataclass(frozen=True)
-class ElementWiseCAM:
+class ElementWiseCAM(ClassActivationMap):
     r"""Add up the positive products of feature maps and gradients: :math:`\sum_k \mathrm{ReLU}(G^k \odot A^k)`.
 
     Returns:
@@ -254,15 +243,14 @@ class ElementWiseCAM:
     about: ClassVar[str] = "positive products of feature maps and gradients"
     paper: ClassVar[str] = "Gildenblat, 2021"
     source: ClassVar[Source] = sources.PYTORCH_GRAD_CAM
-    style: ClassVar[Style] = "heat"
-    needs: ClassVar[frozenset[Need[Any]]] = BOTH
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         return (evidence.gradients * evidence.activations).clamp(min=0).sum(1)
 
 
+@register
 @dataclass(frozen=True)
-class LayerCAM:
+class LayerCAM(ClassActivationMap):
     r"""Weigh each place by its own positive gradient.
 
     The map is :math:`\mathrm{ReLU}\bigl(\sum_k \mathrm{ReLU}(G^k) \odot A^k\bigr)`.
@@ -284,15 +272,14 @@ class LayerCAM:
     about: ClassVar[str] = "feature maps times positive gradients, place by place"
     paper: ClassVar[str] = "Jiang et al., IEEE TIP 2021"
     source: ClassVar[Source] = sources.LAYERCAM
-    style: ClassVar[Style] = "heat"
-    needs: ClassVar[frozenset[Need[Any]]] = BOTH
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         return (evidence.gradients.clamp(min=0) * evidence.activations).sum(1).clamp(min=0)
 
 
+@register
 @dataclass(frozen=True)
-class ShapleyCAM:
+class ShapleyCAM(ClassActivationMap):
     r"""Grad-CAM to second order: weights :math:`\frac{1}{hw}\sum_{ij}\bigl(G - \tfrac12 H A\bigr)^k_{ij}`.
 
     H is the Hessian in the feature maps; only its product with them is computed. The objective is
@@ -318,11 +305,7 @@ class ShapleyCAM:
     about: ClassVar[str] = "Grad-CAM with the curvature of the score"
     paper: ClassVar[str] = "Cai, 2025"
     source: ClassVar[Source] = sources.SHAPLEYCAM
-    style: ClassVar[Style] = "heat"
     only_for: ClassVar[str] = "networks with second derivatives (no fused attention behind the layer)"
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
@@ -335,8 +318,9 @@ class ShapleyCAM:
         return weighted(slope.mean(spatial_dims(slope)), evidence, relu=True)
 
 
+@register
 @dataclass(frozen=True)
-class RandomCAM:
+class RandomCAM(ClassActivationMap):
     """Weigh the feature maps at random, between -1 and 1: what every method has to be better than.
 
     Args:
@@ -364,21 +348,15 @@ class RandomCAM:
     control: ClassVar[str] = "random weights"
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({Activations()})
 
-    def __post_init__(self) -> None:
-        check_options(self)
-
-    @property
-    def style(self) -> Style:
-        return style_of(self.relu)
-
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         images, channels = evidence.activations.shape[:2]
         weights = uniform((channels,), torch.Generator("cpu").manual_seed(self.seed % 2**63)) * 2 - 1
         return weighted(weights.to(evidence.activations).expand(images, -1), evidence, relu=self.relu)
 
 
+@register
 @dataclass(frozen=True)
-class FinerCAM:
+class FinerCAM(ClassActivationMap):
     r"""Any CAM of what sets the target apart from the classes that score most like it.
 
     Args:
@@ -408,9 +386,10 @@ class FinerCAM:
     about: ClassVar[str] = "Grad-CAM of the target against similar classes"
     paper: ClassVar[str] = "Zhang et al., CVPR 2025"
     source: ClassVar[Source] = sources.FINERCAM
+    minimums: ClassVar[Mapping[str, float]] = {"references": 1}
 
     def __post_init__(self) -> None:
-        check_options(self, references=1)
+        super().__post_init__()
         if LayerGradients() not in self.cam.needs:
             raise MethodError(f"cam of {self.name} must be one of gradients, such as gradcam, got {self.cam.name}")
 
@@ -431,8 +410,9 @@ class FinerCAM:
         return self.cam(replace(evidence, found=found))
 
 
+@register
 @dataclass(frozen=True)
-class RefineCAM:
+class RefineCAM(ClassActivationMap):
     """Multiply the maps of one layer of each resolution: fine where all of them agree.
 
     Each map is divided by its maximum and enlarged to the finest (the authors subtract the minimum first). Where no
@@ -459,11 +439,7 @@ class RefineCAM:
     about: ClassVar[str] = "product of the maps of all stages"
     paper: ClassVar[str] = "Domeniconi et al., 2026"
     source: ClassVar[Source] = sources.REFINECAM
-    style: ClassVar[Style] = "heat"
     fusion: ClassVar[Fusion] = "product"
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
     @property
     def needs(self) -> frozenset[Need[Any]]:

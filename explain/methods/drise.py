@@ -13,6 +13,7 @@ from explain.methods import bibliography as sources
 from explain.methods.base import Style
 from explain.methods.bibliography import Source
 from explain.methods.occlusion import FromSmoothGrids
+from explain.methods.registry import register
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class LikenessOf:
         return evidence[DetectionSimilarity()]
 
 
+@register
 @dataclass(frozen=True)
 class DRISE(FromSmoothGrids):
     r"""RISE for a detected box: each mask is weighted by how much the best detection through it is like that box.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -9,14 +10,15 @@ import torch
 
 from explain.engine import Activations, Evidence, Need
 from explain.methods import bibliography as sources
-from explain.methods.base import Style, spatial_dims
+from explain.methods.base import PATTERNS, Method, spatial_dims
 from explain.methods.bibliography import Source
 from explain.methods.cam import BOTH
-from explain.methods.options import check_options
+from explain.methods.registry import register
 
 
+@register
 @dataclass(frozen=True)
-class EigenCAM:
+class EigenCAM(Method):
     r"""Project the feature maps onto their first principal direction: :math:`A\,v_1` of :math:`A = U \Sigma V^T`.
 
     A is the layer's output with a row for each place, not centred, as published. The sign, which a decomposition leaves
@@ -37,15 +39,16 @@ class EigenCAM:
     about: ClassVar[str] = "first principal component of the feature maps"
     paper: ClassVar[str] = "Muhammad and Yeasin, IJCNN 2020"
     source: ClassVar[Source] = sources.EIGENCAM
-    style: ClassVar[Style] = "heat"
+    family: ClassVar[str] = PATTERNS
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({Activations()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         return first_component(evidence.activations)
 
 
+@register
 @dataclass(frozen=True)
-class EigenGradCAM:
+class EigenGradCAM(Method):
     """The first principal component of the products of feature maps and gradients: Eigen-CAM that knows the class.
 
     The sign is chosen such that the map agrees with HiResCAM, the sum of these products.
@@ -65,7 +68,7 @@ class EigenGradCAM:
     about: ClassVar[str] = "first principal component of feature maps times gradients"
     paper: ClassVar[str] = "Gildenblat, 2021"
     source: ClassVar[Source] = sources.PYTORCH_GRAD_CAM
-    style: ClassVar[Style] = "heat"
+    family: ClassVar[str] = PATTERNS
     needs: ClassVar[frozenset[Need[Any]]] = BOTH
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
@@ -97,8 +100,9 @@ def eigenvectors(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return values.masked_fill(~finite[:, None], nan), vectors.masked_fill(~finite[:, None, None], nan)
 
 
+@register
 @dataclass(frozen=True)
-class KPCACAM:
+class KPCACAM(Method):
     r"""The first component of the feature maps by kernel PCA: Eigen-CAM that follows curved structure.
 
     Places are the samples, channels (centred over places) the features; K is the centred matrix of a kernel, and the
@@ -130,11 +134,9 @@ class KPCACAM:
     about: ClassVar[str] = "first component of the feature maps by kernel PCA"
     paper: ClassVar[str] = "Karmani et al., 2024"
     source: ClassVar[Source] = sources.KPCACAM
-    style: ClassVar[Style] = "heat"
+    family: ClassVar[str] = PATTERNS
+    minimums: ClassVar[Mapping[str, float]] = {"gamma": 0}
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({Activations()})
-
-    def __post_init__(self) -> None:
-        check_options(self, gamma=0)
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         maps = evidence.activations
@@ -165,8 +167,9 @@ class KPCACAM:
         return (gamma * products + 1) ** 3 if self.kernel == "poly" else products
 
 
+@register
 @dataclass(frozen=True)
-class FEM:
+class FEM(Method):
     r"""Count where feature maps stand out: :math:`\sum_k \mu_k\,[A^k > \mu_k + k\sigma_k]`.
 
     :math:`\mu_k` and :math:`\sigma_k` are the mean and the standard deviation of a map over its places. No class is
@@ -192,11 +195,9 @@ class FEM:
     about: ClassVar[str] = "places where feature maps are unusually strong"
     paper: ClassVar[str] = "Fuad et al., IPTA 2020"
     source: ClassVar[Source] = sources.FEM
-    style: ClassVar[Style] = "heat"
+    family: ClassVar[str] = PATTERNS
+    minimums: ClassVar[Mapping[str, float]] = {"k": 0}
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({Activations()})
-
-    def __post_init__(self) -> None:
-        check_options(self, k=0)
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         a = evidence.activations

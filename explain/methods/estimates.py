@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 
 from explain._utils.errors import MethodError, shown
 from explain.engine import Accumulator, Attributions, Evidence, Need
-from explain.methods.base import Outcome, relative_error
-from explain.methods.masks import Order
+from explain.methods.base import ALTERED, Method, Outcome, options, relative_error
+from explain.methods.masks import Order, baseline_of
+from explain.methods.regions import regions_of
 
 TOGETHER = 16  # scores that are looked at together, if no method has a reason for more
 NEW = 8  # a map is worked out again when the scores have become more by one in so many
@@ -228,7 +229,23 @@ def _errors(guesses: list[Guess]) -> torch.Tensor | None:
     )
 
 
-class FromScores:
+class PerturbationMethod(Method):
+    """What methods share that run the model on altered photos: options ``baseline``, ``regions`` and budgets."""
+
+    family: ClassVar[str] = ALTERED
+
+    def __post_init__(self) -> None:
+        given = {name: value for name, value in options(self).items() if value is not None}
+        for option, read in (("baseline", baseline_of), ("regions", regions_of)):
+            if option in given:
+                object.__setattr__(self, option, read(self.name, given[option]))
+        super().__post_init__()
+        for option in ("tolerance", "max_seconds"):
+            if option in given and (value := getattr(self, option)) <= 0:
+                raise MethodError(f"{option} of {self.name} must be a number above 0, got {shown(value)}; leave it out")
+
+
+class FromScores(PerturbationMethod):
     """What methods share whose map is read off the scores of altered photos."""
 
     @property
@@ -255,15 +272,3 @@ class FromScores:
     def _estimate(self, evidence: Evidence) -> Estimate:
         found: Estimate = evidence[self.found]
         return found
-
-
-def check_budget(method: Any) -> None:
-    """Refuse budgets that cannot be meant.
-
-    Raises:
-        MethodError: ``tolerance`` or ``max_seconds`` is not above 0.
-    """
-    for option in ("tolerance", "max_seconds"):
-        value = getattr(method, option, None)
-        if value is not None and value <= 0:
-            raise MethodError(f"{option} of {method.name} must be a number above 0, got {shown(value)}; leave it out")

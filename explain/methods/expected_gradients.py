@@ -6,6 +6,7 @@ has it. Without noise, both draw the same points, and are run once.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -15,11 +16,11 @@ from explain._utils.errors import MethodError
 from explain._utils.random_numbers import normal, uniform
 from explain.engine import Accumulator, Attributions, Evidence, Need, PerturbedRows, Scores
 from explain.methods import bibliography as sources
-from explain.methods.base import Style, at_least
+from explain.methods.base import GRADIENTS, Method, Style, at_least
 from explain.methods.bibliography import Source
 from explain.methods.gradients import Saliency
-from explain.methods.options import check_options
 from explain.methods.path import score_of
+from explain.methods.registry import register
 
 
 @dataclass(frozen=True)
@@ -144,8 +145,9 @@ class _Mean:
         return self._total
 
 
+@register
 @dataclass(frozen=True)
-class GradientSHAP:
+class GradientSHAP(Method):
     r"""Average :math:`(x - b) \odot \nabla y\bigl(b + t(x - b)\bigr)` over random baselines b and places t in [0, 1].
 
     With one baseline and no noise it is integrated gradients with random points, and its values add up to
@@ -182,10 +184,12 @@ class GradientSHAP:
     about: ClassVar[str] = "gradients at random points between the photo and baselines"
     paper: ClassVar[str] = "Erion et al., 2021"
     source: ClassVar[Source] = sources.GRADIENTSHAP
+    family: ClassVar[str] = GRADIENTS
+    minimums: ClassVar[Mapping[str, float]] = {"samples": 1, "sigma": 0, "seed": 0}
     style: ClassVar[Style] = "signed"
 
     def __post_init__(self) -> None:
-        check_options(self, samples=1, sigma=0, seed=0)
+        super().__post_init__()
         at_least(self.name, "samples", self.samples, 1, whole=True)
 
     @property
@@ -202,8 +206,9 @@ class GradientSHAP:
         return found
 
 
+@register
 @dataclass(frozen=True)
-class ExpectedGradients:
+class ExpectedGradients(Method):
     r"""Average :math:`(x - b) \odot \nabla y\bigl(b + t(x - b)\bigr)` over random baselines b and places t in [0, 1].
 
     The baselines are photos, such as some of the training data; their mean takes the place of a single one that would
@@ -238,10 +243,9 @@ class ExpectedGradients:
     about: ClassVar[str] = "gradients between the photo and other photos, on average"
     paper: ClassVar[str] = "Erion et al., 2021"
     source: ClassVar[Source] = sources.GRADIENTSHAP
+    family: ClassVar[str] = GRADIENTS
+    minimums: ClassVar[Mapping[str, float]] = {"samples": 1, "seed": 0}
     style: ClassVar[Style] = "signed"
-
-    def __post_init__(self) -> None:
-        check_options(self, samples=1, seed=0)
 
     @property
     def _gradients(self) -> Attributions:
@@ -260,10 +264,6 @@ class ExpectedGradients:
         found: torch.Tensor = evidence[self._gradients]
         return found
 
-    def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor:
-        """By how much the values miss the score minus the mean score of the baselines."""
-        return values.flatten(1).sum(1) - self.promised(evidence)
-
-    def promised(self, evidence: Evidence) -> torch.Tensor:
+    def expected_sum(self, evidence: Evidence) -> torch.Tensor:
         """The score minus the mean score of the baselines."""
         return evidence.score - mean_score(evidence[self._below], evidence)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -22,10 +23,10 @@ from explain.engine import (
 )
 from explain.hooks import recording
 from explain.methods import bibliography as sources
-from explain.methods.base import Outcome, Style
+from explain.methods.base import Outcome
 from explain.methods.bibliography import Source
-from explain.methods.masks import baseline_of
-from explain.methods.options import check_options
+from explain.methods.estimates import PerturbationMethod
+from explain.methods.registry import register
 
 COLDNESS = 20.0  # the inverse of the temperature of the smooth maximum
 
@@ -173,8 +174,9 @@ class _Gathered:
         return values[numbers.argsort()]
 
 
+@register
 @dataclass(frozen=True)
-class ExtremalPerturbation:
+class ExtremalPerturbation(PerturbationMethod):
     r"""Look for the smooth mask of a given area through which the score is highest.
 
     For each area a, gradient ascent on :math:`y(m \otimes x) - \lambda\,\mathrm{mean}\,(\mathrm{sort}(m) - r_a)^2`,
@@ -220,11 +222,10 @@ class ExtremalPerturbation:
     about: ClassVar[str] = "the smooth mask of a given area through which the score is highest"
     paper: ClassVar[str] = "Fong et al., ICCV 2019"
     source: ClassVar[Source] = sources.EXTREMAL
-    style: ClassVar[Style] = "heat"
+    minimums: ClassVar[Mapping[str, float]] = {"steps": 1, "step": 1, "sigma": 1e-6}
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "baseline", baseline_of(self.name, self.baseline))
-        check_options(self, steps=1, step=1, sigma=1e-6)
+        super().__post_init__()
         if not self.area or not all(0 < area < 1 for area in self.area):
             raise MethodError(f"area of {self.name} must be numbers between 0 and 1, got {shown(self.area)}; use 0.1")
 

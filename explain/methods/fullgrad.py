@@ -10,14 +10,15 @@ import torch
 from explain.engine import BiasTerms, Evidence, InputGradients, Need
 from explain.layers import enlarge
 from explain.methods import bibliography as sources
-from explain.methods.base import Style, over_all
+from explain.methods.base import RELEVANCE, Method, over_all
 from explain.methods.bibliography import Source
 from explain.methods.cam import ratio
-from explain.methods.options import check_options
+from explain.methods.registry import register
 
 
+@register
 @dataclass(frozen=True)
-class FullGrad:
+class FullGrad(Method):
     r"""Divide the score among the input and every bias of the network, and add up where these parts lie.
 
     :math:`y = \nabla_x y \cdot x + \sum_l \nabla_{b_l} y \cdot b_l` holds exactly in a network of ReLUs, where b counts
@@ -50,11 +51,8 @@ class FullGrad:
     about: ClassVar[str] = "what the input and every bias add to the score"
     paper: ClassVar[str] = "Srinivas and Fleuret, NeurIPS 2019"
     source: ClassVar[Source] = sources.FULLGRAD
-    style: ClassVar[Style] = "heat"
+    family: ClassVar[str] = RELEVANCE
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients(), BiasTerms()})
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         if not evidence.size:  # an input beside the photo that is no picture
@@ -67,9 +65,9 @@ class FullGrad:
 
     def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor:
         """By how much the contributions miss the score."""
-        return (evidence.inputs * evidence[InputGradients()]).flatten(1).sum(1) - self.promised(evidence)
+        return (evidence.inputs * evidence[InputGradients()]).flatten(1).sum(1) - self.expected_sum(evidence)
 
-    def promised(self, evidence: Evidence) -> torch.Tensor:
+    def expected_sum(self, evidence: Evidence) -> torch.Tensor:
         """The score without what the biases add to it."""
         found = evidence.score
         for term in evidence[BiasTerms()]:

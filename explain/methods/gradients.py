@@ -10,16 +10,17 @@ import torch
 from explain.engine import Evidence, InputGradients, Need, RuleCoverage
 from explain.layers import enlarge
 from explain.methods import bibliography as sources
-from explain.methods.base import Method, Style, map_of
+from explain.methods.base import GRADIENTS, Method, Style, map_of
 from explain.methods.bibliography import Source
 from explain.methods.cam import GradCAM
-from explain.methods.options import check_options
+from explain.methods.registry import register
 from explain.relevance import Deconvnet as DeconvnetRule
 from explain.relevance import Guided
 
 
+@register
 @dataclass(frozen=True)
-class Saliency:
+class Saliency(Method):
     r"""Show how much each pixel would change the score: :math:`|\partial y/\partial x|`.
 
     Args:
@@ -42,19 +43,18 @@ class Saliency:
     about: ClassVar[str] = "magnitude of the gradient in each pixel"
     paper: ClassVar[str] = "Simonyan et al., 2013"
     source: ClassVar[Source] = sources.SALIENCY
+    family: ClassVar[str] = GRADIENTS
     style: ClassVar[Style] = "intensity"
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients()})
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         gradient = evidence[InputGradients()]
         return gradient.abs() if self.absolute else gradient
 
 
+@register
 @dataclass(frozen=True)
-class InputXGradient:
+class InputXGradient(Method):
     r"""Multiply each input value with its gradient: :math:`x \cdot \partial y/\partial x`.
 
     In a network without biases whose activations are piecewise linear through zero, the values add up to the score.
@@ -75,6 +75,7 @@ class InputXGradient:
     about: ClassVar[str] = "input times gradient, signed"
     paper: ClassVar[str] = "Shrikumar et al., 2016"
     source: ClassVar[Source] = sources.INPUTXGRADIENT
+    family: ClassVar[str] = GRADIENTS
     style: ClassVar[Style] = "signed"
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients()})
 
@@ -83,8 +84,9 @@ class InputXGradient:
         return evidence.inputs * gradient
 
 
+@register
 @dataclass(frozen=True)
-class GuidedBackprop:
+class GuidedBackprop(Method):
     """Send back only what is positive at every rectifier: which pixel patterns excite the units behind the score.
 
     A hook clamps the ``grad_input`` of every ReLU in the graph, a module's or a function's. Its smooth and leaky
@@ -107,6 +109,7 @@ class GuidedBackprop:
     about: ClassVar[str] = "gradient that passes rectifiers only where positive"
     paper: ClassVar[str] = "Springenberg et al., 2014"
     source: ClassVar[Source] = sources.GUIDEDBACKPROP
+    family: ClassVar[str] = GRADIENTS
     style: ClassVar[Style] = "color"
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients(Guided()), RuleCoverage(Guided())})
 
@@ -114,8 +117,9 @@ class GuidedBackprop:
         return evidence[InputGradients(Guided())]
 
 
+@register
 @dataclass(frozen=True)
-class Deconvnet:
+class Deconvnet(Method):
     """Send back only what arrives positive at every rectifier, no matter what it let through on the way forward.
 
     Rectifiers are found as for `GuidedBackprop`; at each, the gradient that arrives is clamped and passes on, for ReLU
@@ -141,6 +145,7 @@ class Deconvnet:
     )
     paper: ClassVar[str] = "Zeiler and Fergus, ECCV 2014"
     source: ClassVar[Source] = sources.DECONVNET
+    family: ClassVar[str] = GRADIENTS
     style: ClassVar[Style] = "color"
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients(DeconvnetRule()), RuleCoverage(DeconvnetRule())})
 
@@ -148,8 +153,9 @@ class Deconvnet:
         return evidence[InputGradients(DeconvnetRule())]
 
 
+@register
 @dataclass(frozen=True)
-class GuidedGradCAM:
+class GuidedGradCAM(Method):
     """Multiply guided back-propagation with the Grad-CAM map: fine detail, where the target is.
 
     Args:
@@ -173,10 +179,8 @@ class GuidedGradCAM:
     about: ClassVar[str] = "guided back-propagation times Grad-CAM"
     paper: ClassVar[str] = "Selvaraju et al., ICCV 2017"
     source: ClassVar[Source] = sources.GRADCAM
+    family: ClassVar[str] = GRADIENTS
     style: ClassVar[Style] = "color"
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
     @property
     def needs(self) -> frozenset[Need[Any]]:

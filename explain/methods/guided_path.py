@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 
 from explain._utils.errors import MethodError, in_short
+from explain.baselines import Baseline
 from explain.engine import (
     Accumulator,
     Attributions,
@@ -20,12 +21,12 @@ from explain.engine import (
     PerturbedRows,
 )
 from explain.methods import bibliography as sources
-from explain.methods.base import Method, Style, over_all
+from explain.methods.base import GRADIENTS, Method, Style, over_all
 from explain.methods.bibliography import Source
 from explain.methods.blur_path import BlurIntegratedGradients
 from explain.methods.masks import InOrder
-from explain.methods.options import check_options
-from explain.methods.path import IntegratedGradients, PathStart, StraightPath, check_baseline, score_of
+from explain.methods.path import IntegratedGradients, PathStart, StraightPath, path_baseline, score_of
+from explain.methods.registry import register
 
 TINY = 1e-12  # of the whole way: what rounding leaves
 
@@ -76,8 +77,9 @@ class Stretch:
     moved: torch.Tensor
 
 
+@register
 @dataclass(frozen=True)
-class GuidedIntegratedGradients:
+class GuidedIntegratedGradients(Method):
     r"""Add up gradients along a path that goes first where the gradient is small.
 
     In each of equal steps the distance to the photo (the sum of magnitudes) falls by the same amount. Of the values
@@ -106,7 +108,7 @@ class GuidedIntegratedGradients:
     """
 
     steps: int = 50
-    baseline: float | str | torch.Tensor = 0.0
+    baseline: float | str | torch.Tensor | Baseline = 0.0
     fraction: float = 0.25
     distance: float = 0.02
 
@@ -116,12 +118,14 @@ class GuidedIntegratedGradients:
     about: ClassVar[str] = "gradients added up along a path that goes first where they are small"
     paper: ClassVar[str] = "Kapishnikov et al., CVPR 2021"
     source: ClassVar[Source] = sources.GUIDEDINTEGRATEDGRADIENTS
+    family: ClassVar[str] = GRADIENTS
+    minimums: ClassVar[Mapping[str, float]] = {"steps": 1, "fraction": 0, "distance": 0}
     style: ClassVar[Style] = "signed"
     one_input: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_options(self, steps=1, fraction=0, distance=0)
-        check_baseline(self.name, self.baseline)
+        super().__post_init__()
+        object.__setattr__(self, "baseline", path_baseline(self.name, self.baseline))
         for option in ("fraction", "distance"):
             if getattr(self, option) > 1:
                 raise MethodError(
@@ -180,11 +184,7 @@ class GuidedIntegratedGradients:
                 return torch.where(chosen, share + left / gain * (highest - share), share)
             share = torch.where(chosen, highest, share)
 
-    def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor:
-        """By how much the values miss the difference of the scores at the photo and at the baseline."""
-        return values.flatten(1).sum(1) - self.promised(evidence)
-
-    def promised(self, evidence: Evidence) -> torch.Tensor:
+    def expected_sum(self, evidence: Evidence) -> torch.Tensor:
         """The difference of the scores at the photo and at the baseline."""
         return evidence.score - evidence[self.below]
 
@@ -233,8 +233,9 @@ def _direction(gradient: torch.Tensor) -> torch.Tensor:
     return square / total if bool(total > 0) else square
 
 
+@register
 @dataclass(frozen=True)
-class IDGI:
+class IDGI(Method):
     r"""Share out what each step of a path changes of the score in proportion to the squared gradient.
 
     :math:`\sum_j \frac{\nabla y(x_j) \odot \nabla y(x_j)}{\lVert\nabla y(x_j)\rVert^2}\,(y(x_{j+1}) - y(x_j))`: a step
@@ -263,11 +264,12 @@ class IDGI:
     about: ClassVar[str] = "changes of the score along a path, shared out by the squared gradient"
     paper: ClassVar[str] = "Yang et al., CVPR 2023"
     source: ClassVar[Source] = sources.IDGI
+    family: ClassVar[str] = GRADIENTS
     style: ClassVar[Style] = "signed"
     one_input: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_options(self)
+        super().__post_init__()
         if not isinstance(self.path, (IntegratedGradients, BlurIntegratedGradients, GuidedIntegratedGradients)):
             raise MethodError(
                 f"path of {self.name} must be integratedgradients, blurintegratedgradients or "
@@ -315,11 +317,7 @@ class IDGI:
             total += directions * over_all(following - score, directions)
         return total
 
-    def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor:
-        """By how much the values miss the difference of the scores at both ends of the path."""
-        return values.flatten(1).sum(1) - self.promised(evidence)
-
-    def promised(self, evidence: Evidence) -> torch.Tensor:
+    def expected_sum(self, evidence: Evidence) -> torch.Tensor:
         """The difference of the scores at both ends of the path."""
         return evidence.score - evidence[self._below]
 

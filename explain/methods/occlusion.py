@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -16,10 +17,10 @@ from explain.engine import Attributions, Attributor, Evidence, Need
 from explain.methods import bibliography as sources
 from explain.methods.base import Style
 from explain.methods.bibliography import Source
-from explain.methods.estimates import Estimating, FromScores, Gradually, Guess, check_budget, honest
-from explain.methods.masks import MaskedInputs, Score, ScoreOf, baseline_of, whole_score
-from explain.methods.options import check_options
+from explain.methods.estimates import Estimating, FromScores, Gradually, Guess, honest
+from explain.methods.masks import MaskedInputs, Score, ScoreOf, whole_score
 from explain.methods.regions import Cell
+from explain.methods.registry import register
 
 NOTHING: frozenset[Need[Any]] = frozenset()
 BLOCK = 32  # masks that come from one seed
@@ -131,6 +132,7 @@ class _MeanDrop:
         return Guess(self._sums[image] / self._times[image].clamp(min=1))
 
 
+@register
 @dataclass(frozen=True)
 class Occlusion(FromScores):
     r"""Cover the photo with a sliding window, and see what the score loses.
@@ -166,11 +168,8 @@ class Occlusion(FromScores):
     about: ClassVar[str] = "what the score loses where a sliding window covers the photo"
     paper: ClassVar[str] = "Zeiler and Fergus, ECCV 2014"
     source: ClassVar[Source] = sources.OCCLUSION
+    minimums: ClassVar[Mapping[str, float]] = {"window": 1, "stride": 1}
     style: ClassVar[Style] = "signed"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "baseline", baseline_of(self.name, self.baseline))
-        check_options(self, window=1, stride=1)
 
     @property
     def found(self) -> Attributions:
@@ -325,10 +324,10 @@ class FromSmoothGrids(FromScores):
     tolerance: float | None
     max_seconds: float | None
 
+    minimums: ClassVar[Mapping[str, float]] = {"samples": 2, "grid": 1}
+
     def __post_init__(self) -> None:
-        object.__setattr__(self, "baseline", baseline_of(self.name, self.baseline))
-        check_options(self, samples=2, grid=1)
-        check_budget(self)
+        super().__post_init__()
         if not 0 < self.probability < 1:
             raise MethodError(
                 f"probability of {self.name} must be a number between 0 and 1, got {self.probability}; 0.5 is usual"
@@ -344,6 +343,7 @@ class FromSmoothGrids(FromScores):
         return Attributions(MaskedInputs(self.masks, self.baseline), read, fold)
 
 
+@register
 @dataclass(frozen=True)
 class RISE(FromSmoothGrids):
     r"""Show the photo through random smooth masks, and add up the masks, each weighted by its score.

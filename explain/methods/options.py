@@ -16,13 +16,14 @@ import numpy as np
 import torch
 
 from explain._utils.errors import MethodError, shown
+from explain.baselines import Baseline
 from explain.methods.base import Method, one_layer
 from explain.methods.registry import DEEPEST, get_method
 
 _REFUSED = object()
 _WORDS = {
     bool: "True or False", int: "a whole number", float: "a number", str: "a text", NoneType: "None",
-    torch.Tensor: "a tensor of finite numbers", Method: "a method object or a name",
+    torch.Tensor: "a tensor of finite numbers", Method: "a method object or a name", Baseline: "a baseline",
 }  # fmt: skip
 
 
@@ -114,6 +115,8 @@ def _read_one(value: Any, kind: Any, least: float | None) -> Any:
         return _tensor(value)
     if kind is Method:
         return get_method(value) if isinstance(value, str) else value if _is_method(value) else _REFUSED
+    if kind is Baseline:
+        return value if isinstance(value, Baseline) and not isinstance(value, type) else _REFUSED
     if kind in (str, NoneType):
         return value if isinstance(value, kind) else _REFUSED
     return value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -15,10 +15,10 @@ from explain.engine import Attributions, Evidence, Need, PerturbationRunner, Per
 from explain.methods import bibliography as sources
 from explain.methods.base import Outcome, Style
 from explain.methods.bibliography import Source
-from explain.methods.estimates import check_budget
-from explain.methods.masks import InOrder, MaskedInputs, Score, ScoreOf, baseline_of, blank_score, whole_score
-from explain.methods.options import check_options
+from explain.methods.estimates import PerturbationMethod
+from explain.methods.masks import InOrder, MaskedInputs, Score, ScoreOf, blank_score, whole_score
 from explain.methods.regions import Cell
+from explain.methods.registry import register
 
 TOGETHER = 8  # cells that are cut in one go, so that their runs share full pieces
 
@@ -91,8 +91,9 @@ def cut(cell: Cell) -> tuple[Cell, Cell] | None:
     return first, second
 
 
+@register
 @dataclass(frozen=True)
-class PartitionSHAP:
+class PartitionSHAP(PerturbationMethod):
     r"""Owen values along a hierarchy of cells, each cut in two across its longest side, down to pixels.
 
     A square is cut into an upper and a lower half first, as in shap; the values depend on it.
@@ -131,12 +132,8 @@ class PartitionSHAP:
     about: ClassVar[str] = "Owen values along a hierarchy of cells, fine where it matters"
     paper: ClassVar[str] = "Owen, 1977"
     source: ClassVar[Source] = sources.OWEN
+    minimums: ClassVar[Mapping[str, float]] = {"samples": 2}
     style: ClassVar[Style] = "signed"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "baseline", baseline_of(self.name, self.baseline))
-        check_options(self, samples=2)
-        check_budget(self)
 
     @property
     def needs(self) -> frozenset[Need[Any]]:

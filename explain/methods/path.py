@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -9,13 +10,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from explain._utils.errors import MethodError, in_short
+from explain._utils.errors import BaselineError, MethodError, in_short
+from explain.baselines import Baseline, get_baseline
 from explain.engine import Accumulator, Attributions, Evidence, Need, PerturbedRows, Scores, ZeroInput
 from explain.methods import bibliography as sources
-from explain.methods.base import Style, at_least, over_all, spatial_dims
+from explain.methods.base import GRADIENTS, Method, Style, at_least, over_all, spatial_dims
 from explain.methods.bibliography import Source
 from explain.methods.gradients import Saliency
-from explain.methods.options import check_options
+from explain.methods.registry import register
 
 Rule = Literal["gausslegendre", "left", "right", "midpoint", "trapezoid"]
 
@@ -49,7 +51,7 @@ class PathStart:
     ``method`` is what errors call the method; equal baselines of two methods are one.
     """
 
-    baseline: float | str | tuple[float, ...] | torch.Tensor = 0.0
+    baseline: float | str | tuple[float, ...] | torch.Tensor | Baseline = 0.0
     method: str = field(default="integratedgradients", compare=False)
 
     of_layer: ClassVar[bool] = False
@@ -84,7 +86,7 @@ class PathStart:
                     f"{len(self.baseline)}; give one for all, or {x.shape[1]}"
                 )
             return torch.tensor(self.baseline).to(x).reshape(1, -1, *[1] * (x.ndim - 2)).expand_as(x)
-        if isinstance(self.baseline, str) and x.ndim < 4:  # an input beside the photo that is no picture
+        if isinstance(self.baseline, (str, Baseline)) and x.ndim < 4:  # an input beside the photo that is no picture
             raise MethodError(
                 f"baseline of {self.method} must be a number for inputs that are no pictures, got "
                 f"{self.baseline!r} for one of shape {tuple(x.shape)}; use 0"
@@ -96,23 +98,29 @@ class PathStart:
             return ends(spatial_dims(x), keepdim=True).expand_as(x)
         if self.baseline == "blur":
             return _blurred(x)
+        if isinstance(self.baseline, Baseline):
+            return self.baseline(x, x.new_zeros(1, 1, *x.shape[2:]))
         return torch.full_like(x, float(self.baseline))
 
 
-def check_baseline(method: str, value: object) -> None:
-    """Refuse a text that names no baseline.
+def path_baseline(method: str, value: Any) -> Any:
+    """A baseline as a path takes it: one of `BASELINES` stays a name, other names are those of `explain.baselines`.
 
     Raises:
-        MethodError: it is none of `BASELINES`.
+        MethodError: there is no baseline of that name.
     """
-    if isinstance(value, str) and value not in BASELINES:
+    if not isinstance(value, str) or value in BASELINES:
+        return value
+    try:
+        return get_baseline(value)
+    except BaselineError as error:
         raise MethodError(
-            f"baseline of {method} must be a number, a tensor (C, H, W) or one of {', '.join(BASELINES)}, got "
-            f"{value!r}; 0 is usual"
-        )
+            f"baseline of {method} must be a number, a tensor (C, H, W), one of {', '.join(BASELINES)} or a baseline: "
+            f"{error}"
+        ) from None
 
 
-def score_of(baseline: float | str | torch.Tensor, method: str) -> Scores:
+def score_of(baseline: float | str | torch.Tensor | Baseline, method: str) -> Scores:
     """What asks for the score of the baseline; a blank photo is one that other methods ask about too."""
     is_blank = isinstance(baseline, (int, float)) and baseline == 0
     return Scores(ZeroInput() if is_blank else PathStart(baseline, method))
@@ -176,8 +184,9 @@ class _Integral:
         return self._total
 
 
+@register
 @dataclass(frozen=True)
-class IntegratedGradients:
+class IntegratedGradients(Method):
     r"""Add up gradients along the straight line from a baseline to the photo, and multiply with their difference.
 
     :math:`(x - b) \odot \int_0^1 \nabla y\bigl(b + t(x - b)\bigr)\,dt`; the values add up to :math:`y(x) - y(b)`, and
@@ -205,7 +214,7 @@ class IntegratedGradients:
     """
 
     steps: int = 50
-    baseline: float | str | torch.Tensor = 0.0
+    baseline: float | str | torch.Tensor | Baseline = 0.0
     rule: Rule = "gausslegendre"
     multiply_by_inputs: bool = True
 
@@ -215,12 +224,14 @@ class IntegratedGradients:
     about: ClassVar[str] = "gradients added up from a baseline to the photo"
     paper: ClassVar[str] = "Sundararajan et al., ICML 2017"
     source: ClassVar[Source] = sources.INTEGRATEDGRADIENTS
+    family: ClassVar[str] = GRADIENTS
+    minimums: ClassVar[Mapping[str, float]] = {"steps": 1}
     style: ClassVar[Style] = "signed"
 
     def __post_init__(self) -> None:
-        check_options(self, steps=1)
+        super().__post_init__()
         at_least(self.name, "steps", self.steps, 2 if self.rule == "trapezoid" else 1, whole=True)
-        check_baseline(self.name, self.baseline)
+        object.__setattr__(self, "baseline", path_baseline(self.name, self.baseline))
 
     @property
     def gradients(self) -> Attributions:
@@ -239,9 +250,9 @@ class IntegratedGradients:
     def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor:
         """By how much the values miss the difference of the scores at the photo and at the baseline."""
         contributions = values if self.multiply_by_inputs else self._way(evidence) * values
-        return contributions.flatten(1).sum(1) - self.promised(evidence)
+        return contributions.flatten(1).sum(1) - self.expected_sum(evidence)
 
-    def promised(self, evidence: Evidence) -> torch.Tensor:
+    def expected_sum(self, evidence: Evidence) -> torch.Tensor:
         """The difference of the scores at the photo and at the baseline."""
         return evidence.score - evidence[self.below]
 

@@ -12,10 +12,10 @@ from typing import TypeAlias, TypeVar
 from explain._utils.errors import MethodError, either, keywords, shown
 from explain._utils.specs import MethodSpec, SpecError, read_written
 from explain._utils.spelling import did_you_mean
-from explain.methods.base import ByScore, Control, Method
+from explain.methods.base import OTHERS, Method
 
 MethodLike: TypeAlias = "str | Method"
-M = TypeVar("M", bound=Method)
+M = TypeVar("M", bound="Method | type[Method]")
 
 DEEPEST = 5
 """How many methods may be within each other, the innermost counted; their runs multiply."""
@@ -25,15 +25,18 @@ _wrappers: dict[str, Callable[..., Method]] = {}
 
 
 def register(method: M) -> M:
-    """Make a method known by its name, with the options that it has.
+    """Make a method known by its name.
+
+    Above a class, as ``@register``, it is the method with its default options; an object is registered as it is.
 
     Raises:
         MethodError: the name is taken by another method, or cannot be one.
     """
-    name = method.name
+    known: Method = method() if isinstance(method, type) else method
+    name = known.name
     if not re.fullmatch(r"[a-z0-9+._-]+", name):
         raise MethodError(f"a method's name must be of lower-case letters, digits and + . _ -, got {name!r}; change it")
-    if _known.setdefault(name, method) != method:
+    if _known.setdefault(name, known) != known:
         raise MethodError(
             f"method {name!r} is already registered by {type(_known[name]).__qualname__}; choose another name"
         )
@@ -101,13 +104,13 @@ def _by_text(text: str) -> Method:
         return _wrapped(read)
     method = _known_as(read.name, text)
     if read.values:
-        names = [field.name for field in fields(method)]  # type: ignore[arg-type]
+        names = [field.name for field in fields(method)]
         raise MethodError(
             f"method {read.name} must be given its options by name, got {shown(read.values[0])}; write "
             f"{read.name}({f'{names[0]}=...' if names else ''})"
         )
     _check_names(read, method)
-    return replace(method, **read.options)  # type: ignore[type-var]
+    return replace(method, **read.options)
 
 
 def _wrapped(read: MethodSpec) -> Method:
@@ -131,7 +134,7 @@ def _wrapped(read: MethodSpec) -> Method:
 
 def _check_names(read: MethodSpec, method: Method) -> None:
     """Refuse options that a method does not have."""
-    known = [field.name for field in fields(method) if field.init]  # type: ignore[arg-type]
+    known = [field.name for field in fields(method) if field.init]
     for name in read.options:
         if name not in known:
             hint = did_you_mean(name, known) if known else "it takes none"
@@ -158,36 +161,8 @@ def _depth(text: str) -> int:
     return max(steps, default=0)
 
 
-MAPS, PATTERNS, ALTERED = "class activation maps", "patterns of the feature maps", "altered inputs"
-GRADIENTS, RELEVANCE, ATTENTION, OTHERS = "gradients", "relevance", "attention", "other methods"
-FAMILIES = (MAPS, PATTERNS, ALTERED, GRADIENTS, RELEVANCE, ATTENTION, OTHERS)
-"""In the order in which they are shown."""
-
-_BY_MODULE = {
-    **dict.fromkeys(("cam", "wrappers"), MAPS),
-    **dict.fromkeys(("eigen_cam",), PATTERNS),
-    **dict.fromkeys(("gradients", "path", "expected_gradients", "blur_path", "guided_path", "xrai"), GRADIENTS),
-    **dict.fromkeys(
-        (
-            "score_cam",
-            "occlusion",
-            "shapley",
-            "surrogate",
-            "partition_shap",
-            "sensitivity",
-            "drise",
-            "extremal",
-            "token_masks",
-        ),
-        ALTERED,
-    ),
-    **dict.fromkeys(("fullgrad", "relevance"), RELEVANCE),
-    **dict.fromkeys(("attention",), ATTENTION),
-}
-
-
 def family(method: str | Method) -> str:
-    """Return the family of a method, by the module that its class is in; one that wraps another has the other's.
+    """Return the family of a method, one of `FAMILIES`; one that wraps another has the other's.
 
     >>> family("gradcam"), family("smooth(saliency)"), family("my own")
     ('class activation maps', 'gradients', 'other methods')
@@ -197,10 +172,7 @@ def family(method: str | Method) -> str:
     except MethodError:
         return OTHERS
     inner = getattr(found, "method", None)
-    if isinstance(inner, Method):
-        return family(inner)
-    package, _, module = type(found).__module__.rpartition(".")
-    return _BY_MODULE.get(module, OTHERS) if package == __package__ else OTHERS
+    return family(inner) if isinstance(inner, Method) else found.family
 
 
 def control(method: str | Method) -> str:
@@ -214,7 +186,7 @@ def control(method: str | Method) -> str:
     except MethodError:
         return ""
     inner = getattr(found, "method", None)
-    return found.control if isinstance(found, Control) else control(inner) if isinstance(inner, Method) else ""
+    return control(inner) if isinstance(inner, Method) else found.control
 
 
 def divides_by_score(method: str | Method) -> bool:
@@ -224,6 +196,6 @@ def divides_by_score(method: str | Method) -> bool:
     (True, False)
     """
     try:
-        return isinstance(get_method(method), ByScore)
+        return get_method(method).by_score
     except MethodError:
         return False

@@ -10,6 +10,7 @@ import torch
 
 from explain._utils.errors import MethodError, shown
 from explain._utils.spelling import did_you_mean
+from explain.baselines import Baseline
 from explain.engine import (
     Concept,
     Evidence,
@@ -24,16 +25,28 @@ from explain.engine import (
 )
 from explain.layers import Grids
 from explain.methods import bibliography as sources
-from explain.methods.base import Style, check_range
+from explain.methods.base import RELEVANCE, Method, Style, check_range
 from explain.methods.bibliography import KERNELSHAP, Source
 from explain.methods.expected_gradients import mean_score, scores_of, several
-from explain.methods.options import check_options
-from explain.methods.path import PathStart, check_baseline, score_of
+from explain.methods.path import PathStart, path_baseline, score_of
+from explain.methods.registry import register
 from explain.relevance import COMPOSITES, Composite
 
 
+def _concept(given: Any) -> tuple[str, tuple[int, ...]]:
+    pair = given if isinstance(given, (tuple, list)) and len(given) == 2 else ("", ())
+    layer, channels = pair[0], (pair[1],) if isinstance(pair[1], int) else pair[1]
+    fits = isinstance(layer, str) and isinstance(channels, (tuple, list)) and len(channels) > 0
+    if not fits or any(isinstance(c, bool) or not isinstance(c, int) or c < 0 for c in channels):
+        raise MethodError(
+            f"concept of lrp must be a layer's name and its channels, got {shown(given)}; give ('layer4', (3, 17))"
+        )
+    return layer, tuple(channels)
+
+
+@register
 @dataclass(frozen=True)
-class LRP:
+class LRP(Method):
     r"""Hand the score back through the network; at each operation a rule shares out what arrives among its inputs.
 
     Which rule covers which operation is said by a composite. Operations are seen where they happen: in modules,
@@ -93,11 +106,15 @@ class LRP:
     high: tuple[float, ...] | None = None
 
     style: ClassVar[Style] = "signed"
+    family: ClassVar[str] = RELEVANCE
+    layer_optional: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if isinstance(self.composite, str):
             object.__setattr__(self, "composite", str(self.composite))
-        if not isinstance(self.composite, Composite) and not _is_known(self.composite):
+        if not isinstance(self.composite, Composite) and not (
+            isinstance(self.composite, str) and self.composite in COMPOSITES
+        ):
             known = did_you_mean(str(self.composite), COMPOSITES)
             raise MethodError(f"composite of lrp must be one of its names, got {shown(self.composite)}; {known}")
         if not isinstance(self.of_layer, (bool, np.bool_)):
@@ -175,31 +192,15 @@ class LRP:
     def channels(self, evidence: Evidence) -> torch.Tensor | None:
         return evidence[self._relevance].flatten(2).sum(2) if self.of_layer else None
 
-    def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor | None:
-        """By how much the relevance of the input, and what was taken on the way, miss the score."""
+    def expected_sum(self, evidence: Evidence) -> torch.Tensor | None:
+        """The score less what biases and unsupported operations took; None where a part of the relevance is shown."""
         if self.of_layer or self.concept is not None:
-            return None  # what is taken before a layer, or held back at a concept, is not told apart
-        return values.flatten(1).sum(1) - self.promised(evidence)
-
-    def promised(self, evidence: Evidence) -> torch.Tensor:
-        """The score without what was taken on the way."""
+            return None
         taken = evidence[self._coverage].taken.values()
         return evidence.score - sum((part.to(evidence.score) for part in taken), torch.zeros_like(evidence.score))
 
 
-def _is_known(name: object) -> bool:
-    return isinstance(name, str) and name in COMPOSITES
-
-
-def _concept(given: Any) -> tuple[str, tuple[int, ...]]:
-    pair = given if isinstance(given, (tuple, list)) and len(given) == 2 else ("", ())
-    layer, channels = pair[0], (pair[1],) if isinstance(pair[1], int) else pair[1]
-    fits = isinstance(layer, str) and isinstance(channels, (tuple, list)) and len(channels) > 0
-    if not fits or any(isinstance(c, bool) or not isinstance(c, int) or c < 0 for c in channels):
-        raise MethodError(
-            f"concept of lrp must be a layer's name and its channels, got {shown(given)}; give ('layer4', (3, 17))"
-        )
-    return layer, tuple(channels)
+register(LRP("AttnLRP"))
 
 
 @dataclass(frozen=True)
@@ -233,8 +234,9 @@ class OneOf:
         return known[self.index].expand_as(inputs)
 
 
+@register
 @dataclass(frozen=True)
-class DeepLIFT:
+class DeepLIFT(Method):
     r"""Share the difference of the score from a baseline's out among the differences of the input.
 
     :math:`m_j (x_j - b_j)` with multipliers m that are handed back step by step. A function of one number hands on the
@@ -267,18 +269,19 @@ class DeepLIFT:
     (torch.Size([2, 3, 4, 4]), True)
     """
 
-    baseline: float | str | torch.Tensor = 0.0
+    baseline: float | str | torch.Tensor | Baseline = 0.0
     rule: Literal["rescale", "revealcancel"] = "rescale"
 
     name: ClassVar[str] = "deeplift"
     about: ClassVar[str] = "difference of the score from a baseline's, handed back"
     paper: ClassVar[str] = "Shrikumar et al., ICML 2017"
     source: ClassVar[Source] = sources.DEEPLIFT
+    family: ClassVar[str] = RELEVANCE
     style: ClassVar[Style] = "signed"
 
     def __post_init__(self) -> None:
-        check_options(self)
-        check_baseline(self.name, self.baseline)
+        super().__post_init__()
+        object.__setattr__(self, "baseline", path_baseline(self.name, self.baseline))
 
     @property
     def _start(self) -> PathStart:
@@ -305,17 +308,14 @@ class DeepLIFT:
             return evidence[self._revealed]
         return evidence[self._multipliers] * (evidence.inputs - self._start.of(evidence))
 
-    def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor:
-        """By how much the values miss the difference of the scores at the photo and at the baseline."""
-        return values.flatten(1).sum(1) - self.promised(evidence)
-
-    def promised(self, evidence: Evidence) -> torch.Tensor:
+    def expected_sum(self, evidence: Evidence) -> torch.Tensor:
         """The difference of the scores at the photo and at the baseline."""
         return evidence.score - evidence[self._below]
 
 
+@register
 @dataclass(frozen=True)
-class DeepLIFTSHAP:
+class DeepLIFTSHAP(Method):
     r"""Share the difference of the score from the mean of several baselines' out, as DeepLIFT does against each.
 
     The mean of `DeepLIFT` over the baselines, all of which are taken: nothing is drawn at random. The values add up to
@@ -345,10 +345,8 @@ class DeepLIFTSHAP:
     about: ClassVar[str] = "difference of the score from several baselines', handed back"
     paper: ClassVar[str] = "Lundberg and Lee, NeurIPS 2017"
     source: ClassVar[Source] = KERNELSHAP
+    family: ClassVar[str] = RELEVANCE
     style: ClassVar[Style] = "signed"
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
     @property
     def _references(self) -> list[OneOf | ReferenceInput]:
@@ -370,10 +368,6 @@ class DeepLIFTSHAP:
             references
         )
 
-    def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor:
-        """By how much the values miss the score minus the mean score of the baselines."""
-        return values.flatten(1).sum(1) - self.promised(evidence)
-
-    def promised(self, evidence: Evidence) -> torch.Tensor:
+    def expected_sum(self, evidence: Evidence) -> torch.Tensor:
         """The score minus the mean score of the baselines."""
         return evidence.score - mean_score(evidence[self._below], evidence)

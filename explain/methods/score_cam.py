@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -11,10 +11,10 @@ import torch
 from explain.engine import Activations, Evidence, Need, PerturbedRows, Scores, Unperturbed, ZeroInput
 from explain.layers import enlarge
 from explain.methods import bibliography as sources
-from explain.methods.base import Style, over_all
+from explain.methods.base import ALTERED, Method, Style, over_all
 from explain.methods.bibliography import Source
 from explain.methods.cam import ratio, style_of, weighted
-from explain.methods.options import check_options
+from explain.methods.registry import register
 from explain.methods.wrappers import noise
 
 
@@ -125,8 +125,9 @@ def score_weighted(evidence: Evidence, masked: MapMaskedInputs) -> torch.Tensor:
     return weighted(scores.softmax(1), evidence, relu=True)
 
 
+@register
 @dataclass(frozen=True)
-class ScoreCAM:
+class ScoreCAM(Method):
     r"""Weigh each feature map by the score of the photo seen through it.
 
     The map, enlarged to the input and brought to [0, 1], masks the input; the softmax over all channels of the scores
@@ -149,15 +150,16 @@ class ScoreCAM:
     about: ClassVar[str] = "feature maps weighted by the score of the photo seen through them"
     paper: ClassVar[str] = "Wang et al., CVPR Workshops 2020"
     source: ClassVar[Source] = sources.SCORECAM
-    style: ClassVar[Style] = "heat"
+    family: ClassVar[str] = ALTERED
     needs: ClassVar[frozenset[Need[Any]]] = score_needs(MapMaskedInputs())
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         return score_weighted(evidence, MapMaskedInputs())
 
 
+@register
 @dataclass(frozen=True)
-class SSCAM:
+class SSCAM(Method):
     """Score-CAM with each score averaged over noise, in the feature map or in the masked input.
 
     Args:
@@ -187,10 +189,8 @@ class SSCAM:
     about: ClassVar[str] = "Score-CAM averaged over noise"
     paper: ClassVar[str] = "Wang et al., 2020"
     source: ClassVar[Source] = sources.SSCAM
-    style: ClassVar[Style] = "heat"
-
-    def __post_init__(self) -> None:
-        check_options(self, samples=1, sigma=0)
+    family: ClassVar[str] = ALTERED
+    minimums: ClassVar[Mapping[str, float]] = {"samples": 1, "sigma": 0}
 
     @property
     def masked(self) -> MapMaskedInputs:
@@ -204,8 +204,9 @@ class SSCAM:
         return score_weighted(evidence, self.masked)
 
 
+@register
 @dataclass(frozen=True)
-class ISCAM:
+class ISCAM(Method):
     r"""Score-CAM with each score averaged while the mask fades in.
 
     The score of a channel is :math:`\frac1n\sum_{i=1}^n y(\tfrac in\,x \odot M_k)`.
@@ -230,10 +231,8 @@ class ISCAM:
     about: ClassVar[str] = "Score-CAM averaged while the mask fades in"
     paper: ClassVar[str] = "Naidu et al., 2020"
     source: ClassVar[Source] = sources.ISCAM
-    style: ClassVar[Style] = "heat"
-
-    def __post_init__(self) -> None:
-        check_options(self, steps=1)
+    family: ClassVar[str] = ALTERED
+    minimums: ClassVar[Mapping[str, float]] = {"steps": 1}
 
     @property
     def masked(self) -> MapMaskedInputs:
@@ -247,8 +246,9 @@ class ISCAM:
         return score_weighted(evidence, self.masked)
 
 
+@register
 @dataclass(frozen=True)
-class AblationCAM:
+class AblationCAM(Method):
     r"""Weigh each feature map by what the score loses without it: :math:`w_k = (y - y_{\setminus k}) / y`.
 
     The network is run once up to the layer and, from there on, for all ablations together. A map that is zero is not
@@ -275,13 +275,11 @@ class AblationCAM:
     about: ClassVar[str] = "feature maps weighted by what the score loses without them"
     paper: ClassVar[str] = "Desai and Ramaswamy, WACV 2020"
     source: ClassVar[Source] = sources.ABLATIONCAM
+    family: ClassVar[str] = ALTERED
     by_score: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need[Any]]] = frozenset(
         {Activations(), Scores(ChannelAblation()), Scores(Unperturbed(of_layer=True))}
     )
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
     @property
     def style(self) -> Style:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -11,13 +12,12 @@ from explain._utils.errors import MethodError
 from explain._utils.random_numbers import uniform
 from explain.baselines import Baseline, Zero
 from explain.methods import bibliography as sources
-from explain.methods.base import Style
 from explain.methods.bibliography import Source
 from explain.methods.coalitions import FromRegions, Solution
-from explain.methods.estimates import check_budget, honest
-from explain.methods.masks import Score, baseline_of
-from explain.methods.options import check_options
+from explain.methods.estimates import honest
+from explain.methods.masks import Score
 from explain.methods.regions import Regions, Squares
+from explain.methods.registry import register
 
 DESIGNS = 4  # pairs of points of one scrambled sequence
 FEWEST = 3  # sequences, or groups of masks, that say how far they differ
@@ -86,6 +86,7 @@ def _indices(halves: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     return halves.mean(0) / variance if float(variance) > 0 else torch.zeros_like(halves[0])
 
 
+@register
 @dataclass(frozen=True)
 class Sobol(FromRegions):
     r"""How much of the variance of the score each cell of a grid has a part in, when cells fade at random.
@@ -128,13 +129,8 @@ class Sobol(FromRegions):
     about: ClassVar[str] = "the share of the score's variance that each cell has a part in"
     paper: ClassVar[str] = "Fel et al., NeurIPS 2021"
     source: ClassVar[Source] = sources.SOBOL
-    style: ClassVar[Style] = "heat"
+    minimums: ClassVar[Mapping[str, float]] = {"samples": 1, "grid": 1}
     coarse: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "baseline", baseline_of(self.name, self.baseline))
-        check_options(self, samples=1, grid=1)
-        check_budget(self)
 
     @property
     def regions(self) -> Regions:  # type: ignore[override]
@@ -205,6 +201,7 @@ def hsic(seen: torch.Tensor, alike: torch.Tensor) -> torch.Tensor:
     return found
 
 
+@register
 @dataclass(frozen=True)
 class HSIC(FromRegions):
     r"""How much the score depends on whether each cell of a grid is seen, in whatever way it does.
@@ -247,13 +244,8 @@ class HSIC(FromRegions):
     about: ClassVar[str] = "how much the score depends on whether each cell is seen"
     paper: ClassVar[str] = "Novello et al., NeurIPS 2022"
     source: ClassVar[Source] = sources.HSIC
-    style: ClassVar[Style] = "heat"
+    minimums: ClassVar[Mapping[str, float]] = {"samples": GROUP, "grid": 1}
     coarse: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "baseline", baseline_of(self.name, self.baseline))
-        check_options(self, samples=GROUP, grid=1)
-        check_budget(self)
 
     @property
     def regions(self) -> Regions:  # type: ignore[override]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import ClassVar
@@ -19,10 +19,10 @@ from explain.methods import bibliography as sources
 from explain.methods.base import Style
 from explain.methods.bibliography import Source
 from explain.methods.coalitions import FromRegions, Solution
-from explain.methods.estimates import check_budget, honest, widened
-from explain.methods.masks import Score, baseline_of, blank_score, whole_score
-from explain.methods.options import check_options
-from explain.methods.regions import Regions, Squares, region_values, regions_of
+from explain.methods.estimates import honest, widened
+from explain.methods.masks import Score, blank_score, whole_score
+from explain.methods.regions import Regions, Squares, region_values
+from explain.methods.registry import register
 
 THREES = (0.0, 0.01, 0.1, 0.3, 1.0)
 REST = (1e-6, 1e-3, 0.01, 0.03, 0.1, 0.3, 1.0)
@@ -236,6 +236,7 @@ class AddsUp(FromRegions):
         return torch.stack([each.sum() for each in region_values(values, labels)]) - gain
 
 
+@register
 @dataclass(frozen=True)
 class KernelSHAP(AddsUp):
     r"""The Shapley values of regions, by weighted regression on the scores of random coalitions.
@@ -285,13 +286,8 @@ class KernelSHAP(AddsUp):
     about: ClassVar[str] = "Shapley values of regions by weighted regression"
     paper: ClassVar[str] = "Lundberg and Lee, NeurIPS 2017"
     source: ClassVar[Source] = sources.KERNELSHAP
+    minimums: ClassVar[Mapping[str, float]] = {"samples": 2}
     style: ClassVar[Style] = "signed"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "baseline", baseline_of(self.name, self.baseline))
-        object.__setattr__(self, "regions", regions_of(self.name, self.regions))
-        check_options(self, samples=2)
-        check_budget(self)
 
     @property
     def design(self) -> Pairs:
@@ -362,6 +358,7 @@ class MeanGain:
         return Solution(each.mean(0), (reach / n).expand(regions) if agree else honest(variance, n - 1))
 
 
+@register
 @dataclass(frozen=True)
 class ShapleySampling(AddsUp):
     r"""The Shapley values of regions, by uncovering them one after the other in random orders.
@@ -405,13 +402,8 @@ class ShapleySampling(AddsUp):
     about: ClassVar[str] = "Shapley values of regions by uncovering them in random orders"
     paper: ClassVar[str] = "Štrumbelj and Kononenko, KAIS 2014"
     source: ClassVar[Source] = sources.SHAPLEYSAMPLING
+    minimums: ClassVar[Mapping[str, float]] = {"samples": 1}
     style: ClassVar[Style] = "signed"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "baseline", baseline_of(self.name, self.baseline))
-        object.__setattr__(self, "regions", regions_of(self.name, self.regions))
-        check_options(self, samples=1)
-        check_budget(self)
 
     @property
     def design(self) -> Permutations:

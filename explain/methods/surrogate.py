@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -15,10 +16,10 @@ from explain.methods import bibliography as sources
 from explain.methods.base import Style
 from explain.methods.bibliography import Source
 from explain.methods.coalitions import Coalitions, FromRegions, OfRegions, Solution
-from explain.methods.estimates import FromScores, Gradually, check_budget, honest
-from explain.methods.masks import Order, Score, ScoreOf, baseline_of, whole_score
-from explain.methods.options import check_options
-from explain.methods.regions import Regions, Squares, regions_of
+from explain.methods.estimates import FromScores, Gradually, honest
+from explain.methods.masks import Order, Score, ScoreOf, whole_score
+from explain.methods.regions import Regions, Squares
+from explain.methods.registry import register
 
 FEWEST = 3  # runs more than regions, before the misses of a linear model say how far it may be off
 
@@ -47,6 +48,7 @@ class Drop:
         return Solution((whole - scores) @ (1 - seen))
 
 
+@register
 @dataclass(frozen=True)
 class FeatureAblation(FromRegions):
     r"""What the score loses without each region: :math:`y(x) - y(x_{\setminus R})`.
@@ -79,11 +81,6 @@ class FeatureAblation(FromRegions):
     paper: ClassVar[str] = "Zeiler and Fergus, ECCV 2014"
     source: ClassVar[Source] = sources.OCCLUSION
     style: ClassVar[Style] = "signed"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "baseline", baseline_of(self.name, self.baseline))
-        object.__setattr__(self, "regions", regions_of(self.name, self.regions))
-        check_options(self)
 
     @property
     def design(self) -> LeaveOneOut:
@@ -143,6 +140,7 @@ class RidgeRegression:
         return Solution(values, honest(variance, freedom) if freedom >= FEWEST else None, r2)
 
 
+@register
 @dataclass(frozen=True)
 class LIME(FromRegions):
     r"""A linear model of the score in which regions are covered, near the photo.
@@ -191,13 +189,8 @@ class LIME(FromRegions):
     about: ClassVar[str] = "a linear model of the score with regions covered"
     paper: ClassVar[str] = "Ribeiro et al., KDD 2016"
     source: ClassVar[Source] = sources.LIME
+    minimums: ClassVar[Mapping[str, float]] = {"samples": 1, "width": 1e-6, "ridge": 0}
     style: ClassVar[Style] = "signed"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "baseline", baseline_of(self.name, self.baseline))
-        object.__setattr__(self, "regions", regions_of(self.name, self.regions))
-        check_options(self, samples=1, width=1e-6, ridge=0)
-        check_budget(self)
 
     @property
     def design(self) -> RandomCoalitions:
@@ -253,6 +246,7 @@ class PermutedRegions:
         return PerturbedRows(order.images, make)
 
 
+@register
 @dataclass(frozen=True)
 class FeaturePermutation(FromScores):
     """What the score loses if a region is that of another image of the batch.
@@ -289,10 +283,6 @@ class FeaturePermutation(FromScores):
     source: ClassVar[Source] = sources.PERMUTATION
     style: ClassVar[Style] = "signed"
     only_for: ClassVar[str] = "batches of several images"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "regions", regions_of(self.name, self.regions))
-        check_options(self)
 
     @property
     def found(self) -> Attributions:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -12,11 +12,11 @@ from explain._utils.errors import MethodError
 from explain.engine import Activations, Attributions, BlockTokens, Evidence, Need, PerturbedRows
 from explain.layers import enlarge
 from explain.methods import bibliography as sources
-from explain.methods.base import Outcome, Style
+from explain.methods.base import ALTERED, Method, Outcome
 from explain.methods.bibliography import Source
 from explain.methods.clustering import complete_linkage, means
 from explain.methods.masks import InOrder, Order, Score, ScoreOf, whole_score
-from explain.methods.options import check_options
+from explain.methods.registry import register
 from explain.methods.score_cam import masks
 from explain.methods.wrappers import noise
 
@@ -104,8 +104,9 @@ def _enlarging(cells: int, length: int) -> torch.Tensor:
     return enlarge(torch.eye(cells, dtype=torch.float64)[None], (length,))[0].T
 
 
+@register
 @dataclass(frozen=True)
-class ViTCX:
+class ViTCX(Method):
     r"""Show the photo through clusters of a transformer's own maps, each weighted by what it makes the model say.
 
     Each channel of the layer's tokens, enlarged to the photo and brought to [0, 1], is a mask. Masks whose cosines are
@@ -141,11 +142,9 @@ class ViTCX:
     about: ClassVar[str] = "clusters of a transformer's maps weighted by the score of the photo seen through them"
     paper: ClassVar[str] = "Xie et al., IJCAI 2023"
     source: ClassVar[Source] = sources.VITCX
-    style: ClassVar[Style] = "heat"
+    family: ClassVar[str] = ALTERED
+    minimums: ClassVar[Mapping[str, float]] = {"distance": 0, "sigma": 0}
     only_for: ClassVar[str] = "vision transformers"
-
-    def __post_init__(self) -> None:
-        check_options(self, distance=0, sigma=0)
 
     def tried(self) -> ViTCX:
         """With as few masks as show whether a network fits."""
@@ -238,8 +237,9 @@ class SampledTokens:
         return PerturbedRows(order.images, make)
 
 
+@register
 @dataclass(frozen=True)
-class TIS:
+class TIS(Method):
     r"""Run a transformer on samples of its tokens, and average the scores at each token over the samples that have it.
 
     A photo's tokens are left out after they were given their places, so the model sees fewer tokens, and no baseline.
@@ -274,11 +274,12 @@ class TIS:
     about: ClassVar[str] = "samples of a transformer's tokens weighted by the score with no others"
     paper: ClassVar[str] = "Englebert et al., ICCV Workshops 2023"
     source: ClassVar[Source] = sources.TIS
-    style: ClassVar[Style] = "heat"
+    family: ClassVar[str] = ALTERED
+    minimums: ClassVar[Mapping[str, float]] = {"samples": 1}
     only_for: ClassVar[str] = "vision transformers"
 
     def __post_init__(self) -> None:
-        check_options(self, samples=1)
+        super().__post_init__()
         if not 0 < self.share < 1:
             raise MethodError(f"share of tis must be a number between 0 and 1, got {self.share}; 0.5 is usual")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -11,11 +13,11 @@ import torch.nn.functional as F
 from explain._utils.random_numbers import normal
 from explain.engine import Accumulator, Activations, Attributions, Evidence, Need, PerturbedRows
 from explain.methods import bibliography as sources
-from explain.methods.base import Method, Style, at_least, over_all, spatial_dims
+from explain.methods.base import MAPS, Method, Style, at_least, over_all, spatial_dims
 from explain.methods.bibliography import Source
 from explain.methods.cam import BOTH, ratio, weighted
 from explain.methods.gradients import Saliency
-from explain.methods.options import check_options
+from explain.methods.registry import register, register_wrapper
 
 Statistic = Literal["mean", "square", "variance"]
 _PREFIX = {"mean": "smooth", "square": "smoothsquare", "variance": "var"}
@@ -73,8 +75,9 @@ class Statistics:
         return Moments(self.of)
 
 
+@register
 @dataclass(frozen=True)
-class Smooth:
+class Smooth(Method):
     r"""What a method says on average over noisy copies of the photo, or how much it varies.
 
     With the default method this is SmoothGrad, SmoothGrad-Squared and VarGrad: the mean, the mean square and the
@@ -108,8 +111,7 @@ class Smooth:
     statistic: Statistic = "mean"
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        check_options(self, samples=1, sigma=0)
+    minimums: ClassVar[Mapping[str, float]] = {"samples": 1, "sigma": 0}
 
     @property
     def name(self) -> str:
@@ -148,6 +150,13 @@ class Smooth:
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         found: torch.Tensor = evidence[self.found]
         return found
+
+
+register(Smooth(statistic="square"))
+register(Smooth(statistic="variance"))
+register_wrapper("smooth", Smooth)
+register_wrapper("smoothsquare", partial(Smooth, statistic="square"))
+register_wrapper("var", partial(Smooth, statistic="variance"))
 
 
 class Moments:
@@ -211,8 +220,9 @@ class _Powers:
         return [total / over_all(self._counts, total) for total in self._sums]
 
 
+@register
 @dataclass(frozen=True)
-class SmoothGradCAMPlusPlus:
+class SmoothGradCAMPlusPlus(Method):
     r"""Grad-CAM++ with each derivative averaged over noisy copies of the photo; the feature maps are the clean ones.
 
     With :math:`D_p` the mean over the copies of the p-th power of the gradient,
@@ -244,10 +254,8 @@ class SmoothGradCAMPlusPlus:
     about: ClassVar[str] = "Grad-CAM++ with derivatives averaged over noisy copies"
     paper: ClassVar[str] = "Omeiza et al., 2019"
     source: ClassVar[Source] = sources.SMOOTHGRADCAMPP
-    style: ClassVar[Style] = "heat"
-
-    def __post_init__(self) -> None:
-        check_options(self, samples=1, sigma=0)
+    family: ClassVar[str] = MAPS
+    minimums: ClassVar[Mapping[str, float]] = {"samples": 1, "sigma": 0}
 
     @property
     def derivatives(self) -> Attributions:
@@ -331,7 +339,7 @@ class _MappedBack:
 
 
 @dataclass(frozen=True)
-class Augmented:
+class Augmented(Method):
     """What a method says on average over the photo as it is, flipped, and shown larger and smaller, each mapped back.
 
     The photo keeps its size: it is enlarged and cut off, or made smaller with its border mirrored, so any network takes
@@ -361,9 +369,10 @@ class Augmented:
 
     paper: ClassVar[str] = "Gildenblat, 2021"
     source: ClassVar[Source] = sources.PYTORCH_GRAD_CAM
+    minimums: ClassVar[Mapping[str, float]] = {"scales": 0.1}
 
     def __post_init__(self) -> None:
-        check_options(self, scales=0.1)
+        super().__post_init__()
         at_least("augmented", "number of scales", len(self.scales), 1)
 
     @property
@@ -391,6 +400,9 @@ class Augmented:
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         found: torch.Tensor = evidence[self.found]
         return found
+
+
+register_wrapper("augmented", Augmented)
 
 
 def _shown(x: torch.Tensor, scale: float, flip: bool, *, padding: str) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -10,12 +11,12 @@ import torch
 from explain._utils.errors import MethodError
 from explain.engine import Attributions, Evidence, Need
 from explain.methods import bibliography as sources
-from explain.methods.base import Style, check_range
+from explain.methods.base import GRADIENTS, Method, check_range
 from explain.methods.bibliography import Source
 from explain.methods.gradients import Saliency
-from explain.methods.options import check_options
 from explain.methods.path import PathStart, Quadrature, StraightPath
 from explain.methods.regions import USUAL_AREA, Felzenszwalb, Regions, regions_of
+from explain.methods.registry import register
 
 SCALES = (50, 100, 150, 250, 500, 1200)
 """The sizes of regions that Kapishnikov et al. take together."""
@@ -23,8 +24,9 @@ DILATION, LEAST = 5, 50
 """By how many pixels regions grow, and how many new ones a region must bring, at 224 x 224 pixels."""
 
 
+@register
 @dataclass(frozen=True)
-class XRAI:
+class XRAI(Method):
     r"""Rank regions by how much each of their pixels speaks for the target on average.
 
     Integrated gradients from black and from white are averaged; of each pixel, the channel with the largest value
@@ -59,12 +61,13 @@ class XRAI:
     about: ClassVar[str] = "regions in the order in which they speak for the target"
     paper: ClassVar[str] = "Kapishnikov et al., ICCV 2019"
     source: ClassVar[Source] = sources.XRAI
-    style: ClassVar[Style] = "heat"
+    family: ClassVar[str] = GRADIENTS
+    minimums: ClassVar[Mapping[str, float]] = {"steps": 1}
 
     def __post_init__(self) -> None:
         if self.regions is not None:
             object.__setattr__(self, "regions", regions_of(self.name, self.regions))
-        check_options(self, steps=1)
+        super().__post_init__()
         check_range(self.name, self.low, self.high)
 
     def within(self, low: tuple[float, ...], high: tuple[float, ...]) -> XRAI:

@@ -17,7 +17,7 @@ from explain.attribution.result import Attribution
 from explain.data.inputs import Inputs, as_inputs
 from explain.hooks import calculating, untouched
 from explain.layers.calls import remembered
-from explain.methods import Method, Movable
+from explain.methods import Method
 from explain.metrics.base import Metric, MetricInput, MetricResult
 from explain.metrics.maps import Maps
 from explain.metrics.randomised import Randomised
@@ -220,7 +220,7 @@ class _Asking:
             layer = self.methods[name].attribution.layer
             groups.setdefault((layer,) if isinstance(layer, str) else layer, []).append(name)
         without = groups.pop(None, [])
-        alone = [name for name in without if isinstance(self.methods[name].method, Movable)]
+        alone = [name for name in without if self.methods[name].method.layer_optional]
         others = [name for name in without if name not in alone]
         if groups:
             groups[next(iter(groups))] += others

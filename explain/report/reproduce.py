@@ -13,7 +13,7 @@ import torch
 from explain._utils.errors import ExplainError, printable
 from explain.attribution.records import decode, method_of, unknown
 from explain.baselines import Baseline
-from explain.methods import Method, Movable, get_method, options
+from explain.methods import Method, get_method, options
 from explain.report.subject import Subject
 
 FLAGS = ("model", "weights", "size", "crop", "mean", "std", "interpolation")
@@ -123,7 +123,7 @@ def _layer(records: Mapping[str, Any]) -> str | list[str] | None:
 
 def _is_movable(record: Mapping[str, Any]) -> bool:
     try:
-        return isinstance(method_of(record), Movable)
+        return method_of(record).layer_optional
     except ExplainError:
         return False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+import explain
 from explain import BaselineError
 from explain import baselines as baselines
 from explain.baselines import (
@@ -26,6 +28,7 @@ from explain.baselines import (
     get_baseline,
 )
 from explain.baselines.neighbours import interpolated
+from explain.methods import get_method
 from explain.models import CenterCrop
 
 ALL: list[Baseline] = [
@@ -294,7 +297,7 @@ WRONG: list[tuple[Any, str]] = [
     (lambda: get_baseline("bluur"), "baseline 'bluur' is unknown; did you mean 'blur'"),
     (lambda: get_baseline("photo"), "baseline 'photo' must be given as an object"),
     (lambda: get_baseline(Zero), "got the class Zero; use Zero"),  # type: ignore[arg-type]
-    (lambda: get_baseline(0), "baseline must be a name or a baseline, got 0"),  # type: ignore[arg-type]
+    (lambda: get_baseline(()), "baseline must be a name or a baseline"),  # type: ignore[arg-type]
 ]
 
 
@@ -319,3 +322,29 @@ def test_neighbours_of_several_masks_at_once_are_the_same_with_two_threads(capfd
         torch.set_num_threads(threads)
     assert torch.allclose(together.double(), alone, rtol=0, atol=2e-5)
     assert not capfd.readouterr().err
+
+
+def test_a_number_or_a_tensor_stands_for_a_baseline() -> None:
+    photos = torch.rand(2, 3, 8, 8, dtype=torch.float64)
+    keep = torch.zeros(1, 1, 8, 8)
+    other = torch.rand(3, 8, 8, dtype=torch.float64)
+    assert get_baseline(0) == Zero()
+    assert torch.equal(get_baseline(0.25)(photos, keep), torch.full_like(photos, 0.25))
+    assert torch.equal(get_baseline(other)(photos, keep), other.expand_as(photos))
+
+
+@pytest.mark.parametrize("name", ["integratedgradients", "deeplift", "guidedintegratedgradients"])
+def test_paths_start_at_any_baseline(name: str) -> None:
+    torch.manual_seed(0)
+    flat = torch.nn.Flatten()
+    model = torch.nn.Sequential(flat, torch.nn.Linear(192, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).double()
+    x = torch.rand(1, 3, 8, 8, dtype=torch.float64)
+    start = Noise(seed=3).replacement(x)
+    found, expected = (
+        explain.attribute(model, x, replace(get_method(name), baseline=each), target=1)  # type: ignore[call-arg]
+        for each in (Noise(seed=3), start)
+    )
+    assert torch.equal(found.values, expected.values)
+    assert found.delta is not None
+    assert expected.delta is not None
+    assert torch.equal(found.delta, expected.delta)

@@ -18,7 +18,7 @@ from explain.checks.stability import AddNoise
 from explain.checks.verdict import lighter
 from explain.data.inputs import as_inputs
 from explain.engine import Evidence, InputGradients, Need
-from explain.methods import GradCAM, Method, RandomCAM, Saliency
+from explain.methods import GradCAM, Method, RandomCAM, Saliency, Style
 from explain.metrics import MetricInput, MetricResult, ModelContext
 from explain.metrics.maps import Maps
 from explain.metrics.randomised import Randomised
@@ -39,13 +39,12 @@ def checked(
 
 
 @dataclass(frozen=True)
-class Edges:
+class Edges(Method):
     """A method that draws the photo's own channels and looks at no model."""
 
     name: ClassVar[str] = "edges"
     about: ClassVar[str] = "the photo"
-    paper: ClassVar[str] = "none"
-    style: ClassVar[Any] = "intensity"
+    style: ClassVar[Style] = "intensity"
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
@@ -53,13 +52,12 @@ class Edges:
 
 
 @dataclass(frozen=True)
-class Shattered:
+class Shattered(Method):
     """A method whose map has nothing to do with that of a photo that is hardly another."""
 
     name: ClassVar[str] = "shattered"
     about: ClassVar[str] = "noise"
-    paper: ClassVar[str] = "none"
-    style: ClassVar[Any] = "signed"
+    style: ClassVar[Style] = "signed"
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:

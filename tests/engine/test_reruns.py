@@ -18,7 +18,17 @@ import explain
 from explain import ModelError, TargetError
 from explain.engine import Attributions, Evidence, Scores
 from explain.engine import settings as work
-from explain.methods import AblationCAM, Augmented, IntegratedGradients, Saliency, ScoreCAM, Smooth, get_method
+from explain.methods import (
+    AblationCAM,
+    Augmented,
+    IntegratedGradients,
+    Method,
+    Saliency,
+    ScoreCAM,
+    Smooth,
+    Style,
+    get_method,
+)
 from explain.methods.wrappers import NoisyCopies, noise
 from tests.conftest import COVERING, settled
 
@@ -429,12 +439,11 @@ class _FirstRows:
 
 
 @dataclass(frozen=True)
-class Peek:
+class Peek(Method):
     most: int
     name: str = "peek"
     about: ClassVar[str] = "the first rows"
-    paper: ClassVar[str] = "none"
-    style: ClassVar[Any] = "signed"
+    style: ClassVar[Style] = "signed"
     found: Any = field(init=False)
 
     def __post_init__(self) -> None:

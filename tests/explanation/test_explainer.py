@@ -16,7 +16,7 @@ import explain
 from explain import ExplainWarning, ImageError, MethodError, ModelError, OutputError, TargetError
 from explain.attribution.pictures import percent
 from explain.engine import Evidence, InputGradients
-from explain.methods import GradCAM, get_method
+from explain.methods import GradCAM, Method, get_method
 from explain.models import CenterCrop
 from tests.conftest import ROOT, TinyNet, settled, snapshot
 
@@ -209,14 +209,12 @@ def test_targets_whose_labels_look_alike_as_file_names_all_get_their_files(tmp_p
 
 
 @dataclass(frozen=True)
-class Constant:
+class Constant(Method):
     """A method of somebody else's, that is not registered."""
 
     level: float = 0.5
     name: ClassVar[str] = "constant"
     about: ClassVar[str] = "the same everywhere"
-    paper: ClassVar[str] = "none"
-    style: ClassVar[str] = "heat"
 
     @property
     def needs(self) -> frozenset[object]:
@@ -227,7 +225,7 @@ class Constant:
 
 
 def test_a_method_object_needs_no_registration(tmp_path: Path) -> None:
-    explanation = explain.Explainer("tiny")(CAT, [Constant(0.25), "saliency"])  # type: ignore[list-item]
+    explanation = explain.Explainer("tiny")(CAT, [Constant(0.25), "saliency"])
     assert explanation.attributions["constant"].values.max() == 0.25
     assert len(explanation.save(tmp_path)) == 7
     assert explanation.sheet().width > 0

@@ -30,6 +30,7 @@ from explain.methods import (
     GuidedGradCAM,
     IntegratedGradients,
     LayerCAM,
+    Method,
     Smooth,
 )
 from explain.models import CenterCrop
@@ -161,14 +162,12 @@ def test_what_was_saved_is_computed_again(case: str, photo: Path, tmp_path: Path
 
 
 @dataclass(frozen=True)
-class Constant:
+class Constant(Method):
     """A method of somebody else's, that is not registered."""
 
     level: float = 0.5
     name: ClassVar[str] = "constant"
     about: ClassVar[str] = "the same everywhere"
-    paper: ClassVar[str] = "none"
-    style: ClassVar[str] = "heat"
     needs: ClassVar[frozenset[Any]] = frozenset({InputGradients()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:

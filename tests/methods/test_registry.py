@@ -11,6 +11,7 @@ import torch
 
 import explain
 from explain import MethodError
+from explain.engine import Evidence
 from explain.methods import (  # fmt: skip
     KPCACAM,
     AblationCAM,
@@ -25,6 +26,7 @@ from explain.methods import (  # fmt: skip
     RefineCAM,
     Saliency,
     Smooth,
+    family,
     get_method,
     list_methods,
     options,
@@ -113,7 +115,7 @@ class Named(GradCAM):
             lambda: IntegratedGradients(1, rule="trapezoid"),
             "steps of integratedgradients must",
         ),
-        (lambda: IntegratedGradients(baseline="black"), "baseline of integratedgradients must"),
+        (lambda: IntegratedGradients(baseline="purple"), "baseline of integratedgradients must"),
         (lambda: KPCACAM("gauss"), "kernel of kpcacam must"),
         (lambda: FinerCAM(references=0), "references of finercam must"),
         (lambda: LeGrad(blocks=0), "blocks of legrad must"),
@@ -189,8 +191,8 @@ OBJECTS = {
     "regions",
     "window",
     "stride",
-    "until",
-    "seconds",
+    "tolerance",
+    "max_seconds",
 }  # those of masks: see test_masking
 OPTIONS = [
     (method, option)
@@ -262,7 +264,26 @@ def test_arrays_become_tensors_and_single_scales_lists() -> None:
 
 def test_every_method_with_options_checks_them() -> None:
     for method in METHODS:
-        assert bool(fields(method)) == hasattr(type(method), "__post_init__"), method.name  # type: ignore[arg-type]
+        for option, least in method.minimums.items():
+            with pytest.raises(MethodError, match=option):
+                replace(method, **{option: least - 1})
+        for field in fields(method):
+            with pytest.raises(MethodError, match=field.name):
+                replace(method, **{field.name: object()})
+
+
+def test_register_above_a_class_registers_its_default_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("explain.methods.registry._known", {})
+
+    @register
+    class Blank(Method):
+        name = "blank-of-test"
+
+        def __call__(self, evidence: Evidence) -> torch.Tensor:
+            return torch.zeros_like(evidence.inputs[:, 0])
+
+    assert get_method("blank-of-test") == Blank()
+    assert family("blank-of-test") == "other methods"
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from explain import ExplainError, ExplainWarning, MetricError, TargetError
 from explain.baselines import Baseline, Blur, Mean, Zero
 from explain.checks import Faithful, check_maps
 from explain.engine import Evidence, Need
-from explain.methods import get_method
+from explain.methods import Method, Style, get_method
 from explain.metrics import (
     IROF,
     ROAD,
@@ -59,13 +59,12 @@ ALL = [fewer(name) for name in list_metrics()]
 
 
 @dataclass(frozen=True)
-class Nothing:
+class Nothing(Method):
     """A method that says nothing."""
 
     name: ClassVar[str] = "nothing"
     about: ClassVar[str] = "zeros"
-    paper: ClassVar[str] = "none"
-    style: ClassVar[Any] = "signed"
+    style: ClassVar[Style] = "signed"
     needs: ClassVar[frozenset[Need[Any]]] = frozenset()
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
