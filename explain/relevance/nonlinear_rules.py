@@ -55,7 +55,7 @@ def _without(places: Sequence[int], grad_inputs: Gradients, grad_outputs: Gradie
 
 @dataclass(frozen=True)
 class Identity(RelevanceRule):
-    """An activation hands on what it gets (Bach et al., 2015): the gradient is that of the line from zero.
+    """An activation passes on what it gets (Bach et al., 2015): the gradient is that of the line from zero.
 
     What it makes of zero is a bias, and takes its share.
     """
@@ -92,7 +92,7 @@ def _along_line(step: Step, arrived: torch.Tensor, plain: torch.Tensor) -> torch
         x, y = (step.values[i].tensor for i in (0, 1))
         line = torch.div(y if step.offset is None else y - step.offset, x)
         sent = torch.where(x == 0, plain, line.mul_(arrived) if line.dtype == arrived.dtype else line * arrived)
-    if not bool(sent.sum().isfinite()):  # of a value that is infinite, nothing is asked where nothing arrives
+    if not bool(sent.sum().isfinite()):  # of a value that is infinite, nothing is sent where nothing arrives
         sent = torch.where(arrived == 0, 0, sent)
     return sent
 

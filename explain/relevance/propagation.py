@@ -59,7 +59,7 @@ class LinearNode:
     rectified: bool = False
     """Whether only rectifiers are given its result, so that a gradient arrives only where it is positive."""
     rectifier: Node | None = None
-    """The one that has overwritten its result, so that the map's relevance can be told from what arrives there."""
+    """The one that has overwritten its result, so that the map's relevance is computed from what arrives there."""
 
 
 @dataclass(eq=False)
@@ -261,7 +261,7 @@ def hold_back(group: HookGroup, node: Node, output: int, channels: Sequence[int]
 def hold_back_beside(group: HookGroup, node: Node, after: Mapping[Node, Sequence[Node]]) -> None:
     """Stop the gradient wherever it would leave the ways to a Node. ``after`` says which Nodes lead to each one.
 
-    Hooks run in their order: this comes after those of the rules, which look at all that a step hands on.
+    Hooks run in their order: this comes after those of the rules, which see the whole gradient of a step.
     """
     leading, waiting = {node}, [node]
     while waiting:

@@ -136,7 +136,7 @@ def _convolution(call: Call, place: int) -> LinearMap | None:
 
 
 def _convolution_back(rest: Mapping[str, Any], spatial: int, *, transposed: bool) -> Back | None:
-    """The gradient in what a convolution is given; None where its padding is told in words."""
+    """The gradient in what a convolution is given; None where its padding is a word."""
     padding = rest.get("padding", 0)
     if isinstance(padding, str):
         return None

@@ -1,8 +1,8 @@
 """The operations of a forward pass, as they happen: what each one is, in which module, and the Node that it left.
 
-A recorder sees every functional call that modules make, in-place methods included. It notes the rectifiers, and what is
-added, as far as it is asked to, and keeps those visible that overwrite a view, whose Node autograd would hide in one of
-its base. Operations that only the graph shows are added when it is walked.
+A recorder sees every functional call that modules make, in-place methods included. It notes rectifiers and added
+constants. Where a call overwrites a view, autograd would hide its Node in one of the base, so the recorder makes the
+call out of place. Operations that only the graph shows are added when it is walked.
 """
 
 from __future__ import annotations

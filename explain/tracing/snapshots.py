@@ -14,7 +14,7 @@ class Snapshot:
     """A tensor as it was when it was noted, and whether something has used it.
 
     A result that a rectifier has overwritten at once is ``rectified``: known where it was positive, and no gradient
-    comes back elsewhere. One that can be computed ``again`` is, once it has been overwritten, whenever it is asked for.
+    comes back elsewhere. One that can be computed ``again`` is recomputed after it has been overwritten.
     ``unsigned`` says that a rectifier has made it, so that no value is negative, and that no gradient passes where one
     is zero.
     """

@@ -242,7 +242,7 @@ class StepRecorder(Subscriber):
         return step if step is not None and step.node is x.grad_fn and version == x._version else None
 
     def _summed(self, call: Call, dependent: Sequence[int]) -> dict[str, Any]:
-        """What a sum or softmax is given, where that is asked for."""
+        """The inputs of a sum or softmax, if ``summands`` are recorded."""
         given = self._given(call) if self._summands else {}
         return {"values": {i: value for i, value in given.items() if i in dependent}}
 
