@@ -185,7 +185,7 @@ def test_budgets_are_those_of_every_method_that_estimates(capsys: pytest.Capture
     for name in ("kernelshap", "rise"):
         record = json.loads(Path(f"explained/a-{name}.json").read_text())
         assert {key: record["options"][key] for key in ("samples", "tolerance", "max_seconds")} == {
-            "runs": 24, "until": 0.5, "seconds": 60.0,
+            "samples": 24, "tolerance": 0.5, "max_seconds": 60.0,
         }  # fmt: skip
         assert record["estimate"]["runs"] <= 24
     for wrong in ("0", "-1", "nan", "inf", "soon"):
