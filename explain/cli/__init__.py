@@ -1,21 +1,14 @@
 """`explain image.jpg`: arguments in, printed lines and an exit code out.
 
-    answer      what is said: lines or one JSON document, errors, notes; exit codes
-    bar         how far the work is, and the time that is left
-    sources     photos by the names that were typed
-    model       the model that the options name
-    each        the same work for each of several photos
-    command     what a command is
-    effects     options without effect
-    existing    photos whose results are there
+    arguments   the options, and the parsers that are made of them
+    options     options without effect, budgets, baselines and rules of methods
+    output      lines or one JSON document, errors, notes; exit codes; what a command is
+    progress    how far the work is, and the time that is left
+    inputs      photos and models by the names that were typed
+    each        the same work for each of several photos; photos whose results are there
     explaining  `explain PHOTO`
-    pages       `--html`
-    judging     `--metric`, `explain metrics`
-    inspecting  `explain inspect`
-    drawing     `explain concepts`
-    running     `explain run`, `explain export`
-    insights    `explain insight`
-    filming     `explain film`
+    metrics     `--metric`, `--check`, `explain metrics`
+    running     `explain run`, `explain export`, `explain insight`, `explain film`
     serving     `explain serve`
     listing     `explain methods`, `explain models`, `explain layers`
     commands    which of them was typed

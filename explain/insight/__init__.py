@@ -1,21 +1,18 @@
 """Insight: what the maps of a run say together.
 
-    gathering   all maps on one grid, with what is known about their photos
-    looking     where each class looks
-    spectral    spectral clustering
-    clusters    clusters of reasons
-    again       one more look at the model
-    mistakes    which classes are taken for which, and why
-    layer       the feature maps of a layer, their gradients, and what a place of it can see
-    patches     what a channel sees
-    shared      concepts that all photos share
-    separating  planes between groups of points
-    directions  concept vectors from examples
-    removing    whether a finding is true: the evidence is covered, or the object, or all else
-    further     these three, as part of an insight
-    drawing     pictures of all this
-    tables      its tables
-    result      `Insight`: all of it, as tables
+    maps              all maps on one grid, with what is known about their photos
+    class_statistics  where the maps of each class lie
+    clusters          clusters of reasons
+    reattribution     the photos of a run, explained again
+    confusions        which classes are taken for which, and why
+    channels          what the channels of a layer see
+    shared_concepts   concepts that all photos share
+    directions        concept vectors from examples
+    ablation          whether a finding is true: the evidence is covered, or the object, or all else
+    further           channels, concepts and directions, as part of an insight
+    drawing           pictures of all this
+    tables            its tables
+    result            `Insight`: all of it, as tables
 
 `insight` needs the stored maps alone, and the model for what else is asked of it. Each of these is there by itself
 too, for `RunPhotos`, a run and its explainer: `channels`, `shared_concepts`, `concept_direction`, `removed`,

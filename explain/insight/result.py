@@ -152,7 +152,7 @@ class Insight:
         return files.write()
 
     def _page(self, pictures: Mapping[str, Image.Image]) -> str:
-        sections = [Section("At first sight", "\n".join(self.headlines))] if self.headlines else []
+        sections = [Section("Summary", "\n".join(self.headlines))] if self.headlines else []
         for part in self.parts(20):
             shown = [(pictures[part.picture], part.title)] if part.picture in pictures else []
             about = part.about if len(part.rows) > 1 else part.nothing

@@ -1,19 +1,14 @@
 """The report: an explanation as one file for any browser, without a server, a network or a library.
 
     subject    what a report can be made of
-    planes     maps, quantised at their own resolution
-    again      the command and the Python that make it again
-    curves     deletion and insertion
-    costs      how many passes each method takes
-    places     boxes and regions that were asked for
+    maps       maps, quantised at their own resolution; boxes and regions
+    reproduce  the command and the Python that make it again
+    curves     deletion and insertion, and how many passes each method takes
     item       one photo, as plain values
     page       values, HTML, CSS and JavaScript, put together into one file
-    single     one photo in one file
     sheets     many photos in one file, to filter and sort
     document   a page of sections with tables and pictures
-    writing    pages as files
-    widget     what a notebook shows
-    reported   `to_html`, for an `explain.Explanation`
+    reported   `to_html` of an `explain.Explanation`, pages as files, what a notebook shows
 
 The parts of the page lie in ``static`` as plain files. The page gets its data through one small interface, `Source` in
 ``static/source.js``: here it reads what lies in the file itself; another one may ask a live model.

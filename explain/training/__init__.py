@@ -1,9 +1,14 @@
-"""Gradients during training; `explain.hooks` offers the same names.
+"""Training: gradients clipped and watched, photos explained every so many steps.
 
 parameters    a hook on the gradient of every parameter
 clipper       gradients clipped before they are accumulated
-flow          gradients watched from layer to layer, step by step
-units         units that get no gradient
+flow          gradients watched from layer to layer; units that get no gradient
+monitor       `Monitor`: photos explained during training
+photos        these photos, as they are given to the model
+store         the file that they are stored in
+film          how the map of a photo changed
+lightning     a callback for Lightning
+tensorboard   a board for TensorBoard
 """
 
 from explain.training.clipper import GradientClipper

@@ -70,7 +70,7 @@ class Opened(Tab):
         """Choose a photo, and wait for its map."""
         given = {"name": name, "mimeType": "image/png", "buffer": encoded(photo()) if content is None else content}
         self.tab.set_input_files("input[type=file]", given)
-        self.tolerance(f"explainPage.viewer?.item.name === {json.dumps(name)}")
+        self.until(f"explainPage.viewer?.item.name === {json.dumps(name)}")
         return self
 
     def item(self, path: str) -> Any:
@@ -203,7 +203,7 @@ def test_files_and_the_report_are_saved(app: Any, tmp_path: Path) -> None:
 
 def test_an_answer_is_kept_beside_another(app: Any) -> None:
     page = app().give(name="one.png")
-    page.tab.get_by_role("button", name="Keep beside").click()
+    page.tab.get_by_role("button", name="Pin to compare").click()
     page.give(encoded(photo(seed=2)), name="two.png")
     words = page.tab.locator(".viewer .sub").all_inner_texts()
     assert [text.split(" ")[0] for text in words] == ["one.png", "two.png"]
@@ -212,7 +212,7 @@ def test_an_answer_is_kept_beside_another(app: Any) -> None:
     for where in (".kept", ".current"):
         frame = page.tab.locator(f"{where} .marks .frame")
         assert frame.evaluate("(each) => getComputedStyle(each).strokeDasharray") == "none"
-    page.tab.get_by_role("button", name="Let go").click()
+    page.tab.get_by_role("button", name="Unpin").click()
     assert page.tab.locator(".viewer").count() == 1
 
 
@@ -231,7 +231,7 @@ def drag(page: Opened, where: str, edges: tuple[float, float, float, float]) -> 
 
 def test_what_is_kept_is_looked_at_in_the_same_way_as_long_as_they_are_linked(app: Any) -> None:
     page = app().give(name="one.png")
-    page.tab.get_by_role("button", name="Keep beside").click()
+    page.tab.get_by_role("button", name="Pin to compare").click()
     page.give(encoded(photo(seed=2)), name="two.png")
     kept, now = "explainPage.beside.viewer.state", "explainPage.viewer.state"
     page.tab.locator(".current").get_by_text("Contour", exact=True).click()
@@ -251,7 +251,7 @@ def test_what_is_kept_is_looked_at_in_the_same_way_as_long_as_they_are_linked(ap
 
 def test_on_a_phone_what_is_kept_is_short(app: Any) -> None:
     page = app(PHONE).give(name="one.png")
-    page.tab.get_by_role("button", name="Keep beside").click()
+    page.tab.get_by_role("button", name="Pin to compare").click()
     page.give(name="two.png")
     kept, now = (page.tab.locator(f"{where} .viewer").bounding_box() for where in (".kept", ".current"))
     assert kept["y"] + kept["height"] <= now["y"]
@@ -325,9 +325,9 @@ def test_the_app_is_used_by_keys_alone(app: Any, explainer: explain.Explainer) -
 
 def test_every_control_of_the_app_is_reached_by_tab_and_has_a_name(app: Any) -> None:
     page = app().give()
-    page.tab.get_by_role("button", name="Keep beside").click()
+    page.tab.get_by_role("button", name="Pin to compare").click()
     page.tab.locator("details.choice summary").click()
-    page.tab.get_by_role("button", name="Keys").focus()
+    page.tab.get_by_role("button", name="Shortcuts").focus()
     seen: list[str] = []
     for _ in range(150):
         page.tab.keyboard.press("Tab")
@@ -342,7 +342,7 @@ def test_every_control_of_the_app_is_reached_by_tab_and_has_a_name(app: Any) -> 
         seen.append(name)
     text = " | ".join(seen)
     for control in ("Choose a photo", "Camera", "stripes.png", "Explain another answer", "Layer", "Cover with",
-                    "Methods:", "Slow methods may take", "saliency", "Linked", "Let go", "Save the files",
+                    "Methods:", "Slow methods may take", "saliency", "Linked", "Unpin", "Save the files",
                     "Save the report", "Check gradcam", "Play"):  # fmt: skip
         assert control in text, control
     assert len(seen) < 150

@@ -221,7 +221,7 @@ def test_nothing_moves_while_a_page_is_drawn(
 def test_keys_can_be_turned_off_and_do_not_disturb_typing(opened: Open, file: Path) -> None:
     page = opened(file)
     page.tab.keyboard.press("?")
-    page.tab.get_by_label("Letters are keys").uncheck()
+    page.tab.get_by_label("Letters are shortcuts").uncheck()
     page.tab.get_by_role("button", name="Close").click()
     page.tab.keyboard.press("m")
     page.drawn()
@@ -544,7 +544,7 @@ def test_every_control_is_reached_by_tab_and_has_a_name(opened: Open, file: Path
         assert name
         seen.append(name)
     text = " | ".join(seen)
-    for control in ("Theme", "Keys", "Wipe between", "Save the picture", "gradcam", "tabby cat", "Heat", "Opacity",
+    for control in ("Theme", "Shortcuts", "Wipe between", "Save the picture", "gradcam", "tabby cat", "Heat", "Opacity",
                     "Share of the evidence", "Colours", "Layer", "Cover", "Play", "Copy", "Text to copy"):  # fmt: skip
         assert control in text
     assert len(seen) < 60

@@ -21,7 +21,7 @@ class App extends Page {
     this.trouble = el('p', { class: 'trouble', role: 'alert', hidden: true });
     this.work = el('div', { class: 'work' }, this.status, this.progress, this.stop);
     const save = (path, text) => el('button', { type: 'button', class: 'plain-button', onclick: () => this.save(path) }, text);
-    this.tools = el('section', { class: 'tools card', 'aria-label': 'What is asked', hidden: true },
+    this.tools = el('section', { class: 'tools card', 'aria-label': 'Options', hidden: true },
       el('div', { class: 'tool-row' }, this.modelChoice, this.search.element, this.layer.element, this.covering.element),
       this.methods.element,
       el('div', { class: 'tool-foot' }, this.work, el('div', { class: 'buttons' }, this.beside.buttons, save('save', 'Save the files'), save('report', 'Save the report'))));
@@ -85,7 +85,7 @@ class App extends Page {
     this.waiting = waiting;
     this.checking.drop();
     this.workName = null;
-    this.say('The model looks …');
+    this.say('The model is running …');
     this.far(null);
     const values = {
       photo: this.photo, model: this.model, methods: this.methods.chosen, targets: this.targets, layer: this.layer.value,

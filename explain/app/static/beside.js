@@ -8,12 +8,12 @@ class Beside {
     this.viewer = null;
     this.linked = true;
     this.leads = null;
-    this.button = el('button', { type: 'button', class: 'plain-button', 'aria-pressed': 'false', onclick: () => this.toggle() }, 'Keep beside');
+    this.button = el('button', { type: 'button', class: 'plain-button', 'aria-pressed': 'false', onclick: () => this.toggle() }, 'Pin to compare');
     this.button.title = 'Keep this answer, and compare it with another photo, model or layer';
     this.link = el('input', { type: 'checkbox', checked: true, onchange: () => this.linkChanged() });
     this.linkLabel = el('label', { class: 'link', hidden: true, title: 'View, region and covering of one are those of the other' }, this.link, 'Linked');
     this.buttons = [this.linkLabel, this.button];
-    this.element = el('div', { class: 'kept', hidden: true, role: 'region', 'aria-label': 'Kept beside' });
+    this.element = el('div', { class: 'kept', hidden: true, role: 'region', 'aria-label': 'Pinned to compare' });
     for (const kind of ['pointerdown', 'keydown', 'input', 'focusin']) document.addEventListener(kind, (event) => this.took(event), true);
   }
 
@@ -25,7 +25,7 @@ class Beside {
     this.linkLabel.hidden = !keeps;
     app.place.classList.toggle('two', keeps);
     this.button.setAttribute('aria-pressed', String(keeps));
-    this.button.textContent = keeps ? 'Let go' : 'Keep beside';
+    this.button.textContent = keeps ? 'Unpin' : 'Pin to compare';
     this.viewer = keeps ? this.copied(app.viewer) : null;
     this.leads = null;
     this.element.replaceChildren(...(keeps ? [this.viewer.element] : []));

@@ -45,7 +45,7 @@ class PhotoInput {
     try {
       stream = await navigator.mediaDevices.getUserMedia({ video: { width: { ideal: 1280 } } });
     } catch {
-      words.textContent = 'The browser gave no camera.';
+      words.textContent = 'No camera is available.';
       return;
     }
     if (!dialog.open) { stream.getTracks().forEach((track) => track.stop()); return; }

@@ -90,7 +90,7 @@ class Page {
     this.step = [-1, 1].map((by) => el('button', { type: 'button', class: 'plain-button', hidden: true, onclick: () => this.stepBy(by) }, by < 0 ? '← Previous' : 'Next →'));
     this.theme = el('button', { type: 'button', class: 'plain-button', onclick: () => this.nextTheme() }, 'Theme: auto');
     return el('header', { class: 'top' }, el('p', { class: 'brand' }, 'explain'), el('nav', { 'aria-label': 'Photos', hidden: !this.many }, this.back, this.step),
-      el('div', { class: 'buttons' }, this.theme, el('button', { type: 'button', class: 'plain-button', onclick: () => this.dialog.showModal() }, 'Keys')));
+      el('div', { class: 'buttons' }, this.theme, el('button', { type: 'button', class: 'plain-button', onclick: () => this.dialog.showModal() }, 'Shortcuts')));
   }
 
   footer() {
@@ -101,9 +101,9 @@ class Page {
     const keys = [['M', 'next method'], ['T', 'next answer'], ['L', 'next layer'], ['V', 'next view'], ['W', 'wipe between map and photo'],
       ['C', 'cover the evidence'], ['Shift', 'with a letter: the one before'], ['Arrows', 'on the photo: read values; with Shift: draw a region'], ['Esc', 'ends a region']];
     const box = el('input', { type: 'checkbox', id: 'keys', checked: true, onchange: () => { settings.keys = box.checked; } });
-    this.dialog = el('dialog', { 'aria-label': 'Keys' }, el('h2', {}, 'Keys'),
+    this.dialog = el('dialog', { 'aria-label': 'Shortcuts' }, el('h2', {}, 'Shortcuts'),
       el('dl', {}, keys.map(([key, does]) => [el('dt', {}, el('kbd', {}, key)), el('dd', {}, does)])),
-      el('p', {}, box, ' ', el('label', { for: 'keys' }, 'Letters are keys')),
+      el('p', {}, box, ' ', el('label', { for: 'keys' }, 'Letters are shortcuts')),
       el('form', { method: 'dialog' }, el('button', { class: 'plain-button' }, 'Close')));
     return this.dialog;
   }

@@ -68,7 +68,7 @@ function verdicts(item, state) {
 
 // Where a live model is behind the page, it can be asked.
 function unchecked(item, state) {
-  return el('section', { class: 'card wide' }, el('h2', {}, 'Does this map stand up to a check?'),
+  return el('section', { class: 'card wide' }, el('h2', {}, 'Sanity checks'),
     el('p', {}, 'Does it depend on the model and on the class, is it faithful, and stable? The model is asked with random weights, for other classes, and about at most 250 covered photos.'),
     el('div', { class: 'buttons' }, checkButton(item, state)));
 }
@@ -96,7 +96,7 @@ class Again {
     this.text = el('pre', { tabindex: 0, role: 'group', 'aria-label': 'Text to copy' });
     this.copy = el('button', { type: 'button', class: 'plain-button', onclick: () => this.copied() }, 'Copy');
     this.said = el('span', { role: 'status', class: 'hint' });
-    this.element = el('section', { class: 'card wide' }, el('h2', {}, 'Make it again'), el('div', { class: 'buttons' }, this.ways, this.copy, this.said), this.text,
+    this.element = el('section', { class: 'card wide' }, el('h2', {}, 'Reproduce'), el('div', { class: 'buttons' }, this.ways, this.copy, this.said), this.text,
       item.again.command || !item.again.why ? null : el('p', { class: 'hint' }, `There is no command for it: ${item.again.why}.`));
   }
 
