@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from explain._utils.errors import MethodError, shown
-from explain.engine import Accumulator, Attributions, Evidence, Need
+from explain.engine import Accumulator, Attributions, Evidence, Need, Reducer
 from explain.methods.base import Outcome, relative_error
 from explain.methods.masks import Order
 
@@ -103,7 +103,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Gradually:
+class Gradually(Reducer):
     """Reads a map off scores as they come, and stops early.
 
     It does so when the largest standard error is at most ``tolerance`` times the largest magnitude, or when
@@ -135,7 +135,7 @@ class _OfImage:
         return sum(map(len, self.waiting))
 
 
-class _Gradually:
+class _Gradually(Accumulator):
     def __init__(self, how: Gradually, estimating: Estimating, evidence: Evidence) -> None:
         self._how, self._with, self._device = how, estimating, evidence.inputs.device
         self._order = Order.of(estimating.counts, self._device)
