@@ -20,6 +20,7 @@ from explain.engine import (
     Activations,
     Evidence,
     Need,
+    Perturbation,
     PerturbationRuns,
     PerturbedRows,
     RuntimeSettings,
@@ -166,7 +167,7 @@ def find_concepts(
 
 
 @dataclass(frozen=True, eq=False)
-class _Shown:
+class _Shown(Perturbation):
     """Feature maps that replace those of the first image."""
 
     maps: torch.Tensor
@@ -174,7 +175,7 @@ class _Shown:
     of_layer: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({Activations()})
 
-    def count(self, channels: int) -> int:
+    def count(self, channels: int, size: tuple[int, ...]) -> int:
         return len(self.maps)
 
     def rows(self, evidence: Evidence) -> PerturbedRows:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,6 @@ from torch.autograd.graph import Node
 
 from explain._utils import nested
 from explain._utils.errors import LayerError, MethodError, note
-from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs, InputsLike, Path, as_inputs
 from explain.engine.collectors import COLLECTORS, Collector
 from explain.engine.evidence import Evidence, RowOrigin, TargetContext, at_least_float32
@@ -27,9 +26,9 @@ from explain.engine.needs import Attention, Backward, BiasTerms, Concept, Need, 
 from explain.engine.perturbations import PerturbationRuns
 from explain.engine.plan import Plan
 from explain.engine.replay import PrefixRecorder, Tape
-from explain.engine.rerun_context import EvidenceLookup, RerunContext, refuse_shared
-from explain.engine.reruns import Runner, run_streams
-from explain.engine.settings import Footprint, Precision, RuntimeSettings, agree, autocast, mixed_precision_now
+from explain.engine.rerun_context import EvidenceLookup, RerunContext, check_inputs_beside
+from explain.engine.reruns import PerturbationRunner, run_streams
+from explain.engine.settings import Footprint, Precision, RuntimeSettings, autocast, mixed_precision_now
 from explain.engine.validation import alone
 from explain.hooks import Capture, HookGroup, Source, cut_where_allowed, has_hooks, recording, scripted, untouched
 from explain.layers import Ran, grids_of, split_call
@@ -78,17 +77,17 @@ def gather(
             pieces = len(inputs) > 1 or work.batch_size != 1  # of other numbers of rows than there are images
             for choice in choices if pieces else ():
                 must_follow_rows(choice.target, passes.forward.output, len(inputs))
-            _must_stand_alone(passes.forward, choices[0], work)
+            check_inputs_beside(passes.forward, choices[0], work)
         for choice in choices:
             passes.answer(choice, last=choice is choices[-1])
     evidence = partial(_evidence, passes.forward, origin)
     if plan.reruns:
         again = partial(gather, model, precision=work.precision)
-        asked = RerunContext(passes.forward, choices, evidence, passes.footprint, work, again, alone, passes.tapes())
-        run_streams(plan, asked)
+        context = RerunContext(passes.forward, choices, evidence, passes.footprint, work, again, alone, passes.tapes())
+        run_streams(plan, context)
         leave = [ask.need for ask in plan.asks if isinstance(ask.need, PerturbationRuns)]
         if leave:
-            evidence = partial(_with_leave, evidence, leave, asked, mixed_precision_now(inputs.x.device))
+            evidence = partial(_with_runner, evidence, leave, context, mixed_precision_now(inputs.x.device))
     return [partial(evidence, choice) for choice in choices]
 
 
@@ -96,21 +95,17 @@ def _evidence(
     forward: Forward, origin: RowOrigin | None, choice: ResolvedTarget, layer: str | None, path: Path | None = None
 ) -> Evidence:
     """What was found for a target that is about a layer or none, and of several explained inputs about one."""
-    x, grids, logits = (
-        at_least_float32(forward.inputs.tensor(path or forward.inputs.path)),
-        forward.grids,
-        forward.logits,
-    )
+    x = at_least_float32(forward.inputs.tensor(path or forward.inputs.path))
     outputs = (lambda: forward.outputs) if origin is None else origin.outputs
-    question = TargetContext(x, choice.score, choice.classes, choice.name, grids, logits, origin, outputs)
+    about = x, choice.score, choice.classes, choice.name, forward.grids, forward.logits, origin, outputs
     mine = {a.need: v for a, v in choice.found.items() if a.layer in (None, layer) and a.input in (None, path)}
-    return Evidence(question, layer, mine)
+    return Evidence(TargetContext(*about), layer, mine)
 
 
-def _with_leave(
+def _with_runner(
     evidence_of: Callable[..., Evidence],
     leave: Sequence[PerturbationRuns],
-    asked: RerunContext,
+    context: RerunContext,
     precision: torch.autocast,
     choice: ResolvedTarget,
     layer: str | None,
@@ -121,15 +116,48 @@ def _with_leave(
     It is made on demand: a runner among what was found would keep it, and all that it holds, alive in a circle.
     """
     evidence = evidence_of(choice, layer, path)
-    runner = Runner(asked, choice, layer, precision)
+    runner = PerturbationRunner(context, choice, layer, precision)
     return replace(evidence, found={**evidence.found, **dict.fromkeys(leave, runner)})
+
+
+@dataclass
+class _Recorders:
+    """What records operations during the forward pass, as far as a plan needs it; entered in this order."""
+
+    zero_leaves: ZeroLeaves | None = None
+    compared: StepRecorder | None = None
+    steps: StepRecorder | None = None
+    """After ``compared``, to see what a normalisation is given as it was made."""
+    operations: Recorder | None = None
+
+    @classmethod
+    def of(cls, plan: Plan, model: nn.Module, sources: list[torch.Tensor], images: int) -> _Recorders:
+        made, needs = cls(), [ask.need for ask in plan.answered_at_once]
+        if any(isinstance(need, Attention) and need.beside for need in needs):
+            made.zero_leaves = ZeroLeaves(sources)
+        if any(backward.reference is not None for backward in plan.backwards):
+            made.compared = StepRecorder(model, sources, values=True, images=images)
+        composites = [backward.composite for backward in plan.backwards if backward.composite is not None]
+        if composites:
+            summands = any(composite.looks_at_summands for composite in composites)
+            made.steps = StepRecorder(model, sources, summands=summands, images=images)
+        rules = any(backward.rule is not None for backward in plan.backwards)
+        constants = any(isinstance(need, BiasTerms) for need in needs)
+        if rules or constants:
+            made.operations = Recorder(model, rectifiers=rules, constants=constants)
+        return made
+
+    def enter(self, stack: ExitStack) -> None:
+        for recorder in (self.zero_leaves, self.compared, self.steps, self.operations):
+            if recorder is not None:
+                stack.enter_context(recorder)
 
 
 class _Passes:
     """One forward pass, and the backward passes over it.
 
-    It is ``cut`` where nothing but layers is asked for: gradients are off until the first of them. The modules that run
-    are noted if someone wants to ``follow`` them.
+    If only layers are needed, it is ``cut``: gradients are off until the first of them. ``ran`` names the modules that
+    ran, if ``follow`` asks for them.
     """
 
     def __init__(
@@ -144,68 +172,74 @@ class _Passes:
         follow: bool,
     ) -> None:
         self.plan, self.cut, self.footprint = plan, cut and not plan.whole, Footprint()
-        self._precision = precision
+        self._precision, self._marks = precision, Marks()
         by_kind: dict[type[Need[Any]], list[NeedAtLayer]] = {}
         for ask in plan.answered_at_once:
             by_kind.setdefault(type(ask.need), []).append(ask)
         self._collectors: dict[type[Need[Any]], Collector] = {kind: COLLECTORS[kind](a) for kind, a in by_kind.items()}
         sources = {path: inputs.tensor(path) for path in inputs.paths}
-        # Altered maps are run in this precision then, one image at a time, and hooks of others would see a replay.
-        fits = self.cut and len(inputs) == 1 and precision == work.precision
-        behind = next((stream.layer for stream in plan.streams if stream.of.of_layer), None) if fits else None
-        taped = None if behind is None or has_hooks(model) else behind
         if plan.whole:
             sources = {path: tensor.clone().requires_grad_() for path, tensor in sources.items()}
-        with ExitStack() as stack:
-            group = stack.enter_context(HookGroup(model))
-            stack.enter_context(recording(not self.cut))
-            stack.enter_context(autocast(inputs.x, precision))
-            modules = dict.fromkeys(split_call(layer, model)[0] for layer in plan.layers)
-            layers = Capture(group, modules, gradients=True, cut=self.cut)
-            others = dict.fromkeys(n for layer in plan.watched if (n := split_call(layer, model)[0]) not in modules)
-            watched = Capture(group, others, gradients=False)
-            for collector in self._collectors.values():
-                collector.watch(group, model, cut=self.cut)
-            if plan.reruns:
-                self.footprint.watch(group, model, len(inputs))
-            rules, constants = any(b.rule is not None for b in plan.backwards), BiasTerms in by_kind
-            self._marks = Marks()
-            for layer in {split_call(b.concept.layer, model)[0] for b in plan.backwards if b.concept is not None}:
-                self._marks.watch(group, layer)
-            beside_it = any(isinstance(ask.need, Attention) and ask.need.beside for ask in plan.answered_at_once)
-            awake = stack.enter_context(ZeroLeaves(list(sources.values()))) if beside_it else None
-            comparing = any(b.reference is not None for b in plan.backwards)
-            recorded = partial(StepRecorder, model, list(sources.values()), images=len(inputs))
-            compared = stack.enter_context(recorded(values=True)) if comparing else None
-            composites = any(b.composite is not None for b in plan.backwards)
-            # After the other, to see what a normalisation is given as it was made.
-            summands = any(b.composite.looks_at_summands for b in plan.backwards if b.composite is not None)
-            steps = stack.enter_context(recorded(summands=summands)) if composites else None
-            noting = Recorder(model, rectifiers=rules, constants=constants) if rules or constants else None
-            recorder = None if noting is None else stack.enter_context(noting)
+        taped = self._taped_layer(model, inputs, work)
+        recorders = _Recorders.of(plan, model, list(sources.values()), len(inputs))
+        with HookGroup(model) as group, recording(not self.cut), autocast(inputs.x, precision), ExitStack() as stack:
+            layers, watched = self._watch(group, model, len(inputs))
+            recorders.enter(stack)
             ran = Ran(group, model) if follow else None
-            taping = None if taped is None else PrefixRecorder(group, model, taped)
+            self._prefix = None if taped is None else PrefixRecorder(group, model, taped)
             given = inputs.replaced(sources)
-            with nullcontext() if taping is None else taping.tape:
+            with nullcontext() if self._prefix is None else self._prefix.tape:
                 output = given.call(model)
             graph_is_on = torch.is_grad_enabled() or any(tensor.requires_grad for _, tensor in nested.paths(output))
-            operations = Operations() if recorder is None else recorder.operations
         self.ran = [] if ran is None else ran.names
         self.forward = Forward(
-            model, inputs, sources, grids_of(model, inputs), layers, watched, output, graph_is_on, operations,
-            () if steps is None else steps.steps, None if compared is None else StepComparison(compared.steps),
-            () if awake is None else awake.leaves, work.activation,
-        )  # fmt: skip
+            model,
+            inputs,
+            sources,
+            grids_of(model, inputs),
+            layers,
+            watched,
+            output,
+            graph_is_on,
+            operations=Operations() if recorders.operations is None else recorders.operations.operations,
+            steps=() if recorders.steps is None else recorders.steps.steps,
+            compared=None if recorders.compared is None else StepComparison(recorders.compared.steps),
+            beside=() if recorders.zero_leaves is None else recorders.zero_leaves.leaves,
+            activation=work.activation,
+        )
         for layer in (*plan.layers, *plan.watched):
             self.forward.record(layer)  # each exists, before any backward pass
 
-        self._tape = taping
+    def _taped_layer(self, model: nn.Module, inputs: Inputs, work: RuntimeSettings) -> str | None:
+        """The layer whose altered maps can use a tape of this pass, if there is one.
+
+        They are run one image at a time and in the precision of ``work``; and hooks of others would see a replay.
+        """
+        if not self.cut or len(inputs) > 1 or self._precision != work.precision:
+            return None
+        layer = next((stream.layer for stream in self.plan.streams if stream.of.of_layer), None)
+        return None if layer is None or has_hooks(model) else layer
+
+    def _watch(self, group: HookGroup, model: nn.Module, images: int) -> tuple[Capture, Capture]:
+        """Hook what the plan needs; return what captures the layers with gradients, and those without."""
+        plan = self.plan
+        with_gradients = dict.fromkeys(split_call(layer, model)[0] for layer in plan.layers)
+        layers = Capture(group, with_gradients, gradients=True, cut=self.cut)
+        others = dict.fromkeys(split_call(layer, model)[0] for layer in plan.watched)
+        watched = Capture(group, [name for name in others if name not in with_gradients], gradients=False)
+        for collector in self._collectors.values():
+            collector.watch(group, model, cut=self.cut)
+        if plan.reruns:
+            self.footprint.watch(group, model, images)
+        for layer in {split_call(b.concept.layer, model)[0] for b in plan.backwards if b.concept is not None}:
+            self._marks.watch(group, layer)
+        return layers, watched
 
     def tapes(self) -> dict[str, Tape]:
-        """What lies before a layer whose maps are altered, to be replayed, if it was put on tape."""
-        taping = self._tape
-        made = None if taping is None else taping.made(self.forward.record(taping.layer).call)
-        return {} if taping is None or made is None else {taping.layer: made}
+        """The operations before a layer whose maps are altered, to be replayed, if they were recorded."""
+        prefix = self._prefix
+        tape = None if prefix is None else prefix.made(self.forward.record(prefix.layer).call)
+        return {} if prefix is None or tape is None else {prefix.layer: tape}
 
     def answer(self, choice: ResolvedTarget, *, last: bool) -> None:
         """Run the backward passes for one target, and answer all that is asked of it."""
@@ -325,27 +359,3 @@ def _must_be_open(model: nn.Module, plan: Plan) -> None:
             "put the module that it was made from in its place, or use a method that does not look inside, such as "
             "saliency or gradcam"
         )
-
-
-def _must_stand_alone(forward: Forward, choice: ResolvedTarget, work: RuntimeSettings) -> None:
-    """Refuse an input that seems to have a row for each image, but belongs to all of them.
-
-    Altered images are given the rows of the images that they are made of; so the first image, with its rows alone, has
-    to have the score that it has among the others. A network that takes no other number of images gets it as often.
-    """
-    inputs = forward.inputs
-    rows = [way for way in inputs.others if inputs.goes_with_images(way)]
-    if not rows or len(inputs) == 1:
-        return
-    for count in (1, len(inputs)):
-        first = torch.zeros(count, dtype=torch.long, device=inputs.x.device)
-        try:
-            score = choice.of_rows(first).pick(inputs.rows(first).call(forward.model), count)[0][:1].detach()
-        except Exception as error:  # whatever it is, the image does not go with what it was given
-            if came_by_signal(error):
-                raise
-            continue
-        if agree(at_least_float32(score), choice.score[:1], inputs.x, work, forward.scale(choice)):
-            return
-        break
-    refuse_shared(rows)

@@ -1,10 +1,10 @@
-"""Altered feature maps: what lies before the layer is run once for each image, what lies behind it for every map."""
+"""Altered feature maps: the network before the layer is run once for each image, the rest of it for every map."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,173 +15,140 @@ from explain._utils.errors import note, raised
 from explain._utils.nested import first_tensor, replace_first
 from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs
-from explain.engine.batching import Add, ProgressCallback, Readers, in_pieces
+from explain.engine.batching import Add, ProgressCallback, Readers, run_in_batches
 from explain.engine.perturbations import PerturbedRows
 from explain.engine.plan import Stream
 from explain.engine.replay import PrefixRecorder, ReachedError, Replay, Tape
-from explain.engine.rerun_context import (
-    DependentRowsError,
-    RerunContext,
-    check_width,
-    in_fastest_layout,
-    running_altered,
-    scores_agree,
-    scores_of,
-)
-from explain.engine.settings import BatchSizeTuner, is_out_of_memory, sizes_in_cache
-from explain.hooks import HookGroup, Overwriting, Record, calculating, has_hooks
+from explain.engine.rerun_context import DependentRowsError, RerunContext, check_rows, check_width, scores_of
+from explain.engine.settings import is_out_of_memory, sizes_in_cache
+from explain.hooks import HookGroup, Overwriting, calculating, has_hooks
 from explain.targets import find_logits
 
 
-def behind_layer(
-    stream: Stream, rows: PerturbedRows, readers: Sequence[Readers], asked: RerunContext, progress: ProgressCallback
+def run_from_layer(
+    stream: Stream, rows: PerturbedRows, readers: Sequence[Readers], context: RerunContext, progress: ProgressCallback
 ) -> None:
-    """Run up to the layer once for each image, and from there on for all of its altered feature maps.
-
-    A network in which something leads past the layer may not take more rows behind it than before it, or say something
-    else of them, which the row that is not altered shows; it runs whole for every altered map.
-    """
+    """Run up to the layer once for each image, and from there on for all of its altered feature maps."""
     assert stream.layer is not None
-    layer, device = stream.layer, asked.inputs.x.device
-    cut_off = _CutOff(asked, layer, readers)
-    most = asked.footprint.most(device, graph=False, after=layer)
-    kind = (tuple(asked.inputs.x.shape[1:]), asked.inputs.x.dtype, asked.work.precision, layer)
-    pace = BatchSizeTuner(asked.model, kind, most, device, sizes_in_cache(most, device))
-    for image in range(len(asked.inputs)):
+    device = context.inputs.x.device
+    rerun = _LayerRerun(context, stream.layer, readers)
+    most = context.footprint.most(device, graph=False, after=stream.layer)
+    tuner = context.tuner(stream.layer, most, sizes_in_cache(most, device))
+    for image in range(len(context.inputs)):
         mine = (rows.owners == image).nonzero()[:, 0]
-        if not len(mine):
-            continue
-        cut_off.begin(image)
-        in_pieces(mine, partial(cut_off.run, rows), readers, asked, progress, pace)
+        if len(mine):
+            rerun.begin(image)
+            run_in_batches(mine, partial(rerun.run, rows), readers, context, progress, tuner)
 
 
-class _CutOff:
-    """Runs what lies behind a layer on other feature maps than its own."""
+class _LayerRerun:
+    """Runs a network with other feature maps of a layer, in the fastest of three ways that works:
 
-    def __init__(self, asked: RerunContext, layer: str, readers: Sequence[Readers]) -> None:
-        self._asked, self._layer, self._readers = asked, layer, readers
-        self._record: Record = asked.forward.record(layer)
-        self._fans_out = not asked.one_at_a_time
-        self._replays = self._fans_out and not has_hooks(asked.model)  # hooks of others would see the replay
+    1. the operations before the layer are replayed from a tape;
+    2. the network before the layer is run for the image, and behind it for several maps;
+    3. the network is run whole for every map, as where something leads past the layer and takes no more rows behind it.
+    """
+
+    def __init__(self, context: RerunContext, layer: str, readers: Sequence[Readers]) -> None:
+        self._context, self._layer, self._readers = context, layer, readers
+        self._choices = [reader.choice for reader in readers]
+        self._record = context.forward.record(layer)
+        self._runs_whole = context.one_at_a_time
+        self._may_replay = not self._runs_whole and not has_hooks(context.model)  # others' hooks would see a replay
         self._tape: Tape | None = None
-        self._tried = False
+        self._tape_is_checked = False
 
     def begin(self, image: int) -> None:
-        self._image = torch.tensor([image], device=self._asked.inputs.x.device)
-        known = self._asked.tapes.pop(self._layer, None)  # of the forward pass of all, which has one image then
-        self._tape, self._tried = (known or self._taped()) if self._replays else None, False
+        """Go on to the maps of an image."""
+        self._image = torch.tensor([image], device=self._context.inputs.x.device)
+        known = self._context.tapes.pop(self._layer, None)  # of the forward pass of all, which has one image then
+        self._tape = (known or self._record_prefix()) if self._may_replay else None
+        self._tape_is_checked = False
 
-    def run(self, rows: PerturbedRows, numbers: torch.Tensor, check: bool) -> Add:
-        beside = len(self._asked.inputs) - len(numbers) if self._asked.fixed else int(check)  # not altered
+    def run(self, rows: PerturbedRows, numbers: torch.Tensor, check: bool) -> list[Add]:
+        """Run these altered maps of the image."""
+        unaltered = len(self._context.inputs) - len(numbers) if self._context.fixed else int(check)
 
         def make() -> torch.Tensor:
-            with calculating(self._asked.inputs.x.device.type):
+            with calculating(self._context.inputs.x.device.type):
                 maps = rows.make(numbers)
-                return torch.cat([maps, *[self._maps(self._image).to(maps)] * beside]) if beside else maps
+                return torch.cat([maps, *[self._own_maps().to(maps)] * unaltered]) if unaltered else maps
 
-        if self._tape is not None and not check and not self._tried:
-            self._try_tape()
-        images = torch.cat([rows.owners[numbers], self._image.repeat(beside)])
+        if self._tape is not None and not check and not self._tape_is_checked:
+            self._check_tape()
+        images = torch.cat([rows.owners[numbers], self._image.repeat(unaltered)])
         output = self._output(images, make, check)
-        scores = [scores_of(reader.choice, images, output) for reader in self._readers]
-        add = [
-            reader.read_scores(images[: len(numbers)], numbers, score, output)
-            for reader, score in zip(self._readers, scores, strict=True)
+        return [
+            reader.read_scores(images[: len(numbers)], numbers, scores_of(reader.choice, images, output), output)
+            for reader in self._readers
         ]
-        return partial(_all, add)
 
     def _output(self, images: torch.Tensor, make: Callable[[], torch.Tensor], check: bool) -> Any:
-        """The network's output for maps: run from the layer on, or if that fails, as a whole for each."""
+        """The network's output for maps, run in the next slower way if one fails."""
         while True:
-            fans_out = self._fans_out and not self._asked.one_at_a_time
             maps = make()  # new ones each time, since the network may overwrite them
             first = maps[:1].clone()
             try:
-                output = self._scored(images, self._image if fans_out else images, maps)
-                if fans_out:
-                    self._must_fit(output, images)
+                output = self._run_maps(images, images if self._runs_whole else self._image, maps)
+                if not self._runs_whole:
+                    self._check_output(output, images)
                 if check:
-                    self._check(output, images, first)
+                    scores = [(choice, scores_of(choice, images, output)) for choice in self._choices]
+                    run_first = partial(self._run_maps, self._image, self._image, first)
+                    check_rows(self._context, self._layer, images, scores, run_first)
+                    self._tape_is_checked = True  # by the last row
                 return output
             except Exception as error:  # whatever the network says of more rows than it began with
-                if is_out_of_memory(error) or came_by_signal(error) or not fans_out:
+                if is_out_of_memory(error) or came_by_signal(error) or self._runs_whole:
                     raise
                 way = "is not replayed" if self._tape is not None else "runs again for every map"
                 note(f"what lies before layer {self._layer} {way}: {raised(error)}")
-            self._fans_out, self._replays, self._tape = self._tape is not None, False, None
+            self._runs_whole, self._may_replay, self._tape = self._tape is None, False, None
 
-    def _try_tape(self) -> None:
-        """Replay what lies before the layer for the unaltered maps: if the output differs, do without replays."""
+    def _check_tape(self) -> None:
+        """Replay the tape for the unaltered maps; if the score differs, do without it for this image."""
         try:
-            output = self._scored(self._image, self._image, self._maps(self._image))
-            agrees = all(
-                scores_agree(self._asked, r.choice, scores_of(r.choice, self._image, output), self._known(r))
-                for r in self._readers
-            )
+            output = self._run_maps(self._image, self._image, self._own_maps())
+            agrees = self._context.are_known(self._image, output, self._choices)
         except Exception as error:  # whatever the network says of a replay
             if is_out_of_memory(error) or came_by_signal(error):
                 raise
             agrees = False
-        self._tried, self._tape = True, self._tape if agrees else None
+        self._tape_is_checked, self._tape = True, self._tape if agrees else None
 
-    def _known(self, reader: Readers) -> torch.Tensor:
-        return reader.choice.score[self._image]
-
-    def _must_fit(self, output: Any, images: torch.Tensor) -> None:
+    def _check_output(self, output: Any, images: torch.Tensor) -> None:
         """Refuse other classes than the unaltered image has, and what reads maps that the layer overwrote."""
-        if self._asked.forward.logits is not None and self._asked.inputs.others:
-            check_width(self._asked, find_logits(output, len(images)))
-        if any(torch.isnan(scores_of(reader.choice, images, output)).any() for reader in self._readers):
+        if self._context.forward.logits is not None and self._context.inputs.others:
+            check_width(self._context, find_logits(output, len(images)))
+        if any(torch.isnan(scores_of(choice, images, output)).any() for choice in self._choices):
             raise DependentRowsError  # something reads what the layer overwrote, which has fewer rows
 
-    def _check(self, output: Any, images: torch.Tensor, first: torch.Tensor) -> None:
-        """See that rows do not depend on each other: the last one is not altered, and the first one is run alone too.
+    def _own_maps(self) -> torch.Tensor:
+        """The layer's own feature maps for the image."""
+        return self._context.forward.spatial(self._record.activation, self._layer)[self._image]
 
-        Raises:
-            DependentRowsError: one of them has another score among the others than alone.
-        """
-        asked = self._asked
-        for reader in self._readers:
-            if not scores_agree(
-                asked, reader.choice, scores_of(reader.choice, images, output)[-1:], self._known(reader)
-            ):
-                raise DependentRowsError
-        self._tried = True
-        if self._layer in asked.proved:
-            return
-        alone = self._scored(self._image, self._image, first)
-        for reader in self._readers:
-            score = scores_of(reader.choice, images, output)[:1]
-            if not scores_agree(asked, reader.choice, score, scores_of(reader.choice, self._image, alone)):
-                raise DependentRowsError
-        asked.proved.add(self._layer)
-
-    def _maps(self, image: torch.Tensor) -> torch.Tensor:
-        """The layer's own feature maps for an image."""
-        return self._asked.forward.spatial(self._record.activation, self._layer)[image]
-
-    def _taped(self) -> Tape | None:
-        """Run up to the layer, noting what happens; None where that cannot be replayed."""
-        asked, record = self._asked, self._record
-        with running_altered(asked), HookGroup(asked.model) as group:
-            taping = PrefixRecorder(group, asked.model, f"{record.layer}@{record.call}", ends=True)
-            inputs = asked.inputs.rows(self._image)  # what is noted begins with the call, as it does in a replay
+    def _record_prefix(self) -> Tape | None:
+        """Run up to the layer and record the operations; None if they cannot be replayed."""
+        context, record = self._context, self._record
+        with context.runs_model(), HookGroup(context.model) as group:
+            recorder = PrefixRecorder(group, context.model, f"{record.layer}@{record.call}", ends=True)
+            inputs = context.inputs.rows(self._image)  # what is recorded begins with the call, as it does in a replay
             try:
-                with taping.tape:
-                    inputs.call(asked.model)
+                with recorder.tape:
+                    inputs.call(context.model)
             except ReachedError:
                 pass
             except Exception as error:  # the network may take no image alone
                 if is_out_of_memory(error) or came_by_signal(error):
                     raise
-                self._replays = False
+                self._may_replay = False
                 return None
-        return taping.made(record.call)
+        return recorder.made(record.call)
 
-    def _scored(self, images: torch.Tensor, before: torch.Tensor, maps: torch.Tensor) -> Any:
+    def _run_maps(self, images: torch.Tensor, before: torch.Tensor, maps: torch.Tensor) -> Any:
         """Run the network on the images ``before`` the layer, and behind it with ``maps`` that belong to ``images``."""
-        asked, record = self._asked, self._record
-        altered = self._laid_out(maps, images)
+        context, record = self._context, self._record
+        altered = self._as_returned(maps, images)
         overwriting, calls = Overwriting(), Counter[str]()
         tape = self._tape if len(before) == 1 else None
         replay = None if tape is None else Replay(tape)
@@ -203,33 +170,26 @@ class _CutOff:
 
         def run(inputs: Inputs) -> Any:
             calls.clear()  # it may run again in another layout
-            with HookGroup(asked.model) as group:
+            with HookGroup(context.model) as group:
                 overwriting.watch(group, record.layer)
                 group.forward(record.layer, replaced)
-                with ExitStack() as stack:
-                    if replay is not None:
-                        stack.enter_context(replay)
-                    return inputs.call(asked.model)
+                with replay or nullcontext():
+                    return inputs.call(context.model)
 
-        with running_altered(asked):
+        with context.runs_model():
             if replay is not None:
-                output = run(asked.inputs.rows(before))
+                output = run(context.inputs.rows(before))
             else:
-                output = in_fastest_layout(asked, before, {asked.inputs.path: asked.inputs.x[before]}, run)
+                output = context.in_fastest_layout(before, {context.inputs.path: context.inputs.x[before]}, run)
         if tape is not None and replay is not None and not (tape.is_intact() and replay.leaves_intact):
-            self._tape = self._taped()
+            self._tape = self._record_prefix()
         return output
 
-    def _laid_out(self, maps: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+    def _as_returned(self, maps: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
         """Feature maps as the layer would have returned them."""
         raw = self._record.activation
-        grid = self._asked.forward.grids.grid(tuple(raw.shape), self._layer)
+        grid = self._context.forward.grids.grid(tuple(raw.shape), self._layer)
         assert grid is not None  # the maps were laid out by it
         own = raw.index_select(grid.of_images, images[:1])  # all of them are of one image, so none is copied
         size = [len(images) if dim == grid.of_images else -1 for dim in range(own.ndim)]
         return grid.fold(maps.to(raw), own.expand(size))
-
-
-def _all(add: Sequence[Add]) -> None:
-    for each in add:
-        each()

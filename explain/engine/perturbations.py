@@ -1,13 +1,14 @@
-"""Altered rows, as values: what is altered, what is asked of each row, and how the answers are added up.
+"""Perturbations and reducers: what is altered, what each altered row is explained for, and how results are added up.
 
-Equal values are run once for all methods and targets of a call, so that what methods share costs nothing twice.
+Methods, metrics and checks give the engine these values. Equal ones are run once for all methods and targets of a call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -20,10 +21,10 @@ Make = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class PerturbedRows:
-    """Altered rows: ``owners`` ``(P,)`` says whose each row is, and ``make`` builds those that it is asked for.
+    """Altered rows: ``owners`` ``(P,)`` has the image of each row, and ``make`` builds the rows with given numbers.
 
     ``carry`` does to a tensor with a row for each image what was done to the photo's geometry: ``(tensor, rows)`` to
-    one row for each altered row. None means that nothing was moved. ``keep`` gives the masks of rows, where there are.
+    one row for each altered row. None means that nothing was moved. ``keep`` returns the masks of rows, if it has any.
     """
 
     owners: torch.Tensor
@@ -32,89 +33,95 @@ class PerturbedRows:
     keep: Make | None = None
 
 
-class Perturbation(Hashable, Protocol):
-    """A plan of altered rows, as a frozen value: equal ones are run once for all methods of a call.
+class Perturbation(ABC):
+    """A plan of altered rows. Subclasses are frozen dataclasses: equal ones are run once for all methods of a call.
 
-    With ``of_layer`` it alters feature maps ``(b, C, h, w)`` of a layer, otherwise inputs ``(b, C, H, W)``. It may look
-    at the evidence that it ``needs``, and at nothing that depends on the target.
+    It may look at the evidence that it ``needs``, and at nothing that depends on the target.
     """
 
-    @property
-    def of_layer(self) -> bool: ...
+    of_tokens: ClassVar[bool] = False
+    """Whether it leaves tokens out before the first block of a transformer: its rows are truth values ``(b, h, w)``,
+    true for the tokens that stay, as many in each row. It alters no layer then."""
+    is_reference: ClassVar[bool] = False
+    """Whether the scores of other rows are compared with those of its rows; it is run first then."""
 
     @property
-    def needs(self) -> frozenset[Need[Any]]: ...
+    def of_layer(self) -> bool:
+        """Whether it alters feature maps ``(b, C, h, w)`` of a layer, and not inputs ``(b, C, H, W)``."""
+        return False
 
-    def count(self, channels: int) -> int:
-        """How many rows each image has at most, where the layer has so many channels."""
-        ...
+    @property
+    def needs(self) -> frozenset[Need[Any]]:
+        return frozenset()
 
-    def rows(self, evidence: Evidence) -> PerturbedRows: ...
+    @abstractmethod
+    def count(self, channels: int, size: tuple[int, ...]) -> int:
+        """How many rows each image has at most, for a layer with so many channels and a photo of this size.
+
+        Both are 0 or empty where they are not known; the count is 0 where it depends on them.
+        """
+
+    @abstractmethod
+    def rows(self, evidence: Evidence) -> PerturbedRows:
+        """The altered rows of the images."""
+
+    def matching_rows(self, evidence: Evidence, first: PerturbedRows) -> PerturbedRows:
+        """The altered rows of a second explained input, which are run together with the ``first`` one's."""
+        return self.rows(evidence)
 
 
-class Accumulator(Protocol):
-    """What adds up the results of altered rows as they come."""
+class Accumulator(ABC):
+    """Adds up the results of altered rows as they come."""
 
+    @abstractmethod
     def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
         """Take what was found for rows ``numbers`` ``(b,)``, which belong to ``images`` ``(b,)``: ``(b, ...)``."""
-        ...
 
-    def enough(self) -> bool:
-        """Whether no more rows are wanted."""
-        ...
-
+    @abstractmethod
     def result(self) -> Any: ...
 
+    def enough(self) -> bool:
+        """Whether no more rows are needed."""
+        return False
 
-@runtime_checkable
-class PartialResults(Protocol):
-    """What adds up results and has something to show before all of them have come."""
-
-    def done(self) -> torch.Tensor:
-        """Which images ``(N,)`` want no more rows."""
-        ...
+    def done(self) -> torch.Tensor | None:
+        """Which images ``(N,)`` need no more rows; None where all images need the same rows."""
+        return None
 
     def so_far(self) -> torch.Tensor | None:
-        """The map that there is by now, with zeros for images without one; None where no image has any."""
-        ...
+        """The map by now, with zeros for images without one; None where there is none before all rows have come."""
+        return None
 
     def partial(self) -> Any:
-        """The result, marked as unfinished; None where some image has none yet."""
-        ...
+        """The result by now, marked as unfinished; None where there is none before all rows have come."""
+        return None
 
 
-class Reducer(Hashable, Protocol):
-    """A way to add up results of altered rows in constant memory, as a frozen value."""
+class Reducer(ABC):
+    """A way to add up results of altered rows. Subclasses are frozen dataclasses, as perturbations are."""
 
+    @abstractmethod
     def begin(self, evidence: Evidence) -> Accumulator: ...
 
 
-@runtime_checkable
-class SizeDependent(Protocol):
-    """An alteration whose number of rows depends on how large the photo is."""
+@dataclass(frozen=True)
+class InOrder(Reducer):
+    """Keeps the result of each row, in the order of the rows."""
 
-    def count_at(self, size: tuple[int, ...]) -> int:
-        """How many rows each image has at most."""
-        ...
-
-
-@runtime_checkable
-class Following(Protocol):
-    """An alteration whose rows of a second explained input follow those of the first."""
-
-    def rows_beside(self, evidence: Evidence, first: PerturbedRows) -> PerturbedRows:
-        """The rows of another input; ``first`` has those of the first."""
-        ...
+    def begin(self, evidence: Evidence) -> Accumulator:
+        return _InOrder(evidence.score)
 
 
-@runtime_checkable
-class TokenPerturbation(Protocol):
-    """An alteration that leaves tokens out where the first block of a transformer begins.
+class _InOrder(Accumulator):
+    def __init__(self, like: torch.Tensor) -> None:
+        self._empty, self._values, self._numbers = like.new_zeros(0), list[torch.Tensor](), list[torch.Tensor]()
 
-    Its rows are truth values ``(b, h, w)``, true for those that stay: as many in each row. It alters no layer.
-    """
+    def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
+        self._values.append(values)
+        self._numbers.append(numbers)
 
-    of_tokens: ClassVar[bool]
+    def result(self) -> torch.Tensor:
+        return torch.cat(self._values)[torch.argsort(torch.cat(self._numbers))] if self._values else self._empty
 
 
 class Attributor(Protocol):
@@ -144,7 +151,7 @@ class Scores(Need[torch.Tensor]):
 
 @dataclass(frozen=True)
 class Attributions(Need[Any]):
-    """What a method says of each altered row, added up by a fold."""
+    """The results of a method for all altered rows, added up by a reducer."""
 
     of: Perturbation
     method: Attributor
@@ -164,7 +171,7 @@ class Attributions(Need[Any]):
 
 
 @dataclass(frozen=True)
-class Unperturbed:
+class Unperturbed(Perturbation):
     """The photo, or a layer's feature maps, as they are: what other rows are compared with."""
 
     of_layer: bool = False
@@ -178,7 +185,7 @@ class Unperturbed:
     def __str__(self) -> str:
         return "the layer's own maps" if self.of_layer else "the photo itself"
 
-    def count(self, channels: int) -> int:
+    def count(self, channels: int, size: tuple[int, ...]) -> int:
         return 1
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
@@ -187,17 +194,15 @@ class Unperturbed:
 
 
 @dataclass(frozen=True)
-class ZeroInput:
+class ZeroInput(Perturbation):
     """A photo of zeros, which is what preprocessing makes of the training data's mean colour."""
 
     is_reference: ClassVar[bool] = True
-    of_layer: ClassVar[bool] = False
-    needs: ClassVar[frozenset[Need[Any]]] = frozenset()
 
     def __str__(self) -> str:
         return "a blank photo"
 
-    def count(self, channels: int) -> int:
+    def count(self, channels: int, size: tuple[int, ...]) -> int:
         return 1
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
@@ -205,57 +210,8 @@ class ZeroInput:
         return PerturbedRows(torch.arange(len(x), device=x.device), lambda rows: torch.zeros_like(x[rows]))
 
 
-class PerturbationRunner(Protocol):
-    """Runs altered rows that a method can name only when it sees the evidence."""
-
-    @property
-    def kept(self) -> dict[Any, Any]:
-        """Where a method may keep what it has worked out from its runs."""
-        ...
-
-    @property
-    def ended(self) -> bool:
-        """Whether an interrupt has ended the work: no more rows are run."""
-        ...
-
-    def end(self, error: KeyboardInterrupt, *, partial: bool) -> None:
-        """End the work early; ``partial`` says whether a method has something to show by now.
-
-        Raises:
-            KeyboardInterrupt: it has nothing, or what there is by an interrupt is not wanted.
-        """
-        ...
-
-    def scores(self, of: Perturbation, *, logits: bool = False) -> torch.Tensor:
-        """The score ``(P,)`` of each altered row, or its class scores ``(P, K)``."""
-        ...
-
-    def read(self, of: Perturbation, method: Attributor, fold: Reducer) -> Any:
-        """What a method says of each altered row, added up by a fold."""
-        ...
-
-    def read_for_all(self, of: Perturbation, method: Attributor, fold: Reducer) -> Any:
-        """The same, and what it says for the other targets of the call is remembered for them.
-
-        Nobody is told of these rows: a method that runs few at a time says itself how far it is, with `tell`.
-        """
-        ...
-
-    def read_once(self, of: Perturbation, method: Attributor, fold: Reducer) -> Any:
-        """The same, and not remembered; nobody is told of these rows either."""
-        ...
-
-    def tell(self, done: int, total: int, maps: Callable[[], Mapping[str, torch.Tensor]] = dict) -> None:
-        """Tell who waits how many of a method's own rows are done, and the ``maps`` so far by its name."""
-        ...
-
-    def remembered(self) -> Iterator[tuple[Need[Any], Any]]:
-        """What this target has been asked, also on the way for another one, and the answers."""
-        ...
-
-
 @dataclass(frozen=True)
-class PerturbationRuns(Need[PerturbationRunner]):
-    """Permission to run altered rows that depend on what was found; with ``of_layer``, a layer's maps are altered."""
+class PerturbationRuns(Need[Any]):
+    """A `PerturbationRunner`, for altered rows that depend on what was found; with ``of_layer``, for a layer's maps."""
 
     of_layer: bool = False

@@ -15,14 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from explain.engine.needs import Backward, BlockAttention, Need, NeedAtLayer, RevealCancel, asks_of
-from explain.engine.perturbations import (
-    Attributions,
-    Perturbation,
-    PerturbationRuns,
-    Scores,
-    SizeDependent,
-    Unperturbed,
-)
+from explain.engine.perturbations import Attributions, Perturbation, PerturbationRuns, Scores, Unperturbed
 from explain.engine.settings import Precision
 
 
@@ -169,10 +162,8 @@ class Plan:
 
     def rows_of(self, stream: Stream) -> int:
         """How many altered rows a stream has at most."""
-        if isinstance(stream.of, SizeDependent):
-            return self.images * stream.of.count_at(self.size) if self.size else 0
         layer = stream.layer or next((reader.layer for reader in stream.readers if reader.layer), None)
-        return self.images * stream.of.count(self.channels.get(layer or "", 0))
+        return self.images * stream.of.count(self.channels.get(layer or "", 0), self.size)
 
     def cost(self, shares: Mapping[str, float] = MappingProxyType({})) -> float:
         """How many passes of one image it takes, forward and backward ones alike.

@@ -174,19 +174,26 @@ _fastest: weakref.WeakKeyDictionary[nn.Module, dict[Any, int]] = weakref.WeakKey
 
 
 class BatchSizeTuner:
-    """Says how many rows to run next, and finds out which number is fastest while the work is done.
+    """Chooses how many rows to run next: as many as are ``given``, or else what is fastest.
 
-    Each size is tried twice, and the second time is what counts: the first one prepares kernels and memory. What was
-    found is remembered for the network and this ``kind`` of work, and so is how many rows fit into memory. Short work
-    is done without trials.
+    Each size is tried twice, and the second time is what counts: the first one prepares kernels and memory. The fastest
+    is remembered for the network and this ``kind`` of work, and so is how many rows fit into memory. Short work is done
+    without trials.
     """
 
     def __init__(
-        self, model: nn.Module, kind: Hashable, most: int, device: torch.device, sizes: tuple[int, ...] | None = None
+        self,
+        model: nn.Module,
+        kind: Hashable,
+        most: int,
+        device: torch.device,
+        *,
+        given: int | None = None,
+        sizes: tuple[int, ...] | None = None,
     ) -> None:
         tried = sizes or (TRIED if device.type == "cpu" else TRIED_ELSEWHERE)
         self._known = _fastest.setdefault(model, {})
-        self._kind, self._device = (kind, str(device)), device
+        self._kind, self._device, self._given = (kind, str(device)), device, given
         self._most = min(most, self._known.get(("fit", self._kind), most))
         self._sizes = list(dict.fromkeys(min(size, self._most) for size in tried))
         self._seconds: dict[int, list[float]] = {}
@@ -194,17 +201,19 @@ class BatchSizeTuner:
 
     def rows(self, left: int) -> int:
         """How many rows to run next: a few that would be left over go with them, since a small piece is slow."""
+        if self._given is not None:
+            return self._given
         return left if left <= min(self._most, self.size + self.size // 4) else self.size
 
     def now(self) -> float:
-        """The time in seconds, when all that was started is done."""
+        """The time in seconds, once the device has finished what was started."""
         if self._device.type == "cuda" and self._kind not in self._known:
             torch.cuda.synchronize(self._device)
         return time.perf_counter()
 
     def note(self, rows: int, seconds: float, left: int) -> None:
-        """Take how long a piece took, and choose the next size."""
-        if self._kind in self._known:
+        """Take how long a batch took, and choose the next size."""
+        if self._given is not None or self._kind in self._known:
             return
         if rows == self.size:
             self._seconds.setdefault(rows, []).append(seconds / rows)
@@ -217,6 +226,7 @@ class BatchSizeTuner:
 
     def fit(self, most: int) -> None:
         """Run no more rows than these from now on: more did not fit into memory."""
+        self._given = self._given and min(most, self._given)
         self.size = self._most = min(most, self.size)
         self._sizes = list(dict.fromkeys(min(size, most) for size in self._sizes))
         self._known["fit", self._kind] = most

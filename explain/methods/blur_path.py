@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from explain._utils.errors import MethodError
-from explain.engine import Accumulator, Attributions, Evidence, Need, PerturbedRows, Scores
+from explain.engine import Accumulator, Attributions, Evidence, Need, Perturbation, PerturbedRows, Reducer, Scores
 from explain.methods import bibliography as sources
 from explain.methods.base import GRADIENTS, Method, Style
 from explain.methods.bibliography import Source
@@ -39,7 +39,7 @@ def _weights(side: int, sigma: float) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class BlurPath:
+class BlurPath(Perturbation):
     """The photo, less and less blurred.
 
     ``sigma`` is the first blur's standard deviation as a share of the shorter side; it falls in equal ``steps``. Each
@@ -50,13 +50,10 @@ class BlurPath:
     sigma: float
     middle: bool
 
-    of_layer: ClassVar[bool] = False
-    needs: ClassVar[frozenset[Need[Any]]] = frozenset()
-
     def __str__(self) -> str:
         return "the photo, less and less blurred"
 
-    def count(self, channels: int) -> int:
+    def count(self, channels: int, size: tuple[int, ...]) -> int:
         return self.steps
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
@@ -84,18 +81,15 @@ class BlurPath:
 
 
 @dataclass(frozen=True)
-class Blurriest:
+class Blurriest(Perturbation):
     """The photo at the beginning of a path of blurs."""
 
     of: BlurPath
 
-    of_layer: ClassVar[bool] = False
-    needs: ClassVar[frozenset[Need[Any]]] = frozenset()
-
     def __str__(self) -> str:
         return "the blurred photo"
 
-    def count(self, channels: int) -> int:
+    def count(self, channels: int, size: tuple[int, ...]) -> int:
         return 1
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
@@ -104,7 +98,7 @@ class Blurriest:
 
 
 @dataclass(frozen=True)
-class _Sharpening:
+class _Sharpening(Reducer):
     """Adds up gradients, each times what its step changes of the photo."""
 
     along: BlurPath
@@ -113,7 +107,7 @@ class _Sharpening:
         return _Sum(self.along, evidence.inputs)
 
 
-class _Sum:
+class _Sum(Accumulator):
     def __init__(self, along: BlurPath, x: torch.Tensor) -> None:
         self._along, self._x, self._total = along, x, torch.zeros_like(x)
 
@@ -121,9 +115,6 @@ class _Sum:
         for image, number, gradient in zip(images.tolist(), numbers.tolist(), values, strict=True):
             step, x = number % self._along.steps, self._x[image]
             self._total[image] += gradient.to(x) * (self._along.at(x, step + 1) - self._along.at(x, step))
-
-    def enough(self) -> bool:
-        return False
 
     def result(self) -> torch.Tensor:
         return self._total

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 
 from explain._utils.errors import MethodError, shown
-from explain.engine import Accumulator, Attributions, Evidence, Need
+from explain.engine import Accumulator, Attributions, Evidence, Need, Reducer
 from explain.methods.base import ALTERED, Method, Outcome, options, relative_error
 from explain.methods.masks import Order, baseline_of
 from explain.methods.regions import regions_of
@@ -104,7 +104,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Gradually:
+class Gradually(Reducer):
     """Reads a map off scores as they come, and stops early.
 
     It does so when there is an error, and the largest is at most ``tolerance`` times the largest magnitude, or when
@@ -136,7 +136,7 @@ class _OfImage:
         return sum(map(len, self.waiting))
 
 
-class _Gradually:
+class _Gradually(Accumulator):
     def __init__(self, how: Gradually, estimating: Estimating, evidence: Evidence) -> None:
         self._how, self._with, self._device = how, estimating, evidence.inputs.device
         self._order = Order.of(estimating.counts, self._device)

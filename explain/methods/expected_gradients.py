@@ -14,7 +14,7 @@ import torch
 
 from explain._utils.errors import MethodError
 from explain._utils.random_numbers import normal, uniform
-from explain.engine import Accumulator, Attributions, Evidence, Need, PerturbedRows, Scores
+from explain.engine import Accumulator, Attributions, Evidence, Need, Perturbation, PerturbedRows, Reducer, Scores
 from explain.methods import bibliography as sources
 from explain.methods.base import GRADIENTS, Method, Style, at_least
 from explain.methods.bibliography import Source
@@ -24,7 +24,7 @@ from explain.methods.registry import register
 
 
 @dataclass(frozen=True)
-class RandomPoints:
+class RandomPoints(Perturbation):
     """Random points between the photo, with noise, and baselines drawn at random."""
 
     samples: int
@@ -34,13 +34,10 @@ class RandomPoints:
     method: str = field(default="gradientshap", compare=False)
     """What errors call the method."""
 
-    of_layer: ClassVar[bool] = False
-    needs: ClassVar[frozenset[Need[Any]]] = frozenset()
-
     def __str__(self) -> str:
         return "random points between the photo and baselines"
 
-    def count(self, channels: int) -> int:
+    def count(self, channels: int, size: tuple[int, ...]) -> int:
         return self.samples
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
@@ -87,19 +84,16 @@ def several(baselines: torch.Tensor, x: torch.Tensor, method: str, *, alone: boo
 
 
 @dataclass(frozen=True)
-class Baselines:
+class Baselines(Perturbation):
     """All baselines, for each photo."""
 
     baselines: torch.Tensor
     method: str = field(compare=False)
 
-    of_layer: ClassVar[bool] = False
-    needs: ClassVar[frozenset[Need[Any]]] = frozenset()
-
     def __str__(self) -> str:
         return "the baselines"
 
-    def count(self, channels: int) -> int:
+    def count(self, channels: int, size: tuple[int, ...]) -> int:
         return len(self.baselines)
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
@@ -120,7 +114,7 @@ def mean_score(scores: torch.Tensor, evidence: Evidence) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Differences:
+class Differences(Reducer):
     """Averages gradients times the difference that each was drawn from."""
 
     of: RandomPoints
@@ -129,7 +123,7 @@ class Differences:
         return _Mean(self.of, evidence.inputs)
 
 
-class _Mean:
+class _Mean(Accumulator):
     def __init__(self, of: RandomPoints, x: torch.Tensor) -> None:
         self._of, self._x, self._total = of, x, torch.zeros_like(x)
 
@@ -137,9 +131,6 @@ class _Mean:
         for image, number, value in zip(images.tolist(), numbers.tolist(), values, strict=True):
             start, end, _ = self._of.drawn(self._x[image], number % self._of.samples)
             self._total[image] += value.to(self._total) * (end - start) / self._of.samples
-
-    def enough(self) -> bool:
-        return False
 
     def result(self) -> torch.Tensor:
         return self._total

@@ -17,9 +17,11 @@ from explain.engine import (
     Evidence,
     InputGradients,
     Need,
+    Perturbation,
     PerturbationRunner,
     PerturbationRuns,
     PerturbedRows,
+    Reducer,
 )
 from explain.hooks import recording
 from explain.methods import bibliography as sources
@@ -117,20 +119,17 @@ USUAL_STEP = 32  # points of the lattice along the shorter side: 7 pixels of 224
 
 
 @dataclass(frozen=True, eq=False)
-class Made:
+class Made(Perturbation):
     """Photos that were made already, some of each image; two such plans are never equal."""
 
     owners: torch.Tensor
     photos: torch.Tensor
     of: torch.Tensor
 
-    of_layer: ClassVar[bool] = False
-    needs: ClassVar[frozenset[Need[Any]]] = frozenset()
-
     def __str__(self) -> str:
         return "photos seen through masks that are looked for"
 
-    def count(self, channels: int) -> int:
+    def count(self, channels: int, size: tuple[int, ...]) -> int:
         return 0
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
@@ -152,22 +151,19 @@ class ScoreAndGradient:
 
 
 @dataclass(frozen=True)
-class Gathered:
+class Gathered(Reducer):
     """All rows, in their order."""
 
     def begin(self, evidence: Evidence) -> Accumulator:
         return _Gathered()
 
 
-class _Gathered:
+class _Gathered(Accumulator):
     def __init__(self) -> None:
         self._found = list[tuple[torch.Tensor, torch.Tensor]]()
 
     def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
         self._found.append((numbers, values))
-
-    def enough(self) -> bool:
-        return False
 
     def result(self) -> torch.Tensor:
         numbers, values = (torch.cat(each) for each in zip(*self._found, strict=True))

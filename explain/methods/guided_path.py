@@ -14,17 +14,18 @@ from explain.engine import (
     Accumulator,
     Attributions,
     Evidence,
+    InOrder,
     InputGradients,
     Need,
     Perturbation,
     PerturbationRuns,
     PerturbedRows,
+    Reducer,
 )
 from explain.methods import bibliography as sources
 from explain.methods.base import GRADIENTS, Method, Style, over_all
 from explain.methods.bibliography import Source
 from explain.methods.blur_path import BlurIntegratedGradients
-from explain.methods.masks import InOrder
 from explain.methods.path import IntegratedGradients, PathStart, StraightPath, path_baseline, score_of
 from explain.methods.registry import register
 
@@ -40,18 +41,15 @@ def _ranked(gradient: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Points:
+class Points(Perturbation):
     """One point for each image, found by looking at those before it."""
 
     at: torch.Tensor
 
-    of_layer: ClassVar[bool] = False
-    needs: ClassVar[frozenset[Need[Any]]] = frozenset()
-
     def __str__(self) -> str:
         return "points of a path"
 
-    def count(self, channels: int) -> int:
+    def count(self, channels: int, size: tuple[int, ...]) -> int:
         return 1
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
@@ -190,7 +188,7 @@ class GuidedIntegratedGradients(Method):
 
 
 @dataclass(frozen=True)
-class ByDirection:
+class ByDirection(Reducer):
     """Shares out the change of the score from each point to the next; the last point's next is the photo."""
 
     steps: int
@@ -199,7 +197,7 @@ class ByDirection:
         return _Changes(self.steps, evidence)
 
 
-class _Changes:
+class _Changes(Accumulator):
     def __init__(self, steps: int, evidence: Evidence) -> None:
         self._steps, self._x, self._last = steps, evidence.inputs, evidence.score
         self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -216,9 +214,6 @@ class _Changes:
         if image in self._before:
             before, direction = self._before.pop(image)
             self._total[image] += (score - before).to(direction) * direction
-
-    def enough(self) -> bool:
-        return False
 
     def result(self) -> torch.Tensor:
         for image in list(self._before):
@@ -288,7 +283,7 @@ class IDGI(Method):
     @property
     def _changes(self) -> Attributions | None:
         points = self._points
-        return None if points is None else Attributions(points, ScoreAndGradient(), ByDirection(points.count(0)))
+        return None if points is None else Attributions(points, ScoreAndGradient(), ByDirection(points.count(0, ())))
 
     @property
     def _below(self) -> Need[torch.Tensor]:

@@ -11,7 +11,16 @@ import torch.nn.functional as F
 
 from explain._utils.errors import BaselineError, MethodError
 from explain.baselines import Baseline, covering, get_baseline
-from explain.engine import Accumulator, Attributions, Evidence, Make, Need, PerturbedRows, Unperturbed
+from explain.engine import (
+    Attributions,
+    Evidence,
+    InOrder,
+    Make,
+    Need,
+    Perturbation,
+    PerturbedRows,
+    Unperturbed,
+)
 
 Score = Literal["logit", "probability"]
 """What is explained: the score as the target picks it, or the probability of its class."""
@@ -58,13 +67,11 @@ class Order:
 
 
 @dataclass(frozen=True)
-class MaskedInputs:
+class MaskedInputs(Perturbation):
     """Photos covered by masks."""
 
     masks: Masks
     baseline: Baseline
-
-    of_layer: ClassVar[bool] = False
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
@@ -73,11 +80,8 @@ class MaskedInputs:
     def __str__(self) -> str:
         return f"photos covered by {self.masks}; baseline: {self.baseline.name}"
 
-    def count(self, channels: int) -> int:
-        return 0
-
-    def count_at(self, size: tuple[int, ...]) -> int:
-        return self.masks.most(size)
+    def count(self, channels: int, size: tuple[int, ...]) -> int:
+        return self.masks.most(size) if size else 0
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
         x = evidence.inputs
@@ -89,7 +93,7 @@ class MaskedInputs:
         order = Order.of(drawn.counts, x.device)
         return self._of(x, order.images, lambda rows: drawn.keep(order.images[rows], order.numbers[rows]).to(x))
 
-    def rows_beside(self, evidence: Evidence, first: PerturbedRows) -> PerturbedRows:
+    def matching_rows(self, evidence: Evidence, first: PerturbedRows) -> PerturbedRows:
         """Cover the same part of another input: the masks of the first one, brought to its size.
 
         Raises:
@@ -116,19 +120,17 @@ class MaskedInputs:
 
 
 @dataclass(frozen=True)
-class FullyMasked:
+class FullyMasked(Perturbation):
     """Photos of which nothing is left but the baseline: what others are compared with."""
 
     baseline: Baseline
 
-    of_layer: ClassVar[bool] = False
     is_reference: ClassVar[bool] = True
-    needs: ClassVar[frozenset[Need[Any]]] = frozenset()
 
     def __str__(self) -> str:
         return f"photos covered wholly; baseline: {self.baseline.name}"
 
-    def count(self, channels: int) -> int:
+    def count(self, channels: int, size: tuple[int, ...]) -> int:
         return 1
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
@@ -157,30 +159,6 @@ class ScoreOf:
         if self.kind == "logit" or classes is None or logits is None:
             return evidence.score
         return evidence.outputs.of_classes(logits, classes)
-
-
-@dataclass(frozen=True)
-class InOrder:
-    """What was found for each row, in their order."""
-
-    def begin(self, evidence: Evidence) -> Accumulator:
-        return _InOrder(evidence.score)
-
-
-class _InOrder:
-    def __init__(self, like: torch.Tensor) -> None:
-        self._values, self._numbers = [like.new_zeros(0)], [torch.zeros(0, dtype=torch.long, device=like.device)]
-
-    def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
-        self._values.append(values)
-        self._numbers.append(numbers)
-
-    def enough(self) -> bool:
-        return False
-
-    def result(self) -> torch.Tensor:
-        found = torch.cat(self._values[1:] or self._values)
-        return found[torch.argsort(torch.cat(self._numbers))]
 
 
 def blank_score(baseline: Baseline, score: Score) -> Attributions:

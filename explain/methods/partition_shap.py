@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 import torch
 
 from explain.baselines import Baseline, Zero
-from explain.engine import Attributions, Evidence, Need, PerturbationRunner, PerturbationRuns
+from explain.engine import Attributions, Evidence, InOrder, Need, PerturbationRunner, PerturbationRuns
 from explain.methods import bibliography as sources
 from explain.methods.base import Outcome, Style
 from explain.methods.bibliography import Source
 from explain.methods.estimates import PerturbationMethod
-from explain.methods.masks import InOrder, MaskedInputs, Score, ScoreOf, blank_score, whole_score
+from explain.methods.masks import MaskedInputs, Score, ScoreOf, blank_score, whole_score
 from explain.methods.regions import Cell
 from explain.methods.registry import register
 

@@ -12,7 +12,17 @@ import torch.nn.functional as F
 
 from explain._utils.errors import BaselineError, MethodError, in_short
 from explain.baselines import Baseline, get_baseline
-from explain.engine import Accumulator, Attributions, Evidence, Need, PerturbedRows, Scores, ZeroInput
+from explain.engine import (
+    Accumulator,
+    Attributions,
+    Evidence,
+    Need,
+    Perturbation,
+    PerturbedRows,
+    Reducer,
+    Scores,
+    ZeroInput,
+)
 from explain.methods import bibliography as sources
 from explain.methods.base import GRADIENTS, Method, Style, at_least, over_all, spatial_dims
 from explain.methods.bibliography import Source
@@ -45,7 +55,7 @@ BASELINES = ("mean", "blur", "least", "most")
 
 
 @dataclass(frozen=True)
-class PathStart:
+class PathStart(Perturbation):
     """The photo's baseline: a number for all values or for each channel, one of `BASELINES`, or a tensor that holds it.
 
     ``method`` is what errors call the method; equal baselines of two methods are one.
@@ -54,13 +64,10 @@ class PathStart:
     baseline: float | str | tuple[float, ...] | torch.Tensor | Baseline = 0.0
     method: str = field(default="integratedgradients", compare=False)
 
-    of_layer: ClassVar[bool] = False
-    needs: ClassVar[frozenset[Need[Any]]] = frozenset()
-
     def __str__(self) -> str:
         return "the baseline"
 
-    def count(self, channels: int) -> int:
+    def count(self, channels: int, size: tuple[int, ...]) -> int:
         return 1
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
@@ -127,20 +134,17 @@ def score_of(baseline: float | str | torch.Tensor | Baseline, method: str) -> Sc
 
 
 @dataclass(frozen=True)
-class StraightPath:
+class StraightPath(Perturbation):
     """Points on the straight line from a baseline to the photo, as a quadrature needs them."""
 
     steps: int
     start: PathStart
     rule: Rule
 
-    of_layer: ClassVar[bool] = False
-    needs: ClassVar[frozenset[Need[Any]]] = frozenset()
-
     def __str__(self) -> str:
         return "points on the way from the baseline to the photo"
 
-    def count(self, channels: int) -> int:
+    def count(self, channels: int, size: tuple[int, ...]) -> int:
         return self.steps
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
@@ -156,7 +160,7 @@ class StraightPath:
 
 
 @dataclass(frozen=True)
-class Quadrature:
+class Quadrature(Reducer):
     """Adds up what was found along a path, with the weights of a quadrature."""
 
     steps: int
@@ -166,7 +170,7 @@ class Quadrature:
         return _Integral(self, len(evidence.inputs))
 
 
-class _Integral:
+class _Integral(Accumulator):
     def __init__(self, of: Quadrature, images: int) -> None:
         self._weights = torch.from_numpy(quadrature(of.rule, of.steps)[1])
         self._images, self._total = images, torch.zeros(0)
@@ -176,9 +180,6 @@ class _Integral:
             self._total = values.new_zeros(self._images, *values.shape[1:])
         weights = self._weights.to(values)[numbers % len(self._weights)]
         self._total.index_add_(0, images, values * over_all(weights, values))
-
-    def enough(self) -> bool:
-        return False
 
     def result(self) -> torch.Tensor:
         return self._total

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from explain.engine import Activations, Evidence, Need, PerturbedRows, Scores, Unperturbed, ZeroInput
+from explain.engine import Activations, Evidence, Need, Perturbation, PerturbedRows, Scores, Unperturbed, ZeroInput
 from explain.layers import enlarge
 from explain.methods import bibliography as sources
 from explain.methods.base import ALTERED, Method, Style, over_all
@@ -19,7 +19,7 @@ from explain.methods.wrappers import noise
 
 
 @dataclass(frozen=True)
-class MapMaskedInputs:
+class MapMaskedInputs(Perturbation):
     """The photo behind each feature map: the map, enlarged and brought to [0, 1], masks it.
 
     With ``noise``, each mask or masked photo has ``samples`` noisy copies; with ``fading``, there are as many steps in
@@ -32,7 +32,6 @@ class MapMaskedInputs:
     seed: int = 0
     fading: bool = False
 
-    of_layer: ClassVar[bool] = False
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({Activations()})
 
     def __str__(self) -> str:
@@ -42,7 +41,7 @@ class MapMaskedInputs:
         noisy = {"none": "", "maps": ", with noise in the map", "input": ", with noise"}[self.noise]
         return seen + noisy + (f", {self.samples} times" if self.samples > 1 else "")
 
-    def count(self, channels: int) -> int:
+    def count(self, channels: int, size: tuple[int, ...]) -> int:
         return channels * self.samples
 
     def seen(self, evidence: Evidence) -> torch.Tensor:
@@ -85,7 +84,7 @@ class MapMaskedInputs:
 
 
 @dataclass(frozen=True)
-class ChannelAblation:
+class ChannelAblation(Perturbation):
     """A layer's feature maps with one of them set to zero; those that are zero already have no rows."""
 
     of_layer: ClassVar[bool] = True
@@ -94,7 +93,7 @@ class ChannelAblation:
     def __str__(self) -> str:
         return "the layer's maps without one of them"
 
-    def count(self, channels: int) -> int:
+    def count(self, channels: int, size: tuple[int, ...]) -> int:
         return channels
 
     def rows(self, evidence: Evidence) -> PerturbedRows:

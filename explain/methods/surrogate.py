@@ -11,7 +11,7 @@ import torch
 from explain._utils.errors import MethodError
 from explain._utils.random_numbers import uniform
 from explain.baselines import Baseline, Zero
-from explain.engine import Attributions, Evidence, Need, PerturbedRows
+from explain.engine import Attributions, Evidence, Need, Perturbation, PerturbedRows
 from explain.methods import bibliography as sources
 from explain.methods.base import Style
 from explain.methods.bibliography import Source
@@ -202,23 +202,17 @@ class LIME(FromRegions):
 
 
 @dataclass(frozen=True)
-class PermutedRegions:
+class PermutedRegions(Perturbation):
     """Photos of which one region is that of another image of the batch."""
 
     masks: Coalitions
     seed: int
 
-    of_layer: ClassVar[bool] = False
-    needs: ClassVar[frozenset[Need[Any]]] = frozenset()
-
     def __str__(self) -> str:
         return "photos with a region of another image"
 
-    def count(self, channels: int) -> int:
-        return 0
-
-    def count_at(self, size: tuple[int, ...]) -> int:
-        return self.masks.most(size)
+    def count(self, channels: int, size: tuple[int, ...]) -> int:
+        return self.masks.most(size) if size else 0
 
     def others(self, images: int) -> torch.Tensor:
         """Which image each one gets its region from: all stand in a random circle, and look to their neighbour."""

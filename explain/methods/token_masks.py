@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 import torch
 
 from explain._utils.errors import MethodError
-from explain.engine import Activations, Attributions, BlockTokens, Evidence, Need, PerturbedRows
+from explain.engine import Activations, Attributions, BlockTokens, Evidence, InOrder, Need, Perturbation, PerturbedRows
 from explain.layers import enlarge
 from explain.methods import bibliography as sources
 from explain.methods.base import ALTERED, Method, Outcome
 from explain.methods.bibliography import Source
 from explain.methods.clustering import complete_linkage, means
-from explain.methods.masks import InOrder, Order, Score, ScoreOf, whole_score
+from explain.methods.masks import Order, Score, ScoreOf, whole_score
 from explain.methods.registry import register
 from explain.methods.score_cam import masks
 from explain.methods.wrappers import noise
@@ -24,7 +24,7 @@ TOGETHER = 64  # masks that are enlarged at a time
 
 
 @dataclass(frozen=True)
-class ClusterMaskedInputs:
+class ClusterMaskedInputs(Perturbation):
     """The photo seen through each cluster of a layer's maps, with noise where it is covered; and with the noise alone.
 
     Each cluster has two rows, one of each kind.
@@ -34,13 +34,12 @@ class ClusterMaskedInputs:
     sigma: float
     seed: int
 
-    of_layer: ClassVar[bool] = False
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({Activations(), BlockTokens()})
 
     def __str__(self) -> str:
         return "the photo seen through clusters of maps, and with the noise of each"
 
-    def count(self, channels: int) -> int:
+    def count(self, channels: int, size: tuple[int, ...]) -> int:
         return 2 * channels
 
     def clusters(self, evidence: Evidence) -> list[torch.Tensor]:
@@ -187,7 +186,7 @@ def weighted_mean(maps: torch.Tensor, weights: torch.Tensor, size: tuple[int, ..
 
 
 @dataclass(frozen=True)
-class SampledTokens:
+class SampledTokens(Perturbation):
     """A transformer's photo with some of its tokens: each mask keeps those where the mean of like channels is largest.
 
     The channels of all blocks are put together around means; each mean is a map of tokens.
@@ -197,14 +196,13 @@ class SampledTokens:
     share: float
     seed: int
 
-    of_layer: ClassVar[bool] = False
     of_tokens: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({BlockTokens()})
 
     def __str__(self) -> str:
         return f"{self.share:.0%} of the tokens"
 
-    def count(self, channels: int) -> int:
+    def count(self, channels: int, size: tuple[int, ...]) -> int:
         return self.samples
 
     def drawn(self, evidence: Evidence) -> list[torch.Tensor]:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from explain._utils.random_numbers import normal
-from explain.engine import Accumulator, Activations, Attributions, Evidence, Need, PerturbedRows
+from explain.engine import Accumulator, Activations, Attributions, Evidence, Need, Perturbation, PerturbedRows, Reducer
 from explain.methods import bibliography as sources
 from explain.methods.base import MAPS, Method, Style, at_least, over_all, spatial_dims
 from explain.methods.bibliography import Source
@@ -33,7 +33,7 @@ def noise(seed: int, index: int, like: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class NoisyCopies:
+class NoisyCopies(Perturbation):
     """Copies of the photo with noise; ``sigma`` is its standard deviation relative to the range of the photo's values.
 
     All images come with the first noise, then all with the second, and so on.
@@ -43,13 +43,10 @@ class NoisyCopies:
     sigma: float
     seed: int
 
-    of_layer: ClassVar[bool] = False
-    needs: ClassVar[frozenset[Need[Any]]] = frozenset()
-
     def __str__(self) -> str:
         return "noisy copies of the photo"
 
-    def count(self, channels: int) -> int:
+    def count(self, channels: int, size: tuple[int, ...]) -> int:
         return self.samples
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
@@ -66,7 +63,7 @@ class NoisyCopies:
 
 
 @dataclass(frozen=True)
-class Statistics:
+class Statistics(Reducer):
     """The mean, the mean square or the variance of what was found for the altered copies of each image."""
 
     of: Statistic
@@ -159,7 +156,7 @@ register_wrapper("smoothsquare", partial(Smooth, statistic="square"))
 register_wrapper("var", partial(Smooth, statistic="variance"))
 
 
-class Moments:
+class Moments(Accumulator):
     """A statistic of tensors for each of several images, one tensor at a time (Welford, 1962)."""
 
     def __init__(self, statistic: Statistic = "mean") -> None:
@@ -172,9 +169,6 @@ class Moments:
             off = value - mean
             mean = mean + off / (count + 1)
             self._of[image] = count + 1, mean, squares + off * (value - mean)
-
-    def enough(self) -> bool:
-        return False
 
     def result(self) -> torch.Tensor:
         found = [self._of[image] for image in sorted(self._of)]
@@ -192,7 +186,7 @@ class _LayerGradient:
 
 
 @dataclass(frozen=True)
-class Powers:
+class Powers(Reducer):
     """The means of the first ``highest`` powers of what was found for the altered copies of each image."""
 
     highest: int
@@ -201,7 +195,7 @@ class Powers:
         return _Powers(self.highest, len(evidence.inputs))
 
 
-class _Powers:
+class _Powers(Accumulator):
     def __init__(self, highest: int, images: int) -> None:
         self._counts, self._sums = torch.zeros(images), [torch.zeros(0)] * highest
 
@@ -212,9 +206,6 @@ class _Powers:
         self._counts.index_add_(0, images, torch.ones_like(images, dtype=values.dtype))
         for power, total in enumerate(self._sums, start=1):
             total.index_add_(0, images, values**power)
-
-    def enough(self) -> bool:
-        return False
 
     def result(self) -> list[torch.Tensor]:
         return [total / over_all(self._counts, total) for total in self._sums]
@@ -274,14 +265,11 @@ class SmoothGradCAMPlusPlus(Method):
 
 
 @dataclass(frozen=True)
-class Views:
+class Views(Perturbation):
     """The photo shown at several scales, each also mirrored if ``flip``."""
 
     flip: bool
     scales: tuple[float, ...]
-
-    of_layer: ClassVar[bool] = False
-    needs: ClassVar[frozenset[Need[Any]]] = frozenset()
 
     @property
     def kinds(self) -> list[tuple[float, bool]]:
@@ -290,7 +278,7 @@ class Views:
     def __str__(self) -> str:
         return "the photo mirrored and at other scales"
 
-    def count(self, channels: int) -> int:
+    def count(self, channels: int, size: tuple[int, ...]) -> int:
         return len(self.kinds)
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
@@ -307,7 +295,7 @@ class Views:
 
 
 @dataclass(frozen=True)
-class MappedBack:
+class MappedBack(Reducer):
     """The mean of what was found for views of each image, each mapped back to where the photo is."""
 
     views: Views
@@ -316,7 +304,7 @@ class MappedBack:
         return _MappedBack(self.views, evidence.inputs)
 
 
-class _MappedBack:
+class _MappedBack(Accumulator):
     def __init__(self, views: Views, x: torch.Tensor) -> None:
         self._kinds, self._images, self._ndim = views.kinds, len(x), x.ndim
         self._total, self._weight = torch.zeros(0), torch.zeros(0)
@@ -330,9 +318,6 @@ class _MappedBack:
             flat = value[None] if value.ndim == self._ndim - 1 else value[None, None]
             for sums, seen in ((self._total, flat), (self._weight, torch.ones_like(flat))):
                 sums[image] += _shown(seen, 1 / scale, flip, padding="zeros")[0].reshape(value.shape)
-
-    def enough(self) -> bool:
-        return False
 
     def result(self) -> torch.Tensor:
         return self._total / self._weight.clamp(min=torch.finfo(self._weight.dtype).tiny)

@@ -11,7 +11,7 @@ import torch
 
 from explain._utils.errors import TargetError, image_name
 from explain.baselines import Baseline, Cover, covering
-from explain.engine import Evidence, Need, PerturbedRows
+from explain.engine import Evidence, Perturbation, PerturbedRows
 from explain.metrics.base import Metric, MetricInput, MetricResult, Read
 from explain.targets import Outputs, Target, find_logits
 
@@ -190,18 +190,15 @@ class PerturbedPhotoPool:
 
 
 @dataclass(frozen=True, eq=False)
-class PooledPhotos:
+class PooledPhotos(Perturbation):
     """The rows of a book, as the engine takes them."""
 
     book: PerturbedPhotoPool
 
-    of_layer: ClassVar[bool] = False
-    needs: ClassVar[frozenset[Need[Any]]] = frozenset()
-
     def __str__(self) -> str:
         return "photos altered for metrics"
 
-    def count(self, channels: int) -> int:
+    def count(self, channels: int, size: tuple[int, ...]) -> int:
         return len(self.book)
 
     def rows(self, evidence: Evidence) -> PerturbedRows:

@@ -16,7 +16,7 @@ from torch import nn
 
 import explain
 from explain import ModelError, TargetError
-from explain.engine import Attributions, Evidence, Scores
+from explain.engine import Accumulator, Attributions, Evidence, Reducer, Scores
 from explain.engine import settings as work
 from explain.methods import (
     AblationCAM,
@@ -413,16 +413,16 @@ def test_rows_are_forgotten_however_many_there_are() -> None:
 
 
 @dataclass(frozen=True)
-class FirstRows:
+class FirstRows(Reducer):
     """The sum of what is found, until there are enough."""
 
     most: int
 
-    def begin(self, evidence: Evidence) -> Any:
+    def begin(self, evidence: Evidence) -> Accumulator:
         return _FirstRows(self.most)
 
 
-class _FirstRows:
+class _FirstRows(Accumulator):
     def __init__(self, most: int) -> None:
         self.most, self.numbers, self.total = most, list[int](), torch.zeros(())
 
@@ -493,10 +493,10 @@ class Timed(Small):
 
     def __init__(self) -> None:
         super().__init__()
-        self.clock, self.max_seconds = 0.0, dict[int, float]()
+        self.clock, self.seconds = 0.0, dict[int, float]()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.clock += len(x) * self.max_seconds.get(len(x), 1.0)
+        self.clock += len(x) * self.seconds.get(len(x), 1.0)
         return super().forward(x)
 
 

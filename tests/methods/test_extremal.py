@@ -68,7 +68,7 @@ def test_the_mask_has_its_area_and_lies_where_the_score_comes_from() -> None:
             return super().forward(x) + super().forward(x.flip(-1))  # what is seen mirrored counts as much
 
     x = torch.ones(1, 3, 12, 12)
-    method = ExtremalPerturbation(0.25, steps=120, fill="zero", step=2, sigma=3.0)
+    method = ExtremalPerturbation(0.25, steps=120, baseline="zero", step=2, sigma=3.0)
     values = explain.attribute(Symmetric(), x, method, target=0).values[0]
     upper = torch.cat([values[:4, :4], values[:4, -4:]])
     assert upper.mean() > 0.6
@@ -77,9 +77,11 @@ def test_the_mask_has_its_area_and_lies_where_the_score_comes_from() -> None:
 
 def test_the_smallest_area_that_keeps_the_score_is_taken() -> None:
     x = torch.ones(2, 3, 8, 8)
-    method = ExtremalPerturbation((0.6, 0.2, 0.9), steps=2, fill="zero", step=2, sigma=2.0)
+    method = ExtremalPerturbation((0.6, 0.2, 0.9), steps=2, baseline="zero", step=2, sigma=2.0)
     each = {
-        area: explain.attribute(Corner(), x, ExtremalPerturbation(area, 2, fill="zero", step=2, sigma=2.0), target=1)
+        area: explain.attribute(
+            Corner(), x, ExtremalPerturbation(area, 2, baseline="zero", step=2, sigma=2.0), target=1
+        )
         for area in (0.2, 0.6, 0.9)
     }
     seen = {area: Corner()(x * found.values[:, None])[0, 1] / 20 for area, found in each.items()}
@@ -107,17 +109,17 @@ def test_it_leaves_the_model_alone_and_works_in_any_mode(curved: Curved) -> None
 
 
 def test_what_was_seen_is_not_remembered(curved: Curved, monkeypatch: pytest.MonkeyPatch) -> None:
-    from explain.engine.reruns import Runner
+    from explain.engine.reruns import PerturbationRunner
 
     kept: list[int] = []
-    read = Runner.read_once
+    read = PerturbationRunner.read_once
 
-    def watched(self: Runner, *args: Any) -> Any:
+    def watched(self: PerturbationRunner, *args: Any) -> Any:
         found = read(self, *args)
         kept.append(len(self.choice.found))
         return found
 
-    monkeypatch.setattr(Runner, "read_once", watched)
+    monkeypatch.setattr(PerturbationRunner, "read_once", watched)
     explain.attribute(curved, photos(), ExtremalPerturbation(0.3, steps=4, step=2), target=0)
     assert kept == [kept[0]] * 4
 
