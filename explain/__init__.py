@@ -38,6 +38,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from explain._utils.removed import NAMES
 from explain._utils.version import __version__
 
 _HOME = {
@@ -158,6 +159,10 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(_HOME[name]), name)
     if name in _ROOMS:
         return importlib.import_module(f"explain.{name}")
+    if name in NAMES:
+        from explain._utils.errors import RemovedError
+
+        raise RemovedError(f"explain.{name} is gone; use {NAMES[name]}")
     raise AttributeError(f"module 'explain' has no attribute {name!r}")
 
 

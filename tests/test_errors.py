@@ -16,6 +16,7 @@ from torch import nn
 
 import explain
 from explain import ExplainError, ImageError, LayerError, MethodError, ModelError, OutputError, TargetError
+from explain._utils import removed
 from explain._utils.errors import ExplainWarning, deprecated
 from explain.methods import GradCAM, IntegratedGradients, ScoreCAM
 from explain.targets import BinaryLogit, Detection, Segmentation
@@ -227,7 +228,7 @@ def check(make: Callable[[], Any], kind: type[ExplainError], argument: str) -> N
     assert re.search(rf"\b{argument}\b", text), text
     assert "\n" not in text
     assert 30 < len(text) < 400, text
-    assert type(caught.value).__module__ == ExplainError.__module__
+    assert isinstance(caught.value, ExplainError)
 
 
 def photo(path: Any = CAT, **options: Any) -> explain.Explanation:
@@ -411,3 +412,31 @@ def test_deprecated_functions_keep_their_name_and_arguments() -> None:
     with pytest.warns(ExplainWarning, match=r"new\(x\)"):
         assert old(2, y=3) == 5
     assert (old.__name__, old.__doc__) == ("old", "Add two numbers.")
+
+
+def test_errors_are_the_built_in_kind_as_well(x: torch.Tensor) -> None:
+    explanation = explain.Explainer("tiny")(np.zeros((8, 8, 3), np.uint8), "saliency")
+    table = explain.evaluate(net(), x, "saliency", "sparseness")
+    wrong: list[tuple[type[Exception], Callable[[], Any]]] = [
+        (ValueError, lambda: explain.attribute(net(), x, "lpr")),
+        (TypeError, lambda: explain.attribute(net(), x, batchsize=3)),  # type: ignore[call-overload]
+        (KeyError, lambda: explanation["lrp"]),
+        (KeyError, lambda: table["lrp"]),
+        (AttributeError, lambda: explain.attribute_all),
+        (AttributeError, lambda: explain.fills),
+    ]
+    for kind, call in wrong:
+        with pytest.raises(kind) as caught:
+            call()
+        assert isinstance(caught.value, explain.ExplainError)
+        assert str(caught.value) == caught.value.args[0]
+
+
+def test_a_name_that_is_gone_says_the_new_one(x: torch.Tensor) -> None:
+    assert not hasattr(explain, "attribute_targets")
+    for name, new in removed.NAMES.items():
+        with pytest.raises(explain.ExplainError) as caught:
+            getattr(explain, name)
+        assert new in str(caught.value)
+    with pytest.raises(explain.ArgumentError, match="'max_seconds'"):
+        explain.attribute(net(), x, "rise", seconds=3)  # type: ignore[call-overload]

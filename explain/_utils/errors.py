@@ -21,6 +21,7 @@ from dataclasses import fields
 from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar
 
+from explain._utils.removed import OPTIONS
 from explain._utils.signals import SignalSafe
 from explain._utils.spelling import close_to as close_to
 from explain._utils.spelling import did_you_mean as did_you_mean
@@ -49,8 +50,12 @@ def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
-class ExplainError(Exception):
-    """Something could not be explained; the message names the argument, the requirement, the value and the remedy."""
+class ExplainError(ValueError):
+    """Something could not be explained; the message names the argument, the requirement, the value and the remedy.
+
+    It is a ``ValueError``. A wrong argument is a ``TypeError`` as well, and a name that is not in a mapping a
+    ``KeyError``.
+    """
 
     def __str__(self) -> str:
         return printable(Exception.__str__(self))  # names and labels in it come from anywhere; a KeyError quotes itself
@@ -58,6 +63,10 @@ class ExplainError(Exception):
 
 class ArgumentError(ExplainError, TypeError):
     """A function was called with an argument that it does not have."""
+
+
+class RemovedError(ExplainError, AttributeError):
+    """A name that the package no longer has; the message says what replaces it."""
 
 
 class ImageError(ExplainError):
@@ -367,7 +376,8 @@ def keywords(
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
             wrong = next((name for name in kwargs if name not in known), None)
             if wrong is not None:
-                hint = elsewhere.get(wrong) or did_you_mean(wrong, known)
+                new = OPTIONS.get(wrong)
+                hint = elsewhere.get(wrong) or (f"use {new!r}" if new in known else did_you_mean(wrong, known))
                 raise ArgumentError(f"{_spoken(function)} has no argument {wrong!r}; {hint}")
             return function(*args, **kwargs)
 

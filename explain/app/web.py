@@ -256,6 +256,8 @@ class Routes:
 
         try:
             values = json.loads(await _body(request, check))
+        except ExplainError:
+            raise
         except (ValueError, RecursionError):
             raise ExplainError("question must be JSON, got something else; use the page") from None
         if not isinstance(values, dict):

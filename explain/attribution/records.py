@@ -203,6 +203,8 @@ def _decode(value: Any) -> Any:
         return value
     try:
         return _decode_tagged(value)
+    except ExplainError:
+        raise
     except (TypeError, ValueError, RecursionError):  # what are not pairs, keys or numbers; or they never end
         raise RecordError(
             f"record must hold values as they were written, got {_brief(value)}; give that part yourself"

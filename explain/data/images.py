@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from explain._utils.errors import ImageError, quiet, warn
+from explain._utils.errors import ExplainError, ImageError, quiet, warn
 
 ImageLike: TypeAlias = "str | os.PathLike[str] | bytes | io.IOBase | Image.Image | np.ndarray[Any, Any]"
 Preprocess: TypeAlias = Callable[[Image.Image], torch.Tensor]
@@ -73,6 +73,8 @@ def load_image(image: ImageLike) -> Image.Image:
                     raise ImageError(f"image {str(path)!r} gives {MAX_BYTES} bytes or more; save it to a file first")
                 return _open(io.BytesIO(content), repr(str(path)), len(content))
             return _open(file, repr(str(path)), os.fstat(file.fileno()).st_size)
+    except ExplainError:
+        raise
     except FileNotFoundError:
         raise ImageError(f"image {str(path)!r} does not exist; check the path") from None
     except NoFileError as error:
@@ -305,6 +307,8 @@ def locate(preprocess: Preprocess, size: tuple[int, int]) -> Box:
     try:
         black, white = (_seen(preprocess, np.full((size[1], size[0]), level, np.uint8)) for level in (0, 255))
         edges = [_extent(preprocess, size, axis, black, white) for axis in (1, 0)]
+    except ExplainError:
+        raise
     except (RuntimeError, TypeError, ValueError, AttributeError):
         edges = [None, None]
     for i, length in enumerate(size):

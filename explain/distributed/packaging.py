@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from explain._utils.errors import HookError, ModelError, OutputError, raised
+from explain._utils.errors import ExplainError, HookError, ModelError, OutputError, raised
 from explain.data.images import opened
 from explain.distributed.exporting import HOME, PackageReport, Patterns, about_of, quiet, write
 
@@ -136,6 +136,8 @@ def import_package(path: str | os.PathLike[str]) -> Packaged:
     try:
         importer = PackageImporter(str(path))
         report, categories = about_of(importer)
+    except ExplainError:
+        raise
     except (RuntimeError, ImportError, ValueError, TypeError, KeyError):
         raise ModelError(
             f"path must be an archive that export_package wrote, got {str(path)!r}, which holds other things"

@@ -44,6 +44,10 @@ if TYPE_CHECKING:
 SHOWN_PREDICTIONS = 5
 
 
+class NotExplainedError(MethodError, KeyError):
+    """An explanation has no map of this method."""
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Explanation(Reportable):
     """What a model sees in one photo, and why; in a notebook it shows itself.
@@ -380,7 +384,7 @@ class Explanation(Reportable):
         if name not in result and (not name or "(" in name):
             name = get_method(method or name).name  # which says nothing of the options
         if name not in result:
-            raise MethodError(f"method {name!r} was not asked for here; {did_you_mean(name, result)}")
+            raise NotExplainedError(f"method {name!r} was not asked for here; {did_you_mean(name, result)}")
         return result[name]
 
     def _answers(self, method: str, index: int) -> Answers | None:

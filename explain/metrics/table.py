@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from explain._utils.errors import MetricError, printable
+from explain._utils.errors import MetricError
 from explain._utils.spelling import did_you_mean
 from explain.metrics.base import Metric, MetricResult
 
@@ -21,9 +21,6 @@ ARROWS = {"more": "↑", "less": "↓"}
 
 class UnjudgedError(MetricError, KeyError):
     """A method is not in a table; a mapping says so by a ``KeyError``."""
-
-    def __str__(self) -> str:
-        return printable(self.args[0])  # a KeyError would quote it
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from explain._utils.errors import TargetError, raised
+from explain._utils.errors import ExplainError, TargetError, raised
 from explain._utils.nested import items, with_items
 from explain.targets.base import Target, for_rows, may_ignore_rows
 
@@ -93,6 +93,8 @@ def _wrong(target: Target, output: Any, count: int, scores: torch.Tensor, readin
             raise
         except TargetError:
             return f"of {len(rows)} rows it does not give {len(rows)} scores"
+        except ExplainError:
+            raise
         except (IndexError, RuntimeError, ValueError, TypeError, KeyError) as error:
             return f"of {len(rows)} rows it {raised(error)}"
         if not _close(found, scores[images]):
