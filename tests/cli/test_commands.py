@@ -157,7 +157,7 @@ def test_options_without_effect_are_refused(
         ["--layer", "layer2", "-m", "saliency", "-m", "gradcam"],
         ["--batch-size", "4", "-m", "smoothgrad(samples=2)"],
         ["--alpha", "1", "-m", "saliency", "--style", "heat"],
-        ["--seconds", "0.2", "-m", "partitionshap", "-m", "gradcam"],
+        ["--max-seconds", "0.2", "-m", "partitionshap", "-m", "gradcam"],
     ],
 )
 def test_options_with_effect_are_taken(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,7 +177,7 @@ def test_budgets_are_those_of_every_method_that_estimates(capsys: pytest.Capture
         "24",
         "--tolerance",
         "0.5",
-        "--seconds",
+        "--max-seconds",
         "60",
     ]
     code, _, err = run(capsys, "a.png", "--model", "tiny", "--size", "32", "--target", "1", *typed)
@@ -185,12 +185,12 @@ def test_budgets_are_those_of_every_method_that_estimates(capsys: pytest.Capture
     for name in ("kernelshap", "rise"):
         record = json.loads(Path(f"explained/a-{name}.json").read_text())
         assert {key: record["options"][key] for key in ("samples", "tolerance", "max_seconds")} == {
-            "runs": 24, "until": 0.5, "seconds": 60.0,
+            "samples": 24, "tolerance": 0.5, "max_seconds": 60.0,
         }  # fmt: skip
         assert record["estimate"]["runs"] <= 24
     for wrong in ("0", "-1", "nan", "inf", "soon"):
         assert run(capsys, "a.png", "-m", "rise", f"--max_seconds={wrong}")[2] == [
-            f"explain: --seconds must be a number above 0, got {wrong!r}; explain --help shows the options"
+            f"explain: --max-seconds must be a number above 0, got {wrong!r}; explain --help shows the options"
         ]
     few = run(capsys, "a.png", "-m", "shapleysampling(regions=2)", "--samples", "1", "--force")[2]
     assert few[0].startswith("explain: ")
