@@ -2,9 +2,9 @@
 Relevance propagation
 =====================
 
-A score can be propagated back through a network, operation by operation, to the pixels.
- What each operation hands to what is said by a rule. This tutorial shows
-the rules at work, and what single channels had to do with an answer.
+A score can be propagated back through a network, operation by
+operation, to the pixels. A rule says how each operation distributes it. This tutorial
+shows the rules, and the contribution of single channels.
 """
 
 # %%

@@ -190,7 +190,7 @@ def test_budgets_are_those_of_every_method_that_estimates(capsys: pytest.Capture
         assert record["estimate"]["runs"] <= 24
     for wrong in ("0", "-1", "nan", "inf", "soon"):
         assert run(capsys, "a.png", "-m", "rise", f"--max_seconds={wrong}")[2] == [
-            f"explain: --seconds must be a number above 0, got {wrong!r}; explain --help shows the options"
+            f"explain: --max-seconds must be a number above 0, got {wrong!r}; explain --help shows the options"
         ]
     few = run(capsys, "a.png", "-m", "shapleysampling(regions=2)", "--samples", "1", "--force")[2]
     assert few[0].startswith("explain: ")
