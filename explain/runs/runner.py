@@ -17,7 +17,7 @@ from explain.engine import Precision
 from explain.explanation.explainer import Explainer
 from explain.hooks import Where
 from explain.methods import Fusion, MethodLike
-from explain.metrics import Metric, ObjectMetric
+from explain.metrics import Metric
 from explain.models import Classifier
 from explain.runs.explaining import RunRequest
 from explain.runs.files import source_of
@@ -158,7 +158,7 @@ def run(
 
 def _tell_unjudged(found: Run, question: RunRequest) -> None:
     """Say which metrics had nothing to judge by, as no photo came with boxes."""
-    placed = [metric.name for metric in question.metrics if isinstance(metric, ObjectMetric)]
+    placed = [metric.name for metric in question.metrics if metric.needs_object]
     if placed and not next(found.query("SELECT count(*) FROM photos WHERE boxes IS NOT NULL"))[0]:
         warn(f"no photo has boxes, so that {', '.join(placed)} judged none; give a source with boxes, such as a list")
 
