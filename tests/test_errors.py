@@ -144,11 +144,11 @@ ON_TENSORS: dict[str, Mistake] = {
         "target",
     ),
     "more top classes than classes": (
-        lambda x: explain.attribute_targets(net(), x, "gradcam", 6),
+        lambda x: explain.attribute(net(), x, "gradcam", top_k=6),
         TargetError,
         "target",
     ),
-    "no top class": (lambda x: explain.attribute_targets(net(), x, "gradcam", 0), TargetError, "top_k"),
+    "no top class": (lambda x: explain.attribute(net(), x, "gradcam", top_k=0), TargetError, "top_k"),
     "a dictionary without scores": (
         lambda x: explain.attribute(Wrapped(lambda scores: {"loss": scores.sum()}), x),
         ModelError,
@@ -188,9 +188,9 @@ ON_TENSORS: dict[str, Mistake] = {
     "weights made in inference mode": (lambda x: explain.attribute(of_inference(), x), ModelError, "model"),
     "a misspelt method": (lambda x: explain.attribute(net(), x, "gradcamm"), MethodError, "method"),
     "a method's class": (lambda x: explain.attribute(net(), x, ScoreCAM), MethodError, "method"),
-    "no method": (lambda x: explain.attribute_all(net(), x, []), MethodError, "methods"),
+    "no method": (lambda x: explain.attribute(net(), x, []), MethodError, "methods"),
     "two methods of one name": (
-        lambda x: explain.attribute_all(net(), x, [GradCAM(), GradCAM(relu=False)]),
+        lambda x: explain.attribute(net(), x, [GradCAM(), GradCAM(relu=False)]),
         MethodError,
         "methods",
     ),

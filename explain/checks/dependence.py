@@ -6,23 +6,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as F
 
 from explain._utils.errors import MetricError
 from explain.checks.answers import Answer
-from explain.checks.questions import SAME, answered, figure_of, of_zeros, with_zeros
-from explain.metrics.base import Better, MetricInput, MetricResult, check
+from explain.checks.questions import SAME, Question, of_zeros, with_zeros
+from explain.metrics.base import MetricInput, MetricResult
 from explain.metrics.maps import Maps, Sign
 from explain.metrics.rankings import correlation
 from explain.metrics.similarity import Similarity, similarity
-from explain.metrics.variants import ModelContext, Variant, VariantResult
+from explain.metrics.variants import ModelContext, ReattributionMetric, Variant, VariantResult
 
 
 @dataclass(frozen=True)
-class DependsOnClass:
+class DependsOnClass(Question, ReattributionMetric):
     """How alike the map is to those of classes far down the model's ranking.
 
     They are taken at equal distances from its lower half, and not from its top: a tabby and an Egyptian cat should look
@@ -44,46 +44,46 @@ class DependsOnClass:
     similarity: Similarity = "spearman"
     sign: Sign = "own"
 
-    name: ClassVar[str] = "depends_on_class"
-    word: ClassVar[str] = "class"
-    about: ClassVar[str] = "how alike the map is to those of classes far down the ranking"
-    paper: ClassVar[str] = "Sixt et al., ICML 2020"
-    units: ClassVar[str] = "similarity"
-    better: ClassVar[Better] = "less"
+    name = "depends_on_class"
+    word = "class"
+    about = "how alike the map is to those of classes far down the ranking"
+    paper = "Sixt et al., ICML 2020"
+    units = "similarity"
+    better = "less"
+    minimums: ClassVar = {"classes": 1}
 
-    def __post_init__(self) -> None:
-        check(self, classes=1)
-
-    def unasked(self, world: ModelContext, case: MetricInput) -> str:
-        if world.classes is None or world.logits is None:
+    def not_applicable(self, context: ModelContext, data: MetricInput) -> str:
+        if context.classes is None or context.logits is None:
             return "the target is no class, so there are no others to compare with"
-        return "" if world.logits.shape[1] > 1 else "the model has one class only"
+        return "" if context.logits.shape[1] > 1 else "the model has one class only"
 
     @property
-    def brief(self) -> DependsOnClass:
+    def reduced(self) -> Self:
         return replace(self, classes=1)
 
-    def settings(self, world: ModelContext, case: MetricInput) -> Iterator[Variant]:
-        if world.classes is None or world.logits is None or world.logits.shape[1] < 2:
-            raise MetricError(f"target must be one of several classes for {self.name}: {self.unasked(world, case)}")
-        scores = world.logits.scatter(1, world.classes[:, None], torch.inf)
+    def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
+        if context.classes is None or context.logits is None or context.logits.shape[1] < 2:
+            raise MetricError(
+                f"target must be one of several classes for {self.name}: {self.not_applicable(context, data)}"
+            )
+        scores = context.logits.scatter(1, context.classes[:, None], torch.inf)
         others = scores.sort(dim=1, descending=True, stable=True).indices
         for place in far_down(others.shape[1] - 1, self.classes):
             yield Variant(("ranked", place), classes=others[:, place])
 
-    def compare(self, case: MetricInput, found: VariantResult) -> torch.Tensor:
-        alike = similarity(self.similarity, case.maps.of_places(self.sign), found.maps.of_places(self.sign))
+    def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
+        alike = similarity(self.similarity, data.maps.of_places(self.sign), found.maps.of_places(self.sign))
         return with_zeros(alike, found)
 
-    def __call__(self, case: MetricInput, numbers: torch.Tensor) -> MetricResult:
+    def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
         return MetricResult(numbers[..., 0].mean(1), parts={"alike": numbers[..., 0], "zeros": numbers[..., 1]})
 
-    def judge(self, judged: MetricResult) -> Answer:
-        figure = figure_of(judged)
-        count = judged.parts["alike"].shape[1]
+    def judge(self, result: MetricResult) -> Answer:
+        figure = float(result.value[0])
+        count = result.parts["alike"].shape[1]
         whose = f"the maps of {count} classes" if count > 1 else "the map of a class"
-        what = f"similarity {figure:.2f} to {whose} far down the ranking{of_zeros(judged)}"
-        return answered(self, figure, figure < self.most, f"{what} (must be below {self.most:.2g})")
+        what = f"similarity {figure:.2f} to {whose} far down the ranking{of_zeros(result)}"
+        return self.answer(figure, figure < self.most, f"{what} (must be below {self.most:.2g})")
 
 
 def far_down(others: int, count: int) -> list[int]:
@@ -101,7 +101,7 @@ LEAST = 0.05
 
 
 @dataclass(frozen=True)
-class DependsOnModel:
+class DependsOnModel(Question, ReattributionMetric):
     """How alike the map is to those of copies of the model whose upper layers have random weights.
 
     Of the layers with weights, the later half, in the order in which a forward pass uses them, is initialised once
@@ -133,40 +133,38 @@ class DependsOnModel:
     sign: Sign = "own"
     seed: int = 0
 
-    name: ClassVar[str] = "depends_on_model"
-    word: ClassVar[str] = "model"
-    about: ClassVar[str] = "how alike the map is to those of copies whose upper layers are initialised once more"
-    paper: ClassVar[str] = "Adebayo et al., NeurIPS 2018"
-    units: ClassVar[str] = "similarity"
-    better: ClassVar[Better] = "less"
+    name = "depends_on_model"
+    word = "model"
+    about = "how alike the map is to those of copies whose upper layers are initialised once more"
+    paper = "Adebayo et al., NeurIPS 2018"
+    units = "similarity"
+    better = "less"
+    minimums: ClassVar = {"copies": 1}
 
-    def __post_init__(self) -> None:
-        check(self, copies=1)
-
-    def unasked(self, world: ModelContext, case: MetricInput) -> str:
-        return "" if world.randomised.layers else "the model has no weights that could be others"
+    def not_applicable(self, context: ModelContext, data: MetricInput) -> str:
+        return "" if context.randomised.layers else "the model has no weights that could be others"
 
     @property
-    def brief(self) -> DependsOnModel:
+    def reduced(self) -> Self:
         return replace(self, copies=1)
 
-    def settings(self, world: ModelContext, case: MetricInput) -> Iterator[Variant]:
-        layers = world.randomised.layers
+    def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
+        layers = context.randomised.layers
         upper = layers[len(layers) // 2 :]
         for number in range(self.copies):
             seed = self.seed * 1009 + number
-            make = partial(world.randomised.of, upper, seed)
+            make = partial(context.randomised.of, upper, seed)
             yield Variant(("model", frozenset(upper), seed, ()), model=make)
 
-    def compare(self, case: MetricInput, found: VariantResult) -> torch.Tensor:
+    def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
         """The map of a copy, as places and how much its details are those of the map: ``(N, 1 + H * W)``."""
-        details = same_details(case.maps, found.maps, self.sign)
+        details = same_details(data.maps, found.maps, self.sign)
         return torch.cat([details[:, None], found.maps.of_places(self.sign).flatten(1).double()], 1)
 
-    def __call__(self, case: MetricInput, numbers: torch.Tensor) -> MetricResult:
+    def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
         details = numbers[..., 0].amax(1)
-        others = numbers[..., 1:].reshape(*numbers.shape[:2], *case.size).unbind(1)
-        own = case.maps.of_places(self.sign).double()
+        others = numbers[..., 1:].reshape(*numbers.shape[:2], *data.size).unbind(1)
+        own = data.maps.of_places(self.sign).double()
         places = torch.stack([similarity(self.similarity, own, other) for other in others], 1).mean(1)
         pairs = [similarity(self.similarity, one, other) for one, other in combinations(others, 2)]
         among = torch.stack(pairs, 1).mean(1) if pairs else torch.full_like(places, torch.nan)
@@ -174,15 +172,15 @@ class DependsOnModel:
         parts = {"places": places, "details": details, "among": among, "zeros": zeros}
         return MetricResult(torch.where(details > places, details, places), parts=parts)
 
-    def judge(self, judged: MetricResult) -> Answer:
-        figure, among = figure_of(judged), float(judged.parts["among"][0])
-        kind = " in details" if judged.parts["details"][0] > judged.parts["places"][0] else ""
-        copies = judged.parts["zeros"].shape[1]
+    def judge(self, result: MetricResult) -> Answer:
+        figure, among = float(result.value[0]), float(result.parts["among"][0])
+        kind = " in details" if result.parts["details"][0] > result.parts["places"][0] else ""
+        copies = result.parts["zeros"].shape[1]
         whose = f"the maps of {copies} copies" if copies > 1 else "the map of a copy"
         what = f"similarity {figure:.2f}{kind} to {whose} with random upper layers"
         beside = "" if among != among else f"; these are {among:.2f} alike"
-        return answered(
-            self, figure, figure < self.most, f"{what}{of_zeros(judged)} (must be below {self.most:.2g}{beside})"
+        return self.answer(
+            figure, figure < self.most, f"{what}{of_zeros(result)} (must be below {self.most:.2g}{beside})"
         )
 
 

@@ -12,16 +12,15 @@ import torch
 from explain._utils.errors import MetricError
 from explain.baselines import Baseline, Mean
 from explain.checks.answers import Answer
-from explain.checks.questions import answered, figure_of
-from explain.metrics.base import Better, MetricInput, MetricResult, Reading, check, undefined
-from explain.metrics.faithfulness import check_shares, share_counts
+from explain.checks.questions import Question
+from explain.metrics.base import MetricInput, MetricResult, Score, undefined
+from explain.metrics.faithfulness import share_counts
 from explain.metrics.maps import Sign
-from explain.metrics.perturbed_inputs import ScoreRequest, covered_by_rank
-from explain.metrics.variants import ModelContext
+from explain.metrics.perturbed_inputs import ScoreMetric, ScoreRequest, covered_by_rank
 
 
 @dataclass(frozen=True)
-class Faithful:
+class Faithful(Question, ScoreMetric):
     r"""Whether a map finds the evidence better than copies of it that are rolled, flipped and turned.
 
     What counts is insertion minus deletion,
@@ -40,7 +39,7 @@ class Faithful:
         copies: n, at most how many there are.
         percentiles: Q, in per cent.
         baseline: what takes the place of what is not shown.
-        reading: what is read: the "score", or "probability".
+        score: what is read: the target's own "logit", or "probability".
         level: the largest p-value that passes.
         sign: how values become places.
         seed: of the draw, and of the order of equal values.
@@ -55,21 +54,22 @@ class Faithful:
     copies: int = 39
     percentiles: tuple[float, ...] = (25, 50)
     baseline: Baseline = field(default_factory=Mean)
-    reading: Reading = "score"
+    score: Score = "logit"
     level: float = 0.05
     sign: Sign = "own"
     seed: int = 0
 
-    name: ClassVar[str] = "faithful"
-    word: ClassVar[str] = "faithful"
-    about: ClassVar[str] = "p-value of insertion less deletion among those of the same map laid elsewhere"
-    paper: ClassVar[str] = "Phipson and Smyth, 2010"
-    units: ClassVar[str] = "p-value"
-    better: ClassVar[Better] = "less"
+    name = "faithful"
+    word = "faithful"
+    about = "p-value of insertion less deletion among those of the same map laid elsewhere"
+    paper = "Phipson and Smyth, 2010"
+    units = "p-value"
+    better = "less"
+    minimums: ClassVar = {"copies": 1, "level": 0}
+    percentages = ("percentiles",)
 
     def __post_init__(self) -> None:
-        check(self, copies=1, level=0)
-        check_shares(self.name, "percentiles", self.percentiles)
+        super().__post_init__()
         if self.level >= 1:
             raise MetricError(f"level of faithful must be below 1, the largest p-value, got {self.level:g}; take 0.05")
         if self.level * (1 + self.copies) < 1:
@@ -78,61 +78,54 @@ class Faithful:
                 f"{self.copies} copies; give more copies, at most 71"
             )
 
-    def unasked(self, world: ModelContext, case: MetricInput) -> str:
-        return ""
-
-    @property
-    def brief(self) -> Faithful:
-        return self
-
-    def asks(self, case: MetricInput) -> Sequence[ScoreRequest]:
-        counts = share_counts(case, self.percentiles)
-        end, own = case.size[0] * case.size[1], case.ranks(self.sign, self.seed)
+    def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
+        counts = share_counts(data, self.percentiles)
+        end, own = data.size[0] * data.size[1], data.ranks(self.sign, self.seed)
         found = []
-        for place in [AS_IT_LIES, *self._places(case.size)]:
+        for place in [AS_IT_LIES, *self._places(data.size)]:
             ranks = laid(own, place)
             hidden, shown = [0] * len(counts), [end] * len(counts)
             found.append(
-                ScoreRequest(covered_by_rank(ranks, self.baseline, counts + hidden, shown + counts), self.reading)
+                ScoreRequest(covered_by_rank(ranks, self.baseline, counts + hidden, shown + counts), self.score)
             )
         return found
 
-    def __call__(self, case: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
+    def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         half = len(self.percentiles)
         each = torch.stack([found[:, :half].mean(1) - found[:, half:].mean(1) for found in scores], 1)
         better = (each[:, 1:] >= each[:, :1]).sum(1)
         copies = each.shape[1] - 1
-        still = (case.lost(self.reading, torch.cat(list(scores), 1)) == 0).all(1)
-        value = undefined(self.name, case.maps.name, (1 + better.double()) / (1 + copies), still, STILL)
-        parts = {"better": better, "own": each[:, 0], "copies": each[:, 1:], "flat": case.maps.flat}
-        return MetricResult(value, parts={**parts, "overlap": self._overlap(case)})
+        still = (data.lost(self.score, torch.cat(list(scores), 1)) == 0).all(1)
+        value = undefined(self.name, data.maps.name, (1 + better.double()) / (1 + copies), still, STILL)
+        parts = {"better": better, "own": each[:, 0], "copies": each[:, 1:], "flat": data.maps.flat}
+        return MetricResult(value, parts={**parts, "overlap": self._overlap(data)})
 
-    def _overlap(self, case: MetricInput) -> torch.Tensor:
+    def _overlap(self, data: MetricInput) -> torch.Tensor:
         """How much of what a copy ranks highest the map ranks highest too ``(N, n)``, on average over the shares."""
-        own = case.ranks(self.sign, self.seed)
-        tops = [own < count for count in share_counts(case, self.percentiles)]
+        own = data.ranks(self.sign, self.seed)
+        tops = [own < count for count in share_counts(data, self.percentiles)]
         found = []
-        for place in self._places(case.size):
+        for place in self._places(data.size):
             shared = [(laid(top, place) & top).flatten(1).sum(1) / top.flatten(1).sum(1) for top in tops]
             found.append(torch.stack(shared).mean(0))
         return torch.stack(found, 1)
 
-    def judge(self, judged: MetricResult) -> Answer:
-        figure, better = figure_of(judged), int(judged.parts["better"][0])
-        copies = judged.parts["copies"].shape[1]
-        if judged.parts["flat"][0]:
-            return answered(self, 1.0, False, "the map says the same everywhere")
+    def judge(self, result: MetricResult) -> Answer:
+        figure, better = float(result.value[0]), int(result.parts["better"][0])
+        copies = result.parts["copies"].shape[1]
+        if result.parts["flat"][0]:
+            return self.answer(1.0, False, "the map says the same everywhere")
         if math.isnan(figure):
-            return answered(self, figure, None, STILL)
+            return self.answer(figure, None, STILL)
         most = int(self.level * (1 + copies) + 1e-9) - 1
         if most < 0:  # a photo that is no square has fewer places
-            return answered(self, figure, None, f"{copies} places are too few for a p-value of {self.level:g}")
+            return self.answer(figure, None, f"{copies} places are too few for a p-value of {self.level:g}")
         words = f"{better} of {copies} copies of the map in other places explain the score at least as well"
         near = int(
-            ((judged.parts["copies"] >= judged.parts["own"][:, None]) & (judged.parts["overlap"] > 0.5))[0].sum()
+            ((result.parts["copies"] >= result.parts["own"][:, None]) & (result.parts["overlap"] > 0.5))[0].sum()
         )
         beside = f"; {near} of these share more than half of the map's place" if near else ""
-        return answered(self, figure, better <= most, f"{words} (at most {most} may){beside}")
+        return self.answer(figure, better <= most, f"{words} (at most {most} may){beside}")
 
     def _places(self, size: tuple[int, int]) -> list[Place]:
         """A draw from all places but the map's own."""

@@ -1,8 +1,9 @@
-"""What a question is: how a map is asked it, and how the figure is judged."""
+"""What a check is: a metric with a judgement."""
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import ClassVar, Self
 
 import torch
 
@@ -14,39 +15,30 @@ SAME = 0.5**0.5
 """The correlation from which on half of a map's variation, or more, is that of another."""
 
 
-@runtime_checkable
-class Question(Metric, Protocol):
+@dataclass(frozen=True)
+class Question(Metric):
     """A metric with a judgement: a frozen value that says what is run, what figure comes of it, and when it passes.
 
-    ``word`` stands for it under a picture. Its passes are what it asks for as a metric: altered photos (`OfScores`), or
-    the method in other settings (`OfMethod`).
+    ``word`` stands for it under a picture. What it runs, it says as a `ScoreMetric` or a `ReattributionMetric`.
     """
 
+    word: ClassVar[str] = ""
+
+    def not_applicable(self, context: ModelContext, data: MetricInput) -> str:
+        """Why it cannot be answered here; empty where it can."""
+        return ""
+
     @property
-    def word(self) -> str: ...
+    def reduced(self) -> Self:
+        """The same with the fewest samples, for methods that take long."""
+        return self
 
-    def unasked(self, world: ModelContext, case: MetricInput) -> str:
-        """Why it cannot be asked here; nothing where it can."""
-        ...
-
-    @property
-    def brief(self) -> Question:
-        """The same question with the fewest samples, for methods that take long."""
-        ...
-
-    def judge(self, judged: MetricResult) -> Answer:
+    def judge(self, result: MetricResult) -> Answer:
         """Judge the figure of the first image; this looks at nothing else."""
-        ...
+        raise NotImplementedError
 
-
-def answered(question: Question, figure: float, passed: bool | None, reason: str) -> Answer:
-    """The answer to a question."""
-    return Answer(question.name, question.word, figure, passed, reason)
-
-
-def figure_of(judged: MetricResult) -> float:
-    """The figure of the first image."""
-    return float(judged.value[0])
+    def answer(self, figure: float, passed: bool | None, reason: str) -> Answer:
+        return Answer(self.name, self.word, figure, passed, reason)
 
 
 def with_zeros(alike: torch.Tensor, found: VariantResult) -> torch.Tensor:
@@ -55,7 +47,7 @@ def with_zeros(alike: torch.Tensor, found: VariantResult) -> torch.Tensor:
     return torch.stack([alike.double(), zeros.double()], 1)
 
 
-def of_zeros(judged: MetricResult) -> str:
+def of_zeros(result: MetricResult) -> str:
     """What is said of other maps that are zero everywhere, which count as not alike."""
-    zeros = int(judged.parts["zeros"][0].sum())
+    zeros = int(result.parts["zeros"][0].sum())
     return f", {zeros} of which are zero everywhere" if zeros else ""

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, Self
 
 import torch
 
 from explain._utils.random_numbers import normal
 from explain.checks.answers import Answer
-from explain.checks.questions import SAME, answered, figure_of
+from explain.checks.questions import SAME, Question
 from explain.methods.base import over_all
-from explain.metrics.base import Better, MetricInput, MetricResult, check
+from explain.metrics.base import MetricInput, MetricResult
 from explain.metrics.maps import Sign
 from explain.metrics.similarity import Similarity, similarity
-from explain.metrics.variants import ModelContext, Variant, VariantResult
+from explain.metrics.variants import ModelContext, ReattributionMetric, Variant, VariantResult
 
 
 class Change(Protocol):
@@ -66,7 +66,7 @@ def span(images: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Stable:
+class Stable(Question, ReattributionMetric):
     """How alike the map stays when the photo changes by so little that the scores stay as they are.
 
     The photo gets noise, more or less light, and more or less contrast. Changes that move the class's probability by
@@ -97,21 +97,16 @@ class Stable:
     sign: Sign = "own"
     seed: int = 0
 
-    name: ClassVar[str] = "stable"
-    word: ClassVar[str] = "stable"
-    about: ClassVar[str] = "similarity of the map to those of changed photos with the same scores"
-    paper: ClassVar[str] = "Ghorbani et al., AAAI 2019"
-    units: ClassVar[str] = "similarity"
-    better: ClassVar[Better] = "more"
-
-    def __post_init__(self) -> None:
-        check(self, slack=0)
-
-    def unasked(self, world: ModelContext, case: MetricInput) -> str:
-        return ""
+    name = "stable"
+    word = "stable"
+    about = "similarity of the map to those of changed photos with the same scores"
+    paper = "Ghorbani et al., AAAI 2019"
+    units = "similarity"
+    better = "more"
+    minimums: ClassVar = {"slack": 0}
 
     @property
-    def brief(self) -> Stable:
+    def reduced(self) -> Self:
         return replace(self, noises=self.noises[-1:], light=(), contrast=())
 
     @property
@@ -119,30 +114,32 @@ class Stable:
         noises = [AddNoise(sigma, self.seed * 1009 + number) for number, sigma in enumerate(self.noises)]
         return [*noises, *map(Brighten, self.light), *map(IncreaseContrast, self.contrast)]
 
-    def settings(self, world: ModelContext, case: MetricInput) -> Iterator[Variant]:
+    def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
         for change in self.changes:
-            yield Variant(("changed", change), partial(change, world.images))
+            yield Variant(("changed", change), partial(change, context.images))
 
-    def compare(self, case: MetricInput, found: VariantResult) -> torch.Tensor:
-        alike = similarity(self.similarity, case.maps.of_places(self.sign), found.maps.of_places(self.sign))
-        return torch.stack([alike.double(), self._moved(case, found).double()], 1)
+    def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
+        alike = similarity(self.similarity, data.maps.of_places(self.sign), found.maps.of_places(self.sign))
+        return torch.stack([alike.double(), self._moved(data, found).double()], 1)
 
-    def _moved(self, case: MetricInput, found: VariantResult) -> torch.Tensor:
+    def _moved(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
         """How far the scores have moved ``(N,)``."""
-        if case.probability is None or case.classes is None or found.logits is None:
-            return (found.score - case.score).abs() / case.score.abs().clamp(min=torch.finfo(case.score.dtype).tiny)
-        return (case.outputs.of_classes(found.logits, case.classes) - case.probability).abs()
+        if data.probability is None or data.classes is None or found.logits is None:
+            return (found.score - data.target_score).abs() / data.target_score.abs().clamp(
+                min=torch.finfo(data.target_score.dtype).tiny
+            )
+        return (data.outputs.of_classes(found.logits, data.classes) - data.probability).abs()
 
-    def __call__(self, case: MetricInput, numbers: torch.Tensor) -> MetricResult:
+    def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
         alike, still = numbers[..., 0], numbers[..., 1] <= self.slack
         value = torch.where(still, alike, 0).sum(1) / still.sum(1)  # NaN where no change counts
         least = torch.where(still, alike, torch.inf).amin(1)
         return MetricResult(value, parts={"alike": alike, "counted": still.sum(1), "least": least})
 
-    def judge(self, judged: MetricResult) -> Answer:
-        figure, counted = figure_of(judged), int(judged.parts["counted"][0])
-        of = judged.parts["alike"].shape[1]
+    def judge(self, result: MetricResult) -> Answer:
+        figure, counted = float(result.value[0]), int(result.parts["counted"][0])
+        of = result.parts["alike"].shape[1]
         if not counted:
-            return answered(self, figure, None, "every small change of the photo moved the scores")
+            return self.answer(figure, None, "every small change of the photo moved the scores")
         words = f"similarity {figure:.2f} over {counted} of {of} small changes that left the scores alone"
-        return answered(self, figure, figure >= self.least, f"{words} (must be at least {self.least:.2g})")
+        return self.answer(figure, figure >= self.least, f"{words} (must be at least {self.least:.2g})")

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
+from functools import partial
 from math import isqrt
 from typing import Any, Protocol
 
@@ -17,10 +18,10 @@ from explain._utils.errors import ExplainError, MethodError, MetricError, muted,
 from explain.attribution.api import attribute, plan
 from explain.attribution.options import Options, Settings
 from explain.attribution.result import Attribution
-from explain.checks.answers import Answer, Answers, Verdict
+from explain.checks.answers import Answers, Verdict
 from explain.checks.dependence import DependsOnClass, DependsOnModel
 from explain.checks.faithfulness import Faithful
-from explain.checks.questions import Question, answered
+from explain.checks.questions import Question
 from explain.checks.stability import Stable
 from explain.data.inputs import Inputs
 from explain.engine import check_inputs, outputs_of
@@ -32,7 +33,7 @@ from explain.metrics.base import MetricInput, MetricResult
 from explain.metrics.evaluation import evaluate, probability_of
 from explain.metrics.maps import Maps
 from explain.metrics.perturbed_inputs import ScoreMetric
-from explain.metrics.variants import EvaluatedMethod, ModelContext, ReattributionMetric, asked_again
+from explain.metrics.variants import EvaluatedMethod, ModelContext, ReattributionMetric, reattribute
 from explain.targets import ClassTarget, Outputs, Target
 
 COSTLY = 60
@@ -41,7 +42,7 @@ COSTLY = 60
 FEW = 32
 """Samples that it is then asked with, at first."""
 
-COUNTS = ("samples", "samples", "steps")
+COUNTS = ("samples", "steps")
 
 
 def lighter(method: Method, most: int) -> Iterator[Method]:
@@ -50,7 +51,7 @@ def lighter(method: Method, most: int) -> Iterator[Method]:
     A method that it wraps gets its share of them. Nothing where there is no such option, or no smaller number.
 
     >>> from explain.methods import IntegratedGradients, RISE
-    >>> next(lighter(RISE(), 32)).runs, [each.steps for each in lighter(IntegratedGradients(steps=50), 32)]
+    >>> next(lighter(RISE(), 32)).samples, [each.steps for each in lighter(IntegratedGradients(steps=50), 32)]
     (32, [32])
     """
     inner = options(method).get("method")
@@ -75,29 +76,16 @@ def _size(method: Method) -> int:
     return max(_counts(method).values(), default=1) * (_size(inner) if isinstance(inner, Method) else 1)
 
 
-def asked_lightly(
-    method: Method, most: int, ask: Callable[[Method], Attribution]
-) -> tuple[Method, Attribution, str] | None:
-    """Ask a method with fewer samples; return it, its map, and what it was asked with."""
-    for fewer in lighter(method, most):
-        try:
-            found = ask(fewer)
-        except MethodError:
-            continue
-        return fewer, found, ", ".join(_told(fewer))
-    return None
-
-
-def _told(method: Method) -> list[str]:
+def _shown_counts(method: Method) -> list[str]:
     inner = options(method).get("method")
     mine = [f"{name}={value}" for name, value in _counts(method).items()]
-    return mine + (_told(inner) if isinstance(inner, Method) else [])
+    return mine + (_shown_counts(inner) if isinstance(inner, Method) else [])
 
 
-def questions(seed: int = 0) -> tuple[Question, ...]:
-    """What every map is asked, in this order.
+def default_questions(seed: int = 0) -> tuple[Question, ...]:
+    """The questions about every map, in this order.
 
-    >>> [question.word for question in questions()]
+    >>> [question.word for question in default_questions()]
     ['model', 'class', 'faithful', 'stable']
     """
     return DependsOnModel(seed=seed), DependsOnClass(), Faithful(seed=seed), Stable(seed=seed)
@@ -111,7 +99,7 @@ def check_maps(
     label: str,
     *,
     seed: int = 0,
-    asked: Sequence[Question] | None = None,
+    questions: Sequence[Question] | None = None,
     **options: Any,
 ) -> Verdict:
     """Ask all questions about maps of one photo.
@@ -123,7 +111,7 @@ def check_maps(
         target: what was explained.
         label: what people call it.
         seed: of random weights, copies and noise.
-        asked: other questions than `questions`.
+        questions: other ones than `default_questions`.
         options: ``batch_size``, ``progress`` and ``precision`` as for `explain.attribute`.
 
     Raises:
@@ -136,7 +124,11 @@ def check_maps(
     if not maps:
         raise MetricError("maps must hold at least one map to be checked, got none; explain the photo first")
     named = {attribution.method: (method, attribution) for method, attribution in maps}
-    return _Check(model, inputs, named, target, options).verdict(asked or questions(seed), label, seed)
+    return _Check(model, inputs, named, target, options).verdict(questions or default_questions(seed), label, seed)
+
+
+Results = dict[tuple[str, str], MetricResult]
+"""By method and question."""
 
 
 class _Check:
@@ -161,127 +153,120 @@ class _Check:
         if self.logits is not None:
             self.outputs = outputs_of(model, inputs, self.logits, options.get("activation"))
             self.options = {**options, "activation": self.outputs.activation}
-        self.world = ModelContext(model, self.images, self.classes, count, self.logits, inputs)
+        self.context = ModelContext(model, self.images, self.classes, count, self.logits, inputs)
         self.notes: dict[str, list[str]] = {name: [] for name in maps}
         self.failed: dict[tuple[str, str], str] = {}
 
-    def verdict(self, asked: Sequence[Question], label: str, seed: int) -> Verdict:
-        cases = {name: self._case(name, each) for name, (_, each) in self.maps.items()}
-        empty = {name: "" if not case.maps.flat[0] else _nothing(case) for name, case in cases.items()}
-        full = {name: case for name, case in cases.items() if not empty[name]}
-        judged = self._by_scores(asked, full) | self._by_asking(asked, full)
+    def verdict(self, questions: Sequence[Question], label: str, seed: int) -> Verdict:
+        data = {name: self._data(name, attribution) for name, (_, attribution) in self.maps.items()}
+        flat = {name: each for name, each in data.items() if each.maps.flat[0]}
+        varied = {name: each for name, each in data.items() if name not in flat}
+        results: Results = {}
+        if varied:
+            results = self._by_scores(questions, varied) | self._by_reattribution(questions, varied)
         answers = {}
-        for name, case in cases.items():
-            given = [self._answer(question, case, judged.get((name, question.name)), empty[name]) for question in asked]
+        for name, each in data.items():
+            given = []
+            for question in questions:
+                result = results.get((name, question.name))
+                if name in flat:
+                    what = "says the same everywhere" if bool(each.maps.values.any()) else "is zero everywhere"
+                    given.append(question.answer(math.nan, False, f"the map {what}"))
+                elif result is None:
+                    given.append(question.answer(math.nan, None, self._not_applicable(question, each)))
+                else:
+                    given.append(question.judge(result))
             answers[name] = Answers(name, tuple(given), tuple(self.notes[name]))
         return Verdict(label, answers, seed)
 
-    def _case(self, name: str, attribution: Attribution) -> MetricInput:
+    def _data(self, name: str, attribution: Attribution) -> MetricInput:
         probability = probability_of(self.outputs, self.classes, self.logits)
         maps = Maps.of(name, attribution, self.images)
         score = attribution.score.to(self.images.device)
         return MetricInput(maps, self.images, score, probability, self.classes, outputs=self.outputs)
 
-    def _answer(self, question: Question, case: MetricInput, judged: MetricResult | None, empty: str) -> Answer:
-        if empty:
-            return answered(question, math.nan, False, empty)
-        if judged is None:
-            return answered(question, math.nan, None, self._unasked(question, case))
-        return question.judge(judged)
-
-    def _unasked(self, question: Question, case: MetricInput) -> str:
-        """Why a question cannot be asked about a map, or could not; nothing where it can."""
-        if (case.maps.name, question.name) in self.failed:
-            return self.failed[case.maps.name, question.name]
+    def _not_applicable(self, question: Question, data: MetricInput) -> str:
+        """Why a question cannot be answered about a map, or failed; empty where it can."""
+        if (data.maps.name, question.name) in self.failed:
+            return self.failed[data.maps.name, question.name]
         try:
-            return question.unasked(self.world, case)
+            return question.not_applicable(self.context, data)
         except ExplainError as error:
             return str(error)
 
-    def _by_scores(
-        self, asked: Sequence[Question], cases: Mapping[str, MetricInput]
-    ) -> dict[tuple[str, str], MetricResult]:
-        """What becomes of the score where the photo is covered; all maps of one call are run together."""
-        metrics = [question for question in asked if isinstance(question, ScoreMetric)]
-        if not metrics or not cases:
+    def _by_scores(self, questions: Sequence[Question], data: Mapping[str, MetricInput]) -> Results:
+        """The results of score metrics; the perturbed photos of all maps run together."""
+        metrics = [question for question in questions if isinstance(question, ScoreMetric)]
+        if not metrics:
             return {}
-        given: dict[str, Any] = {name: self.maps[name][1] for name in cases}
+        maps: dict[str, Any] = {name: self.maps[name][1] for name in data}
 
-        def judged(metrics: Sequence[Any]) -> dict[tuple[str, str], MetricResult]:
-            table = evaluate(self.model, self.inputs, given, metrics, target=self.target, **self.options)
+        def evaluated(metrics: Sequence[Any]) -> Results:
+            table = evaluate(self.model, self.inputs, maps, metrics, target=self.target, **self.options)
             return {(name, metric): each for name, row in table.judged.items() for metric, each in row.items()}
 
-        return self._each(judged, metrics, cases)
+        return self._each(evaluated, metrics, data)
 
-    def _by_asking(
-        self, asked: Sequence[Question], cases: Mapping[str, MetricInput]
-    ) -> dict[tuple[str, str], MetricResult]:
-        """What the methods say in other settings, those that run the model very often with fewer samples."""
+    def _by_reattribution(self, questions: Sequence[Question], data: Mapping[str, MetricInput]) -> Results:
+        """The results of metrics that run the methods again; methods of many passes run with fewer samples."""
         metrics = [
             question
-            for question in asked
+            for question in questions
             if isinstance(question, ReattributionMetric)
-            and not any(self._unasked(question, case) for case in cases.values())
+            and not any(self._not_applicable(question, each) for each in data.values())
         ]
-        if not metrics or not cases:
+        if not metrics:
             return {}
         groups: dict[tuple[Any, bool], dict[str, EvaluatedMethod]] = {}
-        for name, case in cases.items():
+        for name, each in data.items():
             method, attribution = self.maps[name]
-            asked_as, long = self._lighter(name, method, attribution, case)
-            groups.setdefault((attribution.fuse, long), {})[name] = asked_as
-        found: dict[tuple[str, str], MetricResult] = {}
+            evaluated, long = self._with_fewer_samples(EvaluatedMethod(method, attribution, each))
+            groups.setdefault((attribution.fuse, long), {})[name] = evaluated
+        found: Results = {}
         for (fuse, long), group in groups.items():
             options: Options = {**self.options, "fuse": fuse}  # type: ignore[typeddict-item]
-            given: list[Any] = [question.brief for question in metrics] if long else metrics
-
-            def judged(
-                metrics: Sequence[Any], group: Mapping[str, EvaluatedMethod] = group, options: Options = options
-            ) -> dict[tuple[str, str], MetricResult]:
-                return asked_again(metrics, group, self.world, self.inputs, self.target, options)
-
-            found |= self._each(judged, given, group)
+            rerun = partial(
+                reattribute,
+                methods=group,
+                context=self.context,
+                inputs=self.inputs,
+                target=self.target,
+                options=options,
+            )
+            found |= self._each(rerun, [question.reduced for question in metrics] if long else metrics, group)
         return found
 
     def _each(
-        self,
-        judge: Callable[[Sequence[Any]], dict[tuple[str, str], MetricResult]],
-        asked: Sequence[Any],
-        maps: Iterable[str],
-    ) -> dict[tuple[str, str], MetricResult]:
-        """Ask all questions together; if one of them fails, each alone, so that the others have an answer."""
+        self, evaluate: Callable[[Sequence[Any]], Results], questions: Sequence[Question], maps: Iterable[str]
+    ) -> Results:
+        """Evaluate all questions together; if one of them fails, each alone, so that the others have an answer."""
         with muted():  # the answers say it
             try:
-                return judge(asked)
+                return evaluate(questions)
             except ExplainError as error:
-                if len(asked) > 1:
-                    return {key: each for one in asked for key, each in self._each(judge, [one], maps).items()}
-                self.failed |= {(name, asked[0].name): str(error) for name in maps}
+                if len(questions) > 1:
+                    return {key: each for one in questions for key, each in self._each(evaluate, [one], maps).items()}
+                self.failed |= {(name, questions[0].name): str(error) for name in maps}
                 return {}
 
-    def _lighter(
-        self, name: str, method: Method, attribution: Attribution, case: MetricInput
-    ) -> tuple[EvaluatedMethod, bool]:
-        """The method as it is asked again: with fewer samples, if each of its maps takes many passes.
-
-        And whether it takes long all the same, since it has no such option.
-        """
-        cost = self._cost(method, attribution)
+    def _with_fewer_samples(self, evaluated: EvaluatedMethod) -> tuple[EvaluatedMethod, bool]:
+        """The method with fewer samples, if each of its maps takes many passes; and whether it still takes long."""
+        attribution, name = evaluated.attribution, evaluated.data.maps.name
+        cost = self._cost(evaluated.method, attribution)
         if cost <= COSTLY:
-            return EvaluatedMethod(method, attribution, case), False
-
-        def ask(fewer: Method) -> Attribution:
-            with muted():
-                options = {**self.options, "progress": None, "layer": attribution.layer, "fuse": attribution.fuse}
-                return attribute(self.model, self.inputs, fewer, target=self.target, **options)
-
-        lighter = asked_lightly(method, FEW, ask)
-        if lighter is None:
-            self.notes[name].append(f"asked again as seldom as can be, since a map takes {_counted(cost)} passes")
-            return EvaluatedMethod(method, attribution, case), True
-        fewer, found, how = lighter
-        self.notes[name].append(f"asked again with {how}, since a map takes {_counted(cost)} passes")
-        return EvaluatedMethod(fewer, found, self._case(name, found)), False
+            return evaluated, False
+        why = f"since a map takes {cost:.0f} passes" if math.isfinite(cost) else "since a map takes many passes"
+        options: Any = {**self.options, "progress": None, "layer": attribution.layer, "fuse": attribution.fuse}
+        for fewer in lighter(evaluated.method, FEW):
+            try:
+                with muted():
+                    found = attribute(self.model, self.inputs, fewer, target=self.target, **options)
+            except MethodError:
+                continue
+            self.notes[name].append(f"run again with {', '.join(_shown_counts(fewer))}, {why}")
+            return EvaluatedMethod(fewer, found, self._data(name, found)), False
+        self.notes[name].append(f"run again as few times as possible, {why}")
+        return evaluated, True
 
     def _cost(self, method: Method, attribution: Attribution) -> float:
         """How many passes a map takes."""
@@ -289,15 +274,6 @@ class _Check:
         planned = plan(self.model, self.inputs, method, target=self.target, layer=layer, fuse=attribution.fuse)
         layers = {ask.layer for asks in planned.wanted.values() for ask in asks if ask.layer is not None}
         return planned.cost(shares_behind(self.model, self.inputs, layers))
-
-
-def _nothing(case: MetricInput) -> str:
-    zero = not bool(case.maps.values.any())
-    return "the map is zero everywhere" if zero else "the map says the same everywhere"
-
-
-def _counted(cost: float) -> str:
-    return f"{cost:.0f}" if math.isfinite(cost) else "many"
 
 
 class CheckedExplanation(Protocol):

@@ -27,14 +27,14 @@ def checked_metrics(options: argparse.Namespace, *, boxes: bool = False) -> list
         raise UsageError(f"--{asked[0]} judges maps of one crop, and --crop five makes one map of five; leave one out")
     if not options.metric:
         return []
-    from explain.metrics import ObjectMetric, get_metric
+    from explain.metrics import get_metric
 
     try:
         chosen = {metric.name: metric for metric in map(get_metric, options.metric)}
     except ExplainError as error:
         raise UsageError(str(error)) from None
     for name, metric in chosen.items():
-        if isinstance(metric, ObjectMetric) and not boxes:
+        if metric.needs_object and not boxes:
             raise UsageError(
                 f"metric {name!r} needs to know where the object is, which cannot be typed; use explain.evaluate(..., "
                 "boxes=...) in Python, or another metric"
@@ -95,7 +95,7 @@ def list_metrics(options: argparse.Namespace, answer: Output) -> int:
     if not names:
         raise UsageError(f"metric {pattern!r} is unknown; {did_you_mean(str(pattern), list_metrics())}")
     for metric in map(get_metric, names):
-        values = {each.name: str(getattr(metric, each.name)) for each in fields(metric)}  # type: ignore[arg-type]
+        values = {each.name: str(getattr(metric, each.name)) for each in fields(metric)}
         about = {"name": metric.name, "about": metric.about, "paper": metric.paper, "units": metric.units}
         answer.add({**about, "better": metric.better, "options": values})
         answer.say(f"{metric.name:<24} {ARROWS[metric.better]} {metric.about} ({metric.paper})")

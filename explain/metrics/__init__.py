@@ -1,40 +1,30 @@
 """Metrics: how good is a map? Frozen dataclasses, as methods are.
 
-    maps         the maps that are judged: an attribution, or any array
-    orders       rankings without favour to any place, steps, areas, correlations
-    base         what a metric is, what it gets to see, and what it finds
-    rows         altered photos as values, each distinct one run once
-    readings     what is read of an altered photo
-    blanks       photos that are covered all over, and keep their class
-    truth        boxes and masks
-    curves       deletion, insertion, pixel flipping, ROAD, sufficiency, comprehensiveness
-    superpixels  pieces of one colour and place
-    regions      the same over squares and superpixels: AOPC, selectivity, IROF
-    subsets      do values add up? correlations, sensitivity-n, monotonicity, non-sensitivity
-    noise        infidelity
-    drops        the photo seen through its heatmap: average drop, increase in confidence
-    complexity   Gini index, entropy, effective complexity
-    places       localisation on boxes and masks
-    boxes        MaxBoxAccV2
-    similarity   how alike two maps are
-    again        metrics that ask the method again, each distinct setting once
-    robustness   sensitivity, Lipschitz estimate, relative stability, continuity
-    randomised   copies of a model whose layers are initialised once more
-    randomisation  parameter randomisation, random logit
-    axioms       completeness, input invariance; ADCC
-    registry     metrics by name
-    table        a figure for each method, metric and image; prints itself
-    evaluation   `evaluate`: model, photos, methods and metrics in, a table out
+    base              the base class `Metric`, what a metric gets to see, and its result
+    registry          `@register`, and metrics by name
+    evaluation        `evaluate`: model, photos, methods and metrics in, a table out
+    table             a figure for each method, metric and image; prints itself
+    maps              the maps that are judged: an attribution, or any array
+    perturbed_inputs  `ScoreMetric`: metrics that score perturbed photos, each distinct photo run once
+    variants          `ReattributionMetric`: metrics that run the method again, on each distinct variant once
+    randomised        copies of a model with randomised layers
+    faithfulness      curves: deletion, insertion, pixel flipping, ROAD, sufficiency, comprehensiveness; average drop
+    segment_order     curves over squares and superpixels: AOPC, selectivity, IROF
+    sums              do values add up? faithfulness correlation, sensitivity-n, monotonicity, infidelity
+    localisation      pointing games, relevance mass and rank, AUC, IoU, MaxBoxAccV2
+    complexity        Gini index, entropy, effective complexity
+    robustness        sensitivity, Lipschitz estimate, relative stability, continuity
+    randomisation     parameter randomisation, random logit
+    axioms            completeness, input invariance; ADCC
+    ground_truth, rankings, similarity, superpixels    boxes and masks; orders of pixels; how alike two maps are; SLIC
 
-A metric of a map is a class with a name and a ``__call__``; one that looks at how the model answers to altered photos
-says in ``asks`` which, and is otherwise a function of their scores; one that asks the method again says in ``settings``
-of what: altered photos, another class, a randomised copy of the model.
+A metric is one frozen dataclass under ``@register``, a subclass of `MapMetric`, `ScoreMetric` or `ReattributionMetric`.
 """
 
 from __future__ import annotations
 
 from explain.metrics.axioms import ADCC, Completeness, InputInvariance
-from explain.metrics.base import Better, MapMetric, Metric, MetricInput, MetricResult, ObjectMetric, Reading
+from explain.metrics.base import Better, MapMetric, Metric, MetricInput, MetricResult, Score
 from explain.metrics.complexity import Complexity, EffectiveComplexity, Sparseness
 from explain.metrics.evaluation import evaluate
 from explain.metrics.faithfulness import (
@@ -112,16 +102,15 @@ __all__ = [
     "Monotonicity",
     "MonotonicityCorrelation",
     "NonSensitivity",
-    "ObjectMetric",
     "PixelFlipping",
     "PointingGame",
     "RandomLogit",
-    "Reading",
     "ReattributionMetric",
     "RegionPerturbation",
     "RelativeStability",
     "RelevanceMass",
     "RelevanceRank",
+    "Score",
     "ScoreMetric",
     "ScoreRequest",
     "Selectivity",
@@ -139,18 +128,3 @@ __all__ = [
     "list_metrics",
     "register",
 ]
-
-_METRICS: list[Metric] = [
-    Deletion(), Insertion(), PixelFlipping(), PixelFlipping("lerf"), ROAD(), Comprehensiveness(), Sufficiency(),
-    RegionPerturbation(), Selectivity(), IROF(),
-    FaithfulnessCorrelation(), FaithfulnessEstimate(), SensitivityN(), Monotonicity(), MonotonicityCorrelation(),
-    NonSensitivity(), Infidelity(), AverageDrop(), IncreaseInConfidence(),
-    PointingGame(), EnergyPointingGame(), AttributionLocalisation(), RelevanceMass(), RelevanceRank(),
-    TopKIntersection(), AUC(), IoU(), MaxBoxAccV2(),
-    Sparseness(), Complexity(), EffectiveComplexity(),
-    Sensitivity(), Sensitivity(of="mean"), LocalLipschitz(), RelativeStability(), RelativeStability(by="output"),
-    Continuity(), MPRT(), MPRT(order="bottom"), MPRT(order="independent"), MPRT(samples=8), EfficientMPRT(),
-    RandomLogit(), Completeness(), InputInvariance(), ADCC(),
-]  # fmt: skip
-for _metric in _METRICS:
-    register(_metric)

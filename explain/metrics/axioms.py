@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
 
 from explain.baselines import Baseline, Zero
 from explain.data.inputs import Inputs, Path
-from explain.metrics.base import Better, MetricInput, MetricResult, Reading, check, need_probability, undefined
+from explain.metrics.base import MetricInput, MetricResult, Score, need_probability, undefined
 from explain.metrics.faithfulness import SMALL, least
-from explain.metrics.perturbed_inputs import ScoreRequest, SoftMasked
+from explain.metrics.perturbed_inputs import ScoreMetric, ScoreRequest, SoftMasked
 from explain.metrics.rankings import correlation
-from explain.metrics.variants import ModelContext, Variant, VariantResult
+from explain.metrics.registry import register
+from explain.metrics.variants import ModelContext, ReattributionMetric, Variant, VariantResult
 
 
+@register
 @dataclass(frozen=True)
-class Completeness:
+class Completeness(ScoreMetric):
     r"""By how much the values miss the difference of the scores that they should add up to.
 
     :math:`\bigl|\sum_i a_i - (f(x) - f(x'))\bigr|`, x' being the covered photo; ``parts`` has the "relative" one, by
@@ -29,7 +31,7 @@ class Completeness:
 
     Args:
         baseline: what covers x'.
-        reading: the "score" itself (default), or "probability".
+        score: the target's own "logit" (default), or "probability".
 
     Sundararajan et al., "Axiomatic Attribution for Deep Networks", ICML 2017.
 
@@ -38,24 +40,21 @@ class Completeness:
     """
 
     baseline: Baseline = field(default_factory=Zero)
-    reading: Reading = "score"
+    score: Score = "logit"
 
-    name: ClassVar[str] = "completeness"
-    about: ClassVar[str] = "by how much the values miss the difference of scores that they should add up to"
-    paper: ClassVar[str] = "Sundararajan et al., ICML 2017"
-    units: ClassVar[str] = "score"
-    better: ClassVar[Better] = "less"
+    name = "completeness"
+    about = "by how much the values miss the difference of scores that they should add up to"
+    paper = "Sundararajan et al., ICML 2017"
+    units = "score"
+    better = "less"
 
-    def __post_init__(self) -> None:
-        check(self)
+    def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
+        return [ScoreRequest(SoftMasked(torch.zeros_like(data.images[:, 0]), self.baseline), self.score)]
 
-    def asks(self, case: MetricInput) -> Sequence[ScoreRequest]:
-        return [ScoreRequest(SoftMasked(torch.zeros_like(case.images[:, 0]), self.baseline), self.reading)]
-
-    def __call__(self, case: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
-        difference = case.original(self.reading) - scores[0][:, 0]
-        off = (case.maps.values.flatten(1).sum(1) - difference).abs()
-        nothing = difference.abs() <= least(self.reading, case.original(self.reading), scores[0])
+    def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
+        difference = data.original(self.score) - scores[0][:, 0]
+        off = (data.maps.values.flatten(1).sum(1) - difference).abs()
+        nothing = difference.abs() <= least(self.score, data.original(self.score), scores[0])
         relative = torch.where(nothing, torch.nan, off / difference.abs())
         return MetricResult(off, parts={"relative": relative, "difference": difference})
 
@@ -76,11 +75,12 @@ class Shifted(nn.Module):
         return inputs.replaced(inputs.x - self.shift).call(self.inner)
 
 
-OTHER = "leave adcc out, or judge by its parts with averagedrop(reading='score') and sparseness"
+OTHER = "leave adcc out, or judge by its parts with averagedrop(score='logit') and sparseness"
 
 
+@register
 @dataclass(frozen=True)
-class InputInvariance:
+class InputInvariance(ReattributionMetric):
     r"""By how much the map changes where both the photo and the model are shifted by a constant, which changes nothing.
 
     :math:`\|\Phi_{f'}(x + c) - \Phi_f(x)\|_2 / \|\Phi_f(x)\|_2` with :math:`f'(x) = f(x - c)`; the paper shifts the
@@ -97,32 +97,30 @@ class InputInvariance:
 
     shift: float = 1.0
 
-    name: ClassVar[str] = "inputinvariance"
-    about: ClassVar[str] = "by how much the map changes where photo and model are shifted alike"
-    paper: ClassVar[str] = "Kindermans et al., 2017"
-    units: ClassVar[str] = "relative change"
-    better: ClassVar[Better] = "less"
+    name = "inputinvariance"
+    about = "by how much the map changes where photo and model are shifted alike"
+    paper = "Kindermans et al., 2017"
+    units = "relative change"
+    better = "less"
 
-    def __post_init__(self) -> None:
-        check(self)
+    def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
+        make = partial(Shifted, context.model, self.shift, context.called_with.path)
+        yield Variant(("shifted", self.shift), lambda: context.images + self.shift, model=make, prefix="inner.")
 
-    def settings(self, world: ModelContext, case: MetricInput) -> Iterator[Variant]:
-        make = partial(Shifted, world.model, self.shift, world.called_with.path)
-        yield Variant(("shifted", self.shift), lambda: world.images + self.shift, model=make, prefix="inner.")
-
-    def compare(self, case: MetricInput, found: VariantResult) -> torch.Tensor:
-        length = case.maps.values.flatten(1).norm(dim=1)
-        change = (found.maps.values - case.maps.values).flatten(1).norm(dim=1)
+    def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
+        length = data.maps.values.flatten(1).norm(dim=1)
+        change = (found.maps.values - data.maps.values).flatten(1).norm(dim=1)
         relative: torch.Tensor = change / torch.where(length > 0, length, 1)
         return relative
 
-    def __call__(self, case: MetricInput, numbers: torch.Tensor) -> MetricResult:
-        nothing = (case.maps.values == 0).flatten(1).all(1)
-        return MetricResult(undefined(self.name, case.maps.name, numbers[:, 0], nothing, "its map is zero everywhere"))
+    def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
+        nothing = (data.maps.values == 0).flatten(1).all(1)
+        return MetricResult(undefined(self.name, data.maps.name, numbers[:, 0], nothing, "its map is zero everywhere"))
 
 
+@register
 @dataclass(frozen=True)
-class ADCC:
+class ADCC(ReattributionMetric):
     r"""Average drop, coherency and complexity in one: their harmonic mean.
 
     :math:`3 \Bigl(\frac{1}{\mathrm{Coh}} + \frac{1}{1 - \mathrm{Com}} + \frac{1}{1 - \mathrm{AD}}\Bigr)^{-1}`, where
@@ -142,38 +140,35 @@ class ADCC:
 
     baseline: Baseline = field(default_factory=Zero)
 
-    name: ClassVar[str] = "adcc"
-    about: ClassVar[str] = "harmonic mean of coherency, simplicity and what the photo keeps behind its heatmap"
-    paper: ClassVar[str] = "Poppi et al., CVPR Workshops 2021"
-    units: ClassVar[str] = "0 to 1"
-    better: ClassVar[Better] = "more"
+    name = "adcc"
+    about = "harmonic mean of coherency, simplicity and what the photo keeps behind its heatmap"
+    paper = "Poppi et al., CVPR Workshops 2021"
+    units = "0 to 1"
+    better = "more"
 
-    def __post_init__(self) -> None:
-        check(self)
+    def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
+        need_probability(data.probability, OTHER)
+        keep = data.maps.heatmap[:, None].to(context.images)
+        yield Variant(("behind its map", self.baseline, data.maps.name), lambda: self.baseline(context.images, keep))
 
-    def settings(self, world: ModelContext, case: MetricInput) -> Iterator[Variant]:
-        need_probability(case.probability, OTHER)
-        keep = case.maps.heatmap[:, None].to(world.images)
-        yield Variant(("behind its map", self.baseline, case.maps.name), lambda: self.baseline(world.images, keep))
-
-    def compare(self, case: MetricInput, found: VariantResult) -> torch.Tensor:
+    def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
         assert found.logits is not None
-        assert case.classes is not None
-        probability = case.outputs.of_classes(found.logits, case.classes)
-        together = correlation(case.maps.heatmap.flatten(1), found.maps.heatmap.flatten(1))
+        assert data.classes is not None
+        probability = data.outputs.of_classes(found.logits, data.classes)
+        together = correlation(data.maps.heatmap.flatten(1), found.maps.heatmap.flatten(1))
         return torch.stack([probability.double(), together.nan_to_num(-1)], 1)
 
-    def __call__(self, case: MetricInput, numbers: torch.Tensor) -> MetricResult:
-        original = need_probability(case.probability, OTHER).double()
+    def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
+        original = need_probability(data.probability, OTHER).double()
         seen, together = numbers[:, 0].unbind(1)
         coherency = (1 + together) / 2
-        complexity = case.maps.heatmap.double().flatten(1).mean(1)
+        complexity = data.maps.heatmap.double().flatten(1).mean(1)
         drop = (original - seen).clamp(min=0) / original.clamp(min=SMALL)
         goods = torch.stack([coherency, 1 - complexity, 1 - drop], 1)
         failed = (goods <= 0).any(1)
         value = torch.where(failed, 0, 3 / torch.where(goods > 0, 1 / goods, 1).sum(1))
-        value = undefined(self.name, case.maps.name, value, original < SMALL, f"the probability is below {SMALL:g}")
-        nothing = (case.maps.heatmap == 0).flatten(1).all(1)
-        value = undefined(self.name, case.maps.name, value, nothing, "its map has no positive value")
+        value = undefined(self.name, data.maps.name, value, original < SMALL, f"the probability is below {SMALL:g}")
+        nothing = (data.maps.heatmap == 0).flatten(1).all(1)
+        value = undefined(self.name, data.maps.name, value, nothing, "its map has no positive value")
         parts = {"coherency": coherency, "complexity": complexity, "averagedrop": drop}
-        return MetricResult(value.to(case.maps.values.dtype), parts=parts)
+        return MetricResult(value.to(data.maps.values.dtype), parts=parts)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import ClassVar, Literal
 
 import torch
 
-from explain._utils.errors import MethodError, MetricError, image_name, warn
+from explain._utils.errors import MethodError, MetricError, image_name, shown, warn
 from explain.baselines import get_baseline
 from explain.methods.options import check_options
 from explain.metrics.maps import Maps, Sign
@@ -18,27 +18,26 @@ from explain.targets import Outputs
 Better = Literal["more", "less"]
 """Whether more or less of a figure is better."""
 
-Reading = Literal["probability", "score"]
-"""What is read of an altered photo: the probability of the class that is explained, or the target's own score (of a
-class, its logit)."""
+Score = Literal["logit", "probability"]
+"""Which score of a perturbed photo counts: the target's own (of a class, its logit), or the class's probability."""
 
-Read = Literal["probability", "score", "margin"]
-"""What a metric may ask to be read: also by how much that class's logit is above the best other one."""
+ScoreKind = Literal["logit", "probability", "margin"]
+"""The same, or by how much the class's logit is above the best other one."""
 
 
 @dataclass(frozen=True, eq=False)
 class MetricInput:
     """What a metric gets to see of N photos and one method's maps of them.
 
-    ``images`` ``(N, C, H, W)`` are the model's inputs, ``score`` ``(N,)`` what was explained and ``probability``
-    ``(N,)`` that of the class, where the target is one of ``classes`` ``(N,)``; ``outputs`` says how the model's
-    outputs become probabilities. ``boxes`` are lists of boxes ``(k, 4)``, one for each photo, and ``regions``
-    ``(N, H, W)`` truth values: where the object is.
+    ``images`` ``(N, C, H, W)`` are the model's inputs, ``target_score`` ``(N,)`` is the score that was explained and
+    ``probability`` ``(N,)`` that of the class, where the target is one of ``classes`` ``(N,)``; ``outputs`` says how
+    the model's outputs become probabilities. Where the object is: ``boxes`` are lists of boxes ``(k, 4)``, one for each
+    photo, and ``regions`` truth values ``(N, H, W)``.
     """
 
     maps: Maps
     images: torch.Tensor
-    score: torch.Tensor
+    target_score: torch.Tensor
     probability: torch.Tensor | None = None
     classes: torch.Tensor | None = None
     boxes: Sequence[torch.Tensor] | None = None
@@ -53,22 +52,26 @@ class MetricInput:
     def size(self) -> tuple[int, int]:
         return int(self.images.shape[-2]), int(self.images.shape[-1])
 
+    @property
+    def pixels(self) -> int:
+        return self.size[0] * self.size[1]
+
     def ranks(self, sign: Sign, seed: int) -> torch.Tensor:
         """The rank of each pixel ``(N, H, W)``, 0 for the largest value; equal values are shuffled."""
         if (sign, seed) not in self._ranks:
             self._ranks[sign, seed] = ranks_of(self.maps.of_places(sign), seed)
         return self._ranks[sign, seed]
 
-    def original(self, reading: Reading) -> torch.Tensor:
-        """What is read of the photos as they are."""
-        return self.score if reading == "score" else need_probability(self.probability)
+    def original(self, score: Score) -> torch.Tensor:
+        """The score of the unperturbed photos ``(N,)``."""
+        return self.target_score if score == "logit" else need_probability(self.probability)
 
-    def lost(self, reading: Reading, scores: torch.Tensor) -> torch.Tensor:
-        """What altered photos ``(N, K)`` lose of what is read of the photos as they are; rounding errors are nothing.
+    def lost(self, score: Score, scores: torch.Tensor) -> torch.Tensor:
+        """What the perturbed photos lose of the original score ``(N, K)``; zero within rounding errors.
 
-        The same photo has other rounding errors beside others, which must not decide a figure.
+        Rounding errors depend on the other photos of a batch, and must not decide a figure.
         """
-        original = self.original(reading)[:, None]
+        original = self.original(score)[:, None]
         lost = original - scores
         return torch.where(lost.abs() <= rounding(original, scores), 0, lost)
 
@@ -94,44 +97,55 @@ class MetricResult:
     parts: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
-@runtime_checkable
-class Metric(Protocol):
-    """A way to judge a map, as a frozen value.
+@dataclass(frozen=True)
+class Metric:
+    """A way to judge a map, as a frozen dataclass: its fields are its options, checked against their types.
 
-    ``units`` says what its figure is measured in and ``better`` whether more or less of it is better.
+    A metric is a subclass of `MapMetric`, which sees the map and nothing else, of `ScoreMetric`, which scores perturbed
+    photos, or of `ReattributionMetric`, which runs the method again. Class attributes say what it is:
+
+    - ``name``, ``about`` and ``paper``, as in a list of metrics;
+    - ``units`` of its figure, and whether more or less of it is ``better``;
+    - ``needs_object``: whether it needs boxes or masks of the object;
+    - ``minimums``: by name of an option, the smallest number that it may be;
+    - ``percentages``: the options that are shares in per cent, above 0 and below 100.
     """
 
-    @property
-    def name(self) -> str: ...
+    name: ClassVar[str] = ""
+    about: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+    units: ClassVar[str] = "0 to 1"
+    better: ClassVar[Better] = "more"
+    needs_object: ClassVar[bool] = False
+    minimums: ClassVar[Mapping[str, float]] = {}
+    percentages: ClassVar[tuple[str, ...]] = ()
 
-    @property
-    def about(self) -> str: ...
-
-    @property
-    def paper(self) -> str: ...
-
-    @property
-    def units(self) -> str: ...
-
-    @property
-    def better(self) -> Better: ...
-
-
-@runtime_checkable
-class MapMetric(Metric, Protocol):
-    """A metric that needs nothing but the map, and where the object is."""
-
-    def __call__(self, case: MetricInput) -> MetricResult: ...
-
-
-@runtime_checkable
-class ObjectMetric(Protocol):
-    """A metric that has to be told where the object is."""
-
-    of_object: ClassVar[bool]
+    def __post_init__(self) -> None:
+        try:
+            check_options(self, **self.minimums)
+        except MethodError as error:
+            raise MetricError(str(error)) from None
+        for option in self.percentages:
+            value = getattr(self, option)
+            shares = value if isinstance(value, tuple) else [value]
+            if not shares or not all(0 < share < 100 for share in shares):
+                raise MetricError(
+                    f"{option} of {self.name} must be per cent above 0 and below 100, got {shown(value)}; use 50"
+                )
+        if hasattr(self, "baseline"):
+            object.__setattr__(self, "baseline", get_baseline(self.baseline))
 
 
-def need_probability(probability: torch.Tensor | None, remedy: str = "choose reading='score'") -> torch.Tensor:
+@dataclass(frozen=True)
+class MapMetric(Metric):
+    """A metric of the map alone, and of where the object is."""
+
+    def __call__(self, data: MetricInput) -> MetricResult:
+        """Return a figure for each image."""
+        raise NotImplementedError
+
+
+def need_probability(probability: torch.Tensor | None, remedy: str = "choose score='logit'") -> torch.Tensor:
     """The probability of the class; refused where there is none."""
     if probability is None:
         raise MetricError(
@@ -139,20 +153,6 @@ def need_probability(probability: torch.Tensor | None, remedy: str = "choose rea
             f"{remedy}"
         )
     return probability
-
-
-def check(metric: Any, **least: float) -> None:
-    """Refuse options that are not of their field's type; for numbers, ``least`` is the smallest that they may be.
-
-    Raises:
-        MetricError: an option does not fit.
-    """
-    try:
-        check_options(metric, **least)
-    except MethodError as error:
-        raise MetricError(str(error)) from None
-    if hasattr(metric, "baseline"):
-        object.__setattr__(metric, "baseline", get_baseline(metric.baseline))
 
 
 def undefined(metric: str, of: str, value: torch.Tensor, wrong: torch.Tensor, why: str) -> torch.Tensor:

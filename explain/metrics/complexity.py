@@ -7,14 +7,16 @@ from typing import ClassVar
 
 import torch
 
-from explain.metrics.base import Better, MetricInput, MetricResult, check, undefined
+from explain.metrics.base import MapMetric, MetricInput, MetricResult, undefined
 from explain.metrics.maps import Sign
+from explain.metrics.registry import register
 
 ZERO = "its map is zero everywhere"
 
 
+@register
 @dataclass(frozen=True)
-class Sparseness:
+class Sparseness(MapMetric):
     r"""The Gini index of the map's magnitudes: 0 where all are equal, near 1 where one pixel has everything.
 
     :math:`G = \frac{\sum_k (2k - d - 1)\,|a|_{(k)}}{d \sum_k |a|_{(k)}}`, smallest first. More is sparser, and counts
@@ -35,26 +37,24 @@ class Sparseness:
 
     sign: Sign = "own"
 
-    name: ClassVar[str] = "sparseness"
-    about: ClassVar[str] = "Gini index of the map's magnitudes"
-    paper: ClassVar[str] = "Chalasani et al., ICML 2020"
-    units: ClassVar[str] = "0 to 1"
-    better: ClassVar[Better] = "more"
+    name = "sparseness"
+    about = "Gini index of the map's magnitudes"
+    paper = "Chalasani et al., ICML 2020"
+    units = "0 to 1"
+    better = "more"
 
-    def __post_init__(self) -> None:
-        check(self)
-
-    def __call__(self, case: MetricInput) -> MetricResult:
-        sizes = case.maps.of_places(self.sign).abs().flatten(1).double().sort(1).values
+    def __call__(self, data: MetricInput) -> MetricResult:
+        sizes = data.maps.of_places(self.sign).abs().flatten(1).double().sort(1).values
         count = sizes.shape[1]
         weights = 2 * torch.arange(1, count + 1, device=sizes.device, dtype=sizes.dtype) - count - 1
         total = sizes.sum(1)
-        value = ((sizes * weights).sum(1) / (count * torch.where(total > 0, total, 1))).to(case.maps.values)
-        return MetricResult(undefined(self.name, case.maps.name, value, total == 0, ZERO))
+        value = ((sizes * weights).sum(1) / (count * torch.where(total > 0, total, 1))).to(data.maps.values)
+        return MetricResult(undefined(self.name, data.maps.name, value, total == 0, ZERO))
 
 
+@register
 @dataclass(frozen=True)
-class Complexity:
+class Complexity(MapMetric):
     r"""The entropy of the map's magnitudes as shares of their sum, :math:`-\sum_i p_i \ln p_i`, in nats.
 
     Less is better: the logarithm of the number of pixels is a map that says the same everywhere. Not defined for a map
@@ -71,25 +71,23 @@ class Complexity:
 
     sign: Sign = "own"
 
-    name: ClassVar[str] = "complexity"
-    about: ClassVar[str] = "entropy of the map's magnitudes as shares of their sum"
-    paper: ClassVar[str] = "Bhatt et al., IJCAI 2020"
-    units: ClassVar[str] = "nats"
-    better: ClassVar[Better] = "less"
+    name = "complexity"
+    about = "entropy of the map's magnitudes as shares of their sum"
+    paper = "Bhatt et al., IJCAI 2020"
+    units = "nats"
+    better = "less"
 
-    def __post_init__(self) -> None:
-        check(self)
-
-    def __call__(self, case: MetricInput) -> MetricResult:
-        sizes = case.maps.of_places(self.sign).abs().flatten(1).double()  # whose sum must not overflow
+    def __call__(self, data: MetricInput) -> MetricResult:
+        sizes = data.maps.of_places(self.sign).abs().flatten(1).double()  # whose sum must not overflow
         total = sizes.sum(1, keepdim=True)
         shares = sizes / torch.where(total > 0, total, 1)
-        value = torch.special.entr(shares).sum(1).to(case.maps.values)
-        return MetricResult(undefined(self.name, case.maps.name, value, total[:, 0] == 0, ZERO))
+        value = torch.special.entr(shares).sum(1).to(data.maps.values)
+        return MetricResult(undefined(self.name, data.maps.name, value, total[:, 0] == 0, ZERO))
 
 
+@register
 @dataclass(frozen=True)
-class EffectiveComplexity:
+class EffectiveComplexity(MapMetric):
     """The share of the pixels whose magnitude is more than a share of the largest one. Less is better.
 
     (The paper asks for the smallest number of pixels that the score can be told by; its count of values that are not
@@ -108,17 +106,15 @@ class EffectiveComplexity:
     threshold: float = 0.1
     sign: Sign = "own"
 
-    name: ClassVar[str] = "effectivecomplexity"
-    about: ClassVar[str] = "share of the pixels whose magnitude is more than a tenth of the largest"
-    paper: ClassVar[str] = "Nguyen and Martínez, 2020"
-    units: ClassVar[str] = "share of pixels"
-    better: ClassVar[Better] = "less"
+    name = "effectivecomplexity"
+    about = "share of the pixels whose magnitude is more than a tenth of the largest"
+    paper = "Nguyen and Martínez, 2020"
+    units = "share of pixels"
+    better = "less"
+    minimums: ClassVar = {"threshold": 0}
 
-    def __post_init__(self) -> None:
-        check(self, threshold=0)
-
-    def __call__(self, case: MetricInput) -> MetricResult:
-        sizes = case.maps.of_places(self.sign).abs().flatten(1)
+    def __call__(self, data: MetricInput) -> MetricResult:
+        sizes = data.maps.of_places(self.sign).abs().flatten(1)
         most = sizes.amax(1, keepdim=True)
         value = (sizes > self.threshold * most).to(sizes).mean(1)
-        return MetricResult(undefined(self.name, case.maps.name, value, most[:, 0] == 0, ZERO))
+        return MetricResult(undefined(self.name, data.maps.name, value, most[:, 0] == 0, ZERO))

@@ -18,13 +18,13 @@ from explain.data.inputs import Inputs, InputsLike
 from explain.engine import Plan, Scores, Unperturbed, asks_of, check_inputs, gather, outputs_of
 from explain.hooks import calculating, unwrapped
 from explain.methods import Method, MethodLike, get_method
-from explain.metrics.base import MapMetric, Metric, MetricInput, MetricResult, Read
+from explain.metrics.base import MapMetric, Metric, MetricInput, MetricResult, ScoreKind
 from explain.metrics.ground_truth import Boxes, as_boxes, as_regions
 from explain.metrics.maps import Maps, MapsLike
-from explain.metrics.perturbed_inputs import ClassScore, PerturbedPhotoPool, PooledPhotos, ScoreMetric, recognised
+from explain.metrics.perturbed_inputs import ClassScore, PerturbedPhotoPool, ScoreMetric, covered_but_recognised
 from explain.metrics.registry import MetricLike, by_name
 from explain.metrics.table import Table
-from explain.metrics.variants import EvaluatedMethod, ModelContext, ReattributionMetric, asked_again, must_be_method
+from explain.metrics.variants import EvaluatedMethod, ModelContext, ReattributionMetric, reattribute
 from explain.targets import ClassTarget, Outputs, Target, TargetLike, as_target
 
 Judgeable: TypeAlias = "MethodLike | MapsLike"
@@ -87,6 +87,7 @@ class _Evaluation:
         self.target = target
         self.ours: Attribution | None = None
         self.notes: list[str] = []
+        self.outputs = Outputs()
         self.images = inputs.x if inputs.x.dtype in (torch.float32, torch.float64) else inputs.x.float()
 
     def of(self, given: Mapping[str, Judgeable], boxes: Boxes | None, masks: Any) -> Table:
@@ -94,35 +95,24 @@ class _Evaluation:
         known_boxes = None if boxes is None else as_boxes(boxes, count, size)
         regions = as_regions(masks, known_boxes, count, size)
         maps = self._maps(given)
-        score, classes, logits = self._scores_as_they_are()
-        self.outputs = Outputs()
+        score, classes, logits = self._original_scores()
         if logits is not None:
             self.outputs = outputs_of(self.model, self.inputs, logits, self.settings.activation)
         probability = probability_of(self.outputs, classes, logits)
+        known = (self.images, score, probability, classes, known_boxes, regions, self.outputs)
+        self.judged: dict[str, dict[str, MetricResult]] = {name: {} for name in maps}
         with calculating(self.images.device.type):
-            cases = {
-                name: MetricInput(
-                    Maps.of(name, each, self.images),
-                    self.images,
-                    score,
-                    probability,
-                    classes,
-                    known_boxes,
-                    regions,
-                    self.outputs,
-                )
-                for name, each in maps.items()
-            }
-        judged: dict[str, dict[str, MetricResult]] = {name: {} for name in cases}
-        for metric in self.metrics.values():
-            if isinstance(metric, MapMetric) and not isinstance(metric, (ScoreMetric, ReattributionMetric)):
-                for name, case in cases.items():
-                    with calculating(self.images.device.type):
-                        judged[name][metric.name] = metric(case)
-        self._by_scores(cases, classes, _count(logits), judged)
-        world = ModelContext(self.model, self.images, classes, _count(logits), logits, self.inputs)
-        self._by_asking(cases, world, maps, judged)
-        ordered = {name: {metric: row[metric] for metric in self.metrics} for name, row in judged.items()}
+            data = {name: MetricInput(Maps.of(name, each, self.images), *known) for name, each in maps.items()}
+            for metric in self.metrics.values():
+                if isinstance(metric, MapMetric):
+                    for name, each in data.items():
+                        self.judged[name][metric.name] = metric(each)
+        context = ModelContext(
+            self.model, self.images, classes, None if logits is None else int(logits.shape[1]), logits, self.inputs
+        )
+        self._by_scores(data, context)
+        self._by_reattribution(data, context, maps)
+        ordered = {name: {metric: row[metric] for metric in self.metrics} for name, row in self.judged.items()}
         return Table(dict(self.metrics), ordered, tuple(self.notes))
 
     def _maps(self, given: Mapping[str, Judgeable]) -> dict[str, MapsLike]:
@@ -145,8 +135,8 @@ class _Evaluation:
             waiting = {name: method for name, method in waiting.items() if name not in found}
         return {name: found[name] if name in found else others[name] for name in given}
 
-    def _scores_as_they_are(self) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Score ``(N,)``, class ``(N,)`` and class scores ``(N, K)`` of the photos as they are."""
+    def _original_scores(self) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Score ``(N,)``, class ``(N,)`` and class scores ``(N, K)`` of the unperturbed photos."""
         target = as_target(self.target, self.settings.categories)
         if self.ours is None:
             evidence = gather(self.model, self.inputs, Plan({}), [target], self.settings.work)[0](None)
@@ -155,91 +145,86 @@ class _Evaluation:
             chosen = self.ours.target
             score, classes = self.ours.score, None if isinstance(chosen, str) else chosen
             logits = self.ours.logits
-        self.settled: Target = target if classes is None else ClassTarget(tuple(classes.tolist()))
+        self.resolved: Target = target if classes is None else ClassTarget(tuple(classes.tolist()))
         return score, classes, logits
 
-    def _by_asking(
-        self,
-        cases: Mapping[str, MetricInput],
-        world: ModelContext,
-        maps: Mapping[str, MapsLike],
-        judged: Mapping[str, dict[str, MetricResult]],
+    def _by_reattribution(
+        self, data: Mapping[str, MetricInput], context: ModelContext, maps: Mapping[str, MapsLike]
     ) -> None:
-        """Ask the methods again, of altered photos, other classes and other models."""
+        """Run the methods again on perturbed photos, other classes and other models."""
         metrics = [metric for metric in self.metrics.values() if isinstance(metric, ReattributionMetric)]
         if not metrics:
             return
-        asked: dict[str, EvaluatedMethod] = {}
-        for name, case in cases.items():
+        methods: dict[str, EvaluatedMethod] = {}
+        for name, each in data.items():
             attribution = maps[name]
             if name not in self.methods or not isinstance(attribution, Attribution):
-                raise must_be_method(metrics[0], name)
-            asked[name] = EvaluatedMethod(self.methods[name], attribution, case)
+                raise MetricError(
+                    f"metric {metrics[0].name!r} runs the method again, so it needs a method, got the map {name!r}; "
+                    "give the method instead of its map"
+                )
+            methods[name] = EvaluatedMethod(self.methods[name], attribution, each)
         options: Options = {**self.options, "activation": self.outputs.activation}
-        found = asked_again(metrics, asked, world, self.inputs, self.settled, options)
-        for (name, metric), each in found.items():
-            judged[name][metric] = each
+        found = reattribute(metrics, methods, context, self.inputs, self.resolved, options)
+        for (name, metric), result in found.items():
+            self.judged[name][metric] = result
 
-    def _by_scores(
-        self,
-        cases: Mapping[str, MetricInput],
-        classes: torch.Tensor | None,
-        count: int | None,
-        judged: Mapping[str, dict[str, MetricResult]],
-    ) -> None:
-        """Run the altered photos that metrics ask for, each distinct one once."""
+    def _by_scores(self, data: Mapping[str, MetricInput], context: ModelContext) -> None:
+        """Run the perturbed photos that metrics request, each distinct one once."""
         metrics = [metric for metric in self.metrics.values() if isinstance(metric, ScoreMetric)]
         if not metrics:
             return
-        book = PerturbedPhotoPool(self.images)
+        pool = PerturbedPhotoPool(self.images)
+        wanted: list[tuple[str, ScoreMetric, list[tuple[ScoreKind, torch.Tensor]]]] = []
         with calculating(self.images.device.type):
-            asks = {(name, m.name): m.asks(case) for name, case in cases.items() for m in metrics}
-            rows = {key: [book.enter(ask.of) for ask in each] for key, each in asks.items()}
-        readings: list[Read] = list(dict.fromkeys(ask.reading for each in asks.values() for ask in each))
-        scores = self._run(book, readings, classes)
-        if "probability" in scores and count is not None:
-            count = count if self.outputs.exclusive else 2  # each class is true or not
-            self.notes += recognised(book.blank(), *scores["probability"], count)
-        for (name, metric), each in asks.items():
-            found = [_looked_up(scores[ask.reading], row) for ask, row in zip(each, rows[name, metric], strict=True)]
-            case = self._as_read(cases[name], scores)
+            for name, each in data.items():
+                for metric in metrics:
+                    requests = [(request.score, pool.add(request.photos)) for request in metric.requests(each)]
+                    wanted.append((name, metric, requests))
+        kinds = dict.fromkeys(kind for _, _, requests in wanted for kind, _ in requests)
+        scores = self._scores(pool, list(kinds), context.classes)
+        if "probability" in scores and context.count is not None:
+            count = context.count if self.outputs.exclusive else 2  # each class is true or not
+            self.notes += covered_but_recognised(pool.fully_covered(), *scores["probability"], count)
+        # the original scores in the same precision as those of the perturbed photos
+        exact = {
+            field: scores[kind][0]
+            for kind, field in (("logit", "target_score"), ("probability", "probability"))
+            if kind in scores
+        }
+        for name, metric, requests in wanted:
+            found = []
+            for kind, rows in requests:
+                original, perturbed = scores[kind]
+                known = original[:, None].expand(rows.shape)
+                found.append(torch.where(rows < 0, known, perturbed[rows.clamp(min=0)]) if len(pool) else known.clone())
             with calculating(self.images.device.type):
-                one: Any = self.metrics[metric]
-                judged[name][metric] = one(case, found)
+                self.judged[name][metric.name] = metric(replace(data[name], **exact), found)  # type: ignore[arg-type]
 
-    def _run(
-        self, book: PerturbedPhotoPool, readings: Sequence[Read], classes: torch.Tensor | None
-    ) -> dict[Read, tuple[torch.Tensor, torch.Tensor]]:
-        """For each reading, what it is of the photos as they are ``(N,)`` and of all altered ones ``(P,)``."""
-        targets = [self._read_as(reading, classes) for reading in readings]
+    def _scores(
+        self, pool: PerturbedPhotoPool, kinds: Sequence[ScoreKind], classes: torch.Tensor | None
+    ) -> dict[ScoreKind, tuple[torch.Tensor, torch.Tensor]]:
+        """The scores of the unperturbed photos ``(N,)``, and of all perturbed ones ``(P,)``."""
+        targets: list[Target] = []
+        for kind in kinds:
+            if kind != "logit" and classes is None:
+                raise MetricError(
+                    f"target must be a class for a metric of its {kind}, got {self.resolved.name}; choose score='logit'"
+                )
+            indices = () if classes is None else tuple(classes.tolist())
+            targets.append(self.resolved if kind == "logit" else ClassScore(kind, indices, self.outputs))
         if not targets:
             return {}
-        altered, plain = Scores(PooledPhotos(book)), Scores(Unperturbed())
-        plan = Plan(
-            {"metrics": asks_of([plain, *([altered] if len(book) else [])], [])}, len(targets), len(self.images)
-        )
-        found = gather(self.model, self.inputs, plan, targets, self.settings.work)
-        results: dict[Read, tuple[torch.Tensor, torch.Tensor]] = {}
-        for reading, evidence_of in zip(readings, found, strict=True):
+        original, perturbed = Scores(Unperturbed()), Scores(pool)
+        needs = {"metrics": asks_of([original, *([perturbed] if len(pool) else [])], [])}
+        plan = Plan(needs, len(targets), len(self.images))
+        scores = {}
+        for kind, evidence_of in zip(
+            kinds, gather(self.model, self.inputs, plan, targets, self.settings.work), strict=True
+        ):
             evidence = evidence_of(None)
-            results[reading] = evidence[plain], evidence[altered] if len(book) else evidence.score[:0]
-        return results
-
-    def _read_as(self, reading: Read, classes: torch.Tensor | None) -> Target:
-        if reading == "score":
-            return self.settled
-        if classes is None:
-            raise MetricError(
-                f"target must be a class for a metric that reads its {reading}, got {self.settled.name}; choose "
-                "reading='score'"
-            )
-        return ClassScore(reading, tuple(classes.tolist()), self.outputs)
-
-    def _as_read(self, case: MetricInput, scores: Mapping[Read, tuple[torch.Tensor, torch.Tensor]]) -> MetricInput:
-        """The case with what was read of the photos as they are in the same precision as of the altered ones."""
-        score = scores["score"][0] if "score" in scores else case.score
-        probability = scores["probability"][0] if "probability" in scores else case.probability
-        return replace(case, score=score, probability=probability)
+            scores[kind] = evidence[original], evidence[perturbed] if len(pool) else evidence.score[:0]
+        return scores
 
 
 def _named(methods: Any) -> dict[str, Judgeable]:
@@ -275,14 +260,12 @@ def _common_target(attributions: Sequence[Attribution]) -> TargetLike:
             raise MetricError(f"target must be given for attributions of {each.target}, which is no class; add target=")
         same = isinstance(first, torch.Tensor) and first.shape == each.target.shape and torch.equal(first, each.target)
         if not same:
-            raise MetricError(
-                f"attributions must be of one target, got {_told(first)} and {_told(each.target)}; judge them in turn"
-            )
+            names = [
+                a.target if isinstance(a.target, str) else f"classes {a.target.tolist()}"
+                for a in (attributions[0], each)
+            ]
+            raise MetricError(f"attributions must be of one target, got {names[0]} and {names[1]}; judge them in turn")
     return first
-
-
-def _told(target: torch.Tensor | str) -> str:
-    return target if isinstance(target, str) else f"classes {shown(target.tolist())}"
 
 
 def probability_of(outputs: Outputs, classes: torch.Tensor | None, logits: torch.Tensor | None) -> torch.Tensor | None:
@@ -290,14 +273,3 @@ def probability_of(outputs: Outputs, classes: torch.Tensor | None, logits: torch
     if classes is None or logits is None or logits.shape[1] < 2 or outputs.probabilities(logits) is None:
         return None
     return outputs.of_classes(logits, classes)
-
-
-def _count(logits: torch.Tensor | None) -> int | None:
-    return None if logits is None else int(logits.shape[1])
-
-
-def _looked_up(scores: tuple[torch.Tensor, torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
-    """The scores of rows ``(N, count)``, of which -1 stands for the photo as it is."""
-    plain, altered = scores
-    known = plain[:, None].expand(rows.shape)
-    return known.clone() if not len(altered) else torch.where(rows < 0, known, altered[rows.clamp(min=0)])

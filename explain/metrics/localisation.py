@@ -11,14 +11,16 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from explain._utils.errors import MetricError
-from explain.metrics.base import Better, MetricInput, MetricResult, check, undefined
-from explain.metrics.faithfulness import check_shares, share_counts
+from explain.metrics.base import MapMetric, MetricInput, MetricResult, undefined
+from explain.metrics.faithfulness import share_counts
 from explain.metrics.maps import Sign
 from explain.metrics.rankings import mid_ranks, ranks_of
+from explain.metrics.registry import register
 
 
+@register
 @dataclass(frozen=True)
-class MaxBoxAccV2:
+class MaxBoxAccV2(MapMetric):
     r"""Whether boxes around the parts of the map meet the object's boxes, at three degrees of overlap.
 
     The map is brought to [0, 1]. For each threshold :math:`\tau`, every connected part of the pixels at or above it
@@ -45,25 +47,23 @@ class MaxBoxAccV2:
     overlaps: tuple[float, ...] = (30, 50, 70)
     sign: Sign = "own"
 
-    name: ClassVar[str] = "maxboxaccv2"
-    of_object: ClassVar[bool] = True
-    about: ClassVar[str] = "whether boxes around the map's parts meet the object's boxes; see its docstring"
-    paper: ClassVar[str] = "Choe et al., TPAMI 2022"
-    units: ClassVar[str] = "share of degrees of overlap"
-    better: ClassVar[Better] = "more"
+    name = "maxboxaccv2"
+    needs_object = True
+    about = "whether boxes around the map's parts meet the object's boxes; see its docstring"
+    paper = "Choe et al., TPAMI 2022"
+    units = "share of degrees of overlap"
+    better = "more"
+    minimums: ClassVar = {"thresholds": 1}
+    percentages = ("overlaps",)
 
-    def __post_init__(self) -> None:
-        check(self, thresholds=1)
-        check_shares(self.name, "overlaps", self.overlaps)
-
-    def __call__(self, case: MetricInput) -> MetricResult:
-        if case.boxes is None:
+    def __call__(self, data: MetricInput) -> MetricResult:
+        if data.boxes is None:
             raise MetricError("metric 'maxboxaccv2' needs the boxes of the object; give boxes= to evaluate")
-        maps = case.maps.of_places(self.sign).double()
+        maps = data.maps.of_places(self.sign).double()
         least, most = (ends.reshape(-1, 1, 1) for ends in maps.flatten(1).aminmax(dim=1))
         levels = torch.where(most > least, (maps - least) / torch.where(most > least, most - least, 1), 1).cpu().numpy()
-        found = [self._overlaps(level, boxes.double().numpy()) for level, boxes in zip(levels, case.boxes, strict=True)]
-        overlaps = torch.from_numpy(np.stack(found)).to(case.maps.values)
+        found = [self._overlaps(level, boxes.double().numpy()) for level, boxes in zip(levels, data.boxes, strict=True)]
+        overlaps = torch.from_numpy(np.stack(found)).to(data.maps.values)
         value = torch.stack([self._reached(row[None]).mean() for row in overlaps])
         return MetricResult(value.to(overlaps), overlaps, torch.from_numpy(self._at), {"overlaps": overlaps})
 
@@ -107,15 +107,16 @@ NOTHING, ZERO = "its map has no positive value", "its map is zero everywhere"
 SHARE = "share"
 
 
-def region_of(metric: str, case: MetricInput) -> torch.Tensor:
+def region_of(metric: str, data: MetricInput) -> torch.Tensor:
     """Where the object is ``(N, H, W)``; refused if it is not known."""
-    if case.regions is None:
+    if data.regions is None:
         raise MetricError(f"metric {metric!r} needs to know where the object is; give boxes= or masks= to evaluate")
-    return case.regions.to(case.images.device)
+    return data.regions.to(data.images.device)
 
 
+@register
 @dataclass(frozen=True)
-class PointingGame:
+class PointingGame(MapMetric):
     """Whether the largest value of the map lies on the object, or near it: 1 or 0. More is better.
 
     Where several pixels share the largest value, their share that hits; so a map that says the same everywhere scores
@@ -140,34 +141,36 @@ class PointingGame:
     tolerance: float = 0.03
     sign: Sign = "own"
 
-    name: ClassVar[str] = "pointinggame"
-    of_object: ClassVar[bool] = True
-    about: ClassVar[str] = "whether the map's largest value lies on the object, or near it"
-    paper: ClassVar[str] = "Zhang et al., IJCV 2018"
-    units: ClassVar[str] = "0 or 1"
-    better: ClassVar[Better] = "more"
+    name = "pointinggame"
+    needs_object = True
+    about = "whether the map's largest value lies on the object, or near it"
+    paper = "Zhang et al., IJCV 2018"
+    units = "0 or 1"
+    better = "more"
+    minimums: ClassVar = {"tolerance": 0}
 
     def __post_init__(self) -> None:
-        check(self, tolerance=0)
+        super().__post_init__()
         if self.tolerance > 1:
             raise MetricError(
                 f"tolerance of pointinggame must be a share of the photo's longer side, got {self.tolerance:g}; "
                 "15 pixels of 500 are 0.03"
             )
 
-    def __call__(self, case: MetricInput) -> MetricResult:
-        maps = case.maps.of_places(self.sign)
-        near = widened(region_of(self.name, case), self.tolerance * max(case.size))
+    def __call__(self, data: MetricInput) -> MetricResult:
+        maps = data.maps.of_places(self.sign)
+        near = widened(region_of(self.name, data), self.tolerance * max(data.size))
         tops = maps == maps.flatten(1).amax(1).reshape(-1, 1, 1)
         value = (tops & near).flatten(1).sum(1) / tops.flatten(1).sum(1)
-        height, width = case.size
+        height, width = data.size
         middle = near[:, (height - 1) // 2 : height // 2 + 1, (width - 1) // 2 : width // 2 + 1]
         parts = {"random": near.flatten(1).to(maps).mean(1), "centre": middle.flatten(1).to(maps).mean(1)}
         return MetricResult(value.to(maps), parts=parts)
 
 
+@register
 @dataclass(frozen=True)
-class EnergyPointingGame:
+class EnergyPointingGame(MapMetric):
     r"""The share of the map's positive values that lies on the object (relevance mass accuracy). More is better.
 
     :math:`\sum_{i \in R} a_i^+ / \sum_i a_i^+`. ``parts`` has the share of a map that says the same everywhere,
@@ -184,28 +187,26 @@ class EnergyPointingGame:
 
     sign: Sign = "own"
 
-    name: ClassVar[str] = "energypointinggame"
-    of_object: ClassVar[bool] = True
-    about: ClassVar[str] = "share of the map's positive values that lies on the object"
-    paper: ClassVar[str] = "Wang et al., CVPR Workshops 2020"
-    units: ClassVar[str] = SHARE
-    better: ClassVar[Better] = "more"
+    name = "energypointinggame"
+    needs_object = True
+    about = "share of the map's positive values that lies on the object"
+    paper = "Wang et al., CVPR Workshops 2020"
+    units = SHARE
+    better = "more"
 
-    def __post_init__(self) -> None:
-        check(self)
-
-    def __call__(self, case: MetricInput) -> MetricResult:
-        region = region_of(self.name, case)
-        value, nothing = _inside(case.maps.of_places(self.sign).clamp(min=0), region)
-        value = value.to(case.maps.values)
+    def __call__(self, data: MetricInput) -> MetricResult:
+        region = region_of(self.name, data)
+        value, nothing = _inside(data.maps.of_places(self.sign).clamp(min=0), region)
+        value = value.to(data.maps.values)
         return MetricResult(
-            undefined(self.name, case.maps.name, value, nothing, NOTHING),
+            undefined(self.name, data.maps.name, value, nothing, NOTHING),
             parts={"random": region.flatten(1).to(value).mean(1)},
         )
 
 
+@register
 @dataclass(frozen=True)
-class RelevanceMass:
+class RelevanceMass(MapMetric):
     r"""The share of the map's energy that lies on the object, the channels pooled by their squares. More is better.
 
     :math:`\sum_{i \in R} r_i / \sum_i r_i` with :math:`r_i = \sum_c a_{ic}^2`; of maps without channels, the square
@@ -218,21 +219,22 @@ class RelevanceMass:
     'more'
     """
 
-    name: ClassVar[str] = "relevancemass"
-    of_object: ClassVar[bool] = True
-    about: ClassVar[str] = "share of the map's squared values that lies on the object"
-    paper: ClassVar[str] = "Arras et al., Information Fusion 2022"
-    units: ClassVar[str] = SHARE
-    better: ClassVar[Better] = "more"
+    name = "relevancemass"
+    needs_object = True
+    about = "share of the map's squared values that lies on the object"
+    paper = "Arras et al., Information Fusion 2022"
+    units = SHARE
+    better = "more"
 
-    def __call__(self, case: MetricInput) -> MetricResult:
-        value, nothing = _inside(_pooled(case), region_of(self.name, case))
-        why = ZERO if case.maps.values.ndim == 4 else NOTHING
-        return MetricResult(undefined(self.name, case.maps.name, value.to(case.maps.values), nothing, why))
+    def __call__(self, data: MetricInput) -> MetricResult:
+        value, nothing = _inside(_pooled(data), region_of(self.name, data))
+        why = ZERO if data.maps.values.ndim == 4 else NOTHING
+        return MetricResult(undefined(self.name, data.maps.name, value.to(data.maps.values), nothing, why))
 
 
+@register
 @dataclass(frozen=True)
-class RelevanceRank:
+class RelevanceRank(MapMetric):
     r"""The share of the K pixels with the largest values that lie on the object, which has K pixels. More is better.
 
     :math:`|\mathrm{top}_K \cap R| / K`, :math:`K = |R|`, the channels pooled by their squares. Equal values are
@@ -249,25 +251,23 @@ class RelevanceRank:
 
     seed: int = 0
 
-    name: ClassVar[str] = "relevancerank"
-    of_object: ClassVar[bool] = True
-    about: ClassVar[str] = "share of as many top pixels as the object has that lie on it"
-    paper: ClassVar[str] = "Arras et al., Information Fusion 2022"
-    units: ClassVar[str] = SHARE
-    better: ClassVar[Better] = "more"
+    name = "relevancerank"
+    needs_object = True
+    about = "share of as many top pixels as the object has that lie on it"
+    paper = "Arras et al., Information Fusion 2022"
+    units = SHARE
+    better = "more"
 
-    def __post_init__(self) -> None:
-        check(self)
-
-    def __call__(self, case: MetricInput) -> MetricResult:
-        region, ranks = region_of(self.name, case), ranks_of(_pooled(case), self.seed)
+    def __call__(self, data: MetricInput) -> MetricResult:
+        region, ranks = region_of(self.name, data), ranks_of(_pooled(data), self.seed)
         size = region.flatten(1).sum(1)
         hits = (region & (ranks < size.reshape(-1, 1, 1))).flatten(1).sum(1)
-        return MetricResult((hits / size).to(case.maps.values.dtype))
+        return MetricResult((hits / size).to(data.maps.values.dtype))
 
 
+@register
 @dataclass(frozen=True)
-class AttributionLocalisation:
+class AttributionLocalisation(MapMetric):
     r"""The share of the positive values that lies on the object, by the share of the photo that the object takes.
 
     :math:`\mu = R_\mathrm{in}^+ / R_\mathrm{tot}^+`, and weighted
@@ -287,27 +287,25 @@ class AttributionLocalisation:
     weighted: bool = True
     sign: Sign = "own"
 
-    name: ClassVar[str] = "attributionlocalisation"
-    of_object: ClassVar[bool] = True
-    about: ClassVar[str] = "share of the positive values on the object, by the object's share of the photo"
-    paper: ClassVar[str] = "Kohlbrenner et al., IJCNN 2020"
-    units: ClassVar[str] = "ratio"
-    better: ClassVar[Better] = "more"
+    name = "attributionlocalisation"
+    needs_object = True
+    about = "share of the positive values on the object, by the object's share of the photo"
+    paper = "Kohlbrenner et al., IJCNN 2020"
+    units = "ratio"
+    better = "more"
 
-    def __post_init__(self) -> None:
-        check(self)
-
-    def __call__(self, case: MetricInput) -> MetricResult:
-        region = region_of(self.name, case)
-        value, nothing = _inside(case.maps.of_places(self.sign).clamp(min=0), region)
-        value = value.to(case.maps.values)
+    def __call__(self, data: MetricInput) -> MetricResult:
+        region = region_of(self.name, data)
+        value, nothing = _inside(data.maps.of_places(self.sign).clamp(min=0), region)
+        value = value.to(data.maps.values)
         taken = region.flatten(1).to(value).mean(1)
         found = value / taken if self.weighted else value
-        return MetricResult(undefined(self.name, case.maps.name, found, nothing, NOTHING), parts={"share": value})
+        return MetricResult(undefined(self.name, data.maps.name, found, nothing, NOTHING), parts={"share": value})
 
 
+@register
 @dataclass(frozen=True)
-class TopKIntersection:
+class TopKIntersection(MapMetric):
     """The share of the top pixels that lie on the object. More is better.
 
     Equal values are shuffled with a seed, so that a map that says the same everywhere scores about as a random one.
@@ -326,26 +324,24 @@ class TopKIntersection:
     sign: Sign = "own"
     seed: int = 0
 
-    name: ClassVar[str] = "topkintersection"
-    of_object: ClassVar[bool] = True
-    about: ClassVar[str] = "share of the top pixels that lie on the object"
-    paper: ClassVar[str] = "Theiner et al., WACV 2022"
-    units: ClassVar[str] = SHARE
-    better: ClassVar[Better] = "more"
+    name = "topkintersection"
+    needs_object = True
+    about = "share of the top pixels that lie on the object"
+    paper = "Theiner et al., WACV 2022"
+    units = SHARE
+    better = "more"
+    percentages = ("share",)
 
-    def __post_init__(self) -> None:
-        check(self)
-        check_shares(self.name, "share", [self.share])
-
-    def __call__(self, case: MetricInput) -> MetricResult:
-        count = share_counts(case, [self.share])[0]
-        top = case.ranks(self.sign, self.seed) < count
-        hits = (top & region_of(self.name, case)).flatten(1).sum(1)
-        return MetricResult((hits / count).to(case.maps.values.dtype))
+    def __call__(self, data: MetricInput) -> MetricResult:
+        count = share_counts(data, [self.share])[0]
+        top = data.ranks(self.sign, self.seed) < count
+        hits = (top & region_of(self.name, data)).flatten(1).sum(1)
+        return MetricResult((hits / count).to(data.maps.values.dtype))
 
 
+@register
 @dataclass(frozen=True)
-class AUC:
+class AUC(MapMetric):
     """The area under the receiver operating characteristic: the chance that a pixel of the object outranks another.
 
     Equal values count a half, so that a map that says the same everywhere has 1/2. More is better. Not defined where
@@ -362,31 +358,29 @@ class AUC:
 
     sign: Sign = "own"
 
-    name: ClassVar[str] = "auc"
-    of_object: ClassVar[bool] = True
-    about: ClassVar[str] = "chance that a pixel of the object has a larger value than one beside it"
-    paper: ClassVar[str] = "Fawcett, Pattern Recognition Letters 2006"
-    units: ClassVar[str] = "0 to 1"
-    better: ClassVar[Better] = "more"
+    name = "auc"
+    needs_object = True
+    about = "chance that a pixel of the object has a larger value than one beside it"
+    paper = "Fawcett, Pattern Recognition Letters 2006"
+    units = "0 to 1"
+    better = "more"
 
-    def __post_init__(self) -> None:
-        check(self)
-
-    def __call__(self, case: MetricInput) -> MetricResult:
-        region = region_of(self.name, case).flatten(1)
-        maps = case.maps.of_places(self.sign).flatten(1)
+    def __call__(self, data: MetricInput) -> MetricResult:
+        region = region_of(self.name, data).flatten(1)
+        maps = data.maps.of_places(self.sign).flatten(1)
         ranks = mid_ranks(maps)
         inside = region.sum(1).double()
         outside = region.shape[1] - inside
         wins = (ranks * region).sum(1) - inside * (inside - 1) / 2
         value = (wins / torch.where(outside > 0, inside * outside, 1)).to(maps)
         return MetricResult(
-            undefined(self.name, case.maps.name, value, outside == 0, "the object takes the whole photo")
+            undefined(self.name, data.maps.name, value, outside == 0, "the object takes the whole photo")
         )
 
 
+@register
 @dataclass(frozen=True)
-class IoU:
+class IoU(MapMetric):
     """The intersection over union of the object with the pixels above a threshold, at the best threshold of each photo.
 
     It is an upper bound: nobody knows that threshold beforehand. More is better. A map that says the same everywhere
@@ -403,19 +397,16 @@ class IoU:
 
     sign: Sign = "own"
 
-    name: ClassVar[str] = "iou"
-    of_object: ClassVar[bool] = True
-    about: ClassVar[str] = "intersection over union with the object at each photo's best threshold"
-    paper: ClassVar[str] = "Zhou et al., CVPR 2016"
-    units: ClassVar[str] = "0 to 1"
-    better: ClassVar[Better] = "more"
+    name = "iou"
+    needs_object = True
+    about = "intersection over union with the object at each photo's best threshold"
+    paper = "Zhou et al., CVPR 2016"
+    units = "0 to 1"
+    better = "more"
 
-    def __post_init__(self) -> None:
-        check(self)
-
-    def __call__(self, case: MetricInput) -> MetricResult:
-        region = region_of(self.name, case).flatten(1)
-        values, order = case.maps.of_places(self.sign).flatten(1).sort(1, descending=True)
+    def __call__(self, data: MetricInput) -> MetricResult:
+        region = region_of(self.name, data).flatten(1)
+        values, order = data.maps.of_places(self.sign).flatten(1).sort(1, descending=True)
         hits = region.gather(1, order).cumsum(1)
         taken = torch.arange(1, values.shape[1] + 1, device=values.device)
         overlap = hits.double() / (region.sum(1, keepdim=True) + taken - hits)
@@ -450,6 +441,6 @@ def _inside(values: torch.Tensor, region: torch.Tensor) -> tuple[torch.Tensor, t
     return inside / torch.where(total > 0, total, 1), total == 0
 
 
-def _pooled(case: MetricInput) -> torch.Tensor:
-    values = case.maps.values.double()
-    return values.square().sum(1) if values.ndim == 4 else case.maps.of_places().double().clamp(min=0).square()
+def _pooled(data: MetricInput) -> torch.Tensor:
+    values = data.maps.values.double()
+    return values.square().sum(1) if values.ndim == 4 else data.maps.of_places().double().clamp(min=0).square()

@@ -1,65 +1,73 @@
-"""The perturbed inputs that metrics need, as values, and what is read of the scores; each distinct one is run once."""
+"""Metrics that score perturbed photos: the photos as values, of which each distinct one is run once."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from functools import cache
+from typing import Any, Literal
 
 import torch
 
 from explain._utils.errors import TargetError, image_name
 from explain.baselines import Baseline, Cover, covering
 from explain.engine import Evidence, Perturbation, PerturbedRows
-from explain.metrics.base import Metric, MetricInput, MetricResult, Read
+from explain.metrics.base import Metric, MetricInput, MetricResult, ScoreKind
 from explain.targets import Outputs, Target, find_logits
 
-Make = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""From whose row each is ``(b,)`` and which of its image's rows it is ``(b,)``, to altered photos ``(b, C, H, W)``."""
+UNCHANGED = "the photo itself"
+"""The key of a perturbed photo in which nothing is changed."""
 
-AS_IT_IS = "the photo as it is"
+Covers = Callable[[Baseline], Cover]
 
 
-class PerturbedPhotos(Protocol):
-    """Altered photos, ``count`` of each image."""
+class PerturbedPhotos:
+    """Perturbed photos, ``count`` of each image: by default, photos of which a baseline covers what is not kept."""
+
+    baseline: Baseline
 
     @property
-    def count(self) -> int: ...
+    def count(self) -> int:
+        raise NotImplementedError
 
     def keys(self, image: int) -> Sequence[Hashable]:
-        """For each altered photo of an image, what it is known by: equal keys are equal photos."""
-        ...
+        """A key for each perturbed photo of an image: equal keys are equal photos."""
+        raise NotImplementedError
 
-    def make(self, images: torch.Tensor, cover: Callable[[Baseline], Cover]) -> Make:
-        """Prepare to build rows of these images; ``cover`` prepares a baseline for them."""
-        ...
+    def keep(self, owners: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        """What is kept ``(b, H, W)``, 0 to 1, of photos ``numbers`` ``(b,)`` of the images ``owners`` ``(b,)``."""
+        raise NotImplementedError
+
+    def build(self, images: torch.Tensor, covers: Covers, owners: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        """Perturbed photos ``(b, C, H, W)``; ``covers`` has each baseline, prepared for the images."""
+        return covers(self.baseline)(owners, self.keep(owners, numbers)[:, None].to(images))
 
 
 @dataclass(frozen=True, eq=False)
 class ScoreRequest:
-    """Altered photos, and what is to be read of each."""
+    """Perturbed photos, and which score of each counts."""
 
-    of: PerturbedPhotos
-    reading: Read
+    photos: PerturbedPhotos
+    score: ScoreKind
 
 
-@runtime_checkable
-class ScoreMetric(Metric, Protocol):
-    """A metric that looks at how the model answers to altered photos."""
+@dataclass(frozen=True)
+class ScoreMetric(Metric):
+    """A metric of the model's scores for perturbed photos."""
 
-    def asks(self, case: MetricInput) -> Sequence[ScoreRequest]:
-        """The altered photos that it wants scored."""
-        ...
+    def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
+        """The perturbed photos to score."""
+        raise NotImplementedError
 
-    def __call__(self, case: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
-        """Turn the scores ``(N, count)`` of each ask into a figure for each image."""
-        ...
+    def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
+        """Return a figure for each image, from the scores ``(N, count)`` of each request."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
-class RankedRemoval:
-    """Photos whose pixels are covered by rank: row k covers those with ``start[k] <= rank < end[k]``.
+class RankedRemoval(PerturbedPhotos):
+    """Photos whose pixels are covered by rank: photo k covers those with ``start[k] <= rank < end[k]``.
 
     ``ranks`` ``(N, H, W)`` has the rank of each pixel, and ``start`` and ``end`` ``(N, K)`` whole numbers.
     """
@@ -76,25 +84,19 @@ class RankedRemoval:
     def keys(self, image: int) -> list[Hashable]:
         ranks = self.ranks[image]
         last, digest = int(ranks.max()) + 1, digest_of(ranks)
-        pairs = zip(self.start[image].tolist(), self.end[image].tolist(), strict=True)
-        return [self._key(digest, last, start, end) for start, end in pairs]
+        keys: list[Hashable] = []
+        for start, end in zip(
+            self.start[image].clamp(min=0).tolist(), self.end[image].clamp(max=last).tolist(), strict=True
+        ):
+            covers_all = (start, end) == (0, last)
+            key = (self.baseline,) if covers_all else (self.baseline, digest, start, end)
+            keys.append(UNCHANGED if start >= end else key)
+        return keys
 
-    def _key(self, digest: bytes, last: int, start: int, end: int) -> Hashable:
-        start, end = max(start, 0), min(end, last)
-        if start >= end:
-            return AS_IT_IS
-        return (self.baseline,) if (start, end) == (0, last) else (self.baseline, digest, start, end)
-
-    def make(self, images: torch.Tensor, cover: Callable[[Baseline], Cover]) -> Make:
-        covered = cover(self.baseline)
-
-        def make(owners: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-            ranks = self.ranks if len(self.ranks) == 1 else self.ranks[owners]
-            start, end = (each[owners, numbers].reshape(-1, 1, 1) for each in (self.start, self.end))
-            keep = (ranks < start).logical_or_(ranks >= end)
-            return covered(owners, keep[:, None].to(images))
-
-        return make
+    def keep(self, owners: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        ranks = self.ranks if len(self.ranks) == 1 else self.ranks[owners]
+        start, end = (each[owners, numbers].reshape(-1, 1, 1) for each in (self.start, self.end))
+        return (ranks < start).logical_or_(ranks >= end)
 
 
 def covered_by_rank(
@@ -106,107 +108,90 @@ def covered_by_rank(
 
 
 @dataclass(frozen=True, eq=False)
-class SoftMasked:
-    """Photos seen through one mask each, ``keep`` ``(N, H, W)`` in [0, 1]."""
+class SoftMasked(PerturbedPhotos):
+    """Photos seen through one mask each, ``mask`` ``(N, H, W)`` in [0, 1]."""
 
-    keep: torch.Tensor
+    mask: torch.Tensor
     baseline: Baseline
-    count: ClassVar[int] = 1
+    count = 1
 
     def keys(self, image: int) -> list[Hashable]:
-        keep = self.keep[image]
-        if not keep.any():
+        mask = self.mask[image]
+        if not mask.any():
             return [(self.baseline,)]
-        return [AS_IT_IS if bool((keep == 1).all()) else (self.baseline, "soft", digest_of(keep))]
+        return [UNCHANGED if bool((mask == 1).all()) else (self.baseline, "soft", digest_of(mask))]
 
-    def make(self, images: torch.Tensor, cover: Callable[[Baseline], Cover]) -> Make:
-        covered = cover(self.baseline)
-        return lambda owners, numbers: covered(owners, self.keep[owners][:, None].to(images))
+    def keep(self, owners: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        return self.mask[owners]
 
 
-class PerturbedPhotoPool:
-    """Keeps one row for each distinct altered photo of N images ``(N, C, H, W)``."""
+class PerturbedPhotoPool(Perturbation):
+    """All perturbed photos of N images ``(N, C, H, W)``, each distinct one once, as a `Perturbation` of the engine."""
 
     def __init__(self, images: torch.Tensor) -> None:
         self._images = images
-        self._rows: list[dict[Hashable, int]] = [{} for _ in range(len(images))]
+        self._rows: list[dict[Hashable, int]] = [{} for _ in range(len(images))]  # for each image, by key
         self._owners: list[int] = []
-        self._sources: list[tuple[int, int]] = []
-        self._altered: list[PerturbedPhotos] = []
+        self._sources: list[tuple[int, int]] = []  # for each row, which photos of `_added`, and which one of them
+        self._added: list[PerturbedPhotos] = []
 
     def __len__(self) -> int:
         return len(self._owners)
 
-    def enter(self, altered: PerturbedPhotos) -> torch.Tensor:
-        """Enter altered photos; return the number of each one's row ``(N, count)``, or -1 where nothing is altered."""
-        self._altered.append(altered)
-        found = [self._of_image(image, altered.keys(image)) for image in range(len(self._images))]
+    def __str__(self) -> str:
+        return "photos perturbed for metrics"
+
+    def add(self, photos: PerturbedPhotos) -> torch.Tensor:
+        """Add photos; return the number of each one's row ``(N, count)``, or -1 where nothing is changed."""
+        found = [
+            [self._row(image, key, i) for i, key in enumerate(photos.keys(image))] for image in range(len(self._rows))
+        ]
+        self._added.append(photos)
         return torch.tensor(found, dtype=torch.long, device=self._images.device)
 
-    def blank(self) -> dict[Baseline, torch.Tensor]:
-        """For each baseline that covers a photo all over, the number of each image's row ``(N,)``, or -1."""
+    def _row(self, image: int, key: Hashable, number: int) -> int:
+        if key is UNCHANGED:
+            return -1
+        if key not in self._rows[image]:
+            self._rows[image][key] = len(self)
+            self._owners.append(image)
+            self._sources.append((len(self._added), number))
+        return self._rows[image][key]
+
+    def fully_covered(self) -> dict[Baseline, torch.Tensor]:
+        """For each baseline that covers a whole photo, the number of each image's row ``(N,)``, or -1."""
         keys = dict.fromkeys(key for known in self._rows for key in known)
         baselines: list[Baseline] = [key[0] for key in keys if isinstance(key, tuple) and len(key) == 1]
         rows = {baseline: [known.get((baseline,), -1) for known in self._rows] for baseline in baselines}
         return {baseline: torch.tensor(found, device=self._images.device) for baseline, found in rows.items()}
 
-    def _of_image(self, image: int, keys: Sequence[Hashable]) -> list[int]:
-        known = self._rows[image]
-        for number, key in enumerate(keys):
-            if key is not AS_IT_IS and key not in known:
-                known[key] = len(self._owners)
-                self._owners.append(image)
-                self._sources.append((len(self._altered) - 1, number))
-        return [-1 if key is AS_IT_IS else known[key] for key in keys]
+    def count(self, channels: int, size: tuple[int, ...]) -> int:
+        return len(self)
 
-    def rows(self) -> PerturbedRows:
+    def rows(self, evidence: Evidence) -> PerturbedRows:
         """All rows; each is built when it is run."""
-        device = self._images.device
-        owners = torch.tensor(self._owners, dtype=torch.long, device=device)
+        images = self._images
+        owners = torch.tensor(self._owners, dtype=torch.long, device=images.device)
         sources = torch.tensor(self._sources, dtype=torch.long).reshape(-1, 2)
-        covers: dict[Baseline, Cover] = {}
-        makers: dict[int, Make] = {}
-
-        def cover(baseline: Baseline) -> Cover:
-            if baseline not in covers:
-                covers[baseline] = covering(baseline, self._images)
-            return covers[baseline]
+        covers: Any = cache(lambda baseline: covering(baseline, images))
 
         def make(rows: torch.Tensor) -> torch.Tensor:
             wanted = sources[rows.cpu()]
-            found = torch.empty(len(rows), *self._images.shape[1:], dtype=self._images.dtype, device=device)
+            found = images.new_empty(len(rows), *images.shape[1:])
             for source in sorted(set(wanted[:, 0].tolist())):
-                if source not in makers:
-                    makers[source] = self._altered[source].make(self._images, cover)
                 mine = (wanted[:, 0] == source).nonzero().flatten()
-                numbers = wanted[mine, 1].to(device)
-                built = makers[source](owners[rows[mine.to(device)]], numbers)
+                here, numbers = mine.to(images.device), wanted[mine, 1].to(images.device)
+                built: torch.Tensor = self._added[source].build(images, covers, owners[rows[here]], numbers)
                 if len(mine) == len(rows):
                     return built
-                found[mine.to(device)] = built
+                found[here] = built
             return found
 
         return PerturbedRows(owners, make)
 
 
-@dataclass(frozen=True, eq=False)
-class PooledPhotos(Perturbation):
-    """The rows of a book, as the engine takes them."""
-
-    book: PerturbedPhotoPool
-
-    def __str__(self) -> str:
-        return "photos altered for metrics"
-
-    def count(self, channels: int, size: tuple[int, ...]) -> int:
-        return len(self.book)
-
-    def rows(self, evidence: Evidence) -> PerturbedRows:
-        return self.book.rows()
-
-
 def digest_of(tensor: torch.Tensor) -> bytes:
-    """What equal tensors have in common, and others have not."""
+    """A hash of a tensor's values."""
     return hashlib.blake2b(tensor.cpu().contiguous().numpy().tobytes(), digest_size=16).digest()
 
 
@@ -231,7 +216,7 @@ class ClassScore:
         if logits.shape[1] < 2:
             raise TargetError(
                 "model must score at least two classes for a metric to read their probabilities, got one; choose "
-                "reading='score'"
+                "score='logit'"
             )
         logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
         chosen = torch.tensor(self.classes, device=logits.device)[:, None]
@@ -244,31 +229,28 @@ class ClassScore:
         return replace(self, classes=tuple(self.classes[image] for image in images.tolist()))
 
 
-KEPT = 0.9
-
-
-def recognised(
-    blank: Mapping[Baseline, torch.Tensor], photos: torch.Tensor, altered: torch.Tensor, classes: int
+def covered_but_recognised(
+    covered: Mapping[Baseline, torch.Tensor], photos: torch.Tensor, scores: torch.Tensor, classes: int
 ) -> Iterator[str]:
-    """Say which photos keep their class though all of them is covered: curves that end there say little.
+    """Say which photos keep their class although a baseline covers all of it: curves that end there say little.
 
     A photo keeps it where nine tenths of its probability are left, and this is more than half of the way from chance,
     1 / K, to 1.
 
     Args:
-        blank: for each baseline, the number of each image's covered row ``(N,)``, or -1 where none was run.
-        photos: the probability of the photos as they are ``(N,)``.
-        altered: that of all altered rows ``(P,)``.
+        covered: for each baseline, the number of each image's covered row ``(N,)``, or -1 where none was run.
+        photos: the probability of the unperturbed photos ``(N,)``.
+        scores: that of all perturbed rows ``(P,)``.
         classes: K.
     """
-    least = (KEPT * photos).clamp(min=(1 + 1 / classes) / 2)
-    for baseline, rows in blank.items():
-        found = torch.where(rows >= 0, altered[rows.clamp(min=0)], 0)
+    least = (0.9 * photos).clamp(min=(1 + 1 / classes) / 2)
+    for baseline, rows in covered.items():
+        found = torch.where(rows >= 0, scores[rows.clamp(min=0)], 0)
         kept = (found > least).nonzero().flatten().tolist()
         if kept:
             images, share = ", ".join(map(image_name, kept)), f"{found[kept].min().item():.2f}"
             yield (
                 f"image {images} keeps its class with a probability of {share} or more where the baseline "
-                f"{baseline.name!r} "
-                "covers all of it, so that figures by this baseline say little; choose another baseline"
+                f"{baseline.name!r} covers all of it, so that figures by this baseline say little; choose another "
+                "baseline"
             )

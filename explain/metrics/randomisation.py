@@ -12,17 +12,18 @@ import torch
 
 from explain._utils.errors import MetricError, image_name, warn
 from explain.methods import Method, Smooth
-from explain.metrics.base import Better, MetricInput, MetricResult, check, undefined
+from explain.metrics.base import MetricInput, MetricResult, undefined
 from explain.metrics.maps import Maps, Sign
 from explain.metrics.randomised import grouped
+from explain.metrics.registry import register
 from explain.metrics.similarity import Similarity, similarity
-from explain.metrics.variants import ModelContext, Variant, VariantResult
+from explain.metrics.variants import ModelContext, ReattributionMetric, Variant, VariantResult
 
 Order = Literal["top", "bottom", "independent"]
 
 
 @dataclass(frozen=True)
-class _Compared:
+class _Compared(ReattributionMetric):
     """What these metrics share: how two maps are compared."""
 
     similarity: Similarity = "spearman"
@@ -37,16 +38,20 @@ class _Compared:
 FLAT = "its map says the same everywhere"
 
 
-def tell_zeros(metric: str, case: MetricInput, zeros: torch.Tensor) -> None:
+def tell_zeros(metric: str, data: MetricInput, zeros: torch.Tensor) -> None:
     """Say that maps became zero everywhere, which counts as a change."""
-    images = [image_name(i) for i in (zeros & ~case.maps.flat).nonzero().flatten().tolist()]
+    images = [image_name(i) for i in (zeros & ~data.maps.flat).nonzero().flatten().tolist()]
     if images:
         warn(
-            f"{case.maps.name} is zero everywhere in a setting of {metric} for image {', '.join(images)}: that counts "
+            f"{data.maps.name} is zero everywhere in a setting of {metric} for image {', '.join(images)}: that counts "
             "as a map that has changed"
         )
 
 
+@register(samples=8)
+@register(order="independent")
+@register(order="bottom")
+@register
 @dataclass(frozen=True)
 class MPRT(_Compared):
     """How alike the map stays while the model's layers are initialised once more: the parameter randomisation test.
@@ -79,37 +84,35 @@ class MPRT(_Compared):
     samples: int = 0
     sigma: float = 0.1
 
-    units: ClassVar[str] = "similarity"
-    better: ClassVar[Better] = "less"
-
-    def __post_init__(self) -> None:
-        check(self, steps=1, samples=0, sigma=0)
+    units = "similarity"
+    better = "less"
+    minimums: ClassVar = {"steps": 1, "samples": 0, "sigma": 0}
 
     @property
-    def name(self) -> str:
+    def name(self) -> str:  # type: ignore[override]
         return ("smprt" if self.samples else "mprt") + ("" if self.order == "top" else f"-{self.order}")
 
     @property
-    def about(self) -> str:
+    def about(self) -> str:  # type: ignore[override]
         which = {"top": "from the output on", "bottom": "from the input on", "independent": "one group at a time"}
         smooth = " averaged over noise" if self.samples else ""
         return f"how alike the map{smooth} stays while layers are initialised once more, {which[self.order]}"
 
     @property
-    def paper(self) -> str:
+    def paper(self) -> str:  # type: ignore[override]
         return "Hedström et al., 2024" if self.samples else "Adebayo et al., NeurIPS 2018"
 
-    def settings(self, world: ModelContext, case: MetricInput) -> Iterator[Variant]:
+    def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
         if self.samples:
             yield Variant(("model", frozenset[str](), self._smooth), wrap=self._wrap)
-        states = self._states(world)
+        states = self._states(context)
         for layers in states:
             key = ("model", frozenset(layers), self.seed, self._smooth)
-            make = partial(world.randomised.of, layers, self.seed)
+            make = partial(context.randomised.of, layers, self.seed)
             yield Variant(key, model=make, wrap=self._wrap if self.samples else None)
 
-    def _states(self, world: ModelContext) -> list[list[str]]:
-        layers = world.randomised.layers
+    def _states(self, context: ModelContext) -> list[list[str]]:
+        layers = context.randomised.layers
         if not layers:
             raise MetricError(f"model must have weights for {self.name} to randomise, got none; use another metric")
         groups = grouped(layers, self.steps)
@@ -123,28 +126,29 @@ class MPRT(_Compared):
     def _wrap(self, method: Method) -> Method:
         return Smooth(method, samples=self.samples, sigma=self.sigma, seed=self.seed)
 
-    def compare(self, case: MetricInput, found: VariantResult) -> torch.Tensor:
+    def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
         zero = (found.maps.values == 0).flatten(1).all(1)
         if not self.samples:
-            return torch.stack([self.alike(case.maps, found.maps), zero.double()], 1)
+            return torch.stack([self.alike(data.maps, found.maps), zero.double()], 1)
         return torch.cat([found.maps.of_places(self.sign).flatten(1).double(), zero[:, None].double()], 1)
 
-    def __call__(self, case: MetricInput, numbers: torch.Tensor) -> MetricResult:
+    def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
         curve, zeros = numbers[..., 0], numbers[..., -1]
         if self.samples:
-            maps = numbers[..., :-1].reshape(*numbers.shape[:2], *case.size)
+            maps = numbers[..., :-1].reshape(*numbers.shape[:2], *data.size)
             curve = torch.stack([similarity(self.similarity, maps[:, 0], each) for each in maps[:, 1:].unbind(1)], 1)
             zeros = zeros[:, 1:]
-        tell_zeros(self.name, case, (zeros > 0).any(1))
-        curve = curve.to(case.maps.values.dtype)
+        tell_zeros(self.name, data, (zeros > 0).any(1))
+        curve = curve.to(data.maps.values.dtype)
         last = {} if self.order == "independent" else {"last": curve[:, -1]}
         at = torch.arange(1, curve.shape[1] + 1) / curve.shape[1]
-        value = undefined(self.name, case.maps.name, curve.mean(1), case.maps.flat, FLAT)
+        value = undefined(self.name, data.maps.name, curve.mean(1), data.maps.flat, FLAT)
         return MetricResult(value, curve, at, {**last, "zeros": zeros})
 
 
+@register
 @dataclass(frozen=True)
-class EfficientMPRT:
+class EfficientMPRT(ReattributionMetric):
     r"""By how much the map's entropy rises when all of the model's layers are initialised once more.
 
     :math:`(H_\mathrm{random} - H) / H`, H being the entropy of the map's values in a histogram of 100 bins between
@@ -166,34 +170,33 @@ class EfficientMPRT:
     sign: Sign = "own"
     seed: int = 0
 
-    name: ClassVar[str] = "emprt"
-    about: ClassVar[str] = "by what share the map's entropy rises when the whole model is initialised once more"
-    paper: ClassVar[str] = "Hedström et al., 2024"
-    units: ClassVar[str] = "relative entropy"
-    better: ClassVar[Better] = "more"
+    name = "emprt"
+    about = "by what share the map's entropy rises when the whole model is initialised once more"
+    paper = "Hedström et al., 2024"
+    units = "relative entropy"
+    better = "more"
+    minimums: ClassVar = {"bins": 2}
 
-    def __post_init__(self) -> None:
-        check(self, bins=2)
-
-    def settings(self, world: ModelContext, case: MetricInput) -> Iterator[Variant]:
-        layers = world.randomised.layers
+    def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
+        layers = context.randomised.layers
         if not layers:
             raise MetricError("model must have weights for emprt to randomise, got none; use another metric")
         key = ("model", frozenset(layers), self.seed, ())
-        yield Variant(key, model=partial(world.randomised.of, layers, self.seed))
+        yield Variant(key, model=partial(context.randomised.of, layers, self.seed))
 
-    def compare(self, case: MetricInput, found: VariantResult) -> torch.Tensor:
+    def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
         return entropy(found.maps.of_places(self.sign), self.bins)
 
-    def __call__(self, case: MetricInput, numbers: torch.Tensor) -> MetricResult:
-        tell_zeros(self.name, case, numbers[:, 0] == 0)
-        own, other = entropy(case.maps.of_places(self.sign), self.bins), numbers[:, 0]
-        value = ((other - own) / torch.where(own > 0, own, 1)).to(case.maps.values.dtype)
+    def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
+        tell_zeros(self.name, data, numbers[:, 0] == 0)
+        own, other = entropy(data.maps.of_places(self.sign), self.bins), numbers[:, 0]
+        value = ((other - own) / torch.where(own > 0, own, 1)).to(data.maps.values.dtype)
         return MetricResult(
-            undefined(self.name, case.maps.name, value, own == 0, FLAT), parts={"before": own, "after": other}
+            undefined(self.name, data.maps.name, value, own == 0, FLAT), parts={"before": own, "after": other}
         )
 
 
+@register
 @dataclass(frozen=True)
 class RandomLogit(_Compared):
     """How alike the map is to those of other classes, drawn at random. Less is better.
@@ -213,31 +216,29 @@ class RandomLogit(_Compared):
 
     samples: int = 3
 
-    name: ClassVar[str] = "randomlogit"
-    about: ClassVar[str] = "how alike the map is to those of other classes, drawn at random"
-    paper: ClassVar[str] = "Sixt et al., ICML 2020"
-    units: ClassVar[str] = "similarity"
-    better: ClassVar[Better] = "less"
+    name = "randomlogit"
+    about = "how alike the map is to those of other classes, drawn at random"
+    paper = "Sixt et al., ICML 2020"
+    units = "similarity"
+    better = "less"
+    minimums: ClassVar = {"samples": 1}
 
-    def __post_init__(self) -> None:
-        check(self, samples=1)
-
-    def settings(self, world: ModelContext, case: MetricInput) -> Iterator[Variant]:
-        if world.classes is None or world.count is None or world.count < 2:
+    def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
+        if context.classes is None or context.count is None or context.count < 2:
             raise MetricError("target must be one of several classes for randomlogit, got no other class; use mprt")
         generator = torch.Generator("cpu").manual_seed(self.seed % 2**63)
-        drawn = torch.randperm(world.count - 1, generator=generator, device="cpu")[: self.samples] + 1
+        drawn = torch.randperm(context.count - 1, generator=generator, device="cpu")[: self.samples] + 1
         for offset in drawn.tolist():
-            yield Variant(("class", offset), classes=(world.classes + offset) % world.count)
+            yield Variant(("class", offset), classes=(context.classes + offset) % context.count)
 
-    def compare(self, case: MetricInput, found: VariantResult) -> torch.Tensor:
+    def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
         zero = (found.maps.values == 0).flatten(1).all(1)
-        return torch.stack([self.alike(case.maps, found.maps), zero.double()], 1)
+        return torch.stack([self.alike(data.maps, found.maps), zero.double()], 1)
 
-    def __call__(self, case: MetricInput, numbers: torch.Tensor) -> MetricResult:
-        tell_zeros(self.name, case, (numbers[..., 1] > 0).any(1))
-        curve = numbers[..., 0].to(case.maps.values.dtype)
-        value = undefined(self.name, case.maps.name, curve.mean(1), case.maps.flat, FLAT)
+    def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
+        tell_zeros(self.name, data, (numbers[..., 1] > 0).any(1))
+        curve = numbers[..., 0].to(data.maps.values.dtype)
+        value = undefined(self.name, data.maps.name, curve.mean(1), data.maps.flat, FLAT)
         return MetricResult(value, curve, torch.arange(1, curve.shape[1] + 1) / curve.shape[1])
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable
-from typing import TypeAlias, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias, TypeVar, overload
 
 from explain._utils.errors import MetricError, keywords, shown
 from explain._utils.spelling import did_you_mean
@@ -17,12 +17,22 @@ M = TypeVar("M", bound=Metric)
 _known: dict[str, Metric] = {}
 
 
-def register(metric: M) -> M:
-    """Make a metric known by its name, with the options that it has.
+@overload
+def register(metric: type[M], /) -> type[M]: ...
+@overload
+def register(**options: Any) -> Callable[[type[M]], type[M]]: ...
+def register(metric: type[Metric] | None = None, /, **options: Any) -> Any:
+    """Make a metric known by its name: ``@register`` with its default options, ``@register(order="lerf")`` with others.
 
     Raises:
         MetricError: the name is taken by another metric, or cannot be one.
     """
+    if metric is None:
+        return lambda metric: _add(metric, metric(**options))
+    return _add(metric, metric())
+
+
+def _add(kind: type[M], metric: M) -> type[M]:
     name = metric.name
     if not re.fullmatch(r"[a-z0-9+._-]+", name):
         raise MetricError(f"a metric's name must be of lower-case letters, digits and + . _ -, got {name!r}; change it")
@@ -30,7 +40,7 @@ def register(metric: M) -> M:
         raise MetricError(
             f"metric {name!r} is already registered by {type(_known[name]).__qualname__}; choose another name"
         )
-    return metric
+    return kind
 
 
 @keywords()

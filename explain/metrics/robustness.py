@@ -12,16 +12,17 @@ import torch
 from explain._utils.errors import MetricError
 from explain._utils.random_numbers import uniform
 from explain.methods.base import over_all
-from explain.metrics.base import Better, MetricInput, MetricResult, check, undefined
+from explain.metrics.base import MetricInput, MetricResult, undefined
 from explain.metrics.maps import Sign
 from explain.metrics.rankings import correlation
-from explain.metrics.variants import ModelContext, Variant, VariantResult
+from explain.metrics.registry import register
+from explain.metrics.variants import ModelContext, ReattributionMetric, Variant, VariantResult
 
 ZERO = "its map is zero everywhere"
 
 
 @dataclass(frozen=True)
-class _Around:
+class _Around(ReattributionMetric):
     """What metrics share that ask the method of noisy copies of the photo, the same ones for all of them.
 
     Noise is uniform between -radius and radius for each value, and the same for every image.
@@ -30,14 +31,12 @@ class _Around:
     radius: float = 0.02
     samples: int = 10
     seed: int = 0
+    minimums: ClassVar = {"radius": 1e-12, "samples": 1}
 
-    def __post_init__(self) -> None:
-        check(self, radius=1e-12, samples=1)
-
-    def settings(self, world: ModelContext, case: MetricInput) -> Iterator[Variant]:
+    def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
         for sample in range(self.samples):
             key = ("around", self.radius, self.seed, sample)
-            yield Variant(key, partial(self._noisy, sample, world.images))
+            yield Variant(key, partial(self._noisy, sample, context.images))
 
     def _noisy(self, sample: int, images: torch.Tensor) -> torch.Tensor:
         generator = torch.Generator("cpu").manual_seed((self.seed * 1_000_003 + sample) % 2**63)
@@ -45,6 +44,8 @@ class _Around:
         return images + self.radius * (2 * drawn - 1).to(images)
 
 
+@register(of="mean")
+@register
 @dataclass(frozen=True)
 class Sensitivity(_Around):
     r"""By how much the map changes, relative to its length, at most or on average over noisy copies of the photo.
@@ -66,27 +67,28 @@ class Sensitivity(_Around):
 
     of: Literal["max", "mean"] = "max"
 
-    paper: ClassVar[str] = "Yeh et al., NeurIPS 2019"
-    units: ClassVar[str] = "relative change"
-    better: ClassVar[Better] = "less"
+    paper = "Yeh et al., NeurIPS 2019"
+    units = "relative change"
+    better = "less"
 
     @property
-    def name(self) -> str:
+    def name(self) -> str:  # type: ignore[override]
         return "avgsensitivity" if self.of == "mean" else "maxsensitivity"
 
     @property
-    def about(self) -> str:
+    def about(self) -> str:  # type: ignore[override]
         how = "on average" if self.of == "mean" else "at most"
         return f"by how much the map changes, relative to its length, {how} over noisy copies of the photo"
 
-    def compare(self, case: MetricInput, found: VariantResult) -> torch.Tensor:
-        return _norm(found.maps.values - case.maps.values) / _least(_norm(case.maps.values))
+    def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
+        return _norm(found.maps.values - data.maps.values) / _least(_norm(data.maps.values))
 
-    def __call__(self, case: MetricInput, numbers: torch.Tensor) -> MetricResult:
+    def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
         value = numbers.amax(1) if self.of == "max" else numbers.mean(1)
-        return MetricResult(undefined(self.name, case.maps.name, value, _norm(case.maps.values) == 0, ZERO))
+        return MetricResult(undefined(self.name, data.maps.name, value, _norm(data.maps.values) == 0, ZERO))
 
 
+@register
 @dataclass(frozen=True)
 class LocalLipschitz(_Around):
     r"""The largest change of the map by the change of the photo, over noisy copies: a local Lipschitz estimate.
@@ -103,19 +105,21 @@ class LocalLipschitz(_Around):
     'less'
     """
 
-    name: ClassVar[str] = "locallipschitz"
-    about: ClassVar[str] = "largest change of the map by the change of the photo, over noisy copies"
-    paper: ClassVar[str] = "Alvarez-Melis and Jaakkola, 2018"
-    units: ClassVar[str] = "map by input"
-    better: ClassVar[Better] = "less"
+    name = "locallipschitz"
+    about = "largest change of the map by the change of the photo, over noisy copies"
+    paper = "Alvarez-Melis and Jaakkola, 2018"
+    units = "map by input"
+    better = "less"
 
-    def compare(self, case: MetricInput, found: VariantResult) -> torch.Tensor:
-        return _norm(found.maps.values - case.maps.values) / _norm(found.images - case.images)
+    def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
+        return _norm(found.maps.values - data.maps.values) / _norm(found.images - data.images)
 
-    def __call__(self, case: MetricInput, numbers: torch.Tensor) -> MetricResult:
-        return MetricResult(undefined(self.name, case.maps.name, numbers.amax(1), _norm(case.maps.values) == 0, ZERO))
+    def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
+        return MetricResult(undefined(self.name, data.maps.name, numbers.amax(1), _norm(data.maps.values) == 0, ZERO))
 
 
+@register(by="output")
+@register
 @dataclass(frozen=True)
 class RelativeStability(_Around):
     r"""The largest relative change of the map by that of the input (RIS) or of the class scores (ROS).
@@ -140,42 +144,40 @@ class RelativeStability(_Around):
     by: Literal["input", "output"] = "input"
     floor: float = 1e-2
 
-    paper: ClassVar[str] = "Agarwal et al., 2022"
-    units: ClassVar[str] = "relative change by relative change"
-    better: ClassVar[Better] = "less"
-
-    def __post_init__(self) -> None:
-        check(self, radius=1e-12, samples=1, floor=1e-12)
+    paper = "Agarwal et al., 2022"
+    units = "relative change by relative change"
+    better = "less"
+    minimums: ClassVar = {"radius": 1e-12, "samples": 1, "floor": 1e-12}
 
     @property
-    def name(self) -> str:
+    def name(self) -> str:  # type: ignore[override]
         return f"relative{self.by}stability"
 
     @property
-    def about(self) -> str:
+    def about(self) -> str:  # type: ignore[override]
         what = "photo" if self.by == "input" else "class scores"
         return f"largest relative change of the map by that of the {what}, over noisy copies"
 
-    def settings(self, world: ModelContext, case: MetricInput) -> Iterator[Variant]:
+    def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
         yield Variant("as it is")
-        yield from super().settings(world, case)
+        yield from super().variants(context, data)
 
-    def compare(self, case: MetricInput, found: VariantResult) -> torch.Tensor:
+    def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
         if found.logits is None:
             raise MetricError(f"model must give class scores for {self.name}, got none; use maxsensitivity")
-        change = _norm(self._relative(case.maps.values, found.maps.values))
-        photo = _norm(self._relative(case.images, found.images))
+        change = _norm(self._relative(data.maps.values, found.maps.values))
+        photo = _norm(self._relative(data.images, found.images))
         return torch.cat([change[:, None], photo[:, None], found.logits], 1)
 
-    def __call__(self, case: MetricInput, numbers: torch.Tensor) -> MetricResult:
+    def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
         logits, noisy = numbers[:, 0, 2:], numbers[:, 1:]
         same = noisy[..., 2:].argmax(2) == logits.argmax(1, keepdim=True)
         below = noisy[..., 1] if self.by == "input" else (noisy[..., 2:] - logits[:, None]).norm(dim=2)
         unit = 1 if self.by == "input" else logits.norm(dim=1, keepdim=True)  # changes of the input are relative
         floor = torch.as_tensor(1e-6 * unit).to(below).clamp(min=torch.finfo(below.dtype).tiny)
         ratios = torch.where(same, noisy[..., 0] / torch.maximum(below, floor), -torch.inf)
-        value = undefined(self.name, case.maps.name, ratios.amax(1), _norm(case.maps.values) == 0, ZERO)
-        return MetricResult(undefined(self.name, case.maps.name, value, ~same.any(1), "no noisy copy keeps its class"))
+        value = undefined(self.name, data.maps.name, ratios.amax(1), _norm(data.maps.values) == 0, ZERO)
+        return MetricResult(undefined(self.name, data.maps.name, value, ~same.any(1), "no noisy copy keeps its class"))
 
     def _relative(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         sizes = one.abs()
@@ -183,8 +185,9 @@ class RelativeStability(_Around):
         return (one - other) / torch.maximum(sizes, torch.where(least > 0, least, 1))
 
 
+@register
 @dataclass(frozen=True)
-class Continuity:
+class Continuity(ReattributionMetric):
     """How well the map follows the photo when it is shifted: the mean correlation over shifts to all four sides.
 
     The photo is shifted by a few pixels, its edge repeated, and the map shifted back; Pearson's correlation with the
@@ -205,43 +208,44 @@ class Continuity:
     pixels: tuple[int, ...] = (2, 4)
     sign: Sign = "own"
 
-    name: ClassVar[str] = "continuity"
-    about: ClassVar[str] = "correlation of the map with that of the shifted photo, shifted back"
-    paper: ClassVar[str] = "Montavon et al., DSP 2018"
-    units: ClassVar[str] = "correlation"
-    better: ClassVar[Better] = "more"
+    name = "continuity"
+    about = "correlation of the map with that of the shifted photo, shifted back"
+    paper = "Montavon et al., DSP 2018"
+    units = "correlation"
+    better = "more"
+    minimums: ClassVar = {"pixels": 1}
 
     def __post_init__(self) -> None:
-        check(self, pixels=1)
+        super().__post_init__()
         if not self.pixels:
             raise MetricError("pixels of continuity must name at least one shift, got none; take (2, 4)")
 
-    def settings(self, world: ModelContext, case: MetricInput) -> Iterator[Variant]:
-        if max(self.pixels) * 2 >= min(case.size):
+    def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
+        if max(self.pixels) * 2 >= min(data.size):
             raise MetricError(
-                f"pixels of continuity must be less than half of the photo, got {self.pixels} for {case.size}; "
-                f"{'take Continuity(pixels=(1,))' if min(case.size) > 2 else 'leave it out'}"
+                f"pixels of continuity must be less than half of the photo, got {self.pixels} for {data.size}; "
+                f"{'take Continuity(pixels=(1,))' if min(data.size) > 2 else 'leave it out'}"
             )
         for down, across in self._shifts:
-            yield Variant(("moved", down, across), partial(shifted, world.images, down, across))
+            yield Variant(("moved", down, across), partial(shifted, context.images, down, across))
 
     @property
     def _shifts(self) -> list[tuple[int, int]]:
         return [shift for by in self.pixels for shift in ((by, 0), (-by, 0), (0, by), (0, -by))]
 
-    def compare(self, case: MetricInput, found: VariantResult) -> torch.Tensor:
-        own, other = case.maps.of_places(self.sign), found.maps.of_places(self.sign)
+    def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
+        own, other = data.maps.of_places(self.sign), found.maps.of_places(self.sign)
         both = []
         for down, across in self._shifts:  # this setting is one of them: all are tried, and the right one is chosen
             here, there = overlapping(own, other, down, across)
             both.append(correlation(here, there))
         return torch.stack(both, 1)
 
-    def __call__(self, case: MetricInput, numbers: torch.Tensor) -> MetricResult:
+    def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
         count = len(self._shifts)
         each = numbers[:, torch.arange(count), torch.arange(count)].nan_to_num(0)
-        value = each.mean(1).to(case.maps.values.dtype)
-        value = undefined(self.name, case.maps.name, value, case.maps.flat, "its map says the same everywhere")
+        value = each.mean(1).to(data.maps.values.dtype)
+        value = undefined(self.name, data.maps.name, value, data.maps.flat, "its map says the same everywhere")
         return MetricResult(value, parts={"shifts": each})
 
 

@@ -1,16 +1,16 @@
-"""Metrics that ask the method again: of altered photos, of another class, of a randomised copy of the model."""
+"""Metrics that run the method again: on perturbed photos, another class, or a randomised copy of the model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import nn
 
-from explain._utils.errors import MetricError, muted
+from explain._utils.errors import muted
 from explain.attribution.api import attribute
 from explain.attribution.options import Options
 from explain.attribution.result import Attribution
@@ -24,12 +24,12 @@ from explain.metrics.randomised import Randomised
 from explain.targets import ClassTarget, Settles, Target, for_rows, settle
 
 AT_ONCE = 16
-"""How many altered photos a method is asked about in one batch."""
+"""How many perturbed photos are explained in one batch."""
 
 
 @dataclass(frozen=True, eq=False)
 class ModelContext:
-    """What a metric may alter: the ``model``, N ``images``, and the ``classes`` ``(N,)`` and their number ``K``.
+    """What a metric may change: the ``model``, N ``images``, and the ``classes`` ``(N,)`` and their number ``K``.
 
     ``logits`` ``(N, K)`` are the scores of all classes, ``inputs`` what the model is called with, the photos in them.
     """
@@ -54,7 +54,7 @@ class ModelContext:
 
 @dataclass(frozen=True, eq=False)
 class Variant:
-    """In which the method is asked again; what is None stays as it is. Equal keys are equal settings.
+    """What is changed when the method runs again; None stays as it is. Equal keys are equal variants.
 
     ``images`` makes other photos ``(N, C, H, W)``, ``model`` makes another model, whose layers are found behind
     ``prefix``, ``classes`` ``(N,)`` are other classes, and ``wrap`` makes another method of the method.
@@ -68,8 +68,8 @@ class Variant:
     wrap: Callable[[Method], Method] | None = None
 
     @property
-    def alters(self) -> str:
-        """What alone is altered, "photos" or "classes": several such settings are run together. Else nothing."""
+    def changes(self) -> str:
+        """What alone is changed, "photos" or "classes": several such variants run together. Otherwise nothing."""
         if self.model is not None or self.wrap is not None or (self.images is not None and self.classes is not None):
             return ""
         return "photos" if self.classes is None else "classes"
@@ -77,7 +77,7 @@ class Variant:
 
 @dataclass(frozen=True, eq=False)
 class VariantResult:
-    """What a method said in a setting."""
+    """The maps and scores of a method in a variant."""
 
     maps: Maps
     images: torch.Tensor
@@ -85,82 +85,82 @@ class VariantResult:
     logits: torch.Tensor | None
 
 
-@runtime_checkable
-class ReattributionMetric(Metric, Protocol):
-    """A metric that asks the method again, so that a map alone cannot be judged by it."""
+@dataclass(frozen=True)
+class ReattributionMetric(Metric):
+    """A metric that runs the method again, so that it needs a method, and not only its map."""
 
-    def settings(self, world: ModelContext, case: MetricInput) -> Iterator[Variant]:
-        """The settings that it wants the method asked in."""
-        ...
+    def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
+        """The variants that the method is run in."""
+        raise NotImplementedError
 
-    def compare(self, case: MetricInput, found: VariantResult) -> torch.Tensor:
-        """One number for each image ``(N,)``, or several ``(N, k)``, from the maps in a setting."""
-        ...
+    def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
+        """One number for each image ``(N,)``, or several ``(N, k)``, from the maps of a variant."""
+        raise NotImplementedError
 
-    def __call__(self, case: MetricInput, numbers: torch.Tensor) -> MetricResult:
-        """A figure for each image, from the numbers of all settings ``(N, settings)``, or ``(N, settings, k)``."""
-        ...
+    def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
+        """Return a figure for each image, from the numbers ``(N, V)`` or ``(N, V, k)`` of V variants."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
 class EvaluatedMethod:
-    """A method of an evaluation, with the layers that it looked at."""
+    """A method of an evaluation, its attribution, and what metrics see of it."""
 
     method: Method
     attribution: Attribution
-    case: MetricInput
+    data: MetricInput
 
 
-def asked_again(
+def reattribute(
     metrics: Sequence[ReattributionMetric],
     methods: Mapping[str, EvaluatedMethod],
-    world: ModelContext,
+    context: ModelContext,
     inputs: Inputs,
     target: Target,
     options: Options,
 ) -> dict[tuple[str, str], MetricResult]:
-    """Ask methods again in all settings that metrics want, each distinct setting once for all of them.
+    """Run methods again in all variants that metrics want, each distinct variant once for all of them.
 
-    What the target reads from the output, such as a region, it reads from the photos as they are, for all settings.
+    What the target reads from the output, such as a region, is settled on the unperturbed photos, for all variants.
     """
     if isinstance(target, Settles):
-        with untouched(world.model):
-            target = settle(target, inputs.detached().call(world.model), len(inputs))
-    wanted: dict[Hashable, tuple[Variant, dict[str, list[ReattributionMetric]]]] = {}
-    orders: dict[tuple[str, str], list[Hashable]] = {}
+        with untouched(context.model):
+            target = settle(target, inputs.detached().call(context.model), len(inputs))
+    wanted: dict[Hashable, WantedVariant] = {}
+    keys: dict[tuple[str, str], list[Hashable]] = {}
     for metric in metrics:
-        for name, asked in methods.items():
-            for setting in metric.settings(world, asked.case):
-                orders.setdefault((name, metric.name), []).append(setting.key)
-                wanted.setdefault(setting.key, (setting, {}))[1].setdefault(name, []).append(metric)
-    numbers: dict[tuple[str, str], dict[Hashable, torch.Tensor]] = {}
-    asking = _Asking(methods, world, inputs, target, options)
-    for batch in _batched(list(wanted.values()), len(world.images)):
-        names = list(dict.fromkeys(name for _, by_name in batch for name in by_name))
-        found = asking.maps([setting for setting, _ in batch], names)
-        for (setting, by_name), maps in zip(batch, found, strict=True):
-            for name, each in by_name.items():
-                for metric in each:
-                    with calculating(world.images.device.type):
-                        number = metric.compare(methods[name].case, maps[name])
-                    numbers.setdefault((name, metric.name), {})[setting.key] = number
-    judged: dict[tuple[str, str], MetricResult] = {}
-    for metric in metrics:
-        for name, asked in methods.items():
-            mine = numbers[name, metric.name]
-            in_order = torch.stack([mine[key] for key in orders[name, metric.name]], 1)
-            judged[name, metric.name] = metric(asked.case, in_order)
-    return judged
+        for name, each in methods.items():
+            for variant in metric.variants(context, each.data):
+                keys.setdefault((name, metric.name), []).append(variant.key)
+                wanted.setdefault(variant.key, (variant, {}))[1].setdefault(name, []).append(metric)
+    numbers: dict[tuple[str, str, Hashable], torch.Tensor] = {}
+    rerun = _Reattribution(methods, context, inputs, target, options)
+    for batch in _batched(list(wanted.values()), len(context.images)):
+        names = list(dict.fromkeys(name for _, users in batch for name in users))
+        found = rerun.maps([variant for variant, _ in batch], names)
+        for (variant, users), maps in zip(batch, found, strict=True):
+            for name, its_metrics in users.items():
+                for metric in its_metrics:
+                    with calculating(context.images.device.type):
+                        numbers[name, metric.name, variant.key] = metric.compare(methods[name].data, maps[name])
+    return {
+        (name, metric.name): metric(
+            each.data, torch.stack([numbers[name, metric.name, key] for key in keys[name, metric.name]], 1)
+        )
+        for metric in metrics
+        for name, each in methods.items()
+    }
 
 
-Wanted = tuple[Variant, dict[str, list[ReattributionMetric]]]
+WantedVariant = tuple[Variant, dict[str, list[ReattributionMetric]]]
+"""A variant, and by method the metrics that compare its maps."""
 
 
-def _batched(wanted: Sequence[Wanted], images: int) -> Iterator[list[Wanted]]:
-    """Settings that only alter photos, or only the class, and are of the same methods, go together."""
-    most, batch = max(1, AT_ONCE // images), list[Wanted]()
+def _batched(wanted: Sequence[WantedVariant], images: int) -> Iterator[list[WantedVariant]]:
+    """Variants of the same methods that only change the photos, or only the class, go together."""
+    most, batch = max(1, AT_ONCE // images), list[WantedVariant]()
     for each in wanted:
-        alike = batch and each[0].alters == batch[0][0].alters != "" and list(each[1]) == list(batch[0][1])
+        alike = batch and each[0].changes == batch[0][0].changes != "" and list(each[1]) == list(batch[0][1])
         if batch and not (alike and len(batch) < most):
             yield batch
             batch = []
@@ -169,25 +169,22 @@ def _batched(wanted: Sequence[Wanted], images: int) -> Iterator[list[Wanted]]:
         yield batch
 
 
-class _Asking:
-    def __init__(
-        self,
-        methods: Mapping[str, EvaluatedMethod],
-        world: ModelContext,
-        inputs: Inputs,
-        target: Target,
-        options: Options,
-    ) -> None:
-        self.methods, self.world, self.inputs, self.target, self.options = methods, world, inputs, target, options
+@dataclass(frozen=True, eq=False)
+class _Reattribution:
+    methods: Mapping[str, EvaluatedMethod]
+    context: ModelContext
+    inputs: Inputs
+    target: Target
+    options: Options
 
-    def maps(self, settings: Sequence[Variant], names: Sequence[str]) -> list[dict[str, VariantResult]]:
-        """The maps of these methods in each of the settings, which are run as one batch, or as classes of one."""
-        first = settings[0]
-        model = self.world.model if first.model is None else first.model()
-        classes = [each.classes for each in settings if each.classes is not None]
-        images, inputs, target = self._photos(settings[:1] if classes else settings)
+    def maps(self, variants: Sequence[Variant], names: Sequence[str]) -> list[dict[str, VariantResult]]:
+        """The maps of these methods in each of the variants, which run as one batch, or as classes of one."""
+        first = variants[0]
+        model = self.context.model if first.model is None else first.model()
+        classes = [each.classes for each in variants if each.classes is not None]
+        images, inputs, target = self._photos(variants[:1] if classes else variants)
         targets: list[Target] = [ClassTarget(tuple(each.tolist())) for each in classes] or [target]
-        found: list[dict[str, VariantResult]] = [{} for _ in settings]
+        found: list[dict[str, VariantResult]] = [{} for _ in variants]
         for layers, group in self._by_layers(names).items():
             methods = [self.methods[name].method for name in group]
             methods = methods if first.wrap is None else [first.wrap(method) for method in methods]
@@ -198,17 +195,19 @@ class _Asking:
             for name, method in zip(group, methods, strict=True):
                 for i, part in enumerate(found):
                     answer, place = (answers[i], 0) if classes else (answers[0], i)
-                    part[name] = self._found(name, answer[method.name], images, place)
+                    rows = slice(place * len(self.context.images), (place + 1) * len(self.context.images))
+                    own = answer[method.name][rows]
+                    part[name] = VariantResult(Maps.of(name, own, images[rows]), images[rows], own.score, own.logits)
         return found
 
-    def _photos(self, settings: Sequence[Variant]) -> tuple[torch.Tensor, Inputs, Target]:
-        """The photos of settings one after the other, what the model is called with for them, and the target."""
-        images = torch.cat([self.world.images if each.images is None else each.images() for each in settings])
-        if len(settings) == 1 and settings[0].images is None:
+    def _photos(self, variants: Sequence[Variant]) -> tuple[torch.Tensor, Inputs, Target]:
+        """The photos of the variants one after the other, what the model is called with for them, and the target."""
+        images = torch.cat([self.context.images if each.images is None else each.images() for each in variants])
+        if len(variants) == 1 and variants[0].images is None:
             return images, self.inputs, self.target
-        owners = torch.arange(len(self.world.images), device=images.device).repeat(len(settings))
+        owners = torch.arange(len(self.context.images), device=images.device).repeat(len(variants))
         inputs = self.inputs.rows(owners, {self.inputs.path: images.to(self.inputs.x)})
-        return images, inputs, for_rows(self.target, owners) if len(settings) > 1 else self.target
+        return images, inputs, for_rows(self.target, owners) if len(variants) > 1 else self.target
 
     def _by_layers(self, names: Iterable[str]) -> dict[tuple[str, ...] | None, list[str]]:
         """Methods that look at the same layers are run together; those that look at none go along with any.
@@ -227,18 +226,3 @@ class _Asking:
         else:
             alone = without
         return {**groups, **({None: alone} if alone else {})}
-
-    def _found(self, name: str, answer: Attribution, images: torch.Tensor, place: int) -> VariantResult:
-        count = len(self.world.images)
-        rows = slice(place * count, (place + 1) * count)
-        part = answer[rows]
-        maps = Maps.of(name, part, images[rows])
-        return VariantResult(maps, images[rows], part.score, part.logits)
-
-
-def must_be_method(metric: Metric, name: str) -> MetricError:
-    """What is said of a map where a method is needed."""
-    return MetricError(
-        f"metric {metric.name!r} asks the method again, so it needs a method, got the map {name!r}; give the method "
-        "instead of its map"
-    )

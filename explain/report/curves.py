@@ -110,10 +110,10 @@ def _of_target(
 ) -> dict[str, dict[str, Any]]:
     from explain.metrics import Deletion, Insertion, evaluate  # loading them takes longer than drawing a picture
 
-    target, reading = _asked(subject, index, maps)
+    target, score = _asked(subject, index, maps)
     if target is None:
         return {}
-    metrics: list[MetricLike] = [Deletion(steps=steps, reading=reading), Insertion(steps=steps, reading=reading)]
+    metrics: list[MetricLike] = [Deletion(steps=steps, score=score), Insertion(steps=steps, score=score)]
     try:
         explainer = subject.explainer
         table = evaluate(
@@ -130,26 +130,26 @@ def _of_target(
             "deletion": _plain(deletion[0]),
             "insertion": _plain(insertion[0]),
             "areas": {each: round(float(table[name][each][0]), DIGITS) for each in ("deletion", "insertion")},
-            "reading": reading,
+            "reading": "score" if score == "logit" else score,
         }
     return found
 
 
 def _asked(subject: Subject, index: int, maps: Mapping[str, Attribution]) -> tuple[Any, Any]:
-    """The target to ask again, and what to read; None where that cannot be done."""
+    """The target to ask again, and which score of it; None where that cannot be done."""
     if not maps:
-        return None, "score"
+        return None, "logit"
     chosen = next(iter(maps.values())).target
     asked = subject.question.target(index)
     if isinstance(chosen, torch.Tensor) and asked is None:
         several = subject.probabilities is not None and len(subject.probabilities) > 1
-        return int(chosen[0]), "probability" if several else "score"
+        return int(chosen[0]), "probability" if several else "logit"
     if asked is None or unknown(asked):
-        return None, "score"
+        return None, "logit"
     try:
-        return decode(asked), "score"
+        return decode(asked), "logit"
     except ExplainError:
-        return None, "score"
+        return None, "logit"
 
 
 def _plain(values: torch.Tensor) -> list[float]:

@@ -19,7 +19,7 @@ from explain.data.images import Box
 from explain.explanation.explainer import Explainer
 from explain.explanation.photos import rows_are_apart
 from explain.methods import Method, MethodLike
-from explain.metrics import Metric, ObjectMetric, ReattributionMetric, evaluate, get_metric
+from explain.metrics import Metric, ReattributionMetric, evaluate, get_metric
 from explain.models import FiveCrops, class_label
 from explain.runs.labels import Labels
 from explain.runs.photo_identity import boxes_as_text
@@ -78,7 +78,7 @@ def judged(
         options: as for `explain.evaluate`.
     """
     again = any(isinstance(metric, ReattributionMetric) for metric in metrics)
-    placed = [metric for metric in metrics if isinstance(metric, ObjectMetric)]
+    placed = [metric for metric in metrics if metric.needs_object]
     boxes = [boxes_on_input(photo) for photo in photos] if placed else []
     with_boxes = sum(map(bool, boxes))
     empty: dict[str, float | None] = {metric.name: None for metric in metrics}

@@ -16,7 +16,7 @@ from explain._utils.errors import RunError, keywords, shown, warn
 from explain.attribution.options import RunOptions
 from explain.explanation.explainer import Explainer
 from explain.methods import MethodLike
-from explain.metrics import Metric, ObjectMetric
+from explain.metrics import Metric
 from explain.models import Classifier
 from explain.runs.explaining import RunRequest
 from explain.runs.files import source_of
@@ -150,7 +150,7 @@ def run(
 
 def _tell_unjudged(found: Run, question: RunRequest) -> None:
     """Say which metrics had nothing to judge by, as no photo came with boxes."""
-    placed = [metric.name for metric in question.metrics if isinstance(metric, ObjectMetric)]
+    placed = [metric.name for metric in question.metrics if metric.needs_object]
     if placed and not next(found.query("SELECT count(*) FROM photos WHERE boxes IS NOT NULL"))[0]:
         warn(f"no photo has boxes, so that {', '.join(placed)} judged none; give a source with boxes, such as a list")
 

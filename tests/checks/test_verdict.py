@@ -29,13 +29,13 @@ from tests.metrics.test_evaluation import Counting
 
 
 def checked(
-    model: nn.Module, x: torch.Tensor, methods: list[Any], target: TargetLike = 1, asked: Any = None, **options: Any
+    model: nn.Module, x: torch.Tensor, methods: list[Any], target: TargetLike = 1, questions: Any = None, **options: Any
 ) -> Verdict:
     """The verdict on maps of one photo."""
     known = [explain.methods.get_method(method) for method in methods]
     found = explain.attribute(model, x, known, target=target)
     settled: Target = ClassTarget((target,)) if isinstance(target, int) else explain.targets.as_target(target)
-    return check_maps(model, x, [(m, found[m.name]) for m in known], settled, "it", asked=asked, **options)
+    return check_maps(model, x, [(m, found[m.name]) for m in known], settled, "it", questions=questions, **options)
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,8 @@ def test_maps_that_lie_anywhere_pass_no_more_often_than_the_level_says() -> None
     def passed(maps: torch.Tensor) -> float:
         case = MetricInput(Maps("it", maps, (side, side)), torch.ones(count, 1, side, side), torch.zeros(count))
         scores = []
-        for ask in question.asks(case):
-            of: Any = ask.of
+        for ask in question.requests(case):
+            of: Any = ask.photos
             ranks, start, end = of.ranks[:, None], of.start[..., None, None], of.end[..., None, None]
             scores.append((((ranks < start) | (ranks >= end)) * weights[:, None]).sum((2, 3)))
         return float((question(case, scores).value <= question.level).double().mean())
@@ -169,7 +169,7 @@ def test_copies_that_lie_where_the_map_lies_are_counted(model: nn.Module, photos
 def test_a_level_that_no_copies_reach_is_refused_or_not_asked(model: nn.Module, photos: torch.Tensor) -> None:
     with pytest.raises(MetricError, match="level of faithful must"):
         Faithful(level=0.01)
-    answers = checked(model, photos[:1], ["gradcam"], asked=(Faithful(copies=71, level=0.02),))["gradcam"]
+    answers = checked(model, photos[:1], ["gradcam"], questions=(Faithful(copies=71, level=0.02),))["gradcam"]
     assert answers.faithful.passed is None
     assert "35 places are too few" in answers.faithful.reason
 
@@ -209,7 +209,7 @@ def test_a_method_that_ignores_the_model_fails_though_its_map_is_multiplied_by_a
 def test_the_photo_itself_fails_by_model_and_class_and_a_gradient_passes(
     model: nn.Module, photos: torch.Tensor
 ) -> None:
-    verdict = checked(model, photos[:1], [Edges(), "inputxgradient"], asked=(DependsOnModel(), DependsOnClass()))
+    verdict = checked(model, photos[:1], [Edges(), "inputxgradient"], questions=(DependsOnModel(), DependsOnClass()))
     edges, gradient = verdict["edges"], verdict["inputxgradient"]
     assert (edges.answers[0].figure, edges.answers[0].passed) == (pytest.approx(1), False)
     assert (edges.answers[1].figure, edges.answers[1].passed) == (pytest.approx(1), False)
@@ -243,7 +243,7 @@ def test_a_map_without_a_class_fails_and_a_model_of_one_class_is_not_asked(
     model: nn.Module, photos: torch.Tensor
 ) -> None:
     asked = (DependsOnClass(),)
-    assert checked(model, photos[:1], [RandomCAM()], asked=asked)["randomcam"].depends_on_class.figure == 1
+    assert checked(model, photos[:1], [RandomCAM()], questions=asked)["randomcam"].depends_on_class.figure == 1
     single = nn.Sequential(nn.Flatten(), nn.Linear(360, 1)).double()
     answers = checked(single, photos[:1], [Saliency()], 0, asked)["saliency"]
     assert answers.depends_on_class.passed is None
@@ -281,10 +281,10 @@ def test_stability_is_the_mean_likeness_over_changes_that_leave_the_scores_alone
 def test_a_shattered_map_fails_and_where_every_change_moves_the_scores_nothing_is_said(
     model: nn.Module, photos: torch.Tensor
 ) -> None:
-    verdict = checked(model, photos[:1], [Shattered(), Saliency()], asked=(Stable(),))
+    verdict = checked(model, photos[:1], [Shattered(), Saliency()], questions=(Stable(),))
     assert verdict.passed == {"shattered": False, "saliency": True}
     assert abs(verdict["shattered"].stable.figure) < 0.3
-    nothing = checked(model, photos[:1], [Saliency()], asked=(Stable(slack=0),))["saliency"].stable
+    nothing = checked(model, photos[:1], [Saliency()], questions=(Stable(slack=0),))["saliency"].stable
     assert nothing.passed is None
     assert "moved the scores" in nothing.reason
 
@@ -307,16 +307,18 @@ def test_nothing_is_left_changed_and_what_maps_share_is_run_once(model: nn.Modul
 
 
 def test_methods_of_many_runs_are_asked_with_fewer_and_it_is_said(model: nn.Module, photos: torch.Tensor) -> None:
-    verdict = checked(model, photos[:1], ["integratedgradients"], asked=(DependsOnModel(), DependsOnClass()))
-    assert verdict["integratedgradients"].notes == ("asked again with steps=32, since a map takes 102 passes",)
+    verdict = checked(model, photos[:1], ["integratedgradients"], questions=(DependsOnModel(), DependsOnClass()))
+    assert verdict["integratedgradients"].notes == ("run again with steps=32, since a map takes 102 passes",)
     assert [each.samples for each in lighter(explain.methods.Smooth(samples=100), 40)] == [40, 80]
     wrapped: Any = next(lighter(explain.methods.get_method("smooth(integratedgradients)"), 40))
     assert (wrapped.samples, wrapped.method.steps) == (6, 6)
     assert list(lighter(GradCAM(), 40)) == []
     assert verdict["integratedgradients"].answers[0].passed is True
-    long = checked(model, photos[:1], ["occlusion"], asked=(DependsOnModel(), DependsOnClass(), Stable()))["occlusion"]
+    long = checked(model, photos[:1], ["occlusion"], questions=(DependsOnModel(), DependsOnClass(), Stable()))[
+        "occlusion"
+    ]
     assert len(long.notes) == 1
-    assert "asked again as seldom as can be, since a map takes" in long.notes[0]
+    assert "run again as few times as possible, since a map takes" in long.notes[0]
     assert "to the map of a copy with" in long.depends_on_model.reason
     assert "to the map of a class far" in long.depends_on_class.reason
     assert "over 1 of 1 small changes" in long.stable.reason
@@ -371,9 +373,9 @@ def test_half_of_the_variation_is_a_correlation_of_seventy_one_per_cent() -> Non
     assert pytest.approx(0.5) == SAME**2
     world = ModelContext(nn.Identity(), torch.zeros(1, 1, 2, 2), None, None)
     case = MetricInput(Maps("m", torch.zeros(1, 2, 2), (2, 2)), torch.zeros(1, 1, 2, 2), torch.zeros(1))
-    assert "no weights" in DependsOnModel().unasked(world, case)
+    assert "no weights" in DependsOnModel().not_applicable(world, case)
     with pytest.raises(MetricError, match="target must"):
-        next(DependsOnClass().settings(world, case))
+        next(DependsOnClass().variants(world, case))
 
 
 def test_a_method_without_a_layer_is_asked_again_as_it_was_asked(model: nn.Module, photos: torch.Tensor) -> None:

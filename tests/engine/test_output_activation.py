@@ -204,7 +204,7 @@ class TestEverythingReadsTheSameProbability:
     def test_metrics(self, end: str) -> None:
         model, x, options, probability = self.given(end)
         if ENDS[end][1] == 1:
-            with pytest.raises(TargetError, match="reading='score'"):
+            with pytest.raises(TargetError, match="score='logit'"):
                 explain.evaluate(model, x, "saliency", "deletion", target=0)
             return
         values = torch.arange(64.0).reshape(1, 8, 8)

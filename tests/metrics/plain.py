@@ -22,7 +22,7 @@ def probability(model: nn.Module, target: int) -> Read:
     return read
 
 
-def score(model: nn.Module, target: int) -> Read:
+def logit(model: nn.Module, target: int) -> Read:
     def read(photo: torch.Tensor) -> float:
         with torch.no_grad():
             return float(model(photo[None])[0, target])

@@ -49,7 +49,7 @@ def test_metrics_are_listed_with_their_options_if_one_is_named(capsys: pytest.Ca
     assert main(["metrics"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == explain.list_metrics()
     assert main(["metrics", "deletion"]) == 0
-    assert "options: steps=64, baseline=Zero(), reading=probability" in capsys.readouterr().out
+    assert "options: steps=64, baseline=Zero(), score=probability" in capsys.readouterr().out
 
 
 def test_a_fill_is_for_all_methods_and_metrics_that_cover_pixels(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,18 +16,18 @@ def judge(model: nn.Module, photos: torch.Tensor, maps: torch.Tensor, metric: ob
     return explain.evaluate(model, photos, {"map": maps}, metric, **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("reading", ["probability", "score"])
+@pytest.mark.parametrize("score", ["probability", "logit"])
 def test_deletion_insertion_and_flipping_are_areas_under_plain_curves(
-    model: nn.Module, photos: torch.Tensor, maps: torch.Tensor, reading: str
+    model: nn.Module, photos: torch.Tensor, maps: torch.Tensor, score: str
 ) -> None:
     steps, classes = 7, [4, 0, 2]
     metrics = [
-        Deletion(steps, reading=reading), Insertion(steps, Blur(5, 2.0), reading=reading),  # type: ignore[arg-type]
-        PixelFlipping(steps=steps, reading=reading), PixelFlipping("lerf", steps=steps, reading=reading),  # type: ignore[arg-type]
+        Deletion(steps, score=score), Insertion(steps, Blur(5, 2.0), score=score),  # type: ignore[arg-type]
+        PixelFlipping(steps=steps, score=score), PixelFlipping("lerf", steps=steps, score=score),  # type: ignore[arg-type]
     ]  # fmt: skip
     table = explain.evaluate(model, photos, {"map": maps}, metrics, target=classes)
     for i, photo in enumerate(photos):
-        read = getattr(plain, reading)(model, classes[i])
+        read = getattr(plain, score)(model, classes[i])
         order = plain.order_of(maps[i])
         mean = plain.constant(photo.mean((1, 2)).tolist())
         blurred = Blur(5, 2.0).replacement(photo[None])[0]
@@ -55,8 +55,8 @@ def test_areas_are_over_the_share_of_the_pixels_that_is_really_covered() -> None
 
     x = torch.ones(1, 1, 1, 5, dtype=torch.float64)
     ranked = torch.tensor([[[5.0, 4.0, 3.0, 2.0, 1.0]]], dtype=torch.float64)
-    metrics = [Deletion(3, reading="score"), Insertion(3, Zero(), reading="score"),
-               PixelFlipping("lerf", 3, Zero(), reading="score")]  # fmt: skip
+    metrics = [Deletion(3, score="logit"), Insertion(3, Zero(), score="logit"),
+               PixelFlipping("lerf", 3, Zero(), score="logit")]  # fmt: skip
     table = explain.evaluate(First(), x, {"map": ranked}, metrics, target=0)
     at = [0, 2 / 5, 3 / 5, 1]
     curves = {"deletion": [1, 0.4, 0.2, 0], "insertion": [0, 0.6, 0.8, 1], "lerf": [1, 0.8, 0.6, 0]}
@@ -114,7 +114,7 @@ def test_a_model_that_reads_one_pixel_loses_all_at_that_pixel() -> None:
     right, wrong = torch.zeros(1, 5, 5).double(), torch.zeros(1, 5, 5).double()
     right[0, 2, 3] = 1
     wrong[0, 2, 3] = -1
-    metrics = [Deletion(25, reading="score"), Insertion(25, Zero(), reading="score")]
+    metrics = [Deletion(25, score="logit"), Insertion(25, Zero(), score="logit")]
     table = explain.evaluate(OnePixel(), photos, {"right": right, "wrong": wrong}, metrics, target=0)
     assert table["right"]["deletion"].item() == pytest.approx(2 * 0.5 / 25)  # gone with the first pixel
     assert table["right"]["insertion"].item() == pytest.approx(2 * 24.5 / 25)

@@ -66,7 +66,7 @@ def _sum(output: torch.Tensor) -> torch.Tensor:
 
 
 def test_scores_that_are_no_class_are_read_as_they_are(model: nn.Module, photos: torch.Tensor) -> None:
-    table = explain.evaluate(model, photos, "saliency", Deletion(4, reading="score"), target=_sum)
+    table = explain.evaluate(model, photos, "saliency", Deletion(4, score="logit"), target=_sum)
     assert table.curve("saliency", "deletion")[1][:, 0].tolist() == pytest.approx(model(photos).sum(1).tolist())
     with pytest.raises(MetricError, match="target must"):
         explain.evaluate(model, photos, "saliency", "deletion", target=_sum)
@@ -93,10 +93,10 @@ def test_each_distinct_altered_photo_is_run_once(model: nn.Module, photos: torch
 def test_rows_are_built_when_they_are_run_and_never_all_at_once(model: nn.Module, photos: torch.Tensor) -> None:
     ranks = torch.arange(120).reshape(1, 12, 10).expand(3, 12, 10)
     book = PerturbedPhotoPool(photos)
-    numbers = book.enter(covered_by_rank(ranks, Zero(), [0] * 121, list(range(121))))
+    numbers = book.add(covered_by_rank(ranks, Zero(), [0] * 121, list(range(121))))
     assert numbers[:, 0].tolist() == [-1, -1, -1]
     assert len(book) == 3 * 120
-    rows = book.rows()
+    rows = book.rows(None)  # type: ignore[arg-type]
     few = rows.make(torch.tensor([5, 359, 120]))
     assert few.shape == (3, 3, 12, 10)
     assert rows.owners[[5, 359, 120]].tolist() == [0, 2, 1]
@@ -160,7 +160,7 @@ def test_every_metric_says_what_it_is() -> None:
         text = type(metric).__doc__ or ""
         assert ">>> " in text, name
     with pytest.raises(MetricError, match="registered"):
-        register(Deletion(3))
+        register(steps=3)(Deletion)
 
 
 X, MAP = torch.zeros(1, 3, 12, 10).double(), torch.zeros(1, 12, 10)
@@ -233,7 +233,7 @@ def test_what_does_not_fit_is_refused_in_one_line(model: nn.Module, changed: dic
 
 OPTIONS: list[tuple[Any, str]] = [
     (lambda: Deletion(steps=0), "steps of deletion must be a whole number from 1, got 0"),
-    (lambda: Deletion(reading="logit"), "reading of deletion must be one of probability, score, got 'logit'"),  # type: ignore[arg-type]
+    (lambda: Deletion(score="score"), "score of deletion must be one of logit, probability"),  # type: ignore[arg-type]
     (lambda: PixelFlipping("both"), "order of pixelflipping must be one of morf, lerf, got 'both'"),  # type: ignore[arg-type]
     (lambda: explain.metrics.ROAD(percentiles=()), "percentiles of road must be per cent above 0 and below 100"),
     (lambda: explain.metrics.ROAD(percentiles=(0, 50)), "percentiles of road must be per cent above 0 and below 100"),
@@ -243,7 +243,7 @@ OPTIONS: list[tuple[Any, str]] = [
     (lambda: Faithful(level=2), "level of faithful must be below 1, the largest p-value, got 2"),
     (lambda: explain.list_metrics(3), "pattern must be a text such as .*, got 3"),  # type: ignore[arg-type]
     (lambda: explain.list_methods(3), "pattern must be a text such as .*, got 3"),  # type: ignore[arg-type]
-    (lambda: Deletion(fill="zeroo"), "fill 'zeroo' is unknown"),  # type: ignore[arg-type]
+    (lambda: Deletion(baseline="zeroo"), "baseline 'zeroo' is unknown"),  # type: ignore[arg-type]
 ]
 
 
@@ -254,4 +254,4 @@ def test_options_that_do_not_fit_are_refused(make: Any, message: str) -> None:
 
 
 def test_fills_go_by_name_too() -> None:
-    assert Deletion(fill="blur") == Deletion(fill=explain.baselines.Blur())  # type: ignore[arg-type]
+    assert Deletion(baseline="blur") == Deletion(baseline=explain.baselines.Blur())  # type: ignore[arg-type]

@@ -162,7 +162,7 @@ def test_a_negative_score_has_no_shares(photos: torch.Tensor) -> None:
     linear = nn.Sequential(nn.Flatten(), nn.Linear(360, 2)).double()
     with torch.no_grad():
         linear[1].weight[0], linear[1].bias[0] = 1e-3, -2
-    metrics = [AverageDrop(reading="score"), IROF(reading="score")]
+    metrics = [AverageDrop(score="logit"), IROF(score="logit")]
     with pytest.warns(ExplainWarning, match="the original score is be"):
         table = explain.evaluate(linear, photos, "inputxgradient", metrics, target=0)
     assert all(bool(value.isnan().all()) for value in table["inputxgradient"].values())
@@ -211,7 +211,7 @@ def test_a_fill_that_the_model_takes_for_the_class_is_told() -> None:
     assert str(table).splitlines()[-1] == f"note: {note}"
     assert table.to_dict()["notes"] == [note]
     other = explain.evaluate(model, photos, {"it": maps}, Deletion(4), target=0)  # black is not its class
-    score = explain.evaluate(model, photos, {"it": maps}, Deletion(4, reading="score"), target=1)
+    score = explain.evaluate(model, photos, {"it": maps}, Deletion(4, score="logit"), target=1)
     assert other.notes == score.notes == ()
 
 
@@ -220,7 +220,7 @@ def test_a_fill_that_the_model_takes_for_the_class_is_told() -> None:
 
 def reads_classes(name: str) -> bool:
     """Whether a metric needs several classes."""
-    return name in ("adcc", "randomlogit") or getattr(get_metric(name), "reading", "") == "probability"
+    return name in ("adcc", "randomlogit") or getattr(get_metric(name), "score", "") == "probability"
 
 
 def test_photos_of_one_channel_and_maps_of_truth_values(photos: torch.Tensor) -> None:
@@ -255,7 +255,7 @@ def test_a_model_of_one_class_is_asked_for_its_score(photos: torch.Tensor) -> No
     ):
         with pytest.raises(ExplainError, match=message):
             explain.evaluate(one, photos, "inputxgradient", fewer(name))
-    scores = explain.evaluate(one, photos, "inputxgradient", [Deletion(3, reading="score"), Sparseness()])
+    scores = explain.evaluate(one, photos, "inputxgradient", [Deletion(3, score="logit"), Sparseness()])
     assert scores["inputxgradient"]["deletion"].isfinite().all()
 
 

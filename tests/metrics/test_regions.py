@@ -29,9 +29,9 @@ def squares(height: int, width: int, side: int) -> list[list[int]]:
 def test_squares_are_covered_by_the_sum_of_the_map_in_each(
     model: nn.Module, photos: torch.Tensor, maps: torch.Tensor
 ) -> None:
-    metrics = [RegionPerturbation(4, 5, Noise(seed=2)), Selectivity(5, 100, Zero(), reading="score")]
+    metrics = [RegionPerturbation(4, 5, Noise(seed=2)), Selectivity(5, 100, Zero(), score="logit")]
     table = explain.evaluate(model, photos, {"map": maps}, metrics, target=1)
-    four_steps = Selectivity(5, 4, Zero(), reading="score")
+    four_steps = Selectivity(5, 4, Zero(), score="logit")
     fewer = explain.evaluate(model, photos, {"map": maps}, four_steps, target=1)
     for i, photo in enumerate(photos):
         flat = maps[i].flatten()
@@ -42,7 +42,7 @@ def test_squares_are_covered_by_the_sum_of_the_map_in_each(
         aopc = sum(curve[0] - value for value in curve) / 6
         assert table["map"]["regionperturbation"][i].item() == pytest.approx(aopc, abs=1e-8)
         ordered = sorted(squares(12, 10, 5), key=lambda places: -flat[places].sum().item())
-        read, cover = plain.score(model, 1), plain.constant([0, 0, 0])
+        read, cover = plain.logit(model, 1), plain.constant([0, 0, 0])
         curve = [read(cover(photo, set(chain.from_iterable(ordered[:k])))) for k in range(7)]
         equal = [k / 6 for k in range(7)]
         assert table["map"]["selectivity"][i].item() == pytest.approx(plain.trapezium(curve, equal), abs=1e-8)

@@ -41,7 +41,7 @@ def test_random_subsets_by_the_formula(model: nn.Module, photos: torch.Tensor, m
     metrics = [FaithfulnessCorrelation(12, 10, seed=3), SensitivityN((10, 40), 8, seed=5)]
     table = explain.evaluate(model, photos, {"map": maps}, metrics, target=2)
     for i, photo in enumerate(photos):
-        read, flat = plain.score(model, 2), maps[i].flatten()
+        read, flat = plain.logit(model, 2), maps[i].flatten()
 
         def correlated(seed: int, samples: int, count: int) -> float:
             subsets = [subset(seed, run, count) for run in range(samples)]
@@ -55,10 +55,10 @@ def test_random_subsets_by_the_formula(model: nn.Module, photos: torch.Tensor, m
 
 
 def test_groups_in_the_maps_order_by_the_formula(model: nn.Module, photos: torch.Tensor, maps: torch.Tensor) -> None:
-    metrics = [FaithfulnessEstimate(7), MonotonicityCorrelation(6, 3, seed=2), Monotonicity(5, reading="score")]
+    metrics = [FaithfulnessEstimate(7), MonotonicityCorrelation(6, 3, seed=2), Monotonicity(5, score="logit")]
     table = explain.evaluate(model, photos, {"map": maps}, metrics, target=2)
     for i, photo in enumerate(photos):
-        read, flat, order = plain.score(model, 2), maps[i].flatten(), plain.order_of(maps[i])
+        read, flat, order = plain.logit(model, 2), maps[i].flatten(), plain.order_of(maps[i])
         ends = [round(120 * k / 7) for k in range(8)]
         groups = [order[start:end] for start, end in pairwise(ends)]
         lost = [read(photo) - read(ZERO(photo, set(places))) for places in groups]
@@ -88,10 +88,10 @@ def test_monotonicity_is_one_where_all_that_is_shown_speaks_for_the_class() -> N
     x = torch.rand(2, 1, 5, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     with torch.no_grad():
         linear[1].weight.copy_(linear[1].weight.abs())
-    found = [explain.evaluate(linear, x, "inputxgradient", Monotonicity(30, reading="score"), target=1)]
+    found = [explain.evaluate(linear, x, "inputxgradient", Monotonicity(30, score="logit"), target=1)]
     with torch.no_grad():
         linear[1].weight[1, 7] *= -1
-    found += [explain.evaluate(linear, x, "inputxgradient", Monotonicity(30, reading="score"), target=1)]
+    found += [explain.evaluate(linear, x, "inputxgradient", Monotonicity(30, score="logit"), target=1)]
     assert [each["inputxgradient"]["monotonicity"].tolist() for each in found] == [[1, 1], [0, 0]]
     assert found[1].parts("inputxgradient", "monotonicity")["share"].tolist() == pytest.approx([29 / 30] * 2)
 
@@ -124,7 +124,7 @@ def test_where_map_or_model_say_nothing_squares_of_the_other_are_counted(
         maps[:, 3:9, :4] = torch.tensor([1.0, -1.0, 2.0, 3.0], dtype=torch.float64)
     found = explain.evaluate(Some(), photos, {"map": maps}, NonSensitivity(3), target=0)["map"]["nonsensitivity"]
     for i, photo in enumerate(photos):
-        read, cover = plain.score(Some(), 0), plain.constant([0, 0, 0])
+        read, cover = plain.logit(Some(), 0), plain.constant([0, 0, 0])
         of = squares(12, 10, 3)
         without = {k for k, each in enumerate(of) if not maps[i].flatten()[each].any()}
         still = {k for k, each in enumerate(of) if abs(read(photo) - read(cover(photo, set(each)))) < 1e-9}
@@ -136,7 +136,7 @@ def test_infidelity_by_the_formula(model: nn.Module, photos: torch.Tensor) -> No
     metrics = {scaled: Infidelity(9, 0.3, scaled=scaled, seed=1) for scaled in (True, False)}
     tables = {s: explain.evaluate(model, photos, {"map": values}, m, target=2) for s, m in metrics.items()}
     for i, photo in enumerate(photos):
-        read, told, lost = plain.score(model, 2), [], []
+        read, told, lost = plain.logit(model, 2), [], []
         for sample in range(9):
             generator = torch.Generator().manual_seed(1_000_003 + sample)
             noise = 0.3 * torch.randn(12, 10, generator=generator).double().expand(3, 12, 10)
@@ -180,4 +180,4 @@ def test_maps_that_do_not_vary_have_no_correlation(model: nn.Module, photos: tor
     assert all(table["map"][metric.name].isnan().all() for metric in metrics)
     told = explain.evaluate(model, photos, {"map": same}, Infidelity(4), target=0)
     assert (told["map"]["infidelity"] > 0).all()
-    assert Zero() == FaithfulnessCorrelation().fill
+    assert Zero() == FaithfulnessCorrelation().baseline
