@@ -149,7 +149,7 @@ def tried(folder: Path, weights: Path, seed: int, picture: Path | None) -> dict[
         first = found.reasons[0]
         chosen = [(found.maps.names[row], found.maps.targets[row]) for row in first.rows.tolist()]
         taken = taken_with_mark(made, photos, of, np.random.default_rng(seed))
-        removal = removed(RunPhotos(run, made), "gradcam", chosen, share=0.1, fill="mean")
+        removal = removed(RunPhotos(run, made), "gradcam", chosen, share=0.1, baseline="mean")
         if picture is not None:
             picture.parent.mkdir(parents=True, exist_ok=True)
             found.pictures(photos=False)["reasons"].save(picture)  # the photos may not be shown

@@ -195,7 +195,7 @@ ON_TENSORS: dict[str, Mistake] = {
         "methods",
     ),
     "no steps": (lambda x: IntegratedGradients(steps=0), MethodError, "steps"),
-    "a baseline that is none": (lambda x: IntegratedGradients(baseline="black"), MethodError, "baseline"),
+    "a baseline that is none": (lambda x: IntegratedGradients(baseline="blakc"), MethodError, "baseline"),
     "a baseline of another size": (
         lambda x: explain.attribute(net(), x, IntegratedGradients(baseline=torch.zeros(3, 4, 4))),
         MethodError,

@@ -57,6 +57,11 @@ def imported_files(path: Path) -> set[str]:
     return names & set(FILES)
 
 
+def is_below(name: str, other: str) -> bool:
+    """Whether a file imports another from a room below it, as a declared convenience."""
+    return other.split(".")[1] in BELOW.get(FILES[name].relative_to(PACKAGE).as_posix(), set())
+
+
 def circles(edges: dict[str, set[str]]) -> set[frozenset[str]]:
     """Return the largest sets of files each of which imports, by whatever way round, all the others."""
     reached = {name: set(found) for name, found in edges.items()}
@@ -88,7 +93,10 @@ def test_a_room_imports_only_from_rooms_above_it(path: Path) -> None:
 
 def test_no_room_imports_in_circles() -> None:
     files = {name for name in FILES if name != "explain"}  # which names all rooms for type checkers, and loads none
-    assert circles({name: imported_files(FILES[name]) & files for name in files}) <= CIRCLES
+    edges = {
+        name: {other for other in imported_files(FILES[name]) & files if not is_below(name, other)} for name in files
+    }
+    assert circles(edges) <= CIRCLES
 
 
 @pytest.mark.parametrize("path", FILES.values(), ids=FILES.keys())

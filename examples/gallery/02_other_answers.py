@@ -19,7 +19,7 @@ assets = Path(sys.argv[0]).resolve().parents[2] / "assets"
 
 explainer = explain.Explainer(crop="whole")
 answers = ["space shuttle", "football helmet"]
-explanation = explainer(assets / "astronaut.png", target=answers)
+explanation = explainer(assets / "astronaut.png", targets=answers)
 for label, probability in explanation.predictions:
     print(f"{label:20} {probability:.0%}")
 

@@ -24,7 +24,6 @@ NAMES = {
 """Names and modules of the package's top level."""
 
 OPTIONS = {
-    "method": "methods",
     "runs": "samples",
     "until": "tolerance",
     "seconds": "max_seconds",

@@ -25,7 +25,7 @@ class Scheduler:
     """Lets one thread at a time work on a model.
 
     >>> scheduler = Scheduler()
-    >>> with turns.quick():
+    >>> with scheduler.quick():
     ...     scheduler.busy
     True
     """

@@ -24,7 +24,7 @@ Several: TypeAlias = "Literal['all', 'everything'] | list[Any] | tuple[Any, ...]
 
 @overload
 def attribute(  # type: ignore[overload-overlap]  # the name of a group is a name, too
-    model: nn.Module, x: InputsLike, methods: Several, *, target: TargetLike = None, **options: Unpack[Options]
+    model: nn.Module, x: InputsLike, method: Several, *, target: TargetLike = None, **options: Unpack[Options]
 ) -> dict[str, Attribution]: ...
 
 
@@ -32,7 +32,7 @@ def attribute(  # type: ignore[overload-overlap]  # the name of a group is a nam
 def attribute(  # type: ignore[overload-overlap]
     model: nn.Module,
     x: InputsLike,
-    methods: MethodLike = "gradcam",
+    method: MethodLike = "gradcam",
     *,
     target: TargetLike = None,
     **options: Unpack[Options],
@@ -43,7 +43,7 @@ def attribute(  # type: ignore[overload-overlap]
 def attribute(  # type: ignore[overload-overlap]
     model: nn.Module,
     x: InputsLike,
-    methods: Several,
+    method: Several,
     *,
     targets: Sequence[TargetLike] | None = None,
     top_k: int | None = None,
@@ -55,7 +55,7 @@ def attribute(  # type: ignore[overload-overlap]
 def attribute(
     model: nn.Module,
     x: InputsLike,
-    methods: MethodLike = "gradcam",
+    method: MethodLike = "gradcam",
     *,
     targets: Sequence[TargetLike] | None = None,
     top_k: int | None = None,
@@ -67,7 +67,7 @@ def attribute(
 def attribute(
     model: nn.Module,
     x: InputsLike,
-    methods: MethodLike | Iterable[MethodLike] = "gradcam",
+    method: MethodLike | Iterable[MethodLike] = "gradcam",
     *,
     target: TargetLike = None,
     targets: Sequence[TargetLike] | None = None,
@@ -92,7 +92,7 @@ def attribute(
         x: preprocessed images, on the model's device; where the model takes more, a tuple of its positional arguments,
             a mapping of its keyword arguments, or `explain.Inputs`. The first image among them is explained. A video
             has its frames behind the channels.
-        methods: a name from `list_methods` or a method object, or a list of these; "all" for the methods that the
+        method: a name from `list_methods` or a method object, or a list of these; "all" for the methods that the
             network can be explained with in fewer than 200 passes each, or "everything" for the others too.
         target: a class index or label for all images, a callable ``output -> (N,)``, one of `explain.targets` (a class
             in a region, a detection, a difference, a similarity), or None for each image's top class; or a list or
@@ -130,8 +130,8 @@ def attribute(
     """
     settings = Settings(**options)
     wanted = as_targets(target, targets, top_k, settings.categories)
-    found = Request.of(model, x, chosen(model, x, methods, wanted, settings), wanted, settings).answered()
-    several = isinstance(methods, Iterable) and not (isinstance(methods, str) and methods not in GROUPS)
+    found = Request.of(model, x, chosen(model, x, method, wanted, settings), wanted, settings).answered()
+    several = isinstance(method, Iterable) and not (isinstance(method, str) and method not in GROUPS)
     results = found if several else [next(iter(each.values())) for each in found]
     return results[0] if targets is None and top_k is None else results
 

@@ -44,7 +44,7 @@ def range_of(preprocess: Preprocess) -> tuple[tuple[float, ...], tuple[float, ..
     """
     try:
         black, span = scale_of(preprocess)
-    except BaselineError:
+    except Exception:  # the caller's own preprocessing raises anything; the first photo that it is given tells of it
         return None
     ends = torch.stack([black, black + span])
     return tuple(ends.amin(0).tolist()), tuple(ends.amax(0).tolist())

@@ -11,6 +11,7 @@ import torch
 from explain._utils.errors import MethodError, shown
 from explain.engine import Evidence, Need
 from explain.methods.bibliography import Source
+from explain.methods.options import check_options
 
 Style = Literal["heat", "intensity", "signed", "color"]
 """How an attribution is read: heat over the photo, brightness, positive against negative, or a colour picture."""
@@ -97,8 +98,6 @@ class Method:
         return frozenset()
 
     def __post_init__(self) -> None:
-        from explain.methods.options import check_options  # which reads names of methods, too
-
         check_options(self, **self.minimums)
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:

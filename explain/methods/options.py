@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import operator
 import typing
-from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from numbers import Real
 from types import NoneType, UnionType
@@ -17,14 +17,33 @@ import torch
 
 from explain._utils.errors import MethodError, shown
 from explain.baselines import Baseline
-from explain.methods.base import Method, one_layer
-from explain.methods.registry import DEEPEST, get_method
 
 _REFUSED = object()
 _WORDS = {
     bool: "True or False", int: "a whole number", float: "a number", str: "a text", NoneType: "None",
-    torch.Tensor: "a tensor of finite numbers", Method: "a method object or a name", Baseline: "a baseline",
+    torch.Tensor: "a tensor of finite numbers", Baseline: "a baseline",
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How options of a type are read that is defined elsewhere.
+
+    ``words`` are what the type is called; ``plain`` brings a value into its plain form, and ``check``, given the name
+    of the method, an object of the type and the name of the option, refuses objects that cannot stand there.
+    """
+
+    words: str
+    plain: Callable[[Any], Any]
+    check: Callable[[str, Any, str], None]
+
+
+_readers: dict[type, Reader] = {}
+
+
+def register_reader(kind: type, reader: Reader) -> None:
+    """Let options be of a type of objects."""
+    _readers[kind] = reader
 
 
 def check_options(method: Any, **least: float) -> None:
@@ -62,9 +81,9 @@ def check_options(method: Any, **least: float) -> None:
             wanted = _listed([_word(kind, low) for kind in _members(kinds[field.name])])
             raise MethodError(f"{field.name} of {name} must be {wanted}, got {shown(value)}")
         object.__setattr__(method, field.name, read)
-        if isinstance(read, Method):
-            one_layer(name, read, field.name)
-            _must_be_shallow(name, read, field.name)
+        for kind, reader in _readers.items():
+            if isinstance(read, kind):
+                reader.check(name, read, field.name)
 
 
 def _name(method: Any) -> str:
@@ -113,8 +132,9 @@ def _read_one(value: Any, kind: Any, least: float | None) -> Any:
         return _number(value, kind, least)
     if kind is torch.Tensor:
         return _tensor(value)
-    if kind is Method:
-        return get_method(value) if isinstance(value, str) else value if _is_method(value) else _REFUSED
+    if kind in _readers:
+        read = _readers[kind].plain(value)
+        return read if isinstance(read, kind) else _REFUSED
     if kind is Baseline:
         return value if isinstance(value, Baseline) and not isinstance(value, type) else _REFUSED
     if kind in (str, NoneType):
@@ -156,32 +176,14 @@ def _tensor(value: Any) -> Any:
     return value if fits else _REFUSED
 
 
-def _is_method(value: object) -> bool:
-    return not isinstance(value, type) and isinstance(value, Method)
-
-
 def _word(kind: Any, least: float | None) -> str:
     if typing.get_origin(kind) is typing.Literal:
         return f"one of {', '.join(typing.get_args(kind))}"
     if typing.get_origin(kind) is tuple:
         return f"a list, each item {_word(typing.get_args(kind)[0], least)}"
-    words = _WORDS.get(kind, str(kind))
+    words = _readers[kind].words if kind in _readers else _WORDS.get(kind, str(kind))
     return words if least is None or kind not in (int, float) else f"{words} from {least}"
 
 
 def _listed(words: list[str]) -> str:
     return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
-
-
-def _must_be_shallow(name: str, inner: Method, option: str) -> None:
-    """Refuse methods around methods around methods, whose runs multiply."""
-    if _depth(inner) >= DEEPEST:
-        raise MethodError(
-            f"{option} of {name} must hold at most {DEEPEST - 1} methods within each other, got "
-            f"{shown(inner.name)}; take more samples of fewer"
-        )
-
-
-def _depth(method: Any) -> int:
-    options = [getattr(method, field.name) for field in fields(method)] if is_dataclass(method) else []
-    return 1 + max((_depth(option) for option in options if _is_method(option)), default=0)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from itertools import accumulate
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from explain._utils.errors import MethodError, either, keywords, shown
 from explain._utils.specs import MethodSpec, SpecError, read_written
 from explain._utils.spelling import did_you_mean
-from explain.methods.base import OTHERS, Method
+from explain.methods.base import OTHERS, Method, one_layer
+from explain.methods.options import Reader, register_reader
 
 MethodLike: TypeAlias = "str | Method"
 M = TypeVar("M", bound="Method | type[Method]")
@@ -159,6 +160,30 @@ def _depth(text: str) -> int:
     """How many brackets are open at most."""
     steps = accumulate({"(": 1, ")": -1}.get(character, 0) for character in text)
     return max(steps, default=0)
+
+
+def _by_name(value: Any) -> Any:
+    """The method that an option names; other values as they are."""
+    return get_method(value) if isinstance(value, str) else value
+
+
+def _check_inner(name: str, inner: Method, option: str) -> None:
+    """Refuse methods of several layers, and methods around methods around methods, whose runs multiply."""
+    one_layer(name, inner, option)
+    if _levels(inner) >= DEEPEST:
+        raise MethodError(
+            f"{option} of {name} must hold at most {DEEPEST - 1} methods within each other, got "
+            f"{shown(inner.name)}; take more samples of fewer"
+        )
+
+
+def _levels(method: Method) -> int:
+    """How many methods are within each other, the outermost counted."""
+    options = [getattr(method, field.name) for field in fields(method)] if is_dataclass(method) else []
+    return 1 + max((_levels(option) for option in options if isinstance(option, Method)), default=0)
+
+
+register_reader(Method, Reader("a method object or a name", _by_name, _check_inner))
 
 
 def family(method: str | Method) -> str:

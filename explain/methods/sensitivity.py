@@ -36,8 +36,8 @@ class SobolPoints:
     def rows(self, regions: int) -> torch.Tensor:
         if self.samples < self.unit(regions):
             raise MethodError(
-                f"runs of sobol must be at least {self.unit(regions)} for {regions} cells ({DESIGNS} designs of M + 2 "
-                f"runs), got {self.samples}; give more, or a smaller grid"
+                f"samples of sobol must be at least {self.unit(regions)} for {regions} cells ({DESIGNS} designs of "
+                f"M + 2 runs), got {self.samples}; give more, or a smaller grid"
             )
         found = []
         for sequence in range(self.samples // self.unit(regions)):

@@ -310,7 +310,7 @@ class Permutations:
             return torch.zeros(0, regions, dtype=torch.bool, device="cpu")
         if self.samples < self.unit(regions):
             raise MethodError(
-                f"runs of shapleysampling must be at least {self.unit(regions)} for {regions} regions (an order and "
+                f"samples of shapleysampling must be at least {self.unit(regions)} for {regions} regions (an order and "
                 f"its reverse), got {self.samples}; give more, or fewer regions"
             )
         generator = torch.Generator("cpu").manual_seed(self.seed % 2**63)

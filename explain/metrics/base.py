@@ -121,6 +121,8 @@ class Metric:
     percentages: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
+        if hasattr(self, "baseline"):
+            object.__setattr__(self, "baseline", get_baseline(self.baseline))
         try:
             check_options(self, **self.minimums)
         except MethodError as error:
@@ -132,8 +134,6 @@ class Metric:
                 raise MetricError(
                     f"{option} of {self.name} must be per cent above 0 and below 100, got {shown(value)}; use 50"
                 )
-        if hasattr(self, "baseline"):
-            object.__setattr__(self, "baseline", get_baseline(self.baseline))
 
 
 @dataclass(frozen=True)

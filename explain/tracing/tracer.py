@@ -48,7 +48,9 @@ class Subscriber:
         return self
 
     def __exit__(self, *raised: Any) -> None:
-        self._tracer.__exit__(*raised)
+        tracer = self._tracer
+        del self._tracer  # each knows the other: a cycle would keep tensors until the garbage collector comes
+        tracer.__exit__(*raised)
 
 
 class Tracer(TorchFunctionMode):

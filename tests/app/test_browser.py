@@ -166,7 +166,7 @@ def test_a_slow_method_sharpens_and_is_stopped(app: Any) -> None:
     page.tab.locator(".method-list input[value=rise]").check()
     page.until("explainPage.viewer.item.methods.length === 2 && explainPage.progress.hidden")
     assert len(page.tab.evaluate("seen")) >= 1
-    assert page.item("maps[0][1].runs") == explain.methods.RISE().runs
+    assert page.item("maps[0][1].runs") == explain.methods.RISE().samples
 
 
 def test_a_region_is_covered_and_the_answers_follow(app: Any) -> None:

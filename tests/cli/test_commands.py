@@ -187,14 +187,14 @@ def test_budgets_are_those_of_every_method_that_estimates(capsys: pytest.Capture
         assert {key: record["options"][key] for key in ("samples", "tolerance", "max_seconds")} == {
             "samples": 24, "tolerance": 0.5, "max_seconds": 60.0,
         }  # fmt: skip
-        assert record["estimate"]["runs"] <= 24
+        assert record["estimate"]["samples"] <= 24
     for wrong in ("0", "-1", "nan", "inf", "soon"):
-        assert run(capsys, "a.png", "-m", "rise", f"--max_seconds={wrong}")[2] == [
+        assert run(capsys, "a.png", "-m", "rise", f"--max-seconds={wrong}")[2] == [
             f"explain: --max-seconds must be a number above 0, got {wrong!r}; explain --help shows the options"
         ]
     few = run(capsys, "a.png", "-m", "shapleysampling(regions=2)", "--samples", "1", "--force")[2]
     assert few[0].startswith("explain: ")
-    assert "runs of shapleysampling must be at least 6 for 4 regions" in few[0]
+    assert "samples of shapleysampling must be at least 6 for 4 regions" in few[0]
 
 
 def test_methods_are_typed_with_their_options(capsys: pytest.CaptureFixture[str]) -> None:
@@ -249,12 +249,14 @@ FOR_CALLERS_FILES = {
     "data/inputs.py",
     "relevance/composites.py",
     "__init__.py",
+    "_utils/removed.py",
 }
 FOR_CALLERS_ALONE = {
     "see explain.list_methods()", "explain.Inputs(...", "use explain.attribute(model, x)", "explain.data.images.Box",
     "explain.targets.", "positive=False", "integratedgradients(steps=20)", "gradcam(relu=False)",
     "methods must name at least one method", "box=region)",
-    "explain.Explainer(", "categories=... takes them", "explain.evaluate(", "blur(sigma=3)", "explain.open_run(",
+    "explain.Explainer(", "categories=... takes them", "targets= takes", "target= takes one",
+    "explain.evaluate(", "blur(sigma=3)", "explain.open_run(",
     "explain.insight",  # where a name lives, which is no message
     "m.metric",  # part of a query
     "?token=", "charset=utf-8",  # parts of addresses and of headers

@@ -80,7 +80,7 @@ class Call:
 
     def __str__(self) -> str:
         parts = [
-            f"{' '.join(self.mode.options) or 'no options'}, exit code {self.code}, {self.max_seconds:.1f} s",
+            f"{' '.join(self.mode.options) or 'no options'}, exit code {self.code}, {self.seconds:.1f} s",
             *self.problems, *map(str, self.cases), *map(repr, self.paths),
             "standard output:", self.out[-4000:], "standard error:", self.err[-4000:],
         ]  # fmt: skip
@@ -107,7 +107,7 @@ class Summary:
     def add(self, call: Call) -> None:
         """Enter what came of a call."""
         self.calls += 1
-        self.max_seconds += call.seconds
+        self.seconds += call.seconds
         for case in call.cases:
             self.results[case.mutation, call.result(case)] += 1
             self.places[case.place, call.result(case)] += 1

@@ -282,7 +282,7 @@ class Network(nn.Module):
             self.add_module(f"b{i}", self.blocks[i])
         for i in program.twins:
             self.add_module(f"t{i}", self.called[i])
-        baseline(self, program.seed)
+        fill(self, program.seed)
 
     def forward(self, *inputs: torch.Tensor) -> Any:
         values: dict[int, torch.Tensor] = dict(enumerate(inputs))
@@ -366,7 +366,7 @@ def modules_of(program: Program, found: Sequence[Shape]) -> dict[int, nn.Module]
     return modules
 
 
-def baseline(model: nn.Module, seed: int) -> None:
+def fill(model: nn.Module, seed: int) -> None:
     """Random weights that keep the size of what passes through, and running statistics that are not the first ones."""
     g = torch.Generator().manual_seed(seed)
     with torch.no_grad():

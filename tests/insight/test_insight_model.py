@@ -277,7 +277,7 @@ def test_a_concept_vector_has_the_smallest_loss(channels: int) -> None:
 def test_the_accuracy_falls_where_the_evidence_is_removed(photos: RunPhotos) -> None:
     rows = list(photos.run.rows("gradcam"))
     wanted = [(row.name, row.target) for row in rows if row.label == "green"]
-    found = removed(photos, "gradcam", wanted, share=0.2, fill="zero")
+    found = removed(photos, "gradcam", wanted, share=0.2, baseline="zero")
     names, x = inputs(photos)
     chosen = [row for row in rows if row.label == "green"]
     own = x[[names.index(row.name) for row in chosen]]
@@ -329,7 +329,7 @@ def boxed(tmp_path_factory: pytest.TempPathFactory) -> RunPhotos:
 @pytest.mark.parametrize("what", ["object", "background"])
 def test_the_object_or_all_else_is_covered(boxed: RunPhotos, what: str) -> None:
     rows = list(boxed.run.rows("gradcam"))
-    found = removed(boxed, "gradcam", [(row.name, row.target) for row in rows], what, fill="zero")
+    found = removed(boxed, "gradcam", [(row.name, row.target) for row in rows], what, baseline="zero")
     assert [name for name, _ in found.keys] == [
         f"{number}.png" for number in range(7)
     ]  # no box; a box that baselines it
@@ -379,7 +379,7 @@ def test_a_mistake_is_corrected_where_what_spoke_for_the_wrong_class_is_covered(
     run = explain.run(tmp_path / "list.json", made, "gradcam", output=tmp_path / "run.sqlite", workers=0)
     (pair,) = run.insight().pairs
     assert (pair.label, pair.prediction, pair.count) == ("green", "red", 6)
-    found = corrected(RunPhotos(run, made), pair, "gradcam", share=0.2, fill="zero")
+    found = corrected(RunPhotos(run, made), pair, "gradcam", share=0.2, baseline="zero")
     assert (found.photos, found.before, found.after, found.control) == (6, 1, 0, 1)
     assert found.accuracy == (0, 1, 0)
     assert found.chance == 1 / 2**6

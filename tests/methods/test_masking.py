@@ -315,7 +315,7 @@ def test_occlusion_of_one_pixel_is_its_weight_times_the_distance_to_the_fill() -
         for place in range(math.prod(SIZE)):
             keep = torch.ones(1, 1, *SIZE, dtype=torch.float64)
             keep.view(-1)[place] = 0
-            expected.append((weight * (photos() - method.fill(photos(), keep))[0]).sum())
+            expected.append((weight * (photos() - method.baseline(photos(), keep))[0]).sum())
         found = explain.attribute(model, photos(), method, target=1).values[0]
         torch.testing.assert_close(found, torch.stack(expected).reshape(SIZE), **EXACT)
 
@@ -421,7 +421,7 @@ def test_estimates_stop_when_they_are_exact_enough_at_the_same_run_whatever_the_
     assert 0 < found[0].samples < 2000
     assert (found[0].relative_error <= 0.2).all()
     assert found[0].finished.all()
-    assert found[0].options["until"] == 0.2
+    assert found[0].options["tolerance"] == 0.2
 
 
 def test_looking_at_scores_becomes_rarer_as_they_become_more(curved: Curved, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -636,12 +636,12 @@ def test_regions_cut_a_photo_into_parts() -> None:
         (lambda: KernelSHAP(regions=torch.rand(6, 5)), "regions of kernelshap must"),
         (lambda: LIME(regions=0), "regions of lime must"),
         (lambda: LIME(regions=Superpixels()), "regions by Superpixels must"),
-        (lambda: RISE(samples=-5), "runs of rise must"),
-        (lambda: RISE(tolerance=-0.1), "until of rise must"),
-        (lambda: LIME(max_seconds=0), "seconds of lime must"),
+        (lambda: RISE(samples=-5), "samples of rise must"),
+        (lambda: RISE(tolerance=-0.1), "tolerance of rise must"),
+        (lambda: LIME(max_seconds=0), "max_seconds of lime must"),
         (lambda: RISE(probability=1.0), "probability of rise must"),
-        (lambda: RISE(fill="grey"), "fill of rise must"),
-        (lambda: ShapleySampling(samples=10, regions=3), "runs of shapleysampling must"),
+        (lambda: RISE(baseline="grey"), "baseline of rise must"),
+        (lambda: ShapleySampling(samples=10, regions=3), "samples of shapleysampling must"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_in_one_line(
@@ -654,7 +654,7 @@ def test_what_cannot_be_meant_is_refused_in_one_line(
 
 
 def test_budgets_are_for_methods_that_estimate(curved: Curved) -> None:
-    with pytest.raises(MethodError, match="until must"):
+    with pytest.raises(MethodError, match="tolerance must"):
         explain.attribute(curved, photos(), "gradcam", tolerance=0.1)
     both = explain.attribute(curved, photos(), ["saliency", "rise"], target=0, samples=20)
     assert both["rise"].samples == 20
@@ -948,7 +948,7 @@ def test_photos_are_filled_with_the_black_of_the_explainer_and_records_tell_the_
     photo = Image.effect_noise((40, 40), 90).convert("RGB")
     explanation = explainer(photo, ["kernelshap", Occlusion(20, 20, "black")], samples=30, max_seconds=100.0)
     estimate = explanation.record("kernelshap")["estimate"]
-    assert estimate["runs"] == 30
+    assert estimate["samples"] == 30
     assert estimate["error"] is None  # 30 runs of 49 regions do not tell
     assert (estimate["finished"], estimate["r2"]) == (True, None)
     baseline = explanation.attributions["occlusion"].options["baseline"]

@@ -327,6 +327,7 @@ def test_shapley_sampling_is_the_same_for_the_same_orders(monkeypatch: pytest.Mo
 
 def test_kernelshap_keeps_the_sum_where_captum_weighs_its_ends_heavily() -> None:
     """Captum takes the end points as samples of weight 1,000,000: its values add up only nearly."""
+    pytest.importorskip("sklearn", reason="captum's LIME fits with scikit-learn")
     model, x = plain.module_of(network()), photo()[None]
     torch.manual_seed(0)
     theirs = peer.KernelShap(model).attribute(x, target=TARGET, feature_mask=MASK[None, None], n_samples=40)[:, 0]
@@ -341,6 +342,7 @@ def test_kernelshap_keeps_the_sum_where_captum_weighs_its_ends_heavily() -> None
 
 def test_lime_is_the_same_with_the_same_samples_kernel_and_ridge() -> None:
     """Captum's own default is a Lasso, which may set every coefficient to zero."""
+    pytest.importorskip("sklearn", reason="captum's LIME fits with scikit-learn")
     from captum._utils.models.linear_model import SkLearnRidge
 
     model, x = plain.module_of(network()), photo()[None]

@@ -67,7 +67,7 @@ LOSING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "rpow": lambda y: 2.0**y,
     "addcmul": lambda y: torch.addcmul(y, y, y, value=0.5),
     "rdiv": lambda y: 1 / y.abs(),
-    "baseline": lambda y: torch.cat([y[:, :2] * 2, (y[:, 2:] * 2).fill_(0.4)], 1),
+    "fill": lambda y: torch.cat([y[:, :2] * 2, (y[:, 2:] * 2).fill_(0.4)], 1),
     "tan": with_a_view_overwritten,
 }
 CONSERVING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

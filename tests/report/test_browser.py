@@ -17,6 +17,7 @@ from PIL import Image
 import explain
 from explain import render, report
 from explain.layers import enlarge
+from explain.render.placement import thresholds
 from tests.browsing import DESKTOP, PHONE, Tab, chromium
 from tests.conftest import ROOT
 from tests.report.conftest import HOSTILE, KINDS, LABELS, checked, of_kind, photo
@@ -156,7 +157,7 @@ def test_values_and_shares_are_those_of_the_map(opened: Open, file: Path, explan
     assert np.abs(np.reshape(values, (height, width)) - wanted).max() < 1e-3
     for share in (0.3, 0.5, 0.9):
         least = page.tab.evaluate(f"threshold(explainPage.viewer.now.falling, {share})")
-        assert least == pytest.approx(render.evidence.thresholds(np.clip(wanted, 0, None), [share])[0], abs=2e-3)
+        assert least == pytest.approx(thresholds(np.clip(wanted, 0, None), [share])[0], abs=2e-3)
     found = page.tab.evaluate("explainPage.viewer.now.within([0, 0, 0.5, 0.25])")
     positive = np.clip(wanted, 0, None)
     assert found["for"] == pytest.approx(positive[: height // 4, : width // 2].sum() / positive.sum(), abs=1e-3)
@@ -172,7 +173,7 @@ def test_contours_run_where_the_shares_end(opened: Open, file: Path, explanation
         inner = places[((places > 0.01) & (places < 0.99)).all(1)]
         assert len(inner) > 20
         x, y = np.clip((inner * 384).astype(int), 0, 383).T
-        assert np.abs(fine[y, x] - render.evidence.thresholds(fine, [share])[0]).max() < 0.05
+        assert np.abs(fine[y, x] - thresholds(fine, [share])[0]).max() < 0.05
 
 
 def test_methods_targets_views_and_layers_are_switched_by_click_and_by_keys(opened: Open, file: Path) -> None:
