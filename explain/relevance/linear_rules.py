@@ -181,8 +181,8 @@ class Gamma(_Stabilised):
     """LRP-gamma (Montavon et al., 2019), in the form for inputs of both signs (Andéol et al., 2021).
 
     R_j = sum_k (c_jk + gamma c'_jk) / (z_k + gamma z'_k) R_k, where c' and z' are the parts of c_jk = x_j w_jk and of
-    the bias that have the sign of z_k. With c' = (c + sign(z) |c|) / 2, the map of sizes |W| |x| + |b| is all that has
-    to be run besides.
+    the bias that have the sign of z_k. With ``c' = (c + sign(z) |c|) / 2``, the map of sizes ``|W| |x| + |b|`` is
+    all that has to be run besides.
     """
 
     gamma: float = 0.25
