@@ -58,7 +58,7 @@ def picture(explainer: explain.Explainer, photo: Path, samples: int) -> Figure:
     for column, (name, each) in enumerate(found.items()):
         peak = float(each.values.abs().max()) or 1.0
         for axis, values, label in (
-            (axes[0, column], each.values[0], f"{name}\n{each.runs} runs"),
+            (axes[0, column], each.values[0], f"{name}\n{each.samples} samples"),
             (axes[1, column], None if each.error is None else each.error[0], "standard error"),
         ):
             axis.imshow(shown.mean(0).numpy(), cmap="gray")
