@@ -67,7 +67,7 @@ def test_a_keyword_that_no_public_function_has_is_refused_in_one_line(name: str)
     ("call", "message"),
     [
         (lambda: explain.explain(CAT, metod="lrp"), "explain has no argument 'metod'; did you mean 'methods'?"),
-        (lambda: explain.explain(CAT, method="lrp"), "explain has no argument 'method'; use 'methods'"),
+        (lambda: explain.explain(CAT, method="lrp"), "explain has no argument 'method'; did you mean 'methods'?"),
         (
             lambda: explain.explain(CAT, model="tiny"),
             "explain has no argument 'model'; explain.Explainer(model=...) takes it, and then the photo",
@@ -75,8 +75,8 @@ def test_a_keyword_that_no_public_function_has_is_refused_in_one_line(name: str)
         (lambda: explain.Explainer(modell="tiny"), "Explainer has no argument 'modell'; did you mean 'model'?"),
         (lambda: explain.Explainer(labels=["cat"]), "Explainer has no argument 'labels'; categories=... takes them"),
         (
-            lambda: explain.attribute(TinyNet(), X, method="gradcam"),
-            "attribute has no argument 'method'; use 'methods'",
+            lambda: explain.attribute(TinyNet(), X, methods="gradcam"),
+            "attribute has no argument 'methods'; did you mean 'method'?",
         ),
         (
             lambda: explain.attribute(TinyNet(), X, batchsize=3),

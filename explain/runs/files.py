@@ -101,6 +101,8 @@ class PhotoList(Source):
             else:
                 delimiter = "\t" if self.file.suffix.lower() == ".tsv" else ","
                 yield from csv.DictReader(whole.splitlines(), delimiter=delimiter)
+        except RunError:  # which is a ValueError too
+            raise
         except (OSError, ValueError, csv.Error, RecursionError) as error:
             reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:100]
             raise RunError(f"source {str(self.file)!r} cannot be read as a list ({reason}); save it again") from None

@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 import torch
 from PIL import Image
 
-from explain._utils.errors import RunError, printable
+from explain._utils.errors import ExplainError, RunError, printable
 from explain._utils.spelling import did_you_mean
 from explain.attribution.pictures import Scene
 from explain.attribution.result import Attribution
@@ -250,10 +250,14 @@ class Stored:
         return self._rows(f"{where} ORDER BY {ORDERS[order]}, r.id", [v for v in wanted.values() if v is not None])
 
     def _count(self, table: str) -> int:
-        count = int(self._one(f"SELECT count(*) FROM {table}"))
-        if self._digests and count != self._one(f"SELECT count FROM tally WHERE name = '{table}'"):
+        if not self._digests:
+            return int(self._one(f"SELECT count(*) FROM {table}"))
+        # in one statement, since the run may be going on
+        tally = f"(SELECT count FROM tally WHERE name = '{table}')"
+        count, kept = next(self.query(f"SELECT count(*), {tally} FROM {table}"))
+        if count != kept:
             raise self._damaged(f"it has {count} {table}, but not that many were written")
-        return count
+        return int(count)
 
     def _must_be_whole(self) -> None:
         """Notice rows that are damaged or missing, apart from the maps, which are compared as they are read.
@@ -308,6 +312,8 @@ class Stored:
                 yield db
         except sqlite3.Error as error:
             raise RunError(f"run {text(self.path)!r} cannot be read: {error}; take another copy of it") from None
+        except ExplainError:  # which is a ValueError too
+            raise
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise self._damaged(f"a cell cannot be read ({' '.join(str(error).split())[:80]})") from None
 
