@@ -70,7 +70,7 @@ MOVED: dict[str, Function] = {
     "colours exchanged": lambda x: x[:, [2, 1, 0]],
     "colours exchanged in place": with_colours_exchanged_in_place,
     "colours taken apart": lambda x: torch.stack(x.unbind(1)[::-1], 1),
-    "laid out anew": lambda x: x.view(len(x), 3, x.shape[3], -1),
+    "in another shape": lambda x: x.view(len(x), 3, x.shape[3], -1),
     "mirrored at the edge": lambda x: F.pad(x, (2, 1, 1, 2), mode="reflect"),
     "halves exchanged": lambda x: torch.cat(x.chunk(2, -1)[::-1], -1),
     "enlarged": lambda x: F.interpolate(x, scale_factor=2),

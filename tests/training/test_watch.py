@@ -322,7 +322,7 @@ for watched in (False, True):
     training = Training(DistributedDataParallel(network()))
     torch.manual_seed(rank)
     if watched and rank == 0:
-        with Watch(explainer(training.model.module), PHOTOS, every=2, output=folder / "t.sqlite") as watch:
+        with Monitor(explainer(training.model.module), PHOTOS, every=2, output=folder / "t.sqlite") as watch:
             training.through(5, watch)
     else:
         training.through(5)
