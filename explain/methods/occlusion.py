@@ -265,22 +265,25 @@ def _enlarging(cells: int, length: int) -> torch.Tensor:
 class ScoreWeightedMasks:
     """The mean of masks times their scores, divided by the probability that a cell is kept.
 
-    If ``centred``, the scores are taken from their mean on.
+    If ``centred``, the scores are taken from their mean on. ``whole`` needs the score of the photo itself, which one
+    more mask could have too, so that errors know of it.
     """
 
     masks: SmoothGrids
     centred: bool = False
+    whole: Need[torch.Tensor] | None = None
 
     def begin(self, evidence: Evidence) -> Estimating:
-        return _ScoreWeightedMasks(self.masks, self.centred, evidence)
+        whole = None if self.whole is None else evidence[self.whole].double()
+        return _ScoreWeightedMasks(self.masks, self.centred, whole, evidence)
 
 
 class _ScoreWeightedMasks:
     unit = 1
 
-    def __init__(self, masks: SmoothGrids, centred: bool, evidence: Evidence) -> None:
+    def __init__(self, masks: SmoothGrids, centred: bool, whole: torch.Tensor | None, evidence: Evidence) -> None:
         self._drawn, self._probability, self._like = masks.drawn(evidence), masks.probability, evidence.inputs
-        self.counts, self._centred = self._drawn.counts, centred
+        self.counts, self._centred, self._whole = self._drawn.counts, centred, whole
         like = evidence.inputs
         self._sums = torch.zeros(len(like), 5, math.prod(evidence.size), dtype=torch.float64, device=like.device)
         self._scores: list[list[torch.Tensor]] = [[] for _ in self.counts]
@@ -301,7 +304,8 @@ class _ScoreWeightedMasks:
         means = (self._sums[image] / n).reshape(5, *self._like.shape[2:])
         weighted, seen, squares, products, seen_twice = means
         mean = weighted - centre * seen
-        error, reach = None, float((scores - centre).abs().max())
+        error, known = None, scores if self._whole is None else torch.cat([scores, self._whole[image, None]])
+        reach = float((known - centre).abs().max())
         if n >= FEWEST and float(scores.max() - scores.min()) > 1e-6 * float(scores.abs().max()):
             variance = squares - 2 * centre * products + centre**2 * seen_twice - mean.square()
             once_more = (reach / n) ** 2  # the variance that one more mask with the farthest score would bring
@@ -337,9 +341,9 @@ class FromSmoothGrids(FromScores):
     def masks(self) -> SmoothGrids:
         return SmoothGrids(self.samples, self.grid, self.probability, self.seed)
 
-    def weighted_by(self, read: Attributor) -> Attributions:
+    def weighted_by(self, read: Attributor, whole: Need[torch.Tensor] | None = None) -> Attributions:
         """The masks, each weighted by what is read of the photo seen through it."""
-        fold = Gradually(ScoreWeightedMasks(self.masks, self.centred), self.tolerance, self.max_seconds)
+        fold = Gradually(ScoreWeightedMasks(self.masks, self.centred, whole), self.tolerance, self.max_seconds)
         return Attributions(MaskedInputs(self.masks, self.baseline), read, fold)
 
 
@@ -398,4 +402,8 @@ class RISE(FromSmoothGrids):
 
     @property
     def found(self) -> Attributions:
-        return self.weighted_by(ScoreOf(self.score))
+        return self.weighted_by(ScoreOf(self.score), whole_score(self.score))
+
+    @property
+    def beside(self) -> frozenset[Need[Any]]:
+        return frozenset({whole_score(self.score)})

@@ -113,7 +113,7 @@ def test_feature_ablation_is_the_drop_without_each_region(curved: Curved) -> Non
 
 
 def error_of_a_mean(each: torch.Tensor, farthest: float) -> torch.Tensor:
-    """Of 70 masks: no pixel's variance is below the mean, and one more mask may have the farthest score."""
+    """Of 70 masks: no variance is below the mean; one more mask may have the farthest score, or the photo's."""
     variance = each.var(0)
     variance = torch.maximum(variance, variance.mean()) + farthest**2 / 70
     return (variance / 70).sqrt() * 1.994945415107 / 1.959963984540  # Student's t with 69 degrees of freedom
@@ -127,13 +127,14 @@ def test_rise_is_the_mean_of_masks_times_scores(curved: Curved) -> None:
     expected = plain_runs.rise(score_of(curved, kind="probability"), x[0], list(masks), 0.4)
     torch.testing.assert_close(found.values[0], expected, **EXACT)
     scores = [score_of(curved, kind="probability")(x[0] * mask) for mask in masks]
+    whole = score_of(curved, kind="probability")(x[0])
     each = torch.stack([score * mask for score, mask in zip(scores, masks, strict=True)]) / 0.4
-    torch.testing.assert_close(found.error[0], error_of_a_mean(each, max(map(abs, scores)) / 0.4), **EXACT)
+    torch.testing.assert_close(found.error[0], error_of_a_mean(each, max(map(abs, [*scores, whole])) / 0.4), **EXACT)
     centred = explain.attribute(curved, x, RISE(samples=70, grid=3, probability=0.4, centred=True), target=1)
     level = sum(scores) / 70
     torch.testing.assert_close(centred.values[0], expected - level * masks.mean(0) / 0.4, **EXACT)
     each = torch.stack([(score - level) * mask for score, mask in zip(scores, masks, strict=True)]) / 0.4
-    farthest = max(abs(score - level) for score in scores) / 0.4
+    farthest = max(abs(score - level) for score in [*scores, whole]) / 0.4
     torch.testing.assert_close(centred.error[0], error_of_a_mean(each, farthest), **EXACT)
 
 
