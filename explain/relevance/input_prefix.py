@@ -35,12 +35,14 @@ class _Unknown(Exception):  # noqa: N818 (no error: it is answered by another wa
 class _Operation:
     """One Node, and those of its inputs that lead to the sources.
 
-    ``slopes`` are the derivatives of inputs that it changes place by place.
+    ``slopes`` are the derivatives of inputs that it changes place by place, and ``sizes`` what their sizes are taken to
+    be: those of the first call of `forward`, for the weights that arrive there.
     """
 
     node: Node
     edges: Mapping[int, Edge]
     slopes: dict[int, torch.Tensor] = field(default_factory=dict)
+    sizes: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for place, edge in self.edges.items():
@@ -81,7 +83,7 @@ class _Operation:
         for place, edge in self.edges.items():
             value = given[edge]
             if place in self.slopes:
-                total[0] = total[0] + (self._size(place) if sizes else self.slopes[place]) * value
+                total[0] = total[0] + (self._size(place, value) if sizes else self.slopes[place]) * value
                 continue
             with torch.enable_grad():
                 dual = [t.clone().requires_grad_() for t in map(torch.zeros_like, total)]
@@ -104,18 +106,28 @@ class _Operation:
         for place, edge in self.edges.items():
             first = outputs[0]
             if place in self.slopes and first is not None:
-                found: torch.Tensor | None = self._size(place) * first
+                found: torch.Tensor | None = self.sizes[place] * first
             else:
                 found = mixed[place]
             if found is not None:
                 yield edge, found.sum_to_size(_shape(edge))
 
-    def _size(self, place: int) -> torch.Tensor:
-        """The size of a slope; of a lone input, it is never quite zero: what a clamp has cut off keeps its place."""
-        size = self.slopes[place].abs()
-        if len(self.edges) > 1:
-            return size
-        return torch.maximum(size, torch.finfo(size.dtype).eps ** 0.5 * size.amax())
+    def _size(self, place: int, weights: torch.Tensor) -> torch.Tensor:
+        """The size of a slope; of a lone input, it is never quite zero: what a clamp has cut off keeps its place.
+
+        What it makes of the weights is at least a small part of the largest: one clamp after another would otherwise
+        leave weights that cannot be told from rounding errors.
+        """
+        if place not in self.sizes:
+            size = self.slopes[place].abs()
+            if len(self.edges) == 1:
+                made = size * weights
+                least = torch.finfo(size.dtype).eps ** 0.5 * made.amax()
+                size = torch.where(
+                    weights == 0, size, torch.maximum(made, least) / torch.where(weights == 0, 1, weights)
+                )
+            self.sizes[place] = size
+        return self.sizes[place]
 
 
 class Prefix:
