@@ -85,7 +85,7 @@ def server(application: Any) -> Any:
         raise AppError("uvicorn must be installed for the app; run pip install 'explain[app]'") from None
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    class Punctual(H11Protocol):
+    class Punctual(H11Protocol):  # type: ignore[misc, unused-ignore]  # uvicorn may not be installed
         """Ends connections whose next request does not come in time, which uvicorn keeps open."""
 
         _end: asyncio.TimerHandle | None = None
