@@ -12,8 +12,9 @@ import threading
 from pathlib import Path
 
 import explain
-from explain.app import LOOPBACK, Service, application
-from explain.app.serving import bound
+from explain.app import application
+from explain.app.service import Service
+from explain.app.serving import LOOPBACK, bound
 
 PHOTOS = ["astronaut.png", "chelsea.png", "coffee.png", "grace_hopper.jpg", "rocket.jpg"]
 METHODS = ["gradcam", "layercam", "hirescam", "guidedbackprop"]

@@ -17,7 +17,8 @@ from PIL import Image
 import explain
 from explain import ExplainError
 from explain.attribution.selection import select
-from explain.render import CHOICES, Tile, table
+from explain.render.sheets import Tile, table
+from explain.render.styles import CHOICES
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
 A_DOZEN = 12

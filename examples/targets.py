@@ -26,7 +26,7 @@ from explain import ExplainError
 from explain.data.images import Box
 from explain.hooks import FeatureExtractor
 from explain.models import CenterCrop, Classifier, load
-from explain.render import Tile, table
+from explain.render.sheets import Tile, table
 from explain.targets import Detection, Segmentation, find_label
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"

@@ -25,8 +25,9 @@ from pathlib import Path
 from tables import Table, line
 
 import explain
-from explain.app import LOOPBACK, Service, application
-from explain.app.serving import bound
+from explain.app import application
+from explain.app.service import Service
+from explain.app.serving import LOOPBACK, bound
 
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
 MARKED = {"x-explain": "1"}

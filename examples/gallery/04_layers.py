@@ -28,7 +28,7 @@ for call in calls[-6:]:
 # Here are three of them. LayerCAM weighs each place by its own gradient, so it suits
 # early layers.
 
-from explain.render import Tile, table
+from explain.render.sheets import Tile, table
 
 chosen = ["features.3", "features.5", "features.8"]
 photo = assets / "coffee.png"

@@ -61,7 +61,7 @@ print(blocks)
 early = explainer(photo, "hirescam", "espresso", layer=blocks[0])
 late = explainer(photo, "hirescam", "espresso")
 
-from explain.render import Tile, table
+from explain.render.sheets import Tile, table
 
 table(
     [[Tile(each.overlay(caption=True)) for each in (early, late)]],

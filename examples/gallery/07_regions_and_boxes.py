@@ -63,7 +63,8 @@ print("the largest regions:", [default.categories[i] for i in largest])
 # the model predicts it. A mask of your own can be given instead. The map says what
 # this prediction rests on.
 
-from explain.render import Tile, overlay, table
+from explain.render import overlay
+from explain.render.sheets import Tile, table
 
 
 def asked(model: nn.Module, target: object) -> Image.Image:

@@ -49,7 +49,7 @@ print(found["gradcam"]["deletion"])
 
 from explain.baselines import Blur, Mean, Neighbours
 from explain.data.images import load_image
-from explain.render import Tile, table
+from explain.render.sheets import Tile, table
 
 photo = load_image(photos[0])
 baselines = [Mean(), Blur(), Neighbours()]

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 import explain
-from explain.render import Tile, table
+from explain.render.sheets import Tile, table
 
 assets = Path(sys.argv[0]).resolve().parents[2] / "assets"
 

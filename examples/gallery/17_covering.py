@@ -104,7 +104,7 @@ figure
 # A model that has never seen a grey square may say anything about one. With another
 # baseline, another question is asked: what does the score lose, compared with *that*?
 
-from explain.render import Tile, table
+from explain.render.sheets import Tile, table
 
 baselines = ["zero", "mean", "blur", "noise", "neighbours"]
 maps = {

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import explain
 from explain.methods import LRP
-from explain.render import Tile, table
+from explain.render.sheets import Tile, table
 
 assets = Path(sys.argv[0]).resolve().parents[2] / "assets"
 

@@ -14,16 +14,6 @@
 Nothing here imports Starlette or uvicorn before an app is made: they come with ``pip install 'explain[app]'``.
 """
 
-from explain.app.limits import Limits
-from explain.app.service import Service
-from explain.app.serving import LOOPBACK, address, listen
 from explain.app.web import application
 
-__all__ = [
-    "LOOPBACK",
-    "Limits",
-    "Service",
-    "address",
-    "application",
-    "listen",
-]
+__all__ = ["application"]

@@ -18,7 +18,8 @@ from explain.explanation.explainer import Explainer
 from explain.explanation.explanation import Explanation
 from explain.methods import Method, control, family, options
 from explain.methods.base import uses_layer
-from explain.report import STEPS, as_drawn, curve, plane
+from explain.report.curves import STEPS, curve
+from explain.report.maps import as_drawn, plane
 
 
 def about(method: Method) -> dict[str, Any]:

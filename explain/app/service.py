@@ -28,8 +28,9 @@ from explain.explanation.explanation import Explanation
 from explain.layers import default_layer, list_layers
 from explain.methods import Method, control, family, get_method
 from explain.models import FiveCrops
-from explain.report import Detail, item, page_with
 from explain.report.curves import run_of
+from explain.report.item import Detail, item
+from explain.report.reported import page_with
 
 QUICK = 12.0
 """Passes up to which a method is quick: its map comes with the predictions."""

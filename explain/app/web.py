@@ -18,7 +18,7 @@ from explain.app.scheduler import BusyError
 from explain.app.service import Service
 from explain.app.uploads import TooLargeError, check_bytes
 from explain.data.files import slug
-from explain.report import SCRIPTS, STYLES, PageTemplate, page, static
+from explain.report.page import SCRIPTS, STYLES, PageTemplate, page, static
 
 PENDING = 4
 """Steps that wait for a slow reader; of those that only tell progress, older ones are left out then."""

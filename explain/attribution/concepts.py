@@ -30,7 +30,8 @@ from explain.engine import (
 )
 from explain.hooks import Where, calculating, unwrapped
 from explain.layers import default_layer, enlarge, find_layers
-from explain.render import Group, Layout, Tile, get_style, sheet
+from explain.render.sheets import Group, Layout, Tile, sheet
+from explain.render.styles import get_style
 from explain.targets import TopClass
 
 SHOWN = 12  # maps in a picture

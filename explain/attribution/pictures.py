@@ -15,7 +15,10 @@ from explain._utils.errors import ExplainError
 from explain.attribution.result import Attribution
 from explain.data.images import Box
 from explain.methods import FAMILIES, control, divides_by_score, family
-from explain.render import Group, Legend, Mark, Style, StyleLike, Tile
+from explain.render import overlays, placement, styles
+from explain.render.captions import Legend, Mark
+from explain.render.sheets import Group, Tile
+from explain.render.styles import Style, StyleLike
 
 AREAS = ("contour", "mask")  # styles with outlines
 MANY = 4  # methods, from which on they are grouped by family
@@ -31,7 +34,7 @@ class Scene:
 
     def overlay(self, attribution: Attribution, style: Style) -> Image.Image:
         """Draw the map of one image."""
-        return render.drawn(self.photo, map_for(attribution, style), style, self.box, self.seen)
+        return overlays.drawn(self.photo, map_for(attribution, style), style, self.box, self.seen)
 
     def legend(self, style: Style) -> Legend | None:
         """What the colours mean on this photo, as far as the model saw it."""
@@ -58,7 +61,7 @@ class Look:
         if self.style is not None:
             self.of("heat")
         else:
-            render.get_style("heat", colormap=self.colormap, alpha=self.alpha)  # a wrong value is refused in any case
+            styles.get_style("heat", colormap=self.colormap, alpha=self.alpha)  # a wrong value is refused in any case
 
     def of(self, own: str) -> Style:
         """The style for a method whose own is ``own``; lines around contributions have the colours of their sign.
@@ -67,15 +70,15 @@ class Look:
             ExplainError: there is no such style, or the one that was asked for has no such option.
         """
         if self.style is not None:
-            style = render.get_style(self.style, colormap=self.colormap, alpha=self.alpha)
+            style = styles.get_style(self.style, colormap=self.colormap, alpha=self.alpha)
             return style.signed() if own == "signed" and isinstance(style, render.Contour) else style
-        return render.with_options(render.get_style(own), strict=False, colormap=self.colormap, alpha=self.alpha)
+        return styles.with_options(styles.get_style(own), strict=False, colormap=self.colormap, alpha=self.alpha)
 
 
 def map_for(attribution: Attribution, style: Style) -> np.ndarray[Any, Any]:
     """Return what a style draws of the first image.
 
-    Maps with a value for each pixel are made smooth for the styles that draw places: see `explain.render.smoothed`.
+    Maps with a value for each pixel are made smooth for the styles that draw places: see `smoothed`.
     Maps of a layer go as they are, cell by cell, to those that draw the outlines of areas, which round them.
 
     Raises:
@@ -92,7 +95,7 @@ def map_for(attribution: Attribution, style: Style) -> np.ndarray[Any, Any]:
     with_sign = style.reads == "signed"
     if in_pixels or style.name not in AREAS:
         found = array(attribution.signed[0] if with_sign else attribution.heatmap[0])
-        return render.smoothed(found) if in_pixels and style.name in render.CHOICES else found
+        return placement.smoothed(found) if in_pixels and style.name in styles.CHOICES else found
     cells = array(attribution.contributions[0] if with_sign else attribution.cells[0])
     return cells / (np.abs(cells).max() or 1.0)
 

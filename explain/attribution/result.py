@@ -18,7 +18,8 @@ from explain.layers import enlarge
 from explain.methods import Fusion, Style
 from explain.methods.base import over_all, relative_error
 from explain.relevance import Coverage
-from explain.render import Group, Layout, Tile, get_style, sheet
+from explain.render.sheets import Group, Layout, Tile, sheet
+from explain.render.styles import get_style
 
 ENLARGED = 180  # pixels along the longer side of a map in a picture
 SHOWN = 8  # maps in a picture of a batch

@@ -76,25 +76,27 @@ class Pages:
 
     def page(self, explanation: Explanation, tables: Sequence[Table], progress: Callable[[int, int], None]) -> str:
         """Return the page of one photo, with what metrics say of its maps."""
-        from explain import report
+        from explain.report.reported import page_of
+        from explain.report.sheets import entry, figures_in
 
-        figures = [report.figures_in(table) for table in tables]
+        figures = [figures_in(table) for table in tables]
         self.total += 1
         if len(self.sheet) < MOST:
-            self.sheet.append(report.entry(explanation, figures))
-        return report.page_of(explanation, steps=None, figures=figures, progress=progress)
+            self.sheet.append(entry(explanation, figures))
+        return page_of(explanation, steps=None, figures=figures, progress=progress)
 
     def end(self, options: argparse.Namespace, answer: Output) -> int:
         """Write the page with all photos, if there are several; return the exit code."""
         if len(self.sheet) < 2:
             return DONE
-        from explain import report
+        from explain.report.reported import written
+        from explain.report.sheets import sheet_of
 
         if self.total > MOST:
             answer.note(f"{SHEET} has the first {MOST} of {self.total} photos")
         try:
-            text = report.sheet_of(self.sheet)
-            path = report.written(text, Path(options.output) / SHEET, overwrite=options.force)
+            text = sheet_of(self.sheet)
+            path = written(text, Path(options.output) / SHEET, overwrite=options.force)
         except ExplainError as error:
             return answer.complain(str(error))
         answer.add({"image": None, "files": [str(path)], "records": []})

@@ -108,7 +108,7 @@ def refuse_without_effect(options: argparse.Namespace, methods: Sequence[Method]
     """
     from explain.methods import LRP, uses_layer
     from explain.methods import options as options_of
-    from explain.render import get_style
+    from explain.render.styles import get_style
 
     names = ", ".join(method.name for method in methods)
     own = [get_style(options.style or method.style) for method in methods]

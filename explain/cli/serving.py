@@ -22,18 +22,19 @@ LAST_PORT = 65535
 
 def serve(options: argparse.Namespace, answer: Output) -> int:
     """Listen until an interrupt."""
-    from explain import app
-    from explain.app.serving import access_for, bound
+    from explain.app import application
+    from explain.app.service import Service
+    from explain.app.serving import access_for, address, bound, listen
 
     if options.port > LAST_PORT:
         raise UsageError(f"--port must be at most {LAST_PORT}, got {options.port}; 0 takes a free one")
     examples = _examples(options.examples)
     access = access_for(options.host)
     explainers = [load_explainer(options, answer), *_beside(options, answer)]
-    with closing(app.Service(explainers, examples=examples)) as service:
-        made = app.application(service, access)
+    with closing(Service(explainers, examples=examples)) as service:
+        made = application(service, access)
         with bound(options.host, options.port) as socket:
-            url = app.address(options.host, socket.getsockname()[1], access.token)
+            url = address(options.host, socket.getsockname()[1], access.token)
 
             def begun() -> None:
                 names = ", ".join(explainer.name for explainer in explainers)
@@ -44,7 +45,7 @@ def serve(options: argparse.Namespace, answer: Output) -> int:
 
             service.prepare()
             with suppress(KeyboardInterrupt):
-                app.listen(made, socket, begun)
+                listen(made, socket, begun)
     return DONE
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from PIL import Image
 
-from explain import render
 from explain._utils.errors import RecordError, keywords, shown
 from explain._utils.html import picture_html, png
 from explain.attribution.concepts import Concepts, name_concepts
@@ -20,6 +19,7 @@ from explain.attribution.records import FORMAT, ModelOrigin, digest, is_number, 
 from explain.data.files import Files, slug
 from explain.data.images import Box
 from explain.layers import enlarge
+from explain.render import captions, overlays
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,8 +53,8 @@ class PhotoConcepts:
     def picture(self) -> Image.Image:
         """The photo with each place in the colour of its strongest concept; each one's share and classes below."""
         found = self.concepts
-        scene = Scene(self.photo, self.box, (self.box,)).enlarged(render.enlargement(self.photo.size))
-        return render.concepts(
+        scene = Scene(self.photo, self.box, (self.box,)).enlarged(captions.enlargement(self.photo.size))
+        return overlays.concepts(
             scene.photo,
             array(found.heatmaps[0]),
             scene.box,

@@ -47,7 +47,7 @@ from explain.models import (
     outputs_for,
     seen,
 )
-from explain.render import StyleLike, get_style
+from explain.render.styles import StyleLike, get_style
 from explain.targets import (
     Activation,
     ClassTarget,

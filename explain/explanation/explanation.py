@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from PIL import Image
 
-from explain import render
 from explain._utils.errors import MethodError, TargetError, keywords, printable
 from explain._utils.html import png
 from explain._utils.spelling import did_you_mean
@@ -32,8 +31,11 @@ from explain.data.files import Files, distinct, slug
 from explain.data.images import Box
 from explain.engine import Progress
 from explain.methods import get_method
-from explain.render import Layout, Mark, Style, StyleLike
-from explain.report import Reportable
+from explain.render import captions, figure, sheets
+from explain.render.captions import Mark
+from explain.render.sheets import Layout
+from explain.render.styles import Style, StyleLike
+from explain.report.reported import Reportable
 from explain.targets import Outputs, Prediction, find_label
 
 if TYPE_CHECKING:
@@ -174,9 +176,9 @@ class Explanation(Reportable):
         chosen = self._look(style, colormap, alpha).of(attribution.style)
         if not caption:
             return self.scene.overlay(attribution, chosen)
-        scene = self.scene.enlarged(render.enlargement(self.photo.size))
+        scene = self.scene.enlarged(captions.enlargement(self.photo.size))
         probability = self._probability(index)
-        return render.caption(
+        return captions.caption(
             scene.overlay(attribution, chosen),
             self._label(index),
             self._detail(attribution, chosen),
@@ -246,7 +248,7 @@ class Explanation(Reportable):
     ) -> Figure:
         """Return a matplotlib figure with the photo and all methods side by side; options as for `overlay`."""
         layout = self.layout(style=style, alpha=alpha, colormap=colormap)
-        return render.figure(layout, self.alternative)
+        return figure.figure(layout, self.alternative)
 
     @keywords()
     def sheet(
@@ -258,7 +260,7 @@ class Explanation(Reportable):
         colormap: str | None = None,
     ) -> Image.Image:
         """Return the photo and all methods side by side, under a title; ``tile`` is the side of a picture in pixels."""
-        return render.sheet(self.layout(style=style, alpha=alpha, colormap=colormap), tile)
+        return sheets.sheet(self.layout(style=style, alpha=alpha, colormap=colormap), tile)
 
     @property
     def alternative(self) -> str:

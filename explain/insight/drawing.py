@@ -14,7 +14,9 @@ from explain.insight.clusters import Cluster, distances
 from explain.insight.confusions import Confusion
 from explain.insight.maps import RunMaps
 from explain.insight.reattribution import RunPhotos
-from explain.render import Group, Layout, Style, Tile, drawn, get_style, sheet
+from explain.render.overlays import drawn
+from explain.render.sheets import Group, Layout, Tile, sheet
+from explain.render.styles import Style, get_style
 from explain.runs.reading import Row
 
 SIDE = 180  # pixels of a mean map

@@ -23,7 +23,7 @@ from explain.insight.further import ModelInsight
 from explain.insight.maps import RunMaps
 from explain.insight.reattribution import RunPhotos
 from explain.insight.tables import TableSection
-from explain.report import Section, document
+from explain.report.document import Section, document
 from explain.runs.reading import Stored
 
 LOOKS = (

@@ -16,7 +16,9 @@ from explain.insight.channels import feature_maps, one_layer
 from explain.insight.class_statistics import named, percent, plain, short
 from explain.insight.reattribution import Batch, RunPhotos, one_for_each_photo
 from explain.layers import enlarge
-from explain.render import Group, Layout, Tile, drawn, get_style, sheet
+from explain.render.overlays import drawn
+from explain.render.sheets import Group, Layout, Tile, sheet
+from explain.render.styles import get_style
 from explain.runs.reading import Row
 
 INNER = 30  # steps by which the places of a batch follow the concepts

@@ -1,70 +1,15 @@
-"""Pictures from arrays and PIL images; this room knows no models or methods.
+"""Pictures of maps, from arrays and PIL images.
 
-colors     colour maps by name, and the colours of some as numbers
+styles     how a map is drawn on a photo: heat, contour, mask, spotlight, and the styles of pixel methods
+overlays   a map, or several concepts, drawn on the photo
 placement  where a map lies on a photo, and where most of its evidence lies
-styles     heat, contour, mask, spotlight, and the own styles of pixel methods: plain values that draw
-overlay    a map on its photo, with what the model did not see
-text       the font, and texts that fit
-captions   legends, marks, and a strip of words under a picture
-concepts   several maps in one picture
-sheets     contact sheets, as values and as pictures
+colors     colour maps by name
+captions   texts, legends and check marks below a picture
+sheets     contact sheets and tables of pictures
 figure     contact sheets as matplotlib figures
 """
 
-from explain.render.captions import Legend, Mark, bar, caption, enlargement
-from explain.render.colors import HEAT, SIGNED, colorize
-from explain.render.concepts import concepts
-from explain.render.figure import figure
-from explain.render.overlay import drawn, overlay
-from explain.render.placement import smoothed, thresholds
-from explain.render.sheets import Group, Layout, Tile, sheet, table
-from explain.render.styles import (
-    CHOICES,
-    Color,
-    Contour,
-    Heat,
-    Intensity,
-    Mask,
-    Signed,
-    SignedContour,
-    Spotlight,
-    Style,
-    StyleLike,
-    get_style,
-    with_options,
-)
+from explain.render.overlays import overlay
+from explain.render.styles import Contour, Heat, Mask, Spotlight
 
-__all__ = [
-    "CHOICES",
-    "HEAT",
-    "SIGNED",
-    "Color",
-    "Contour",
-    "Group",
-    "Heat",
-    "Intensity",
-    "Layout",
-    "Legend",
-    "Mark",
-    "Mask",
-    "Signed",
-    "SignedContour",
-    "Spotlight",
-    "Style",
-    "StyleLike",
-    "Tile",
-    "bar",
-    "caption",
-    "colorize",
-    "concepts",
-    "drawn",
-    "enlargement",
-    "figure",
-    "get_style",
-    "overlay",
-    "sheet",
-    "smoothed",
-    "table",
-    "thresholds",
-    "with_options",
-]
+__all__ = ["Contour", "Heat", "Mask", "Spotlight", "overlay"]

@@ -9,9 +9,8 @@ from itertools import pairwise
 from PIL import Image, ImageDraw
 
 from explain._utils.errors import ExplainError, shown
-from explain.render.captions import Legend, Mark, bar
+from explain.render.captions import FAINT, INK, PAPER, Legend, Mark, bar, fit, font, wrapped
 from explain.render.captions import row as marked
-from explain.render.text import FAINT, INK, PAPER, fit, font, wrapped
 
 ABREAST = 6  # tiles in a row at most
 LEAST = 2  # tiles that a sheet is wide, so that its title has room

@@ -24,10 +24,9 @@ from PIL import Image
 from explain._utils.errors import ExplainError, option, shown
 from explain._utils.spelling import did_you_mean
 from explain.data.images import Box
-from explain.render.captions import RGB, Legend
+from explain.render.captions import INK, RGB, Legend
 from explain.render.colors import HEAT, INTENSITY, SIGNED, lookup_table
 from explain.render.placement import Array, Region, area, fine, on_photo, place, thresholds
-from explain.render.text import INK
 
 Reading: TypeAlias = Literal["heatmap", "signed", "values"]
 """What a style draws: ``(H, W)`` in [0, 1], ``(H, W)`` in [-1, 1], or ``(C, H, W)``."""

@@ -2,50 +2,18 @@
 
     subject    what a report can be made of
     maps       maps, quantised at their own resolution; boxes and regions
-    reproduce  the command and the Python that make it again
+    reproduce  the command and the Python code that repeat the explanation
     curves     deletion and insertion, and how many passes each method takes
     item       one photo, as plain values
     page       values, HTML, CSS and JavaScript, put together into one file
     sheets     many photos in one file, to filter and sort
     document   a page of sections with tables and pictures
-    reported   `to_html` of an `explain.Explanation`, pages as files, what a notebook shows
+    reported   `to_html` of an `explain.Explanation`, pages as files, the view in a notebook
 
-The parts of the page lie in ``static`` as plain files. The page gets its data through one small interface, `Source` in
-``static/source.js``: here it reads what lies in the file itself; another one may ask a live model.
+The parts of the page are plain files in ``static``. The page gets its data through one small interface, `Source` in
+``static/source.js``: in a report it reads the data in the file itself, and in the app it calls a live model.
 """
 
-from explain.report.curves import STEPS, curve
-from explain.report.document import Section, document
-from explain.report.item import Detail, item
-from explain.report.maps import as_drawn, plane
-from explain.report.page import SCRIPTS, STYLES, PageTemplate, page, static
-from explain.report.reported import Reportable, page_of, page_with, widget, written
-from explain.report.reproduce import Reproduction
-from explain.report.sheets import entry, figures_in, sheet, sheet_html, sheet_of
+from explain.report.sheets import sheet
 
-__all__ = [
-    "SCRIPTS",
-    "STEPS",
-    "STYLES",
-    "Detail",
-    "PageTemplate",
-    "Reportable",
-    "Reproduction",
-    "Section",
-    "as_drawn",
-    "curve",
-    "document",
-    "entry",
-    "figures_in",
-    "item",
-    "page",
-    "page_of",
-    "page_with",
-    "plane",
-    "sheet",
-    "sheet_html",
-    "sheet_of",
-    "static",
-    "widget",
-    "written",
-]
+__all__ = ["sheet"]

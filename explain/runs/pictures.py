@@ -13,15 +13,16 @@ from typing import Any
 import torch
 from PIL import Image
 
-from explain import report
 from explain._utils.errors import ExplainError, RunError, printable, shown
 from explain.attribution.pictures import Look
 from explain.attribution.records import ModelOrigin, RecordedRequest
 from explain.attribution.result import Attribution
 from explain.data.files import Files, distinct, slug
 from explain.data.images import Box, load_image
-from explain.render import StyleLike
-from explain.report import Reproduction
+from explain.render.styles import StyleLike
+from explain.report.reported import written as written_page
+from explain.report.reproduce import Reproduction
+from explain.report.sheets import entry, sheet_of
 from explain.runs.reading import ORDERS, Row, Stored
 from explain.runs.sources import Source, entries_of
 
@@ -211,14 +212,14 @@ def to_html(
             continue
         figures = {row.method: dict(row.metrics) for row in rows if row.target == rows[0].target}
         kept = _Kept(tuple(rows), photo, origin, tuple(_by_target(rows)))
-        short, full = report.entry(kept, [figures], made=again)
+        short, full = entry(kept, [figures], made=again)
         known = {} if rows[0].correct is None else {"truth": printable(rows[0].label), "right": rows[0].correct}
         entries.append(({**short, **known}, full))
     if not entries:
         reason = next(iter(failures.values()), "it has none")
         raise RunError(f"run {str(run.path)!r} must have photos that can be shown, but has not: {reason}")
-    text = report.sheet_of(entries, title or f"{run.path.stem}: {len(entries)} photos")
-    return report.written(text, path, overwrite=overwrite), failures
+    text = sheet_of(entries, title or f"{run.path.stem}: {len(entries)} photos")
+    return written_page(text, path, overwrite=overwrite), failures
 
 
 def _by_target(rows: list[Row]) -> list[dict[str, Attribution]]:

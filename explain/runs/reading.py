@@ -21,7 +21,7 @@ from explain._utils.spelling import did_you_mean
 from explain.attribution.pictures import Scene
 from explain.attribution.result import Attribution
 from explain.data.images import Box, load_image
-from explain.render import Style
+from explain.render.styles import Style
 from explain.runs.digests import content_digest, digest
 from explain.runs.photo_identity import Known
 from explain.runs.schema import APPLICATION, COUNTED, FORMAT, METHOD, PHOTO, RESULT, unpack

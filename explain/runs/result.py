@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from explain._utils.errors import keywords
 from explain.hooks import Where
-from explain.render import StyleLike
+from explain.render.styles import StyleLike
 from explain.runs.exporting import export
 from explain.runs.parts import file_of
 from explain.runs.pictures import to_html, write_pictures

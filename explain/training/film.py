@@ -19,8 +19,9 @@ from explain._utils.spelling import did_you_mean
 from explain.attribution.pictures import Look, percent
 from explain.data.files import Files
 from explain.data.images import ImageLike, load_image
-from explain.render import StyleLike, caption, enlargement
+from explain.render.captions import caption, enlargement
 from explain.render.figure import as_png, empty
+from explain.render.styles import StyleLike
 from explain.runs import Row, open_run
 from explain.runs.reading import Stored
 from explain.runs.sources import text

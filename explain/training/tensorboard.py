@@ -13,7 +13,7 @@ import torch
 from explain._utils.errors import RunError, shown
 from explain.attribution.pictures import Scene
 from explain.attribution.result import Attribution
-from explain.render import get_style
+from explain.render.styles import get_style
 from explain.runs.preparing import Failed
 from explain.runs.schema import unpack
 from explain.runs.store import MapRecord, PhotoRecord

@@ -10,7 +10,8 @@ import torch
 from PIL import Image
 
 import explain
-from explain.app import Limits, Service
+from explain.app.limits import Limits
+from explain.app.service import Service
 from tests.conftest import settled
 from tests.report.conftest import LABELS, PREPROCESS, Small, photo
 

@@ -16,8 +16,10 @@ import pytest
 from PIL import Image
 
 import explain
-from explain.app import LOOPBACK, Limits, Service, application
-from explain.app.serving import bound
+from explain.app import application
+from explain.app.limits import Limits
+from explain.app.service import Service
+from explain.app.serving import LOOPBACK, bound
 from tests.app.conftest import encoded
 from tests.browsing import DESKTOP, PHONE, Tab, chromium
 from tests.conftest import ROOT

@@ -22,16 +22,18 @@ from PIL import Image
 
 import explain
 from explain._utils.errors import ExplainError, ImageError, printable, warn
-from explain.app import Limits, Service
 from explain.app.access import Access
 from explain.app.cache import Cache
+from explain.app.limits import Limits
 from explain.app.questions import FILLS, ExplainRequest, RegionRemoval
 from explain.app.scheduler import BusyError, Scheduler, WorkerThread
+from explain.app.service import Service
 from explain.app.uploads import TooLargeError, received
 from explain.data.images import Box
 from explain.explanation.loading import Saved
-from explain.report import SCRIPTS, Detail, item, plane
-from explain.report.maps import map_of
+from explain.report.item import Detail, item
+from explain.report.maps import map_of, plane
+from explain.report.page import SCRIPTS
 from tests.app.conftest import LIMITS, encoded
 from tests.conftest import ROOT
 from tests.report.conftest import HOSTILE, photo

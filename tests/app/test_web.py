@@ -18,9 +18,10 @@ from PIL import Image
 
 import explain
 from explain import AppError
-from explain.app import Service, address, serving, web
+from explain.app import serving, web
 from explain.app.access import Access
-from explain.app.serving import access_for, bound
+from explain.app.service import Service
+from explain.app.serving import access_for, address, bound
 from tests.app.conftest import LIMITS, encoded
 from tests.report.conftest import photo
 

@@ -11,10 +11,11 @@ from PIL import Image
 from torch import nn
 
 import explain
-from explain import ExplainWarning, LayerError, MethodError, render
+from explain import ExplainWarning, LayerError, MethodError
 from explain.attribution.concepts import factorise, update
 from explain.data.images import Box
-from explain.render.concepts import COLORS
+from explain.render import overlays
+from explain.render.overlays import COLORS
 from tests.conftest import ROOT, TinyNet, snapshot
 from tests.methods import plain, plain_factors
 from tests.methods.test_exact import photo, random_network
@@ -92,7 +93,7 @@ def test_the_picture_has_a_color_and_a_line_for_each_concept() -> None:
     maps = np.zeros((2, 10, 15))
     maps[0, :, :7] = 1
     maps[1, :, 8:] = 1
-    drawn = render.concepts(base, maps, Box(0, 0, 300, 200), ["left", "right"], alpha=1.0)
+    drawn = overlays.concepts(base, maps, Box(0, 0, 300, 200), ["left", "right"], alpha=1.0)
     assert drawn.getpixel((40, 100)) == COLORS[0]
     assert drawn.getpixel((260, 100)) == COLORS[1]
     below = np.asarray(drawn)[200:]

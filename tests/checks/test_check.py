@@ -14,12 +14,13 @@ from PIL import Image
 from torch import nn
 
 import explain
-from explain import ExplainError, MetricError, RecordError, render
+from explain import ExplainError, MetricError, RecordError
 from explain.checks import Verdict
 from explain.cli import main
 from explain.models import CenterCrop
-from explain.render import Group, Layout, Mark, Tile
-from explain.render.captions import row
+from explain.render import sheets
+from explain.render.captions import Mark, row
+from explain.render.sheets import Group, Layout, Tile
 from explain.targets import Detection, Segmentation
 from tests.conftest import ROOT, TinyNet, settled, snapshot
 
@@ -228,7 +229,7 @@ def test_marks_differ_in_shape_and_fit_into_any_width() -> None:
     assert all(found <= most for found, most in zip(widths, (400, 160, 60), strict=True))
     blank = Image.new("RGB", (40, 30))
     plain, marked = (
-        render.sheet(Layout("", "", (Group("", (Tile(blank, "a", marks=tuple(m)),)),))) for m in ((), marks)
+        sheets.sheet(Layout("", "", (Group("", (Tile(blank, "a", marks=tuple(m)),)),))) for m in ((), marks)
     )
     assert marked.height > plain.height
 

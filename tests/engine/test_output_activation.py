@@ -227,7 +227,7 @@ class TestEverythingReadsTheSameProbability:
         found = explainer(PHOTO, "saliency", 0)
         expected = pytest.approx(float(probability(x.float())), abs=1e-5)
         assert found.record()["probability"] == expected
-        from explain.report import Detail, item
+        from explain.report.item import Detail, item
 
         shown = item(found, Detail(steps=4))
         assert shown["targets"][0]["probability"] == expected

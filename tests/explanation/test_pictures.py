@@ -21,6 +21,7 @@ from explain.cli import main
 from explain.data.images import Box
 from explain.methods import FAMILIES, IntegratedGradients, family, get_method, list_methods
 from explain.models import CenterCrop
+from explain.render import placement, styles
 from explain.targets import Detection, Segmentation, Similarity
 from explain.training import GradientFlow
 from tests.conftest import ROOT
@@ -98,7 +99,7 @@ def test_what_lies_between_five_crops_is_marked_and_recorded(tmp_path: Path) -> 
     assert explanation.box == Box(0, 0, 600, 60)
 
 
-@pytest.mark.parametrize("style", render.CHOICES)
+@pytest.mark.parametrize("style", styles.CHOICES)
 def test_an_explanation_is_drawn_and_saved_in_any_style(
     style: str, explainer: explain.Explainer, tmp_path: Path
 ) -> None:
@@ -128,10 +129,10 @@ def test_an_explainer_has_a_style_for_all_that_it_makes() -> None:
 
 def test_options_of_styles_go_to_those_that_have_them() -> None:
     assert Look(alpha=0.3).of("heat") == render.Heat(alpha=0.3)
-    assert Look(alpha=0.3).of("color") == render.Color()
-    assert Look(colormap="gray").of("intensity") == render.Intensity(colormap="gray")
+    assert Look(alpha=0.3).of("color") == styles.Color()
+    assert Look(colormap="gray").of("intensity") == styles.Intensity(colormap="gray")
     assert Look("contour", "viridis").of("heat") == render.Contour(colormap="viridis")
-    assert Look("contour", "PuOr").of("signed") == render.SignedContour(colormap="PuOr")
+    assert Look("contour", "PuOr").of("signed") == styles.SignedContour(colormap="PuOr")
     with pytest.raises(ExplainError, match="alpha is for"):
         Look("contour", alpha=0.3)
     with pytest.raises(ExplainError, match="alpha must"):
@@ -145,13 +146,13 @@ def test_only_maps_of_single_pixels_are_smoothed_and_only_for_styles_that_draw_a
     layers, pixels = (found[method] for method in METHODS)
     heatmap = pixels.heatmap[0].numpy()
     cells = layers.values[0].clamp(min=0).numpy()
-    for name in render.CHOICES:
-        style = render.get_style(name)
+    for name in styles.CHOICES:
+        style = styles.get_style(name)
         outlined = name in ("contour", "mask")
         assert np.array_equal(map_for(layers, style), cells / cells.max() if outlined else layers.heatmap[0].numpy())
-        assert np.array_equal(map_for(pixels, style), render.smoothed(heatmap))
-    assert np.array_equal(map_for(pixels, render.Intensity()), heatmap)
-    assert np.array_equal(map_for(pixels, render.Signed()), pixels.signed[0].numpy())
+        assert np.array_equal(map_for(pixels, style), placement.smoothed(heatmap))
+    assert np.array_equal(map_for(pixels, styles.Intensity()), heatmap)
+    assert np.array_equal(map_for(pixels, styles.Signed()), pixels.signed[0].numpy())
 
 
 def test_the_command_line_has_styles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,7 @@ from explain import render
 from explain.attribution.pictures import array
 from explain.methods import LIME, RISE, FeatureAblation, GradCAM, KernelSHAP, Occlusion, PartitionSHAP, ShapleySampling
 from explain.models import CenterCrop
+from explain.render import styles
 
 SIDE = 16
 PLAIN = CenterCrop(SIDE, 1.0, (0.0,) * 3, (1.0,) * 3)
@@ -83,7 +84,7 @@ class TestMethodsOfContributions:
         assert not (blue & left).any()
 
     def test_the_report_has_the_sign(self, method: str, explanation: explain.Explanation) -> None:
-        from explain.report import Detail, item
+        from explain.report.item import Detail, item
 
         found = item(explanation, Detail())
         drawn = found["maps"][0][explanation.methods.index(method)]
@@ -113,10 +114,10 @@ def test_lines_around_contributions_hold_a_share_of_all_that_speaks() -> None:
     values = np.zeros((120, 120), np.float32)
     values[:, :40], values[:, 80:] = 0.5, -1.0
     white = Image.new("RGB", (120, 120), "white")
-    red, blue = red_and_blue(render.overlay(white, values, render.SignedContour(shares=(0.6,))))
+    red, blue = red_and_blue(render.overlay(white, values, styles.SignedContour(shares=(0.6,))))
     assert blue.any()  # two thirds of what speaks is against
     assert not red.any()
-    red, blue = red_and_blue(render.overlay(white, values, render.SignedContour(shares=(0.9,))))
+    red, blue = red_and_blue(render.overlay(white, values, styles.SignedContour(shares=(0.9,))))
     assert np.nonzero(red.any(0))[0].max() < 60 < np.nonzero(blue.any(0))[0].min()
 
 
@@ -160,7 +161,7 @@ class TestRISE:
         assert a.heatmap.max() == 1
 
     def test_saved_maps_and_reports_are_drawn_alike(self, found: explain.Explanation, tmp_path: Path) -> None:
-        from explain.report import Detail, item
+        from explain.report.item import Detail, item
 
         found.save(tmp_path, stem="photo")
         saved = explain.load(tmp_path / "photo-rise.json")

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from explain import render
 from explain._utils.html import table_html
+from explain.render import captions, figure, sheets
 from explain.render.sheets import ABREAST, REMARK
 
-BLANK = render.Tile(Image.new("RGB", (40, 30), "green"), "name")
+BLANK = sheets.Tile(Image.new("RGB", (40, 30), "green"), "name")
 
 
-def layout(*sizes: int, **words: str) -> render.Layout:
-    groups = tuple(render.Group(f"group {i}" if i else "", (BLANK,) * size) for i, size in enumerate(sizes))
-    return render.Layout(words.get("title", "title"), words.get("detail", ""), groups)
+def layout(*sizes: int, **words: str) -> sheets.Layout:
+    groups = tuple(sheets.Group(f"group {i}" if i else "", (BLANK,) * size) for i, size in enumerate(sizes))
+    return sheets.Layout(words.get("title", "title"), words.get("detail", ""), groups)
 
 
 @pytest.mark.parametrize("groups", [1, 2, 3, 4])
@@ -61,31 +61,31 @@ def test_only_the_last_row_is_short() -> None:
 def test_very_long_photos_have_longer_tiles_and_fewer_in_a_row(
     size: tuple[int, int], columns: int, stretch: tuple[float, float]
 ) -> None:
-    tile = render.Tile(Image.new("RGB", size, "green"), "name")
-    sheet = render.Layout("", "", (render.Group("", (tile,) * 3),))
+    tile = sheets.Tile(Image.new("RGB", size, "green"), "name")
+    sheet = sheets.Layout("", "", (sheets.Group("", (tile,) * 3),))
     assert (sheet.columns, sheet.stretch) == (columns, stretch)
-    drawn = np.asarray(render.sheet(sheet, 100)).astype(int)
+    drawn = np.asarray(sheets.sheet(sheet, 100)).astype(int)
     green = (np.abs(drawn - (0, 128, 0)).max(2) < 40).sum()
     scale = min(100 * stretch[0] / size[0], 100 * stretch[1] / size[1])
     assert green == pytest.approx(3 * size[0] * size[1] * scale**2, rel=0.06)
-    assert len(render.figure(sheet).axes) == 3
+    assert len(figure.figure(sheet).axes) == 3
 
 
 def test_a_sheet_grows_with_its_tiles_and_has_what_its_tiles_say() -> None:
-    small, large = render.sheet(layout(1, 2), 80), render.sheet(layout(1, 2), 160)
+    small, large = sheets.sheet(layout(1, 2), 80), sheets.sheet(layout(1, 2), 160)
     assert small.width < large.width
-    remarked = render.Layout("", "", (render.Group("", (BLANK, render.Tile(BLANK.picture, "a", "b", "null map"))),))
-    drawn = np.asarray(render.sheet(remarked, 120)).astype(int)
+    remarked = sheets.Layout("", "", (sheets.Group("", (BLANK, sheets.Tile(BLANK.picture, "a", "b", "null map"))),))
+    drawn = np.asarray(sheets.sheet(remarked, 120)).astype(int)
     assert (np.abs(drawn - REMARK).max(2) < 40).sum() > 20
-    plain = np.asarray(render.sheet(layout(2), 120)).astype(int)
+    plain = np.asarray(sheets.sheet(layout(2), 120)).astype(int)
     assert (np.abs(plain - REMARK).max(2) < 40).sum() == 0
 
 
 def test_a_figure_has_the_tiles_of_a_sheet_and_their_words() -> None:
-    tiles = (render.Tile(BLANK.picture, "a", "layer3"), render.Tile(BLANK.picture, "b $x", "", "null map"))
-    legend = render.Legend(((0, 0, 0), (255, 255, 255)), ("0", "max"), "evidence")
-    contents = render.Layout("heading", "model", (render.Group("", (BLANK,)), render.Group("family", tiles)), (legend,))
-    drawn = render.figure(contents, "three <maps>")
+    tiles = (sheets.Tile(BLANK.picture, "a", "layer3"), sheets.Tile(BLANK.picture, "b $x", "", "null map"))
+    legend = captions.Legend(((0, 0, 0), (255, 255, 255)), ("0", "max"), "evidence")
+    contents = sheets.Layout("heading", "model", (sheets.Group("", (BLANK,)), sheets.Group("family", tiles)), (legend,))
+    drawn = figure.figure(contents, "three <maps>")
     assert [axis.get_title() for axis in drawn.axes] == ["name", "a\nlayer3", "b $x\nnull map", ""]
     assert drawn.axes[1].texts[0].get_text().strip() == "family"
     assert drawn.axes[3].get_xlabel() == "evidence"

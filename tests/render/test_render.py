@@ -15,10 +15,10 @@ from PIL import Image
 
 from explain import ExplainError, ImageError, render
 from explain.data.images import Box
-from explain.render.captions import bar
+from explain.render import captions, figure, overlays, sheets, styles
+from explain.render.captions import bar, fit, font, wrapped
 from explain.render.colors import HEAT, INTENSITY, SIGNED, TABLES, lookup_table
 from explain.render.placement import on_photo, place
-from explain.render.text import fit, font, wrapped
 
 GOLDEN = Path(__file__).parent / "golden"
 TOLERANCE = 0.6  # grey levels on average; fonts and resampling differ a little between versions
@@ -40,16 +40,16 @@ def waves() -> np.ndarray:
     return np.sin(x * 20) * np.cos(y * 14) * np.exp(-((x - 0.6) ** 2 + (y - 0.4) ** 2) * 6)
 
 
-def contents() -> render.Layout:
-    tile = render.Tile(photo(), "gradcam", "layer3")
-    null = render.Tile(photo().rotate(90, expand=True), "randomcam", "layer3", "null map: random weights")
+def contents() -> sheets.Layout:
+    tile = sheets.Tile(photo(), "gradcam", "layer3")
+    null = sheets.Tile(photo().rotate(90, expand=True), "randomcam", "layer3", "null map: random weights")
     groups = (
-        render.Group("", (render.Tile(photo(), "photo"),)),
-        render.Group("class activation maps", (tile, null)),
-        render.Group("gradients", (render.Tile(photo(), "saliency"),) * 2),
+        sheets.Group("", (sheets.Tile(photo(), "photo"),)),
+        sheets.Group("class activation maps", (tile, null)),
+        sheets.Group("gradients", (sheets.Tile(photo(), "saliency"),) * 2),
     )
     legends = (render.Heat().legend(photo()), render.Contour().legend(photo()))
-    return render.Layout("Egyptian cat, 87 %", "tiny: Egyptian cat 87 %, tabby cat 9.1 %", groups, legends)
+    return sheets.Layout("Egyptian cat, 87 %", "tiny: Egyptian cat 87 %, tabby cat 9.1 %", groups, legends)
 
 
 PICTURES: dict[str, Callable[[], Image.Image]] = {
@@ -60,15 +60,15 @@ PICTURES: dict[str, Callable[[], Image.Image]] = {
     "intensity": lambda: render.overlay(photo(), np.abs(waves()), "intensity", box=SEEN),
     "signed": lambda: render.overlay(photo(), waves(), "signed", box=SEEN),
     "color": lambda: render.overlay(photo(), np.stack([waves(), waves().T, -waves()]), "color", box=SEEN),
-    "caption": lambda: render.caption(
+    "caption": lambda: captions.caption(
         render.overlay(photo(), bump(), box=SEEN).resize((360, 240)),
         "Egyptian cat",
         "gradcam · layer3 · tiny",
         render.Heat().legend(photo()),
         end=", 87 %",
     ),
-    "sheet": lambda: render.sheet(contents(), 120),
-    "concepts": lambda: render.concepts(
+    "sheet": lambda: sheets.sheet(contents(), 120),
+    "concepts": lambda: overlays.concepts(
         photo(), np.stack([bump(), bump().T]), SEEN, ["fur, cat", "eye, owl"], shares=[0.7, 0.3], title="2 concepts",
         detail="12 % left over",
     ),
@@ -98,7 +98,7 @@ def test_width_and_height_are_not_swapped_and_a_map_lands_where_it_belongs() -> 
 
 
 @pytest.mark.parametrize("region", [Box(-10, -5, 50, 25), Box(0.4, 0.4, 0.6, 0.6), Box(-3.7, 2.2, 43.1, 17.9)])
-@pytest.mark.parametrize("style", render.CHOICES)
+@pytest.mark.parametrize("style", styles.CHOICES)
 def test_regions_past_the_edges_or_smaller_than_a_pixel_are_drawn(style: str, region: Box) -> None:
     assert place(np.ones((3, 5)), (40, 20), region).shape == (20, 40)
     assert render.overlay(Image.new("RGB", (40, 20)), np.ones((3, 5)), style, box=region).size == (40, 20)
@@ -114,7 +114,7 @@ def test_what_lies_on_padding_is_not_on_the_photo() -> None:
 def test_captions_fit_whatever_the_text_and_the_picture() -> None:
     legend = render.Heat().legend(photo())
     for size in ((1, 1), (90, 60), (2000, 100)):
-        drawn = render.caption(Image.new("RGB", size), "a very long label " * 20, "method " * 40, legend)
+        drawn = captions.caption(Image.new("RGB", size), "a very long label " * 20, "method " * 40, legend)
         assert drawn.width == max(260, size[0])
         assert drawn.height > size[1]
     shortened = fit("a very long label", 60, 14)
@@ -139,12 +139,12 @@ def test_what_a_picture_shows_is_said_in_full_in_more_lines() -> None:
     assert wrapped(detail, 60, 11, 2)[-1].endswith("…")
     blank = Image.new("RGB", (320, 200))
     steps = render.Contour().legend(blank)
-    one, three = (render.caption(blank, "a cat", words, steps) for words in ("gradcam", detail))
+    one, three = (captions.caption(blank, "a cat", words, steps) for words in ("gradcam", detail))
     assert three.height > one.height
-    layered = render.Tile(photo(), "refinecam", "product of 3 layers, layer2.1 to layer3.2")
-    named = render.Tile(photo(), "refinecam", "layer2.1")
+    layered = sheets.Tile(photo(), "refinecam", "product of 3 layers, layer2.1 to layer3.2")
+    named = sheets.Tile(photo(), "refinecam", "layer2.1")
     heights = [
-        render.sheet(render.Layout("", "", (render.Group("", (tile,)),)), 120).height for tile in (layered, named)
+        sheets.sheet(sheets.Layout("", "", (sheets.Group("", (tile,)),)), 120).height for tile in (layered, named)
     ]
     assert heights[0] > heights[1]
 
@@ -153,21 +153,21 @@ def test_captions_are_in_proportion_to_the_picture() -> None:
     legend = render.Heat().legend(photo())
     strips = []
     for side in (320, 1000, 3000, 6000):
-        drawn = render.caption(Image.new("RGB", (side, side * 2 // 3)), "label", "detail", legend)
+        drawn = captions.caption(Image.new("RGB", (side, side * 2 // 3)), "label", "detail", legend)
         strips.append((drawn.height - side * 2 // 3) / side)
     assert all(0.1 < share < 0.25 for share in strips), strips
-    assert [render.enlargement(size) for size in ((32, 32), (1, 1), (160, 90), (320, 10), (6000, 4000))] == [
+    assert [captions.enlargement(size) for size in ((32, 32), (1, 1), (160, 90), (320, 10), (6000, 4000))] == [
         *(10, 320, 2, 1, 1)
     ]
 
 
 def test_a_caption_has_its_words_and_its_colour_bar() -> None:
     blank = Image.new("RGB", (400, 100), "black")
-    legend = render.Intensity().legend(blank)
-    strip = np.asarray(render.caption(blank, "a label", "a detail", legend))[100:].astype(int)
+    legend = styles.Intensity().legend(blank)
+    strip = np.asarray(captions.caption(blank, "a label", "a detail", legend))[100:].astype(int)
     assert (strip[:, :200].max(2) < 60).sum() > 100
     assert ((strip[:, 250:].max(2) - strip[:, 250:].min(2)) > 100).sum() > 100
-    plain = np.asarray(render.caption(blank, "", "", None))[100:]
+    plain = np.asarray(captions.caption(blank, "", "", None))[100:]
     assert (plain == 255).all()
 
 
@@ -181,9 +181,9 @@ def test_the_colours_that_are_known_by_heart_are_those_of_matplotlib(name: str) 
 
 def test_a_bar_has_the_colours_of_its_legend_in_their_order() -> None:
     colors = ((10, 20, 30), (200, 40, 60), (90, 220, 120))
-    ramp = np.asarray(bar(render.Legend(colors, ("0", "max"), "heat"), 101, 10))
+    ramp = np.asarray(bar(captions.Legend(colors, ("0", "max"), "heat"), 101, 10))
     assert [tuple(ramp[0, at].tolist()) for at in (0, 50, 100)] == list(colors)
-    steps = np.asarray(bar(render.Legend(colors, ("a", "b", "c"), "shares", ramp=False), 120, 10))
+    steps = np.asarray(bar(captions.Legend(colors, ("a", "b", "c"), "shares", ramp=False), 120, 10))
     assert [tuple(steps[3, at].tolist()) for at in (20, 60, 100)] == list(colors)
 
 
@@ -191,9 +191,9 @@ def test_labels_that_steer_terminals_are_drawn_as_they_are_written() -> None:
     """A line break is an escape in a caption, and starts a new line of a title; nothing else is obeyed."""
     blank = Image.new("RGB", (300, 100), "white")
     steering, written = "tab\x1b[2J\x9b\u202e", r"tab\x1b[2J\x9b\u202e"
-    assert render.caption(blank, steering, steering).tobytes() == render.caption(blank, written, written).tobytes()
-    layout = render.Layout(steering, "", (render.Group("", (render.Tile(photo(), f"{steering}\nb"),)),))
-    drawn = render.figure(layout)
+    assert captions.caption(blank, steering, steering).tobytes() == captions.caption(blank, written, written).tobytes()
+    layout = sheets.Layout(steering, "", (sheets.Group("", (sheets.Tile(photo(), f"{steering}\nb"),)),))
+    drawn = figure.figure(layout)
     assert drawn.axes[0].get_title() == f"{written}\nb"
     drawn.canvas.draw()  # a glyph that is missing would be a warning
 

@@ -8,6 +8,7 @@ from PIL import Image
 
 from explain import ExplainError, render
 from explain.data.images import Box
+from explain.render import colors, placement, styles
 from explain.render.placement import mark_unseen
 from explain.render.styles import STYLES, Style
 from tests.render.test_render import SEEN, bump, photo, waves
@@ -17,13 +18,13 @@ WHOLE = Box(0, 0, 180, 120)
 
 @pytest.mark.parametrize("name", STYLES)
 def test_every_style_draws_and_leaves_the_photo_alone(name: str) -> None:
-    given, style = photo(), render.get_style(name)
+    given, style = photo(), styles.get_style(name)
     before = given.tobytes()
     values = {"heatmap": bump(), "signed": waves(), "values": np.stack([waves()] * 3)}[style.reads]
     assert style.draw(given, values, SEEN).size == given.size
     assert given.tobytes() == before
     assert isinstance(style, Style)
-    assert style == render.get_style(style)
+    assert style == styles.get_style(style)
     assert style.name == name
 
 
@@ -32,7 +33,7 @@ def test_no_heat_shows_the_photo_in_grey_and_full_opacity_the_colour_map() -> No
     assert render.overlay(photo(), np.zeros((4, 4))).tobytes() == grey
     assert render.overlay(photo(), np.ones((4, 4)), alpha=0).tobytes() == grey
     hot = render.overlay(photo(), np.ones((4, 4)), alpha=1)
-    top = render.colorize(np.ones((1, 1)))[0, 0].tolist()
+    top = colors.colorize(np.ones((1, 1)))[0, 0].tolist()
     assert np.unique(np.asarray(hot).reshape(-1, 3), axis=0).tolist() == [top]
 
 
@@ -46,7 +47,7 @@ def test_colours_of_the_photo_are_never_those_of_heat() -> None:
 @pytest.mark.parametrize("name", ["heat", "spotlight", "signed"])
 def test_legends_have_the_colours_that_are_on_the_photo(name: str, brightness: int) -> None:
     """On a flat photo, every colour of a picture is in its legend, and the ends are the colours of the extremes."""
-    flat, style = Image.new("RGB", (200, 100), (brightness,) * 3), render.get_style(name)
+    flat, style = Image.new("RGB", (200, 100), (brightness,) * 3), styles.get_style(name)
     low = -1.0 if style.reads == "signed" else 0.0
     ramp = np.linspace(low, 1, 256)[None]
     drawn = np.asarray(style.draw(flat, ramp, Box(0, 0, 200, 100))).astype(int).reshape(-1, 3)
@@ -62,11 +63,11 @@ def test_legends_have_the_colours_that_are_on_the_photo(name: str, brightness: i
 def test_thresholds_are_the_largest_that_keep_the_share() -> None:
     for seed in range(20):
         values = np.random.default_rng(seed).random((9, 7)) ** 4
-        for share, threshold in zip((0.2, 0.5, 1.0), render.thresholds(values, (0.2, 0.5, 1.0)), strict=True):
+        for share, threshold in zip((0.2, 0.5, 1.0), placement.thresholds(values, (0.2, 0.5, 1.0)), strict=True):
             kept = values[values >= threshold].sum()
             assert kept >= share * values.sum() * (1 - 1e-9)
             assert values[values > threshold].sum() < share * values.sum()
-    assert render.thresholds(np.zeros((3, 3)), (0.5, 0.9)) == [np.inf, np.inf]
+    assert placement.thresholds(np.zeros((3, 3)), (0.5, 0.9)) == [np.inf, np.inf]
 
 
 def test_a_mask_shows_the_photo_where_the_shares_lie_and_nothing_else() -> None:
@@ -145,14 +146,14 @@ def test_zero_is_grey_in_colour_pictures_and_one_channel_is_enough() -> None:
     blank = Image.new("RGB", (8, 8))
     assert set(np.asarray(render.overlay(blank, np.zeros((3, 4, 4)), "color")).ravel().tolist()) <= {127, 128}
     assert render.overlay(blank, np.ones((5, 4, 4)), "color").mode == "RGB"
-    for value, color in zip((-1.0, 0.0, 1.0), render.Color().legend(blank).colors, strict=True):
+    for value, color in zip((-1.0, 0.0, 1.0), styles.Color().legend(blank).colors, strict=True):
         values = np.array([[[value, 1.0]]] * 3)  # 1 is the largest magnitude
         assert abs(int(np.asarray(render.overlay(blank, values, "color"))[4, 0, 0]) - color[0]) <= 1
 
 
 @pytest.mark.parametrize("name", STYLES)
 def test_what_was_not_seen_looks_the_same_in_every_style(name: str) -> None:
-    style = render.get_style(name)
+    style = styles.get_style(name)
     values = {"heatmap": bump(), "signed": waves(), "values": np.stack([waves()] * 3)}[style.reads]
     drawn = np.asarray(render.overlay(photo(), values, style, box=SEEN))
     other = np.asarray(render.overlay(photo(), bump(), box=SEEN))
@@ -175,11 +176,11 @@ def test_several_parts_that_were_seen_are_marked_together() -> None:
 def test_single_pixels_are_smoothed_into_areas_with_their_place() -> None:
     values = np.zeros((100, 100))
     values[30, 60] = 1
-    found = render.smoothed(values)
+    found = placement.smoothed(values)
     assert np.unravel_index(found.argmax(), found.shape) == (30, 60)
     assert found.max() == 1
     assert found[33, 60] == pytest.approx(np.exp(-0.5), rel=0.02)  # at one standard deviation
-    assert not render.smoothed(np.zeros((4, 4))).any()
+    assert not placement.smoothed(np.zeros((4, 4))).any()
 
 
 @pytest.mark.parametrize("shares", [(), (0.9, 0.5), (0.0, 0.5), (0.5, 1.1), (0.5, 0.5)])

@@ -15,9 +15,12 @@ import pytest
 from PIL import Image
 
 import explain
-from explain import render, report
+from explain import report
 from explain.layers import enlarge
+from explain.render import styles
 from explain.render.placement import thresholds
+from explain.report.reported import written
+from explain.report.sheets import entry, sheet_of
 from tests.browsing import DESKTOP, PHONE, Tab, chromium
 from tests.conftest import ROOT
 from tests.report.conftest import HOSTILE, KINDS, LABELS, checked, of_kind, photo
@@ -136,7 +139,7 @@ def test_the_page_draws_what_the_package_draws(opened: Open, file: Path, explana
     large = explanation.photo.resize(shown.shape[1::-1], Image.Resampling.BILINEAR)
     scale = large.width / explanation.photo.width
     box = explain.data.images.Box(*(edge * scale for edge in vars(explanation.box).values()))
-    style: Any = render.get_style(view)
+    style: Any = styles.get_style(view)
     drawn = np.asarray(style.draw(large, explanation.attributions["gradcam"].heatmap[0].numpy(), box)).astype(int)
     left, top, right, bottom = (round(edge) for edge in vars(box).values())
     inside = np.s_[top + 3 : bottom - 3, left + 3 : right - 3]
@@ -457,8 +460,8 @@ def test_the_verdict_is_shown_with_its_reasons(opened: Open, explanation: Any, t
 
 
 def test_two_hundred_photos_open_at_once(opened: Open, explainer: explain.Explainer, tmp_path: Path) -> None:
-    found = report.entry(explainer(photo(640, 480), ["gradcam", "saliency"]))
-    page = opened(report.written(report.sheet_of([found] * 200), tmp_path / "many.html"))
+    found = entry(explainer(photo(640, 480), ["gradcam", "saliency"]))
+    page = opened(written(sheet_of([found] * 200), tmp_path / "many.html"))
     assert page.tab.locator(".grid li").count() == 200
     ready = [int(page.go().tab.get_attribute("html", "data-ready") or "") for _ in range(3)]
     assert min(ready) < 1000

@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 
 import explain
-from explain import ExplainError, MetricError, OutputError, report
+from explain import ExplainError, MetricError, OutputError
 from explain.cli import main
 from explain.methods import LRP, GradCAM, IntegratedGradients, Smooth
 from explain.metrics import Deletion, Insertion
@@ -27,6 +27,7 @@ from explain.report.item import Detail, item
 from explain.report.maps import plane
 from explain.report.page import page
 from explain.report.reproduce import again
+from explain.report.sheets import entry, sheet, sheet_html, sheet_of
 from explain.targets import Detection, Segmentation
 from tests.conftest import ROOT
 from tests.report.conftest import HOSTILE, KINDS, LABELS, checked, of_kind, photo
@@ -169,7 +170,7 @@ def test_nothing_in_a_page_becomes_markup(text: str, explanation: Any) -> None:
     if text == "page":
         written = explanation.to_html(steps=0)
     elif text == "sheet":
-        written = report.sheet_html([explanation, explanation], title=HOSTILE, truth=[HOSTILE, None])
+        written = sheet_html([explanation, explanation], title=HOSTILE, truth=[HOSTILE, None])
     else:
         found = Read(explanation._repr_html_())
         assert found.tags == ["div", "div", "img", "iframe"]
@@ -331,15 +332,15 @@ def test_two_hundred_photos_can_be_mailed(explainer: explain.Explainer) -> None:
     """Each with two maps, of a layer and of single pixels, on a grainy photo."""
     noise = np.random.default_rng(0).normal(0, 8, (480, 640, 3))
     grainy = Image.fromarray(np.clip(np.asarray(photo(640, 480)) + noise, 0, 255).astype(np.uint8))
-    found = report.entry(explainer(grainy, ["gradcam", "saliency"]))
-    assert len(report.sheet_of([found] * 200)) < 30e6
+    found = entry(explainer(grainy, ["gradcam", "saliency"]))
+    assert len(sheet_of([found] * 200)) < 30e6
 
 
 def test_a_sheet_knows_right_and_wrong_and_figures(explainer: explain.Explainer, tmp_path: Path) -> None:
     found = explainer([photo(seed=seed) for seed in range(3)], ["gradcam", "saliency"])
     best = [each.predictions[0][0] for each in found]
     classes: list[Any] = [LABELS.index(best[0]), "tabby cat" if best[1] != "tabby cat" else "{{data}}", None]
-    place = report.sheet(found, tmp_path / "sheet.html", truth=classes, metrics=["sparseness"], steps=3)
+    place = sheet(found, tmp_path / "sheet.html", truth=classes, metrics=["sparseness"], steps=3)
     data = Read(place.read_text("utf-8")).data
     photos = data["index"]["photos"]
     assert [each.get("right") for each in photos] == [True, False, None]
@@ -350,13 +351,13 @@ def test_a_sheet_knows_right_and_wrong_and_figures(explainer: explain.Explainer,
     assert data["item-1"]["maps"][0][1]["figures"] == photos[1]["figures"]["saliency"]
     assert data["item-2"]["maps"][0][1]["curve"] == item(found[2], Detail(steps=3))["maps"][0][1]["curve"]
     with pytest.raises(ExplainError, match="truth must"):
-        report.sheet_html(found, truth=[0])
+        sheet_html(found, truth=[0])
     with pytest.raises(ExplainError, match="explanations must"):
-        report.sheet_html([])
+        sheet_html([])
     import copy
 
     with pytest.raises(MetricError, match="metrics need an"):
-        report.sheet_html([copy.copy(found[0])], metrics="sparseness")
+        sheet_html([copy.copy(found[0])], metrics="sparseness")
 
 
 @pytest.mark.usefixtures("few_steps")

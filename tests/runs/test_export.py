@@ -14,7 +14,7 @@ from PIL import Image
 
 import explain
 from explain import ExplainError, OutputError, RunError
-from explain.render import get_style
+from explain.render.styles import get_style
 from explain.runs import export, source_of, write_pictures
 from tests.runs.networks import as_it_is, explainer, folder_of, picture
 

@@ -17,6 +17,7 @@ from explain import OutputError, RunError
 from explain.attribution.pictures import Scene
 from explain.cli import main
 from explain.data.images import Box
+from explain.render.styles import get_style
 from explain.training import Film, Monitor, film
 from tests.training.test_watch import Training, explainer, network, picture
 
@@ -59,7 +60,7 @@ def test_pictures_are_overlays_with_their_step_and_of_one_size(folder: Path) -> 
     assert len({each.size for each in pictures}) == 1
     box = Box(0, 0, 8 * 40, 8 * 30)  # a small photo is enlarged
     large = picture(2, (40, 30)).resize((8 * 40, 8 * 30), Image.Resampling.NEAREST)
-    expected = Scene(large, box, (box,)).overlay(found.rows[3].attribution, explain.render.get_style("spotlight"))
+    expected = Scene(large, box, (box,)).overlay(found.rows[3].attribution, get_style("spotlight"))
     np.testing.assert_array_equal(np.asarray(pictures[3].crop((0, 0, 8 * 40, 8 * 30))), np.asarray(expected))
     below = [np.asarray(each.crop((0, 8 * 30, *each.size))) for each in pictures[:2]]
     assert (below[0] != below[1]).any()  # the step
