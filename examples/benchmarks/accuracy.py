@@ -23,7 +23,8 @@ from tables import Table, line, shown
 from torch import nn
 
 import explain
-from explain.baselines import covering, get_baseline
+from explain.baselines.base import covering
+from explain.baselines.registry import get_baseline
 from explain.methods import KernelSHAP, Method, ShapleySampling
 
 ASSETS = Path(__file__).resolve().parents[2] / "assets"

@@ -17,7 +17,9 @@ from pathlib import Path
 import torch
 
 from explain.data.images import EXTENSIONS, load_image
-from explain.models import DEFAULT, Classifier, FiveCrops, WholePhoto, cropped, load
+from explain.models import Classifier, FiveCrops, WholePhoto, load
+from explain.models.preprocessing import cropped
+from explain.models.torchvision_models import DEFAULT
 
 
 @torch.inference_mode()

@@ -119,7 +119,7 @@ figure
 # %%
 # What each baseline makes of the middle of the photo:
 
-from explain.baselines import get_baseline
+from explain.baselines.registry import get_baseline
 from explain.data.images import load_image
 
 photo = load_image(assets / "chelsea.png")

@@ -17,8 +17,9 @@ from pathlib import Path
 
 import torch
 
-from explain.models import TRANSFORMER, load
+from explain.models import load
 from explain.models.tiny_transformer import FILE, SHA256
+from explain.models.torchvision_models import TRANSFORMER
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "bundled"))
 

@@ -13,7 +13,8 @@ from PIL import Image
 
 from explain._utils.errors import ExplainError, shown
 from explain.app.limits import Limits
-from explain.baselines import Baseline, get_baseline
+from explain.baselines.base import Baseline
+from explain.baselines.registry import get_baseline
 from explain.data.images import Box
 from explain.methods import Method, get_method
 

@@ -15,7 +15,7 @@ from explain.attribution.selection import GROUPS, applicable_methods, chosen
 from explain.data.inputs import InputsLike
 from explain.engine import Plan
 from explain.methods import MethodLike
-from explain.targets import TargetLike, as_targets
+from explain.targets.resolve import TargetLike, as_targets
 
 __all__ = ["Attribution", "Options", "applicable_methods", "attribute", "plan"]
 

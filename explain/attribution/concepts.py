@@ -29,7 +29,9 @@ from explain.engine import (
     plan_of,
 )
 from explain.hooks import Where, calculating, unwrapped
-from explain.layers import default_layer, enlarge, find_layers
+from explain.layers import default_layer
+from explain.layers.calls import find_layers
+from explain.layers.feature_maps import enlarge
 from explain.render.sheets import Group, Layout, Tile, sheet
 from explain.render.styles import get_style
 from explain.targets import TopClass

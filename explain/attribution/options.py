@@ -11,7 +11,8 @@ from explain.engine import Precision, Progress, RuntimeSettings
 from explain.hooks import Where
 from explain.methods import Fusion
 from explain.methods.base import one_of
-from explain.targets import Activation, TargetLike, check_activation
+from explain.targets.outputs import Activation, check_activation
+from explain.targets.resolve import TargetLike
 
 
 class CommonOptions(TypedDict, total=False):

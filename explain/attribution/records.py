@@ -19,14 +19,14 @@ import sys
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 import PIL
 import torch
 
-from explain import baselines as baselines
-from explain import methods, targets
+from explain import baselines, methods, targets
 from explain._utils.errors import ExplainError, RecordError
 from explain._utils.version import __version__
 from explain.attribution.pictures import array
@@ -34,7 +34,9 @@ from explain.attribution.result import Attribution
 from explain.data.images import MAX_PIXELS
 from explain.engine import Precision
 from explain.methods import Method, get_method
-from explain.targets import Category, ClassTarget, Sum, Target, TopClass
+from explain.targets import ClassTarget, Target, TopClass
+from explain.targets.base import Sum
+from explain.targets.classes import Category
 
 FORMAT = 3
 """The version of the records that are written. Those of version 1 have no field ``format``."""
@@ -408,10 +410,16 @@ def _makes(kind: type) -> set[str]:
     return {each.name for each in fields(kind) if each.init}
 
 
+@cache
 def _classes() -> dict[str, type]:
-    """The methods and targets of this package, by the names of their classes."""
-    found = [getattr(room, name) for room in (methods, targets, baselines) for name in room.__all__]
-    return {kind.__name__: kind for kind in found if isinstance(kind, type) and is_dataclass(kind)}
+    """The methods, targets and baselines of this package, by the names of their classes."""
+    found: dict[str, type] = {}
+    for room in (methods, targets, baselines):
+        modules = [module for name, module in sys.modules.items() if name.startswith(f"{room.__name__}.")]
+        kinds = [kind for module in modules for kind in vars(module).values() if isinstance(kind, type)]
+        own = [kind for kind in kinds if is_dataclass(kind) and kind.__module__.startswith(room.__name__)]
+        found |= {kind.__name__: kind for kind in sorted(own, key=lambda kind: kind.__name__)}
+    return found
 
 
 def _encode_tensor(tensor: torch.Tensor) -> dict[str, Any]:

@@ -32,7 +32,9 @@ from explain.engine import (
     gather,
 )
 from explain.hooks import calculating, unwrapped
-from explain.layers import channels_of, default_layer, find_layers, forget, look_follows, stage_layers
+from explain.layers import default_layer
+from explain.layers.calls import channels_of, find_layers, forget, look_follows
+from explain.layers.default_layer import stage_layers
 from explain.methods import (
     Fusion,
     Method,
@@ -42,7 +44,8 @@ from explain.methods import (
     options,
     uses_layer,
 )
-from explain.targets import Target, settle
+from explain.targets import Target
+from explain.targets.base import settle
 
 
 class _OtherWayError(Exception):

@@ -14,7 +14,7 @@ from PIL import Image
 from explain._utils.errors import ImageError
 from explain._utils.html import escaped, picture_html, png
 from explain.data.images import Box
-from explain.layers import enlarge
+from explain.layers.feature_maps import enlarge
 from explain.methods import Fusion, Style
 from explain.methods.base import over_all, relative_error
 from explain.relevance import Coverage

@@ -12,9 +12,11 @@ from explain.attribution.options import Settings
 from explain.attribution.request import Request
 from explain.data.inputs import InputsLike
 from explain.hooks import Where, scripted
-from explain.layers import default_layer, shares_behind
+from explain.layers import default_layer
+from explain.layers.calls import shares_behind
 from explain.methods import Method, MethodLike, get_method, list_methods, uses_layer
-from explain.targets import Target, TargetLike, as_target, as_targets
+from explain.targets import Target, as_target
+from explain.targets.resolve import TargetLike, as_targets
 
 MANY = 200
 """Passes from which on a method is not among "all", but only among "everything"."""

@@ -10,7 +10,8 @@ from typing import ClassVar
 import torch
 
 from explain._utils.errors import MetricError
-from explain.baselines import Baseline, Mean
+from explain.baselines import Mean
+from explain.baselines.base import Baseline
 from explain.checks.answers import Answer
 from explain.checks.questions import Question
 from explain.metrics.base import MetricInput, MetricResult, Score, undefined

@@ -26,7 +26,7 @@ from explain.checks.stability import Stable
 from explain.data.inputs import Inputs
 from explain.engine import check_inputs, outputs_of
 from explain.hooks import unwrapped
-from explain.layers import shares_behind
+from explain.layers.calls import shares_behind
 from explain.methods import Method, get_method
 from explain.methods.base import options
 from explain.metrics.base import MetricInput, MetricResult
@@ -34,7 +34,8 @@ from explain.metrics.evaluation import evaluate, probability_of
 from explain.metrics.maps import Maps
 from explain.metrics.perturbed_inputs import ScoreMetric
 from explain.metrics.variants import EvaluatedMethod, ModelContext, ReattributionMetric, reattribute
-from explain.targets import ClassTarget, Outputs, Target
+from explain.targets import ClassTarget, Target
+from explain.targets.outputs import Outputs
 
 COSTLY = 60
 """Passes from which on a method is asked again with fewer samples."""

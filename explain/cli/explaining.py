@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from explain.attribution.selection import Selection
-    from explain.baselines import Baseline
+    from explain.baselines.base import Baseline
     from explain.checks import Verdict
     from explain.explanation.explainer import Explainer
     from explain.explanation.explanation import Explanation
@@ -106,7 +106,7 @@ class Pages:
 
 def explain(options: argparse.Namespace, answer: Output) -> int:
     """Explain each photo."""
-    from explain.baselines import get_baseline
+    from explain.baselines.registry import get_baseline
 
     (group, named), metrics = _checked(options), checked_metrics(options)
     baseline = checked_baseline(options, [*named, *metrics] if group is None else None)
@@ -254,7 +254,7 @@ def targets_of(given: list[str] | None, categories: Sequence[str] | None) -> lis
 
 def _class_of(target: int | str, categories: Sequence[str] | None) -> int | str:
     """The class that a label names; one that names none is told with the photo."""
-    from explain.targets import find_label
+    from explain.targets.labels import find_label
 
     try:
         return find_label(target, categories) if isinstance(target, str) else target

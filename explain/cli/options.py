@@ -12,7 +12,7 @@ from explain._utils.errors import BaselineError
 from explain.cli.arguments import BUDGET, UsageError
 
 if TYPE_CHECKING:
-    from explain.baselines import Baseline
+    from explain.baselines.base import Baseline
     from explain.methods import Method
 
 
@@ -49,7 +49,7 @@ def checked_baseline(options: argparse.Namespace, covering: Sequence[object] | N
     """
     if options.baseline is None:
         return None
-    from explain.baselines import get_baseline
+    from explain.baselines.registry import get_baseline
 
     try:
         baseline = get_baseline(options.baseline)

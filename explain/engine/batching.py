@@ -17,7 +17,7 @@ from explain.engine.perturbations import Accumulator, Attributions, InOrder, Sco
 from explain.engine.plan import Stream
 from explain.engine.rerun_context import DependentRowsError, EvidenceLookup, RerunContext
 from explain.engine.settings import BatchSizeTuner, RuntimeSettings, is_out_of_memory, tell
-from explain.targets import find_logits
+from explain.targets.base import find_logits
 
 Add = Callable[[], None]
 """Adds the results of a batch to what there is, when all of its work has succeeded."""

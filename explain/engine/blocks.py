@@ -15,8 +15,7 @@ from explain._utils.nested import first_tensor, replace_first
 from explain.data.inputs import Inputs
 from explain.hooks import HookGroup, untouched
 from explain.hooks.attention import attention, by_image
-from explain.layers import grids_of
-from explain.layers.calls import remembered
+from explain.layers.calls import grids_of, remembered
 from explain.relevance.propagation import sources_behind
 from explain.targets import Target
 

@@ -46,7 +46,7 @@ from explain.engine.needs import (
 from explain.engine.settings import RuntimeSettings, agree
 from explain.hooks import HookGroup, Source, recording
 from explain.hooks.attention import AttentionRecord, attention, by_image
-from explain.layers import of_other_images
+from explain.layers.calls import of_other_images
 from explain.relevance.propagation import sources_behind
 from explain.relevance.reveal_cancel import RevealCancelTracer, joined
 from explain.targets.regions import Detected

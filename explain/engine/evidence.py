@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import torch
 
 from explain.engine.needs import Activations, LayerGradients, Need
-from explain.layers import Grids
-from explain.targets import Outputs
+from explain.layers.feature_maps import Grids
+from explain.targets.outputs import Outputs
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ class Evidence:
 
     Tensors are detached, and every one is per image.
 
-    >>> from explain.layers import Grids
+    >>> from explain.layers.feature_maps import Grids
     >>> asked = TargetContext(torch.zeros(1, 3, 4, 4), torch.ones(1), None, "a score", Grids((4, 4)))
     >>> Evidence(asked, "conv", {Activations(): torch.ones(1, 2, 4, 4)}).activations.shape
     torch.Size([1, 2, 4, 4])

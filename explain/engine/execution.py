@@ -31,13 +31,15 @@ from explain.engine.reruns import PerturbationRunner, run_streams
 from explain.engine.settings import Footprint, Precision, RuntimeSettings, autocast, mixed_precision_now
 from explain.engine.validation import alone
 from explain.hooks import Capture, HookGroup, Source, cut_where_allowed, has_hooks, recording, scripted, untouched
-from explain.layers import Ran, grids_of, split_call
+from explain.layers.calls import grids_of, split_call
+from explain.layers.outputs import Ran
 from explain.relevance.composites import propagate
 from explain.relevance.deeplift import StepComparison, propagate_differences
 from explain.relevance.gradient_rules import apply_rule
 from explain.relevance.propagation import Marks, RelevanceFlow, consumers, hold_back, hold_back_beside, node_of
 from explain.relevance.zero_leaves import ZeroLeaves
-from explain.targets import Target, must_follow_rows
+from explain.targets import Target
+from explain.targets.rows import must_follow_rows
 from explain.tracing.operations import Operations, Recorder
 from explain.tracing.steps import StepRecorder
 

@@ -16,11 +16,16 @@ from explain.engine.evidence import at_least_float32
 from explain.engine.needs import Backward, NeedAtLayer
 from explain.engine.output_activation import outputs_of
 from explain.hooks import Capture, Record, Source, inspect, recording
-from explain.layers import Grids, split_call, to_spatial
+from explain.layers import to_spatial
+from explain.layers.calls import split_call
+from explain.layers.feature_maps import Grids
 from explain.relevance.composites import PropagationResult
 from explain.relevance.deeplift import StepComparison
 from explain.relevance.gradient_rules import Coverage, Rule
-from explain.targets import Activation, ClassTarget, Objective, Outputs, Target, find_logits, for_rows, settle
+from explain.targets import ClassTarget, Target
+from explain.targets.base import find_logits, for_rows, settle
+from explain.targets.functions import Objective
+from explain.targets.outputs import Activation, Outputs
 from explain.tracing.operations import Operations
 from explain.tracing.steps import Step
 

@@ -22,7 +22,7 @@ from explain.engine.replay import PrefixRecorder, ReachedError, Replay, Tape
 from explain.engine.rerun_context import DependentRowsError, RerunContext, check_rows, check_width, scores_of
 from explain.engine.settings import is_out_of_memory, sizes_in_cache
 from explain.hooks import HookGroup, Overwriting, calculating, has_hooks
-from explain.targets import find_logits
+from explain.targets.base import find_logits
 
 
 def run_from_layer(

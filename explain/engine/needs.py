@@ -15,7 +15,7 @@ import torch
 from explain.data.inputs import Path
 from explain.relevance.composites import Composite
 from explain.relevance.gradient_rules import Coverage, Rule
-from explain.targets import Objective
+from explain.targets.functions import Objective
 
 T = TypeVar("T")
 

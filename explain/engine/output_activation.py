@@ -11,7 +11,8 @@ from torch import nn
 from explain._utils.errors import ModelError
 from explain.data.inputs import Inputs
 from explain.hooks import untouched
-from explain.targets import Activation, Outputs, find_logits, outputs_like
+from explain.targets.base import find_logits
+from explain.targets.outputs import Activation, Outputs, outputs_like
 from explain.tracing.table import operation_name
 from explain.tracing.tracer import Subscriber
 

@@ -16,7 +16,7 @@ from torch import nn
 from explain._utils.errors import MethodError
 from explain._utils.nested import first_tensor
 from explain.hooks import HookGroup, leaves
-from explain.targets import Activation
+from explain.targets.outputs import Activation
 
 Precision: TypeAlias = Literal["full", "bf16"]
 Progress = Callable[..., Any]

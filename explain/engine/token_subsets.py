@@ -20,8 +20,8 @@ from explain.engine.perturbations import PerturbedRows
 from explain.engine.rerun_context import RerunContext, check_rows, scores_of
 from explain.engine.settings import is_out_of_memory
 from explain.hooks import HookGroup
-from explain.layers import Grid
-from explain.targets import find_logits
+from explain.layers.layouts import Grid
+from explain.targets.base import find_logits
 
 _PLACE = "tokens of the first block"
 

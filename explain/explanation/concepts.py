@@ -18,7 +18,7 @@ from explain.attribution.pictures import Scene, array
 from explain.attribution.records import FORMAT, ModelOrigin, digest, is_number, is_size, versions
 from explain.data.files import Files, slug
 from explain.data.images import Box
-from explain.layers import enlarge
+from explain.layers.feature_maps import enlarge
 from explain.render import captions, overlays
 
 

@@ -13,7 +13,7 @@ from explain._utils.nested import first_tensor
 from explain.attribution.result import Attribution
 from explain.data.images import Box
 from explain.hooks.preserve import untouched
-from explain.layers import enlarge
+from explain.layers.feature_maps import enlarge
 
 
 def joined(found: Attribution, boxes: Sequence[Box], size: tuple[int, int]) -> Attribution:

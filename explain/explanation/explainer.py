@@ -26,7 +26,9 @@ from explain.attribution.records import (
 )
 from explain.attribution.result import Attribution
 from explain.attribution.selection import GROUPS
-from explain.baselines import Black, get_baseline, range_of
+from explain.baselines import Black
+from explain.baselines.base import range_of
+from explain.baselines.registry import get_baseline
 from explain.data.images import Box, ImageLike, Preprocess, load_image, locate, source_of
 from explain.engine import check_inputs
 from explain.explanation.concepts import PhotoConcepts
@@ -35,30 +37,15 @@ from explain.explanation.explanation import Explanation
 from explain.explanation.photos import AT_ONCE, Photo, PhotoRequest, collected, in_batches, matched, rows_are_apart
 from explain.hooks import Inspection, Where, callers_hooks, inspect, unwrapped
 from explain.methods import Method, MethodLike, get_method, list_methods, options
-from explain.models import (
-    Classifier,
-    CropLike,
-    FiveCrops,
-    Interpolation,
-    as_preprocess,
-    check_labels,
-    classifier_of,
-    on_device,
-    outputs_for,
-    seen,
-)
+from explain.models import Classifier, FiveCrops, classifier_of
+from explain.models.classifier import Interpolation, on_device
+from explain.models.custom import as_preprocess
+from explain.models.outputs import check_labels, outputs_for
+from explain.models.preprocessing import CropLike, seen
 from explain.render.styles import StyleLike, get_style
-from explain.targets import (
-    Activation,
-    ClassTarget,
-    Outputs,
-    TargetLike,
-    TopClass,
-    as_targets,
-    check_activation,
-    check_categories,
-    one_per_image,
-)
+from explain.targets import ClassTarget, TopClass, as_targets
+from explain.targets.outputs import Activation, Outputs, check_activation
+from explain.targets.resolve import TargetLike, check_categories, one_per_image
 
 _MADE_WITH = "model categories preprocess weights size crop mean std interpolation device activation"
 _OF_EXPLAINER = {name: f"explain.Explainer({name}=...) takes it, and then the photo" for name in _MADE_WITH.split()}

@@ -36,7 +36,8 @@ from explain.render.captions import Mark
 from explain.render.sheets import Layout
 from explain.render.styles import Style, StyleLike
 from explain.report.reported import Reportable
-from explain.targets import Outputs, Prediction, find_label
+from explain.targets import find_label
+from explain.targets.outputs import Outputs, Prediction
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -35,8 +35,9 @@ from explain.explanation.concepts import SavedConcepts
 from explain.explanation.explainer import Explainer
 from explain.explanation.explanation import Explanation
 from explain.methods import Fusion, MethodLike, Style, get_method
-from explain.models import TIMM
-from explain.targets import Activation, TargetLike
+from explain.models.timm_models import TIMM
+from explain.targets.outputs import Activation
+from explain.targets.resolve import TargetLike
 
 MOST = 50_000_000  # bytes of a record; those that hold a baseline have a few millions
 

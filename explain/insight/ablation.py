@@ -11,7 +11,8 @@ import torch
 
 from explain._utils.errors import RunError, overheard, shown
 from explain.attribution.api import attribute
-from explain.baselines import BaselineLike, covering, get_baseline
+from explain.baselines.base import covering
+from explain.baselines.registry import BaselineLike, get_baseline
 from explain.insight.class_statistics import plain
 from explain.insight.confusions import Confusion
 from explain.insight.maps import object_of

@@ -19,7 +19,8 @@ from explain.engine import Activations, LayerGradients, RuntimeSettings, gather,
 from explain.hooks import FeatureExtractor, Where
 from explain.insight.class_statistics import named, plain, short
 from explain.insight.reattribution import RunPhotos, class_in, class_of, one_for_each_photo
-from explain.layers import default_layer, find_layers
+from explain.layers import default_layer
+from explain.layers.calls import find_layers
 from explain.render.sheets import Group, Layout, Tile, sheet
 from explain.runs.reading import Row
 from explain.targets import ClassTarget, Target, TopClass

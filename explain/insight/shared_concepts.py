@@ -15,7 +15,7 @@ from explain.hooks import Where
 from explain.insight.channels import feature_maps, one_layer
 from explain.insight.class_statistics import named, percent, plain, short
 from explain.insight.reattribution import Batch, RunPhotos, one_for_each_photo
-from explain.layers import enlarge
+from explain.layers.feature_maps import enlarge
 from explain.render.overlays import drawn
 from explain.render.sheets import Group, Layout, Tile, sheet
 from explain.render.styles import get_style

@@ -10,7 +10,7 @@ import torch
 
 from explain._utils.errors import MethodError
 from explain.engine import Attention, AttentionMap, AttentionRelevance, BlockAttention, Evidence, Need
-from explain.layers import Grid
+from explain.layers.layouts import Grid
 from explain.methods import bibliography as sources
 from explain.methods.base import ATTENTION, Method, over_all
 from explain.methods.bibliography import Source

@@ -15,7 +15,7 @@ from explain.methods import bibliography as sources
 from explain.methods.base import MAPS, Fusion, Method, Style, map_of, spatial_dims
 from explain.methods.bibliography import Source
 from explain.methods.registry import register
-from explain.targets import Contrast, ResidualSoftmax
+from explain.targets.functions import Contrast, ResidualSoftmax
 
 BOTH: frozenset[Need[Any]] = frozenset({Activations(), LayerGradients()})
 

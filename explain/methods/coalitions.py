@@ -8,7 +8,7 @@ from typing import ClassVar, Protocol
 
 import torch
 
-from explain.baselines import Baseline
+from explain.baselines.base import Baseline
 from explain.engine import Attributions, Evidence, Need
 from explain.methods.estimates import Estimating, FromScores, Gradually, Guess
 from explain.methods.masks import MaskedInputs, Score, ScoreOf, blank_score, whole_score

@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from explain.baselines import Baseline, Zero
+from explain.baselines import Zero
+from explain.baselines.base import Baseline
 from explain.engine import Attributions, DetectionSimilarity, Evidence, Need
 from explain.methods import bibliography as sources
 from explain.methods.base import Style

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from explain._utils.errors import MethodError, shown
-from explain.baselines import Baseline, Defocus, covering
+from explain.baselines import Defocus
+from explain.baselines.base import Baseline, covering
 from explain.engine import (
     Accumulator,
     Evidence,

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from explain.engine import BiasTerms, Evidence, InputGradients, Need
-from explain.layers import enlarge
+from explain.layers.feature_maps import enlarge
 from explain.methods import bibliography as sources
 from explain.methods.base import RELEVANCE, Method, over_all
 from explain.methods.bibliography import Source

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from explain.engine import Evidence, InputGradients, Need, RuleCoverage
-from explain.layers import enlarge
+from explain.layers.feature_maps import enlarge
 from explain.methods import bibliography as sources
 from explain.methods.base import GRADIENTS, Method, Style, map_of
 from explain.methods.bibliography import Source

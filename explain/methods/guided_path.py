@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from explain._utils.errors import MethodError, in_short
-from explain.baselines import Baseline
+from explain.baselines.base import Baseline
 from explain.engine import (
     Accumulator,
     Attributions,

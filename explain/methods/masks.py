@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from explain._utils.errors import BaselineError, MethodError
-from explain.baselines import Baseline, covering, get_baseline
+from explain.baselines.base import Baseline, covering
+from explain.baselines.registry import get_baseline
 from explain.engine import (
     Attributions,
     Evidence,

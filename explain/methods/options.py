@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from explain._utils.errors import MethodError, shown
-from explain.baselines import Baseline
+from explain.baselines.base import Baseline
 
 _REFUSED = object()
 _WORDS = {

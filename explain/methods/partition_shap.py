@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from explain.baselines import Baseline, Zero
+from explain.baselines import Zero
+from explain.baselines.base import Baseline
 from explain.engine import Attributions, Evidence, InOrder, Need, PerturbationRunner, PerturbationRuns
 from explain.methods import bibliography as sources
 from explain.methods.base import Outcome, Style

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from explain._utils.errors import BaselineError, MethodError, in_short
-from explain.baselines import Baseline, get_baseline
+from explain.baselines.base import Baseline
+from explain.baselines.registry import get_baseline
 from explain.engine import (
     Accumulator,
     Attributions,

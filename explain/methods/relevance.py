@@ -10,7 +10,7 @@ import torch
 
 from explain._utils.errors import MethodError, shown
 from explain._utils.spelling import did_you_mean
-from explain.baselines import Baseline
+from explain.baselines.base import Baseline
 from explain.engine import (
     Concept,
     Evidence,
@@ -23,7 +23,7 @@ from explain.engine import (
     Scores,
     TargetContext,
 )
-from explain.layers import Grids
+from explain.layers.feature_maps import Grids
 from explain.methods import bibliography as sources
 from explain.methods.base import RELEVANCE, Method, Style, check_range
 from explain.methods.bibliography import KERNELSHAP, Source

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from explain.engine import Activations, Evidence, Need, Perturbation, PerturbedRows, Scores, Unperturbed, ZeroInput
-from explain.layers import enlarge
+from explain.layers.feature_maps import enlarge
 from explain.methods import bibliography as sources
 from explain.methods.base import ALTERED, Method, Style, over_all
 from explain.methods.bibliography import Source

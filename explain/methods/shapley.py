@@ -13,7 +13,8 @@ import torch
 
 from explain._utils.errors import MethodError
 from explain._utils.random_numbers import uniform
-from explain.baselines import Baseline, Zero
+from explain.baselines import Zero
+from explain.baselines.base import Baseline
 from explain.engine import Evidence
 from explain.methods import bibliography as sources
 from explain.methods.base import Style

@@ -10,7 +10,7 @@ import torch
 
 from explain._utils.errors import MethodError
 from explain.engine import Activations, Attributions, BlockTokens, Evidence, InOrder, Need, Perturbation, PerturbedRows
-from explain.layers import enlarge
+from explain.layers.feature_maps import enlarge
 from explain.methods import bibliography as sources
 from explain.methods.base import ALTERED, Method, Outcome
 from explain.methods.bibliography import Source

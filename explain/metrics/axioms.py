@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from explain.baselines import Baseline, Zero
+from explain.baselines import Zero
+from explain.baselines.base import Baseline
 from explain.data.inputs import Inputs, Path
 from explain.metrics.base import MetricInput, MetricResult, Score, need_probability, undefined
 from explain.metrics.faithfulness import SMALL, least

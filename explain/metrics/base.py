@@ -9,11 +9,11 @@ from typing import ClassVar, Literal
 import torch
 
 from explain._utils.errors import MethodError, MetricError, image_name, shown, warn
-from explain.baselines import get_baseline
+from explain.baselines.registry import get_baseline
 from explain.methods.options import check_options
 from explain.metrics.maps import Maps, Sign
 from explain.metrics.rankings import ranks_of
-from explain.targets import Outputs
+from explain.targets.outputs import Outputs
 
 Better = Literal["more", "less"]
 """Whether more or less of a figure is better."""

@@ -25,7 +25,9 @@ from explain.metrics.perturbed_inputs import ClassScore, PerturbedPhotoPool, Sco
 from explain.metrics.registry import MetricLike, by_name
 from explain.metrics.table import Table
 from explain.metrics.variants import EvaluatedMethod, ModelContext, ReattributionMetric, reattribute
-from explain.targets import ClassTarget, Outputs, Target, TargetLike, as_target
+from explain.targets import ClassTarget, Target, as_target
+from explain.targets.outputs import Outputs
+from explain.targets.resolve import TargetLike
 
 Judgeable: TypeAlias = "MethodLike | MapsLike"
 

@@ -8,7 +8,8 @@ from typing import ClassVar, Literal
 
 import torch
 
-from explain.baselines import Baseline, Blur, Mean, Neighbours, Zero
+from explain.baselines import Blur, Mean, Neighbours, Zero
+from explain.baselines.base import Baseline
 from explain.metrics.base import Better, MetricInput, MetricResult, Score, undefined
 from explain.metrics.maps import Sign
 from explain.metrics.perturbed_inputs import ScoreMetric, ScoreRequest, SoftMasked, covered_by_rank

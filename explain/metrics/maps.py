@@ -10,7 +10,7 @@ import torch
 
 from explain._utils.errors import MetricError, image_name, shown
 from explain.attribution.result import Attribution
-from explain.layers import enlarge
+from explain.layers.feature_maps import enlarge
 from explain.methods import Style
 
 Sign = Literal["own", "signed", "absolute"]

@@ -11,10 +11,12 @@ from typing import Any, Literal
 import torch
 
 from explain._utils.errors import TargetError, image_name
-from explain.baselines import Baseline, Cover, covering
+from explain.baselines.base import Baseline, Cover, covering
 from explain.engine import Evidence, Perturbation, PerturbedRows
 from explain.metrics.base import Metric, MetricInput, MetricResult, ScoreKind
-from explain.targets import Outputs, Target, find_logits
+from explain.targets import Target
+from explain.targets.base import find_logits
+from explain.targets.outputs import Outputs
 
 UNCHANGED = "the photo itself"
 """The key of a perturbed photo in which nothing is changed."""

@@ -21,7 +21,8 @@ from explain.methods import Method
 from explain.metrics.base import Metric, MetricInput, MetricResult
 from explain.metrics.maps import Maps
 from explain.metrics.randomised import Randomised
-from explain.targets import ClassTarget, Settles, Target, for_rows, settle
+from explain.targets import ClassTarget, Target
+from explain.targets.base import Settles, for_rows, settle
 
 AT_ONCE = 16
 """How many perturbed photos are explained in one batch."""

@@ -1,23 +1,16 @@
 """Models by name, with the preprocessing and labels that go with them.
 
-classifier       a model and all that belongs to it
-outputs          how its outputs become probabilities
-crops            which part of a photo a model sees
-adjusted         a preprocessing with other values
-imagenet         EfficientNet-Lite0 for ImageNet, the default, with weights from a package of data
-efficientnet     its network
-labels           the labels of its classes
-bundled          the small model for Tiny-ImageNet
-network          its network
-tiny_transformer the small transformer for Tiny-ImageNet
-transformer      its network
-zoo              torchvision by name
-timm_zoo         timm by name, and what its configurations say
-huggingface      what models of transformers say about themselves
-given            a module of the user's: what it says, and what is assumed
-custom           package.module:factory
-weights          state dicts from files, safely
-safetensors      the format of that name
+classifier         `Classifier`: a model with its preprocessing, labels and temperature
+preprocessing      which part of a photo a model sees
+outputs            how its outputs become probabilities
+custom             a module of the user's, or package.module:factory
+imagenet           the default: EfficientNet-Lite0 for ImageNet, with weights from a package of data
+efficientnet       its network
+tiny, tiny_transformer              the small models for Tiny-ImageNet that come along
+small_resnet, small_transformer     their networks
+labels             labels of ImageNet's classes
+torchvision_models, timm_models, huggingface    models and metadata of other libraries
+weights            state dicts from files, safely
 """
 
 from __future__ import annotations
@@ -28,56 +21,16 @@ from pathlib import Path
 from torch import nn
 
 from explain._utils.errors import ModelError, option, shown, warn
-from explain.models.classifier import CenterCrop, Classifier, Interpolation, check_size, class_label, on_device
-from explain.models.custom import as_classifier, as_preprocess, load_custom, with_weights
+from explain.models.classifier import CenterCrop, Classifier, check_size
+from explain.models.custom import as_classifier, load_custom, with_weights
 from explain.models.imagenet import PACKAGE, load_imagenet, weights_file
-from explain.models.outputs import check_labels, outputs_for
-from explain.models.preprocessing import Crop, CropLike, FiveCrops, WholePhoto, adjusted, cropped, seen
-from explain.models.small_resnet import SmallResNet
-from explain.models.small_transformer import SmallTransformer
+from explain.models.preprocessing import FiveCrops, WholePhoto
 from explain.models.timm_models import TIMM, load_timm
 from explain.models.tiny import load_bundled
 from explain.models.tiny_transformer import load_tiny_transformer
 from explain.models.torchvision_models import DEFAULT, TINY, TRANSFORMER, list_models, load_torchvision
 
-__all__ = [
-    "DEFAULT",
-    "OWN",
-    "PACKAGE",
-    "TIMM",
-    "TINY",
-    "TRANSFORMER",
-    "CenterCrop",
-    "Classifier",
-    "Crop",
-    "CropLike",
-    "FiveCrops",
-    "Interpolation",
-    "SmallResNet",
-    "SmallTransformer",
-    "WholePhoto",
-    "adjusted",
-    "as_classifier",
-    "as_preprocess",
-    "check_labels",
-    "check_size",
-    "class_label",
-    "classifier_of",
-    "cropped",
-    "list_models",
-    "load",
-    "load_bundled",
-    "load_custom",
-    "load_imagenet",
-    "load_timm",
-    "load_tiny_transformer",
-    "load_torchvision",
-    "on_device",
-    "outputs_for",
-    "seen",
-    "weights_file",
-    "with_weights",
-]
+__all__ = ["CenterCrop", "Classifier", "FiveCrops", "WholePhoto", "list_models", "load"]
 
 OWN = {DEFAULT: load_imagenet, TINY: load_bundled, TRANSFORMER: load_tiny_transformer}
 OWN["bundled"] = load_bundled  # what old records say

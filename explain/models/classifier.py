@@ -14,7 +14,7 @@ from torch import nn
 
 from explain._utils.errors import ModelError, option, shown
 from explain.data.images import Box, Preprocess
-from explain.targets import Activation, outputs_like
+from explain.targets.outputs import Activation, outputs_like
 
 Interpolation: TypeAlias = Literal["bilinear", "bicubic"]
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -115,7 +115,7 @@ def load_custom(name: str, weights: str | Path | None = None, size: int | None =
     """Import ``module`` (the current folder counts), call ``factory()``, and load weights into what it returns.
 
     The factory returns an ``nn.Module``, or a `Classifier` that brings preprocessing and labels along. What a module
-    says about them itself is taken; see `explain.models.as_classifier`.
+    says about them itself is taken; see `as_classifier`.
 
     Raises:
         ModelError: there is no such module or factory, or it does not give a model. What the factory itself raises

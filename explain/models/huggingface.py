@@ -13,7 +13,7 @@ from PIL import Image
 from torch import nn
 
 from explain._utils.errors import ModelError, either, option, quiet
-from explain.targets import Activation
+from explain.targets.outputs import Activation
 
 KEPT = ("size", "crop_size", "crop_pct", "image_mean", "image_std", "resample")  # what decides how a photo is seen
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from explain.targets import Categories
+from explain.targets.labels import Categories
 
 IMAGENET = Path(__file__).with_name("imagenet.txt")
 KINDS = Path(__file__).with_name("imagenet_kinds.txt")

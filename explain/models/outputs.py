@@ -10,7 +10,7 @@ import torch
 from explain._utils.errors import LabelsError, either, warn
 from explain.engine import check_inputs, outputs_of
 from explain.models.classifier import Classifier
-from explain.targets import Activation, Outputs
+from explain.targets.outputs import Activation, Outputs
 
 
 def outputs_for(

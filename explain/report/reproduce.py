@@ -12,7 +12,7 @@ import torch
 
 from explain._utils.errors import ExplainError, printable
 from explain.attribution.records import decode, method_of, unknown
-from explain.baselines import Baseline
+from explain.baselines.base import Baseline
 from explain.methods import Method, get_method, options
 from explain.report.subject import Subject
 

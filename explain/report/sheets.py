@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from explain._utils.errors import ExplainError, MetricError, printable, shown
-from explain.models import class_label
+from explain.models.classifier import class_label
 from explain.report.curves import can_be_run
 from explain.report.item import Detail, item, summary
 from explain.report.page import page
 from explain.report.reported import written
 from explain.report.reproduce import Reproduction
 from explain.report.subject import Subject
-from explain.targets import find_label
+from explain.targets.labels import find_label
 
 if TYPE_CHECKING:
     from explain.metrics import MetricLike, Table

@@ -41,7 +41,7 @@ from explain.runs.sources import Entry, Source, Trouble, entries_of, text
 from explain.runs.storage import Storage
 from explain.runs.store import PhotoRecord
 from explain.runs.writing import alone
-from explain.targets import TargetLike
+from explain.targets.resolve import TargetLike
 
 KEPT = 1000  # notes that are kept
 SAME = ("explain", "torch")  # packages whose versions have to be the same everywhere

@@ -20,14 +20,16 @@ from explain.explanation.explainer import Explainer
 from explain.explanation.photos import rows_are_apart
 from explain.methods import Method, MethodLike
 from explain.metrics import Metric, ReattributionMetric, evaluate, get_metric
-from explain.models import FiveCrops, class_label
+from explain.models import FiveCrops
+from explain.models.classifier import class_label
 from explain.runs.labels import Labels
 from explain.runs.photo_identity import boxes_as_text
 from explain.runs.preparing import Failed, Prepared, Ready, at_once, each_explained, in_batches
 from explain.runs.schema import pack
 from explain.runs.sources import Corners
 from explain.runs.store import MapRecord, PhotoRecord
-from explain.targets import Prediction, TargetLike, one_per_image
+from explain.targets.outputs import Prediction
+from explain.targets.resolve import TargetLike, one_per_image
 
 Figures = list[dict[str, dict[str, float | None]]]
 """For each photo, by method: a figure for each metric, None where it is not defined."""

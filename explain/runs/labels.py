@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from explain.models import class_label
+from explain.models.classifier import class_label
 from explain.runs.sources import Label
 
 

@@ -30,7 +30,7 @@ from explain.runs.sources import Entry, Source, Trouble, entries_of, text
 from explain.runs.store import PhotoRecord, Store
 from explain.runs.workers import CannotBeginError, Workers, default_workers
 from explain.runs.writing import Writer, alone
-from explain.targets import TargetLike
+from explain.targets.resolve import TargetLike
 
 TIMEOUT = 60.0  # seconds that one photo may take to be read
 

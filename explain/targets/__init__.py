@@ -1,15 +1,14 @@
 """Targets: from a model's output to the one number per image that is explained.
 
-    base         what a target is; sums of targets; the tensor to read in an output
-    classes      one score for a whole image: a class, a yes or no, a likeness
-    functions    any function of the output, which may take the images that its rows belong to
-    rows         rows taken out of an output; whether scores follow their rows
-    separate     a target of its own for each image; single numbers of an output with several dimensions
-    labels       labels of classes, their synonyms, and the class that a label stands for
-    given        what a caller may give for a target: an index, a label, a callable; this rather than that
-    places       a class within a region, and a detected box
-    outputs      how a model's outputs become probabilities
-    objectives   other numbers to differentiate than the score of the target's class
+    base       what a target is; sums of targets; class scores in an output
+    classes    one score for a whole image: a class, a yes or no, a similarity
+    regions    a class within a region, and a detected box
+    functions  any function of the output; other numbers to differentiate than the target's score
+    per_image  a target of its own for each image; single numbers of an output with several dimensions
+    resolve    what a caller may pass as a target: an index, a label, a callable, a difference
+    labels     labels of classes, their synonyms, and the class that a label stands for
+    rows       rows of an output; whether scores follow their rows
+    outputs    how a model's outputs become probabilities
 
 A target is a frozen value with a ``name`` and a ``pick`` that takes the model's output and gives the score ``(N,)`` and
 what was picked: the class indices ``(N,)``, or None for scores that are not a class. Targets add up: ``a - b`` is one.
@@ -30,63 +29,24 @@ here in channel 3 at row 2 and column 1; a function of the features can ask for 
 torch.Size([1])
 """
 
-from explain.targets.base import (
-    Labelled,
-    PerImage,
-    Picked,
-    Settles,
-    Sum,
-    Target,
-    find_logits,
-    find_tensor,
-    for_rows,
-    settle,
-)
-from explain.targets.classes import BinaryLogit, Category, ClassTarget, Similarity, TopClass
-from explain.targets.functions import Contrast, Objective, ResidualSoftmax, ScoreTarget
-from explain.targets.labels import Categories, find_label
-from explain.targets.outputs import Activation, Outputs, Prediction, check_activation, outputs_like
-from explain.targets.per_image import Element, Separate
+from explain.targets.base import Target
+from explain.targets.classes import BinaryLogit, ClassTarget, Similarity, TopClass
+from explain.targets.functions import ScoreTarget
+from explain.targets.labels import find_label
 from explain.targets.regions import Detection, Segmentation
-from explain.targets.resolve import Difference, TargetLike, as_target, as_targets, check_categories, one_per_image
-from explain.targets.rows import must_follow_rows
+from explain.targets.resolve import Difference, as_target, as_targets
 
 __all__ = [
-    "Activation",
     "BinaryLogit",
-    "Categories",
-    "Category",
     "ClassTarget",
-    "Contrast",
     "Detection",
     "Difference",
-    "Element",
-    "Labelled",
-    "Objective",
-    "Outputs",
-    "PerImage",
-    "Picked",
-    "Prediction",
-    "ResidualSoftmax",
     "ScoreTarget",
     "Segmentation",
-    "Separate",
-    "Settles",
     "Similarity",
-    "Sum",
     "Target",
-    "TargetLike",
     "TopClass",
     "as_target",
     "as_targets",
-    "check_activation",
-    "check_categories",
     "find_label",
-    "find_logits",
-    "find_tensor",
-    "for_rows",
-    "must_follow_rows",
-    "one_per_image",
-    "outputs_like",
-    "settle",
 ]

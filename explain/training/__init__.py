@@ -1,8 +1,8 @@
 """Training: gradients clipped and watched, photos explained every so many steps.
 
-parameters    a hook on the gradient of every parameter
 clipper       gradients clipped before they are accumulated
 flow          gradients watched from layer to layer; units that get no gradient
+parameters    a hook on the gradient of every parameter
 monitor       `Monitor`: photos explained during training
 photos        these photos, as they are given to the model
 store         the file that they are stored in
@@ -12,18 +12,8 @@ tensorboard   a board for TensorBoard
 """
 
 from explain.training.clipper import GradientClipper
-from explain.training.film import Film, film
-from explain.training.flow import DeadUnits, Flow, GradientFlow
-from explain.training.lightning import callback
+from explain.training.film import film
+from explain.training.flow import DeadUnits, GradientFlow
 from explain.training.monitor import Monitor
 
-__all__ = [
-    "DeadUnits",
-    "Film",
-    "Flow",
-    "GradientClipper",
-    "GradientFlow",
-    "Monitor",
-    "callback",
-    "film",
-]
+__all__ = ["DeadUnits", "GradientClipper", "GradientFlow", "Monitor", "film"]

@@ -25,7 +25,7 @@ from explain.runs.preparing import Failed
 from explain.runs.sources import text
 from explain.runs.store import PhotoRecord
 from explain.runs.writing import alone
-from explain.targets import TargetLike
+from explain.targets.resolve import TargetLike
 from explain.training.flow import DeadUnits, GradientFlow
 from explain.training.parameters import Scaler
 from explain.training.photos import MonitoredPhotos

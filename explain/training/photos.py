@@ -19,7 +19,7 @@ from explain.runs.labels import Labels
 from explain.runs.preparing import Failed, Prepared, Preparer, each_explained, in_batches
 from explain.runs.sources import Entry, Source, entries_of
 from explain.runs.store import PhotoRecord
-from explain.targets import as_targets
+from explain.targets.resolve import as_targets
 from explain.training.store import stored_name
 
 MOST = 64  # photos; their inputs stay in memory

@@ -15,7 +15,7 @@ from explain._utils import nested
 from explain._utils.nested import first_tensor, replace_first
 from explain.hooks import HookGroup
 from explain.layers.calls import tensors_in
-from explain.targets import find_tensor
+from explain.targets.base import find_tensor
 from tests.model_output import BaseModelOutputWithPooling
 
 Pair = namedtuple("Pair", "left right")

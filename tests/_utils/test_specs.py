@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 import explain
 from explain import BaselineError, MethodError
 from explain._utils.specs import MethodSpec, read_written
-from explain.baselines import Baseline, Blur, get_baseline
+from explain.baselines import Blur
+from explain.baselines.base import Baseline
+from explain.baselines.registry import get_baseline
 from explain.methods import (
     KPCACAM,
     Augmented,

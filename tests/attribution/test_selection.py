@@ -11,7 +11,7 @@ from torch import nn
 import explain
 from explain.attribution.selection import select
 from explain.data.inputs import as_inputs
-from explain.layers import shares_behind
+from explain.layers.calls import shares_behind
 from explain.methods import get_method
 from tests.conftest import TinyNet, settled
 

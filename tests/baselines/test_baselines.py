@@ -13,21 +13,10 @@ from PIL import Image
 
 import explain
 from explain import BaselineError
-from explain import baselines as baselines
-from explain.baselines import (
-    Baseline,
-    Black,
-    Blur,
-    Defocus,
-    Mean,
-    Neighbours,
-    Noise,
-    OtherPhoto,
-    Zero,
-    covering,
-    get_baseline,
-)
+from explain.baselines import Black, Blur, Defocus, Mean, Neighbours, Noise, OtherPhoto, Zero
+from explain.baselines.base import Baseline, covering, register
 from explain.baselines.neighbours import interpolated
+from explain.baselines.registry import get_baseline, list_baselines
 from explain.methods import get_method
 from explain.models import CenterCrop
 
@@ -234,7 +223,7 @@ def test_videos_are_filled_frame_by_frame_where_colours_are_of_places(baseline: 
 
 
 def test_fills_are_values_and_have_names() -> None:
-    assert baselines.list_baselines() == ["black", "blur", "defocus", "mean", "neighbours", "noise", "zero"]
+    assert list_baselines() == ["black", "blur", "defocus", "mean", "neighbours", "noise", "zero"]
     assert get_baseline(" Blur ") == Blur()
     assert get_baseline(Noise(seed=np.int64(4))) == Noise(seed=4)  # type: ignore[arg-type]
     assert len({Blur(), Blur(11, 5), Blur(3)}) == 2
@@ -246,7 +235,7 @@ def test_fills_are_values_and_have_names() -> None:
     assert (one == same, one == other, len({one, same, other})) == (True, False, 2)
     assert all(baseline.about and isinstance(baseline.depends_on_mask, bool) for baseline in ALL)
     with pytest.raises(BaselineError, match="already registered"):
-        baselines.register(Blur(3))
+        register(Blur(3))
 
 
 def test_black_is_read_off_the_preprocessing(images: torch.Tensor) -> None:

@@ -16,7 +16,8 @@ from torch import nn
 import explain
 from explain import ExplainWarning, ImageError, LayerError, ModelError
 from explain.data.inputs import Inputs, as_inputs
-from explain.layers import calls, default_layer, list_layers, stage_layers
+from explain.layers import calls, default_layer, list_layers
+from explain.layers.default_layer import stage_layers
 from tests.conftest import ATTENDING, COVERING, settled, snapshot
 
 METHODS = sorted(set(explain.list_methods()) - COVERING - ATTENDING - {"cam"})

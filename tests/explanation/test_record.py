@@ -34,7 +34,8 @@ from explain.methods import (
     Smooth,
 )
 from explain.models import CenterCrop
-from explain.targets import Category, Difference, Segmentation, Similarity
+from explain.targets import Difference, Segmentation, Similarity
+from explain.targets.classes import Category
 from tests.conftest import ROOT, TinyNet, settled
 
 CAT = ROOT / "assets" / "chelsea.png"

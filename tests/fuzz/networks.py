@@ -24,7 +24,7 @@ from torch import nn
 
 import explain
 from explain import ExplainError, ExplainWarning
-from explain.layers import split_call
+from explain.layers.calls import split_call
 from explain.methods import LRP, DeepLIFT, DeepLIFTSHAP, MethodLike, get_method
 from explain.relevance import COMPOSITES
 from tests.conftest import registered_backwards, snapshot

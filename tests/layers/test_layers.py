@@ -12,7 +12,11 @@ from explain import LayerError
 from explain.attribution.api import attribute
 from explain.data.inputs import as_inputs
 from explain.hooks import HookGroup
-from explain.layers import Grid, Grids, Ran, default_layer, find_grid, list_layers, look_follows, to_spatial
+from explain.layers import default_layer, list_layers, to_spatial
+from explain.layers.calls import look_follows
+from explain.layers.feature_maps import Grids
+from explain.layers.layouts import Grid, find_grid
+from explain.layers.outputs import Ran
 from explain.methods import FullGrad, GradCAM
 from tests.conftest import TinyNet, snapshot
 

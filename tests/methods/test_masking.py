@@ -15,7 +15,7 @@ import explain
 from explain import ExplainError, MethodError
 from explain.baselines import Blur, Mean, Noise
 from explain.engine import Evidence, TargetContext
-from explain.layers import Grids
+from explain.layers.feature_maps import Grids
 from explain.methods import (
     DRISE,
     HSIC,

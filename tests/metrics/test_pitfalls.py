@@ -19,7 +19,8 @@ from torch import nn
 
 import explain
 from explain import ExplainError, ExplainWarning, MetricError, TargetError
-from explain.baselines import Baseline, Blur, Mean, Zero
+from explain.baselines import Blur, Mean, Zero
+from explain.baselines.base import Baseline
 from explain.checks import Faithful, check_maps
 from explain.engine import Evidence, Need
 from explain.methods import Method, Style, get_method

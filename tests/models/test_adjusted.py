@@ -15,7 +15,8 @@ from PIL import Image
 import explain
 from explain import ExplainWarning, ModelError
 from explain.cli import main
-from explain.models import CenterCrop, WholePhoto, adjusted
+from explain.models import CenterCrop, WholePhoto
+from explain.models.preprocessing import adjusted
 from tests.conftest import TinyNet, settled
 
 NET = """

@@ -16,8 +16,8 @@ import explain
 from explain import ModelError, TargetError
 from explain.cli import main
 from explain.data.images import Box, locate
-from explain.models import CenterCrop, Classifier, FiveCrops, WholePhoto, cropped
-from explain.models.preprocessing import takes_any_size
+from explain.models import CenterCrop, Classifier, FiveCrops, WholePhoto
+from explain.models.preprocessing import cropped, takes_any_size
 from tests.conftest import TinyNet, settled
 
 

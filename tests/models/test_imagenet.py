@@ -18,7 +18,7 @@ from explain import ExplainWarning, ModelError, TargetError, models
 from explain.models import Classifier, imagenet, load
 from explain.models.efficientnet import EPSILON, STAGES, ConvNormActivation, EfficientNetLite0, MBConv, SameConv2d
 from explain.models.labels import imagenet_labels
-from explain.targets import find_label
+from explain.targets.labels import find_label
 from tests.conftest import ROOT, settled
 
 NAME = "efficientnet-lite0"

@@ -17,7 +17,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import explain
 from explain import ModelError
-from explain.layers import default_layer, stage_layers
+from explain.layers import default_layer
+from explain.layers.default_layer import stage_layers
 from explain.methods import GradCAM, get_method
 from explain.models import load
 from tests.conftest import ROOT, TinyNet, settled, snapshot

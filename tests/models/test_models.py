@@ -16,7 +16,8 @@ from PIL import Image
 from torch import nn
 
 from explain import ModelError, models
-from explain.models import CenterCrop, Classifier, SmallResNet, load
+from explain.models import CenterCrop, Classifier, load
+from explain.models.small_resnet import SmallResNet
 from explain.models.tiny import FILE
 from explain.models.weights import read_weights
 

@@ -19,7 +19,8 @@ from PIL import Image
 
 import explain
 from explain import ModelError, models
-from explain.models import Classifier, SmallTransformer, load, tiny_transformer
+from explain.models import Classifier, load, tiny_transformer
+from explain.models.small_transformer import SmallTransformer
 from explain.models.tiny_transformer import FILE, SHA256
 from tests.conftest import ROOT
 

@@ -16,7 +16,7 @@ from PIL import Image
 
 import explain
 from explain import report
-from explain.layers import enlarge
+from explain.layers.feature_maps import enlarge
 from explain.render import styles
 from explain.render.placement import thresholds
 from explain.report.reported import written

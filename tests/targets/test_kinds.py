@@ -29,13 +29,11 @@ from explain.targets import (
     ScoreTarget,
     Segmentation,
     Similarity,
-    Sum,
     Target,
     TopClass,
     as_target,
-    find_logits,
-    settle,
 )
+from explain.targets.base import Sum, find_logits, settle
 from explain.targets.regions import find_detections, overlaps
 from tests.conftest import TinyNet, settled, snapshot
 

@@ -18,24 +18,19 @@ from explain.hooks import FeatureExtractor
 from explain.methods import AblationCAM, GradCAM
 from explain.targets import (
     ClassTarget,
-    Contrast,
     Detection,
     Difference,
-    Element,
     ScoreTarget,
     Segmentation,
-    Separate,
     Similarity,
-    Sum,
     TopClass,
     as_target,
-    find_label,
-    find_logits,
-    for_rows,
-    must_follow_rows,
-    settle,
 )
-from explain.targets.rows import take
+from explain.targets.base import Sum, find_logits, for_rows, settle
+from explain.targets.functions import Contrast
+from explain.targets.labels import find_label
+from explain.targets.per_image import Element, Separate
+from explain.targets.rows import must_follow_rows, take
 
 LOGITS = torch.tensor([[0.1, 3.0, 2.0], [5.0, 1.0, 4.0]])
 LABELS = ["tabby cat", "Egyptian cat", "red panda", "crane", "crane"]

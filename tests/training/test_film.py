@@ -18,7 +18,8 @@ from explain.attribution.pictures import Scene
 from explain.cli import main
 from explain.data.images import Box
 from explain.render.styles import get_style
-from explain.training import Film, Monitor, film
+from explain.training import Monitor, film
+from explain.training.film import Film
 from tests.training.test_watch import Training, explainer, network, picture
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 import explain
 from explain import RunError
-from explain.training import callback
+from explain.training.lightning import callback
 from tests.training.test_watch import PHOTOS, Training, as_it_is, explainer, network
 
 
