@@ -48,7 +48,8 @@ import explain
 from explain import ExplainError
 from explain.attribution.selection import select
 from explain.engine import Evidence, Need
-from explain.methods import Method, get_method
+from explain.methods import Method
+from explain.methods.registry import get_method
 from explain.metrics import MPRT, ROAD, Deletion, Insertion, Metric, RandomLogit, Sensitivity, get_metric
 from explain.models import CenterCrop, Classifier, load
 

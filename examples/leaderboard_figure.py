@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from explain.methods import FAMILIES
+from explain.methods.base import FAMILIES
 
 PANELS = {"relevancerank": "on the object's box", "road": "for the model's answer"}
 COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"]

@@ -15,7 +15,7 @@ import numpy as np
 from standings import DRAWS, FEWEST, beaten, correlations, draws, figures, ranks
 
 import explain
-from explain.methods import family
+from explain.methods.registry import family
 from explain.metrics import Metric
 
 ROOT = Path(__file__).resolve().parents[1]

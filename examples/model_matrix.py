@@ -27,7 +27,9 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from explain import Attribution, ExplainWarning, attribute
-from explain.methods import GradCAM, IntegratedGradients, Method, get_method, uses_layer
+from explain.methods import GradCAM, IntegratedGradients, Method
+from explain.methods.base import uses_layer
+from explain.methods.registry import get_method
 
 METHODS = [*map(get_method, ["gradcam", "layercam", "saliency", "guidedbackprop"]), IntegratedGradients(steps=3)]
 SIDES = (32, 48, 64, 80, 96, 128, 160, 192, 224, 240, 256, 384)

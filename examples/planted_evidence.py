@@ -40,7 +40,8 @@ from torch import nn
 
 import explain
 from explain import ExplainError
-from explain.methods import Method, get_method
+from explain.methods import Method
+from explain.methods.registry import get_method
 from explain.metrics import EnergyPointingGame, PointingGame
 from explain.models import CenterCrop, Classifier, load
 

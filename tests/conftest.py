@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import explain
-from explain.methods import Method, get_method
+from explain.methods import Method
+from explain.methods.registry import get_method
 
 ROOT = Path(__file__).resolve().parents[1]
 ALONG_PATHS = {"blurintegratedgradients", "guidedintegratedgradients", "idgi", "expectedgradients", "xrai"}

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import explain
-from explain.methods import get_method
+from explain.methods.registry import get_method
 from tests.conftest import ROOT
 
 PACKAGE = ROOT / "explain"

@@ -22,25 +22,21 @@ from timing import interleaved, ratio
 from torch import nn
 
 import explain
-from explain.engine import (  # fmt: skip
-    Activations,
+from explain.engine import Activations, Attributions, InputGradients, LayerGradients, Need
+from explain.engine.needs import (
     Attention,
     AttentionRelevance,
-    Attributions,
     BiasTerms,
     BlockAttention,
     BlockTokens,
     ClassWeights,
-    InputGradients,
     LayerCurvature,
-    LayerGradients,
     Multipliers,
-    Need,
-    PerturbationRuns,
     Relevance,
-    Scores,
 )
-from explain.methods import Method, get_method, list_methods
+from explain.engine.perturbations import PerturbationRuns, Scores
+from explain.methods import Method, list_methods
+from explain.methods.registry import get_method
 
 WORDS: dict[type, str] = {
     Activations: "activations",

@@ -16,8 +16,9 @@ from explain.app.scheduler import Job, JobProgress, Scheduler, SendStep
 from explain.attribution.pictures import array
 from explain.explanation.explainer import Explainer
 from explain.explanation.explanation import Explanation
-from explain.methods import Method, control, family, options
-from explain.methods.base import uses_layer
+from explain.methods import Method
+from explain.methods.base import options, uses_layer
+from explain.methods.registry import control, family
 from explain.report.curves import STEPS, curve
 from explain.report.maps import as_drawn, plane
 
@@ -38,7 +39,7 @@ def about(method: Method) -> dict[str, Any]:
 def unfinished(method: Method, values: torch.Tensor, done: int, total: int) -> dict[str, Any]:
     """The map so far ``(h, w)`` or ``(C, H, W)`` as the page takes it.
 
-    >>> from explain.methods import get_method
+    >>> from explain.methods.registry import get_method
     >>> found = unfinished(get_method("rise"), torch.rand(4, 5), 30, 1000)
     >>> found["plane"]["height"], found["remark"]
     (4, 'not finished: 30 of 1000 altered photos')

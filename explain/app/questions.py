@@ -16,7 +16,8 @@ from explain.app.limits import Limits
 from explain.baselines.base import Baseline
 from explain.baselines.registry import get_baseline
 from explain.data.images import Box
-from explain.methods import Method, get_method
+from explain.methods import Method
+from explain.methods.registry import get_method
 
 SIDE = 320
 """The longer side in pixels at which a fill is computed: about what networks see, which blurs are meant for."""

@@ -26,7 +26,8 @@ from explain.data.images import Box, load_image, locate
 from explain.explanation.explainer import Explainer
 from explain.explanation.explanation import Explanation
 from explain.layers import default_layer, list_layers
-from explain.methods import Method, control, family, get_method
+from explain.methods import Method
+from explain.methods.registry import control, family, get_method
 from explain.models import FiveCrops
 from explain.report.curves import run_of
 from explain.report.item import Detail, item

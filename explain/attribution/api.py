@@ -13,8 +13,8 @@ from explain.attribution.request import Request
 from explain.attribution.result import Attribution
 from explain.attribution.selection import GROUPS, applicable_methods, chosen
 from explain.data.inputs import InputsLike
-from explain.engine import Plan
-from explain.methods import MethodLike
+from explain.engine.plan import Plan
+from explain.methods.registry import MethodLike
 from explain.targets.resolve import TargetLike, as_targets
 
 __all__ = ["Attribution", "Options", "applicable_methods", "attribute", "plan"]

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 from explain._utils.errors import MethodError, keywords, shown
 from explain._utils.version import __version__
-from explain.methods import Method, MethodLike, Source, get_method, options
+from explain.methods import Method, Source
+from explain.methods.base import options
+from explain.methods.registry import MethodLike, get_method
 
 PACKAGE = Source(
     "explain",

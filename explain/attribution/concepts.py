@@ -16,18 +16,12 @@ from explain._utils.html import picture_html, png
 from explain._utils.random_numbers import normal
 from explain.data.images import Box
 from explain.data.inputs import InputsLike
-from explain.engine import (
-    Activations,
-    Evidence,
-    Need,
-    Perturbation,
-    PerturbationRuns,
-    PerturbedRows,
-    RuntimeSettings,
-    check_inputs,
-    gather,
-    plan_of,
-)
+from explain.engine import Activations, Evidence, Need, Perturbation, PerturbedRows
+from explain.engine.execution import gather
+from explain.engine.perturbations import PerturbationRuns
+from explain.engine.plan import plan_of
+from explain.engine.settings import RuntimeSettings
+from explain.engine.validation import check_inputs
 from explain.hooks import Where, calculating, unwrapped
 from explain.layers import default_layer
 from explain.layers.calls import find_layers

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from explain._utils.errors import MethodError, shown
-from explain.engine import Precision, Progress, RuntimeSettings
+from explain.engine.settings import Precision, Progress, RuntimeSettings
 from explain.hooks import Where
-from explain.methods import Fusion
-from explain.methods.base import one_of
+from explain.methods.base import Fusion, one_of
 from explain.targets.outputs import Activation, check_activation
 from explain.targets.resolve import TargetLike
 

@@ -14,7 +14,8 @@ from explain import render
 from explain._utils.errors import ExplainError
 from explain.attribution.result import Attribution
 from explain.data.images import Box
-from explain.methods import FAMILIES, control, divides_by_score, family
+from explain.methods.base import FAMILIES
+from explain.methods.registry import control, divides_by_score, family
 from explain.render import overlays, placement, styles
 from explain.render.captions import Legend, Mark
 from explain.render.sheets import Group, Tile

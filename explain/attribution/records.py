@@ -32,8 +32,9 @@ from explain._utils.version import __version__
 from explain.attribution.pictures import array
 from explain.attribution.result import Attribution
 from explain.data.images import MAX_PIXELS
-from explain.engine import Precision
-from explain.methods import Method, get_method
+from explain.engine.settings import Precision
+from explain.methods import Method
+from explain.methods.registry import get_method
 from explain.targets import ClassTarget, Target, TopClass
 from explain.targets.base import Sum
 from explain.targets.classes import Category

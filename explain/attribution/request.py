@@ -21,29 +21,18 @@ from explain.attribution.diagnostics import (
 from explain.attribution.options import Settings
 from explain.attribution.result import Attribution, Channels, fused
 from explain.data.inputs import Inputs, InputsLike, Path, dotted
-from explain.engine import (
-    Evidence,
-    NeedAtLayer,
-    Plan,
-    RelevanceCoverage,
-    RuleCoverage,
-    asks_of,
-    check_inputs,
-    gather,
-)
+from explain.engine import Evidence
+from explain.engine.execution import gather
+from explain.engine.needs import NeedAtLayer, RelevanceCoverage, RuleCoverage, asks_of
+from explain.engine.plan import Plan
+from explain.engine.validation import check_inputs
 from explain.hooks import calculating, unwrapped
 from explain.layers import default_layer
 from explain.layers.calls import channels_of, find_layers, forget, look_follows
 from explain.layers.default_layer import stage_layers
-from explain.methods import (
-    Fusion,
-    Method,
-    MethodLike,
-    Outcome,
-    get_method,
-    options,
-    uses_layer,
-)
+from explain.methods import Method
+from explain.methods.base import Fusion, Outcome, options, uses_layer
+from explain.methods.registry import MethodLike, get_method
 from explain.targets import Target
 from explain.targets.base import settle
 

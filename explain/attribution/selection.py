@@ -14,7 +14,9 @@ from explain.data.inputs import InputsLike
 from explain.hooks import Where, scripted
 from explain.layers import default_layer
 from explain.layers.calls import shares_behind
-from explain.methods import Method, MethodLike, get_method, list_methods, uses_layer
+from explain.methods import Method, list_methods
+from explain.methods.base import uses_layer
+from explain.methods.registry import MethodLike, get_method
 from explain.targets import Target, as_target
 from explain.targets.resolve import TargetLike, as_targets
 

@@ -24,11 +24,13 @@ from explain.checks.faithfulness import Faithful
 from explain.checks.questions import Question
 from explain.checks.stability import Stable
 from explain.data.inputs import Inputs
-from explain.engine import check_inputs, outputs_of
+from explain.engine.output_activation import outputs_of
+from explain.engine.validation import check_inputs
 from explain.hooks import unwrapped
 from explain.layers.calls import shares_behind
-from explain.methods import Method, get_method
+from explain.methods import Method
 from explain.methods.base import options
+from explain.methods.registry import get_method
 from explain.metrics.base import MetricInput, MetricResult
 from explain.metrics.evaluation import evaluate, probability_of
 from explain.metrics.maps import Maps

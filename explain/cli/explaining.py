@@ -179,7 +179,7 @@ class _Work:
     def _of_group(self, group: str, photo: Image) -> list[Method]:
         """Choose methods for the model by a photo, and say which are left out."""
         from explain.attribution.selection import select
-        from explain.methods import get_method
+        from explain.methods.registry import get_method
 
         options, explainer = self.options, self.explainer
         with blaming(options.model):
@@ -218,7 +218,7 @@ def _result(
 def _checked(options: argparse.Namespace) -> tuple[str | None, list[Method]]:
     """Return the group of methods that was asked for, and single methods; refuse what cannot be meant."""
     from explain.attribution.selection import GROUPS
-    from explain.methods import get_method
+    from explain.methods.registry import get_method
 
     if options.top_k and options.target:
         raise UsageError("--top-k and --target cannot both be given; leave one out")

@@ -98,8 +98,10 @@ def _matching(names: list[str], pattern: str | None, what: str) -> list[str]:
 
 def list_methods(options: argparse.Namespace, answer: Output) -> int:
     """List the methods by family; of those that are named, the options too."""
-    from explain.methods import FAMILIES, family, get_method, list_methods
-    from explain.methods import options as options_of
+    from explain.methods import list_methods
+    from explain.methods.base import FAMILIES
+    from explain.methods.base import options as options_of
+    from explain.methods.registry import family, get_method
 
     pattern = getattr(options, "pattern", None)
     found = _matching(list_methods(), pattern, "method")

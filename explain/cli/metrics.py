@@ -50,7 +50,7 @@ def judged(
     **options: Any,
 ) -> list[Table]:
     """Judge the maps of each target; the methods are run again where a metric asks for it."""
-    from explain.methods import get_method
+    from explain.methods.registry import get_method
     from explain.metrics import ReattributionMetric, evaluate
 
     explainer = explanation.explainer

@@ -27,8 +27,8 @@ def within_budget(methods: Iterable[str | Method], options: argparse.Namespace) 
     Raises:
         MethodError: one cannot do with so little.
     """
-    from explain.methods import get_method
-    from explain.methods import options as options_of
+    from explain.methods.base import options as options_of
+    from explain.methods.registry import get_method
 
     found = []
     for method in map(get_method, methods):
@@ -87,7 +87,7 @@ def with_rules(methods: Iterable[Method], composite: str | None) -> list[Method]
     Raises:
         MethodError: there is no composite of this name.
 
-    >>> from explain.methods import get_method
+    >>> from explain.methods.registry import get_method
     >>> [getattr(m, "composite", None) for m in with_rules(map(get_method, ["lrp", "attnlrp", "fem"]), "EpsilonBox")]
     ['EpsilonBox', 'AttnLRP', None]
     """
@@ -106,8 +106,9 @@ def refuse_without_effect(options: argparse.Namespace, methods: Sequence[Method]
     Raises:
         UsageError: there is one.
     """
-    from explain.methods import LRP, uses_layer
-    from explain.methods import options as options_of
+    from explain.methods import LRP
+    from explain.methods.base import options as options_of
+    from explain.methods.base import uses_layer
     from explain.render.styles import get_style
 
     names = ", ".join(method.name for method in methods)
@@ -148,6 +149,7 @@ def refuse_without_effect(options: argparse.Namespace, methods: Sequence[Method]
 
 def _reruns(method: Method) -> bool:
     """Whether a method runs the model on more than the photo itself."""
-    from explain.engine import Attributions, PerturbationRuns, Scores
+    from explain.engine import Attributions
+    from explain.engine.perturbations import PerturbationRuns, Scores
 
     return any(isinstance(need, (Attributions, PerturbationRuns, Scores)) for need in method.needs)

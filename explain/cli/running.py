@@ -142,7 +142,7 @@ def _checked(options: argparse.Namespace) -> str | list[Method]:
     """Return the methods, or the name of a group; refuse what cannot be meant."""
     from explain.attribution.pictures import Look
     from explain.attribution.selection import GROUPS
-    from explain.methods import get_method
+    from explain.methods.registry import get_method
     from explain.runs.pictures import choice
 
     if options.source is None:

@@ -24,99 +24,19 @@ A method declares its needs and is otherwise a function of `Evidence`. A new kin
 `needs` and one collector in `collectors`.
 """
 
-from explain.engine.evidence import Evidence, TargetContext
-from explain.engine.execution import gather
-from explain.engine.needs import (
-    Activations,
-    Attention,
-    AttentionMap,
-    AttentionRelevance,
-    Backward,
-    BiasTerms,
-    BlockAttention,
-    BlockTokens,
-    ClassWeights,
-    Concept,
-    DetectionSimilarity,
-    InputGradients,
-    LayerCurvature,
-    LayerGradients,
-    LayerRelevance,
-    Multipliers,
-    Need,
-    NeedAtLayer,
-    Relevance,
-    RelevanceCoverage,
-    RevealCancel,
-    RuleCoverage,
-    asks_of,
-)
-from explain.engine.output_activation import outputs_of
-from explain.engine.perturbations import (
-    Accumulator,
-    Attributions,
-    Attributor,
-    InOrder,
-    Make,
-    Perturbation,
-    PerturbationRuns,
-    PerturbedRows,
-    Reducer,
-    Scores,
-    Unperturbed,
-    ZeroInput,
-)
-from explain.engine.plan import Plan, Stream, plan_of
-from explain.engine.reruns import PerturbationRunner
-from explain.engine.settings import Precision, Progress, RuntimeSettings
-from explain.engine.validation import check_inputs
+from explain.engine.evidence import Evidence
+from explain.engine.needs import Activations, InputGradients, LayerGradients, Need
+from explain.engine.perturbations import Accumulator, Attributions, Perturbation, PerturbedRows, Reducer
 
 __all__ = [
     "Accumulator",
     "Activations",
-    "Attention",
-    "AttentionMap",
-    "AttentionRelevance",
     "Attributions",
-    "Attributor",
-    "Backward",
-    "BiasTerms",
-    "BlockAttention",
-    "BlockTokens",
-    "ClassWeights",
-    "Concept",
-    "DetectionSimilarity",
     "Evidence",
-    "InOrder",
     "InputGradients",
-    "LayerCurvature",
     "LayerGradients",
-    "LayerRelevance",
-    "Make",
-    "Multipliers",
     "Need",
-    "NeedAtLayer",
     "Perturbation",
-    "PerturbationRunner",
-    "PerturbationRuns",
     "PerturbedRows",
-    "Plan",
-    "Precision",
-    "Progress",
     "Reducer",
-    "Relevance",
-    "RelevanceCoverage",
-    "RevealCancel",
-    "RuleCoverage",
-    "RuntimeSettings",
-    "Scores",
-    "Stream",
-    "TargetContext",
-    "Unperturbed",
-    "ZeroInput",
-    "asks_of",
-    "check_inputs",
-    "gather",
-    "outputs_of",
-    "plan_of",
 ]

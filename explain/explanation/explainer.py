@@ -30,13 +30,15 @@ from explain.baselines import Black
 from explain.baselines.base import range_of
 from explain.baselines.registry import get_baseline
 from explain.data.images import Box, ImageLike, Preprocess, load_image, locate, source_of
-from explain.engine import check_inputs
+from explain.engine.validation import check_inputs
 from explain.explanation.concepts import PhotoConcepts
 from explain.explanation.crops import best_of_mean, joined
 from explain.explanation.explanation import Explanation
 from explain.explanation.photos import AT_ONCE, Photo, PhotoRequest, collected, in_batches, matched, rows_are_apart
 from explain.hooks import Inspection, Where, callers_hooks, inspect, unwrapped
-from explain.methods import Method, MethodLike, get_method, list_methods, options
+from explain.methods import Method, list_methods
+from explain.methods.base import options
+from explain.methods.registry import MethodLike, get_method
 from explain.models import Classifier, FiveCrops, classifier_of
 from explain.models.classifier import Interpolation, on_device
 from explain.models.custom import as_preprocess

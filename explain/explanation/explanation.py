@@ -29,8 +29,8 @@ from explain.attribution.records import (
 from explain.attribution.result import Attribution, alone, apart
 from explain.data.files import Files, distinct, slug
 from explain.data.images import Box
-from explain.engine import Progress
-from explain.methods import get_method
+from explain.engine.settings import Progress
+from explain.methods.registry import get_method
 from explain.render import captions, figure, sheets
 from explain.render.captions import Mark
 from explain.render.sheets import Layout

@@ -30,11 +30,12 @@ from explain._utils.errors import (
 from explain.attribution.records import decode, described, digest, is_number, is_size, method_of, unknown, upgraded
 from explain.attribution.result import Attribution
 from explain.data.images import ImageLike, load_image, opened
-from explain.engine import Precision
+from explain.engine.settings import Precision
 from explain.explanation.concepts import SavedConcepts
 from explain.explanation.explainer import Explainer
 from explain.explanation.explanation import Explanation
-from explain.methods import Fusion, MethodLike, Style, get_method
+from explain.methods.base import Fusion, Style
+from explain.methods.registry import MethodLike, get_method
 from explain.models.timm_models import TIMM
 from explain.targets.outputs import Activation
 from explain.targets.resolve import TargetLike

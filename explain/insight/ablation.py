@@ -17,7 +17,7 @@ from explain.insight.class_statistics import plain
 from explain.insight.confusions import Confusion
 from explain.insight.maps import object_of
 from explain.insight.reattribution import Batch, RunPhotos, one_for_each_photo
-from explain.methods import MethodLike
+from explain.methods.registry import MethodLike
 from explain.runs.reading import Row
 from explain.targets import ClassTarget, Difference
 

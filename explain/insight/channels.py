@@ -15,7 +15,10 @@ from explain._utils.errors import LayerError, RunError, shown
 from explain._utils.random_numbers import normal
 from explain.data.images import Box
 from explain.data.inputs import as_inputs
-from explain.engine import Activations, LayerGradients, RuntimeSettings, gather, plan_of
+from explain.engine import Activations, LayerGradients
+from explain.engine.execution import gather
+from explain.engine.plan import plan_of
+from explain.engine.settings import RuntimeSettings
 from explain.hooks import FeatureExtractor, Where
 from explain.insight.class_statistics import named, plain, short
 from explain.insight.reattribution import RunPhotos, class_in, class_of, one_for_each_photo

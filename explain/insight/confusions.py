@@ -14,7 +14,7 @@ from explain.attribution.api import attribute
 from explain.insight.class_statistics import plain, short
 from explain.insight.maps import GRID
 from explain.insight.reattribution import RunPhotos, one_for_each_photo
-from explain.methods import MethodLike
+from explain.methods.registry import MethodLike
 from explain.runs.reading import Row, Stored
 from explain.targets import ClassTarget, Difference
 

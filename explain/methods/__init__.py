@@ -22,15 +22,7 @@ To add one, write a subclass of `Method` with ``@register`` above it; there is n
 from __future__ import annotations
 
 from explain.methods.attention import AttentionRollout, CheferAttribution, CheferBimodal, GradientRollout, LeGrad
-from explain.methods.base import (
-    FAMILIES,
-    Fusion,
-    Method,
-    Outcome,
-    Style,
-    options,
-    uses_layer,
-)
+from explain.methods.base import Method
 from explain.methods.bibliography import Source
 from explain.methods.blur_path import BlurIntegratedGradients
 from explain.methods.cam import (
@@ -56,17 +48,8 @@ from explain.methods.guided_path import IDGI, GuidedIntegratedGradients
 from explain.methods.occlusion import RISE, Occlusion
 from explain.methods.partition_shap import PartitionSHAP
 from explain.methods.path import IntegratedGradients
-from explain.methods.regions import Felzenszwalb, GivenRegions, Quadtree, Regions, Squares, Superpixels, region_values
-from explain.methods.registry import (
-    MethodLike,
-    control,
-    divides_by_score,
-    family,
-    get_method,
-    list_methods,
-    register,
-    register_wrapper,
-)
+from explain.methods.regions import Felzenszwalb, Quadtree, Squares, Superpixels, region_values
+from explain.methods.registry import list_methods, register
 from explain.methods.relevance import LRP, DeepLIFT, DeepLIFTSHAP
 from explain.methods.score_cam import ISCAM, SSCAM, AblationCAM, ScoreCAM
 from explain.methods.sensitivity import HSIC, Sobol
@@ -79,7 +62,6 @@ from explain.methods.xrai import XRAI
 __all__ = [
     "CAM",
     "DRISE",
-    "FAMILIES",
     "FEM",
     "HSIC",
     "IDGI",
@@ -110,8 +92,6 @@ __all__ = [
     "Felzenszwalb",
     "FinerCAM",
     "FullGrad",
-    "Fusion",
-    "GivenRegions",
     "GradCAM",
     "GradCAMPlusPlus",
     "GradientRollout",
@@ -126,14 +106,11 @@ __all__ = [
     "LayerCAM",
     "LeGrad",
     "Method",
-    "MethodLike",
     "Occlusion",
-    "Outcome",
     "PartitionSHAP",
     "Quadtree",
     "RandomCAM",
     "RefineCAM",
-    "Regions",
     "Saliency",
     "ScoreCAM",
     "ShapleyCAM",
@@ -143,18 +120,10 @@ __all__ = [
     "Sobol",
     "Source",
     "Squares",
-    "Style",
     "Superpixels",
     "ViTCX",
     "XGradCAM",
-    "control",
-    "divides_by_score",
-    "family",
-    "get_method",
     "list_methods",
-    "options",
     "region_values",
     "register",
-    "register_wrapper",
-    "uses_layer",
 ]

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import torch
 
 from explain._utils.errors import MethodError
-from explain.engine import Attention, AttentionMap, AttentionRelevance, BlockAttention, Evidence, Need
+from explain.engine import Evidence, Need
+from explain.engine.needs import Attention, AttentionMap, AttentionRelevance, BlockAttention
 from explain.layers.layouts import Grid
 from explain.methods import bibliography as sources
 from explain.methods.base import ATTENTION, Method, over_all

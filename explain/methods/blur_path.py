@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import torch
 
 from explain._utils.errors import MethodError
-from explain.engine import Accumulator, Attributions, Evidence, Need, Perturbation, PerturbedRows, Reducer, Scores
+from explain.engine import Accumulator, Attributions, Evidence, Need, Perturbation, PerturbedRows, Reducer
+from explain.engine.perturbations import Scores
 from explain.methods import bibliography as sources
 from explain.methods.base import GRADIENTS, Method, Style
 from explain.methods.bibliography import Source

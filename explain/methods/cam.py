@@ -10,7 +10,8 @@ import torch
 
 from explain._utils.errors import MethodError
 from explain._utils.random_numbers import uniform
-from explain.engine import Activations, ClassWeights, Evidence, LayerCurvature, LayerGradients, Need
+from explain.engine import Activations, Evidence, LayerGradients, Need
+from explain.engine.needs import ClassWeights, LayerCurvature
 from explain.methods import bibliography as sources
 from explain.methods.base import MAPS, Fusion, Method, Style, map_of, spatial_dims
 from explain.methods.bibliography import Source

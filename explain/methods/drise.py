@@ -9,7 +9,8 @@ import torch
 
 from explain.baselines import Zero
 from explain.baselines.base import Baseline
-from explain.engine import Attributions, DetectionSimilarity, Evidence, Need
+from explain.engine import Attributions, Evidence, Need
+from explain.engine.needs import DetectionSimilarity
 from explain.methods import bibliography as sources
 from explain.methods.base import Style
 from explain.methods.bibliography import Source

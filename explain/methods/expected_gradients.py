@@ -14,7 +14,8 @@ import torch
 
 from explain._utils.errors import MethodError
 from explain._utils.random_numbers import normal, uniform
-from explain.engine import Accumulator, Attributions, Evidence, Need, Perturbation, PerturbedRows, Reducer, Scores
+from explain.engine import Accumulator, Attributions, Evidence, Need, Perturbation, PerturbedRows, Reducer
+from explain.engine.perturbations import Scores
 from explain.methods import bibliography as sources
 from explain.methods.base import GRADIENTS, Method, Style, at_least
 from explain.methods.bibliography import Source

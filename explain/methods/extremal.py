@@ -13,17 +13,9 @@ import torch.nn.functional as F
 from explain._utils.errors import MethodError, shown
 from explain.baselines import Defocus
 from explain.baselines.base import Baseline, covering
-from explain.engine import (
-    Accumulator,
-    Evidence,
-    InputGradients,
-    Need,
-    Perturbation,
-    PerturbationRunner,
-    PerturbationRuns,
-    PerturbedRows,
-    Reducer,
-)
+from explain.engine import Accumulator, Evidence, InputGradients, Need, Perturbation, PerturbedRows, Reducer
+from explain.engine.perturbations import PerturbationRuns
+from explain.engine.reruns import PerturbationRunner
 from explain.hooks import recording
 from explain.methods import bibliography as sources
 from explain.methods.base import Outcome

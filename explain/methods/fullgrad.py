@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from explain.engine import BiasTerms, Evidence, InputGradients, Need
+from explain.engine import Evidence, InputGradients, Need
+from explain.engine.needs import BiasTerms
 from explain.layers.feature_maps import enlarge
 from explain.methods import bibliography as sources
 from explain.methods.base import RELEVANCE, Method, over_all

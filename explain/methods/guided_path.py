@@ -14,14 +14,13 @@ from explain.engine import (
     Accumulator,
     Attributions,
     Evidence,
-    InOrder,
     InputGradients,
     Need,
     Perturbation,
-    PerturbationRuns,
     PerturbedRows,
     Reducer,
 )
+from explain.engine.perturbations import InOrder, PerturbationRuns
 from explain.methods import bibliography as sources
 from explain.methods.base import GRADIENTS, Method, Style, over_all
 from explain.methods.bibliography import Source

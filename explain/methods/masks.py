@@ -12,16 +12,8 @@ import torch.nn.functional as F
 from explain._utils.errors import BaselineError, MethodError
 from explain.baselines.base import Baseline, covering
 from explain.baselines.registry import get_baseline
-from explain.engine import (
-    Attributions,
-    Evidence,
-    InOrder,
-    Make,
-    Need,
-    Perturbation,
-    PerturbedRows,
-    Unperturbed,
-)
+from explain.engine import Attributions, Evidence, Need, Perturbation, PerturbedRows
+from explain.engine.perturbations import InOrder, Make, Unperturbed
 
 Score = Literal["logit", "probability"]
 """What is explained: the score as the target picks it, or the probability of its class."""

@@ -14,7 +14,8 @@ from explain._utils.errors import MethodError
 from explain._utils.random_numbers import uniform
 from explain.baselines import Zero
 from explain.baselines.base import Baseline
-from explain.engine import Attributions, Attributor, Evidence, Need
+from explain.engine import Attributions, Evidence, Need
+from explain.engine.perturbations import Attributor
 from explain.methods import bibliography as sources
 from explain.methods.base import Style
 from explain.methods.bibliography import Source

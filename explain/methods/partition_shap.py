@@ -12,7 +12,9 @@ import torch
 
 from explain.baselines import Zero
 from explain.baselines.base import Baseline
-from explain.engine import Attributions, Evidence, InOrder, Need, PerturbationRunner, PerturbationRuns
+from explain.engine import Attributions, Evidence, Need
+from explain.engine.perturbations import InOrder, PerturbationRuns
+from explain.engine.reruns import PerturbationRunner
 from explain.methods import bibliography as sources
 from explain.methods.base import Outcome, Style
 from explain.methods.bibliography import Source

@@ -13,17 +13,8 @@ import torch.nn.functional as F
 from explain._utils.errors import BaselineError, MethodError, in_short
 from explain.baselines.base import Baseline
 from explain.baselines.registry import get_baseline
-from explain.engine import (
-    Accumulator,
-    Attributions,
-    Evidence,
-    Need,
-    Perturbation,
-    PerturbedRows,
-    Reducer,
-    Scores,
-    ZeroInput,
-)
+from explain.engine import Accumulator, Attributions, Evidence, Need, Perturbation, PerturbedRows, Reducer
+from explain.engine.perturbations import Scores, ZeroInput
 from explain.methods import bibliography as sources
 from explain.methods.base import GRADIENTS, Method, Style, at_least, over_all, spatial_dims
 from explain.methods.bibliography import Source

@@ -11,18 +11,10 @@ import torch
 from explain._utils.errors import MethodError, shown
 from explain._utils.spelling import did_you_mean
 from explain.baselines.base import Baseline
-from explain.engine import (
-    Concept,
-    Evidence,
-    LayerRelevance,
-    Multipliers,
-    Need,
-    Relevance,
-    RelevanceCoverage,
-    RevealCancel,
-    Scores,
-    TargetContext,
-)
+from explain.engine import Evidence, Need
+from explain.engine.evidence import TargetContext
+from explain.engine.needs import Concept, LayerRelevance, Multipliers, Relevance, RelevanceCoverage, RevealCancel
+from explain.engine.perturbations import Scores
 from explain.layers.feature_maps import Grids
 from explain.methods import bibliography as sources
 from explain.methods.base import RELEVANCE, Method, Style, check_range

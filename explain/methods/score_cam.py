@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from explain.engine import Activations, Evidence, Need, Perturbation, PerturbedRows, Scores, Unperturbed, ZeroInput
+from explain.engine import Activations, Evidence, Need, Perturbation, PerturbedRows
+from explain.engine.perturbations import Scores, Unperturbed, ZeroInput
 from explain.layers.feature_maps import enlarge
 from explain.methods import bibliography as sources
 from explain.methods.base import ALTERED, Method, Style, over_all

@@ -9,7 +9,9 @@ from typing import Any, ClassVar
 import torch
 
 from explain._utils.errors import MethodError
-from explain.engine import Activations, Attributions, BlockTokens, Evidence, InOrder, Need, Perturbation, PerturbedRows
+from explain.engine import Activations, Attributions, Evidence, Need, Perturbation, PerturbedRows
+from explain.engine.needs import BlockTokens
+from explain.engine.perturbations import InOrder
 from explain.layers.feature_maps import enlarge
 from explain.methods import bibliography as sources
 from explain.methods.base import ALTERED, Method, Outcome

@@ -15,9 +15,15 @@ from explain.attribution.api import attribute
 from explain.attribution.options import Options, Settings
 from explain.attribution.result import Attribution
 from explain.data.inputs import Inputs, InputsLike
-from explain.engine import Plan, Scores, Unperturbed, asks_of, check_inputs, gather, outputs_of
+from explain.engine.execution import gather
+from explain.engine.needs import asks_of
+from explain.engine.output_activation import outputs_of
+from explain.engine.perturbations import Scores, Unperturbed
+from explain.engine.plan import Plan
+from explain.engine.validation import check_inputs
 from explain.hooks import calculating, unwrapped
-from explain.methods import Method, MethodLike, get_method
+from explain.methods import Method
+from explain.methods.registry import MethodLike, get_method
 from explain.metrics.base import MapMetric, Metric, MetricInput, MetricResult, ScoreKind
 from explain.metrics.ground_truth import Boxes, as_boxes, as_regions
 from explain.metrics.maps import Maps, MapsLike

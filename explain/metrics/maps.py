@@ -11,7 +11,7 @@ import torch
 from explain._utils.errors import MetricError, image_name, shown
 from explain.attribution.result import Attribution
 from explain.layers.feature_maps import enlarge
-from explain.methods import Style
+from explain.methods.base import Style
 
 Sign = Literal["own", "signed", "absolute"]
 """How values become a map of places: "own" as the method means it (see `Maps.of_places`), "signed" the sum over the

@@ -8,7 +8,8 @@ from dataclasses import replace
 import torch
 
 from explain._utils.errors import LabelsError, either, warn
-from explain.engine import check_inputs, outputs_of
+from explain.engine.output_activation import outputs_of
+from explain.engine.validation import check_inputs
 from explain.models.classifier import Classifier
 from explain.targets.outputs import Activation, Outputs
 

@@ -13,7 +13,7 @@ from explain._utils.errors import ExplainError, muted
 from explain.attribution.api import plan
 from explain.attribution.records import decode, encode, method_of, unknown
 from explain.attribution.result import Attribution
-from explain.engine import Progress
+from explain.engine.settings import Progress
 from explain.report.subject import Subject
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from explain._utils.errors import ExplainError, printable
 from explain.attribution.pictures import layer_of, remark
 from explain.attribution.result import Attribution
 from explain.baselines.base import scale_of
-from explain.engine import Progress
-from explain.methods import control, family, get_method
+from explain.engine.settings import Progress
+from explain.methods.registry import control, family, get_method
 from explain.report.curves import costs, curves
 from explain.report.maps import map_of, place, plane
 from explain.report.reproduce import Reproduction, again

@@ -14,7 +14,7 @@ from explain.attribution.pictures import array
 from explain.attribution.records import decode, unknown
 from explain.attribution.result import Attribution
 from explain.hooks.preserve import untouched
-from explain.methods import Style
+from explain.methods.base import Style
 from explain.report.subject import Subject
 from explain.targets import Detection, Segmentation
 from explain.targets.regions import Detected

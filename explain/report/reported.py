@@ -10,7 +10,7 @@ from typing import Any, overload
 
 from explain._utils.html import picture_html
 from explain.data.files import Files
-from explain.engine import Progress
+from explain.engine.settings import Progress
 from explain.report.item import Detail, item, name_of, summary
 from explain.report.page import page
 from explain.report.subject import Pictured, Subject

@@ -13,7 +13,9 @@ import torch
 from explain._utils.errors import ExplainError, printable
 from explain.attribution.records import decode, method_of, unknown
 from explain.baselines.base import Baseline
-from explain.methods import Method, get_method, options
+from explain.methods import Method
+from explain.methods.base import options
+from explain.methods.registry import get_method
 from explain.report.subject import Subject
 
 FLAGS = ("model", "weights", "size", "crop", "mean", "std", "interpolation")

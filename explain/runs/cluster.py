@@ -24,7 +24,7 @@ from explain._utils.errors import RunError, keywords, raised, shown
 from explain.attribution.options import RunOptions
 from explain.attribution.records import versions
 from explain.explanation.explainer import Explainer
-from explain.methods import MethodLike
+from explain.methods.registry import MethodLike
 from explain.metrics import Metric
 from explain.models import Classifier
 from explain.runs.explaining import RunRequest

@@ -18,7 +18,8 @@ from explain.attribution.selection import select
 from explain.data.images import Box
 from explain.explanation.explainer import Explainer
 from explain.explanation.photos import rows_are_apart
-from explain.methods import Method, MethodLike
+from explain.methods import Method
+from explain.methods.registry import MethodLike
 from explain.metrics import Metric, ReattributionMetric, evaluate, get_metric
 from explain.models import FiveCrops
 from explain.models.classifier import class_label

@@ -15,7 +15,7 @@ from torch import nn
 from explain._utils.errors import RunError, keywords, shown, warn
 from explain.attribution.options import RunOptions
 from explain.explanation.explainer import Explainer
-from explain.methods import MethodLike
+from explain.methods.registry import MethodLike
 from explain.metrics import Metric
 from explain.models import Classifier
 from explain.runs.explaining import RunRequest

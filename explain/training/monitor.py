@@ -17,7 +17,7 @@ from explain._utils.errors import ExplainError, RunError, keywords, muted, shown
 from explain.attribution.options import RunOptions
 from explain.explanation.explainer import Explainer
 from explain.hooks import unwrapped
-from explain.methods import MethodLike
+from explain.methods.registry import MethodLike
 from explain.models import Classifier
 from explain.runs.files import source_of
 from explain.runs.manifest import manifest_of

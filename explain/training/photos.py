@@ -13,7 +13,7 @@ from explain._utils.errors import RunError
 from explain.attribution.pictures import Scene
 from explain.data.images import Box, load_image
 from explain.explanation.explainer import Explainer
-from explain.methods import MethodLike
+from explain.methods.registry import MethodLike
 from explain.runs.explaining import RunRequest
 from explain.runs.labels import Labels
 from explain.runs.preparing import Failed, Prepared, Preparer, each_explained, in_batches

@@ -27,10 +27,10 @@ from explain.methods import (
     LayerCAM,
     Method,
     Smooth,
-    get_method,
     list_methods,
-    options,
 )
+from explain.methods.base import options
+from explain.methods.registry import get_method
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ import pytest
 
 import explain
 from explain import MethodError
-from explain.methods import Augmented, GradCAM, Smooth, Source, get_method, list_methods
+from explain.methods import Augmented, GradCAM, Smooth, Source, list_methods
+from explain.methods.registry import get_method
 from tests.conftest import ROOT
 
 NEEDED = {

@@ -12,7 +12,7 @@ import explain
 from explain.attribution.selection import select
 from explain.data.inputs import as_inputs
 from explain.layers.calls import shares_behind
-from explain.methods import get_method
+from explain.methods.registry import get_method
 from tests.conftest import TinyNet, settled
 
 

@@ -17,7 +17,7 @@ from explain.baselines import Black, Blur, Defocus, Mean, Neighbours, Noise, Oth
 from explain.baselines.base import Baseline, covering, register
 from explain.baselines.neighbours import interpolated
 from explain.baselines.registry import get_baseline, list_baselines
-from explain.methods import get_method
+from explain.methods.registry import get_method
 from explain.models import CenterCrop
 
 ALL: list[Baseline] = [

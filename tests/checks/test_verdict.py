@@ -18,7 +18,8 @@ from explain.checks.stability import AddNoise
 from explain.checks.verdict import lighter
 from explain.data.inputs import as_inputs
 from explain.engine import Evidence, InputGradients, Need
-from explain.methods import GradCAM, Method, RandomCAM, Saliency, Style
+from explain.methods import GradCAM, Method, RandomCAM, Saliency
+from explain.methods.base import Style
 from explain.metrics import MetricInput, MetricResult, ModelContext
 from explain.metrics.maps import Maps
 from explain.metrics.randomised import Randomised
@@ -33,7 +34,7 @@ def checked(
     model: nn.Module, x: torch.Tensor, methods: list[Any], target: TargetLike = 1, questions: Any = None, **options: Any
 ) -> Verdict:
     """The verdict on maps of one photo."""
-    known = [explain.methods.get_method(method) for method in methods]
+    known = [explain.methods.registry.get_method(method) for method in methods]
     found = explain.attribute(model, x, known, target=target)
     settled: Target = ClassTarget((target,)) if isinstance(target, int) else explain.targets.as_target(target)
     return check_maps(model, x, [(m, found[m.name]) for m in known], settled, "it", questions=questions, **options)
@@ -311,7 +312,7 @@ def test_methods_of_many_runs_are_asked_with_fewer_and_it_is_said(model: nn.Modu
     verdict = checked(model, photos[:1], ["integratedgradients"], questions=(DependsOnModel(), DependsOnClass()))
     assert verdict["integratedgradients"].notes == ("run again with steps=32, since a map takes 102 passes",)
     assert [each.samples for each in lighter(explain.methods.Smooth(samples=100), 40)] == [40, 80]
-    wrapped: Any = next(lighter(explain.methods.get_method("smooth(integratedgradients)"), 40))
+    wrapped: Any = next(lighter(explain.methods.registry.get_method("smooth(integratedgradients)"), 40))
     assert (wrapped.samples, wrapped.method.steps) == (6, 6)
     assert list(lighter(GradCAM(), 40)) == []
     assert verdict["integratedgradients"].answers[0].passed is True

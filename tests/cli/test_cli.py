@@ -18,7 +18,7 @@ from PIL import Image
 import explain
 from explain._utils.errors import printable
 from explain.cli import main
-from explain.methods import FAMILIES
+from explain.methods.base import FAMILIES
 from tests.conftest import ROOT
 
 CAT = str(ROOT / "assets" / "chelsea.png")

@@ -24,7 +24,8 @@ from torch.utils.checkpoint import checkpoint
 import explain
 from explain import ExplainError, ExplainWarning, LayerError, ModelError
 from explain.hooks import HookGroup
-from explain.methods import GradCAM, get_method
+from explain.methods import GradCAM
+from explain.methods.registry import get_method
 from tests import interruptions
 from tests.conftest import ATTENDING, COVERING, TinyNet, settled, snapshot
 

@@ -18,19 +18,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import explain
 from explain import ExplainError, ExplainWarning, ImageError, LayerError, MethodError, ModelError, TargetError
-from explain.engine import (
-    Activations,
-    Attributions,
-    BlockAttention,
-    InputGradients,
-    LayerGradients,
-    PerturbationRuns,
-    RuleCoverage,
-    Scores,
-    gather,
-    plan_of,
-)
-from explain.methods import AblationCAM, GradCAM, ShapleyCAM, get_method, uses_layer
+from explain.engine import Activations, Attributions, InputGradients, LayerGradients
+from explain.engine.execution import gather
+from explain.engine.needs import BlockAttention, RuleCoverage
+from explain.engine.perturbations import PerturbationRuns, Scores
+from explain.engine.plan import plan_of
+from explain.methods import AblationCAM, GradCAM, ShapleyCAM
+from explain.methods.base import uses_layer
+from explain.methods.registry import get_method
 from explain.relevance import Guided
 from explain.targets import ClassTarget, ScoreTarget, TopClass
 from tests.conftest import ATTENDING, COVERING, TinyNet, settled, snapshot

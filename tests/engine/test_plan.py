@@ -14,8 +14,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import explain
-from explain.engine import Attributions, BlockAttention, Scores
-from explain.methods import AblationCAM, Augmented, IntegratedGradients, Smooth, get_method
+from explain.engine import Attributions
+from explain.engine.needs import BlockAttention
+from explain.engine.perturbations import Scores
+from explain.methods import AblationCAM, Augmented, IntegratedGradients, Smooth
+from explain.methods.registry import get_method
 from tests.conftest import ATTENDING, COVERING, TinyNet, settled
 
 METHODS = [name for name in explain.list_methods() if name not in ATTENDING | COVERING]

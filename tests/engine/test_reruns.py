@@ -16,19 +16,12 @@ from torch import nn
 
 import explain
 from explain import ModelError, TargetError
-from explain.engine import Accumulator, Attributions, Evidence, Reducer, Scores
+from explain.engine import Accumulator, Attributions, Evidence, Reducer
 from explain.engine import settings as work
-from explain.methods import (
-    AblationCAM,
-    Augmented,
-    IntegratedGradients,
-    Method,
-    Saliency,
-    ScoreCAM,
-    Smooth,
-    Style,
-    get_method,
-)
+from explain.engine.perturbations import Scores
+from explain.methods import AblationCAM, Augmented, IntegratedGradients, Method, Saliency, ScoreCAM, Smooth
+from explain.methods.base import Style
+from explain.methods.registry import get_method
 from explain.methods.wrappers import NoisyCopies, noise
 from tests.conftest import COVERING, settled
 

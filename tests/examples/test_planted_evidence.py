@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from explain._utils.errors import muted
-from explain.methods import FeatureAblation, Squares, get_method
+from explain.methods import FeatureAblation, Squares
+from explain.methods.registry import get_method
 from explain.models import CenterCrop
 from tests.conftest import ROOT
 from tests.hooks.test_tour import example

@@ -16,7 +16,8 @@ import explain
 from explain import ExplainWarning, ImageError, MethodError, ModelError, OutputError, TargetError
 from explain.attribution.pictures import percent
 from explain.engine import Evidence, InputGradients
-from explain.methods import GradCAM, Method, get_method
+from explain.methods import GradCAM, Method
+from explain.methods.registry import get_method
 from explain.models import CenterCrop
 from tests.conftest import ROOT, TinyNet, settled, snapshot
 

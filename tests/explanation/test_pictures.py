@@ -19,7 +19,9 @@ from explain.attribution.pictures import Look, layer_of, map_for, remark
 from explain.attribution.result import Attribution
 from explain.cli import main
 from explain.data.images import Box
-from explain.methods import FAMILIES, IntegratedGradients, family, get_method, list_methods
+from explain.methods import IntegratedGradients, list_methods
+from explain.methods.base import FAMILIES
+from explain.methods.registry import family, get_method
 from explain.models import CenterCrop
 from explain.render import placement, styles
 from explain.targets import Detection, Segmentation, Similarity

@@ -17,10 +17,10 @@ from explain.methods import (
     GradCAMPlusPlus,
     GuidedIntegratedGradients,
     IntegratedGradients,
-    MethodLike,
     Smooth,
     SmoothGradCAMPlusPlus,
 )
+from explain.methods.registry import MethodLike
 from explain.methods.wrappers import noise
 from explain.relevance.composites import attn_lrp
 from tests.fuzz.pure import Pure

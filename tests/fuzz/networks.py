@@ -25,7 +25,8 @@ from torch import nn
 import explain
 from explain import ExplainError, ExplainWarning
 from explain.layers.calls import split_call
-from explain.methods import LRP, DeepLIFT, DeepLIFTSHAP, MethodLike, get_method
+from explain.methods import LRP, DeepLIFT, DeepLIFTSHAP
+from explain.methods.registry import MethodLike, get_method
 from explain.relevance import COMPOSITES
 from tests.conftest import registered_backwards, snapshot
 from tests.fuzz.expected import METHODS, MOST_PLACES, NotLinearError, Slow, class_weights

@@ -14,8 +14,10 @@ from torch import nn
 import explain
 from explain import MethodError
 from explain.attribution.result import fused
-from explain.engine import Attention, gather, plan_of
-from explain.methods import (  # fmt: skip
+from explain.engine.execution import gather
+from explain.engine.needs import Attention
+from explain.engine.plan import plan_of
+from explain.methods import (
     FEM,
     IDGI,
     ISCAM,
@@ -33,14 +35,13 @@ from explain.methods import (  # fmt: skip
     InputXGradient,
     IntegratedGradients,
     LeGrad,
-    MethodLike,
     Saliency,
     ShapleyCAM,
     Smooth,
     SmoothGradCAMPlusPlus,
     XGradCAM,
-    get_method,
 )
+from explain.methods.registry import MethodLike, get_method
 from explain.methods.wrappers import noise
 from explain.targets import as_target
 from tests.conftest import COVERING, GuidedFunction, TinyNet, settled

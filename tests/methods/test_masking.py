@@ -14,7 +14,8 @@ from torch import nn
 import explain
 from explain import ExplainError, MethodError
 from explain.baselines import Blur, Mean, Noise
-from explain.engine import Evidence, TargetContext
+from explain.engine import Evidence
+from explain.engine.evidence import TargetContext
 from explain.layers.feature_maps import Grids
 from explain.methods import (
     DRISE,
@@ -23,7 +24,6 @@ from explain.methods import (
     RISE,
     FeatureAblation,
     FeaturePermutation,
-    GivenRegions,
     KernelSHAP,
     Occlusion,
     PartitionSHAP,
@@ -32,12 +32,13 @@ from explain.methods import (
     Sobol,
     Squares,
     Superpixels,
-    get_method,
     shapley,
 )
 from explain.methods import occlusion as masking
 from explain.methods import shapley as pair_regression
 from explain.methods.coalitions import FromRegions
+from explain.methods.regions import GivenRegions
+from explain.methods.registry import get_method
 from explain.methods.shapley import drawn_pairs
 from tests.conftest import settled, snapshot
 from tests.methods import plain_runs

@@ -19,9 +19,9 @@ from explain.methods import (
     GradientSHAP,
     GuidedIntegratedGradients,
     IntegratedGradients,
-    get_method,
 )
 from explain.methods.blur_path import blurred
+from explain.methods.registry import get_method
 from tests.conftest import TinyNet, settled, snapshot
 from tests.relevance.test_relevance import random
 

@@ -11,8 +11,9 @@ from torch import nn
 
 import explain
 from explain import MethodError
-from explain.methods import LRP, XRAI, Felzenszwalb, GivenRegions, IntegratedGradients, get_method
-from explain.methods.regions import USUAL_AREA, in_a_row, joined
+from explain.methods import LRP, XRAI, Felzenszwalb, IntegratedGradients
+from explain.methods.regions import USUAL_AREA, GivenRegions, in_a_row, joined
+from explain.methods.registry import get_method
 from explain.methods.xrai import LEAST, dilated, ranked
 from explain.models import CenterCrop
 from tests.conftest import TinyNet, settled

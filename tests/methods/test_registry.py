@@ -12,7 +12,7 @@ import torch
 import explain
 from explain import MethodError
 from explain.engine import Evidence
-from explain.methods import (  # fmt: skip
+from explain.methods import (
     KPCACAM,
     AblationCAM,
     Augmented,
@@ -26,12 +26,11 @@ from explain.methods import (  # fmt: skip
     RefineCAM,
     Saliency,
     Smooth,
-    family,
-    get_method,
     list_methods,
-    options,
     register,
 )
+from explain.methods.base import options
+from explain.methods.registry import family, get_method
 from tests.conftest import TinyNet
 
 

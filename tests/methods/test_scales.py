@@ -16,7 +16,9 @@ from torchvision.models import mobilenet_v2
 
 import explain
 from explain import ExplainWarning, MethodError
-from explain.methods import KPCACAM, LRP, Method, get_method, list_methods, options
+from explain.methods import KPCACAM, LRP, Method, list_methods
+from explain.methods.base import options
+from explain.methods.registry import get_method
 from explain.relevance import Composite
 from explain.relevance.composites import COMPOSITES
 from explain.relevance.linear_rules import Epsilon

@@ -23,7 +23,9 @@ from explain.baselines import Blur, Mean, Zero
 from explain.baselines.base import Baseline
 from explain.checks import Faithful, check_maps
 from explain.engine import Evidence, Need
-from explain.methods import Method, Style, get_method
+from explain.methods import Method
+from explain.methods.base import Style
+from explain.methods.registry import get_method
 from explain.metrics import (
     IROF,
     ROAD,

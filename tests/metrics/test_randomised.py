@@ -47,7 +47,7 @@ def test_the_order_of_registration_decides_nothing(model: TinyNet, x: torch.Tens
     verdicts = []
     for each in (model, turned):
         found = explain.attribute(each, x[:1], "guidedbackprop", target=1)
-        method = explain.methods.get_method("guidedbackprop")
+        method = explain.methods.registry.get_method("guidedbackprop")
         verdicts.append(check_maps(each, x[:1], [(method, found)], ClassTarget((1,)), "it").to_dict())
     assert verdicts[0] == verdicts[1]
 
@@ -193,7 +193,8 @@ def test_weights_that_a_copy_would_share_with_the_model_are_refused(x: torch.Ten
     with pytest.raises(MetricError, match="attribute"):
         explain.evaluate(model, x, "saliency", "mprt", target=0)
     assert torch.equal(outside.weight, before)
-    method, found = explain.methods.get_method("saliency"), explain.attribute(model, x[:1], "saliency", target=0)
+    method = explain.methods.registry.get_method("saliency")
+    found = explain.attribute(model, x[:1], "saliency", target=0)
     answers = check_maps(model, x[:1], [(method, found)], ClassTarget((0,)), "it")["saliency"]
     assert answers.depends_on_model.passed is None
     assert "attribute" in answers.depends_on_model.reason

@@ -19,7 +19,8 @@ import explain
 from explain import ModelError
 from explain.layers import default_layer
 from explain.layers.default_layer import stage_layers
-from explain.methods import GradCAM, get_method
+from explain.methods import GradCAM
+from explain.methods.registry import get_method
 from explain.models import load
 from tests.conftest import ROOT, TinyNet, settled, snapshot
 

@@ -19,11 +19,11 @@ from explain.methods import (
     FinerCAM,
     GradCAM,
     GradCAMPlusPlus,
-    MethodLike,
     RandomCAM,
     RefineCAM,
     XGradCAM,
 )
+from explain.methods.registry import MethodLike
 from tests.conftest import hook_count, snapshot
 from tests.methods import plain, plain_factors, plain_masks, plain_paths, plain_scores
 from tests.peers.common import (

@@ -12,7 +12,8 @@ from torch import nn
 
 import explain
 from explain import ModelError
-from explain.methods import GradCAM, GradCAMPlusPlus, LayerCAM, MethodLike, RefineCAM, SmoothGradCAMPlusPlus
+from explain.methods import GradCAM, GradCAMPlusPlus, LayerCAM, RefineCAM, SmoothGradCAMPlusPlus
+from explain.methods.registry import MethodLike
 from tests.methods import plain, plain_attention, plain_masks, plain_scores
 from tests.peers.common import LAYER, TARGET, agree, network, off, photo, random, resnet
 

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import explain
-from explain.methods import LRP, DeepLIFT, MethodLike
+from explain.methods import LRP, DeepLIFT
+from explain.methods.registry import MethodLike
 from explain.relevance import COMPOSITES
 from tests.conftest import settled, snapshot
 from tests.relevance.test_relevance import Everything, random
