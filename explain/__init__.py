@@ -36,42 +36,22 @@ with the features that use them.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from explain._utils.removed import NAMES
 from explain._utils.version import __version__
 
 _HOME = {
-    "ExplainError": "explain._utils.errors",
-    "ArgumentError": "explain._utils.errors",
-    "ImageError": "explain._utils.errors",
-    "LayerError": "explain._utils.errors",
-    "NotRecordedError": "explain._utils.errors",
-    "UnusedLayerError": "explain._utils.errors",
-    "TargetError": "explain._utils.errors",
-    "MethodError": "explain._utils.errors",
-    "ModelError": "explain._utils.errors",
-    "LabelsError": "explain._utils.errors",
-    "BaselineError": "explain._utils.errors",
-    "MetricError": "explain._utils.errors",
-    "OutputError": "explain._utils.errors",
-    "FolderError": "explain._utils.errors",
-    "RecordError": "explain._utils.errors",
-    "RunError": "explain._utils.errors",
-    "AppError": "explain._utils.errors",
-    "PhotoError": "explain._utils.errors",
-    "PhotosError": "explain._utils.errors",
-    "HookError": "explain._utils.errors",
-    "ExplainWarning": "explain._utils.errors",
     "Attribution": "explain.attribution.api",
+    "Concepts": "explain.attribution.concepts",
     "Explainer": "explain.explanation.explainer",
     "Explanation": "explain.explanation.explanation",
+    "Inputs": "explain.data.inputs",
     "Run": "explain.runs",
     "applicable_methods": "explain.attribution.api",
-    "Concepts": "explain.attribution.concepts",
-    "Inputs": "explain.data.inputs",
-    "cite": "explain.attribution.citation",
     "attribute": "explain.attribution.api",
+    "cite": "explain.attribution.citation",
     "evaluate": "explain.metrics",
     "explain": "explain.explanation.explainer",
     "find_concepts": "explain.attribution.concepts",
@@ -84,30 +64,10 @@ _HOME = {
     "run": "explain.runs",
 }
 _ROOMS = {
-    "_utils",
-    "data",
-    "render",
-    "hooks",
-    "distributed",
-    "targets",
-    "layers",
-    "baselines",
-    "tracing",
-    "relevance",
-    "engine",
-    "methods",
-    "attribution",
-    "metrics",
-    "checks",
-    "models",
-    "report",
-    "explanation",
-    "runs",
-    "insight",
-    "training",
-    "app",
-    "cli",
-}
+    "_utils", "app", "attribution", "baselines", "checks", "cli", "data", "distributed", "engine", "explanation",
+    "hooks", "insight", "layers", "methods", "metrics", "models", "relevance", "render", "report", "runs", "targets",
+    "tracing", "training",
+}  # fmt: skip
 
 __all__ = [
     "AppError",
@@ -157,6 +117,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
+    if name in __all__:  # the others are errors and warnings
+        return getattr(importlib.import_module("explain._utils.errors"), name)
     if name in _ROOMS:
         return importlib.import_module(f"explain.{name}")
     if name in NAMES:
@@ -164,6 +126,21 @@ def __getattr__(name: str) -> Any:
 
         raise RemovedError(f"explain.{name} is gone; use {NAMES[name]}")
     raise AttributeError(f"module 'explain' has no attribute {name!r}")
+
+
+class _RemovedModules:
+    """Asked last when a module is imported: refuses those that are gone, with what replaces them."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> None:
+        old = name.removeprefix("explain.")
+        if old != name and old in NAMES:
+            from explain._utils.errors import RemovedModuleError
+
+            raise RemovedModuleError(f"{name} is gone; use {NAMES[old]}")
+
+
+sys.meta_path.append(_RemovedModules)
 
 
 def __dir__() -> list[str]:

@@ -16,7 +16,6 @@ from torch import nn
 
 import explain
 from explain import ExplainError, ImageError, LayerError, MethodError, ModelError, OutputError, TargetError
-from explain._utils import removed
 from explain._utils.errors import ExplainWarning, deprecated
 from explain.methods import GradCAM, IntegratedGradients, ScoreCAM
 from explain.targets import BinaryLogit, Detection, Segmentation
@@ -430,13 +429,3 @@ def test_errors_are_the_built_in_kind_as_well(x: torch.Tensor) -> None:
             call()
         assert isinstance(caught.value, explain.ExplainError)
         assert str(caught.value) == caught.value.args[0]
-
-
-def test_a_name_that_is_gone_says_the_new_one(x: torch.Tensor) -> None:
-    assert not hasattr(explain, "attribute_targets")
-    for name, new in removed.NAMES.items():
-        with pytest.raises(explain.ExplainError) as caught:
-            getattr(explain, name)
-        assert new in str(caught.value)
-    with pytest.raises(explain.ArgumentError, match="'max_seconds'"):
-        explain.attribute(net(), x, "rise", seconds=3)  # type: ignore[call-overload]

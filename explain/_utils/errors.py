@@ -19,9 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import fields
 from types import MappingProxyType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar
 
-from explain._utils.removed import OPTIONS
 from explain._utils.signals import SignalSafe
 from explain._utils.spelling import close_to as close_to
 from explain._utils.spelling import did_you_mean as did_you_mean
@@ -67,6 +66,10 @@ class ArgumentError(ExplainError, TypeError):
 
 class RemovedError(ExplainError, AttributeError):
     """A name that the package no longer has; the message says what replaces it."""
+
+
+class RemovedModuleError(ExplainError, ImportError):
+    """A module that the package no longer has; the message says what replaces it."""
 
 
 class ImageError(ExplainError):
@@ -376,14 +379,24 @@ def keywords(
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
             wrong = next((name for name in kwargs if name not in known), None)
             if wrong is not None:
-                new = OPTIONS.get(wrong)
-                hint = elsewhere.get(wrong) or (f"use {new!r}" if new in known else did_you_mean(wrong, known))
+                hint = elsewhere.get(wrong) or did_you_mean(wrong, known)
                 raise ArgumentError(f"{_spoken(function)} has no argument {wrong!r}; {hint}")
             return function(*args, **kwargs)
 
         return checked
 
     return mark
+
+
+class KnownOptions:
+    """A dataclass that refuses options that it does not have, in one line with a hint."""
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        known = [field.name for field in fields(cls) if field.init]  # type: ignore[arg-type]
+        wrong = next((name for name in options if name not in known), None)
+        if wrong is not None:
+            raise ArgumentError(f"{cls.__name__} has no option {wrong!r}; {did_you_mean(wrong, known)}")
+        return super().__new__(cls)
 
 
 def _spoken(function: Callable[..., Any]) -> str:

@@ -1,13 +1,14 @@
-"""Public names that are gone, and what replaces them; a use of one says so until version 1.0."""
+"""Public names that are gone, and what replaces them: to use one is an error that says so, until 1.0."""
 
 from __future__ import annotations
 
 NAMES = {
-    "attribute_all": "explain.attribute, with a list of methods",
-    "attribute_targets": "explain.attribute, with targets=[...] or top_k=",
+    "attribute_all": "explain.attribute with a list of methods",
+    "attribute_targets": "explain.attribute with targets=[...] or top_k=",
     "errors": "explain itself, as in explain.MethodError",
     "FillError": "explain.BaselineError",
     "fills": "explain.baselines",
+    "perturbations": "explain.engine",
     "watching": "explain.training",
     "distribution": "explain.distributed",
     "images": "explain.data.images",
@@ -20,13 +21,25 @@ NAMES = {
     "result": "explain.attribution.result",
     "request": "explain.attribution.request",
     "photo_concepts": "explain.explanation.concepts",
+    "runs.insight": "explain.insight",
+    "runs.RunFolder": "explain.open_run",
+    "metrics.verdict": "explain.checks",
+    "metrics.Reading": 'score="logit" or score="probability"',
+    "hooks.GradientClipper": "explain.training.GradientClipper",
+    "hooks.GradientFlow": "explain.training.GradientFlow",
+    "hooks.DeadUnits": "explain.training.DeadUnits",
+    "hooks.distributed": "explain.distributed.communication",
+    "hooks.packaging": "explain.distributed.packaging",
+    "targets.as_list": "explain.targets.as_targets",
 }
-"""Names and modules of the package's top level."""
+"""Modules and names below ``explain.``"""
 
 OPTIONS = {
     "runs": "samples",
     "until": "tolerance",
     "seconds": "max_seconds",
     "fill": "baseline",
+    "baselines": "baseline",
+    "reading": "score",
 }
-"""Arguments, where what is called takes the new one."""
+"""Options of functions, methods and metrics, where these have the new one."""

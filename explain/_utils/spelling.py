@@ -6,11 +6,13 @@ import difflib
 import re
 from collections.abc import Iterable
 
+from explain._utils.removed import OPTIONS
+
 
 def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:
     """Return a clause that suggests the closest of ``known`` names for a misspelt one, or lists the first few.
 
-    Capitals, dashes, dots, spaces and underlines make no difference.
+    Capitals, dashes, dots, spaces and underlines make no difference. An option that is gone gets its new name.
 
     >>> did_you_mean("gradcan", ["gradcam", "saliency"])
     "did you mean 'gradcam'?"
@@ -20,6 +22,8 @@ def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:
     'known: gradcam, saliency'
     """
     names = list(dict.fromkeys(known))
+    if OPTIONS.get(name) in names:
+        return f"use {OPTIONS[name]!r}"
     close = close_to(name, names, count)
     if close:
         return f"did you mean {' or '.join(repr(match) for match in close)}?"

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from explain._utils.errors import MethodError, shown
+from explain._utils.errors import KnownOptions, MethodError, shown
 from explain.engine import Evidence, Need
 from explain.methods.bibliography import Source
 from explain.methods.options import check_options
@@ -45,7 +45,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Method:
+class Method(KnownOptions):
     """A way to attribute a score: a frozen dataclass whose fields are its options.
 
     A method of your own is a subclass with a ``name``, its ``needs`` and ``__call__``; all else has a default. When an

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from explain._utils.errors import MethodError, MetricError, image_name, shown, warn
+from explain._utils.errors import KnownOptions, MethodError, MetricError, image_name, shown, warn
 from explain.baselines.registry import get_baseline
 from explain.methods.options import check_options
 from explain.metrics.maps import Maps, Sign
@@ -98,7 +98,7 @@ class MetricResult:
 
 
 @dataclass(frozen=True)
-class Metric:
+class Metric(KnownOptions):
     """A way to judge a map, as a frozen dataclass: its fields are its options, checked against their types.
 
     A metric is a subclass of `MapMetric`, which sees the map and nothing else, of `ScoreMetric`, which scores perturbed
