@@ -13,7 +13,8 @@ import torch
 
 import explain
 from explain._utils.removed import NAMES
-from explain.methods import KernelSHAP, Occlusion, get_method
+from explain.methods import KernelSHAP, Occlusion
+from explain.methods.registry import get_method
 from explain.metrics import Deletion
 
 
