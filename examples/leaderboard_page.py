@@ -229,8 +229,8 @@ def measured(model: Mapping[str, Any]) -> str:
     methods = {name: each for name, each in model["methods"].items() if each["kind"] == "method"}
     fewer = sorted({counted(each) for each in methods.values() if not each["ranked"]})
     told = (
-        f" Methods of many passes, and those that joined later, were measured on fewer ({_range(fewer)}) and are not "
-        "ranked."
+        f" Expensive methods, and those that were added later, were measured on fewer photos ({_range(fewer)}) and are "
+        "not ranked."
         if fewer
         else ""
     )
@@ -239,11 +239,11 @@ def measured(model: Mapping[str, Any]) -> str:
     hits = model["pointing"]
     if hits:
         told += (
-            f" In the pointing game, a random point hits {hits['random']:.2f} and the centre {hits['centre']:.2f} of "
+            f" In the pointing game, a random point hits {hits['random']:.2f} of the boxes and the centre "
+            f"{hits['centre']:.2f}."
         )
-        told += "the boxes."
     return (
-        f"{model['photos']} photos, an input of {model['side']} pixels; the box covers {model['share of the box']:.0%} "
+        f"{model['photos']} photos, input of {model['side']} pixels. The box covers {model['share of the box']:.0%} "
         f"of it on average.{told}"
     )
 
@@ -263,13 +263,13 @@ def shown(model: Mapping[str, Any]) -> str:
         strongest = max(by, key=lambda name: sign * own[name])
         above = [name for name in best if metric in convincing(model["methods"][name], by)]
         lines.append(
-            f"- `{metric}`: best are {words(best[:3])} ({', '.join(_short(own[name]) for name in best[:3])}); the "
+            f"- `{metric}`: the best are {words(best[:3])} ({', '.join(_short(own[name]) for name in best[:3])}). The "
             f"strongest baseline is {words([strongest])} with {_short(own[strongest])}. {len(above)} of {len(best)} "
             "methods are better than all baselines."
         )
     never = [name for name in places if not convincing(model["methods"][name], by)]
     if never:
-        lines.append(f"- **By no metric better than all baselines:** {words(never)}.")
+        lines.append(f"- **Not better than all baselines by any metric:** {words(never)}.")
     return "\n".join(lines)
 
 
@@ -322,8 +322,8 @@ def on_fewer(model: Mapping[str, Any]) -> str:
     if len(rows) == 2:
         return ""
     return "\n\n".join([
-        f"Methods that were measured on fewer photos, beside `{BESIDE}` on the same photos: the mean difference, "
-        "with half the width of its interval. Of a handful of photos it says little.",
+        f"Methods that were measured on fewer photos, compared with `{BESIDE}` on the same photos: the mean difference "
+        "± half the width of its interval. A handful of photos says little.",
         "\n".join(f"| {' | '.join(row)} |" for row in rows),
     ])  # fmt: skip
 
@@ -356,8 +356,8 @@ def disagreement(model: Mapping[str, Any]) -> str:
     widest = sorted(spread, key=lambda name: spread[name][0] - spread[name][1])[:5]
     told = "; ".join(_placed(name, places[name]) for name in widest)
     return "\n\n".join([
-        "Rank correlations between metrics (Spearman, over the methods; 1 is the same order, 0 is none, and the "
-        "brackets hold the 95 % interval over photos). Metrics are turned so that better is always above:",
+        "Rank correlations between metrics (Spearman, over the methods; 1 is the same order, 0 is no relation; the "
+        "95 % interval over photos is in brackets). The sign of each metric is set so that more is better:",
         "\n".join(f"| {' | '.join(row)} |" for row in rows),
         f"They disagree most about {told}.",
     ])  # fmt: skip
@@ -369,7 +369,7 @@ def _rho(each: Mapping[str, Any]) -> str:
 
 def _placed(name: str, places: Mapping[str, float]) -> str:
     best, worst = min(places, key=lambda each: places[each]), max(places, key=lambda each: places[each])
-    return f"`{name}` (place {places[best]:.0f} by `{best}`, {places[worst]:.0f} by `{worst}`)"
+    return f"`{name}` (rank {places[best]:.0f} by `{best}`, {places[worst]:.0f} by `{worst}`)"
 
 
 def again(model: Mapping[str, Any]) -> str:
@@ -386,9 +386,9 @@ def again(model: Mapping[str, Any]) -> str:
         label = f"`{name}`" if model["methods"][name]["kind"] == "method" else f"*{name}*"
         rows.append([label, str(own[columns[0]]["photos"]), *(_cell(own.get(metric)) for metric in columns)])
     return "\n\n".join([
-        "Sensitivity, and how alike the map stays with other weights and for other classes. Less is better, but "
-        "least is best only with all the others: a map that never changes has no sensitivity, and one that is noise "
-        "has no likeness.",
+        "Sensitivity, and the similarity of the map with random weights (`mprt`) and for other classes "
+        "(`randomlogit`). Less is better, but only together: a constant map has no sensitivity, and noise has no "
+        "similarity.",
         "\n".join(f"| {' | '.join(row)} |" for row in rows),
     ])  # fmt: skip
 
@@ -396,39 +396,36 @@ def again(model: Mapping[str, Any]) -> str:
 INTRODUCTION = """\
 # Leaderboard
 
-Every method, judged by several metrics on photos whose objects have boxes, beside maps that know nothing of the
-model. This page and its tables are written by `python examples/leaderboard.py` from what it has measured (explain
-{explain}, torch {torch}); run again, it goes on where it stopped.
+How good are the maps of each method? This page compares all methods, by several metrics, on photos with boxes around
+the object, and with maps that do not use the model. `python examples/leaderboard.py` measures the tables and writes
+this page (explain {explain}, torch {torch}). Run again, it continues where it stopped.
 
-- **Photos**: the validation part of Tiny-ImageNet (64 pixels, scaled to the model's input) in a shuffled order;
-  those that the model gets right, and whose box covers no more than three quarters of what the model sees. Their
-  class is explained.
-- **Figures**: means over the photos, with half the width of the 95 % interval of the bootstrap ({draws} samples of
-  the photos).
-- **Cost**: processor time by that of a bare forward pass of the photo, both measured in turn; the middle one over
-  the photos.
-- **Baselines**: a blob in the *centre* of every photo, the photo's *edges* (Sobel), a *uniform* map, which metrics
-  that rank pixels see in random order, and `randomcam`, a layer's maps with random weights. A figure is **bold**
-  where the method is better than each of the four on the same photos, ten or more, with the whole interval of the
-  mean difference.
-- *The box itself* is what a map that knows the box, and nothing else, would get.
+- **Photos**: validation photos of Tiny-ImageNet (64 pixels, resized to the model's input) in shuffled order. Only
+  photos that the model classifies correctly, with a box of at most three quarters of what the model sees. The
+  explained class is the label.
+- **Values**: means over the photos ± half the width of the 95 % bootstrap interval ({draws} samples of the photos).
+- **Cost**: processor time divided by that of a bare forward pass, measured alternately; the median over the photos.
+- **Baselines**: a blob in the *centre* of every photo, the *edges* of the photo (Sobel), a *uniform* map (in random
+  order for metrics that rank pixels), and `randomcam`, feature maps with random weights. A value is **bold** if the
+  method is better than each of the four on the same photos (at least ten), with the whole interval of the mean
+  difference.
+- *The box itself* is a map that is 1 in the box and 0 elsewhere.
+- **Order**: by the number of bold values, then by the median rank of the method. It is a way to find things, not a
+  verdict.
 - Measured before version 0.3.0: `kpcacam` with `gamma=None`, its default then, and `mprt` of the small model with
-  layers in the order of registration.
-- The order of the table is by how many figures are bold, then by the middle one of a method's places. It is a way
-  to find things, and no verdict."""
+  layers in the order of registration."""
 
 LIMITS = """\
 ## What this does not show
 
-- Boxes say where the object is, not what the model looks at. A model that knows a boat by the water is explained
-  well by a map that marks the water, and such a map loses here. Only {planted} knows what decides.
-- Deletion, insertion and ROAD look at altered photos that the model has never seen, and each favours some kind of
-  map. Compare with the box itself: it knows the object, and still need not be the best.
-- Small models, on photos of 64 pixels, at each method's default options and default layer. Another model, layer
-  or option can turn the order of methods round, above all of those whose intervals overlap.
-- There are some three hundred comparisons with baselines for each model. At a level of 95 %, a few of them are
-  chance.
-- Values with a sign are read as the method means them: pixels that speak against the class rank below those that say
-  nothing. Methods of the pixels such as `inputxgradient` spread both signs over the whole photo, so that `auc` finds
-  little in them.
-- Complexity says how much of the photo a map marks. A map that marks one wrong pixel wins it."""
+- Boxes show where the object is, not what the model uses. If a model recognises a boat by the water, a correct map
+  marks the water, and loses here. Only {planted} has a known answer.
+- Deletion, insertion and ROAD use perturbed photos that the model has never seen, and each favours some kind of map.
+  Compare with the box itself: it marks the object, and is still not always the best.
+- The models are small, the photos have 64 pixels, and each method has its default options and layer. Another model,
+  layer or option can change the order, especially where intervals overlap.
+- There are about three hundred comparisons with baselines for each model. At a level of 95 %, a few of them are
+  due to chance.
+- Signed values are used as the method defines them: pixels with negative values rank below pixels with zero. Pixel
+  methods such as `inputxgradient` spread both signs over the whole photo, so that `auc` is near a half.
+- Complexity measures how much of the photo a map marks. A map that marks one wrong pixel has the best value."""

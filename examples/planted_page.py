@@ -14,12 +14,12 @@ from standings import draws, figures
 BASELINES = ["centre blob", "edges", "uniform", "randomcam"]
 COLUMNS = {
     ("one mark", "mark"): "on the mark",
-    ("one mark", "hit"): "peak on it",
+    ("one mark", "hit"): "maximum on it",
     ("one mark", "decoys"): "on decoys",
     ("no mark", "decoys"): "no mark: on decoys",
     ("three marks", "mark"): "three marks: on the mark",
-    ("two marks", "mark"): "two marks: on the one asked for",
-    ("two marks", "other mark"): "on the other",
+    ("two marks", "mark"): "two marks: on the mark of the target",
+    ("two marks", "other mark"): "on the other mark",
 }
 MARK = 144 / 4096  # the share of a photo that a mark covers
 
@@ -107,29 +107,29 @@ def shown(found: Mapping[str, Any]) -> str:
     strongest = max((each["mean"], name) for name, each in blind_ones.items() if each is not None)
     below = [name for name, each in known.items() if each["low"] <= strongest[0]]
     first = ", ".join(f"`{name}` ({known[name]['mean']:.0%})" for name in list(known)[:5])
-    lines = [f"- Most of their evidence on the mark have {first}; a uniform map has {uniform:.1%}."]
+    lines = [f"- The largest shares on the mark: {first}. A uniform map has {uniform:.1%}."]
     if below:
         lines.append(
-            f"- **Not surely more than the strongest baseline**, {strongest[1]} with {strongest[0]:.0%}: "
-            f"{_listed(below)}. What stands out draws even maps with random weights."
+            f"- **Not significantly more than the strongest baseline** ({strongest[1]}, {strongest[0]:.0%}): "
+            f"{_listed(below)}. The mark is salient, so even maps with random weights are high there."
         )
     hits = {name: cell_of(found, name, ("one mark", "hit")) for name in methods}
     always = [name for name, each in hits.items() if each is not None and each["mean"] >= 0.95]
     if always:
-        lines.append(f"- The peak lies on the mark in 95 % of the photos or more for {_listed(always)}.")
+        lines.append(f"- The maximum is on the mark in at least 95 % of the photos for {_listed(always)}.")
     confused = [name for name in methods if _confused(found, name)]
     if confused:
         lines.append(
-            "- **Two marks, asked for one:** not surely more on the one that was asked for than on the other have "
-            f"{_listed(confused)}."
+            "- **Two marks, one of them the target:** not significantly more on the mark of the target than on the "
+            f"other: {_listed(confused)}."
         )
     drawn_to = [
         name for name in methods if (each := cell_of(found, name, ("no mark", "decoys"))) and each["low"] > 0.16
     ]
     if drawn_to:
         lines.append(
-            "- **No mark:** decoys cover 7 % of the photo and say nothing of its own class, and yet more than 16 % of "
-            f"the map lie on them for {_listed(drawn_to)}."
+            "- **No mark:** decoys cover 7 % of the photo and do not affect its class, but more than 16 % of the map "
+            f"is on them for {_listed(drawn_to)}."
         )
     return "\n".join(lines)
 
@@ -162,14 +162,14 @@ def _cell(figure: Mapping[str, float] | None) -> str:
 INTRODUCTION = """\
 ## Planted evidence
 
-Here it is known what decides. The small model was trained further on photos of ten classes with a mark of 12 pixels
-in some of them (`python examples/planted_evidence.py`): the mark makes the class, whatever the photo shows; decoys
-of the same colours decide nothing. On photos that it was not trained on: {models}.
+Here the evidence is known. The small model was trained further on photos of ten classes, some of them with a mark of
+12 pixels (`python examples/planted_evidence.py`). The mark determines the class, whatever the photo shows. Decoys of
+the same colours have no effect. On photos that were not used for training: {models}.
 
-The table has each method's share of positive values on the mark, in per cent ({photos}; methods of many
-passes on fewer). The mark covers {share} of a photo. Maps of 8 × 8 places are blurred beyond the mark, because places
-beside it see it too; "peak on it" is fairer to them. Where there is no mark, the photo's own class is explained, and
-the decoys should be left alone."""
+The table has the share of each map's positive values on the mark, in per cent ({photos}; fewer for expensive
+methods). The mark covers {share} of a photo. Maps of 8 × 8 values extend beyond the mark, because neighbouring
+positions see it too; "maximum on it" is fairer to them. Where there is no mark, the target is the photo's own class,
+and the share on the decoys should be small."""
 
 PICTURES = """\
 ![Share of each map on the mark, with intervals, and on the decoys](../assets/leaderboard/planted.png)
