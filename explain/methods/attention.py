@@ -12,9 +12,8 @@ from explain._utils.errors import MethodError
 from explain.engine import Evidence, Need
 from explain.engine.needs import Attention, AttentionMap, AttentionRelevance, BlockAttention
 from explain.layers.layouts import Grid
-from explain.methods import bibliography as sources
 from explain.methods.base import ATTENTION, Method, over_all
-from explain.methods.bibliography import Source
+from explain.methods.bibliography import cited
 from explain.methods.registry import register
 from explain.relevance import transformer_attribution
 
@@ -38,13 +37,12 @@ class AttentionRollout(Method):
     torch.Size([1, 4, 4])
     """
 
-    name: ClassVar[str] = "rollout"
-    about: ClassVar[str] = "attention followed through all blocks"
-    paper: ClassVar[str] = "Abnar and Zuidema, ACL 2020"
-    source: ClassVar[Source] = sources.ROLLOUT
-    family: ClassVar[str] = ATTENTION
-    only_for: ClassVar[str] = "vision transformers"
-    needs: ClassVar[frozenset[Need[Any]]] = frozenset({Attention()})
+    name = "rollout"
+    about = "attention followed through all blocks"
+    source = cited("abnar2020rollout")
+    family = ATTENTION
+    only_for = "vision transformers"
+    needs = frozenset({Attention()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         maps = evidence[Attention()]
@@ -86,14 +84,13 @@ class LeGrad(Method):
 
     blocks: int | None = None
 
-    name: ClassVar[str] = "legrad"
-    about: ClassVar[str] = "sensitivity of the score to the attention of every block"
-    paper: ClassVar[str] = "Bousselham et al., ICCV 2025"
-    source: ClassVar[Source] = sources.LEGRAD
-    family: ClassVar[str] = ATTENTION
+    name = "legrad"
+    about = "sensitivity of the score to the attention of every block"
+    source = cited("bousselham2025legrad")
+    family = ATTENTION
     minimums: ClassVar[Mapping[str, float]] = {"blocks": 1}
-    only_for: ClassVar[str] = "vision transformers"
-    needs: ClassVar[frozenset[Need[Any]]] = frozenset({BlockAttention()})
+    only_for = "vision transformers"
+    needs = frozenset({BlockAttention()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         gradients = evidence[BlockAttention()]
@@ -161,13 +158,12 @@ class GradientRollout(Method):
     torch.Size([1, 4, 4])
     """
 
-    name: ClassVar[str] = "gradientrollout"
-    about: ClassVar[str] = "attention followed through all blocks, weighted by its gradient"
-    paper: ClassVar[str] = "Gildenblat, 2020"
-    source: ClassVar[Source] = sources.GRADIENTROLLOUT
-    family: ClassVar[str] = ATTENTION
-    only_for: ClassVar[str] = "vision transformers"
-    needs: ClassVar[frozenset[Need[Any]]] = frozenset({_GRADIENTS})
+    name = "gradientrollout"
+    about = "attention followed through all blocks, weighted by its gradient"
+    source = cited("gildenblat2020explainability")
+    family = ATTENTION
+    only_for = "vision transformers"
+    needs = frozenset({_GRADIENTS})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         maps = evidence[_GRADIENTS]
@@ -203,12 +199,11 @@ class CheferAttribution(Method):
     torch.Size([1, 4, 4])
     """
 
-    name: ClassVar[str] = "cheferattribution"
-    about: ClassVar[str] = "relevance times gradient of attention, followed through all blocks"
-    paper: ClassVar[str] = "Chefer et al., CVPR 2021"
-    source: ClassVar[Source] = sources.CHEFER
-    family: ClassVar[str] = ATTENTION
-    only_for: ClassVar[str] = "vision transformers"
+    name = "cheferattribution"
+    about = "relevance times gradient of attention, followed through all blocks"
+    source = cited("chefer2021transformer")
+    family = ATTENTION
+    only_for = "vision transformers"
 
     @property
     def _relevance(self) -> AttentionRelevance:
@@ -267,14 +262,13 @@ class CheferBimodal(Method):
 
     token: int = 0
 
-    name: ClassVar[str] = "cheferbimodal"
-    about: ClassVar[str] = "attention between a photo and other tokens, weighted by its gradient"
-    paper: ClassVar[str] = "Chefer et al., ICCV 2021"
-    source: ClassVar[Source] = sources.CHEFER_BIMODAL
-    family: ClassVar[str] = ATTENTION
+    name = "cheferbimodal"
+    about = "attention between a photo and other tokens, weighted by its gradient"
+    source = cited("chefer2021generic")
+    family = ATTENTION
     minimums: ClassVar[Mapping[str, float]] = {"token": 0}
-    only_for: ClassVar[str] = "transformers with attention between a photo and other tokens"
-    needs: ClassVar[frozenset[Need[Any]]] = frozenset({_EVERYWHERE})
+    only_for = "transformers with attention between a photo and other tokens"
+    needs = frozenset({_EVERYWHERE})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         maps = evidence[_EVERYWHERE]

@@ -83,7 +83,7 @@ class Method(KnownOptions):
 
     @property
     def paper(self) -> str:
-        return ""
+        return "" if self.source is None else self.source.shorthand
 
     @property
     def source(self) -> Source | None:

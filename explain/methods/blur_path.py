@@ -11,9 +11,8 @@ import torch
 from explain._utils.errors import MethodError
 from explain.engine import Accumulator, Attributions, Evidence, Need, Perturbation, PerturbedRows, Reducer
 from explain.engine.perturbations import Scores
-from explain.methods import bibliography as sources
-from explain.methods.base import GRADIENTS, Method, Style
-from explain.methods.bibliography import Source
+from explain.methods.base import GRADIENTS, Method
+from explain.methods.bibliography import cited
 from explain.methods.gradients import Saliency
 from explain.methods.registry import register
 
@@ -151,13 +150,12 @@ class BlurIntegratedGradients(Method):
     steps: int = 50
     sigma: float = 0.2
 
-    name: ClassVar[str] = "blurintegratedgradients"
-    about: ClassVar[str] = "gradients added up while a blurred photo becomes sharp"
-    paper: ClassVar[str] = "Xu et al., CVPR 2020"
-    source: ClassVar[Source] = sources.BLURINTEGRATEDGRADIENTS
-    family: ClassVar[str] = GRADIENTS
+    name = "blurintegratedgradients"
+    about = "gradients added up while a blurred photo becomes sharp"
+    source = cited("xu2020blurintegratedgradients")
+    family = GRADIENTS
     minimums: ClassVar[Mapping[str, float]] = {"steps": 1, "sigma": 0}
-    style: ClassVar[Style] = "signed"
+    style = "signed"
 
     def along(self, *, middle: bool) -> BlurPath:
         """The photos that gradients are taken at."""

@@ -12,9 +12,8 @@ from explain._utils.errors import MethodError
 from explain._utils.random_numbers import uniform
 from explain.engine import Activations, Evidence, LayerGradients, Need
 from explain.engine.needs import ClassWeights, LayerCurvature
-from explain.methods import bibliography as sources
-from explain.methods.base import MAPS, Fusion, Method, Style, map_of, spatial_dims
-from explain.methods.bibliography import Source
+from explain.methods.base import MAPS, Method, Style, map_of, spatial_dims
+from explain.methods.bibliography import cited
 from explain.methods.registry import register
 from explain.targets.functions import Contrast, ResidualSoftmax
 
@@ -40,7 +39,7 @@ def ratio(above: torch.Tensor, below: torch.Tensor) -> torch.Tensor:
 class ClassActivationMap(Method):
     """What class activation maps share: feature maps and gradients of one layer, and a signed map without ``relu``."""
 
-    family: ClassVar[str] = MAPS
+    family = MAPS
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
@@ -72,13 +71,12 @@ class CAM(ClassActivationMap):
     True
     """
 
-    name: ClassVar[str] = "cam"
-    about: ClassVar[str] = "feature maps weighted by the class's weights in the last layer"
-    paper: ClassVar[str] = "Zhou et al., CVPR 2016"
-    source: ClassVar[Source] = sources.CAM
-    style: ClassVar[Style] = "signed"
-    only_for: ClassVar[str] = "networks that average their last maps into one linear layer"
-    needs: ClassVar[frozenset[Need[Any]]] = frozenset({Activations(), ClassWeights()})
+    name = "cam"
+    about = "feature maps weighted by the class's weights in the last layer"
+    source = cited("zhou2016cam")
+    style = "signed"
+    only_for = "networks that average their last maps into one linear layer"
+    needs = frozenset({Activations(), ClassWeights()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         return weighted(evidence[ClassWeights()], evidence, relu=False)
@@ -108,10 +106,9 @@ class GradCAM(ClassActivationMap):
 
     relu: bool = True
 
-    name: ClassVar[str] = "gradcam"
-    about: ClassVar[str] = "feature maps weighted by their mean gradient"
-    paper: ClassVar[str] = "Selvaraju et al., ICCV 2017"
-    source: ClassVar[Source] = sources.GRADCAM
+    name = "gradcam"
+    about = "feature maps weighted by their mean gradient"
+    source = cited("selvaraju2017gradcam")
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         return weighted(evidence.gradients.mean(spatial_dims(evidence.gradients)), evidence, relu=self.relu)
@@ -143,10 +140,9 @@ class GradCAMPlusPlus(ClassActivationMap):
 
     relu: bool = True
 
-    name: ClassVar[str] = "gradcam++"
-    about: ClassVar[str] = "feature maps weighted by their positive gradients, pixel by pixel"
-    paper: ClassVar[str] = "Chattopadhay et al., WACV 2018"
-    source: ClassVar[Source] = sources.GRADCAMPP
+    name = "gradcam++"
+    about = "feature maps weighted by their positive gradients, pixel by pixel"
+    source = cited("chattopadhay2018gradcampp")
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         g, total = evidence.gradients, evidence.activations.sum(spatial_dims(evidence.activations), keepdim=True)
@@ -178,10 +174,9 @@ class XGradCAM(ClassActivationMap):
 
     relu: bool = True
 
-    name: ClassVar[str] = "xgradcam"
-    about: ClassVar[str] = "feature maps weighted by their gradient where they are active"
-    paper: ClassVar[str] = "Fu et al., BMVC 2020"
-    source: ClassVar[Source] = sources.XGRADCAM
+    name = "xgradcam"
+    about = "feature maps weighted by their gradient where they are active"
+    source = cited("fu2020xgradcam")
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         a = evidence.activations
@@ -214,10 +209,9 @@ class HiResCAM(ClassActivationMap):
 
     relu: bool = False
 
-    name: ClassVar[str] = "hirescam"
-    about: ClassVar[str] = "feature maps times gradients, place by place"
-    paper: ClassVar[str] = "Draelos and Carin, 2020"
-    source: ClassVar[Source] = sources.HIRESCAM
+    name = "hirescam"
+    about = "feature maps times gradients, place by place"
+    source = cited("draelos2020hirescam")
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         cam = torch.einsum("nk...,nk...->n...", evidence.gradients, evidence.activations)
@@ -240,10 +234,9 @@ class ElementWiseCAM(ClassActivationMap):
     True
     """
 
-    name: ClassVar[str] = "elementwisecam"
-    about: ClassVar[str] = "positive products of feature maps and gradients"
-    paper: ClassVar[str] = "Gildenblat, 2021"
-    source: ClassVar[Source] = sources.PYTORCH_GRAD_CAM
+    name = "elementwisecam"
+    about = "positive products of feature maps and gradients"
+    source = cited("gildenblat2021pytorchgradcam")
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         return (evidence.gradients * evidence.activations).clamp(min=0).sum(1)
@@ -269,10 +262,9 @@ class LayerCAM(ClassActivationMap):
     torch.Size([1, 6, 6])
     """
 
-    name: ClassVar[str] = "layercam"
-    about: ClassVar[str] = "feature maps times positive gradients, place by place"
-    paper: ClassVar[str] = "Jiang et al., IEEE TIP 2021"
-    source: ClassVar[Source] = sources.LAYERCAM
+    name = "layercam"
+    about = "feature maps times positive gradients, place by place"
+    source = cited("jiang2021layercam")
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         return (evidence.gradients.clamp(min=0) * evidence.activations).sum(1).clamp(min=0)
@@ -302,11 +294,10 @@ class ShapleyCAM(ClassActivationMap):
 
     residual_softmax: bool = True
 
-    name: ClassVar[str] = "shapleycam"
-    about: ClassVar[str] = "Grad-CAM with the curvature of the score"
-    paper: ClassVar[str] = "Cai, 2025"
-    source: ClassVar[Source] = sources.SHAPLEYCAM
-    only_for: ClassVar[str] = "networks with second derivatives (no fused attention behind the layer)"
+    name = "shapleycam"
+    about = "Grad-CAM with the curvature of the score"
+    source = cited("cai2025shapleycam")
+    only_for = "networks with second derivatives (no fused attention behind the layer)"
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
@@ -342,12 +333,11 @@ class RandomCAM(ClassActivationMap):
     seed: int = 0
     relu: bool = True
 
-    name: ClassVar[str] = "randomcam"
-    about: ClassVar[str] = "feature maps with random weights: the null hypothesis"
-    paper: ClassVar[str] = "Gildenblat, 2021"
-    source: ClassVar[Source] = sources.PYTORCH_GRAD_CAM
-    control: ClassVar[str] = "random weights"
-    needs: ClassVar[frozenset[Need[Any]]] = frozenset({Activations()})
+    name = "randomcam"
+    about = "feature maps with random weights: the null hypothesis"
+    source = cited("gildenblat2021pytorchgradcam")
+    control = "random weights"
+    needs = frozenset({Activations()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         images, channels = evidence.activations.shape[:2]
@@ -383,10 +373,9 @@ class FinerCAM(ClassActivationMap):
     alpha: float = 0.6
     references: int = 3
 
-    name: ClassVar[str] = "finercam"
-    about: ClassVar[str] = "Grad-CAM of the target against similar classes"
-    paper: ClassVar[str] = "Zhang et al., CVPR 2025"
-    source: ClassVar[Source] = sources.FINERCAM
+    name = "finercam"
+    about = "Grad-CAM of the target against similar classes"
+    source = cited("zhang2025finercam")
     minimums: ClassVar[Mapping[str, float]] = {"references": 1}
 
     def __post_init__(self) -> None:
@@ -436,11 +425,10 @@ class RefineCAM(ClassActivationMap):
 
     cam: Method = field(default_factory=GradCAMPlusPlus)
 
-    name: ClassVar[str] = "refinecam"
-    about: ClassVar[str] = "product of the maps of all stages"
-    paper: ClassVar[str] = "Domeniconi et al., 2026"
-    source: ClassVar[Source] = sources.REFINECAM
-    fusion: ClassVar[Fusion] = "product"
+    name = "refinecam"
+    about = "product of the maps of all stages"
+    source = cited("domeniconi2026refinecam")
+    fusion = "product"
 
     @property
     def needs(self) -> frozenset[Need[Any]]:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
 
 import torch
 
 from explain.baselines import Zero
 from explain.baselines.base import Baseline
-from explain.engine import Attributions, Evidence, Need
+from explain.engine import Attributions, Evidence
 from explain.engine.needs import DetectionSimilarity
-from explain.methods import bibliography as sources
-from explain.methods.base import Style
-from explain.methods.bibliography import Source
+from explain.methods.bibliography import cited
 from explain.methods.occlusion import FromSmoothGrids
 from explain.methods.registry import register
 
@@ -22,7 +19,7 @@ from explain.methods.registry import register
 class LikenessOf:
     """How much the best detection in each row is like the one that is explained."""
 
-    needs: ClassVar[frozenset[Need[Any]]] = frozenset({DetectionSimilarity()})
+    needs = frozenset({DetectionSimilarity()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         return evidence[DetectionSimilarity()]
@@ -74,12 +71,11 @@ class DRISE(FromSmoothGrids):
     tolerance: float | None = None
     max_seconds: float | None = None
 
-    name: ClassVar[str] = "drise"
-    about: ClassVar[str] = "random smooth masks weighted by how a box is detected through them"
-    paper: ClassVar[str] = "Petsiuk et al., CVPR 2021"
-    source: ClassVar[Source] = sources.DRISE
-    style: ClassVar[Style] = "signed"
-    only_for: ClassVar[str] = "detected boxes"
+    name = "drise"
+    about = "random smooth masks weighted by how a box is detected through them"
+    source = cited("petsiuk2021drise")
+    style = "signed"
+    only_for = "detected boxes"
 
     @property
     def found(self) -> Attributions:

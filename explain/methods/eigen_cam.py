@@ -8,10 +8,9 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from explain.engine import Activations, Evidence, Need
-from explain.methods import bibliography as sources
+from explain.engine import Activations, Evidence
 from explain.methods.base import PATTERNS, Method, spatial_dims
-from explain.methods.bibliography import Source
+from explain.methods.bibliography import cited
 from explain.methods.cam import BOTH
 from explain.methods.registry import register
 
@@ -35,12 +34,11 @@ class EigenCAM(Method):
     torch.Size([1, 6, 6])
     """
 
-    name: ClassVar[str] = "eigencam"
-    about: ClassVar[str] = "first principal component of the feature maps"
-    paper: ClassVar[str] = "Muhammad and Yeasin, IJCNN 2020"
-    source: ClassVar[Source] = sources.EIGENCAM
-    family: ClassVar[str] = PATTERNS
-    needs: ClassVar[frozenset[Need[Any]]] = frozenset({Activations()})
+    name = "eigencam"
+    about = "first principal component of the feature maps"
+    source = cited("muhammad2020eigencam")
+    family = PATTERNS
+    needs = frozenset({Activations()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         return first_component(evidence.activations)
@@ -64,12 +62,11 @@ class EigenGradCAM(Method):
     torch.Size([1, 6, 6])
     """
 
-    name: ClassVar[str] = "eigengradcam"
-    about: ClassVar[str] = "first principal component of feature maps times gradients"
-    paper: ClassVar[str] = "Gildenblat, 2021"
-    source: ClassVar[Source] = sources.PYTORCH_GRAD_CAM
-    family: ClassVar[str] = PATTERNS
-    needs: ClassVar[frozenset[Need[Any]]] = BOTH
+    name = "eigengradcam"
+    about = "first principal component of feature maps times gradients"
+    source = cited("gildenblat2021pytorchgradcam")
+    family = PATTERNS
+    needs = BOTH
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         return first_component(evidence.activations * evidence.gradients)
@@ -130,13 +127,12 @@ class KPCACAM(Method):
     kernel: Literal["sigmoid", "rbf", "poly", "cosine", "linear"] = "sigmoid"
     gamma: float | Literal["scale"] | None = "scale"
 
-    name: ClassVar[str] = "kpcacam"
-    about: ClassVar[str] = "first component of the feature maps by kernel PCA"
-    paper: ClassVar[str] = "Karmani et al., 2024"
-    source: ClassVar[Source] = sources.KPCACAM
-    family: ClassVar[str] = PATTERNS
+    name = "kpcacam"
+    about = "first component of the feature maps by kernel PCA"
+    source = cited("karmani2024kpcacam")
+    family = PATTERNS
     minimums: ClassVar[Mapping[str, float]] = {"gamma": 0}
-    needs: ClassVar[frozenset[Need[Any]]] = frozenset({Activations()})
+    needs = frozenset({Activations()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         maps = evidence.activations
@@ -191,13 +187,12 @@ class FEM(Method):
 
     k: float = 2.0
 
-    name: ClassVar[str] = "fem"
-    about: ClassVar[str] = "places where feature maps are unusually strong"
-    paper: ClassVar[str] = "Fuad et al., IPTA 2020"
-    source: ClassVar[Source] = sources.FEM
-    family: ClassVar[str] = PATTERNS
+    name = "fem"
+    about = "places where feature maps are unusually strong"
+    source = cited("fuad2020fem")
+    family = PATTERNS
     minimums: ClassVar[Mapping[str, float]] = {"k": 0}
-    needs: ClassVar[frozenset[Need[Any]]] = frozenset({Activations()})
+    needs = frozenset({Activations()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         a = evidence.activations

@@ -16,9 +16,8 @@ from explain._utils.errors import MethodError
 from explain._utils.random_numbers import normal, uniform
 from explain.engine import Accumulator, Attributions, Evidence, Need, Perturbation, PerturbedRows, Reducer
 from explain.engine.perturbations import Scores
-from explain.methods import bibliography as sources
-from explain.methods.base import GRADIENTS, Method, Style, at_least
-from explain.methods.bibliography import Source
+from explain.methods.base import GRADIENTS, Method, at_least
+from explain.methods.bibliography import cited
 from explain.methods.gradients import Saliency
 from explain.methods.path import score_of
 from explain.methods.registry import register
@@ -172,13 +171,12 @@ class GradientSHAP(Method):
     sigma: float = 0.0
     seed: int = 0
 
-    name: ClassVar[str] = "gradientshap"
-    about: ClassVar[str] = "gradients at random points between the photo and baselines"
-    paper: ClassVar[str] = "Erion et al., 2021"
-    source: ClassVar[Source] = sources.GRADIENTSHAP
-    family: ClassVar[str] = GRADIENTS
+    name = "gradientshap"
+    about = "gradients at random points between the photo and baselines"
+    source = cited("erion2021expectedgradients")
+    family = GRADIENTS
     minimums: ClassVar[Mapping[str, float]] = {"samples": 1, "sigma": 0, "seed": 0}
-    style: ClassVar[Style] = "signed"
+    style = "signed"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -231,13 +229,12 @@ class ExpectedGradients(Method):
     baselines: float | torch.Tensor = 0.0
     seed: int = 0
 
-    name: ClassVar[str] = "expectedgradients"
-    about: ClassVar[str] = "gradients between the photo and other photos, on average"
-    paper: ClassVar[str] = "Erion et al., 2021"
-    source: ClassVar[Source] = sources.GRADIENTSHAP
-    family: ClassVar[str] = GRADIENTS
+    name = "expectedgradients"
+    about = "gradients between the photo and other photos, on average"
+    source = cited("erion2021expectedgradients")
+    family = GRADIENTS
     minimums: ClassVar[Mapping[str, float]] = {"samples": 1, "seed": 0}
-    style: ClassVar[Style] = "signed"
+    style = "signed"
 
     @property
     def _gradients(self) -> Attributions:

@@ -17,9 +17,8 @@ from explain.engine import Accumulator, Evidence, InputGradients, Need, Perturba
 from explain.engine.perturbations import PerturbationRuns
 from explain.engine.reruns import PerturbationRunner
 from explain.hooks import recording
-from explain.methods import bibliography as sources
 from explain.methods.base import Outcome
-from explain.methods.bibliography import Source
+from explain.methods.bibliography import cited
 from explain.methods.estimates import PerturbationMethod
 from explain.methods.registry import register
 
@@ -136,7 +135,7 @@ class Made(Perturbation):
 class ScoreAndGradient:
     """The score of each row, and its gradient in the pixels, in one row of numbers."""
 
-    needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients()})
+    needs = frozenset({InputGradients()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         gradient = evidence[InputGradients()]
@@ -207,10 +206,9 @@ class ExtremalPerturbation(PerturbationMethod):
     step: int | None = None
     sigma: float | None = None
 
-    name: ClassVar[str] = "extremalperturbation"
-    about: ClassVar[str] = "the smooth mask of a given area through which the score is highest"
-    paper: ClassVar[str] = "Fong et al., ICCV 2019"
-    source: ClassVar[Source] = sources.EXTREMAL
+    name = "extremalperturbation"
+    about = "the smooth mask of a given area through which the score is highest"
+    source = cited("fong2019extremal")
     minimums: ClassVar[Mapping[str, float]] = {"steps": 1, "step": 1, "sigma": 1e-6}
 
     def __post_init__(self) -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 
-from explain.engine import Evidence, InputGradients, Need
+from explain.engine import Evidence, InputGradients
 from explain.engine.needs import BiasTerms
 from explain.layers.feature_maps import enlarge
-from explain.methods import bibliography as sources
 from explain.methods.base import RELEVANCE, Method, over_all
-from explain.methods.bibliography import Source
+from explain.methods.bibliography import cited
 from explain.methods.cam import ratio
 from explain.methods.registry import register
 
@@ -48,12 +46,11 @@ class FullGrad(Method):
 
     rescale: bool = True
 
-    name: ClassVar[str] = "fullgrad"
-    about: ClassVar[str] = "what the input and every bias add to the score"
-    paper: ClassVar[str] = "Srinivas and Fleuret, NeurIPS 2019"
-    source: ClassVar[Source] = sources.FULLGRAD
-    family: ClassVar[str] = RELEVANCE
-    needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients(), BiasTerms()})
+    name = "fullgrad"
+    about = "what the input and every bias add to the score"
+    source = cited("srinivas2019fullgrad")
+    family = RELEVANCE
+    needs = frozenset({InputGradients(), BiasTerms()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         if not evidence.size:  # an input beside the photo that is no picture

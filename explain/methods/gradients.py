@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from explain.engine import Evidence, InputGradients, Need
 from explain.engine.needs import RuleCoverage
 from explain.layers.feature_maps import enlarge
-from explain.methods import bibliography as sources
-from explain.methods.base import GRADIENTS, Method, Style, map_of
-from explain.methods.bibliography import Source
+from explain.methods.base import GRADIENTS, Method, map_of
+from explain.methods.bibliography import cited
 from explain.methods.cam import GradCAM
 from explain.methods.registry import register
 from explain.relevance import Deconvnet as DeconvnetRule
@@ -40,13 +39,12 @@ class Saliency(Method):
 
     absolute: bool = True
 
-    name: ClassVar[str] = "saliency"
-    about: ClassVar[str] = "magnitude of the gradient in each pixel"
-    paper: ClassVar[str] = "Simonyan et al., 2013"
-    source: ClassVar[Source] = sources.SALIENCY
-    family: ClassVar[str] = GRADIENTS
-    style: ClassVar[Style] = "intensity"
-    needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients()})
+    name = "saliency"
+    about = "magnitude of the gradient in each pixel"
+    source = cited("simonyan2013saliency")
+    family = GRADIENTS
+    style = "intensity"
+    needs = frozenset({InputGradients()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         gradient = evidence[InputGradients()]
@@ -72,13 +70,12 @@ class InputXGradient(Method):
     True
     """
 
-    name: ClassVar[str] = "inputxgradient"
-    about: ClassVar[str] = "input times gradient, signed"
-    paper: ClassVar[str] = "Shrikumar et al., 2016"
-    source: ClassVar[Source] = sources.INPUTXGRADIENT
-    family: ClassVar[str] = GRADIENTS
-    style: ClassVar[Style] = "signed"
-    needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients()})
+    name = "inputxgradient"
+    about = "input times gradient, signed"
+    source = cited("shrikumar2016inputxgradient")
+    family = GRADIENTS
+    style = "signed"
+    needs = frozenset({InputGradients()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         gradient = evidence[InputGradients()]
@@ -106,13 +103,12 @@ class GuidedBackprop(Method):
     torch.Size([1, 3, 3, 3])
     """
 
-    name: ClassVar[str] = "guidedbackprop"
-    about: ClassVar[str] = "gradient that passes rectifiers only where positive"
-    paper: ClassVar[str] = "Springenberg et al., 2014"
-    source: ClassVar[Source] = sources.GUIDEDBACKPROP
-    family: ClassVar[str] = GRADIENTS
-    style: ClassVar[Style] = "color"
-    needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients(Guided()), RuleCoverage(Guided())})
+    name = "guidedbackprop"
+    about = "gradient that passes rectifiers only where positive"
+    source = cited("springenberg2014guidedbackprop")
+    family = GRADIENTS
+    style = "color"
+    needs = frozenset({InputGradients(Guided()), RuleCoverage(Guided())})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         return evidence[InputGradients(Guided())]
@@ -140,15 +136,12 @@ class Deconvnet(Method):
     torch.Size([1, 3, 3, 3])
     """
 
-    name: ClassVar[str] = "deconvnet"
-    about: ClassVar[str] = (
-        "gradient of which each rectifier passes on only the positive part; needs max pooling to see the photo"
-    )
-    paper: ClassVar[str] = "Zeiler and Fergus, ECCV 2014"
-    source: ClassVar[Source] = sources.DECONVNET
-    family: ClassVar[str] = GRADIENTS
-    style: ClassVar[Style] = "color"
-    needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients(DeconvnetRule()), RuleCoverage(DeconvnetRule())})
+    name = "deconvnet"
+    about = "gradient of which each rectifier passes on only the positive part; needs max pooling to see the photo"
+    source = cited("zeiler2014deconvnet")
+    family = GRADIENTS
+    style = "color"
+    needs = frozenset({InputGradients(DeconvnetRule()), RuleCoverage(DeconvnetRule())})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         return evidence[InputGradients(DeconvnetRule())]
@@ -176,12 +169,11 @@ class GuidedGradCAM(Method):
 
     cam: Method = field(default_factory=GradCAM)
 
-    name: ClassVar[str] = "guidedgradcam"
-    about: ClassVar[str] = "guided back-propagation times Grad-CAM"
-    paper: ClassVar[str] = "Selvaraju et al., ICCV 2017"
-    source: ClassVar[Source] = sources.GRADCAM
-    family: ClassVar[str] = GRADIENTS
-    style: ClassVar[Style] = "color"
+    name = "guidedgradcam"
+    about = "guided back-propagation times Grad-CAM"
+    source = cited("selvaraju2017gradcam")
+    family = GRADIENTS
+    style = "color"
 
     @property
     def needs(self) -> frozenset[Need[Any]]:

@@ -21,9 +21,8 @@ from explain.engine import (
     Reducer,
 )
 from explain.engine.perturbations import InOrder, PerturbationRuns
-from explain.methods import bibliography as sources
-from explain.methods.base import GRADIENTS, Method, Style, over_all
-from explain.methods.bibliography import Source
+from explain.methods.base import GRADIENTS, Method, over_all
+from explain.methods.bibliography import cited
 from explain.methods.blur_path import BlurIntegratedGradients
 from explain.methods.path import IntegratedGradients, PathStart, StraightPath, path_baseline, score_of
 from explain.methods.registry import register
@@ -59,7 +58,7 @@ class Points(Perturbation):
 class ScoreAndGradient:
     """The score of each image, and behind it the gradient's values: ``(N, 1 + C * H * W)``."""
 
-    needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients()})
+    needs = frozenset({InputGradients()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         return torch.cat([evidence.score[:, None], evidence[InputGradients()].flatten(1)], 1)
@@ -111,14 +110,13 @@ class GuidedIntegratedGradients(Method):
 
     __repr__ = in_short
 
-    name: ClassVar[str] = "guidedintegratedgradients"
-    about: ClassVar[str] = "gradients added up along a path that goes first where they are small"
-    paper: ClassVar[str] = "Kapishnikov et al., CVPR 2021"
-    source: ClassVar[Source] = sources.GUIDEDINTEGRATEDGRADIENTS
-    family: ClassVar[str] = GRADIENTS
+    name = "guidedintegratedgradients"
+    about = "gradients added up along a path that goes first where they are small"
+    source = cited("kapishnikov2021guidedintegratedgradients")
+    family = GRADIENTS
     minimums: ClassVar[Mapping[str, float]] = {"steps": 1, "fraction": 0, "distance": 0}
-    style: ClassVar[Style] = "signed"
-    one_input: ClassVar[bool] = True
+    style = "signed"
+    one_input = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -254,13 +252,12 @@ class IDGI(Method):
 
     path: Method = field(default_factory=IntegratedGradients)
 
-    name: ClassVar[str] = "idgi"
-    about: ClassVar[str] = "changes of the score along a path, shared out by the squared gradient"
-    paper: ClassVar[str] = "Yang et al., CVPR 2023"
-    source: ClassVar[Source] = sources.IDGI
-    family: ClassVar[str] = GRADIENTS
-    style: ClassVar[Style] = "signed"
-    one_input: ClassVar[bool] = True
+    name = "idgi"
+    about = "changes of the score along a path, shared out by the squared gradient"
+    source = cited("yang2023idgi")
+    family = GRADIENTS
+    style = "signed"
+    one_input = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

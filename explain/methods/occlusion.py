@@ -16,9 +16,7 @@ from explain.baselines import Zero
 from explain.baselines.base import Baseline
 from explain.engine import Attributions, Evidence, Need
 from explain.engine.perturbations import Attributor
-from explain.methods import bibliography as sources
-from explain.methods.base import Style
-from explain.methods.bibliography import Source
+from explain.methods.bibliography import cited
 from explain.methods.estimates import Estimating, FromScores, Gradually, Guess, honest
 from explain.methods.masks import MaskedInputs, Score, ScoreOf, whole_score
 from explain.methods.regions import Cell
@@ -39,7 +37,7 @@ class Windows:
     window: int | tuple[int, ...] | None = None
     stride: int | tuple[int, ...] | None = None
 
-    needs: ClassVar[frozenset[Need[Any]]] = NOTHING
+    needs = NOTHING
 
     def __str__(self) -> str:
         return "a sliding window"
@@ -166,12 +164,11 @@ class Occlusion(FromScores):
     baseline: Baseline = field(default_factory=Zero)
     score: Score = "logit"
 
-    name: ClassVar[str] = "occlusion"
-    about: ClassVar[str] = "what the score loses where a sliding window covers the photo"
-    paper: ClassVar[str] = "Zeiler and Fergus, ECCV 2014"
-    source: ClassVar[Source] = sources.OCCLUSION
+    name = "occlusion"
+    about = "what the score loses where a sliding window covers the photo"
+    source = cited("zeiler2014occlusion")
     minimums: ClassVar[Mapping[str, float]] = {"window": 1, "stride": 1}
-    style: ClassVar[Style] = "signed"
+    style = "signed"
 
     @property
     def found(self) -> Attributions:
@@ -197,7 +194,7 @@ class SmoothGrids:
     probability: float
     seed: int
 
-    needs: ClassVar[frozenset[Need[Any]]] = NOTHING
+    needs = NOTHING
 
     def __str__(self) -> str:
         return "random smooth masks"
@@ -396,11 +393,10 @@ class RISE(FromSmoothGrids):
     tolerance: float | None = None
     max_seconds: float | None = None
 
-    name: ClassVar[str] = "rise"
-    about: ClassVar[str] = "random smooth masks weighted by the score of the photo seen through them"
-    paper: ClassVar[str] = "Petsiuk et al., BMVC 2018"
-    source: ClassVar[Source] = sources.RISE
-    style: ClassVar[Style] = "signed"
+    name = "rise"
+    about = "random smooth masks weighted by the score of the photo seen through them"
+    source = cited("petsiuk2018rise")
+    style = "signed"
 
     @property
     def found(self) -> Attributions:

@@ -15,9 +15,8 @@ from explain.baselines.base import Baseline
 from explain.engine import Attributions, Evidence, Need
 from explain.engine.perturbations import InOrder, PerturbationRuns
 from explain.engine.reruns import PerturbationRunner
-from explain.methods import bibliography as sources
-from explain.methods.base import Outcome, Style
-from explain.methods.bibliography import Source
+from explain.methods.base import Outcome
+from explain.methods.bibliography import cited
 from explain.methods.estimates import PerturbationMethod
 from explain.methods.masks import MaskedInputs, Score, ScoreOf, blank_score, whole_score
 from explain.methods.regions import Cell
@@ -131,12 +130,11 @@ class PartitionSHAP(PerturbationMethod):
     score: Score = "logit"
     max_seconds: float | None = None
 
-    name: ClassVar[str] = "partitionshap"
-    about: ClassVar[str] = "Owen values along a hierarchy of cells, fine where it matters"
-    paper: ClassVar[str] = "Owen, 1977"
-    source: ClassVar[Source] = sources.OWEN
+    name = "partitionshap"
+    about = "Owen values along a hierarchy of cells, fine where it matters"
+    source = cited("owen1977values")
     minimums: ClassVar[Mapping[str, float]] = {"samples": 2}
-    style: ClassVar[Style] = "signed"
+    style = "signed"
 
     @property
     def needs(self) -> frozenset[Need[Any]]:

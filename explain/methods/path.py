@@ -15,9 +15,8 @@ from explain.baselines.base import Baseline
 from explain.baselines.registry import get_baseline
 from explain.engine import Accumulator, Attributions, Evidence, Need, Perturbation, PerturbedRows, Reducer
 from explain.engine.perturbations import Scores, ZeroInput
-from explain.methods import bibliography as sources
-from explain.methods.base import GRADIENTS, Method, Style, at_least, over_all, spatial_dims
-from explain.methods.bibliography import Source
+from explain.methods.base import GRADIENTS, Method, at_least, over_all, spatial_dims
+from explain.methods.bibliography import cited
 from explain.methods.gradients import Saliency
 from explain.methods.registry import register
 
@@ -213,13 +212,12 @@ class IntegratedGradients(Method):
 
     __repr__ = in_short
 
-    name: ClassVar[str] = "integratedgradients"
-    about: ClassVar[str] = "gradients added up from a baseline to the photo"
-    paper: ClassVar[str] = "Sundararajan et al., ICML 2017"
-    source: ClassVar[Source] = sources.INTEGRATEDGRADIENTS
-    family: ClassVar[str] = GRADIENTS
+    name = "integratedgradients"
+    about = "gradients added up from a baseline to the photo"
+    source = cited("sundararajan2017integratedgradients")
+    family = GRADIENTS
     minimums: ClassVar[Mapping[str, float]] = {"steps": 1}
-    style: ClassVar[Style] = "signed"
+    style = "signed"
 
     def __post_init__(self) -> None:
         super().__post_init__()

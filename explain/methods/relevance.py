@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,9 +16,8 @@ from explain.engine.evidence import TargetContext
 from explain.engine.needs import Concept, LayerRelevance, Multipliers, Relevance, RelevanceCoverage, RevealCancel
 from explain.engine.perturbations import Scores
 from explain.layers.feature_maps import Grids
-from explain.methods import bibliography as sources
-from explain.methods.base import RELEVANCE, Method, Style, check_range
-from explain.methods.bibliography import KERNELSHAP, Source
+from explain.methods.base import RELEVANCE, Method, check_range
+from explain.methods.bibliography import Source, cited
 from explain.methods.expected_gradients import mean_score, scores_of, several
 from explain.methods.path import PathStart, path_baseline, score_of
 from explain.methods.registry import register
@@ -97,9 +96,9 @@ class LRP(Method):
     low: tuple[float, ...] | None = None
     high: tuple[float, ...] | None = None
 
-    style: ClassVar[Style] = "signed"
-    family: ClassVar[str] = RELEVANCE
-    layer_optional: ClassVar[bool] = True
+    style = "signed"
+    family = RELEVANCE
+    layer_optional = True
 
     def __post_init__(self) -> None:
         if isinstance(self.composite, str):
@@ -137,13 +136,9 @@ class LRP(Method):
         return "relevance handed back from layer to layer"
 
     @property
-    def paper(self) -> str:
-        return "Achtibat et al., ICML 2024" if self.name == "attnlrp" else "Bach et al., PLOS ONE 2015"
-
-    @property
     def source(self) -> Source:
         """What to cite."""
-        return sources.ATTNLRP if self.name == "attnlrp" else sources.LRP
+        return cited("achtibat2024attnlrp") if self.name == "attnlrp" else cited("bach2015lrp")
 
     def in_layer(self) -> LRP:
         return self if self.concept is not None else replace(self, of_layer=True)
@@ -264,12 +259,11 @@ class DeepLIFT(Method):
     baseline: float | str | torch.Tensor | Baseline = 0.0
     rule: Literal["rescale", "revealcancel"] = "rescale"
 
-    name: ClassVar[str] = "deeplift"
-    about: ClassVar[str] = "difference of the score from a baseline's, handed back"
-    paper: ClassVar[str] = "Shrikumar et al., ICML 2017"
-    source: ClassVar[Source] = sources.DEEPLIFT
-    family: ClassVar[str] = RELEVANCE
-    style: ClassVar[Style] = "signed"
+    name = "deeplift"
+    about = "difference of the score from a baseline's, handed back"
+    source = cited("shrikumar2017deeplift")
+    family = RELEVANCE
+    style = "signed"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -333,12 +327,11 @@ class DeepLIFTSHAP(Method):
 
     baselines: float | torch.Tensor = 0.0
 
-    name: ClassVar[str] = "deepliftshap"
-    about: ClassVar[str] = "difference of the score from several baselines', handed back"
-    paper: ClassVar[str] = "Lundberg and Lee, NeurIPS 2017"
-    source: ClassVar[Source] = KERNELSHAP
-    family: ClassVar[str] = RELEVANCE
-    style: ClassVar[Style] = "signed"
+    name = "deepliftshap"
+    about = "difference of the score from several baselines', handed back"
+    source = cited("lundberg2017shap")
+    family = RELEVANCE
+    style = "signed"
 
     @property
     def _references(self) -> list[OneOf | ReferenceInput]:

@@ -11,9 +11,8 @@ import torch
 from explain.engine import Activations, Evidence, Need, Perturbation, PerturbedRows
 from explain.engine.perturbations import Scores, Unperturbed, ZeroInput
 from explain.layers.feature_maps import enlarge
-from explain.methods import bibliography as sources
 from explain.methods.base import ALTERED, Method, Style, over_all
-from explain.methods.bibliography import Source
+from explain.methods.bibliography import cited
 from explain.methods.cam import ratio, style_of, weighted
 from explain.methods.registry import register
 from explain.methods.wrappers import noise
@@ -33,7 +32,7 @@ class MapMaskedInputs(Perturbation):
     seed: int = 0
     fading: bool = False
 
-    needs: ClassVar[frozenset[Need[Any]]] = frozenset({Activations()})
+    needs = frozenset({Activations()})
 
     def __str__(self) -> str:
         seen = "the photo seen through each map"
@@ -88,8 +87,8 @@ class MapMaskedInputs(Perturbation):
 class ChannelAblation(Perturbation):
     """A layer's feature maps with one of them set to zero; those that are zero already have no rows."""
 
-    of_layer: ClassVar[bool] = True
-    needs: ClassVar[frozenset[Need[Any]]] = frozenset({Activations()})
+    of_layer = True
+    needs = frozenset({Activations()})
 
     def __str__(self) -> str:
         return "the layer's maps without one of them"
@@ -146,12 +145,11 @@ class ScoreCAM(Method):
     torch.Size([1, 6, 6])
     """
 
-    name: ClassVar[str] = "scorecam"
-    about: ClassVar[str] = "feature maps weighted by the score of the photo seen through them"
-    paper: ClassVar[str] = "Wang et al., CVPR Workshops 2020"
-    source: ClassVar[Source] = sources.SCORECAM
-    family: ClassVar[str] = ALTERED
-    needs: ClassVar[frozenset[Need[Any]]] = score_needs(MapMaskedInputs())
+    name = "scorecam"
+    about = "feature maps weighted by the score of the photo seen through them"
+    source = cited("wang2020scorecam")
+    family = ALTERED
+    needs = score_needs(MapMaskedInputs())
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         return score_weighted(evidence, MapMaskedInputs())
@@ -185,11 +183,10 @@ class SSCAM(Method):
     sigma: float = 0.15
     seed: int = 0
 
-    name: ClassVar[str] = "sscam"
-    about: ClassVar[str] = "Score-CAM averaged over noise"
-    paper: ClassVar[str] = "Wang et al., 2020"
-    source: ClassVar[Source] = sources.SSCAM
-    family: ClassVar[str] = ALTERED
+    name = "sscam"
+    about = "Score-CAM averaged over noise"
+    source = cited("wang2020sscam")
+    family = ALTERED
     minimums: ClassVar[Mapping[str, float]] = {"samples": 1, "sigma": 0}
 
     @property
@@ -227,11 +224,10 @@ class ISCAM(Method):
 
     steps: int = 10
 
-    name: ClassVar[str] = "iscam"
-    about: ClassVar[str] = "Score-CAM averaged while the mask fades in"
-    paper: ClassVar[str] = "Naidu et al., 2020"
-    source: ClassVar[Source] = sources.ISCAM
-    family: ClassVar[str] = ALTERED
+    name = "iscam"
+    about = "Score-CAM averaged while the mask fades in"
+    source = cited("naidu2020iscam")
+    family = ALTERED
     minimums: ClassVar[Mapping[str, float]] = {"steps": 1}
 
     @property
@@ -271,15 +267,12 @@ class AblationCAM(Method):
 
     relu: bool = True
 
-    name: ClassVar[str] = "ablationcam"
-    about: ClassVar[str] = "feature maps weighted by what the score loses without them"
-    paper: ClassVar[str] = "Desai and Ramaswamy, WACV 2020"
-    source: ClassVar[Source] = sources.ABLATIONCAM
-    family: ClassVar[str] = ALTERED
-    by_score: ClassVar[bool] = True
-    needs: ClassVar[frozenset[Need[Any]]] = frozenset(
-        {Activations(), Scores(ChannelAblation()), Scores(Unperturbed(of_layer=True))}
-    )
+    name = "ablationcam"
+    about = "feature maps weighted by what the score loses without them"
+    source = cited("desai2020ablationcam")
+    family = ALTERED
+    by_score = True
+    needs = frozenset({Activations(), Scores(ChannelAblation()), Scores(Unperturbed(of_layer=True))})
 
     @property
     def style(self) -> Style:

@@ -12,8 +12,7 @@ from explain._utils.errors import MethodError
 from explain._utils.random_numbers import uniform
 from explain.baselines import Zero
 from explain.baselines.base import Baseline
-from explain.methods import bibliography as sources
-from explain.methods.bibliography import Source
+from explain.methods.bibliography import cited
 from explain.methods.coalitions import FromRegions, Solution
 from explain.methods.estimates import honest
 from explain.methods.masks import Score
@@ -63,7 +62,7 @@ class SobolPoints:
 class JansenIndices:
     """Total Sobol indices by Jansen's estimator; the error is that of leaving out one sequence in turn."""
 
-    compares: ClassVar[bool] = False
+    compares = False
 
     def __call__(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Solution:
         regions = seen.shape[1]
@@ -126,12 +125,11 @@ class Sobol(FromRegions):
     tolerance: float | None = None
     max_seconds: float | None = None
 
-    name: ClassVar[str] = "sobol"
-    about: ClassVar[str] = "the share of the score's variance that each cell has a part in"
-    paper: ClassVar[str] = "Fel et al., NeurIPS 2021"
-    source: ClassVar[Source] = sources.SOBOL
+    name = "sobol"
+    about = "the share of the score's variance that each cell has a part in"
+    source = cited("fel2021sobol")
     minimums: ClassVar[Mapping[str, float]] = {"samples": 1, "grid": 1}
-    coarse: ClassVar[bool] = True
+    coarse = True
 
     @property
     def regions(self) -> Regions:  # type: ignore[override]
@@ -175,7 +173,7 @@ GROUP = 20  # masks in which each cell is seen as often as not
 class KernelDependence:
     """HSIC of each cell and the score; the error is that of leaving out one tenth of the masks in turn."""
 
-    compares: ClassVar[bool] = False
+    compares = False
 
     def __call__(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Solution:
         apart = (scores[:, None] - scores).abs()
@@ -241,12 +239,11 @@ class HSIC(FromRegions):
     tolerance: float | None = None
     max_seconds: float | None = None
 
-    name: ClassVar[str] = "hsic"
-    about: ClassVar[str] = "how much the score depends on whether each cell is seen"
-    paper: ClassVar[str] = "Novello et al., NeurIPS 2022"
-    source: ClassVar[Source] = sources.HSIC
+    name = "hsic"
+    about = "how much the score depends on whether each cell is seen"
+    source = cited("novello2022hsic")
     minimums: ClassVar[Mapping[str, float]] = {"samples": GROUP, "grid": 1}
-    coarse: ClassVar[bool] = True
+    coarse = True
 
     @property
     def regions(self) -> Regions:  # type: ignore[override]

@@ -16,9 +16,7 @@ from explain._utils.random_numbers import uniform
 from explain.baselines import Zero
 from explain.baselines.base import Baseline
 from explain.engine import Evidence
-from explain.methods import bibliography as sources
-from explain.methods.base import Style
-from explain.methods.bibliography import Source
+from explain.methods.bibliography import cited
 from explain.methods.coalitions import FromRegions, Solution
 from explain.methods.estimates import honest, widened
 from explain.methods.masks import Score, blank_score, whole_score
@@ -52,7 +50,7 @@ class PairRegression:
     KernelSHAP's own regression has single regions only, and takes all that they do together for noise.
     """
 
-    compares: ClassVar[bool] = True
+    compares = True
 
     def __call__(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Solution:
         regions, gain = seen.shape[1], whole - blank
@@ -283,12 +281,11 @@ class KernelSHAP(AddsUp):
     tolerance: float | None = None
     max_seconds: float | None = None
 
-    name: ClassVar[str] = "kernelshap"
-    about: ClassVar[str] = "Shapley values of regions by weighted regression"
-    paper: ClassVar[str] = "Lundberg and Lee, NeurIPS 2017"
-    source: ClassVar[Source] = sources.KERNELSHAP
+    name = "kernelshap"
+    about = "Shapley values of regions by weighted regression"
+    source = cited("lundberg2017shap")
     minimums: ClassVar[Mapping[str, float]] = {"samples": 2}
-    style: ClassVar[Style] = "signed"
+    style = "signed"
 
     @property
     def design(self) -> Pairs:
@@ -339,7 +336,7 @@ class MeanGain:
     by what a region adds in one pair more.
     """
 
-    compares: ClassVar[bool] = True
+    compares = True
 
     def __call__(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Solution:
         regions = seen.shape[1]
@@ -399,12 +396,11 @@ class ShapleySampling(AddsUp):
     tolerance: float | None = None
     max_seconds: float | None = None
 
-    name: ClassVar[str] = "shapleysampling"
-    about: ClassVar[str] = "Shapley values of regions by uncovering them in random orders"
-    paper: ClassVar[str] = "Štrumbelj and Kononenko, KAIS 2014"
-    source: ClassVar[Source] = sources.SHAPLEYSAMPLING
+    name = "shapleysampling"
+    about = "Shapley values of regions by uncovering them in random orders"
+    source = cited("strumbelj2014shapley")
     minimums: ClassVar[Mapping[str, float]] = {"samples": 1}
-    style: ClassVar[Style] = "signed"
+    style = "signed"
 
     @property
     def design(self) -> Permutations:

@@ -13,9 +13,7 @@ from explain._utils.random_numbers import uniform
 from explain.baselines import Zero
 from explain.baselines.base import Baseline
 from explain.engine import Attributions, Evidence, Need, Perturbation, PerturbedRows
-from explain.methods import bibliography as sources
-from explain.methods.base import Style
-from explain.methods.bibliography import Source
+from explain.methods.bibliography import cited
 from explain.methods.coalitions import Coalitions, FromRegions, OfRegions, Solution
 from explain.methods.estimates import FromScores, Gradually, honest
 from explain.methods.masks import Order, Score, ScoreOf, whole_score
@@ -43,7 +41,7 @@ class LeaveOneOut:
 class Drop:
     """What the score loses without each region."""
 
-    compares: ClassVar[bool] = False
+    compares = False
 
     def __call__(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Solution:
         return Solution((whole - scores) @ (1 - seen))
@@ -77,11 +75,10 @@ class FeatureAblation(FromRegions):
     baseline: Baseline = field(default_factory=Zero)
     score: Score = "logit"
 
-    name: ClassVar[str] = "featureablation"
-    about: ClassVar[str] = "what the score loses without each region"
-    paper: ClassVar[str] = "Zeiler and Fergus, ECCV 2014"
-    source: ClassVar[Source] = sources.OCCLUSION
-    style: ClassVar[Style] = "signed"
+    name = "featureablation"
+    about = "what the score loses without each region"
+    source = cited("zeiler2014occlusion")
+    style = "signed"
 
     @property
     def design(self) -> LeaveOneOut:
@@ -117,7 +114,7 @@ class RidgeRegression:
     width: float
     ridge: float
 
-    compares: ClassVar[bool] = False
+    compares = False
 
     def __call__(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Solution:
         """See `LIME`; the photo itself is one more sample, of weight 1."""
@@ -186,12 +183,11 @@ class LIME(FromRegions):
     tolerance: float | None = None
     max_seconds: float | None = None
 
-    name: ClassVar[str] = "lime"
-    about: ClassVar[str] = "a linear model of the score with regions covered"
-    paper: ClassVar[str] = "Ribeiro et al., KDD 2016"
-    source: ClassVar[Source] = sources.LIME
+    name = "lime"
+    about = "a linear model of the score with regions covered"
+    source = cited("ribeiro2016lime")
     minimums: ClassVar[Mapping[str, float]] = {"samples": 1, "width": 1e-6, "ridge": 0}
-    style: ClassVar[Style] = "signed"
+    style = "signed"
 
     @property
     def design(self) -> RandomCoalitions:
@@ -272,12 +268,11 @@ class FeaturePermutation(FromScores):
     score: Score = "logit"
     seed: int = 0
 
-    name: ClassVar[str] = "featurepermutation"
-    about: ClassVar[str] = "what the score loses with a region of another image"
-    paper: ClassVar[str] = "Fisher et al., JMLR 2019"
-    source: ClassVar[Source] = sources.PERMUTATION
-    style: ClassVar[Style] = "signed"
-    only_for: ClassVar[str] = "batches of several images"
+    name = "featurepermutation"
+    about = "what the score loses with a region of another image"
+    source = cited("fisher2019permutation")
+    style = "signed"
+    only_for = "batches of several images"
 
     @property
     def found(self) -> Attributions:

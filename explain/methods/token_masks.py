@@ -13,9 +13,8 @@ from explain.engine import Activations, Attributions, Evidence, Need, Perturbati
 from explain.engine.needs import BlockTokens
 from explain.engine.perturbations import InOrder
 from explain.layers.feature_maps import enlarge
-from explain.methods import bibliography as sources
 from explain.methods.base import ALTERED, Method, Outcome
-from explain.methods.bibliography import Source
+from explain.methods.bibliography import cited
 from explain.methods.clustering import complete_linkage, means
 from explain.methods.masks import Order, Score, ScoreOf, whole_score
 from explain.methods.registry import register
@@ -36,7 +35,7 @@ class ClusterMaskedInputs(Perturbation):
     sigma: float
     seed: int
 
-    needs: ClassVar[frozenset[Need[Any]]] = frozenset({Activations(), BlockTokens()})
+    needs = frozenset({Activations(), BlockTokens()})
 
     def __str__(self) -> str:
         return "the photo seen through clusters of maps, and with the noise of each"
@@ -139,13 +138,12 @@ class ViTCX(Method):
     score: Score = "probability"
     seed: int = 0
 
-    name: ClassVar[str] = "vitcx"
-    about: ClassVar[str] = "clusters of a transformer's maps weighted by the score of the photo seen through them"
-    paper: ClassVar[str] = "Xie et al., IJCAI 2023"
-    source: ClassVar[Source] = sources.VITCX
-    family: ClassVar[str] = ALTERED
+    name = "vitcx"
+    about = "clusters of a transformer's maps weighted by the score of the photo seen through them"
+    source = cited("xie2023vitcx")
+    family = ALTERED
     minimums: ClassVar[Mapping[str, float]] = {"distance": 0, "sigma": 0}
-    only_for: ClassVar[str] = "vision transformers"
+    only_for = "vision transformers"
 
     def tried(self) -> ViTCX:
         """With as few masks as show whether a network fits."""
@@ -198,8 +196,8 @@ class SampledTokens(Perturbation):
     share: float
     seed: int
 
-    of_tokens: ClassVar[bool] = True
-    needs: ClassVar[frozenset[Need[Any]]] = frozenset({BlockTokens()})
+    of_tokens = True
+    needs = frozenset({BlockTokens()})
 
     def __str__(self) -> str:
         return f"{self.share:.0%} of the tokens"
@@ -270,13 +268,12 @@ class TIS(Method):
     score: Score = "probability"
     seed: int = 0
 
-    name: ClassVar[str] = "tis"
-    about: ClassVar[str] = "samples of a transformer's tokens weighted by the score with no others"
-    paper: ClassVar[str] = "Englebert et al., ICCV Workshops 2023"
-    source: ClassVar[Source] = sources.TIS
-    family: ClassVar[str] = ALTERED
+    name = "tis"
+    about = "samples of a transformer's tokens weighted by the score with no others"
+    source = cited("englebert2023tis")
+    family = ALTERED
     minimums: ClassVar[Mapping[str, float]] = {"samples": 1}
-    only_for: ClassVar[str] = "vision transformers"
+    only_for = "vision transformers"
 
     def __post_init__(self) -> None:
         super().__post_init__()

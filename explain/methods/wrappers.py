@@ -12,9 +12,8 @@ import torch.nn.functional as F
 
 from explain._utils.random_numbers import normal
 from explain.engine import Accumulator, Activations, Attributions, Evidence, Need, Perturbation, PerturbedRows, Reducer
-from explain.methods import bibliography as sources
 from explain.methods.base import MAPS, Method, Style, at_least, over_all, spatial_dims
-from explain.methods.bibliography import Source
+from explain.methods.bibliography import Source, cited
 from explain.methods.cam import BOTH, ratio, weighted
 from explain.methods.gradients import Saliency
 from explain.methods.registry import register, register_wrapper
@@ -22,8 +21,7 @@ from explain.methods.registry import register, register_wrapper
 Statistic = Literal["mean", "square", "variance"]
 _PREFIX = {"mean": "smooth", "square": "smoothsquare", "variance": "var"}
 _PUBLISHED = {"mean": "smoothgrad", "square": "smoothgrad2", "variance": "vargrad"}
-_PAPERS = {"mean": "Smilkov et al., 2017", "square": "Hooker et al., NeurIPS 2019", "variance": "Adebayo et al., 2018"}
-_SOURCES = {"mean": sources.SMOOTHGRAD, "square": sources.SMOOTHGRAD2, "variance": sources.VARGRAD}
+_SOURCES = {"mean": "smilkov2017smoothgrad", "square": "hooker2019roar", "variance": "adebayo2018sanity"}
 
 
 def noise(seed: int, index: int, like: torch.Tensor) -> torch.Tensor:
@@ -123,12 +121,8 @@ class Smooth(Method):
         return f"{of} of {inner} over noisy copies"
 
     @property
-    def paper(self) -> str:
-        return _PAPERS[self.statistic]
-
-    @property
     def source(self) -> Source:
-        return _SOURCES[self.statistic]
+        return cited(_SOURCES[self.statistic])
 
     @property
     def style(self) -> Style:
@@ -179,7 +173,7 @@ class Moments(Accumulator):
 class _LayerGradient:
     """The plain gradient in the feature maps, for methods that average it."""
 
-    needs: ClassVar[frozenset[Need[Any]]] = BOTH
+    needs = BOTH
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         return evidence.gradients
@@ -241,11 +235,10 @@ class SmoothGradCAMPlusPlus(Method):
     sigma: float = 0.15
     seed: int = 0
 
-    name: ClassVar[str] = "smoothgradcam++"
-    about: ClassVar[str] = "Grad-CAM++ with derivatives averaged over noisy copies"
-    paper: ClassVar[str] = "Omeiza et al., 2019"
-    source: ClassVar[Source] = sources.SMOOTHGRADCAMPP
-    family: ClassVar[str] = MAPS
+    name = "smoothgradcam++"
+    about = "Grad-CAM++ with derivatives averaged over noisy copies"
+    source = cited("omeiza2019smoothgradcampp")
+    family = MAPS
     minimums: ClassVar[Mapping[str, float]] = {"samples": 1, "sigma": 0}
 
     @property
@@ -352,8 +345,7 @@ class Augmented(Method):
     flip: bool = True
     scales: tuple[float, ...] = (1.0, 0.9, 1.1)
 
-    paper: ClassVar[str] = "Gildenblat, 2021"
-    source: ClassVar[Source] = sources.PYTORCH_GRAD_CAM
+    source = cited("gildenblat2021pytorchgradcam")
     minimums: ClassVar[Mapping[str, float]] = {"scales": 0.1}
 
     def __post_init__(self) -> None:

@@ -10,9 +10,8 @@ import torch
 
 from explain._utils.errors import MethodError
 from explain.engine import Attributions, Evidence, Need
-from explain.methods import bibliography as sources
 from explain.methods.base import GRADIENTS, Method, check_range
-from explain.methods.bibliography import Source
+from explain.methods.bibliography import cited
 from explain.methods.gradients import Saliency
 from explain.methods.path import PathStart, Quadrature, StraightPath
 from explain.methods.regions import USUAL_AREA, Felzenszwalb, Regions, regions_of
@@ -57,11 +56,10 @@ class XRAI(Method):
     low: tuple[float, ...] | None = None
     high: tuple[float, ...] | None = None
 
-    name: ClassVar[str] = "xrai"
-    about: ClassVar[str] = "regions in the order in which they speak for the target"
-    paper: ClassVar[str] = "Kapishnikov et al., ICCV 2019"
-    source: ClassVar[Source] = sources.XRAI
-    family: ClassVar[str] = GRADIENTS
+    name = "xrai"
+    about = "regions in the order in which they speak for the target"
+    source = cited("kapishnikov2019xrai")
+    family = GRADIENTS
     minimums: ClassVar[Mapping[str, float]] = {"steps": 1}
 
     def __post_init__(self) -> None:
