@@ -1,11 +1,10 @@
-"""Photos and explanations, kept in memory under names that cannot be guessed; the oldest are forgotten."""
+"""A cache of photos and answers under names that cannot be guessed; the least recently used go first."""
 
 from __future__ import annotations
 
 import secrets
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -15,101 +14,71 @@ T = TypeVar("T")
 
 
 class ExpiredError(ExplainError):
-    """Something that was kept for a while is no longer there, or never was."""
+    """No item of the cache has this name, or no longer."""
 
 
 class Cache(Generic[T]):
-    """At most ``most`` things, of at most ``size`` together, each under a random name; what was used last stays.
+    """At most ``most`` items of at most ``size`` together, each under a random name.
 
-    What was not used for ``age`` seconds is forgotten, when this is used the next time or `remove_expired` is called.
+    Items that were not used for ``age`` seconds expire at the next use of the cache, or by `remove_expired`.
 
-    >>> kept = Cache("photo", 2)
-    >>> first, second = kept.add("a"), kept.add("b")
-    >>> kept[first], kept[kept.add("c")], second in kept
+    >>> cache = Cache("photo", 2)
+    >>> first, second = cache.add("a"), cache.add("b")
+    >>> cache[first], cache[cache.add("c")], second in cache
     ('a', 'c', False)
     """
 
     def __init__(
         self,
-        what: str,
+        kind: str,
         most: int,
         size: float = float("inf"),
-        size_of: Callable[[T], float] = lambda thing: 0,
+        size_of: Callable[[T], float] = lambda item: 0,
         age: float = float("inf"),
     ) -> None:
-        self._what, self._most, self._size, self._size_of, self._age = what, most, size, size_of, age
-        self._things: OrderedDict[str, T] = OrderedDict()  # what was used last is at the end
-        self._used: dict[str, float] = {}
+        self._kind, self._most, self._size, self._size_of, self._age = kind, most, size, size_of, age
+        self._items: dict[str, tuple[T, float]] = {}  # with the time of the last use, in that order
         self._lock = threading.Lock()
 
-    def add(self, thing: T) -> str:
-        """Keep a thing, forget the oldest where there are too many, and return its name."""
+    def add(self, item: T) -> str:
+        """Add an item, remove the oldest where there are too many, and return its name."""
         name = secrets.token_urlsafe(16)
         with self._lock:
-            self._things[name] = thing
-            self._used[name] = time.monotonic()
-            while len(self._things) > 1 and (len(self._things) > self._most or self._total() > self._size):
-                self._drop(next(iter(self._things)))
+            self._items[name] = item, time.monotonic()
+            while len(self._items) > 1 and (len(self._items) > self._most or self._total() > self._size):
+                del self._items[next(iter(self._items))]
             self._remove_expired()
         return name
 
     def __getitem__(self, name: str) -> T:
         with self._lock:
             self._remove_expired()
-            if name not in self._things:
-                raise ExpiredError(f"{self._what} is unknown or has expired; send it again")
-            self._things.move_to_end(name)
-            self._used[name] = time.monotonic()
-            return self._things[name]
-
-    def get(self, name: str) -> T | None:
-        """A thing, or None where it is unknown or has expired."""
-        try:
-            return self[name]
-        except ExpiredError:
-            return None
+            if name not in self._items:
+                raise ExpiredError(f"{self._kind} is unknown or has expired; send it again")
+            item, _ = self._items.pop(name)
+            self._items[name] = item, time.monotonic()
+            return item
 
     def __contains__(self, name: object) -> bool:
-        return name in self._things
+        return name in self._items
 
     def __len__(self) -> int:
-        return len(self._things)
+        return len(self._items)
 
-    def forget(self, name: str) -> None:
-        """Forget a thing, if it is there."""
+    def pop(self, name: str) -> T | None:
+        """Remove an item and return it; None where there is none."""
         with self._lock:
-            if name in self._things:
-                self._drop(name)
+            return self._items.pop(name, (None,))[0]
 
     def remove_expired(self) -> None:
-        """Forget what was not used for too long."""
+        """Remove the items that were not used for too long."""
         with self._lock:
             self._remove_expired()
 
     def _remove_expired(self) -> None:
         oldest = time.monotonic() - self._age
-        for name in [name for name, used in self._used.items() if used < oldest]:
-            self._drop(name)
-
-    def _drop(self, name: str) -> None:
-        del self._things[name], self._used[name]
+        for name in [name for name, (_, used) in self._items.items() if used < oldest]:
+            del self._items[name]
 
     def _total(self) -> float:
-        return sum(map(self._size_of, self._things.values()))
-
-
-class CleanupThread:
-    """A thread that calls something now and then, until it is closed."""
-
-    def __init__(self, work: Callable[[], None], every: float) -> None:
-        self._work, self._every = work, every
-        self._closed = threading.Event()
-        threading.Thread(target=self._run, name="explain-cleanup", daemon=True).start()
-
-    def close(self) -> None:
-        """Call it no more."""
-        self._closed.set()
-
-    def _run(self) -> None:
-        while not self._closed.wait(self._every):
-            self._work()
+        return sum(self._size_of(item) for item, _ in self._items.values())

@@ -35,7 +35,7 @@ from explain.render import captions, figure, sheets
 from explain.render.captions import Mark
 from explain.render.sheets import Layout
 from explain.render.styles import Style, StyleLike
-from explain.report.reported import Reportable
+from explain.report.reported import Reportable, widget
 from explain.targets import find_label
 from explain.targets.outputs import Outputs, Prediction
 
@@ -366,6 +366,9 @@ class Explanation(Reportable):
 
     def _repr_png_(self) -> bytes:
         return png(self.sheet(tile=260))
+
+    def _repr_html_(self) -> str:
+        return widget(self, self._repr_png_(), self.alternative)
 
     def _target(self, target: int | str) -> int:
         if isinstance(target, str):

@@ -1,4 +1,4 @@
-"""What each method costs, and what happens to the score while the evidence is removed or shown."""
+"""How many passes each method takes, and the curves of deletion and insertion of each map."""
 
 from __future__ import annotations
 
@@ -19,17 +19,22 @@ from explain.report.subject import Subject
 if TYPE_CHECKING:
     from explain.metrics import MetricLike
 
+DIGITS = 5
+STEPS, FEWEST_STEPS = 20, 8
+FULL_STEPS_MAPS = 8
+"""Maps that get curves in `STEPS` steps; where there are more, each gets fewer, so that the total stays the same."""
+
 
 def costs(subject: Subject) -> dict[str, float]:
-    """Return the passes of each method, as far as they are known before it runs; nothing where the model is away."""
-    if subject.explainer is None or subject.crops:
+    """Return the passes of each method, where they are known; empty without a model."""
+    if not has_model(subject):
         return {}
     methods = []
     for name in subject.methods:
         try:
-            asked = {each: encode(value) for each, value in subject.results[0][name].options.items()}
-            methods.append(method_of({**subject.record(name), "options": asked}))
-        except ExplainError:  # one of the caller's own
+            options = {each: encode(value) for each, value in subject.results[0][name].options.items()}
+            methods.append(method_of({**subject.record(name), "options": options}))
+        except ExplainError:  # a method of the caller's own
             continue
     if not methods:
         return {}
@@ -39,17 +44,17 @@ def costs(subject: Subject) -> dict[str, float]:
     except ExplainError:
         return {}
     each = {
-        name: replace(found, wanted={name: asks}, targets=1, images=1).cost() for name, asks in found.wanted.items()
+        name: replace(found, wanted={name: needs}, targets=1, images=1).cost() for name, needs in found.wanted.items()
     }
-    return {name: run_of(cost, subject.results[0].get(name)) for name, cost in each.items() if math.isfinite(cost)}
+    return {name: passes_run(cost, subject.results[0].get(name)) for name, cost in each.items() if math.isfinite(cost)}
 
 
-def run_of(cost: float, attribution: Attribution | None) -> float:
-    """The passes that were really run, of a method that takes ``cost`` of them: fewer where it was stopped early.
+def passes_run(cost: float, attribution: Attribution | None) -> float:
+    """Return the passes of a method that takes ``cost`` of them, less those that were left out by stopping early.
 
     >>> one = torch.ones(1)
     >>> found = Attribution("rise", one, "score", one, None, (1,), spent=8 * one, planned=20 * one, finished=one > 1)
-    >>> run_of(21, found)
+    >>> passes_run(21, found)
     9.0
     """
     if attribution is None or not attribution.stopped or attribution.spent is None or attribution.planned is None:
@@ -57,100 +62,84 @@ def run_of(cost: float, attribution: Attribution | None) -> float:
     return max(0.0, cost - float(attribution.planned.max() - attribution.spent.max()))
 
 
-DIGITS = 5
-STEPS, FEWEST = 20, 8
-MOST = 8
-"""Maps that get curves in `STEPS` steps; where there are more, each gets fewer, so that they take no longer."""
-
-
-def can_be_run(subject: Subject) -> bool:
-    """Whether the model is at hand, and saw one part of the photo."""
+def has_model(subject: Subject) -> bool:
+    """Whether metrics can run: the model is available, and the maps are of one crop."""
     return subject.explainer is not None and not subject.crops
 
 
 def steps_for(maps: int) -> int:
-    """In how many steps the evidence of each of so many maps is covered, unless told otherwise.
+    """Return the default number of steps of the curves of so many maps.
 
     >>> steps_for(1), steps_for(8), steps_for(12), steps_for(46)
     (20, 20, 13, 8)
     """
-    return max(FEWEST, min(STEPS, STEPS * MOST // max(1, maps)))
+    return max(FEWEST_STEPS, min(STEPS, STEPS * FULL_STEPS_MAPS // max(1, maps)))
 
 
 def curves(subject: Subject, steps: int | None, progress: Progress | None = None) -> list[dict[str, dict[str, Any]]]:
-    """Return for each target and method the curves of deletion and insertion, in so many steps; None is `steps_for`.
+    """Return for each target and method the curves of deletion and insertion; ``steps`` None means `steps_for`.
 
-    Each takes as many runs of the model as steps. A target is left without where it is no class and cannot be asked
-    again, and so is everything where the model is not at hand.
+    Each takes as many passes of the model as steps. Targets that are no class and cannot be computed again have none.
     """
     count = steps_for(sum(map(len, subject.results))) if steps is None else steps
-    if not count or not can_be_run(subject):
+    if not count or not has_model(subject):
         return [{} for _ in subject.results]
-    x = subject.explainer.as_input(subject.photo)
-    return [_of_target(subject, x, index, each, count, progress) for index, each in enumerate(subject.results)]
+    return [_of_target(subject, index, each, count, progress) for index, each in enumerate(subject.results)]
 
 
 def curve(
     subject: Subject, index: int, method: str, steps: int = STEPS, progress: Progress | None = None
 ) -> dict[str, Any] | None:
     """Return the curves of one map; None where it can have none."""
-    if not can_be_run(subject):
+    if not has_model(subject):
         return None
-    x, maps = subject.explainer.as_input(subject.photo), {method: subject.results[index][method]}
-    return _of_target(subject, x, index, maps, steps, progress).get(method)
+    maps = {method: subject.results[index][method]}
+    return _of_target(subject, index, maps, steps, progress).get(method)
 
 
 def _of_target(
-    subject: Subject,
-    x: torch.Tensor,
-    index: int,
-    maps: Mapping[str, Attribution],
-    steps: int,
-    progress: Progress | None,
+    subject: Subject, index: int, maps: Mapping[str, Attribution], steps: int, progress: Progress | None
 ) -> dict[str, dict[str, Any]]:
-    from explain.metrics import Deletion, Insertion, evaluate  # loading them takes longer than drawing a picture
+    from explain.metrics import Deletion, Insertion, evaluate  # slow to load
 
-    target, score = _asked(subject, index, maps)
-    if target is None:
+    target, score = _target_and_score(subject, index)
+    if target is None or not maps:
         return {}
     metrics: list[MetricLike] = [Deletion(steps=steps, score=score), Insertion(steps=steps, score=score)]
+    explainer = subject.explainer
     try:
-        explainer = subject.explainer
         table = evaluate(
-            explainer.model, x, maps, metrics, target=target, progress=progress, activation=explainer.activation
-        )
-    except ExplainError:  # a map or target that cannot be judged has no curve
+            explainer.model, explainer.as_input(subject.photo), maps, metrics, target=target, progress=progress,
+            activation=explainer.activation,
+        )  # fmt: skip
+    except ExplainError:  # a map or target without this metric has no curve
         return {}
     found = {}
     for name in maps:
         at, deletion = table.curve(name, "deletion")
         insertion = table.curve(name, "insertion")[1]
         found[name] = {
-            "at": _plain(at),
-            "deletion": _plain(deletion[0]),
-            "insertion": _plain(insertion[0]),
+            "at": _rounded(at),
+            "deletion": _rounded(deletion[0]),
+            "insertion": _rounded(insertion[0]),
             "areas": {each: round(float(table[name][each][0]), DIGITS) for each in ("deletion", "insertion")},
             "reading": "score" if score == "logit" else score,
         }
     return found
 
 
-def _asked(subject: Subject, index: int, maps: Mapping[str, Attribution]) -> tuple[Any, Any]:
-    """The target to ask again, and which score of it; None where that cannot be done."""
-    if not maps:
-        return None, "logit"
-    chosen = next(iter(maps.values())).target
-    asked = subject.question.target(index)
-    if isinstance(chosen, torch.Tensor) and asked is None:
+def _target_and_score(subject: Subject, index: int) -> tuple[Any, Any]:
+    """Return the target of some maps for `evaluate`, and which score of it; a target None cannot be computed again."""
+    chosen = next(iter(subject.results[index].values())).target
+    requested = subject.question.target(index)
+    if requested is None and isinstance(chosen, torch.Tensor):
         several = subject.probabilities is not None and len(subject.probabilities) > 1
         return int(chosen[0]), "probability" if several else "logit"
-    if asked is None or unknown(asked):
-        return None, "logit"
     try:
-        return decode(asked), "logit"
+        return None if unknown(requested) else decode(requested), "logit"
     except ExplainError:
         return None, "logit"
 
 
-def _plain(values: torch.Tensor) -> list[float]:
+def _rounded(values: torch.Tensor) -> list[float]:
     return [round(value, DIGITS) for value in values.double().tolist()]

@@ -20,19 +20,19 @@ from explain.engine.settings import Progress
 from explain.methods.registry import control, family, get_method
 from explain.report.curves import costs, curves
 from explain.report.maps import map_of, place, plane
-from explain.report.reproduce import Reproduction, again
+from explain.report.reproduce import Reproduction, reproduction
 from explain.report.subject import Subject
 
-GREY = (124, 117, 104)  # the mean colour of ImageNet, where a model's own zero is not known
+GREY = [124, 117, 104]  # the mean colour of ImageNet, where the zero of a model's input is not known
 
 
 @dataclass(frozen=True)
 class Detail:
     """How much of a photo a page holds.
 
-    ``side`` is the photo's longer side in pixels at most, ``quality`` that of its JPEG, ``cells`` the longer side of
-    maps of single pixels (None: all that they have). ``steps`` are those of the curves, 0 for none, and None for
-    as many as `explain.report.curves.steps_for` says. Without ``live`` the model is not run at all.
+    ``side`` is the largest side of the photo in pixels, ``quality`` that of its JPEG, ``cells`` the largest side of
+    maps of single pixels (None: no limit). ``steps`` are those of the curves, 0 for none, and None for the default of
+    `explain.report.curves.steps_for`. Without ``live`` the model does not run at all.
     """
 
     side: int = 1280
@@ -51,19 +51,18 @@ def item(
     made: Reproduction | None = None,
     address: str | None = None,
 ) -> dict[str, Any]:
-    """Return a photo, its maps, and all that is said of them.
+    """Return a photo, its maps, and all that is known of them.
 
     Args:
-        figures: for each target, by method, what metrics say: ``{method: {metric: value}}``.
-        progress: called with the runs done and their total, for the curves.
-        made: how to make it again, where the subject itself does not say it.
-        address: where the photo is, if it does not travel along.
+        figures: the values of metrics, for each target by method: ``{method: {metric: value}}``.
+        progress: called with the passes done and their total, for the curves.
+        made: how to repeat the explanation, where the subject itself does not say it.
+        address: where the photo is, if it is not part of the page.
     """
-    run = detail.live and subject.explainer is not None
-    found = curves(subject, detail.steps, progress) if run else [{} for _ in subject.results]
-    passes = costs(subject) if run else {}
-    made = again(subject) if made is None else made
-    records = [{name: subject.record(name, index) for name in result} for index, result in enumerate(subject.results)]
+    live = detail.live and subject.explainer is not None
+    found = curves(subject, detail.steps, progress) if live else [{} for _ in subject.results]
+    passes = costs(subject) if live else {}
+    records = [[subject.record(name, index) for name in subject.methods] for index in range(len(subject.results))]
     return {
         "name": name_of(subject),
         "photo": _photo(subject.photo, detail) if address is None else address,
@@ -74,27 +73,30 @@ def item(
         "crops": [list(asdict(crop).values()) for crop in subject.crops],
         "zero": _zero(subject),
         "predictions": [[printable(label), probability] for label, probability in subject.predictions],
-        "targets": [_target(subject, index, run) for index in range(len(subject.results))],
-        "methods": [_method(attribution, passes) for attribution in subject.results[0].values()],
+        "targets": [_target(subject, index, live) for index in range(len(subject.results))],
+        "methods": [
+            method_info(name, layer_of(attribution), passes.get(name))
+            for name, attribution in subject.results[0].items()
+        ],
         "maps": [
             [
                 {
-                    **_map(attribution, detail),
+                    **_map(result[name], detail),
                     "curve": found[index].get(name),
-                    "figures": _of(figures, index, name),
-                    "verdict": records[index][name].get("verdict"),
+                    "figures": dict(figures[index].get(name, {})) if index < len(figures) else {},
+                    "verdict": record.get("verdict"),
                 }
-                for name, attribution in result.items()
+                for name, record in zip(subject.methods, records[index], strict=True)
             ]
             for index, result in enumerate(subject.results)
         ],
-        "again": asdict(made),
-        "records": [[subject.record(name, index) for name in subject.methods] for index in range(len(subject.results))],
+        "again": asdict(reproduction(subject) if made is None else made),
+        "records": records,
     }
 
 
 def summary(subject: Subject) -> dict[str, Any]:
-    """What a contact sheet says of a photo before it is opened."""
+    """Return the line of a contact sheet about a photo."""
     best, verdict = subject.predictions[:1], subject.record().get("verdict")
     return {
         "name": name_of(subject),
@@ -106,12 +108,51 @@ def summary(subject: Subject) -> dict[str, Any]:
 
 
 def name_of(subject: Subject) -> str:
-    """What a photo is called in a page."""
+    """Return the name of a photo in a page."""
     return printable(Path(subject.source).name) if subject.source else "photo"
 
 
-def _of(figures: Sequence[Mapping[str, Any]], index: int, method: str) -> dict[str, Any]:
-    return dict(figures[index].get(method, {})) if index < len(figures) else {}
+def method_info(name: str, layer: str = "", passes: float | None = None) -> dict[str, Any]:
+    """Return a method as a page has it: its name, family, description and cost."""
+    about, paper = "a method of the caller's own", ""
+    try:
+        known = get_method(name)
+        about, paper = known.about, known.paper
+    except ExplainError:
+        pass
+    return {
+        "name": printable(name),
+        "family": family(name),
+        "about": about,
+        "paper": paper,
+        "layer": layer,
+        "passes": passes,
+        "control": control(name),
+    }
+
+
+def map_info(kind: str, drawn: Mapping[str, Any], **values: Any) -> dict[str, Any]:
+    """Return a map as a page has it; ``drawn`` is what `plane` returns."""
+    empty: dict[str, Any] = {"layers": [], "remark": "", "score": None, "delta": None, "samples": None}
+    return {"kind": kind, "plane": drawn, **empty, "curve": None, "figures": {}, "verdict": None, **values}
+
+
+def _map(attribution: Attribution, detail: Detail) -> dict[str, Any]:
+    values, kind = map_of(attribution, detail.cells)
+    layers = [
+        {"layer": name, "plane": plane(each[0].float().cpu().numpy())}
+        for name, each in attribution.maps.items()
+        if len(attribution.maps) > 1 and each.ndim == 3
+    ]
+    return map_info(
+        kind,
+        plane(values, signed=attribution.style == "signed"),
+        layers=layers,
+        remark=remark(attribution),
+        score=float(attribution.score[0]),
+        delta=None if attribution.delta is None else float(attribution.delta[0]),
+        samples=attribution.samples,
+    )
 
 
 def _photo(photo: Image.Image, detail: Detail) -> str:
@@ -126,13 +167,10 @@ def _photo(photo: Image.Image, detail: Detail) -> str:
 
 
 def _zero(subject: Subject) -> list[int]:
-    """The colour that zero is behind the preprocessing: what deletion covers with."""
-    preprocess = getattr(subject.explainer, "preprocess", None)
-    if preprocess is None:
-        return list(GREY)
+    """The colour of a pixel that is zero after the preprocessing: deletion covers with it."""
     try:
-        black, span = scale_of(preprocess)
-    except (ExplainError, RuntimeError, TypeError, ValueError):
+        black, span = scale_of(subject.explainer.preprocess)
+    except (AttributeError, ExplainError, RuntimeError, TypeError, ValueError):
         return list(GREY)
     levels = (-black / torch.where(span == 0, 1, span)).clamp(0, 1) * 255
     colors = [round(level) for level in levels.tolist()]
@@ -141,49 +179,12 @@ def _zero(subject: Subject) -> list[int]:
 
 def _target(subject: Subject, index: int, live: bool) -> dict[str, Any]:
     attribution = next(iter(subject.results[index].values()))
-    chosen, probabilities = attribution.target, subject.probabilities
-    known = probabilities is not None and isinstance(chosen, torch.Tensor)
+    category = int(attribution.target[0]) if isinstance(attribution.target, torch.Tensor) else None
+    known = category is not None and subject.probabilities is not None
     return {
         "label": printable(subject.targets[index]),
-        "class": int(chosen[0]) if isinstance(chosen, torch.Tensor) else None,
-        "probability": float(probabilities[int(chosen[0])]) if known else None,  # type: ignore[index]
+        "class": category,
+        "probability": float(subject.probabilities[category]) if known else None,  # type: ignore[index]
         "score": float(attribution.score[0]),
         "place": place(subject, index, live=live),
-    }
-
-
-def _method(attribution: Attribution, passes: Mapping[str, float]) -> dict[str, Any]:
-    about = paper = ""
-    try:
-        known = get_method(attribution.method)
-        about, paper = known.about, known.paper
-    except ExplainError:  # the caller's own
-        about = "a method of the caller's own"
-    name = attribution.method
-    return {
-        "name": printable(name),
-        "family": family(name),
-        "about": about,
-        "paper": paper,
-        "layer": layer_of(attribution),
-        "passes": passes.get(name),
-        "control": control(name),
-    }
-
-
-def _map(attribution: Attribution, detail: Detail) -> dict[str, Any]:
-    values, kind = map_of(attribution, detail.cells)
-    layers = [
-        {"layer": name, "plane": plane(each[0].float().cpu().numpy())}
-        for name, each in attribution.maps.items()
-        if len(attribution.maps) > 1 and each.ndim == 3
-    ]
-    return {
-        "kind": kind,
-        "plane": plane(values, signed=attribution.style == "signed"),
-        "layers": layers,
-        "remark": remark(attribution),
-        "score": float(attribution.score[0]),
-        "delta": None if attribution.delta is None else float(attribution.delta[0]),
-        "runs": attribution.samples,
     }

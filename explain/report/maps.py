@@ -1,4 +1,4 @@
-"""Maps as they travel in a page, quantised and packed; boxes and regions as shares of the photo."""
+"""Maps as a page has them, quantised and packed; boxes and regions as shares of the photo."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from explain.targets.regions import Detected
 Array = np.ndarray[Any, Any]
 
 COARSE = 64 * 64
-"""Cells up to which a map gets 16 bits: it is small anyway. Larger ones get 8, with finer steps near zero."""
+"""Cells up to which a map gets 16 bits. Larger ones get 8, with finer steps near zero."""
 
 
 def plane(values: Array, *, signed: bool = False) -> dict[str, Any]:
     """Quantise a map ``(h, w)``.
 
-    ``scale`` is its largest magnitude, which the steps are shares of: of 16 bits, ``step / 65535`` (``step / 32767``
-    where there are negative values, or ``signed`` says
-    so); of 8 bits, ``(step / 255) ** 2`` (``sign * (step / 127) ** 2``). ``filter`` says
-    that each step is written as its difference to the one at its left. The bytes are packed with zlib, low ones first.
+    ``scale`` is its largest magnitude, and a step is a share of it: with 16 bits, ``step / 65535``, and with 8 bits,
+    ``(step / 255) ** 2``. Of maps with negative values (or ``signed`` ones), it is ``step / 32767`` or
+    ``sign * (step / 127) ** 2``. With the ``filter`` "left", each step is stored as the difference to its left
+    neighbour. The bytes are compressed with zlib, in little-endian order.
 
     >>> found = plane(np.array([[0.0, 2.0], [1.0, 0.5]], np.float32))
     >>> found["width"], found["bits"], found["signed"], found["scale"]
@@ -86,7 +86,7 @@ def _averaged(values: Array, longest: int | None) -> Array:
 
 
 def _differences(steps: Array) -> Array:
-    """Each step less the one at its left; what leaves the range comes back at its other end."""
+    """Each step less its left neighbour, modulo the range of the type."""
     unsigned = steps.view(f"<u{steps.dtype.itemsize}")
     found = unsigned.copy()
     found[:, 1:] -= unsigned[:, :-1]
@@ -94,33 +94,24 @@ def _differences(steps: Array) -> Array:
 
 
 def place(subject: Subject, index: int, *, live: bool = False) -> dict[str, Any] | None:
-    """Return the box or region that a target is about: the page marks it.
+    """Return the box or region of a target, which the page marks.
 
-    Where it was not given, the model is run once to find it, if it is at hand and ``live``.
+    Where the target itself does not have it and ``live`` is set, the model runs once to find it.
     """
-    asked = subject.question.target(index)
-    if asked is None or unknown(asked) or subject.crops:
+    encoded = subject.question.target(index)
+    if encoded is None or unknown(encoded) or subject.crops:
         return None
     try:
-        target = decode(asked)
+        target = decode(encoded)
         if live and subject.explainer is not None and isinstance(target, (Detection, Segmentation)):
-            target = _settled(subject, target)
+            model = subject.explainer.model
+            with untouched(model), torch.no_grad():
+                target = target.settled(model(subject.explainer.as_input(subject.photo)), 1)
     except ExplainError:
         return None
-    return _marked(target, subject.input_size)
-
-
-def _settled(subject: Subject, target: Detection | Segmentation) -> Detected | Segmentation:
-    """The target with the box or region that it has on this photo."""
-    model = subject.explainer.model
-    with untouched(model), torch.no_grad():
-        return target.settled(model(subject.explainer.as_input(subject.photo)), 1)
-
-
-def _marked(target: Any, size: tuple[int, int]) -> dict[str, Any] | None:
     box = target.boxes if isinstance(target, Detected) else target.box if isinstance(target, Detection) else None
     if box is not None:
-        edges, (height, width) = torch.as_tensor(box).reshape(-1, 4)[0].tolist(), size
+        edges, (height, width) = torch.as_tensor(box).reshape(-1, 4)[0].tolist(), subject.input_size
         return {"box": [edge / side for edge, side in zip(edges, (width, height, width, height), strict=True)]}
     if isinstance(target, Segmentation) and target.mask is not None:
         mask = target.mask.reshape(-1, *target.mask.shape[-2:])[0]

@@ -1,4 +1,4 @@
-"""The page: values, HTML, CSS and JavaScript put together into one file that asks the network for nothing."""
+"""The page: values, HTML, CSS and JavaScript in one file that needs no network."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from importlib import resources
 from typing import Any
 
 from explain._utils.errors import printable
+from explain._utils.html import table_html
 from explain._utils.version import __version__
 from explain.render import Mask
 from explain.render.colors import lookup_table
@@ -36,14 +37,13 @@ SCRIPTS = (
     "sheet.js",
     "start.js",
 )
-BEGIN = "begin.js"
 COLORMAPS = ("plasma", "viridis", "inferno", "cividis", "RdBu_r", "PuOr_r")
-"""The colour maps that a page brings along: four for magnitudes, two for contributions."""
+"""The colour maps in a page: four for magnitudes, two for contributions."""
 
 
 @dataclass(frozen=True)
 class PageTemplate:
-    """What a page is made of beside its data: its ``kind``, style, script, and what it may ask for besides."""
+    """The parts of a page besides its data: its ``kind``, style, script, and what its policy allows besides these."""
 
     kind: str
     style: str
@@ -52,7 +52,7 @@ class PageTemplate:
 
 
 def static(names: Sequence[str]) -> str:
-    """The text of files of the page, one after the other."""
+    """Return the text of several files of the page."""
     return "\n".join(_static(name) for name in names)
 
 
@@ -67,10 +67,10 @@ def page(
     """Return a page as one text.
 
     Args:
-        index: what the page is about; its ``photos`` say in short what each item is.
-        items: what `explain.report.item` returns for each photo.
-        title: what a window or tab is called.
-        widget: whether it is shown inside another page.
+        index: the page in short; its ``photos`` are the summaries of the items.
+        items: the values of each photo, from `explain.report.item.item`.
+        title: the title of the window or tab.
+        widget: whether the page is part of another one.
         front: style and script, where they are not those of a report.
 
     Nothing in the values can become markup or a script: they are JSON in which ``<`` is written as an escape, the
@@ -79,7 +79,12 @@ def page(
     >>> "<img" in page({"photos": [{"name": "<img src=x>"}]}, [], title="<img>")
     False
     """
-    front = front or _report(widget)
+    front = front or PageTemplate("widget" if widget else "report", static(STYLES), static((*SCRIPTS, "begin.js")))
+    own = front.policy or "img-src data: blob:"
+    policy = (
+        f"default-src 'none'; {own}; style-src {_hash(front.style)}; script-src {_hash(front.script)}; "
+        "base-uri 'none'; form-action 'none'"
+    )
     about = {
         "format": FORMAT,
         "version": __version__,
@@ -91,31 +96,18 @@ def page(
     data = [_block("index", about), *(_block(f"item-{number}", each) for number, each in enumerate(items))]
     parts = {
         "title": html.escape(printable(title)),
-        "policy": html.escape(_policy(front)),
+        "policy": html.escape(policy),
         "kind": front.kind,
         "style": front.style,
         "script": front.script,
         "data": "\n".join(data),
-        "words": _words(index),
+        "words": _without_scripts(index),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _static("page.html"))
 
 
-def _report(widget: bool) -> PageTemplate:
-    return PageTemplate("widget" if widget else "report", static(STYLES), static((*SCRIPTS, BEGIN)))
-
-
-def _policy(front: PageTemplate) -> str:
-    """What the page may load: pictures from within itself, its own style and its own script, and nothing else."""
-    own = front.policy or "img-src data: blob:"
-    return (
-        f"default-src 'none'; {own}; style-src {_hash(front.style)}; script-src {_hash(front.script)}; "
-        "base-uri 'none'; form-action 'none'"
-    )
-
-
 def style_and_policy(names: Sequence[str]) -> tuple[str, str]:
-    """Style sheets in one text, and a policy for a page that has nothing but them and pictures."""
+    """Return style sheets as one text, and the policy of a page that has only them and pictures."""
     style = static(names)
     return style, f"default-src 'none'; img-src data:; style-src {_hash(style)}; base-uri 'none'; form-action 'none'"
 
@@ -132,14 +124,10 @@ def _block(name: str, values: Any) -> str:
     return f'<script type="application/json" id="{name}">{text}</script>'
 
 
-def _words(index: Mapping[str, Any]) -> str:
-    """What is said where scripts do not run."""
-    rows = [
-        f"<tr><td>{html.escape(printable(each.get('name', '')))}</td>"
-        f"<td>{html.escape(printable(each.get('label', '')))}</td></tr>"
-        for each in index.get("photos", ())
-    ]
-    return f"<table><thead><tr><th>photo</th><th>best answer</th></tr></thead><tbody>{''.join(rows)}</tbody></table>"
+def _without_scripts(index: Mapping[str, Any]) -> str:
+    """The table that is visible where scripts do not run."""
+    photos = index.get("photos", ())
+    return table_html(["photo", "prediction"], [[each.get("name", ""), each.get("label", "")] for each in photos])
 
 
 @cache

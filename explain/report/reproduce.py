@@ -1,9 +1,9 @@
-"""The command and the Python that make an explanation again, from what its record says."""
+"""The command and the Python code that repeat an explanation, from its record."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,189 +24,186 @@ FLAGS = ("model", "weights", "size", "crop", "mean", "std", "interpolation")
 
 @dataclass(frozen=True)
 class Reproduction:
-    """How to make a report again. ``command`` is None where it cannot be typed, for the reason ``why``."""
+    """How to repeat an explanation. ``command`` is None where it cannot be typed; ``why`` is the reason."""
 
     python: str
     command: str | None = None
     why: str = ""
 
 
-def again(subject: Subject) -> Reproduction:
-    """Say how to make a report again: exactly, or with comments where something was the caller's own."""
+def reproduction(subject: Subject) -> Reproduction:
+    """Return how to repeat an explanation: exactly, or with comments where something was the caller's own."""
     records = {name: subject.record(name) for name in subject.methods}
-    methods = {name: _written(record) for name, record in records.items()}
-    asked = [subject.question.target(index) for index in range(len(subject.results))]
+    specs = {name: _spec(record) for name, record in records.items()}
+    targets = [subject.question.target(index) for index in range(len(subject.results))]
     reasons = [
-        *([f"the {part} was your own" for part in subject.origin.own]),
-        *(f"{name} was made with options that cannot be typed" for name, text in methods.items() if text is None),
-        *(["a target was an object"] if any(each is not None for each in asked) else []),
+        *(f"the {part} was your own" for part in subject.origin.own),
+        *(f"{name} was made with options that cannot be typed" for name, spec in specs.items() if spec is None),
+        *(["a target was an object"] if any(each is not None for each in targets) else []),
         *([] if subject.source else ["the photo had no file"]),
     ]
-    python = _python(subject, records, methods, asked)
+    python = _python(subject, records, specs)
     if reasons:
         return Reproduction(python, None, "; ".join(dict.fromkeys(reasons)))
-    return Reproduction(python, _command(subject, records, [text for text in methods.values() if text is not None]))
+    return Reproduction(python, _command(subject, records, [spec for spec in specs.values() if spec is not None]))
 
 
-def _command(subject: Subject, records: Mapping[str, Any], methods: Sequence[str]) -> str:
-    words = ["explain", _path(str(subject.source))]
-    for name, value in _arguments(subject).items():
+def _command(subject: Subject, records: Mapping[str, Any], specs: Iterable[str]) -> str:
+    source = str(subject.source)
+    words = ["explain", f"./{source}" if source.startswith("-") else source]
+    for name, value in _explainer_arguments(subject).items():
         words += [f"--{name}", ",".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)]
-    for text in methods:
-        words += ["--method", text]
-    for index in _classes(subject):
-        words += ["--target", str(index)]
-    layer = _layer(records)
+    for spec in specs:
+        words += ["--method", spec]
+    for result in subject.results:
+        category = next(iter(result.values())).target
+        words += ["--target", str(int(category[0]))] if isinstance(category, torch.Tensor) else []
+    layer, fuse = _layer_and_fuse(records)
     for name in [layer] if isinstance(layer, str) else layer or []:
         words += ["--layer", name]
-    fuse = _common(record.get("fuse") for record in records.values())
-    words += ["--fuse", fuse] if fuse and isinstance(layer, list) else []
-    words += ["--check"] if _was_checked(records) else []
+    words += ["--fuse", fuse] if fuse else []
+    words += ["--check"] if _has_verdict(records) else []
     words += ["--bf16"] if subject.question.precision == "bf16" else []
     return shlex.join([*words, "--html"])
 
 
-def _path(source: str) -> str:
-    """A path that is not taken for an option."""
-    return f"./{source}" if source.startswith("-") else source
-
-
-def _python(
-    subject: Subject, records: Mapping[str, Any], methods: Mapping[str, str | None], asked: Sequence[Any]
-) -> str:
-    made = [f"{name}={value!r}" for name, value in _arguments(subject).items() if name != "model"]
+def _python(subject: Subject, records: Mapping[str, Any], specs: Mapping[str, str | None]) -> str:
+    arguments = _explainer_arguments(subject)
+    made = [f"{name}={value!r}" for name, value in arguments.items() if name != "model"]
     own = [part for part in subject.origin.own if part != "model"]
-    model = "model" if "model" in subject.origin.own else repr(_arguments(subject).get("model", subject.origin.name))
+    has_own_model = "model" in subject.origin.own
+    model = "model" if has_own_model else repr(arguments.get("model", subject.origin.name))
     lines = ["import explain", ""]
-    if subject.origin.own:
-        named = [f"model = ...  # your {subject.origin.name}"] if "model" in subject.origin.own else []
-        lines += [*named, *(f"{part} = ...  # your own" for part in own)]
+    lines += [f"model = ...  # your {subject.origin.name}"] if has_own_model else []
+    lines += [f"{part} = ...  # your own" for part in own]
     lines.append(f"explainer = explain.Explainer({', '.join([model, *made, *(f'{part}={part}' for part in own)])})")
-    targets = [_target(subject, index, each) for index, each in enumerate(asked)]
-    given = f"target={targets[0]}" if len(targets) == 1 else f"targets=[{', '.join(targets)}]"
-    layer, fuse = _layer(records), _common(record.get("fuse") for record in records.values())
-    labels = [printable(label) for label in subject.targets]
-    arguments = [
-        repr(subject.source) if subject.source else "photo",
-        f"methods=[{', '.join(_method(name, text, records[name]) for name, text in methods.items())}]",
-        f"{given},  # {', '.join(labels)}",
-        *([f"layer={layer!r}"] if layer else []),
-        *([f"fuse={fuse!r}"] if fuse and isinstance(layer, list) else []),
-        *([f"precision={subject.question.precision!r}"] if subject.question.precision != "full" else []),
+    targets = [_target_code(subject, index) for index in range(len(subject.results))]
+    target = f"target={targets[0]}" if len(targets) == 1 else f"targets=[{', '.join(targets)}]"
+    methods = [_method_code(name, spec, records[name]) for name, spec in specs.items()]
+    layer, fuse = _layer_and_fuse(records)
+    lines += [
+        "explanation = explainer(",
+        f"    {repr(subject.source) if subject.source else 'photo'},",
+        f"    methods=[{', '.join(methods)}],",
+        f"    {target},  # {', '.join(map(printable, subject.targets))}",
+        *([f"    layer={layer!r},"] if layer else []),
+        *([f"    fuse={fuse!r},"] if fuse else []),
+        *([f"    precision={subject.question.precision!r},"] if subject.question.precision != "full" else []),
+        ")",
+        *(["explanation.check()"] if _has_verdict(records) else []),
+        f"explanation.to_html({(Path(subject.source).stem if subject.source else 'report') + '.html'!r})",
     ]
     if not subject.source:
         lines.insert(2, "photo = ...  # the photo had no file")
-    stem = Path(subject.source).stem if subject.source else "report"
-    inside = "".join(f"    {argument}{'' if '  # ' in argument else ','}\n" for argument in arguments)
-    lines += [f"explanation = explainer(\n{inside})", *(["explanation.check()"] if _was_checked(records) else [])]
-    lines.append(f"explanation.to_html({stem + '.html'!r})")
     if any("your_" in line for line in lines):
-        lines.insert(2, "# what begins with your_ was your own, and no record can hold it")
+        lines.insert(2, "# your_...: an object of your own, which records do not hold")
     return "\n".join(lines)
 
 
-def _arguments(subject: Subject) -> dict[str, Any]:
-    """The arguments that load the model again, without those that are as if they had not been given."""
-    plain = {name: value for name, value in subject.origin.arguments.items() if name in FLAGS}
-    return {name: value for name, value in plain.items() if value is not None and (name, value) != ("crop", "center")}
+def _explainer_arguments(subject: Subject) -> dict[str, Any]:
+    """The arguments that load the model again, without those that have their default."""
+    return {
+        name: value
+        for name, value in subject.origin.arguments.items()
+        if name in FLAGS and value is not None and (name, value) != ("crop", "center")
+    }
 
 
-def _classes(subject: Subject) -> list[int]:
-    chosen = [next(iter(result.values())).target for result in subject.results]
-    return [int(each[0]) for each in chosen if isinstance(each, torch.Tensor)]
+def _layer_and_fuse(records: Mapping[str, Any]) -> tuple[str | list[str] | None, str | None]:
+    """The layer argument, and how several layers were fused.
 
-
-def _layer(records: Mapping[str, Any]) -> str | list[str] | None:
-    """The layer that was named; None where each method found its own, or where naming it would move a method there."""
-    moves = [name for name, record in records.items() if record["layer"] is None and _is_movable(record)]
+    The layer is None where methods had different layers, or where it would move a method that had none.
+    """
+    for record in records.values():
+        try:
+            if record["layer"] is None and method_of(record).layer_optional:
+                return None, None
+        except ExplainError:
+            continue
     layers = [record["layer"] for record in records.values() if record["layer"] is not None]
-    return None if moves or not layers or any(each != layers[0] for each in layers) else layers[0]
+    if not layers or any(each != layers[0] for each in layers):
+        return None, None
+    fuses = {record.get("fuse") for record in records.values()} - {None}
+    return layers[0], fuses.pop() if len(fuses) == 1 and isinstance(layers[0], list) else None
 
 
-def _is_movable(record: Mapping[str, Any]) -> bool:
-    try:
-        return method_of(record).layer_optional
-    except ExplainError:
-        return False
-
-
-def _was_checked(records: Mapping[str, Any]) -> bool:
+def _has_verdict(records: Mapping[str, Any]) -> bool:
     return any(record.get("verdict") is not None for record in records.values())
 
 
-def _common(values: Any) -> Any:
-    found = {value for value in values if value is not None}
-    return found.pop() if len(found) == 1 else None
-
-
-def _written(record: Mapping[str, Any]) -> str | None:
-    """A method as it can be typed; None where it cannot."""
+def _spec(record: Mapping[str, Any]) -> str | None:
+    """A method as it is typed on the command line, as "rise(samples=500)"; None where it cannot be."""
     try:
         method = method_of(record)
-        text = _as_typed(method)
+        text = _method_spec(method)
         return text if text is not None and get_method(text) == method else None
     except (ExplainError, RuntimeError, ValueError):  # options that are tensors cannot be compared
         return None
 
 
-def _as_typed(method: Method) -> str | None:
+def _method_spec(method: Method) -> str | None:
     try:
-        usual = options(get_method(method.name))
+        defaults = options(get_method(method.name))
     except ExplainError:
         return None
-    wraps = "(" in method.name
-    parts: list[str] = []
+    inner, others = [], []  # a wrapper's method is written first, without the name of the option
     for name, value in options(method).items():
-        inner = wraps and isinstance(value, Method)
-        if name in usual and usual[name] == value and not inner:
+        is_inner = "(" in method.name and isinstance(value, Method)
+        if name in defaults and defaults[name] == value and not is_inner:
             continue
-        text = _value(value)
+        text = _value_spec(value)
         if text is None:
             return None
-        parts.insert(0, text) if inner else parts.append(f"{name}={text}")
-    return f"{method.name.split('(')[0]}({', '.join(parts)})" if parts else method.name
+        if is_inner:
+            inner.append(text)
+        else:
+            others.append(f"{name}={text}")
+    return f"{method.name.split('(')[0]}({', '.join(inner + others)})" if inner or others else method.name
 
 
-def _value(value: Any) -> str | None:
+def _value_spec(value: Any) -> str | None:
     if isinstance(value, Method):
-        return _as_typed(value)
+        return _method_spec(value)
     if isinstance(value, Baseline):
         return value.name
     if isinstance(value, (tuple, list)):
-        parts = [_value(each) for each in value]
+        parts = [_value_spec(each) for each in value]
         return None if None in parts else f"({', '.join(map(str, parts))},)"
     return repr(value) if value is None or isinstance(value, (bool, int, float, str)) else None
 
 
-def _method(name: str, text: str | None, record: Mapping[str, Any]) -> str:
-    if text is not None:
-        return repr(text)
-    kind = record.get("class")
-    if kind is None or unknown(record["options"]):
+def _method_code(name: str, spec: str | None, record: Mapping[str, Any]) -> str:
+    if spec is not None:
+        return repr(spec)
+    if record.get("class") is None or unknown(record["options"]):
         return "your_" + "".join(letter if letter.isalnum() else "_" for letter in name)
-    inside = ", ".join(f"{option}={_shown(value)}" for option, value in record["options"].items())
-    return f"explain.methods.{kind}({inside})"
+    return f"explain.methods.{record['class']}({_options_code(record['options'])})"
 
 
-def _target(subject: Subject, index: int, asked: Any) -> str:
-    if asked is None:
-        chosen = next(iter(subject.results[index].values())).target
-        return str(int(chosen[0])) if isinstance(chosen, torch.Tensor) else repr(chosen)
-    return "your_target" if unknown(asked) else _shown(asked)
+def _target_code(subject: Subject, index: int) -> str:
+    encoded = subject.question.target(index)
+    if encoded is None:
+        category = next(iter(subject.results[index].values())).target
+        return str(int(category[0])) if isinstance(category, torch.Tensor) else repr(category)
+    return "your_target" if unknown(encoded) else _code(encoded)
 
 
-def _shown(value: Any) -> str:
-    """An encoded value as Python."""
-    if isinstance(value, Mapping) and "class" in value:
-        inside = ", ".join(f"{name}={_shown(each)}" for name, each in value["options"].items())
-        return f"explain.targets.{value['class']}({inside})"
+def _code(value: Any) -> str:
+    """An encoded value as Python code."""
     if isinstance(value, list):
-        return f"[{', '.join(map(_shown, value))}]"
-    if isinstance(value, Mapping) and "tuple" in value:
-        return f"({', '.join(map(_shown, value['tuple']))},)"
-    if isinstance(value, Mapping) and "category" in value:
-        return str(value["category"])
+        return f"[{', '.join(map(_code, value))}]"
+    if isinstance(value, Mapping):
+        if "class" in value:
+            return f"explain.targets.{value['class']}({_options_code(value['options'])})"
+        if "tuple" in value:
+            return f"({', '.join(map(_code, value['tuple']))},)"
+        if "category" in value:
+            return str(value["category"])
     found = decode(value)
     if isinstance(found, torch.Tensor):
         return repr(found.tolist()) if found.numel() <= 16 else "your_tensor"
     return repr(found)
+
+
+def _options_code(encoded: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={_code(value)}" for name, value in encoded.items())

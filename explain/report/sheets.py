@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from explain._utils.errors import ExplainError, MetricError, printable, shown
 from explain.models.classifier import class_label
-from explain.report.curves import can_be_run
+from explain.report.curves import has_model
 from explain.report.item import Detail, item, summary
 from explain.report.page import page
 from explain.report.reported import written
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from explain.metrics import MetricLike, Table
 
 Entry = tuple[dict[str, Any], dict[str, Any]]
-"""What a sheet says of a photo in short, and all of it."""
+"""The line of a sheet about a photo, and the photo's own page."""
 
 DETAIL = Detail(side=640, quality=80, cells=128)
-"""What a sheet holds of each photo: enough to look at, and 200 of them can still be mailed."""
+"""How much of each photo a sheet holds: 200 of them still fit into a mail."""
 
 
 def sheet(
@@ -41,19 +41,19 @@ def sheet(
     """Write a page with many photos, which filters, sorts and opens each.
 
     Args:
-        explanations: what an `explain.Explainer` gives for a list of photos.
-        path: where to write it; its folder is made if needed.
-        truth: the right class of each photo, as index or label, or None where it is not known: the sheet can then be
-            filtered by right and wrong.
-        metrics: names or metric objects that judge each photo's maps; the sheet sorts by them. They need the model.
-        steps: in how many steps the evidence of each photo is covered, and shown, for curves; see
-            `explain.Explanation.to_html`. 0 leaves them out.
-        title: what the page is called.
-        overwrite: whether a file that is there may be replaced.
+        explanations: the explanations that an `explain.Explainer` returns for a list of photos.
+        path: the file to write; its folder is made if needed.
+        truth: the true class of each photo, as index or label, or None where it is not known: the sheet can then be
+            filtered by right and wrong predictions.
+        metrics: names or metric objects for each photo's maps; the sheet sorts by them. They need the model.
+        steps: the number of steps of deletion and insertion curves, as of `explain.Explanation.to_html`. 0 leaves
+            them out.
+        title: the heading of the page.
+        overwrite: replace an existing file.
 
     Raises:
-        ExplainError: no photos, another number of classes than photos, or metrics where the model is not at hand.
-        OutputError: the file is there already, or cannot be written.
+        ExplainError: no photos, another number of classes than photos, or metrics without a model.
+        OutputError: the file exists and ``overwrite`` is not set, or it cannot be written.
 
     >>> import explain, tempfile
     >>> from PIL import Image
@@ -93,7 +93,7 @@ def sheet_html(
 
 
 def sheet_of(entries: Sequence[Entry], title: str | None = None) -> str:
-    """Return the page of what `entry` made of each photo."""
+    """Return the page of the entries of some photos."""
     name = title or f"{len(entries)} photos"
     return page(
         {"title": printable(name), "photos": [short for short, _ in entries]}, [full for _, full in entries], title=name
@@ -108,34 +108,33 @@ def entry(
     steps: int | None = 0,
     made: Reproduction | None = None,
 ) -> Entry:
-    """Return what a sheet says of a photo in short (its answer, whether that is right, figures), and all of it.
+    """Return the line of a sheet about a photo (its prediction, whether that is right, metrics), and the photo's page.
 
-    ``made`` says how to make it again, where the subject itself does not.
+    ``made`` says how to repeat the explanation, where the subject itself does not.
     """
-    found = summary(subject)
-    if truth is not None:
-        label = _label(subject, truth)
-        found |= {"truth": printable(label), "right": printable(label) == found["label"]}
     first = figures[0] if figures else {}
-    short = {**found, "figures": {name: dict(each) for name, each in first.items()}}
+    short = {**summary(subject), "figures": {name: dict(each) for name, each in first.items()}}
+    if truth is not None:
+        label = printable(_label(subject, truth))
+        short |= {"truth": label, "right": label == short["label"]}
     return short, item(subject, replace(DETAIL, steps=steps), figures=figures, made=made)
 
 
 def figures_in(table: Table) -> dict[str, dict[str, float | None]]:
-    """Return what metrics say of one photo's maps: ``{method: {metric: value}}``."""
+    """Return the metrics of one photo's maps as ``{method: {metric: value}}``."""
     values = table.to_dict()["values"]
     return {name: {metric: each[0] for metric, each in row.items()} for name, row in values.items()}
 
 
 def figures_of(subject: Subject, metrics: Sequence[MetricLike]) -> list[dict[str, dict[str, float | None]]]:
-    """Judge the maps of each target by metrics: for each target, ``{method: {metric: value}}``.
+    """Compute metrics of the maps of each target: for each target, ``{method: {metric: value}}``.
 
     Raises:
-        MetricError: the model is not at hand, or the maps are of several crops.
+        MetricError: the model is missing, or the maps are of several crops.
     """
     if not metrics:
         return []
-    if not can_be_run(subject):
+    if not has_model(subject):
         raise MetricError(
             "metrics need an explanation with its explainer and one crop, got one without; leave metrics out"
         )
@@ -152,7 +151,7 @@ def figures_of(subject: Subject, metrics: Sequence[MetricLike]) -> list[dict[str
 
 
 def _label(subject: Subject, truth: int | str) -> str:
-    """The label of the right class, as the model calls it."""
+    """The label of the true class, as the model calls it."""
     if isinstance(truth, int):
         return class_label(subject.categories, truth)
     known = list(subject.categories or ())

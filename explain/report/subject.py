@@ -1,4 +1,4 @@
-"""`Subject` and `Pictured`: what a report can be made of. An `explain.Explanation` is one."""
+"""`Subject`: the data of an explained photo that a report is made of. An `explain.Explanation` is one."""
 
 from __future__ import annotations
 
@@ -46,11 +46,3 @@ class Subject(Protocol):
     def predictions(self) -> list[tuple[str, float]]: ...
 
     def record(self, method: str | None = None, target: int | str = 0) -> dict[str, Any]: ...
-
-
-class Pictured(Subject, Protocol):
-    """One that can be shown as a picture too, with words for those who cannot see it."""
-
-    @property
-    def alternative(self) -> str: ...
-    def _repr_png_(self) -> bytes: ...

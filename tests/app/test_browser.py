@@ -17,9 +17,9 @@ from PIL import Image
 
 import explain
 from explain.app import application
-from explain.app.limits import Limits
 from explain.app.service import Service
 from explain.app.serving import LOOPBACK, bound
+from explain.app.uploads import Limits
 from tests.app.conftest import encoded
 from tests.browsing import DESKTOP, PHONE, Tab, chromium
 from tests.conftest import ROOT

@@ -24,11 +24,10 @@ import explain
 from explain._utils.errors import ExplainError, ImageError, printable, warn
 from explain.app.access import Access
 from explain.app.cache import Cache
-from explain.app.limits import Limits
-from explain.app.questions import FILLS, ExplainRequest, RegionRemoval
+from explain.app.requests import FILLS, CoveredRegion, ExplainRequest
 from explain.app.scheduler import BusyError, Scheduler, WorkerThread
 from explain.app.service import Service
-from explain.app.uploads import TooLargeError, received
+from explain.app.uploads import Limits, TooLargeError, decode_upload
 from explain.data.images import Box
 from explain.explanation.loading import Saved
 from explain.report.item import Detail, item
@@ -58,7 +57,7 @@ def items(steps: Any) -> list[dict[str, Any]]:
 
 
 def test_a_photo_is_explained_as_python_does_it(service: Service, explainer: explain.Explainer) -> None:
-    name = service.receive(encoded(photo()), "a/b/cat.png")
+    name = service.upload(encoded(photo()), "a/b/cat.png")
     assert (name["name"], name["size"]) == ("cat.png", [90, 60])
     [item] = items(steps_of(service, photo=name["photo"], methods=["gradcam", "saliency"]))
     expected = explainer(photo(), ["gradcam", "saliency"])
@@ -73,7 +72,7 @@ def test_a_photo_is_explained_as_python_does_it(service: Service, explainer: exp
 
 
 def test_targets_and_layers_are_those_that_were_asked_for(service: Service, explainer: explain.Explainer) -> None:
-    name = service.take(photo())["photo"]
+    name = service.add_photo(photo())["photo"]
     [item] = items(steps_of(service, photo=name, targets=[1, 3], layer="first"))
     assert [target["class"] for target in item["targets"]] == [1, 3]
     assert item["targets"][0]["label"] == HOSTILE
@@ -85,7 +84,7 @@ def test_targets_and_layers_are_those_that_were_asked_for(service: Service, expl
 
 
 def test_slow_methods_sharpen_after_the_quick_ones(service: Service, explainer: explain.Explainer) -> None:
-    name = service.take(photo())["photo"]
+    name = service.add_photo(photo())["photo"]
     steps = steps_of(service, photo=name, methods=["rise", "gradcam"], seconds=60)
     found = items(steps)
     assert [[method["name"] for method in item["methods"]] for item in found] == [["gradcam"], ["gradcam", "rise"]]
@@ -98,7 +97,7 @@ def test_slow_methods_sharpen_after_the_quick_ones(service: Service, explainer: 
 
 
 def test_of_several_answers_the_first_sharpens(service: Service) -> None:
-    name = service.take(photo())["photo"]
+    name = service.add_photo(photo())["photo"]
     steps = steps_of(service, photo=name, methods=["rise"], targets=[1, 3], seconds=60)
     between = [step["maps"] for step in steps if "maps" in step]
     assert {len(maps) for maps in between} == {2}
@@ -108,7 +107,7 @@ def test_of_several_answers_the_first_sharpens(service: Service) -> None:
 
 
 def test_a_slow_method_is_stopped_and_keeps_what_it_has(service: Service) -> None:
-    name = service.take(photo())["photo"]
+    name = service.add_photo(photo())["photo"]
     work: list[str] = []
 
     def stop(step: Mapping[str, Any]) -> None:
@@ -120,14 +119,14 @@ def test_a_slow_method_is_stopped_and_keeps_what_it_has(service: Service) -> Non
     last = steps[-1]
     assert last["end"]
     assert [method["name"] for method in last["item"]["methods"]] == ["gradcam", "rise"]
-    assert 0 < last["item"]["maps"][0][1]["runs"] < explain.methods.RISE().samples
+    assert 0 < last["item"]["maps"][0][1]["samples"] < explain.methods.RISE().samples
 
 
 @pytest.mark.parametrize("method", ["rise", "kernelshap", "lime", "occlusion", "partitionshap"])
 def test_a_stopped_method_says_what_was_run_and_is_repeated_as_it_was(
     method: str, service: Service, explainer: explain.Explainer, tmp_path: Path
 ) -> None:
-    name, work = service.take(photo())["photo"], list[str]()
+    name, work = service.add_photo(photo())["photo"], list[str]()
 
     def stop(step: Mapping[str, Any]) -> None:
         work.extend([step["work"]] if "work" in step else [])
@@ -181,7 +180,7 @@ def test_the_models_are_looked_over_without_a_word_about_the_photo(
         warnings.simplefilter("always")
         found.prepare()
         done = threading.Event()
-        found.models[0].quick.do(done.set)
+        found.models[0].quick.submit(done.set)
         assert done.wait(WAIT)
     found.close()
     assert (said, *capfd.readouterr()) == ([], "", "")
@@ -201,7 +200,7 @@ def check_steps(
 
 
 def test_a_method_more_takes_the_maps_that_are_there(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = service.take(photo())["photo"]
+    name = service.add_photo(photo())["photo"]
     first = steps_of(service, photo=name, methods=["rise", "gradcam"], seconds=60)[-1]
     asked: list[list[str]] = []
     explainer = service.models[0].explainer
@@ -231,7 +230,7 @@ def test_a_method_more_takes_the_maps_that_are_there(service: Service, monkeypat
 
 
 def test_the_curves_of_a_map_are_those_of_the_report(service: Service, explainer: explain.Explainer) -> None:
-    name = service.take(photo())["photo"]
+    name = service.add_photo(photo())["photo"]
     answer = steps_of(service, photo=name, targets=[1, 3], methods=["gradcam", "saliency"])[-1]["answer"]
     request = {"answer": answer, "what": "curve", "method": "saliency", "target": 1}
     steps = check_steps(service.check, request)
@@ -246,7 +245,7 @@ def test_the_curves_of_a_map_are_those_of_the_report(service: Service, explainer
 
 
 def test_a_map_is_checked_and_the_verdict_is_saved(service: Service, explainer: explain.Explainer) -> None:
-    name = service.take(photo())["photo"]
+    name = service.add_photo(photo())["photo"]
     answer = steps_of(service, photo=name)[-1]["answer"]
     steps = check_steps(service.check, {"answer": answer, "what": "check", "method": "gradcam"})
     explanation = explainer(photo())
@@ -257,7 +256,7 @@ def test_a_map_is_checked_and_the_verdict_is_saved(service: Service, explainer: 
 
 
 def test_a_check_is_stopped_or_given_up(service: Service) -> None:
-    name = service.take(photo())["photo"]
+    name = service.add_photo(photo())["photo"]
     answer = steps_of(service, photo=name)[-1]["answer"]
     for end, last in ((service.stop, {"stopped": "The check of gradcam", "end": True}), (service.drop, {"end": True})):
         work: list[str] = []
@@ -285,13 +284,13 @@ def test_a_check_is_stopped_or_given_up(service: Service) -> None:
     ],
 )
 def test_checks_that_cannot_be_meant_are_refused(service: Service, values: Any, words: str) -> None:
-    answer = steps_of(service, photo=service.take(photo())["photo"])[-1]["answer"]
+    answer = steps_of(service, photo=service.add_photo(photo())["photo"])[-1]["answer"]
     with pytest.raises(ExplainError, match=words):
         service.check({"answer": answer, **values}, lambda step: None)
 
 
 def test_what_nobody_waits_for_ends(service: Service) -> None:
-    name = service.take(photo())["photo"]
+    name = service.add_photo(photo())["photo"]
     work: list[str] = []
 
     def drop(step: Mapping[str, Any]) -> None:
@@ -305,7 +304,7 @@ def test_what_nobody_waits_for_ends(service: Service) -> None:
 
 
 def test_a_quick_question_does_not_wait_for_a_slow_one(service: Service) -> None:
-    name = service.take(photo())["photo"]
+    name = service.add_photo(photo())["photo"]
     order: list[str] = []
     quick: list[threading.Thread] = []
 
@@ -322,13 +321,13 @@ def test_a_quick_question_does_not_wait_for_a_slow_one(service: Service) -> None
     order.append("slow")
     quick[0].join(WAIT)
     assert order == ["quick", "slow"]
-    assert items(steps)[-1]["maps"][0][1]["runs"] == explain.methods.RISE().samples
+    assert items(steps)[-1]["maps"][0][1]["samples"] == explain.methods.RISE().samples
 
 
 def test_the_model_is_as_before_after_interleaved_questions(service: Service, explainer: explain.Explainer) -> None:
     model = explainer.model
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    name = service.take(photo())["photo"]
+    name = service.add_photo(photo())["photo"]
     threads = [
         threading.Thread(target=steps_of, args=(service,), kwargs={"photo": name, "methods": methods, "seconds": 60})
         for methods in (["rise"], ["gradcam"], ["occlusion"], ["guidedbackprop"], ["saliency"])
@@ -347,7 +346,7 @@ def test_the_model_is_as_before_after_interleaved_questions(service: Service, ex
 @pytest.mark.parametrize("fill", FILLS)
 def test_a_region_is_covered_and_the_rest_stays(fill: str) -> None:
     picture = photo(120, 60)
-    covered = RegionRemoval((0.25, 0.0, 0.5, 0.5), fill).of(picture, Box(30, 0, 90, 60))
+    covered = CoveredRegion((0.25, 0.0, 0.5, 0.5), fill).apply(picture, Box(30, 0, 90, 60))
     changed = np.abs(np.asarray(covered).astype(int) - np.asarray(picture).astype(int)).max(-1) > 0
     inside = np.zeros((60, 120), bool)
     inside[0:30, 45:60] = True
@@ -356,11 +355,11 @@ def test_a_region_is_covered_and_the_rest_stays(fill: str) -> None:
 
 
 def test_a_covered_photo_is_what_the_model_sees(service: Service, explainer: explain.Explainer) -> None:
-    name = service.take(photo())["photo"]
+    name = service.add_photo(photo())["photo"]
     region = [0.1, 0.2, 0.7, 0.9]
     [item] = items(steps_of(service, photo=name, cover={"region": region, "fill": "zero"}))
     box = explainer.preprocess.box((90, 60))  # type: ignore[attr-defined]
-    expected = explainer(RegionRemoval((0.1, 0.2, 0.7, 0.9), "zero").of(photo(), box))
+    expected = explainer(CoveredRegion((0.1, 0.2, 0.7, 0.9), "zero").apply(photo(), box))
     assert item["predictions"] == [[printable(label), value] for label, value in expected.predictions]
     assert item["photo"].startswith("data:image/jpeg")
     assert len(service._photos) == 1
@@ -370,7 +369,7 @@ def test_a_covered_photo_is_what_the_model_sees(service: Service, explainer: exp
 
 
 def test_photos_and_answers_are_forgotten(service: Service) -> None:
-    names = [service.take(photo())["photo"] for _ in range(4)]
+    names = [service.add_photo(photo())["photo"] for _ in range(4)]
     with pytest.raises(ExplainError, match="photo is unknown or has expired"):
         service.picture(names[0])
     answers = [steps_of(service, photo=names[-1])[-1]["answer"] for _ in range(3)]
@@ -383,7 +382,7 @@ def test_photos_and_answers_are_forgotten(service: Service) -> None:
 
 def test_answers_are_kept_as_long_as_their_maps_fit(explainer: explain.Explainer) -> None:
     service = Service([explainer], Limits(kept_values=32 * 32 * 3 + 500))
-    name = service.take(photo())["photo"]
+    name = service.add_photo(photo())["photo"]
     small, large = (steps_of(service, photo=name, methods=[method])[-1]["answer"] for method in ("gradcam", "saliency"))
     assert (small in service._answers, large in service._answers) == (True, True)
     larger = steps_of(service, photo=name, methods=["saliency"])[-1]["answer"]
@@ -418,7 +417,7 @@ def test_old_photos_leave_the_memory_though_nobody_comes(
 ) -> None:
     monkeypatch.setattr("explain.app.service.CLEANUP", 0.01)
     service = Service([explainer], Limits(age=0.0))
-    service.take(photo())
+    service.add_photo(photo())
     for _ in range(500):
         if not len(service._photos):
             break
@@ -431,17 +430,17 @@ def test_photos_are_measured_before_they_are_decoded(monkeypatch: pytest.MonkeyP
     with monkeypatch.context() as patched:
         patched.setattr("explain.app.uploads.load_image", lambda content: pytest.fail("decoded"))
         with pytest.raises(TooLargeError, match=r"at most 0.04 megapixels, got 300 x 200"):
-            received(encoded(Image.new("RGB", (300, 200))), "a.png", LIMITS)
+            decode_upload(encoded(Image.new("RGB", (300, 200))), "a.png", LIMITS)
     with pytest.raises(TooLargeError, match="MiB"):
-        received(b"x" * 200_001, "a.png", LIMITS)
+        decode_upload(b"x" * 200_001, "a.png", LIMITS)
     with pytest.raises(ImageError, match="not an image"):
-        received(b"no photo", "a.png", LIMITS)
+        decode_upload(b"no photo", "a.png", LIMITS)
 
 
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ([], "question must be an object"),
+        ([], "request must be an object"),
         ({"photo": "p", "more": 1}, "got 'more'"),
         ({"photo": 3}, "photo must be a text"),
         ({"photo": "p", "methods": "gradcam"}, "methods must be a list"),
@@ -473,7 +472,7 @@ def test_what_cannot_be_meant_is_refused_in_one_line(values: Any, words: str) ->
 
 
 def test_what_the_model_cannot_answer_is_told(service: Service) -> None:
-    name = service.take(photo())["photo"]
+    name = service.add_photo(photo())["photo"]
     [_, last] = steps_of(service, photo=name, layer="third")
     assert "third" in last["error"]
     assert last["end"]
@@ -484,9 +483,9 @@ def test_what_the_model_cannot_answer_is_told(service: Service) -> None:
 def test_the_queue_has_an_end() -> None:
     worker, gate = WorkerThread("test", 2), threading.Event()
     for _ in range(3):
-        worker.do(lambda: gate.wait(WAIT) and None)
-    with pytest.raises(BusyError, match="3 questions wait"):
-        worker.do(lambda: None)
+        worker.submit(lambda: gate.wait(WAIT) and None)
+    with pytest.raises(BusyError, match="3 requests wait"):
+        worker.submit(lambda: None)
     gate.set()
     worker.close()
 
@@ -561,10 +560,9 @@ def test_elsewhere_a_token_is_needed() -> None:
         401,
         "a token is needed; open the address that explain serve has printed",
     )
-    assert access.refusal("GET", {"host": "box"}, secret="secret") is None
-    assert access.refusal("GET", {"host": "box", "cookie": "a=b; explain-token=secret"}) is None
-    assert (access.refusal("GET", {"host": "box", "cookie": "explain-token=other"}) or (0,))[0] == 401
-    assert (access.refusal("GET", {"host": "evil.example"}, secret="secret") or (0,))[0] == 421
+    assert access.refusal("GET", {"host": "box"}, token="secret") is None
+    assert (access.refusal("GET", {"host": "box"}, token="other") or (0,))[0] == 401
+    assert (access.refusal("GET", {"host": "evil.example"}, token="secret") or (0,))[0] == 421
 
 
 def test_the_defaults_of_the_limits_hold_photos_of_a_camera() -> None:

@@ -165,19 +165,19 @@ def test_too_many_questions_are_refused_and_nothing_breaks(client: Any, service:
 
     gate = threading.Event()
     for _ in range(LIMITS.waiting + 1):
-        service.models[0].quick.do(lambda: gate.wait(60) and None)
+        service.models[0].quick.submit(lambda: gate.wait(60) and None)
     name = send(client).json()["photo"]
     reply = client.post("/api/explain", json={"photo": name}, headers=SELF)
     gate.set()
     assert reply.status_code == 503
-    assert "questions wait already" in reply.text
+    assert "requests wait already" in reply.text
 
 
 @pytest.fixture
 def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], socket.socket]]:
     """Connections to a server that waits a fifth of a second for headers, and takes longer to answer."""
     pytest.importorskip("uvicorn", reason="the app needs uvicorn: pip install -e '.[app]'")
-    monkeypatch.setattr(serving, "HEADERS", 0.2)
+    monkeypatch.setattr(serving, "HEADERS_TIMEOUT", 0.2)
 
     async def slowly(scope: Any, receive: Any, send: Any) -> None:
         await asyncio.sleep(0.6)
@@ -219,7 +219,7 @@ def test_an_answer_may_take_its_time_and_the_next_request_may_not(listening: Cal
 def test_a_photo_that_does_not_come_is_given_up(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     from explain.app import application
 
-    monkeypatch.setattr(web, "BODY", 0.05)
+    monkeypatch.setattr(web, "BODY_TIMEOUT", 0.05)
     sent: list[Any] = []
 
     async def receive() -> Any:

@@ -26,7 +26,7 @@ from explain.metrics import Deletion, Insertion
 from explain.report.item import Detail, item
 from explain.report.maps import plane
 from explain.report.page import page
-from explain.report.reproduce import again
+from explain.report.reproduce import reproduction
 from explain.report.sheets import entry, sheet, sheet_html, sheet_of
 from explain.targets import Detection, Segmentation
 from tests.conftest import ROOT
@@ -228,7 +228,7 @@ def test_a_page_is_written_whole_and_replaces_nothing_unasked(explanation: Any, 
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Curves in two steps, which take less time than the usual ones."""
     monkeypatch.setattr("explain.report.curves.STEPS", 2)
-    monkeypatch.setattr("explain.report.curves.FEWEST", 2)
+    monkeypatch.setattr("explain.report.curves.FEWEST_STEPS", 2)
 
 
 @pytest.mark.usefixtures("few_steps")
@@ -243,7 +243,7 @@ def test_the_command_makes_the_same_again(tmp_path: Path, capsys: pytest.Capture
         ["gradcam", "integratedgradients(steps=3, baseline=blur)", Smooth(GradCAM(), samples=2)],
         targets=[281 % 200, 3],
     )
-    found = again(made)
+    found = reproduction(made)
     assert found.command is not None
     words = shlex.split(found.command)
     assert words[0] == "explain"
@@ -261,14 +261,14 @@ def test_the_command_makes_the_same_again(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_what_was_the_callers_own_is_said(explanation: Any, explainer: explain.Explainer) -> None:
-    found = again(explanation)
+    found = reproduction(explanation)
     assert found.command is None
     assert "the model was your own" in found.why
     assert "model = ...  # your Small" in found.python
     assert "preprocess = ..." in found.python
     assert "layer=['first', 'second']" in found.python
     compile(found.python, "again", "exec")
-    box = again(explainer(photo(), LRP(composite="Epsilon"), 0))
+    box = reproduction(explainer(photo(), LRP(composite="Epsilon"), 0))
     assert "lrp(composite=" in box.python
     assert "photo = ..." in box.python
 
@@ -325,7 +325,7 @@ def test_a_page_has_the_verdict_of_each_map(explanation: Any) -> None:
     assert [each and each["passed"] for each in found] == [True, False, None]
     assert [one["verdict"] for one in data["item-0"]["maps"][1]] == [None] * 3
     assert "\nexplanation.check()\n" in data["item-0"]["again"]["python"]
-    assert "check()" not in again(explanation).python
+    assert "check()" not in reproduction(explanation).python
 
 
 def test_two_hundred_photos_can_be_mailed(explainer: explain.Explainer) -> None:

@@ -156,7 +156,7 @@ class App extends Page {
   // A map that is not finished: a method more at first, then a new map in its place.
   async sharpen({ progress: [done, total], method, about, maps }) {
     this.far(done, total);
-    this.say(`${method}: ${done} of ${total} altered photos`);
+    this.say(`${method}: ${done} of ${total} perturbed photos`);
     if (!maps || !this.viewer) return;
     const { item, state } = this.viewer;
     const number = item.methods.findIndex(({ name }) => name === method);

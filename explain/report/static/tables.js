@@ -9,7 +9,7 @@ function aboutMap(item, state) {
     ['map', `${map.plane.width} × ${map.plane.height} values, the largest ${figure(map.plane.scale)}`],
     ['score', `${figure(map.score)} for ${item.targets[state.target].label}`],
     method.passes === null || method.passes === undefined ? null : ['cost', `${Number(method.passes.toFixed(1))} passes of the model`],
-    map.runs ? ['altered photos', String(map.runs)] : null,
+    map.samples ? ['perturbed photos', String(map.samples)] : null,
     map.delta === null ? null : ['misses its sum by', figure(map.delta)],
     map.remark ? ['beware', map.remark] : null,
   ].filter(Boolean);
@@ -26,7 +26,7 @@ function allMethods(item, state) {
   const head = ['method', 'family', 'layer', 'passes', ...(curves ? ['deletion ↓', 'insertion ↑'] : []), ...metrics];
   const rows = maps.map((map, number) => {
     const method = item.methods[number];
-    const passes = method.passes === null || method.passes === undefined ? (map.runs ? String(map.runs) : '–') : String(Number(method.passes.toFixed(1)));
+    const passes = method.passes === null || method.passes === undefined ? (map.samples ? String(map.samples) : '–') : String(Number(method.passes.toFixed(1)));
     return {
       current: number === state.method,
       cells: [method.name + (method.control ? ' (null map)' : ''), method.family, method.layer || 'pixels', passes,

@@ -1,0 +1,231 @@
+"""Jobs: requests that are answered step by step, quick methods first, then slow ones; curves and checks of a map."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from explain._utils.errors import ExplainError, overheard
+from explain.app.requests import CheckRequest, ExplainRequest
+from explain.app.scheduler import Scheduler
+from explain.attribution.pictures import array
+from explain.explanation.explainer import Explainer
+from explain.explanation.explanation import Explanation
+from explain.methods import Method
+from explain.methods.base import options, uses_layer
+from explain.report.curves import STEPS, curve
+from explain.report.item import map_info, method_info
+from explain.report.maps import as_drawn, plane
+
+INTERVAL = 0.2
+"""Seconds between two intermediate maps of a slow method."""
+
+SendStep = Callable[[Mapping[str, Any]], None]
+"""Sends a step of an answer to the page, in plain values."""
+
+
+class AbandonedError(Exception):
+    """Nobody waits for the answer any more."""
+
+
+class Job:
+    """One request that is being answered. ``stop`` ends slow methods with what they have, ``drop`` ends everything."""
+
+    def __init__(self, send: SendStep) -> None:
+        self.send = send
+        self.stopped = self._dropped = False
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def drop(self) -> None:
+        self._dropped = True
+
+    def check_wanted(self) -> None:
+        """Raise `AbandonedError` where the job was dropped."""
+        if self._dropped:
+            raise AbandonedError
+
+
+class JobProgress:
+    """A progress callback: sends progress at intervals, lets quick tasks run, and ends the work where it was stopped.
+
+    ``step(done, total, maps)`` makes the step that is sent.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        scheduler: Scheduler,
+        step: Callable[[int, int, Mapping[str, torch.Tensor]], dict[str, Any]] = lambda done, total, maps: {},
+    ) -> None:
+        self._job, self._scheduler, self._step = job, scheduler, step
+        self._sent = float("-inf")
+
+    def __call__(self, done: int, total: int, maps: Mapping[str, torch.Tensor] | None = None) -> None:
+        self._job.check_wanted()
+        if self._job.stopped:
+            raise KeyboardInterrupt
+        now = time.monotonic()
+        if now - self._sent >= INTERVAL or done >= total:
+            self._sent = now
+            self._job.send({"progress": [done, total], **self._step(done, total, maps or {})})
+        self._scheduler.pause()
+
+
+def unfinished(method: Method, values: torch.Tensor, done: int, total: int) -> dict[str, Any]:
+    """Return the intermediate map ``(h, w)`` or ``(C, H, W)`` of a slow method, as the page takes it.
+
+    >>> from explain.methods import get_method
+    >>> found = unfinished(get_method("rise"), torch.rand(4, 5), 30, 1000)
+    >>> found["plane"]["height"], found["remark"]
+    (4, 'not finished: 30 of 1000 perturbed photos')
+    """
+    values, kind = as_drawn(values.detach().float(), method.style, uses_layer(method))
+    if getattr(method, "centred", None) is False:  # the final offset is known only at the end; the mean is close to it
+        values = values - values.mean()
+    drawn = plane(array(values), signed=method.style == "signed")
+    return map_info(kind, drawn, remark=f"not finished: {done} of {total} perturbed photos", samples=done)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer: the request, the explanation, and those curves of its maps that are known, by target and method."""
+
+    request: ExplainRequest
+    explanation: Explanation
+    curves: dict[tuple[int, str], dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """How many values its maps have."""
+        every = [each for result in self.explanation.results for each in result.values()]
+        return sum(each.values.numel() + sum(one.numel() for one in each.maps.values()) for each in every)
+
+    def fits(self, request: ExplainRequest) -> bool:
+        """Whether its maps can be reused for another request, where both have the same methods."""
+        same = replace(request, methods=self.request.methods, targets=self.request.targets) == self.request
+        return same and (
+            request.targets == self.request.targets or list(request.targets) == classes_of(self.explanation)
+        )
+
+
+class ExplainJob(Job):
+    """Answers one request; maps of an earlier answer ``before`` are reused where they fit."""
+
+    def __init__(
+        self,
+        request: ExplainRequest,
+        explainer: Explainer,
+        photo: Image.Image,
+        send: SendStep,
+        before: Answer | None = None,
+    ) -> None:
+        super().__init__(send)
+        self.request, self.photo, self._explainer = request, photo, explainer
+        reused = before if before is not None and before.fits(request) else None
+        self._known = None if reused is None else reused.explanation
+        self.curves = {} if reused is None else reused.curves
+        self.notes: list[str] = []
+        self.explanation: Explanation | None = None
+
+    def is_known(self, method: Method) -> bool:
+        """Whether the map of a method is reused."""
+        return self._known is not None and method.name in self._known
+
+    def run_quick(self, methods: list[Method], scheduler: Scheduler) -> Explanation:
+        """Explain with methods that take a few passes, and add the maps that are known already."""
+        self.check_wanted()
+        new = [method for method in methods if not self.is_known(method)]
+        found = self._known
+        if new or found is None:
+            with scheduler.quick(), overheard(self.notes):
+                self.check_wanted()  # it may have waited for long
+                own = self._explainer(
+                    self.photo, new, targets=list(self.request.targets) or None, layer=self.request.layer
+                )
+            found = own if found is None else merged(found, own)
+        names = [method.name for method in (*methods, *self.request.methods)]
+        results = tuple({name: result[name] for name in names if name in result} for result in found.results)
+        self.explanation = replace(found, results=results)
+        return self.explanation
+
+    def run_slow(self, method: Method, scheduler: Scheduler) -> Explanation:
+        """Add the map of a method that takes many passes, and send intermediate maps."""
+        before = self.explanation
+        assert before is not None
+        self.check_wanted()
+
+        def step(done: int, total: int, maps: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+            values = maps.get(method.name)
+            if values is None or values.ndim not in (3, 4):
+                return {"method": method.name}
+            empty = map_info("heat", plane(np.zeros((1, 1), np.float32)), remark="not computed yet", samples=0)
+            rest = [empty] * (len(before.results) - 1)  # the engine reports intermediate maps of the first target
+            return {
+                "method": method.name,
+                "about": method_info(method.name),
+                "maps": [unfinished(method, values[0], done, total), *rest],
+            }
+
+        with scheduler.slow(), overheard(self.notes):
+            self.check_wanted()
+            found = self._explainer(
+                self.photo, [method], targets=classes_of(before), layer=self.request.layer,
+                max_seconds=self.request.seconds if "max_seconds" in options(method) else None, keep_partial=True,
+                progress=JobProgress(self, scheduler, step),
+            )  # fmt: skip
+        self.explanation = merged(before, found)
+        return self.explanation
+
+
+def merged(one: Explanation, other: Explanation) -> Explanation:
+    """Return an explanation with the maps of another of the same photo and targets as well."""
+    results = tuple({**old, **new} for old, new in zip(one.results, other.results, strict=True))
+    classes = {**one.question.classes, **other.question.classes}
+    return replace(one, results=results, question=replace(one.question, classes=classes))
+
+
+def classes_of(explanation: Explanation) -> list[Any]:
+    """Return the classes of an explanation, so that slow methods explain the same."""
+    chosen = [next(iter(result.values())).target for result in explanation.results]
+    if not all(isinstance(each, torch.Tensor) for each in chosen):
+        raise ExplainError("model must give class scores for slow methods in the app; use explain.attribute")
+    return [int(each[0]) for each in chosen]
+
+
+class CheckJob(Job):
+    """Computes the curve or the checks of a map, and adds them to the answer that has the map."""
+
+    def __init__(self, request: CheckRequest, answer: Answer, send: SendStep) -> None:
+        super().__init__(send)
+        self.request, self._answer = request, answer
+        results = answer.explanation.results
+        if request.target >= len(results) or request.method not in results[request.target]:
+            raise ExplainError("map must be one of the answer's, got another; choose one that is shown")
+
+    def run(self, scheduler: Scheduler) -> dict[str, Any]:
+        """Run the model, and return the last step of the answer."""
+        self.check_wanted()
+        notes: list[str] = []
+        with scheduler.slow(), overheard(notes):
+            self.check_wanted()
+            progress = JobProgress(self, scheduler)
+            method, target = self.request.method, self.request.target
+            if self.request.what == "check":
+                verdict = self._answer.explanation.check(method, target, progress=progress)
+                return {"verdict": verdict[method].to_dict()}
+            found = self._answer.curves.get((target, method))
+            found = found or curve(self._answer.explanation, target, method, STEPS, progress)
+            if found is None:
+                raise ExplainError(
+                    "map must be of a class, and of one crop, to have curves, got another; choose a class"
+                )
+            self._answer.curves[target, method] = found
+            return {"curve": found}

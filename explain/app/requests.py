@@ -1,0 +1,204 @@
+"""Requests to the app, read from JSON that anybody may have written; photos with a covered region."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from explain._utils.errors import ExplainError, shown
+from explain.app.uploads import Limits
+from explain.baselines.registry import get_baseline
+from explain.data.images import Box
+from explain.methods import Method
+from explain.methods.registry import get_method
+
+SIDE = 320
+"""The longer side in pixels at which a baseline is computed: about the size of a network's input, as blurs expect."""
+
+FILLS = {"mean": "Mean colour", "zero": "Black", "blur": "Blur", "noise": "Noise", "neighbours": "From around it"}
+"""The baselines that the page offers for a covered region, and their names there."""
+
+
+@dataclass(frozen=True)
+class CoveredRegion:
+    """A rectangle ``region`` (x0, y0, x1, y1), as shares of the model's view, and the baseline ``fill`` that covers it.
+
+    The baseline works on the photo's own colours, from 0 (black) to 1: "zero" is black for every model.
+
+    >>> grey = Image.new("RGB", (60, 40), (100, 100, 100))
+    >>> covered = CoveredRegion((0.0, 0.0, 0.5, 1.0), "zero").apply(grey, Box(10, 0, 50, 40))
+    >>> [covered.getpixel(place)[0] for place in ((5, 20), (15, 20), (45, 20))]
+    [100, 0, 100]
+    """
+
+    region: tuple[float, float, float, float]
+    fill: str = "mean"
+
+    def __post_init__(self) -> None:
+        left, top, right, bottom = self.region
+        if not (0 <= left < right <= 1 and 0 <= top < bottom <= 1):
+            raise ExplainError(
+                f"region must be x0, y0, x1, y1 from 0 to 1 with x0 < x1 and y0 < y1, got {shown(self.region)}; "
+                "draw it on the part of the photo that the model sees"
+            )
+        if self.fill not in FILLS:
+            raise ExplainError(f"fill must be one of {', '.join(FILLS)}, got {shown(self.fill)}; choose one of them")
+
+    def apply(self, photo: Image.Image, box: Box) -> Image.Image:
+        """Return a copy of a photo with the region covered; ``box`` is the part of the photo that the model sees."""
+        covered = photo.copy()  # without the name of a file: no record must claim that it is the photo
+        wide, high = box.right - box.left, box.bottom - box.top
+        left, right = (min(max(round(box.left + share * wide), 0), photo.width) for share in self.region[::2])
+        top, bottom = (min(max(round(box.top + share * high), 0), photo.height) for share in self.region[1::2])
+        if left < right and top < bottom:
+            filled = self._filled(photo, (left, top, right, bottom))
+            covered.paste(filled.crop((left, top, right, bottom)), (left, top))
+        return covered
+
+    def _filled(self, photo: Image.Image, edges: tuple[int, int, int, int]) -> Image.Image:
+        """Compute the baseline on a smaller copy, and return it at the photo's size."""
+        share = min(1.0, SIDE / max(photo.size))
+        size = max(1, round(photo.width * share)), max(1, round(photo.height * share))
+        small = np.array(photo.resize(size, Image.Resampling.BOX))
+        x = torch.from_numpy(small).permute(2, 0, 1)[None].float() / 255
+        left, top, right, bottom = (edge * share for edge in edges)
+        keep = torch.ones(1, 1, *x.shape[2:])
+        rows = slice(int(top), max(int(top) + 1, -int(-bottom // 1)))
+        columns = slice(int(left), max(int(left) + 1, -int(-right // 1)))
+        keep[:, :, rows, columns] = 0
+        levels = (get_baseline(self.fill)(x, keep)[0].clamp(0, 1) * 255).round().byte().permute(1, 2, 0)
+        return Image.fromarray(levels.numpy()).resize(photo.size, Image.Resampling.BICUBIC)
+
+
+FIELDS = ("photo", "model", "methods", "targets", "layer", "seconds", "cover", "before")
+CHECKS = ("curve", "check")
+
+
+@dataclass(frozen=True)
+class ExplainRequest:
+    """A request to explain a photo with one of the models.
+
+    Without ``targets``, the best class is explained; without ``layer``, each method takes its own. A slow method may
+    take ``seconds``. ``cover`` is a region to cover first. ``before`` names an earlier answer: its maps are reused
+    where they fit.
+    """
+
+    photo: str
+    model: int = 0
+    methods: tuple[Method, ...] = ()
+    targets: tuple[int, ...] = ()
+    layer: str | None = None
+    seconds: float = 20.0
+    cover: CoveredRegion | None = None
+    before: str | None = field(default=None, compare=False)
+
+    @classmethod
+    def of(cls, values: Any, models: int, limits: Limits) -> ExplainRequest:
+        """Read a request.
+
+        Raises:
+            ExplainError: a field is unknown, missing, or not valid.
+
+        >>> ExplainRequest.of({"photo": "abc", "methods": ["gradcam"], "targets": [3]}, 1, Limits()).targets
+        (3,)
+        """
+        _check_fields(values, FIELDS)
+        names = _list("methods", values.get("methods", ["gradcam"]), limits.methods)
+        methods = [_method(name) for name in names or ["gradcam"]]
+        targets = _list("targets", values.get("targets", []), limits.targets)
+        seconds = values.get("seconds", 20.0)
+        if not _is_number(seconds) or not 0 < seconds <= limits.seconds:
+            raise ExplainError(
+                f"seconds must be above 0 and up to {limits.seconds:g}, got {shown(seconds)}; choose another time"
+            )
+        return cls(
+            photo=_text("photo", values.get("photo")),
+            model=whole("model", values.get("model", 0), models),
+            methods=tuple({method.name: method for method in methods}.values()),
+            targets=tuple(whole("target", each, 10**6) for each in targets),
+            layer=None if values.get("layer") is None else _text("layer", values["layer"]),
+            seconds=float(seconds),
+            cover=None if values.get("cover") is None else _cover(values["cover"]),
+            before=None if values.get("before") is None else _text("before", values["before"]),
+        )
+
+
+@dataclass(frozen=True)
+class CheckRequest:
+    """A request for the ``curve`` or a ``check`` of a map of an answer. ``target`` is its index among the answer's.
+
+    >>> CheckRequest.of({"answer": "abc", "what": "check", "method": "gradcam"}, Limits()).target
+    0
+    """
+
+    answer: str
+    what: str
+    method: str
+    target: int = 0
+
+    @classmethod
+    def of(cls, values: Any, limits: Limits) -> CheckRequest:
+        """Read a request; errors as of `ExplainRequest.of`."""
+        _check_fields(values, ("answer", "what", "method", "target"))
+        what = _text("what", values.get("what"))
+        if what not in CHECKS:
+            raise ExplainError(f"what must be one of {', '.join(CHECKS)}, got {shown(what)}; choose one of them")
+        method, target = _text("method", values.get("method")), whole("target", values.get("target", 0), limits.targets)
+        return cls(_text("answer", values.get("answer")), what, method, target)
+
+
+def _check_fields(values: Any, fields: Sequence[str]) -> None:
+    if not isinstance(values, Mapping):
+        raise ExplainError(f"request must be an object of JSON, got {shown(values)}; send its fields by name")
+    unknown = sorted(set(map(str, values)) - set(fields))
+    if unknown:
+        raise ExplainError(f"request must have the fields {', '.join(fields)}, got {shown(unknown[0])}; leave it out")
+
+
+def _method(name: Any) -> Method:
+    """Return a method by its plain name: options could ask for any amount of work."""
+    if not isinstance(name, str) or not name.replace("+", "").isalnum():
+        raise ExplainError(f"method must be a name without options, got {shown(name)}; choose from the list")
+    return get_method(_text("method", name))
+
+
+def _cover(values: Any) -> CoveredRegion:
+    if not isinstance(values, Mapping) or not set(values) <= {"region", "fill"}:
+        raise ExplainError(f"cover must have a region and a fill, got {shown(values)}; draw a region first")
+    region = _list("region", values.get("region"), 4)
+    if len(region) != 4 or not all(_is_number(edge) for edge in region):
+        raise ExplainError(f"region must be four numbers from 0 to 1, got {shown(region)}; draw it on the photo")
+    left, top, right, bottom = map(float, region)
+    return CoveredRegion((left, top, right, bottom), _text("fill", values.get("fill", "mean")))
+
+
+def _text(name: str, value: Any, longest: int = 200) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= longest:
+        raise ExplainError(
+            f"{name} must be a text of 1 to {longest} characters, got {shown(value)}; choose it on the page"
+        )
+    return value
+
+
+def _list(name: str, value: Any, most: int) -> list[Any]:
+    if not isinstance(value, list) or len(value) > most:
+        raise ExplainError(f"{name} must be a list of at most {most}, got {shown(value)}; send fewer at a time")
+    return value
+
+
+def whole(name: str, value: Any, count: int) -> int:
+    """Return a whole number from 0 to below ``count``, or refuse it."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < count:
+        raise ExplainError(f"{name} must be a whole number from 0 to {count - 1}, got {shown(value)}; choose another")
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a number that fits into a float."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and not abs(value) > sys.float_info.max
