@@ -82,7 +82,7 @@ class JobProgress:
 def unfinished(method: Method, values: torch.Tensor, done: int, total: int) -> dict[str, Any]:
     """Return the intermediate map ``(h, w)`` or ``(C, H, W)`` of a slow method, as the page takes it.
 
-    >>> from explain.methods import get_method
+    >>> from explain.methods.registry import get_method
     >>> found = unfinished(get_method("rise"), torch.rand(4, 5), 30, 1000)
     >>> found["plane"]["height"], found["remark"]
     (4, 'not finished: 30 of 1000 perturbed photos')
