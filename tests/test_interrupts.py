@@ -25,6 +25,7 @@ from explain import hooks
 from explain._utils.errors import muted, quiet
 from explain._utils.signals import SignalSafe, came_by_signal, unsplit
 from explain.engine import validation as entry
+from explain.hooks import preserve
 from tests import interruptions
 from tests.conftest import TinyNet, settled, snapshot
 
@@ -77,8 +78,8 @@ def test_two_hundred_signals_at_random_times_damage_nothing() -> None:
 BLOCKS: dict[str, Callable[[nn.Module], Any]] = {
     "untouched": hooks.untouched,
     "evaluating": hooks.evaluating,
-    "calculating": lambda model: hooks.calculating("cpu"),
-    "recording": lambda model: hooks.recording(False),
+    "calculating": lambda model: preserve.calculating("cpu"),
+    "recording": lambda model: preserve.recording(False),
     "capture": lambda model: hooks.capture(model, "*"),
     "HookGroup": hooks.HookGroup,
     "alone": lambda model: entry.alone(),
@@ -186,7 +187,7 @@ def test_a_handler_may_be_interrupted_itself(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_handler_that_is_put_there_inside_a_block_stays() -> None:
     theirs, came = signal.getsignal(signal.SIGINT), []
     mine = lambda number, frame: came.append(number)  # noqa: E731
-    with hooks.recording(False):
+    with preserve.recording(False):
         assert signal.signal(signal.SIGINT, mine) is not mine
         with Sending("end"):
             pass
@@ -367,7 +368,7 @@ def test_a_signal_is_not_lost_where_a_member_of_a_weak_collection_dies() -> None
     for note in (members.add, lambda member: keys.update({member: 1})):
         member, sent, reached = Member(), sending(), False
         note(member)
-        with pytest.raises(KeyboardInterrupt), hooks.recording(False):
+        with pytest.raises(KeyboardInterrupt), preserve.recording(False):
             sent["now"]
             del member  # no function begins before the one that forgets it
             reached = True

@@ -21,7 +21,8 @@ import sys
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager
 from functools import wraps
 from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import Any, Generic, ParamSpec, TypeVar, cast
@@ -106,6 +107,50 @@ class SignalSafe(ABC, Generic[T]):
             self.end(error)
         finally:
             _step_aside(self._in_front, sys._getframe(1))
+
+
+class _FromGenerator(SignalSafe[T]):
+    """See `signal_safe`."""
+
+    def __init__(self, steps: Generator[T, None, None]) -> None:
+        self._steps = steps
+
+    def begin(self) -> T:
+        return next(self._steps)
+
+    def end(self, error: BaseException | None) -> None:
+        if error is None:
+            next(self._steps, None)
+            return
+        try:
+            self._steps.throw(error)
+        except BaseException as raised:
+            if raised is not error and raised.__cause__ is not error:  # Python wraps a StopIteration
+                raise
+
+
+def signal_safe(function: Callable[P, Iterator[T]]) -> Callable[P, AbstractContextManager[T]]:
+    """`contextlib.contextmanager` for a context whose beginning and end are never split by a signal.
+
+    >>> @signal_safe
+    ... def counted(found: list[str]) -> Iterator[int]:
+    ...     found.append("begun")
+    ...     try:
+    ...         yield len(found)
+    ...     finally:
+    ...         found.clear()
+    >>> with counted(found := []) as count:
+    ...     count, found
+    (1, ['begun'])
+    >>> found
+    []
+    """
+
+    @wraps(function)
+    def made(*args: P.args, **kwargs: P.kwargs) -> AbstractContextManager[T]:
+        return _FromGenerator(cast("Generator[T, None, None]", function(*args, **kwargs)))
+
+    return made
 
 
 def unsplit(function: Callable[P, T]) -> Callable[P, T]:

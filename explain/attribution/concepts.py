@@ -22,7 +22,9 @@ from explain.engine.perturbations import PerturbationRuns
 from explain.engine.plan import plan_of
 from explain.engine.settings import RuntimeSettings
 from explain.engine.validation import check_inputs
-from explain.hooks import Where, calculating, unwrapped
+from explain.hooks.layer_names import Where
+from explain.hooks.preserve import calculating
+from explain.hooks.unwrap import unwrapped
 from explain.layers import default_layer
 from explain.layers.calls import find_layers
 from explain.layers.feature_maps import enlarge

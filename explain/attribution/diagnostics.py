@@ -11,7 +11,7 @@ from explain._utils.errors import either, image_name, warn
 from explain.attribution.result import Attribution
 from explain.engine import Activations, Evidence, InputGradients, LayerGradients
 from explain.methods import DeepLIFT, DeepLIFTSHAP, Method
-from explain.relevance import Coverage
+from explain.relevance.gradient_rules import Coverage
 
 
 def why_empty(evidence: Sequence[Evidence], image: int, *, turned: bool = False) -> str:

@@ -8,7 +8,7 @@ from typing import TypedDict
 
 from explain._utils.errors import MethodError, shown
 from explain.engine.settings import Precision, Progress, RuntimeSettings
-from explain.hooks import Where
+from explain.hooks.layer_names import Where
 from explain.methods.base import Fusion, one_of
 from explain.targets.outputs import Activation, check_activation
 from explain.targets.resolve import TargetLike

@@ -26,7 +26,8 @@ from explain.engine.execution import gather
 from explain.engine.needs import NeedAtLayer, RelevanceCoverage, RuleCoverage, asks_of
 from explain.engine.plan import Plan
 from explain.engine.validation import check_inputs
-from explain.hooks import calculating, unwrapped
+from explain.hooks.preserve import calculating
+from explain.hooks.unwrap import unwrapped
 from explain.layers import default_layer
 from explain.layers.calls import channels_of, find_layers, forget, look_follows
 from explain.layers.default_layer import stage_layers

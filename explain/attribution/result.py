@@ -16,7 +16,7 @@ from explain._utils.html import escaped, picture_html, png
 from explain.data.images import Box
 from explain.layers.feature_maps import enlarge
 from explain.methods.base import Fusion, Style, over_all, relative_error
-from explain.relevance import Coverage
+from explain.relevance.gradient_rules import Coverage
 from explain.render.sheets import Group, Layout, Tile, sheet
 from explain.render.styles import get_style
 

@@ -11,7 +11,8 @@ from explain._utils.errors import ExplainError, LayerError, keywords, muted
 from explain.attribution.options import Settings
 from explain.attribution.request import Request
 from explain.data.inputs import InputsLike
-from explain.hooks import Where, scripted
+from explain.hooks.layer_names import Where
+from explain.hooks.unwrap import scripted
 from explain.layers import default_layer
 from explain.layers.calls import shares_behind
 from explain.methods import Method, list_methods

@@ -26,7 +26,7 @@ from explain.checks.stability import Stable
 from explain.data.inputs import Inputs
 from explain.engine.output_activation import outputs_of
 from explain.engine.validation import check_inputs
-from explain.hooks import unwrapped
+from explain.hooks.unwrap import unwrapped
 from explain.layers.calls import shares_behind
 from explain.methods import Method
 from explain.methods.base import options

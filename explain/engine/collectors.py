@@ -44,8 +44,10 @@ from explain.engine.needs import (
     RuleCoverage,
 )
 from explain.engine.settings import RuntimeSettings, agree
-from explain.hooks import HookGroup, Source, recording
+from explain.hooks import HookGroup
 from explain.hooks.attention import AttentionRecord, attention, by_image
+from explain.hooks.preserve import recording
+from explain.hooks.records import Source
 from explain.layers.calls import of_other_images
 from explain.relevance.propagation import sources_behind
 from explain.relevance.reveal_cancel import RevealCancelTracer, joined

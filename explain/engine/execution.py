@@ -30,7 +30,10 @@ from explain.engine.rerun_context import EvidenceLookup, RerunContext, check_inp
 from explain.engine.reruns import PerturbationRunner, run_streams
 from explain.engine.settings import Footprint, Precision, RuntimeSettings, autocast, mixed_precision_now
 from explain.engine.validation import alone
-from explain.hooks import Capture, HookGroup, Source, cut_where_allowed, has_hooks, recording, scripted, untouched
+from explain.hooks import Capture, HookGroup, untouched
+from explain.hooks.preserve import recording
+from explain.hooks.records import Source, cut_where_allowed
+from explain.hooks.unwrap import has_hooks, scripted
 from explain.layers.calls import grids_of, split_call
 from explain.layers.outputs import Ran
 from explain.relevance.composites import propagate

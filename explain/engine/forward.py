@@ -15,7 +15,9 @@ from explain.data.inputs import Inputs, Path
 from explain.engine.evidence import at_least_float32
 from explain.engine.needs import Backward, NeedAtLayer
 from explain.engine.output_activation import outputs_of
-from explain.hooks import Capture, Record, Source, inspect, recording
+from explain.hooks import Capture, Record, inspect
+from explain.hooks.preserve import recording
+from explain.hooks.records import Source
 from explain.layers import to_spatial
 from explain.layers.calls import split_call
 from explain.layers.feature_maps import Grids

@@ -21,7 +21,10 @@ from explain.engine.plan import Stream
 from explain.engine.replay import PrefixRecorder, ReachedError, Replay, Tape
 from explain.engine.rerun_context import DependentRowsError, RerunContext, check_rows, check_width, scores_of
 from explain.engine.settings import is_out_of_memory, sizes_in_cache
-from explain.hooks import HookGroup, Overwriting, calculating, has_hooks
+from explain.hooks import HookGroup
+from explain.hooks.preserve import calculating
+from explain.hooks.records import Overwriting
+from explain.hooks.unwrap import has_hooks
 from explain.targets.base import find_logits
 
 

@@ -12,7 +12,10 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from explain._utils.nested import first_tensor
-from explain.hooks import HookGroup, Overwriting, acting, place_of
+from explain.hooks import HookGroup
+from explain.hooks.layer_names import place_of
+from explain.hooks.records import Overwriting
+from explain.hooks.registration import acting
 
 # What cannot change after it was returned, containers apart.
 _FIXED: tuple[type, ...] = (

@@ -34,7 +34,7 @@ from explain.engine.rerun_context import (
 )
 from explain.engine.settings import tell
 from explain.engine.token_subsets import run_token_subsets
-from explain.hooks import calculating
+from explain.hooks.preserve import calculating
 
 
 def run_streams(plan: Plan, context: RerunContext) -> None:

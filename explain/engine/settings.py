@@ -15,7 +15,8 @@ from torch import nn
 
 from explain._utils.errors import MethodError
 from explain._utils.nested import first_tensor
-from explain.hooks import HookGroup, leaves
+from explain.hooks import HookGroup
+from explain.hooks.unwrap import leaves
 from explain.targets.outputs import Activation
 
 Precision: TypeAlias = Literal["full", "bf16"]

@@ -13,7 +13,8 @@ from torch.nn.parameter import is_lazy
 from explain._utils.errors import ExplainError, ImageError, ModelError
 from explain._utils.signals import SignalSafe
 from explain.data.inputs import Inputs, InputsLike, Path, as_inputs, dotted
-from explain.hooks import is_transforming, parameters_of
+from explain.hooks.preserve import is_transforming
+from explain.hooks.unwrap import parameters_of
 
 
 def check_inputs(model: nn.Module, given: InputsLike) -> Inputs:

@@ -35,7 +35,9 @@ from explain.explanation.concepts import PhotoConcepts
 from explain.explanation.crops import best_of_mean, joined
 from explain.explanation.explanation import Explanation
 from explain.explanation.photos import AT_ONCE, Photo, PhotoRequest, collected, in_batches, matched, rows_are_apart
-from explain.hooks import Inspection, Where, callers_hooks, inspect, unwrapped
+from explain.hooks import Inspection, inspect
+from explain.hooks.layer_names import Where
+from explain.hooks.unwrap import callers_hooks, unwrapped
 from explain.methods import Method, list_methods
 from explain.methods.base import options
 from explain.methods.registry import MethodLike, get_method

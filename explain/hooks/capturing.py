@@ -12,7 +12,7 @@ of what leaves the layer; paths around it do not belong to the layer. The same h
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
@@ -22,9 +22,9 @@ from torch.autograd.graph import get_gradient_edge
 from explain._utils import nested
 from explain._utils.errors import HookError, LayerError
 from explain._utils.nested import Lent
-from explain._utils.signals import SignalSafe
+from explain._utils.signals import signal_safe
 from explain._utils.spelling import did_you_mean
-from explain.hooks.autograd_history import alias, copy_with_history, is_alias, mark
+from explain.hooks.graph import alias, copy_with_history, is_alias, mark
 from explain.hooks.graph_start import GraphStart, lend
 from explain.hooks.group import HookGroup
 from explain.hooks.layer_names import LayerPlace, Where, place_of, select_places
@@ -376,23 +376,8 @@ def _by_layer(places: Iterable[LayerPlace]) -> dict[str, set[int | None]]:
     return found
 
 
-class _Capturing(SignalSafe[Capture]):
-    def __init__(self, model: nn.Module, layers: Where, gradients: bool) -> None:
-        self._model, self._layers, self._gradients = model, layers, gradients
-        self._group, self._mode = HookGroup(model), torch.is_grad_enabled()
-
-    def begin(self) -> Capture:
-        self._mode = torch.is_grad_enabled()
-        self._group.begin()
-        places = select_places(self._model, self._layers)
-        return Capture(self._group, places, gradients=self._gradients, every=True)
-
-    def end(self, error: BaseException | None) -> None:
-        self._group.end(error)
-        torch.set_grad_enabled(self._mode)
-
-
-def capture(model: nn.Module, layers: Where, *, gradients: bool = True) -> AbstractContextManager[Capture]:
+@signal_safe
+def capture(model: nn.Module, layers: Where, *, gradients: bool = True) -> Iterator[Capture]:
     """Record what the layers give inside the block, and the gradients that come back to them, inside it or later.
 
     Args:
@@ -418,4 +403,9 @@ def capture(model: nn.Module, layers: Where, *, gradients: bool = True) -> Abstr
     >>> seen.of("lstm").tensors[1, 0].gradient
     tensor([[1., 1., 1.]])
     """
-    return _Capturing(model, layers, gradients)
+    before = torch.is_grad_enabled()
+    try:
+        with HookGroup(model) as group:
+            yield Capture(group, select_places(model, layers), gradients=gradients, every=True)
+    finally:
+        torch.set_grad_enabled(before)

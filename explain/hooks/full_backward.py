@@ -16,8 +16,8 @@ from torch.utils.hooks import RemovableHandle
 
 from explain._utils import nested
 from explain._utils.errors import HookError
-from explain.hooks.autograd_history import Overwritten
-from explain.hooks.registration import Flag, OnEveryModule, OnModule, Plain, Scope
+from explain.hooks.graph import Overwritten
+from explain.hooks.registration import Calls, Flag, OnEveryModule, OnModule, Plain, Scope
 
 FullHook = Callable[[nn.Module, Any, Any], Any]
 PreHook = Callable[[nn.Module, Any], Any]
@@ -56,31 +56,59 @@ class _OwnGate(_Gate):
         return (None, None, *ctx.act(gradients))
 
 
-class FullBackward:
-    """Full-backward hooks and pre-hooks of modules that call `enter` before their forward and `leave` after it.
+class Removable(Protocol):
+    """A handle: what PyTorch returns for a registered hook."""
+
+    def remove(self) -> None: ...
+
+
+class Undo:
+    """The handle of what a function undoes."""
+
+    def __init__(self, remove: Callable[[], None]) -> None:
+        self.remove = remove
+
+
+class Gates:
+    """The full-backward hooks and pre-hooks of one module; of every module of ``scope`` that runs, if none is given.
 
     Each call has a record of its own: a module that runs three times in one forward pass meets its hook three times in
-    backward, each time with the gradients of that call. ``calls`` counts them.
+    backward, each time with the gradients of that call. ``calls`` counts them. Gates hold nothing of their group: the
+    graph holds them, and the two would keep each other alive forever.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, thread: int | None, module: nn.Module | None, scope: Scope | None = None) -> None:
         self.hooks: list[FullHook] = []
         self.pre_hooks: list[PreHook] = []
         self.calls = 0
-        self.meant: dict[FullHook | PreHook, Callable[[], bool]] = {}
-        """Of hooks for one call of their module alone: whether the call that begins is that one."""
+        self.only: dict[FullHook | PreHook, Calls] = {}
+        """Of hooks for one call of their module alone: which one."""
         self._open: dict[int, list[_Call]] = {}  # by thread
+        self._thread, self._module, self._scope = thread, module, scope
+        self._placed: list[Removable] = []
+
+    def add(self, hooks: list[Any], fn: Callable[..., Any], *, first: bool = False, only: Calls | None = None) -> Undo:
+        """Add a hook to one of the two lists of hooks."""
+        if only is not None:
+            self.only[fn] = only
+        if not self._placed:
+            self._place()
+        hooks.insert(0 if first else len(hooks), fn)
+
+        def remove() -> None:
+            if fn in hooks:
+                hooks.remove(fn)
+            if not (self.hooks or self.pre_hooks):
+                self._remove()
+
+        return Undo(remove)
 
     def enter(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         self.calls += 1
         call = _Call(self, module)
-        thread = threading.get_ident()
-        if thread in self._open:
-            self._open[thread].append(call)
-        else:
-            self._open[thread] = [call]
+        self._open.setdefault(threading.get_ident(), []).append(call)
         return call.enter(args, kwargs)
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
@@ -91,20 +119,34 @@ class FullBackward:
                 return call.leave(output)
         return None
 
-    def remove(self) -> None:
-        """From now on gradients pass unchanged, also those of forward passes that are already done."""
-        self.hooks.clear()
-        self.pre_hooks.clear()
-        self.meant.clear()
+    def _place(self) -> None:
+        if self._module is not None:
+            enter, leave = OnModule(None, self.enter, self._thread), OnModule(None, self.leave, self._thread)
+            enter.handle = self._module.register_forward_pre_hook(enter, with_kwargs=True)
+            self._placed.append(enter.handle)
+            leave.handle = self._module.register_forward_hook(leave)
+            self._placed.append(leave.handle)
+            return
+        assert self._scope is not None
+        self._placed.append(BeforeEvery(OnEveryModule(None, self.enter, self._thread, self._scope)))
+        out = OnEveryModule(None, self.leave, self._thread, self._scope)
+        self._placed.append(global_hooks.register_module_forward_hook(out))
+
+    def _remove(self) -> None:
+        """Remove the gates; from now on gradients pass unchanged, also those of forward passes that are done."""
+        while self._placed:
+            self._placed[-1].remove()
+            self._placed.pop()
+        self.only.clear()
         self._open.clear()
 
 
 class _Call:
     """One call of one module: what came in at the output gate is kept until the input gate knows the rest."""
 
-    def __init__(self, owner: FullBackward, module: nn.Module) -> None:
+    def __init__(self, owner: Gates, module: nn.Module) -> None:
         self.owner, self.module = owner, module
-        self._left_out = {hook for hook, is_meant in owner.meant.items() if not is_meant()}
+        self._left_out = {hook for hook, only in owner.only.items() if not only.is_meant()}
         self.grad_output: Gradients | None = None
         self._began = torch._C._autograd._get_sequence_nr()
 
@@ -231,75 +273,6 @@ def _spread(gradients: Gradients, where: list[int], count: int) -> Gradients:
     for i, gradient in zip(where, gradients, strict=True):
         found[i] = gradient
     return tuple(found)
-
-
-class _Removable(Protocol):
-    def remove(self) -> None: ...
-
-
-class Gates(FullBackward):
-    """The gates of one module; of every module of ``scope`` that runs, if no module is given.
-
-    They hold nothing of their group: the graph holds them, and the two would keep each other alive forever.
-    """
-
-    def __init__(self, thread: int | None, module: nn.Module | None, scope: Scope | None = None) -> None:
-        super().__init__()
-        self._thread, self._module, self._scope = thread, module, scope
-        self._placed: list[_Removable] = []
-
-    def adding(
-        self,
-        hooks: list[Any],
-        fn: Callable[..., Any],
-        *,
-        prepend: bool = False,
-        is_meant: Callable[[], bool] | None = None,
-    ) -> Callable[[], _Removable]:
-        """Return what adds a hook to one of the lists of hooks when it is called."""
-
-        def add() -> _Removable:
-            if is_meant is not None:
-                self.meant[fn] = is_meant
-            if not self._placed:
-                self._place()
-            hooks.insert(0 if prepend else len(hooks), fn)
-            return _InList(self, hooks, fn)
-
-        return add
-
-    def _place(self) -> None:
-        if self._module is not None:
-            enter, leave = OnModule(None, self.enter, self._thread), OnModule(None, self.leave, self._thread)
-            enter.handle = self._module.register_forward_pre_hook(enter, with_kwargs=True)
-            self._placed.append(enter.handle)
-            leave.handle = self._module.register_forward_hook(leave)
-            self._placed.append(leave.handle)
-            return
-        assert self._scope is not None
-        self._placed.append(BeforeEvery(OnEveryModule(None, self.enter, self._thread, self._scope)))
-        out = OnEveryModule(None, self.leave, self._thread, self._scope)
-        self._placed.append(global_hooks.register_module_forward_hook(out))
-
-    def displace(self) -> None:
-        """Remove the gates; those that calls have passed already stay open."""
-        while self._placed:
-            self._placed[-1].remove()
-            self._placed.pop()
-        self.remove()
-
-
-class _InList:
-    """The handle of a hook in a list of its gates."""
-
-    def __init__(self, gates: Gates, hooks: list[Any], fn: Callable[..., Any]) -> None:
-        self._gates, self._hooks, self._fn = gates, hooks, fn
-
-    def remove(self) -> None:
-        if self._fn in self._hooks:
-            self._hooks.remove(self._fn)
-        if not (self._gates.hooks or self._gates.pre_hooks):
-            self._gates.displace()
 
 
 class BeforeEvery:

@@ -1,18 +1,24 @@
-"""Hooks on tensors, on the Nodes of the graph, and on what autograd does with them."""
+"""Hooks on tensors, on the Nodes of the graph, and on saved tensors.
+
+PyTorch keeps the hooks on saved tensors of a thread on a stack, where only the last pair acts, and only the last one
+can be removed. A pair that ends while others lie above it stays there without effect until they are removed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch.autograd.graph import Node, register_multi_grad_hook
 
 from explain._utils.errors import HookError
-from explain.hooks.guard import call, guarded_one, several_gradients, site_of
-from explain.hooks.handles import Handle, Hook, Hooks, Removable
-from explain.hooks.registration import Plain, registering
-from explain.hooks.saved_tensors import SavedTensors
+from explain.hooks.full_backward import Removable, Undo
+from explain.hooks.guard import call, guarded, site_of
+from explain.hooks.handles import Handle, Hook, Hooks
+from explain.hooks.registration import Plain
 
 
 class GraphHooks(Hooks):
@@ -22,8 +28,7 @@ class GraphHooks(Hooks):
         """Call ``fn(gradient)`` when the gradient of ``tensor`` has been computed; what it returns replaces it."""
         _must_require_grad(tensor)
         site = site_of(fn, _named(tensor), "gradient", ("gradient",))
-        place = registering(tensor.register_hook, Plain(guarded_one(site, fn)))
-        return self._add([site], [place], self._expect(site, fn))
+        return self._add(site, tensor.register_hook, Plain(guarded(site, fn)), fn)
 
     def leaf(self, leaf: torch.Tensor, fn: Hook, *, after: bool = False) -> Handle:
         """Call ``fn(gradient)`` before a leaf accumulates it; with ``after``, ``fn(leaf)`` when it has."""
@@ -37,8 +42,7 @@ class GraphHooks(Hooks):
         def accumulated(done: torch.Tensor) -> None:
             call(site, fn, done)
 
-        place = registering(leaf.register_post_accumulate_grad_hook, Plain(accumulated))
-        return self._add([site], [place], self._expect(site, fn))
+        return self._add(site, leaf.register_post_accumulate_grad_hook, Plain(accumulated), fn)
 
     def tensors(self, tensors: Sequence[torch.Tensor], fn: Hook, *, mode: Literal["all", "any"] = "all") -> Handle:
         """Call ``fn(gradients)`` once all gradients are ready, or ``fn(gradient)`` once the first of them is."""
@@ -49,10 +53,7 @@ class GraphHooks(Hooks):
         def ready(found: Any) -> None:
             call(site, fn, found, gradients=(found,) if isinstance(found, torch.Tensor) else found)
 
-        def register() -> Removable:
-            return register_multi_grad_hook(tuple(tensors), ready, mode=mode)
-
-        return self._add([site], [register], self._expect(site, fn))
+        return self._add(site, lambda hook: register_multi_grad_hook(tuple(tensors), hook, mode=mode), ready, fn)
 
     def node(self, node: Node, fn: Hook) -> Handle:
         """Call ``fn(grad_inputs, grad_outputs)`` after a Node has run; what it returns replaces ``grad_inputs``.
@@ -61,43 +62,33 @@ class GraphHooks(Hooks):
         is kept as long as the hook.
         """
         site = site_of(fn, f"Node {node.name()}", "after", ("grad_inputs", "grad_outputs"))
-
-        def after(grad_inputs: Any, grad_outputs: Any) -> Any:
-            found = call(site, fn, grad_inputs, grad_outputs, gradients=(*grad_inputs, *grad_outputs))
-            return several_gradients(site, grad_inputs, found)
-
-        return self._add([site], [lambda: _OnNode(node, node.register_hook(after))], self._expect(site, fn))
+        return self._add(site, _holding(node, node.register_hook), guarded(site, fn), fn)
 
     def node_pre(self, node: Node, fn: Hook) -> Handle:
         """Call ``fn(grad_outputs)`` before a Node runs; what it returns replaces ``grad_outputs``."""
         site = site_of(fn, f"Node {node.name()}", "before", ("grad_outputs",))
-
-        def before(grad_outputs: Any) -> Any:
-            found = call(site, fn, grad_outputs, gradients=grad_outputs)
-            return several_gradients(site, grad_outputs, found)
-
-        return self._add([site], [lambda: _OnNode(node, node.register_prehook(before))], self._expect(site, fn))
+        return self._add(site, _holding(node, node.register_prehook), guarded(site, fn), fn)
 
     def after_backward(self, fn: Hook) -> Handle:
         """Call ``fn()`` once, when the backward pass that is running now is done; to be used from another hook."""
         site = site_of(fn, "the running backward pass", "at its end", ())
-        switch = _Switch()
+        is_on = [True]  # such a hook cannot be removed, but switched off
 
         def done() -> None:
-            if switch.on:
+            if is_on:
                 handle.remove()
                 call(site, fn)
 
-        def register() -> Removable:
+        def register(hook: Hook) -> Undo:
             try:
-                torch.autograd.Variable._execution_engine.queue_callback(done)
+                torch.autograd.Variable._execution_engine.queue_callback(hook)
             except RuntimeError:
                 raise HookError(
                     "after_backward() must be called while a backward pass runs; call it from a hook"
                 ) from None
-            return switch
+            return Undo(is_on.clear)
 
-        handle = self._add([site], [register])
+        handle = self._add(site, register, done)
         return handle
 
     def saved_tensors(self, pack: Hook, unpack: Hook) -> Handle:
@@ -107,32 +98,24 @@ class GraphHooks(Hooks):
         """
         packing = site_of(pack, "saved tensors", "pack", ("tensor",))
         unpacking = site_of(unpack, "saved tensors", "unpack", ("packed",))
-
-        def register() -> Removable:
-            return SavedTensors(lambda t: call(packing, pack, t), lambda packed: call(unpacking, unpack, packed))
-
-        return self._add([packing], [register])
+        register = partial(SavedTensors, unpack=lambda packed: call(unpacking, unpack, packed))
+        return self._add(packing, register, lambda tensor: call(packing, pack, tensor))
 
 
-class _OnNode:
-    """The handle of a hook on a Node. It keeps the Node alive where nothing else does."""
+def _holding(node: Node, register: Callable[[Hook], Removable]) -> Callable[[Hook], Undo]:
+    """Keep a Node alive as long as its hook, where nothing else does."""
+    held = [node] if node.name().endswith("AccumulateGrad") else []
 
-    def __init__(self, node: Node, handle: Removable) -> None:
-        self._handle = handle
-        self._node = node if node.name().endswith("AccumulateGrad") else None
+    def place(hook: Hook) -> Undo:
+        handle = register(hook)
 
-    def remove(self) -> None:
-        self._handle.remove()
-        self._node = None
+        def remove() -> None:
+            handle.remove()
+            held.clear()
 
+        return Undo(remove)
 
-class _Switch:
-    """A handle for a hook that cannot be removed, but can be switched off."""
-
-    on = True
-
-    def remove(self) -> None:
-        self.on = False
+    return place
 
 
 def _named(tensor: torch.Tensor) -> str:
@@ -142,3 +125,72 @@ def _named(tensor: torch.Tensor) -> str:
 def _must_require_grad(tensor: torch.Tensor) -> None:
     if not tensor.requires_grad:
         raise HookError("tensor must require a gradient to be hooked, got one that does not; enable gradients first")
+
+
+_stack = torch._C._autograd
+_here = threading.local()
+
+
+class SavedTensors:
+    """A pair of hooks on this thread's stack, in effect until it is removed.
+
+    What is packed while it is in effect is unpacked by it, also when it has ended.
+    """
+
+    def __init__(self, pack: Callable[[torch.Tensor], Any], unpack: Callable[[Any], torch.Tensor]) -> None:
+        self._pack, self._unpack = pack, unpack
+        self._ended = False
+        self._pair = (self._packed, _unpacked)
+        _drop_ended()
+        self._below = _stack._top_saved_tensors_default_hooks(True)
+        try:
+            _stack._push_saved_tensors_default_hooks(*self._pair)
+        except RuntimeError as error:
+            raise HookError(
+                f"saved_tensors() must be called where PyTorch allows such hooks, but it says: {error}; call it outside"
+            ) from error
+        _own().append(self)
+
+    def remove(self) -> None:
+        self._ended = True
+        _drop_ended()
+
+    def _packed(self, tensor: torch.Tensor) -> tuple[Callable[[Any], torch.Tensor], Any]:
+        if not self._ended:
+            return self._unpack, self._pack(tensor)
+        if self._below is None:
+            return _unchanged, (tensor.detach(), tensor._version)
+        pack, unpack = self._below
+        return unpack, pack(tensor)
+
+
+def _unpacked(packed: tuple[Callable[[Any], torch.Tensor], Any]) -> torch.Tensor:
+    unpack, value = packed
+    return unpack(value)
+
+
+def _unchanged(kept: tuple[torch.Tensor, int]) -> torch.Tensor:
+    """Return a tensor that was saved as it is; autograd leaves it to hooks to see whether it still is."""
+    tensor, version = kept
+    if tensor._version != version:
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace operation: "
+            f"a tensor of shape {tuple(tensor.shape)} is at version {tensor._version}; expected version {version}"
+        )
+    return tensor
+
+
+def _own() -> list[SavedTensors]:
+    """The pairs that this thread has put on its stack, the last one last."""
+    pairs: list[SavedTensors] = vars(_here).setdefault("pairs", [])
+    return pairs
+
+
+def _drop_ended() -> None:
+    pairs = _own()
+    while pairs and pairs[-1]._ended:
+        top = _stack._top_saved_tensors_default_hooks(True)
+        if top is None or top[0] != pairs[-1]._pair[0]:  # another pair, not of this package, is on top
+            return
+        _stack._pop_saved_tensors_default_hooks()
+        pairs.pop()

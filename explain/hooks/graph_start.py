@@ -18,7 +18,7 @@ from torch.nn.modules import module as global_hooks
 
 from explain._utils import nested
 from explain._utils.nested import Lent
-from explain.hooks.autograd_history import alias, go_on_from, is_alias
+from explain.hooks.graph import alias, go_on_from, is_alias
 from explain.hooks.group import HookGroup
 from explain.hooks.unwrap import modules_of
 

@@ -86,7 +86,7 @@ class Site:
 
     __slots__ = ("call", "direction", "fired", "hook", "layer", "of_input", "trusted", "where")
 
-    def __init__(self, hook: str, where: str, direction: str, *, trusted: bool = False) -> None:
+    def __init__(self, hook: str, where: str, direction: str, trusted: bool = False) -> None:
         self.layer, self.of_input = "", False
         self.call: int | None = None
         self.hook, self.where, self.direction = hook, where, direction
@@ -211,34 +211,15 @@ def several_gradients(site: Site, given: Sequence[torch.Tensor | None], returned
     return tuple(returned)
 
 
-def guarded_one(site: Site, fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Watch a hook on the gradient of one tensor."""
+def guarded(site: Site, fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Watch a hook on gradients, of a tensor, a Node or a module: what it returns replaces the first of them."""
 
-    def one(gradient: torch.Tensor) -> torch.Tensor | None:
-        return one_gradient(site, gradient, call(site, fn, gradient, gradients=(gradient,)))
+    def watched(*given: Any) -> Any:
+        passed = [each for each in given if not isinstance(each, nn.Module)]
+        flat = [each for part in passed for each in (part if isinstance(part, (tuple, list)) else (part,))]
+        returned = call(site, fn, *given, gradients=flat)
+        check = one_gradient if isinstance(passed[0], torch.Tensor) else several_gradients
+        return check(site, passed[0], returned)
 
-    return _named(site, one)
-
-
-def guarded_pre(site: Site, fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Watch a hook that is called before the backward of a module."""
-
-    def pre(module: nn.Module, grad_output: Any) -> Any:
-        return several_gradients(site, grad_output, call(site, fn, module, grad_output, gradients=grad_output))
-
-    return _named(site, pre)
-
-
-def guarded_full(site: Site, fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Watch a hook that is called after the backward of a module."""
-
-    def full(module: nn.Module, grad_input: Any, grad_output: Any) -> Any:
-        found = call(site, fn, module, grad_input, grad_output, gradients=(*grad_input, *grad_output))
-        return several_gradients(site, grad_input, found)
-
-    return _named(site, full)
-
-
-def _named(site: Site, guarded: Callable[..., Any]) -> Callable[..., Any]:
-    guarded.site = site  # type: ignore[attr-defined]  # for those who look at the hooks of a module
-    return guarded
+    watched.site = site  # type: ignore[attr-defined]  # for those who look at the hooks of a module
+    return watched

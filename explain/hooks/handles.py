@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,46 +13,42 @@ from torch.utils.hooks import RemovableHandle
 
 from explain._utils.errors import HookError, LayerError
 from explain._utils.signals import unsplit
-from explain.hooks.full_backward import FullBackward
+from explain.hooks.full_backward import Gates, Removable
 from explain.hooks.guard import Nothing, Site, site_of
-from explain.hooks.layer_names import LayerPlace, Where, place_of, select, select_places
-from explain.hooks.registration import Calls, OnModule
+from explain.hooks.layer_names import Where, find_places
+from explain.hooks.registration import Registered
 
 
 class Expected:
-    """What there was when a hook was registered: to be compared with what there is when its group closes."""
+    """The state when a hook was registered: compared with the state when its group closes, if it never fired."""
 
-    __slots__ = ("_calls", "_gates", "_gradient", "_leaf", "_operations", "around_ran", "code")
+    __slots__ = ("_calls", "_gates", "_gradient", "_leaf", "_operations", "code", "model_ran")
 
-    def __init__(self, fn: Any, model: nn.Module | None, gates: Sequence[FullBackward] = ()) -> None:
+    def __init__(self, fn: Any, model: nn.Module | None, gates: Sequence[Gates] = ()) -> None:
         self.code = getattr(fn, "__code__", id(fn))
         self._operations = torch._C._autograd._get_sequence_nr()
         self._leaf = None if model is None else next((p for p in model.parameters() if p.requires_grad), None)
         self._gradient = self._mark()
-        self._gates = gates
-        self.around_ran = False
-        """Whether a module that the hook's layer is in has run since: set where it is known."""
-        self._calls = sum(gate.calls for gate in gates)
+        self._gates, self._calls = gates, sum(gate.calls for gate in gates)
+        self.model_ran = False
+        """Whether the model, or what the layer is in, has run since: where autograd does not tell."""
 
     def in_vain(self) -> bool:
-        """Whether a module around it ran, this thread has recorded operations, or a gradient was accumulated since."""
-        if self.around_ran or torch._C._autograd._get_sequence_nr() != self._operations:
+        """Whether the model ran, this thread has recorded operations, or a gradient was accumulated since."""
+        if self.model_ran or torch._C._autograd._get_sequence_nr() != self._operations:
             return True
         now = self._mark()
         return now is not None and now != self._gradient
 
     def note_run(self, *given: Any) -> None:
-        """Note that a module around the hook's layer runs."""
-        self.around_ran = True
+        self.model_ran = True
 
     def reason(self, direction: str) -> str:
         if direction.startswith("forward"):
-            if self.around_ran:
-                return (
-                    "the module that it is in ran without this call of it (as nn.MultiheadAttention, which reads the "
-                    "weights of out_proj itself); hook that module"
-                )
-            return "the layer did not run after the hook was registered, or did so in another thread"
+            return (
+                "the layer did not run after the hook was registered, or did so in another thread, or the module that "
+                "it is in left it out (as nn.MultiheadAttention, which reads the weights of out_proj itself)"
+            )
         if self._gates and sum(gate.calls for gate in self._gates) == self._calls:
             return "its layer did not run after it was registered; register it before the forward pass"
         return "no gradient came to it; keep the group open until the backward pass is done"
@@ -63,12 +59,6 @@ class Expected:
 
 
 Hook = Callable[..., Any]
-
-
-class Removable(Protocol):
-    """What PyTorch returns for a registered hook."""
-
-    def remove(self) -> None: ...
 
 
 class Handle(Nothing):
@@ -94,6 +84,13 @@ class Handle(Nothing):
         self.undo: list[Removable] = []
         self._owner = owner
         owner[id(self)] = self
+
+    def place(self, register: Callable[[Any], Removable], hook: Any) -> None:
+        """Register a hook on one of its places."""
+        made = register(hook)
+        if isinstance(hook, Registered):
+            hook.handle = made  # type: ignore[assignment]
+        self.undo.append(made)
 
     @property
     def fired(self) -> bool:
@@ -154,82 +151,41 @@ class Hooks:
             return f"{name}, closed"
         return "\n  ".join([f"{name}, {len(self)} hooks", *map(repr, self._handles.values())])
 
-    def _open(self, sites: Sequence[Site], expected: Expected | None) -> Handle:
+    def _open(self, sites: Sequence[Site], fn: Hook | None = None, gates: Sequence[Gates] = ()) -> Handle:
+        """A handle without a hook; ``fn`` is a hook that should fire, unless it is one of this package."""
         if self._closed:
             raise HookError(f"group must be open to take {sites[0]}, but it is closed; make a new HookGroup")
+        expected = None if fn is None or sites[0].trusted else Expected(fn, self._model, gates)
         return Handle(sites, self._handles, expected)
 
     @unsplit
-    def _add(
-        self, sites: Sequence[Site], registers: Iterable[Callable[[], Removable]], expected: Expected | None = None
-    ) -> Handle:
-        """Register a hook by calling ``registers``, one for each of its places."""
-        handle = self._open(sites, expected)
-        for register in registers:
-            handle.undo.append(register())
+    def _add(self, site: Site, register: Callable[[Any], Removable], hook: Any, fn: Hook | None = None) -> Handle:
+        """Register a hook on one place."""
+        handle = self._open([site], fn)
+        handle.place(register, hook)
         return handle
-
-    @unsplit
-    def _add_on(
-        self,
-        sites: Sequence[Site],
-        registers: Iterable[Callable[..., RemovableHandle]],
-        fn: Hook,
-        expected: Expected | None = None,
-        calls: Sequence[Calls | None] = (),
-        **options: Any,
-    ) -> Handle:
-        """Register a hook that acts for calls of this group's thread, with the method of each module that does it."""
-        handle = self._open(sites, expected)
-        for site, register, only in zip(sites, registers, calls or [None] * len(sites), strict=True):
-            hook = OnModule(site, fn, self._thread, only)
-            hook.handle = register(hook, **options)
-            handle.undo.append(hook.handle)
-        return handle
-
-    def _expect(self, site: Site, fn: Hook, gates: Sequence[FullBackward] = ()) -> Expected | None:
-        """Note the present state, to decide later whether a hook should have fired; None for hooks of this package."""
-        return None if site.trusted else Expected(fn, self._model, gates)
 
     def _on_modules(
-        self, where: Where, fn: Hook, direction: str, takes: Sequence[str], *, places: bool = False
+        self, where: Where, fn: Hook, direction: str, takes: Sequence[str]
     ) -> tuple[list[nn.Module], list[Site]]:
-        """Return the selected modules, and the site of a hook on each; whether it fits is looked at once.
-
-        With ``places``, names may have the suffixes of `explain.hooks.layer_names`.
-        """
+        """Return the selected modules, and the site of a hook on each; a hook that does not fit is refused at once."""
         if self._model is None:
             raise HookError(
                 "HookGroup() without a model can hook only tensors and Nodes, optimizers, and every module; pass the "
                 "model to hook layers"
             )
-        modules = self._at_places(self._model, where) if places else select(self._model, where)
-        closed = next((name for name, module in modules.items() if isinstance(module, RecursiveScriptModule)), None)
-        if closed is not None:
-            raise LayerError(
-                f"layer {closed!r} must be a module that takes hooks, got a scripted one; put the module that it was "
-                "made from in its place, or name another layer"
-            )
-        first = site_of(fn, f"layer {next(iter(modules))!r}", direction, takes)
-        rest = [Site(first.hook, f"layer {name!r}", direction, trusted=first.trusted) for name in list(modules)[1:]]
-        for site, name in zip([first, *rest], modules, strict=True):
-            place = place_of(name, self._model) if places and _has_suffix(name) else LayerPlace(name)
+        places = find_places(self._model, where)
+        modules = [self._model.get_submodule(place.module) for place in places.values()]
+        first = site_of(fn, f"layer {next(iter(places))!r}", direction, takes)
+        sites = [first, *(Site(first.hook, f"layer {name!r}", direction, first.trusted) for name in [*places][1:])]
+        for site, place, module in zip(sites, places.values(), modules, strict=True):
             site.layer, site.of_input, site.call = place
-        return list(modules.values()), [first, *rest]
-
-    @staticmethod
-    def _at_places(model: nn.Module, where: Where) -> dict[str, nn.Module]:
-        """Select modules by names that may have suffixes, and keep these in the names."""
-        if isinstance(where, Iterable) and not isinstance(where, (str, nn.Module, type, dict)):
-            where = list(where)
-        several = where if isinstance(where, list) else [where]
-        if not any(isinstance(each, str) and _has_suffix(each) for each in several):
-            return select(model, where)
-        return {name: model.get_submodule(place_of(name, model).module) for name in select_places(model, where)}
-
-
-def _has_suffix(name: str) -> bool:
-    return "@" in name or ":" in name
+            if isinstance(module, RecursiveScriptModule):
+                raise LayerError(
+                    f"{site.where} must be a module that takes hooks, got a scripted one; put the module that it was "
+                    "made from in its place, or name another layer"
+                )
+        return modules, sites
 
 
 def silent(handles: Iterable[Handle]) -> str | None:

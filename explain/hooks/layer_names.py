@@ -118,25 +118,31 @@ def place_of(name: str, model: nn.Module | None = None) -> LayerPlace:
     return LayerPlace(name)
 
 
-def select_places(model: nn.Module, where: Where) -> list[str]:
-    """Name the places that ``where`` selects, in its order; names and patterns may have the suffixes.
+def find_places(model: nn.Module, where: Where) -> dict[str, LayerPlace]:
+    """Return the places that ``where`` selects by name, in its order; names and patterns may have the suffixes.
 
     Raises:
         LayerError: a name or pattern matches nothing, or a module is not part of the model.
 
-    >>> select_places(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), ["*:input", nn.ReLU])
+    >>> list(find_places(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), ["*:input", nn.ReLU]))
     ['0:input', '1:input', '1']
     """
     items = [where] if isinstance(where, (str, nn.Module, type)) else where
     several = [*items] if isinstance(items, Iterable) else []
     if not several:
-        return list(select(model, items))  # which says what is wrong with it
-    found: dict[str, None] = {}
+        select(model, where)  # which says what is wrong with it
+    found: dict[str, LayerPlace] = {}
     for item in several:
         place = place_of(item, model) if isinstance(item, str) else None
         for module in select(model, item if place is None else place.module):
-            found[module if place is None else name_of(place._replace(module=module))] = None
-    return list(found)
+            named = LayerPlace(module) if place is None else place._replace(module=module)
+            found[name_of(named)] = named
+    return found
+
+
+def select_places(model: nn.Module, where: Where) -> list[str]:
+    """Name the places that ``where`` selects; see `find_places`."""
+    return list(find_places(model, where))
 
 
 def name_of(place: LayerPlace) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import threading
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from explain._utils.signals import SignalSafe
+from explain._utils.signals import signal_safe
 from explain.hooks.unwrap import modules_of
 
 _lock = threading.RLock()
@@ -36,49 +36,14 @@ class _Use:
 _uses: dict[int, _Use] = {}
 
 
-class Evaluating(SignalSafe[None]):
-    """See `evaluating`; ``disturbed`` says whether another thread has put some module in training mode meanwhile."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._held: list[_Use] = []
-        self._counted = False
-        self.disturbed = False
-
-    def begin(self) -> None:
-        modules = list(modules_of(self._model))
-        _here.depth = _depth() + 1
-        self._counted = True
-        with _lock:
-            for module in modules:
-                use = _uses.get(id(module))
-                if use is None:
-                    use = _uses[id(module)] = _Use(module, module.training, vars(module).get("train"))
-                    vars(module)["train"] = MethodType(_train, module)
-                use.holders += 1
-                self._held.append(use)
-                if module.training:
-                    module.training = False
-
-    def end(self, error: BaseException | None) -> None:
-        with _lock:
-            while self._held:
-                use = self._held.pop()
-                self.disturbed |= use.disturbed
-                use.holders -= 1
-                if not use.holders and _uses.pop(id(use.module), None) is use:  # a forked child has forgotten it
-                    _release(use)
-        if self._counted:
-            _here.depth, self._counted = max(0, _depth() - 1), False
-
-
-def evaluating(model: nn.Module) -> AbstractContextManager[None]:
+@signal_safe
+def evaluating(model: nn.Module) -> Iterator[list[nn.Module]]:
     """Put every submodule in evaluation mode, and give each its own mode back at the end.
 
     The flags are set one by one rather than with ``model.eval()``: a network that overrides ``train`` to keep some
     part frozen would otherwise not come back as it was. Threads may share modules: a mode comes back when the last of
     those that needed it changed has ended. If another thread calls ``train()`` or ``eval()`` of the model or a part of
-    it meanwhile, that holds afterwards.
+    it meanwhile, that holds afterwards; the list that the block is given then names the modules put in training mode.
 
     >>> model = nn.Sequential(nn.Dropout())
     >>> with evaluating(model):
@@ -87,7 +52,31 @@ def evaluating(model: nn.Module) -> AbstractContextManager[None]:
     >>> model[0].training
     True
     """
-    return Evaluating(model)
+    held: list[_Use] = []
+    disturbed: list[nn.Module] = []
+    _here.depth = _depth() + 1
+    try:
+        with _lock:
+            for module in modules_of(model):
+                use = _uses.get(id(module))
+                if use is None:
+                    use = _uses[id(module)] = _Use(module, module.training, vars(module).get("train"))
+                    vars(module)["train"] = MethodType(_train, module)
+                use.holders += 1
+                held.append(use)
+                if module.training:
+                    module.training = False
+        yield disturbed
+    finally:
+        with _lock:
+            while held:
+                use = held.pop()
+                if use.disturbed:
+                    disturbed.append(use.module)
+                use.holders -= 1
+                if not use.holders and _uses.pop(id(use.module), None) is use:  # a forked child has forgotten it
+                    _release(use)
+        _here.depth = max(0, _depth() - 1)
 
 
 def own_mode(module: nn.Module, twin: nn.Module) -> None:

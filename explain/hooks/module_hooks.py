@@ -17,10 +17,10 @@ from explain._utils.errors import HookError, LayerError
 from explain._utils.nested import Lent, Loans
 from explain._utils.signals import unsplit
 from explain.hooks.full_backward import BeforeEvery, Gates
-from explain.hooks.guard import Site, guarded_full, guarded_pre, site_of
-from explain.hooks.handles import Handle, Hook, Hooks, Removable
+from explain.hooks.guard import Site, guarded, site_of
+from explain.hooks.handles import Handle, Hook, Hooks
 from explain.hooks.layer_names import Where
-from explain.hooks.registration import Calls, OnEveryModule, OnModule, Scope, answered, registering
+from explain.hooks.registration import Calls, OnEveryModule, OnModule, Scope, answered
 
 
 class ModuleHooks(Hooks):
@@ -40,9 +40,7 @@ class ModuleHooks(Hooks):
         all other hooks of this kind on the module.
         """
         takes = ("module", "args", "kwargs") if with_kwargs else ("module", "args")
-        modules, sites = self._on_modules(where, fn, "forward-pre", takes, places=True)
-        registers = [module.register_forward_pre_hook for module in modules]
-        return self._watched(modules, sites, registers, fn, with_kwargs=with_kwargs, prepend=prepend)
+        return self._on_calls(where, fn, "forward_pre", takes, with_kwargs=with_kwargs, prepend=prepend)
 
     def forward(
         self, where: Where, fn: Hook, *, with_kwargs: bool = False, always: bool = False, prepend: bool = False
@@ -56,17 +54,15 @@ class ModuleHooks(Hooks):
         before the layer, and may return another tensor in its place.
         """
         takes = ("module", "args", "kwargs", "output") if with_kwargs else ("module", "args", "output")
-        modules, sites = self._on_modules(where, fn, "forward", takes, places=True)
         options = {"with_kwargs": with_kwargs, "always_call": always, "prepend": prepend}
-        return self._watched(modules, sites, [module.register_forward_hook for module in modules], fn, **options)
+        return self._on_calls(where, fn, "forward", takes, **options)
 
     def backward_pre(self, where: Where, fn: Hook, *, prepend: bool = False) -> Handle:
         """Call ``fn(module, grad_output)`` before the backward of each selected module; it may return a new one.
 
         ``prepend`` puts it before the group's other hooks of this kind on the module.
         """
-        modules, sites = self._on_modules(where, fn, "backward-pre", ("module", "grad_output"), places=True)
-        return self._gated(modules, sites, fn, guarded_pre, lambda gates: gates.pre_hooks, prepend)
+        return self._on_gradients(where, fn, "backward-pre", ("module", "grad_output"), prepend)
 
     def backward(self, where: Where, fn: Hook, *, prepend: bool = False) -> Handle:
         """Call ``fn(module, grad_input, grad_output)`` when a selected module's gradients are known.
@@ -80,46 +76,46 @@ class ModuleHooks(Hooks):
         An output that the module also passes on in another way, in a list or an attribute, has all its gradients in
         ``grad_output``. Where the output is a view of another tensor, only those come that arrive by what was returned.
         """
-        modules, sites = self._on_modules(where, fn, "backward", ("module", "grad_input", "grad_output"), places=True)
-        return self._gated(modules, sites, fn, guarded_full, lambda gates: gates.hooks, prepend)
+        return self._on_gradients(where, fn, "backward", ("module", "grad_input", "grad_output"), prepend)
 
     @unsplit
-    def _watched(
-        self, modules: list[nn.Module], sites: list[Site], registers: list[Any], fn: Hook, **options: Any
-    ) -> Handle:
-        """Register a hook on modules or what they are given, and note whether what these are in runs without them."""
-        expected = self._expect(sites[0], fn)
-        calls = [None if site.call is None else Calls(site.call, site.where) for site in sites]
-        if not any(site.of_input for site in sites):
-            handle = self._add_on(sites, registers, fn, expected, calls, **options)
-        else:
-            handle = self._open(sites, expected)
-            for module, site, register, only in zip(modules, sites, registers, calls, strict=True):
-                if site.of_input:
-                    self._put_before(handle, module, site, fn, only, options)
-                else:
-                    handle.undo.append(
-                        registering(partial(register, **options), OnModule(site, fn, self._thread, only))()
-                    )
-        for module, only in zip(modules, calls, strict=True):
+    def _on_calls(self, where: Where, fn: Hook, kind: str, takes: tuple[str, ...], **options: Any) -> Handle:
+        """Register a hook on modules, or on the first tensor that they are given."""
+        modules, sites = self._on_modules(where, fn, kind.replace("_", "-"), takes)
+        handle = self._open(sites, fn)
+        for module, site in zip(modules, sites, strict=True):
+            only = None if site.call is None else Calls(site.call, site.where)
+            if site.of_input:
+                self._on_input(handle, module, site, fn, only, options)
+            else:
+                register = partial(getattr(module, f"register_{kind}_hook"), **options)
+                handle.place(register, OnModule(site, fn, self._thread, only))
             self._count(handle, module, only)
-        if expected is not None:
-            for around in self._around(sites[0]):
-                note = OnModule(None, expected.note_run, self._thread)
-                handle.undo.append(registering(around.register_forward_pre_hook, note)())
+        expected = handle.expected
+        for around in [] if expected is None else self._watched(sites[0]):
+            handle.place(around.register_forward_pre_hook, OnModule(None, expected.note_run, self._thread))
         return handle
 
-    def _put_before(
-        self, handle: Handle, module: nn.Module, site: Site, fn: Hook, calls: Calls | None, options: dict[str, Any]
+    def _watched(self, site: Site) -> list[nn.Module]:
+        """The modules whose calls tell that a hook should have fired, where autograd does not: it records nothing.
+
+        `nn.MultiheadAttention` calls none of its modules on its fast path, which it takes without gradients.
+        """
+        assert self._model is not None
+        parent = self._model.get_submodule(site.layer.rpartition(".")[0]) if site.layer else None
+        found = [] if torch.is_grad_enabled() or not site.layer else [self._model]
+        return [*found, parent] if isinstance(parent, nn.MultiheadAttention) else found
+
+    def _on_input(
+        self, handle: Handle, module: nn.Module, site: Site, fn: Hook, only: Calls | None, options: dict[str, Any]
     ) -> None:
         """Register a hook on the first tensor that a module is given."""
         loans = Loans()
 
         def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            found = nested.find((args, kwargs))
-            if found is None:
+            first = nested.first_tensor((args, kwargs))
+            if first is None:
                 raise LayerError(f"{site.where} must be given a tensor, got none; choose another layer")
-            first = found[1]
             more = (kwargs,) if options["with_kwargs"] else ()
             made = answered(site, fn, module, args, *more, first)
             if made is not None and not isinstance(made, torch.Tensor):
@@ -127,38 +123,26 @@ class ModuleHooks(Hooks):
             return loans.begin(None if made is None else Lent((args, kwargs), lambda t: made if t is first else t))
 
         before.site = site  # type: ignore[attr-defined]
-        hook = OnModule(None, before, self._thread, calls)
         register = partial(module.register_forward_pre_hook, with_kwargs=True, prepend=options["prepend"])
-        handle.undo.append(registering(register, hook)())
+        handle.place(register, OnModule(None, before, self._thread, only))
         handle.undo.append(loans)
         after = OnModule(None, lambda module, args, output: loans.end() and None, self._thread)
-        handle.undo.append(registering(module.register_forward_hook, after)())
+        handle.place(module.register_forward_hook, after)
 
     @unsplit
-    def _gated(
-        self,
-        modules: list[nn.Module],
-        sites: list[Site],
-        fn: Hook,
-        guarded: Callable[[Site, Hook], Hook],
-        hooks: Callable[[Gates], list[Any]],
-        prepend: bool,
-    ) -> Handle:
-        """Register a hook on gradients, at the gates of modules."""
+    def _on_gradients(self, where: Where, fn: Hook, direction: str, takes: tuple[str, ...], prepend: bool) -> Handle:
+        """Register a hook on gradients, at the gates of modules; each has one pair, so that hooks fire in order."""
+        modules, sites = self._on_modules(where, fn, direction, takes)
         if any(site.of_input for site in sites):
             raise HookError(
                 f"{sites[0]} must be on a layer, got its input; hook the layer's backward, whose grad_input it is"
             )
-        gates = [self._gates_of(module) for module in modules]
-        calls = [None if site.call is None else Calls(site.call, site.where) for site in sites]
-        places = (
-            gate.adding(
-                hooks(gate), guarded(site, fn), prepend=prepend, is_meant=None if only is None else only.is_meant
-            )
-            for gate, site, only in zip(gates, sites, calls, strict=True)
-        )
-        handle = self._add(sites, places, self._expect(sites[0], fn, gates))
-        for module, only in zip(modules, calls, strict=True):
+        gates = [self._gates.setdefault(module, Gates(self._thread, module)) for module in modules]
+        handle = self._open(sites, fn, gates)
+        for module, gate, site in zip(modules, gates, sites, strict=True):
+            only = None if site.call is None else Calls(site.call, site.where)
+            hooks = gate.hooks if direction == "backward" else gate.pre_hooks
+            handle.undo.append(gate.add(hooks, guarded(site, fn), first=prepend, only=only))
             self._count(handle, module, only)
         return handle
 
@@ -170,21 +154,7 @@ class ModuleHooks(Hooks):
         if self._model is not None and self._model is not module:
             counts.append((self._model, calls.restart))
         for place, count in counts:
-            register = partial(place.register_forward_pre_hook, prepend=True)
-            handle.undo.append(registering(register, OnModule(None, count, self._thread))())
-
-    def _around(self, site: Site) -> list[nn.Module]:
-        """The modules that a layer is in, where only they tell that it was left out.
-
-        Elsewhere autograd tells that something ran. It does not while gradients are off, as where
-        `nn.MultiheadAttention` takes its fast path, which calls none of its modules.
-        """
-        assert self._model is not None
-        parts = site.layer.split(".") if site.layer else []
-        around = [self._model.get_submodule(".".join(parts[:i])) for i in range(len(parts))]
-        if torch.is_grad_enabled() and not isinstance(around[-1] if around else None, nn.MultiheadAttention):
-            return []
-        return list(dict.fromkeys(around))
+            handle.place(partial(place.register_forward_pre_hook, prepend=True), OnModule(None, count, self._thread))
 
     @unsplit
     def lending(
@@ -203,12 +173,6 @@ class ModuleHooks(Hooks):
         after = self.forward(where, lambda module, args, output: leave(loans.end(), output))
         handle.undo.append(after)
         return handle
-
-    def _gates_of(self, module: nn.Module) -> Gates:
-        """Return the module's one pair of gates, so that all hooks on it fire in the order of their registration."""
-        if module not in self._gates:
-            self._gates[module] = Gates(self._thread, module)
-        return self._gates[module]
 
 
 _EVERY = "every module"
@@ -230,13 +194,8 @@ class EveryModuleHooks(Hooks):
         ``with_kwargs`` makes it ``fn(module, args, kwargs)``, which returns a pair of both.
         """
         site = site_of(fn, _EVERY, "forward-pre", ("module", "args", "kwargs") if with_kwargs else ("module", "args"))
-        hook = self._bound(site, fn)
-
-        def register() -> Removable:
-            return BeforeEvery(hook)
-
-        plainly = registering(global_hooks.register_module_forward_pre_hook, hook)
-        return self._add([site], [register if with_kwargs else plainly], self._expect(site, fn))
+        register: Any = BeforeEvery if with_kwargs else global_hooks.register_module_forward_pre_hook
+        return self._add(site, register, self._bound(site, fn), fn)
 
     def every_forward(self, fn: Hook, *, with_kwargs: bool = False, always: bool = False) -> Handle:
         """Call ``fn(module, args, output)`` after every module that runs; what it returns replaces ``output``.
@@ -262,22 +221,24 @@ class EveryModuleHooks(Hooks):
                 handle.extra_dict_ref = (*handle.extra_dict_ref, flags)
             return handle
 
-        place = registering(register, self._bound(site, fn))
-        return self._add([site], [place], self._expect(site, fn))
+        return self._add(site, register, self._bound(site, fn), fn)
 
     def every_backward_pre(self, fn: Hook) -> Handle:
         """Call ``fn(module, grad_output)`` before the backward of every module that ran; it may return a new one."""
-        site = site_of(fn, _EVERY, "backward-pre", ("module", "grad_output"))
-        gates = self._every_gates()
-        return self._add(
-            [site], [gates.adding(gates.pre_hooks, guarded_pre(site, fn))], self._expect(site, fn, [gates])
-        )
+        return self._on_every_gradient(fn, "backward-pre", ("module", "grad_output"))
 
     def every_backward(self, fn: Hook) -> Handle:
         """Call ``fn(module, grad_input, grad_output)`` for every module that ran, as backward passes it."""
-        site = site_of(fn, _EVERY, "backward", ("module", "grad_input", "grad_output"))
-        gates = self._every_gates()
-        return self._add([site], [gates.adding(gates.hooks, guarded_full(site, fn))], self._expect(site, fn, [gates]))
+        return self._on_every_gradient(fn, "backward", ("module", "grad_input", "grad_output"))
+
+    @unsplit
+    def _on_every_gradient(self, fn: Hook, direction: str, takes: tuple[str, ...]) -> Handle:
+        site = site_of(fn, _EVERY, direction, takes)
+        gates = self._every = self._every or Gates(self._thread, None, Scope(self._model))
+        handle = self._open([site], fn, [gates])
+        hooks = gates.hooks if direction == "backward" else gates.pre_hooks
+        handle.undo.append(gates.add(hooks, guarded(site, fn)))
+        return handle
 
     def every_submodule(self, fn: Hook) -> Handle:
         """Call ``fn(module, name, submodule)`` when a module is given a submodule; what it returns takes its place."""
@@ -293,12 +254,7 @@ class EveryModuleHooks(Hooks):
 
     def _on_registration(self, what: str, fn: Hook, register: Any) -> Handle:
         site = site_of(fn, _EVERY, f"new {what}", ("module", "name", what))
-        return self._add([site], [registering(register, self._bound(site, fn))])
+        return self._add(site, register, self._bound(site, fn))
 
     def _bound(self, site: Site, fn: Hook) -> OnEveryModule:
         return OnEveryModule(site, fn, self._thread, Scope(self._model))
-
-    def _every_gates(self) -> Gates:
-        if self._every is None:
-            self._every = Gates(self._thread, None, Scope(self._model))
-        return self._every

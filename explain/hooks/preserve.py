@@ -1,61 +1,69 @@
-"""A model, its caller and torch's settings, left exactly as they were found."""
+"""A model, its caller and torch's settings, left exactly as they were found; compiled code run as it was written."""
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
-from contextlib import AbstractContextManager, ExitStack
-from types import TracebackType
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
 
 from explain._utils.errors import HookError, ModelError
-from explain._utils.signals import SignalSafe
-from explain.hooks import modes
-from explain.hooks.eager import eager
+from explain._utils.signals import signal_safe
+from explain.hooks.modes import evaluating
 from explain.hooks.unwrap import parameters_of
 
 DEVICES = ("cpu", "cuda")
+_lock = threading.RLock()
+_here = threading.local()
+_used_threads = False
+_generators: dict[torch.device, tuple[int, torch.Tensor]] = {}
+_eager_blocks, _stance = 0, None
+
+_REMEDIES = {
+    "fork-based multiprocessing": (
+        "gradients must be computed in a process that torch can start threads in, but this one was forked after its "
+        "parent had computed some; start it with 'spawn' (multiprocessing_context='spawn' for a DataLoader), or name "
+        "the layer and use a method without gradients such as scorecam"
+    ),
+    "autograd.Function with functorch": (
+        "layer must run outside torch.vmap and the other transforms of torch.func for gradients to be taken there, but "
+        "it runs inside one; name a layer outside, or use a method for pixels such as saliency"
+    ),
+    "use_reentrant=True": (
+        "model must not use re-entrant checkpoints where gradients are computed, which torch allows for .backward() "
+        "alone, but it does; turn checkpoints off, which save memory in training only, or use "
+        "checkpoint(..., use_reentrant=False)"
+    ),
+}
+"""What to do about errors of torch, by a part of their messages."""
 
 
-class TorchState:
-    """Gradients, inference mode, mixed precision and function modes of this thread, as they are now.
-
-    >>> before = TorchState()
-    >>> _ = torch.set_grad_enabled(False)
-    >>> _ = before.give_back(KeyboardInterrupt)
-    >>> torch.is_grad_enabled()
-    True
-    """
-
-    def __init__(self) -> None:
-        self._grad = torch.is_grad_enabled()
-        self._function_modes = torch._C._len_torch_function_stack()
-        self._nesting = _autocast_nesting()
-        self._caching = torch.is_autocast_cache_enabled()
-        self._autocast = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in DEVICES]
-
-    def give_back(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
-        """Restore everything if an error ended the block; takes the arguments of ``__exit__``."""
-        if kind is None:
-            return
-        torch.set_grad_enabled(self._grad)
-        while torch._C._len_torch_function_stack() > self._function_modes:
+@contextmanager
+def _restoring_torch() -> Iterator[None]:
+    """Restore gradients, mixed precision and function modes of this thread if an error ends the block."""
+    grad, function_modes = torch.is_grad_enabled(), torch._C._len_torch_function_stack()
+    nesting, caching = _autocast_nesting(), torch.is_autocast_cache_enabled()
+    autocast = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in DEVICES]
+    try:
+        yield
+    except BaseException:
+        torch.set_grad_enabled(grad)
+        while torch._C._len_torch_function_stack() > function_modes:
             torch._C._pop_torch_function_stack()
-        for device, enabled, dtype in self._autocast:
+        for device, enabled, dtype in autocast:
             torch.set_autocast_enabled(device, enabled)
             torch.set_autocast_dtype(device, dtype)
-        torch.set_autocast_cache_enabled(self._caching)
-        while _autocast_nesting() > self._nesting:
+        torch.set_autocast_cache_enabled(caching)
+        while _autocast_nesting() > nesting:
             torch.autocast_decrement_nesting()
-            if not self._nesting:
+            if not nesting:
                 torch.clear_autocast_cache()
+        raise
 
 
 def _autocast_nesting() -> int:
@@ -63,44 +71,30 @@ def _autocast_nesting() -> int:
     return torch.autocast_decrement_nesting()
 
 
-_lock = threading.RLock()
-_generators: dict[torch.device, tuple[int, torch.Tensor]] = {}
-_here = threading.local()
-_used_threads = False
+@signal_safe
+def preserving_rng(devices: list[torch.device]) -> Iterator[None]:
+    """Give the random generators of the CPU and of ``devices`` their state back at the end.
 
-
-class _PreservingRng(SignalSafe[None]):
-    def __init__(self, devices: list[torch.device]) -> None:
-        self._devices = [torch.device("cpu"), *sorted({d for d in devices if d.type == "cuda"}, key=str)]
-        self._held: list[torch.device] = []
-
-    def begin(self) -> None:
+    The generators belong to the process: numbers that another thread draws meanwhile are drawn again afterwards. Of
+    several threads in here, the first one notes the state, and the last one restores it.
+    """
+    held = [torch.device("cpu"), *sorted({d for d in devices if d.type == "cuda"}, key=str)]
+    with _lock:
+        for device in held:
+            count, state = _generators[device] if device in _generators else (0, _rng_state(device))
+            _generators[device] = count + 1, state
+    try:
+        yield
+    finally:
         with _lock:
-            for device in self._devices:
-                count, state = _generators[device] if device in _generators else (0, _rng_state(device))
-                _generators[device] = count + 1, state
-                self._held.append(device)
-
-    def end(self, error: BaseException | None) -> None:
-        with _lock:
-            while self._held:
-                device = self._held.pop()
-                if device not in _generators:  # a forked child has forgotten it
+            for device in held:
+                if device not in _generators:  # a forked child has none
                     continue
                 count, state = _generators.pop(device)
                 if count > 1:
                     _generators[device] = count - 1, state
                 else:
                     _set_rng_state(state, device)
-
-
-def preserving_rng(devices: list[torch.device]) -> AbstractContextManager[None]:
-    """Give the random generators of the CPU and of ``devices`` their state back at the end.
-
-    The generators belong to the process: numbers that another thread draws meanwhile are drawn again afterwards. Of
-    several threads in here, the first one finds the state, and the last one gives it back.
-    """
-    return _PreservingRng(devices)
 
 
 def _rng_state(device: torch.device) -> torch.Tensor:
@@ -114,50 +108,53 @@ def _set_rng_state(state: torch.Tensor, device: torch.device) -> None:
         torch.cuda.set_rng_state(state, device)
 
 
-class _Untouched(SignalSafe[None]):
-    def __init__(self, model: nn.Module, grad: bool) -> None:
-        self._model, self._grad = model, grad
-        self._stack, self._modes = ExitStack(), modes.Evaluating(model)
+@signal_safe
+def eager() -> Iterator[None]:
+    """Let compiled modules and functions run as the Python code that they were made from, and compile nothing.
 
-    def begin(self) -> None:
-        global _used_threads
-        _used_threads = _used_threads or torch.get_num_threads() > 1
-        self._stack.callback(setattr, _here, "busy", is_under_way())
-        _here.busy = True
-        self._stack.push(TorchState().give_back)
-        self._stack.enter_context(torch.inference_mode(False))
-        self._stack.enter_context(torch.set_grad_enabled(self._grad))
-        self._stack.enter_context(eager())
-        self._stack.enter_context(preserving_rng([p.device for p in parameters_of(self._model)]))
-        self._stack.enter_context(self._modes)
-
-    def end(self, error: BaseException | None) -> None:
-        self._stack.__exit__(type(error) if error else None, error, None)
-        if isinstance(error, RuntimeError) and "fork-based multiprocessing" in str(error):
-            raise ModelError(
-                "gradients must be computed in a process that torch can start threads in, but this one was forked "
-                "after its parent had computed some; start it with 'spawn' (multiprocessing_context='spawn' for a "
-                "DataLoader), or name the layer and use a method without gradients such as scorecam"
-            ) from None
-        if isinstance(error, HookError) and "autograd.Function with functorch" in str(error):
-            raise ModelError(
-                "layer must run outside torch.vmap and the other transforms of torch.func for gradients to be taken "
-                "there, but it runs inside one; name a layer outside, or use a method for pixels such as saliency"
-            ) from None
-        if isinstance(error, RuntimeError) and "use_reentrant=True" in str(error):
-            raise ModelError(
-                "model must not use re-entrant checkpoints where gradients are asked for, which torch allows for "
-                ".backward() alone, but it does; turn checkpoints off, which save memory in training only, or use "
-                "checkpoint(..., use_reentrant=False)"
-            ) from None
-        if error is None and self._modes.disturbed:
-            raise ModelError(
-                "model must stay in evaluation mode while it is explained, but another thread called its train(); "
-                "explain a copy of it: explain.hooks.copied(model)"
-            )
+    Compiled code has no layers to hook and no operations to record. The setting belongs to the process: compiled code
+    of other threads runs uncompiled meanwhile, with the same results. The first of several threads sets it, and the
+    last one restores it.
+    """
+    global _eager_blocks, _stance
+    if "torch._dynamo" not in sys.modules:  # nothing has been compiled yet, and loading the compiler takes seconds
+        yield
+        return
+    with _lock:
+        if not _eager_blocks:
+            _stance = _force_eager()
+        _eager_blocks += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _eager_blocks = max(0, _eager_blocks - 1)  # a forked child has none
+            if not _eager_blocks:
+                _restore_stance()
 
 
-def untouched(model: nn.Module, *, grad: bool = False) -> AbstractContextManager[None]:
+def _force_eager() -> Any:
+    try:
+        return torch.compiler.set_stance("force_eager")
+    except RuntimeError as error:
+        if "torch.compile region" not in str(error):
+            raise
+        raise ModelError(
+            "an explanation must be started outside code that torch.compile compiles, but it was started inside; leave "
+            "that function uncompiled, or put @torch.compiler.disable on what explains"
+        ) from None
+
+
+def _restore_stance() -> None:
+    global _stance
+    stance: Any = _stance
+    if stance is not None:
+        stance.__exit__(None, None, None)
+    _stance = None
+
+
+@signal_safe
+def untouched(model: nn.Module, *, grad: bool = False) -> Iterator[None]:
     """Run a model for inspection: in evaluation mode, gradients as given, outside inference mode; then restore all.
 
     Parameters, buffers, ``.grad`` and ``requires_grad`` are not restored because nothing here ever writes to them.
@@ -166,24 +163,36 @@ def untouched(model: nn.Module, *, grad: bool = False) -> AbstractContextManager
         ModelError: another thread put the model in training mode meanwhile; or torch refuses to compute gradients in
             this process, which was forked from one that had done so.
     """
-    return _Untouched(model, grad)
+    global _used_threads
+    _used_threads = _used_threads or torch.get_num_threads() > 1
+    rng = preserving_rng([p.device for p in parameters_of(model)])
+    outer, _here.busy = is_under_way(), True
+    try:
+        with (
+            _restoring_torch(),
+            torch.inference_mode(False),
+            recording(grad),
+            eager(),
+            rng,
+            evaluating(model) as disturbed,
+        ):
+            yield
+    except (RuntimeError, HookError) as error:
+        remedy = next((_REMEDIES[part] for part in _REMEDIES if part in str(error)), None)
+        if remedy is None:
+            raise
+        raise ModelError(remedy) from None
+    finally:
+        _here.busy = outer
+    if disturbed:
+        raise ModelError(
+            "model must stay in evaluation mode while it is explained, but another thread called its train(); explain "
+            "a copy of it: explain.hooks.copied(model)"
+        )
 
 
-class _Calculating(SignalSafe[None]):
-    def __init__(self, device: str) -> None:
-        self._device, self._stack = device, ExitStack()
-
-    def begin(self) -> None:
-        self._stack.push(TorchState().give_back)
-        self._stack.enter_context(torch.inference_mode(False))
-        self._stack.enter_context(torch.no_grad())
-        self._stack.enter_context(torch.autocast(self._device, enabled=False))
-
-    def end(self, error: BaseException | None) -> None:
-        self._stack.__exit__(type(error) if error else None, error, None)
-
-
-def calculating(device: str) -> AbstractContextManager[None]:
+@signal_safe
+def calculating(device: str) -> Iterator[None]:
     """Compute without a graph, and in the precision of the given tensors, in any mode of the caller.
 
     Tensors that are made here may be changed in place by a model, outside inference mode.
@@ -192,32 +201,44 @@ def calculating(device: str) -> AbstractContextManager[None]:
     ...     torch.is_grad_enabled()
     False
     """
-    return _Calculating(device)
+    with _restoring_torch(), torch.inference_mode(False), recording(False), torch.autocast(device, enabled=False):
+        yield
 
 
-class _Recording(SignalSafe[None]):
-    def __init__(self, grad: bool) -> None:
-        self._grad, self._before = grad, torch.is_grad_enabled()
-
-    def begin(self) -> None:
-        self._before = torch.is_grad_enabled()
-        torch.set_grad_enabled(self._grad)
-
-    def end(self, error: BaseException | None) -> None:
-        torch.set_grad_enabled(self._before)
-
-
-def recording(grad: bool) -> AbstractContextManager[None]:
+@signal_safe
+def recording(grad: bool) -> Iterator[None]:
     """Switch gradients on or off; afterwards they are as they were, even if the block raises or is interrupted.
 
     ``torch.set_grad_enabled`` does the same, but an interrupt while it ends leaves gradients switched.
     """
-    return _Recording(grad)
+    before = torch.is_grad_enabled()
+    torch.set_grad_enabled(grad)
+    try:
+        yield
+    finally:
+        torch.set_grad_enabled(before)
 
 
 def is_under_way() -> bool:
     """Whether this thread is inside an `untouched` block."""
     return getattr(_here, "busy", False)
+
+
+def is_transforming() -> bool:
+    """Whether this runs inside a transform of `torch.func` (`vmap`, `grad`, `jvp`), where tensors are proxies."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def behind_proxy(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that a transform of `torch.func` shows as a proxy; any other as it is.
+
+    >>> x = torch.ones(2, 3)
+    >>> torch.vmap(lambda row: row * behind_proxy(row).requires_grad)(x.requires_grad_()).sum().item()
+    6.0
+    """
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
 
 
 def _begin_child() -> None:
@@ -226,8 +247,10 @@ def _begin_child() -> None:
     Threads of OpenMP do not survive a fork, and code that then counts on them waits forever; so, if there may have
     been some, the child computes with one thread, as the workers of a DataLoader do.
     """
+    global _eager_blocks
     _generators.clear()
-    _here.busy = False
+    _here.busy, _eager_blocks = False, 0
+    _restore_stance()
     _lock.release()
     if _used_threads:
         torch.set_num_threads(1)

@@ -8,7 +8,6 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import nn
-from torch.utils.hooks import BackwardHook
 
 from explain._utils.errors import NotRecordedError, note
 from explain.hooks.group import HookGroup
@@ -80,39 +79,6 @@ class Recorded(Mapping[str, torch.Tensor]):
 
     def __repr__(self) -> str:
         return repr(self._kept)
-
-
-class Tap(nn.Module):
-    """A pass-through module that carries a full-backward hook in place of the layer whose output it is given.
-
-    PyTorch's full-backward hooks turn the tensors that they watch into views, and an in-place operation on such a view
-    is an error. A hook on the layer itself would therefore break every network whose next step is
-    ``ReLU(inplace=True)`` or ``x += shortcut``. The tap takes the hook, and returns a copy that may be overwritten.
-    """
-
-    def __init__(self, fn: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
-        super().__init__()
-
-        def full_backward(module: nn.Module, grad_input: Any, grad_output: Any) -> Any:
-            changed = None if grad_output[0] is None else fn(grad_output[0])
-            return None if changed is None else (changed,)
-
-        self.register_full_backward_hook(full_backward)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x
-
-    def through(self, x: torch.Tensor) -> torch.Tensor:
-        """Return a copy of ``x``, laid out as it is, whose gradient passes through the hook on its way back.
-
-        The hook is set up as a call of the module would do it, but nothing is called: hooks that the user has
-        registered for every module are for the user's modules, and this is not one of them.
-        """
-        hook: Any = BackwardHook(self, list(self._backward_hooks.values()), [])
-        (watched,) = hook.setup_input_hook((x,))
-        # Not clone(): the hook makes a view, whose strides may differ from those of ``x`` where a dimension has size 1,
-        # and some backward kernels (batch normalisation, channels last) go by them.
-        return torch.empty_like(x).copy_(hook.setup_output_hook(watched))
 
 
 class Overwriting:

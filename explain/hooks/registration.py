@@ -217,13 +217,3 @@ class OnEveryModule(OnModule):
 
     def __call__(self, module: nn.Module, *given: Any) -> Any:
         return super().__call__(module, *given) if self.acts_for(module) else None
-
-
-def registering(register: Callable[..., RemovableHandle], hook: Registered) -> Callable[[], RemovableHandle]:
-    """Return a function that registers a hook with PyTorch, and gives the hook its handle."""
-
-    def place() -> RemovableHandle:
-        hook.handle = register(hook)
-        return hook.handle
-
-    return place

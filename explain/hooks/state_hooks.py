@@ -8,9 +8,11 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as optimizers
 
 from explain._utils.errors import HookError
-from explain.hooks.guard import site_of
+from explain._utils.signals import unsplit
+from explain.hooks.guard import Site, site_of
 from explain.hooks.handles import Handle, Hook, Hooks
 from explain.hooks.layer_names import Where
+from explain.hooks.registration import OnModule
 
 
 class StateHooks(Hooks):
@@ -76,7 +78,7 @@ class StateHooks(Hooks):
         if isinstance(where, Optimizer):
             return self._on_optimizer(where, fn, kind, of_optimizer)
         modules, sites = self._on_modules(where, fn, _plain(kind), of_module)
-        return self._add_on(sites, [getattr(module, f"register_{kind}_hook") for module in modules], fn)
+        return self._at_once(sites, [getattr(module, f"register_{kind}_hook") for module in modules], fn)
 
     def _on_optimizer(self, optimizer: Optimizer, fn: Hook, kind: str, takes: tuple[str, ...]) -> Handle:
         if not isinstance(optimizer, Optimizer):
@@ -84,11 +86,19 @@ class StateHooks(Hooks):
                 f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}; every_step() is for all"
             )
         site = site_of(fn, type(optimizer).__name__, _plain(kind), takes)
-        return self._add_on([site], [getattr(optimizer, f"register_{kind}_hook")], fn)
+        return self._at_once([site], [getattr(optimizer, f"register_{kind}_hook")], fn)
 
     def _on_every_step(self, direction: str, fn: Hook, register: Any) -> Handle:
         site = site_of(fn, "every optimizer", direction, ("optimizer", "args", "kwargs"))
-        return self._add_on([site], [register], fn)
+        return self._at_once([site], [register], fn)
+
+    @unsplit
+    def _at_once(self, sites: list[Site], registers: list[Any], fn: Hook) -> Handle:
+        """Register a hook on all its places, for calls of this group's thread."""
+        handle = self._open(sites)
+        for site, register in zip(sites, registers, strict=True):
+            handle.place(register, OnModule(site, fn, self._thread))
+        return handle
 
 
 def _plain(kind: str) -> str:

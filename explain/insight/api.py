@@ -7,7 +7,7 @@ from typing import Any
 
 from explain._utils.errors import keywords
 from explain.explanation.explainer import Explainer
-from explain.hooks import Where
+from explain.hooks.layer_names import Where
 from explain.insight.class_statistics import looks
 from explain.insight.clusters import reasons
 from explain.insight.confusions import pairs, with_reasons

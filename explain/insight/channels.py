@@ -19,7 +19,8 @@ from explain.engine import Activations, LayerGradients
 from explain.engine.execution import gather
 from explain.engine.plan import plan_of
 from explain.engine.settings import RuntimeSettings
-from explain.hooks import FeatureExtractor, Where
+from explain.hooks import FeatureExtractor
+from explain.hooks.layer_names import Where
 from explain.insight.class_statistics import named, plain, short
 from explain.insight.reattribution import RunPhotos, class_in, class_of, one_for_each_photo
 from explain.layers import default_layer

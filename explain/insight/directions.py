@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from explain._utils.errors import RunError, shown
 from explain.data.images import ImageLike
-from explain.hooks import Where
+from explain.hooks.layer_names import Where
 from explain.insight.channels import feature_maps, one_layer, with_gradients
 from explain.insight.class_statistics import percent, plain
 from explain.insight.reattribution import RunPhotos, class_in, class_of, one_for_each_photo

@@ -9,7 +9,7 @@ from typing import Any
 from PIL import Image
 
 from explain._utils.errors import ExplainError, RunError
-from explain.hooks import Where
+from explain.hooks.layer_names import Where
 from explain.insight import channels as patches
 from explain.insight import directions
 from explain.insight import shared_concepts as shared

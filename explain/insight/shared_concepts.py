@@ -11,7 +11,7 @@ from PIL import Image
 
 from explain._utils.errors import RunError, shown
 from explain.attribution.concepts import factorise
-from explain.hooks import Where
+from explain.hooks.layer_names import Where
 from explain.insight.channels import feature_maps, one_layer
 from explain.insight.class_statistics import named, percent, plain, short
 from explain.insight.reattribution import Batch, RunPhotos, one_for_each_photo

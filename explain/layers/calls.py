@@ -17,7 +17,8 @@ from explain._utils import nested
 from explain._utils.errors import ExplainError, keywords
 from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs, InputsLike, as_inputs
-from explain.hooks import Where, modules_of, name_of, place_of, select_places, unwrapped
+from explain.hooks.layer_names import Where, name_of, place_of, select_places
+from explain.hooks.unwrap import modules_of, unwrapped
 from explain.layers.feature_maps import Grids
 from explain.layers.layouts import MAPS, Grid, Layout, LayoutReading, Size, altered, corners, decide, layout_of
 from explain.layers.outputs import CallKey, ModuleCall, ModuleCallRecorder, givers, maps_of, watched

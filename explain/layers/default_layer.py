@@ -12,7 +12,8 @@ from torch import nn
 
 from explain._utils.errors import LayerError
 from explain.data.inputs import Inputs, InputsLike, as_inputs
-from explain.hooks import Capture, HookGroup, cut_where_allowed, untouched
+from explain.hooks import Capture, HookGroup, untouched
+from explain.hooks.records import cut_where_allowed
 from explain.layers.calls import ForwardSummary, grids_of, remembered, split_call, tensors_in
 from explain.layers.feature_maps import to_spatial
 from explain.layers.layouts import MAPS, Size, has_aspect

@@ -15,7 +15,8 @@ from torch.autograd.graph import Node
 
 from explain._utils import nested
 from explain.data.inputs import Inputs
-from explain.hooks import HookGroup, hookable, leaves, untouched
+from explain.hooks import HookGroup, untouched
+from explain.hooks.unwrap import hookable, leaves
 from explain.layers.feature_maps import Grids
 from explain.layers.layouts import MAPS, Grid, Layout, LayoutReading, Size, layout_of, read_map, read_tokens
 

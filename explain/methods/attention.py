@@ -15,7 +15,7 @@ from explain.layers.layouts import Grid
 from explain.methods.base import ATTENTION, Method, over_all
 from explain.methods.bibliography import cited
 from explain.methods.registry import register
-from explain.relevance import transformer_attribution
+from explain.relevance.composites import transformer_attribution
 
 
 @register

@@ -16,7 +16,7 @@ from explain.baselines.base import Baseline, covering
 from explain.engine import Accumulator, Evidence, InputGradients, Need, Perturbation, PerturbedRows, Reducer
 from explain.engine.perturbations import PerturbationRuns
 from explain.engine.reruns import PerturbationRunner
-from explain.hooks import recording
+from explain.hooks.preserve import recording
 from explain.methods.base import Outcome
 from explain.methods.bibliography import cited
 from explain.methods.estimates import PerturbationMethod

@@ -14,8 +14,8 @@ from explain.methods.base import GRADIENTS, Method, map_of
 from explain.methods.bibliography import cited
 from explain.methods.cam import GradCAM
 from explain.methods.registry import register
-from explain.relevance import Deconvnet as DeconvnetRule
-from explain.relevance import Guided
+from explain.relevance.gradient_rules import Deconvnet as DeconvnetRule
+from explain.relevance.gradient_rules import Guided
 
 
 @register

@@ -21,7 +21,8 @@ from explain.engine.output_activation import outputs_of
 from explain.engine.perturbations import Scores, Unperturbed
 from explain.engine.plan import Plan
 from explain.engine.validation import check_inputs
-from explain.hooks import calculating, unwrapped
+from explain.hooks.preserve import calculating
+from explain.hooks.unwrap import unwrapped
 from explain.methods import Method
 from explain.methods.registry import MethodLike, get_method
 from explain.metrics.base import MapMetric, Metric, MetricInput, MetricResult, ScoreKind

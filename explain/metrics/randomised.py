@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from explain._utils import nested
 from explain._utils.errors import MetricError, raised
 from explain.data.inputs import Inputs
-from explain.hooks import HookGroup, copied, modules_of, untouched
+from explain.hooks import HookGroup, copied, untouched
+from explain.hooks.unwrap import modules_of
 
 POWER_ITERATIONS = 15
 """Of spectral normalisation after new weights: as many as torch makes when it is registered."""

@@ -15,7 +15,8 @@ from explain.attribution.api import attribute
 from explain.attribution.options import Options
 from explain.attribution.result import Attribution
 from explain.data.inputs import Inputs, as_inputs
-from explain.hooks import calculating, untouched
+from explain.hooks import untouched
+from explain.hooks.preserve import calculating
 from explain.layers.calls import remembered
 from explain.methods import Method
 from explain.metrics.base import Metric, MetricInput, MetricResult

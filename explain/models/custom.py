@@ -14,7 +14,7 @@ from torch import nn
 from explain._utils.errors import ModelError, muted, option
 from explain._utils.spelling import did_you_mean
 from explain.data.images import Preprocess
-from explain.hooks import unwrapped
+from explain.hooks.unwrap import unwrapped
 from explain.models import huggingface
 from explain.models import timm_models as timm_zoo
 from explain.models.classifier import CenterCrop, Classifier

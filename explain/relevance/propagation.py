@@ -18,7 +18,9 @@ from torch import nn
 from torch.autograd.graph import Node
 
 from explain._utils.nested import first_tensor
-from explain.hooks import Answer, Entrance, HookGroup, Source, graph
+from explain.hooks import HookGroup, graph
+from explain.hooks.graph import Answer, Entrance
+from explain.hooks.records import Source
 from explain.tracing.batch_layout import fits, numbers_of, summed
 from explain.tracing.linear_maps import LinearMap
 from explain.tracing.snapshots import Snapshot

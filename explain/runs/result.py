@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from explain._utils.errors import keywords
-from explain.hooks import Where
+from explain.hooks.layer_names import Where
 from explain.render.styles import StyleLike
 from explain.runs.exporting import export
 from explain.runs.parts import file_of

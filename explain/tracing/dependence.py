@@ -12,7 +12,7 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from explain._utils.errors import MethodError
-from explain.hooks import behind_proxy, is_transforming
+from explain.hooks.preserve import behind_proxy, is_transforming
 from explain.tracing.calls import Call, TensorMap
 from explain.tracing.tracer import ModuleTracker
 

@@ -17,7 +17,8 @@ from torch import nn
 from torch.autograd.graph import Node
 
 from explain._utils.errors import MethodError
-from explain.hooks import graph, is_transforming
+from explain.hooks import graph
+from explain.hooks.preserve import is_transforming
 from explain.tracing.calls import Call
 from explain.tracing.dependence import AddedConstant, ConstantRecorder
 from explain.tracing.rectifiers import Rectified, Rectifiers, may_rectify

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from explain.hooks import is_transforming
+from explain.hooks.preserve import is_transforming
 from explain.tracing.calls import Call
 from explain.tracing.table import info
 

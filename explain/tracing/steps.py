@@ -17,7 +17,8 @@ from torch import nn
 from torch.autograd.graph import Node
 
 from explain._utils.errors import MethodError
-from explain.hooks import Entrance, is_transforming
+from explain.hooks.graph import Entrance
+from explain.hooks.preserve import is_transforming
 from explain.tracing.batch_layout import BatchLayout
 from explain.tracing.calls import Call, TensorMap, is_watched, places, plain, storage_of
 from explain.tracing.dependence import Dependence

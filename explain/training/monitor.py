@@ -16,7 +16,7 @@ from torch import nn
 from explain._utils.errors import ExplainError, RunError, keywords, muted, shown, warn
 from explain.attribution.options import RunOptions
 from explain.explanation.explainer import Explainer
-from explain.hooks import unwrapped
+from explain.hooks.unwrap import unwrapped
 from explain.methods.registry import MethodLike
 from explain.models import Classifier
 from explain.runs.files import source_of

@@ -26,7 +26,7 @@ from explain.engine.plan import plan_of
 from explain.methods import AblationCAM, GradCAM, ShapleyCAM
 from explain.methods.base import uses_layer
 from explain.methods.registry import get_method
-from explain.relevance import Guided
+from explain.relevance.gradient_rules import Guided
 from explain.targets import ClassTarget, ScoreTarget, TopClass
 from tests.conftest import ATTENDING, COVERING, TinyNet, settled, snapshot
 

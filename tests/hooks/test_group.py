@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from explain import HookError, LayerError
-from explain.hooks import HookGroup, Tap, graph, select
+from explain.hooks import HookGroup, graph, select
 from tests.conftest import TinyNet, hook_count
 
 
@@ -95,26 +95,6 @@ def test_a_group_without_a_model_refuses_layers_and_plain_tensors() -> None:
             group.forward("conv", lambda *_: None)
         with pytest.raises(HookError, match="gradient"):
             group.tensor(torch.ones(1), lambda gradient: gradient)
-
-
-def test_a_tap_survives_the_in_place_operation_that_breaks_a_plain_full_backward_hook() -> None:
-    conv = nn.Conv2d(1, 2, 3)
-    x = torch.randn(1, 1, 5, 5, requires_grad=True)
-    handle = conv.register_full_backward_hook(lambda *_: None)
-    with pytest.raises(RuntimeError, match="is a view and is be"):
-        conv(x).relu_()
-    handle.remove()
-    seen: list[torch.Tensor] = []
-    tapped = Tap(seen.append).through(conv(x))
-    tapped.relu_().sum().backward()
-    assert torch.equal(seen[0], (conv(x) > 0).float())
-
-
-def test_what_a_tap_returns_replaces_the_gradient() -> None:
-    x = torch.ones(2, requires_grad=True)
-    Tap(lambda gradient: gradient * 7).through(x).sum().backward()
-    assert x.grad is not None
-    assert x.grad.tolist() == [7, 7]
 
 
 def test_graph_yields_every_node_once() -> None:

@@ -14,7 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 import explain
 from explain import LayerError, UnusedLayerError
-from explain.hooks import Capture, HookGroup, capture, cut_where_allowed
+from explain.hooks import Capture, HookGroup, capture
+from explain.hooks.records import cut_where_allowed
 from explain.methods import GradCAM
 from tests.conftest import snapshot
 from tests.model_output import BaseModelOutputWithPooling
