@@ -92,8 +92,9 @@ class ModuleHooks(Hooks):
                 handle.place(register, OnModule(site, fn, self._thread, only))
             self._count(handle, module, only)
         expected = handle.expected
-        for around in [] if expected is None else self._watched(sites[0]):
-            handle.place(around.register_forward_pre_hook, OnModule(None, expected.note_run, self._thread))
+        if expected is not None:
+            for around in self._watched(sites[0]):
+                handle.place(around.register_forward_pre_hook, OnModule(None, expected.note_run, self._thread))
         return handle
 
     def _watched(self, site: Site) -> list[nn.Module]:
