@@ -189,24 +189,23 @@ def section(found: Mapping[str, Any]) -> str:
     """What was found, as tables for the page."""
     usual = found["all"]
     lines = [
-        f"{found['photos']:,} photos, of which the model knows {found['accuracy']:.0%}.", "",
-        "| class that looks away from its object | photos | evidence on the object | the object is | accuracy | … "
-        "without the evidence | … without as much elsewhere | answers that stay without the object | … with nothing "
-        "else |",
+        f"{found['photos']:,} photos; the model classifies {found['accuracy']:.0%} of them correctly.", "",
+        "| class | photos | evidence on the object | share of the object | accuracy | … evidence blurred | … as much "
+        "blurred elsewhere | predictions kept with the object blurred | … all else blurred |",
         "|---|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     for each in found["looks"]:
         figures = f"{each['on_object']['mean']:.0%} | {each['object_size']['mean']:.0%}"
         lines.append(f"| {_short(each['target'])} | {each['photos']} | {figures} | {_of_look(each)} |")
-    lines.append(f"| *a fifth of all photos* | {usual['evidence']['photos']:,} | {found['on_object']:.0%} | "
-                 f"{found['object_size']:.0%} | {_of_look(usual)} |")  # fmt: skip
-    lines += ["", "| cluster of reasons | photos | of the class | stands out | answers that stay without the evidence "
-              "| … without as much elsewhere |", "|---|---|---|---|---|---|"]  # fmt: skip
+    lines.append(f"| *all classes (a fifth of all photos)* | {usual['evidence']['photos']:,} | "
+                 f"{found['on_object']:.0%} | {found['object_size']:.0%} | {_of_look(usual)} |")  # fmt: skip
+    lines += ["", "| cluster | photos | of the class | silhouette | predictions kept with the evidence blurred | … as "
+              "much blurred elsewhere |", "|---|---|---|---|---|---|"]  # fmt: skip
     for each in found["reasons"]:
         figures = f"{each['size']} | {each['share']:.0%} | {each['stands_out']:.2f}"
         lines.append(f"| {_short(each['target'])} | {figures} | {_percent(each['evidence'], 'after', 'control')} |")
-    lines += ["", "| mistake | photos | of | still made without what spoke for the wrong class | … without as much "
-              "elsewhere | right without it | … without as much elsewhere |",
+    lines += ["", "| mistake | photos | of | still made with the evidence for the wrong class blurred | … as much "
+              "blurred elsewhere | right with the evidence blurred | … as much blurred elsewhere |",
               "|---|---|---|---|---|---|---|"]  # fmt: skip
     for each in found["mistakes"]:
         pair = f"{_short(each['label'])} taken for {_short(each['prediction'])}"

@@ -32,7 +32,7 @@ from explain.app.serving import LOOPBACK, bound
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
 MARKED = {"x-explain": "1"}
 USERS = [1, 20]
-COLUMNS = ("people who ask at once", "median, ms", "95th percentile, ms", "questions", "failed")
+COLUMNS = ("concurrent users", "median, ms", "95th percentile, ms", "requests", "failed")
 
 
 def named(users: int) -> str:
