@@ -23,7 +23,6 @@ from tables import Table, line, shown
 from torch import nn
 
 import explain
-from explain.baselines.base import covering
 from explain.baselines.registry import get_baseline
 from explain.methods import KernelSHAP, Method, ShapleySampling
 
@@ -78,7 +77,7 @@ def known(setting: Setting) -> Known:
     )
     labels = down[:, None] * COLUMNS + across
     coalitions = (torch.arange(2**REGIONS)[:, None] >> torch.arange(REGIONS)) & 1
-    cover, found = covering(get_baseline(setting.baseline), x), []
+    cover, found = get_baseline(setting.baseline).covering(x), []
     with torch.inference_mode():
         target = int(explainer.model(x)[0].argmax())
         for some in coalitions.split(TOGETHER):

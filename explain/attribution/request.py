@@ -35,7 +35,6 @@ from explain.methods import Method
 from explain.methods.base import Fusion, Outcome, options, uses_layer
 from explain.methods.registry import MethodLike, get_method
 from explain.targets import Target
-from explain.targets.base import settle
 
 
 class _OtherWayError(Exception):
@@ -108,7 +107,7 @@ class Request:
 
     def _score(self, output: Any) -> torch.Tensor:
         count = len(self.inputs)
-        return settle(self.targets[0], output, count).pick(output, count)[0]
+        return self.targets[0].settled(output, count).pick(output, count)[0]
 
     def _answered(self, layers: Mapping[str, list[str]], *, follow: bool = True) -> list[dict[str, Attribution]]:
         """Gather the evidence, and run the methods on it, each on that of the layers that it looks at.

@@ -6,12 +6,11 @@
     registry      baselines by name, number or tensor
 
 A baseline is called with photos and how much of each pixel to keep. One that does not depend on the mask is a small
-class with a ``replacement``; `covering` computes it once for each photo, so that a thousand masks cost one blend each:
+class with a ``replacement``; ``covering`` computes it once for each photo, and a thousand masks cost one blend each:
 
 >>> import torch
->>> from explain.baselines.base import covering
 >>> photos = torch.rand(2, 3, 8, 8)
->>> cover = covering(Blur(), photos)
+>>> cover = Blur().covering(photos)
 >>> cover(torch.tensor([1, 0, 1]), torch.rand(3, 1, 8, 8)).shape
 torch.Size([3, 3, 8, 8])
 """

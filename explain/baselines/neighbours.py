@@ -8,9 +8,8 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
-from explain._utils.errors import BaselineError, shown
-from explain.baselines.base import ShowsItself, blend, checked, register
-from explain.baselines.replacements import checked_seed, drawn
+from explain.baselines.base import Baseline, blend, check_mask, check_number, check_whole, register
+from explain.baselines.replacements import drawn, in_single_or_double
 
 IN_CACHE = 2**18
 """How many values are worked on at once on a CPU: more of them would leave its cache between one step and the next."""
@@ -174,7 +173,7 @@ def _dot(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 @register
 @dataclass(frozen=True)
-class Neighbours(ShowsItself):
+class Neighbours(Baseline):
     """Each covered pixel is the weighted mean of its eight neighbours, covered ones included, and a little noise.
 
     Direct neighbours weigh 1/6 and diagonal ones 1/12; at the edges, the weights of those that there are. This is a
@@ -203,16 +202,12 @@ class Neighbours(ShowsItself):
     depends_on_mask: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        number = isinstance(self.noise, (int, float)) and not isinstance(self.noise, bool)
-        if not number or not 0 <= self.noise < float("inf"):
-            raise BaselineError(
-                f"noise of neighbours must be a finite number from 0, got {shown(self.noise)}; use 0.01"
-            )
-        object.__setattr__(self, "seed", checked_seed(self.seed, "neighbours"))
+        object.__setattr__(self, "noise", check_number(self.noise, "noise of neighbours", 0))
+        object.__setattr__(self, "seed", check_whole(self.seed, "seed of neighbours"))
 
     def __call__(self, images: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
-        checked(images, keep)
-        wide = images if images.dtype in (torch.float32, torch.float64) else images.float()
+        check_mask(images, keep)
+        wide = in_single_or_double(images)
         frames, masks = _frames(wide), _frames(keep.expand(len(images), *keep.shape[1:]))
         found = interpolated(frames, masks < 1)
         found = found.reshape(len(images), -1, *found.shape[1:]).movedim(1, 2).reshape(images.shape)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import fnmatch
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TypeAlias
 
 import torch
 
-from explain._utils.errors import BaselineError, shown
+from explain._utils.errors import ArgumentError, BaselineError, shown
 from explain._utils.specs import MethodSpec, SpecError, read_written
 from explain._utils.spelling import did_you_mean
 from explain.baselines.base import Baseline, Preprocess, known
@@ -47,42 +47,28 @@ def get_baseline(baseline: BaselineLike, preprocess: Preprocess | None = None) -
     if isinstance(baseline, torch.Tensor):
         return OtherPhoto(baseline)
     if isinstance(baseline, str):
-        read = _read(baseline)
-        name = read.name
-        if name == "photo":
-            raise BaselineError("baseline 'photo' must be given as an object; use explain.baselines.OtherPhoto(tensor)")
-        if name not in known:
-            raise BaselineError(f"baseline {shown(baseline)} is unknown; {did_you_mean(name, list_baselines())}")
-        baseline = _made(known[name], read)
+        baseline = _by_text(baseline)
     if isinstance(baseline, type):
         raise BaselineError(
             f"baseline must be a name or an object, got the class {baseline.__name__}; use {baseline.__name__}()"
         )
     if not isinstance(baseline, Baseline):
-        raise BaselineError(
-            f"baseline must be a name or a baseline, got {shown(baseline)}; see explain.baselines.list_baselines()"
-        )
+        raise BaselineError(f"baseline must be a name or a baseline, got {shown(baseline)}; use 'blur'")
     return Black.of(preprocess) if preprocess is not None and baseline == Black() else baseline
 
 
-def _read(text: str) -> MethodSpec:
-    if "(" not in text:
-        return MethodSpec(text.strip().lower())
+def _by_text(text: str) -> Baseline:
+    """The baseline of a name, which may have options."""
     try:
-        return read_written(text)
+        spec = read_written(text) if "(" in text else MethodSpec(text.strip().lower())
+        if spec.name == "photo":
+            raise BaselineError("baseline 'photo' must be given as an object; use explain.baselines.OtherPhoto(tensor)")
+        if spec.name not in known:
+            raise BaselineError(f"baseline {shown(text)} is unknown; {did_you_mean(spec.name, list_baselines())}")
+        if spec.values:
+            raise BaselineError(f"baseline {spec.name} must be given options by name, got {shown(spec.values[0])}")
+        return replace(known[spec.name], **spec.options)
     except SpecError as error:
         raise BaselineError(f"baseline {error}; write it like blur(sigma=3)") from None
-
-
-def _made(baseline: Baseline, read: MethodSpec) -> Baseline:
-    """The baseline with the options that were written."""
-    if not read.values and not read.options:
-        return baseline
-    known = [field.name for field in fields(baseline) if field.init]  # type: ignore[arg-type]
-    wrong = [repr(name) for name in read.options if name not in known]
-    if read.values or wrong:
-        got = shown(read.values[0]) if read.values else wrong[0]
-        has = f"its options by name ({', '.join(known)})" if known else "no options"
-        raise BaselineError(f"baseline {read.name} must be given {has}, got {got}; leave it out")
-    made: Baseline = replace(baseline, **read.options)  # type: ignore[type-var]
-    return made
+    except ArgumentError as error:
+        raise BaselineError(f"baseline {error}") from None

@@ -12,11 +12,19 @@ import torch.nn.functional as F
 
 from explain._utils.errors import BaselineError, shown
 from explain._utils.random_numbers import normal
-from explain.baselines.base import Cover, Preprocess, ReplacesAll, ShowsItself, checked, register, scale_of
+from explain.baselines.base import (
+    Baseline,
+    Cover,
+    Preprocess,
+    check_mask,
+    check_number,
+    check_whole,
+    register,
+    scale_of,
+)
 
 USUAL = 20 / 224
 """The strongest blur's standard deviation, as a share of the photo's shorter side."""
-INF = float("inf")
 REACH = 4.0  # standard deviations from which on a Gaussian counts as nothing
 
 
@@ -27,25 +35,16 @@ def drawn(seed: int, images: torch.Tensor) -> torch.Tensor:
     return noise[None].to(images.device)
 
 
-def checked_seed(seed: Any, baseline: str) -> int:
-    """Refuse what is no whole number."""
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
-        raise BaselineError(f"seed of {baseline} must be a whole number, got {shown(seed)}; use 0")
-    return int(seed)
+def in_single_or_double(images: torch.Tensor) -> torch.Tensor:
+    """The images in at least single precision."""
+    return images if images.dtype in (torch.float32, torch.float64) else images.float()
 
 
 def _statistics(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and standard deviation of each channel of each photo, ``(N, C, 1, 1)``, in at least single precision."""
-    wide = images if images.dtype in (torch.float32, torch.float64) else images.float()
+    wide = in_single_or_double(images)
     dims = tuple(range(2, images.ndim))
     return wide.mean(dims, keepdim=True), wide.std(dims, keepdim=True, correction=0)
-
-
-def _number(value: Any, what: str) -> float:
-    known = isinstance(value, (int, float, np.floating, np.integer)) and not isinstance(value, bool)
-    if not known or not math.isfinite(value):
-        raise BaselineError(f"{what} must be a finite number, got {shown(value)}; leave it out for the default")
-    return float(value)
 
 
 def _numbers(values: Any, option: str) -> tuple[float, ...]:
@@ -53,12 +52,12 @@ def _numbers(values: Any, option: str) -> tuple[float, ...]:
     items = list(listed) if isinstance(listed, (list, tuple)) else [listed]
     if not items:
         raise BaselineError(f"{option} of black must hold a number for each channel, got none; give one for all")
-    return tuple(_number(each, f"{option} of black") for each in items)
+    return tuple(check_number(each, f"{option} of black") for each in items)
 
 
 @register
 @dataclass(frozen=True)
-class Zero(ReplacesAll):
+class Zero(Baseline):
     """Zeros in the units of the model: behind a normalisation, the mean colour of the data that it was trained on.
 
     >>> Zero()(torch.ones(1, 1, 1, 2), torch.tensor([[[[1.0, 0.0]]]]))
@@ -73,7 +72,7 @@ class Zero(ReplacesAll):
 
 
 @dataclass(frozen=True)
-class Constant(ReplacesAll):
+class Constant(Baseline):
     """One number for all pixels, in the units of the model.
 
     >>> Constant(2.0).replacement(torch.rand(1, 1, 1, 2))
@@ -86,7 +85,7 @@ class Constant(ReplacesAll):
     about: ClassVar[str] = "one number for all pixels"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "value", _number(self.value, "value of constant"))
+        object.__setattr__(self, "value", check_number(self.value, "value of constant"))
 
     def replacement(self, images: torch.Tensor) -> torch.Tensor:
         return torch.full_like(images, self.value)
@@ -94,7 +93,7 @@ class Constant(ReplacesAll):
 
 @register
 @dataclass(frozen=True)
-class Black(ReplacesAll):
+class Black(Baseline):
     """Black pixels, as the model's preprocessing makes them: minus the mean, by the deviation of each channel.
 
     Args:
@@ -154,7 +153,7 @@ class Black(ReplacesAll):
 
 @register
 @dataclass(frozen=True)
-class Mean(ReplacesAll):
+class Mean(Baseline):
     """The mean colour of the photo itself; of a video, that of all its frames.
 
     >>> Mean().replacement(torch.tensor([[[[1.0, 3.0]]]]))
@@ -170,7 +169,7 @@ class Mean(ReplacesAll):
 
 @register
 @dataclass(frozen=True)
-class Blur(ReplacesAll):
+class Blur(Baseline):
     """The photo behind a Gaussian blur; each frame of a video for itself.
 
     At the edges, the weights of what would lie outside are left out, so that no colour is invented there.
@@ -193,22 +192,17 @@ class Blur(ReplacesAll):
     about: ClassVar[str] = "the photo behind a Gaussian blur"
 
     def __post_init__(self) -> None:
-        if isinstance(self.kernel, bool) or not isinstance(self.kernel, int) or self.kernel < 1 or self.kernel % 2 == 0:
-            raise BaselineError(f"kernel of blur must be an odd whole number from 1, got {shown(self.kernel)}; use 11")
-        object.__setattr__(self, "sigma", _number(self.sigma, "sigma of blur"))
-        if self.sigma <= 0:
-            raise BaselineError(
-                f"sigma of blur must be above 0, got {self.sigma}; use mean() for a blur without an end"
-            )
+        if check_whole(self.kernel, "kernel of blur", 1) % 2 == 0:
+            raise BaselineError(f"kernel of blur must be odd, got {self.kernel}; use 11")
+        object.__setattr__(self, "sigma", check_number(self.sigma, "sigma of blur", above=0))
 
     def replacement(self, images: torch.Tensor) -> torch.Tensor:
-        wide = images if images.dtype in (torch.float32, torch.float64) else images.float()
+        wide = in_single_or_double(images)
         maps = wide.reshape(-1, 1, *images.shape[-2:])
         places = torch.arange(self.kernel, dtype=wide.dtype, device=wide.device) - self.kernel // 2
         weights = torch.exp(-(places**2) / (2 * self.sigma**2))
-        return (self._blurred(maps, weights) / self._blurred(torch.ones_like(maps[:1]), weights)).reshape(
-            images.shape
-        ).to(images)  # fmt: skip
+        blurred = self._blurred(maps, weights) / self._blurred(torch.ones_like(maps[:1]), weights)
+        return blurred.reshape(images.shape).to(images)
 
     def _blurred(self, maps: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         half = self.kernel // 2
@@ -218,7 +212,7 @@ class Blur(ReplacesAll):
 
 @register
 @dataclass(frozen=True)
-class Noise(ReplacesAll):
+class Noise(Baseline):
     """Normal noise about the mean colour of the photo, as strong in each channel as the photo itself varies.
 
     Every photo gets the same draw, so that it does not depend on those beside it.
@@ -239,10 +233,8 @@ class Noise(ReplacesAll):
     about: ClassVar[str] = "normal noise with the photo's own mean colour and deviation"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "seed", checked_seed(self.seed, "noise"))
-        object.__setattr__(self, "scale", _number(self.scale, "scale of noise"))
-        if self.scale < 0:
-            raise BaselineError(f"scale of noise must be a number from 0, got {self.scale}; use 1")
+        object.__setattr__(self, "seed", check_whole(self.seed, "seed of noise"))
+        object.__setattr__(self, "scale", check_number(self.scale, "scale of noise", 0))
 
     def replacement(self, images: torch.Tensor) -> torch.Tensor:
         mean, deviation = _statistics(images)
@@ -250,7 +242,7 @@ class Noise(ReplacesAll):
 
 
 @dataclass(frozen=True, eq=False)
-class OtherPhoto(ReplacesAll):
+class OtherPhoto(Baseline):
     """Another photo, the same for all.
 
     Args:
@@ -299,7 +291,7 @@ class OtherPhoto(ReplacesAll):
 
 @register
 @dataclass(frozen=True)
-class Defocus(ShowsItself):
+class Defocus(Baseline):
     """The photo behind a Gaussian blur that is the stronger, the less of a pixel is kept.
 
     There are so many blurs from ``sigma`` down to the photo itself, at even steps; in between, the two nearest ones are
@@ -327,16 +319,12 @@ class Defocus(ShowsItself):
     depends_on_mask: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        sigma, levels = self.sigma, self.levels
-        if sigma is not None and (
-            isinstance(sigma, bool) or not isinstance(sigma, (int, float)) or not 0 < sigma < INF
-        ):
-            raise BaselineError(f"sigma of defocus must be a finite number above 0, got {shown(sigma)}; leave it out")
-        if isinstance(levels, bool) or not isinstance(levels, int) or levels < 2:
-            raise BaselineError(f"levels of defocus must be a whole number from 2, got {shown(levels)}; use 8")
+        if self.sigma is not None:
+            object.__setattr__(self, "sigma", check_number(self.sigma, "sigma of defocus", above=0))
+        check_whole(self.levels, "levels of defocus", 2)
 
     def __call__(self, images: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
-        checked(images, keep)
+        check_mask(images, keep)
         keep = keep.expand(len(images), *keep.shape[1:])
         return self.covering(images)(torch.arange(len(images), device=images.device), keep)
 

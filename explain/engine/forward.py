@@ -25,7 +25,7 @@ from explain.relevance.composites import PropagationResult
 from explain.relevance.deeplift import StepComparison
 from explain.relevance.gradient_rules import Coverage, Rule
 from explain.targets import ClassTarget, Target
-from explain.targets.base import find_logits, for_rows, settle
+from explain.targets.base import find_logits
 from explain.targets.functions import Objective
 from explain.targets.outputs import Activation, Outputs
 from explain.tracing.operations import Operations
@@ -47,9 +47,7 @@ class ResolvedTarget:
 
     def of_rows(self, images: torch.Tensor) -> Target:
         """The target for rows that belong to these images: what was settled for the unaltered image stays so."""
-        return (
-            for_rows(self.target, images) if self.classes is None else ClassTarget(tuple(self.classes[images].tolist()))
-        )
+        return self.target.rows(images) if self.classes is None else ClassTarget(tuple(self.classes[images].tolist()))
 
 
 @dataclass(eq=False)
@@ -120,7 +118,7 @@ class Forward:
     def choose(self, target: Target) -> ResolvedTarget:
         """Settle a target on the output, and pick its scores."""
         with recording(self.graph_is_on):
-            settled = settle(target, self.output, self.count)
+            settled = target.settled(self.output, self.count)
             score, classes = settled.pick(self.output, self.count)
             total = score.sum()
         if not torch.isfinite(score.detach()).all():

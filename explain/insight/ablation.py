@@ -11,7 +11,6 @@ import torch
 
 from explain._utils.errors import RunError, overheard, shown
 from explain.attribution.api import attribute
-from explain.baselines.base import covering
 from explain.baselines.registry import BaselineLike, get_baseline
 from explain.insight.class_statistics import plain
 from explain.insight.confusions import Confusion
@@ -220,7 +219,7 @@ def _counted(
     for batch in photos.batches(rows):
         mask = masks(batch).to(batch.x.device)
         elsewhere = mask.roll([side // 2 for side in mask.shape[2:]], [2, 3])
-        cover = covering(filling, batch.x)
+        cover = filling.covering(batch.x)
         owners = torch.arange(len(batch.x), device=batch.x.device)
         with torch.inference_mode():
             asked = [batch.x, *(cover(owners, (~each).to(batch.x)) for each in (mask, elsewhere))]

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from explain._utils.errors import MethodError, shown
 from explain.baselines import Defocus
-from explain.baselines.base import Baseline, covering
+from explain.baselines.base import Baseline
 from explain.engine import Accumulator, Evidence, InputGradients, Need, Perturbation, PerturbedRows, Reducer
 from explain.engine.perturbations import PerturbationRuns
 from explain.engine.reruns import PerturbationRunner
@@ -269,7 +269,7 @@ class _Ascent:
         self._smooth = SmoothMasks(evidence.size, step, how.sigma or 3.0 * step, self._x)
         self._owners = torch.arange(len(self._x), device=self._x.device).repeat_interleave(count)
         self._values = self._x.new_ones(len(self._owners), 1, *self._smooth.lattice)
-        self._cover = covering(how.baseline, self._x)
+        self._cover = how.baseline.covering(self._x)
         self._momentum: torch.Tensor | None = None
         self.steps = 0
         self.masks = self._x.new_ones(len(self._owners), 1, *evidence.size)

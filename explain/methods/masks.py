@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from explain._utils.errors import BaselineError, MethodError
-from explain.baselines.base import Baseline, covering
+from explain.baselines.base import Baseline
 from explain.baselines.registry import get_baseline
 from explain.engine import Attributions, Evidence, Need, Perturbation, PerturbedRows
 from explain.engine.perturbations import InOrder, Make, Unperturbed
@@ -108,7 +108,7 @@ class MaskedInputs(Perturbation):
         return self._of(x, first.owners.to(x.device), brought)
 
     def _of(self, x: torch.Tensor, owners: torch.Tensor, keep: Make) -> PerturbedRows:
-        cover = covering(self.baseline, x)
+        cover = self.baseline.covering(x)
         return PerturbedRows(owners, lambda rows: cover(owners[rows], keep(rows)), keep=keep)
 
 
@@ -130,7 +130,7 @@ class FullyMasked(Perturbation):
         x = evidence.inputs
         if not evidence.size:
             return PerturbedRows(torch.arange(len(x), device=x.device), lambda rows: x[rows])
-        cover = covering(self.baseline, x)
+        cover = self.baseline.covering(x)
         return PerturbedRows(
             torch.arange(len(x), device=x.device), lambda rows: cover(rows, x.new_zeros(len(rows), 1, *x.shape[2:]))
         )

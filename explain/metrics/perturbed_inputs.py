@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from explain._utils.errors import TargetError, image_name
-from explain.baselines.base import Baseline, Cover, covering
+from explain.baselines.base import Baseline, Cover
 from explain.engine import Evidence, Perturbation, PerturbedRows
 from explain.metrics.base import Metric, MetricInput, MetricResult, ScoreKind
 from explain.targets import Target
@@ -175,7 +175,7 @@ class PerturbedPhotoPool(Perturbation):
         images = self._images
         owners = torch.tensor(self._owners, dtype=torch.long, device=images.device)
         sources = torch.tensor(self._sources, dtype=torch.long).reshape(-1, 2)
-        covers: Any = cache(lambda baseline: covering(baseline, images))
+        covers: Any = cache(lambda baseline: baseline.covering(images))
 
         def make(rows: torch.Tensor) -> torch.Tensor:
             wanted = sources[rows.cpu()]
@@ -198,7 +198,7 @@ def digest_of(tensor: torch.Tensor) -> bytes:
 
 
 @dataclass(frozen=True)
-class ClassScore:
+class ClassScore(Target):
     """Another number than the logit of each image's class: its ``probability``, or its ``margin`` over all others.
 
     >>> ClassScore("margin", (1,)).pick(torch.tensor([[1.0, 5.0, 3.0]]), 1)[0]

@@ -23,7 +23,6 @@ from explain.metrics.base import Metric, MetricInput, MetricResult
 from explain.metrics.maps import Maps
 from explain.metrics.randomised import Randomised
 from explain.targets import ClassTarget, Target
-from explain.targets.base import Settles, for_rows, settle
 
 AT_ONCE = 16
 """How many perturbed photos are explained in one batch."""
@@ -125,9 +124,9 @@ def reattribute(
 
     What the target reads from the output, such as a region, is settled on the unperturbed photos, for all variants.
     """
-    if isinstance(target, Settles):
+    if type(target).settled is not Target.settled:
         with untouched(context.model):
-            target = settle(target, inputs.detached().call(context.model), len(inputs))
+            target = target.settled(inputs.detached().call(context.model), len(inputs))
     wanted: dict[Hashable, WantedVariant] = {}
     keys: dict[tuple[str, str], list[Hashable]] = {}
     for metric in metrics:
@@ -209,7 +208,7 @@ class _Reattribution:
             return images, self.inputs, self.target
         owners = torch.arange(len(self.context.images), device=images.device).repeat(len(variants))
         inputs = self.inputs.rows(owners, {self.inputs.path: images.to(self.inputs.x)})
-        return images, inputs, for_rows(self.target, owners) if len(variants) > 1 else self.target
+        return images, inputs, self.target.rows(owners) if len(variants) > 1 else self.target
 
     def _by_layers(self, names: Iterable[str]) -> dict[tuple[str, ...] | None, list[str]]:
         """Methods that look at the same layers are run together; those that look at none go along with any.

@@ -1,11 +1,11 @@
-"""What a target is, what it may be asked besides its score, and how targets add up."""
+"""What a target is, how targets add up, and the class scores in a model's output."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -16,79 +16,39 @@ Picked: TypeAlias = "tuple[torch.Tensor, torch.Tensor | None]"
 Labels: TypeAlias = "Sequence[str] | None"
 
 
-@runtime_checkable
-class Target(Protocol):
-    """What a model is asked to explain."""
+class Target:
+    """What a model is asked to explain: one score for each image. Targets add up: ``a + b``, ``a - b``, ``2 * a``.
 
-    @property
-    def name(self) -> str: ...
+    A target of your own is a frozen dataclass with a ``name`` and a ``pick``; all else has a default. One that reads a
+    choice from the output (a class, a region, a box) makes it in ``settled``, on the images as they are, so that it is
+    the same for every perturbed image. One that holds something for each image has ``rows``.
+    """
+
+    if TYPE_CHECKING:  # a class attribute here would be the default of fields called name
+
+        @property
+        def name(self) -> str: ...
 
     def pick(self, output: Any, count: int) -> Picked:
         """Return the scores ``(count,)`` and the class indices ``(count,)`` that they belong to, if they do."""
-        ...
+        raise NotImplementedError
 
-
-@runtime_checkable
-class Settles(Protocol):
-    """A target that reads a choice from the model's output: a class, a region, a box.
-
-    It is settled on the images as they are, so that every altered image is asked the same.
-    """
-
-    def settled(self, output: Any, count: int) -> Target: ...
-
-
-@runtime_checkable
-class PerImage(Protocol):
-    """A target that holds something for each image: a class, a mask, a box."""
+    def settled(self, output: Any, count: int) -> Target:
+        """Return the target with its choices made, on the output ``model(images)`` for the images as they are."""
+        return self
 
     def rows(self, images: torch.Tensor) -> Target:
-        """Return the target for a batch whose rows are altered copies of the images ``(P,)``, counted from 0."""
-        ...
+        """Return the settled target for rows that are perturbed copies of the images ``(P,)``, counted from 0."""
+        return self
 
-
-@runtime_checkable
-class Labelled(Protocol):
-    """A target that may name a class by its label."""
-
-    def labelled(self, categories: Labels) -> Target: ...
-
-
-@runtime_checkable
-class MayIgnoreRows(Protocol):
-    """A target that may hold code of the caller's, which may rely on the rows of the original images."""
+    def labelled(self, categories: Labels) -> Target:
+        """Return the target with labels replaced by class indices."""
+        return self
 
     @property
-    def may_ignore_rows(self) -> bool: ...
-
-
-def settle(target: Target, output: Any, count: int) -> Target:
-    """Return a target whose choices have been made, on the output ``model(images)`` for the images as they are."""
-    return target.settled(output, count) if isinstance(target, Settles) else target
-
-
-def for_rows(target: Target, images: torch.Tensor) -> Target:
-    """Return a settled target for rows ``(P,)`` that are altered copies of these images."""
-    return target.rows(images) if isinstance(target, PerImage) else target
-
-
-def label(target: Target, categories: Labels) -> Target:
-    """Return a target in which labels are replaced by class indices."""
-    return target.labelled(categories) if isinstance(target, Labelled) else target
-
-
-def may_ignore_rows(target: Target) -> bool:
-    """Whether a target has to prove that its scores follow their rows.
-
-    These are functions of the output alone, and targets of the caller's that have no ``rows``.
-    """
-    if isinstance(target, MayIgnoreRows):
-        return target.may_ignore_rows
-    return not (type(target).__module__.startswith("explain.") or isinstance(target, PerImage))
-
-
-class Composable:
-    """Targets add up: ``a + b``, ``a - b``, ``-a`` and ``2 * a`` are targets."""
+    def may_ignore_rows(self) -> bool:
+        """Whether it has to prove that its scores follow their rows, as code of the caller's must without ``rows``."""
+        return not type(self).__module__.startswith("explain.") and type(self).rows is Target.rows
 
     def __add__(self, other: Target) -> Sum:
         return Sum(_terms(self) + _terms(other))
@@ -108,7 +68,7 @@ class Composable:
 
 
 @dataclass(frozen=True)
-class Sum(Composable):
+class Sum(Target):
     """Several targets as one: the sum of ``weight * score``.
 
     >>> from explain.targets import ClassTarget
@@ -129,20 +89,20 @@ class Sum(Composable):
 
     @property
     def may_ignore_rows(self) -> bool:
-        return any(may_ignore_rows(target) for _, target in self.terms)
+        return any(target.may_ignore_rows for _, target in self.terms)
 
     def pick(self, output: Any, count: int) -> Picked:
         scores = [weight * target.pick(output, count)[0] for weight, target in self.terms]
         return torch.stack(scores).sum(0), None
 
     def settled(self, output: Any, count: int) -> Sum:
-        return Sum(tuple((weight, settle(target, output, count)) for weight, target in self.terms))
+        return Sum(tuple((weight, target.settled(output, count)) for weight, target in self.terms))
 
     def rows(self, images: torch.Tensor) -> Sum:
-        return Sum(tuple((weight, for_rows(target, images)) for weight, target in self.terms))
+        return Sum(tuple((weight, target.rows(images)) for weight, target in self.terms))
 
     def labelled(self, categories: Labels) -> Sum:
-        return Sum(tuple((weight, label(target, categories)) for weight, target in self.terms))
+        return Sum(tuple((weight, target.labelled(categories)) for weight, target in self.terms))
 
 
 def _terms(target: Any) -> tuple[tuple[float, Target], ...]:

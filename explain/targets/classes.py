@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from explain._utils.errors import TargetError, in_short
-from explain.targets.base import Composable, Picked, check_class, described, find_logits, find_tensor
+from explain.targets.base import Picked, Target, check_class, described, find_logits, find_tensor
 
 EMBEDDINGS = ("embedding", "embeddings", "image_embeds", "pooler_output", "features", "out", "logits")
 
@@ -37,7 +37,7 @@ class Category(int):
 
 
 @dataclass(frozen=True)
-class ClassTarget(Composable):
+class ClassTarget(Target):
     """The logit of a class: one index for every image, or one index for each."""
 
     index: int | tuple[int, ...]
@@ -65,7 +65,7 @@ class ClassTarget(Composable):
 
 
 @dataclass(frozen=True)
-class TopClass(Composable):
+class TopClass(Target):
     """Each image's own best class, or with ``rank`` its second best (1), third best (2) and so on."""
 
     rank: int = 0
@@ -88,7 +88,7 @@ class TopClass(Composable):
 
 
 @dataclass(frozen=True)
-class BinaryLogit(Composable):
+class BinaryLogit(Target):
     """The answer of a model with one logit for each image, ``(N,)`` or ``(N, 1)``: yes, or with ``positive=False`` no.
 
     A plain class index 0, or no target at all, also stands for yes.
@@ -114,7 +114,7 @@ class BinaryLogit(Composable):
 
 
 @dataclass(frozen=True, eq=False)
-class Similarity(Composable):
+class Similarity(Target):
     """The cosine between the embedding that a model gives and another one: what makes this image like that one?
 
     Args:

@@ -12,11 +12,11 @@ from torch import nn
 
 from explain._utils.errors import TargetError
 from explain._utils.nested import find
-from explain.targets.base import Composable, Picked
+from explain.targets.base import Picked, Target
 
 
 @dataclass(frozen=True)
-class ScoreTarget(Composable):
+class ScoreTarget(Target):
     """Any function of the model's output that gives one score per row.
 
     Methods that alter images call it on pieces of altered rows. A function that wants something else of each image

@@ -9,24 +9,13 @@ from typing import Any
 import torch
 
 from explain._utils.errors import TargetError
-from explain.targets.base import (
-    Composable,
-    Labels,
-    Picked,
-    Target,
-    described,
-    find_tensor,
-    for_rows,
-    label,
-    may_ignore_rows,
-    settle,
-)
+from explain.targets.base import Labels, Picked, Target, described, find_tensor
 from explain.targets.classes import ClassTarget
 from explain.targets.rows import must_follow_rows, take
 
 
 @dataclass(frozen=True)
-class Element(Composable):
+class Element(Target):
     """One number for each image of an output with several dimensions: ``output[:, 3, 2, 1]``.
 
     Args:
@@ -67,7 +56,7 @@ class Element(Composable):
 
 
 @dataclass(frozen=True)
-class Tuple(Composable):
+class Tuple(Target):
     """Whole numbers that are a class for each image where the output has class scores, and else an `Element`."""
 
     index: tuple[int, ...]
@@ -86,7 +75,7 @@ class Tuple(Composable):
 
 
 @dataclass(frozen=True)
-class Separate(Composable):
+class Separate(Target):
     """A target of its own for each image.
 
     Each reads the output of the whole batch, and the score in the row of its own image counts.
@@ -111,13 +100,13 @@ class Separate(Composable):
 
     @property
     def may_ignore_rows(self) -> bool:
-        return self.images is None and any(map(may_ignore_rows, self.targets))
+        return self.images is None and any(target.may_ignore_rows for target in self.targets)
 
     def pick(self, output: Any, count: int) -> Picked:
         images = self._images(count)
         used = sorted(set(images))
         alike = torch.zeros(count, dtype=torch.long)  # each target is settled for one image, and asked of all rows
-        found = [for_rows(self.targets[image], alike).pick(output, count) for image in used]
+        found = [self.targets[image].rows(alike).pick(output, count) for image in used]
         scores = torch.stack([score for score, _ in found])
         row = torch.tensor([[used.index(image) for image in images]], device=scores.device)
         classes = [own for _, own in found if own is not None]
@@ -137,7 +126,7 @@ class Separate(Composable):
         return replace(self, images=tuple(rows if self.images is None else (self.images[row] for row in rows)))
 
     def labelled(self, categories: Labels) -> Separate:
-        return replace(self, targets=tuple(label(target, categories) for target in self.targets))
+        return replace(self, targets=tuple(target.labelled(categories) for target in self.targets))
 
     def _images(self, count: int) -> Sequence[int]:
         images = range(len(self.targets)) if self.images is None else self.images
@@ -151,9 +140,9 @@ class Separate(Composable):
 
 def _settled(target: Target, output: Any, count: int, image: int) -> Target:
     """A target that has made its choices on the rows of one image alone."""
-    if may_ignore_rows(target):
-        return settle(target, output, count)
+    if target.may_ignore_rows:
+        return target.settled(output, count)
     alone = take(output, count, [image])
-    chosen = settle(target, alone, 1)
+    chosen = target.settled(alone, 1)
     chosen.pick(alone, 1)  # one that holds something for several images is refused here
     return chosen

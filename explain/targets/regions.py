@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 
 from explain._utils.errors import TargetError, in_short
-from explain.targets.base import Composable, Labels, Picked, check_class, described, find_tensor
+from explain.targets.base import Labels, Picked, Target, check_class, described, find_tensor
 from explain.targets.resolve import find_category
 
 
 @dataclass(frozen=True, eq=False)
-class Segmentation(Composable):
+class Segmentation(Target):
     """The mean logit of a class over a region, for a model that gives class maps ``(N, K, H, W)``.
 
     The output may be the maps or hold them as "out" or "logits", as torchvision's and Hugging Face's do.
@@ -118,7 +118,7 @@ def _resized(mask: torch.Tensor, maps: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Detection(Composable):
+class Detection(Target):
     """The score of a detected box, for a model that returns "boxes", "labels" and "scores" for each image.
 
     The box is chosen on the original images. In altered images, the score is that of the box that overlaps it best,
@@ -214,7 +214,7 @@ class Detection(Composable):
 
 
 @dataclass(frozen=True, eq=False)
-class Detected(Composable):
+class Detected(Target):
     """A detection that has been settled: for each image, the label ``(N,)`` and box ``(N, 4)`` to look for again."""
 
     name: str

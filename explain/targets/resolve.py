@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 
 from explain._utils.errors import ModelError, TargetError, shown
-from explain.targets.base import Composable, Labels, Picked, Sum, Target, label
+from explain.targets.base import Labels, Picked, Sum, Target
 from explain.targets.classes import Category, ClassTarget, TopClass
 from explain.targets.functions import ScoreTarget
 from explain.targets.labels import Categories, find_label
@@ -56,7 +56,7 @@ def as_target(target: TargetLike, categories: Sequence[str] | None = None) -> Ta
     if isinstance(target, str):
         return Label(target).labelled(categories)
     if isinstance(target, Target):
-        return label(target, categories)
+        return target.labelled(categories)
     if isinstance(target, torch.Tensor) or hasattr(target, "tolist"):
         return _from_numbers(target.tolist(), target, categories)
     if isinstance(target, (int, Sequence)):
@@ -131,7 +131,7 @@ class Difference(Sum):
 
 
 @dataclass(frozen=True)
-class Label(Composable):
+class Label(Target):
     """A class that is known only by its label, until the labels of the model are known."""
 
     name: str

@@ -12,7 +12,7 @@ from torch import nn
 
 from explain._utils.errors import ExplainError, TargetError, raised
 from explain._utils.nested import items, with_items
-from explain.targets.base import Target, for_rows, may_ignore_rows
+from explain.targets.base import Target
 
 
 def must_follow_rows(target: Target, output: Any, count: int) -> None:
@@ -39,7 +39,7 @@ def must_follow_rows(target: Target, output: Any, count: int) -> None:
     ...     print(str(error)[:72])
     target <lambda> must give each row of the output its own score, whatever
     """
-    if not may_ignore_rows(target):
+    if not target.may_ignore_rows:
         return
     first = None
     with torch.no_grad():
@@ -88,7 +88,7 @@ def _wrong(target: Target, output: Any, count: int, scores: torch.Tensor, readin
     for rows in _orders(count):
         try:
             images = torch.tensor(rows, device=scores.device)
-            found = for_rows(target, images).pick(_take(output, count, rows, reading), len(rows))[0]
+            found = target.rows(images).pick(_take(output, count, rows, reading), len(rows))[0]
         except torch.cuda.OutOfMemoryError:
             raise
         except TargetError:

@@ -151,10 +151,10 @@ def test_fills_are_written_with_options_too() -> None:
     method: Any = get_method("occlusion(baseline=blur(sigma=3))")
     assert method.baseline == Blur(sigma=3)
     for text, message in {
-        "blur(sgma=3)": r"baseline blur must be given its options by name \(.*\), got 'sgma'",
-        "blur(3)": r"baseline blur must be given its options by name \(.*\), got 3",
-        "zero(3)": "baseline zero must be given no options, got 3",
-        "blur(": "baseline must be a name, or a name with options in brackets",
+        "blur(sgma=3)": "'sigma'",
+        "blur(3)": "by name",
+        "zero(3)": "by name",
+        "blur(": "brackets",
     }.items():
         with pytest.raises(BaselineError, match=message):
             get_baseline(text)

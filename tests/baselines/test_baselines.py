@@ -14,7 +14,7 @@ from PIL import Image
 import explain
 from explain import BaselineError
 from explain.baselines import Black, Blur, Defocus, Mean, Neighbours, Noise, OtherPhoto, Zero
-from explain.baselines.base import Baseline, covering, register
+from explain.baselines.base import Baseline, register
 from explain.baselines.neighbours import interpolated
 from explain.baselines.registry import get_baseline, list_baselines
 from explain.methods.registry import get_method
@@ -24,6 +24,7 @@ ALL: list[Baseline] = [
     Zero(), Black((0.4, 0.5, 0.6), (0.2, 0.3, 0.4)), Mean(), Blur(5, 1.5), Noise(seed=3), Neighbours(seed=2),
     Defocus(1.5, 4), OtherPhoto(torch.linspace(-1, 1, 3 * 9 * 7).reshape(3, 9, 7)),
 ]  # fmt: skip
+X, MASK = torch.rand(2, 3, 2, 2), torch.zeros(1, 1, 2, 2)
 EACH = pytest.mark.parametrize("baseline", ALL, ids=lambda baseline: baseline.name)
 
 
@@ -61,18 +62,18 @@ def test_many_masks_at_once_are_what_each_would_be(
     baseline: Baseline, images: torch.Tensor, keep: torch.Tensor
 ) -> None:
     owners = torch.tensor([2, 0, 0])
-    found = covering(baseline, images)(owners, keep)
+    found = baseline.covering(images)(owners, keep)
     torch.testing.assert_close(found, baseline(images[owners], keep), rtol=0, atol=1e-12)
-    one = covering(baseline, images[:1])(torch.zeros(3, dtype=torch.long), keep)
+    one = baseline.covering(images[:1])(torch.zeros(3, dtype=torch.long), keep)
     torch.testing.assert_close(one, baseline(images[:1].repeat(3, 1, 1, 1), keep), rtol=0, atol=1e-12)
     one.zero_()  # the network may overwrite what it gets
     assert images[0].any()
 
 
-@pytest.mark.parametrize(
-    "baseline", [baseline for baseline in ALL if baseline.name != "defocus"], ids=lambda baseline: baseline.name
-)
+@EACH
 def test_a_mask_in_between_blends(baseline: Baseline, images: torch.Tensor) -> None:
+    if isinstance(baseline, Defocus):
+        return  # which blurs less instead
     half = torch.full((3, 1, 9, 7), 0.25)
     expected = 0.25 * images + 0.75 * baseline(images, torch.zeros(3, 1, 9, 7))
     torch.testing.assert_close(baseline(images, half), expected, rtol=0, atol=1e-12)
@@ -222,20 +223,16 @@ def test_videos_are_filled_frame_by_frame_where_colours_are_of_places(baseline: 
         torch.testing.assert_close(still(video, keep), frames)
 
 
-def test_fills_are_values_and_have_names() -> None:
+def test_baselines_are_values_and_have_names() -> None:
     assert list_baselines() == ["black", "blur", "defocus", "mean", "neighbours", "noise", "zero"]
     assert get_baseline(" Blur ") == Blur()
     assert get_baseline(Noise(seed=np.int64(4))) == Noise(seed=4)  # type: ignore[arg-type]
     assert len({Blur(), Blur(11, 5), Blur(3)}) == 2
-    one, same, other = (
-        OtherPhoto(torch.zeros(3, 2, 2)),
-        OtherPhoto(torch.zeros(3, 2, 2)),
-        OtherPhoto(torch.ones(3, 2, 2)),
-    )
+    one, same, other = (OtherPhoto(torch.full((3, 2, 2), value)) for value in (0.0, 0.0, 1.0))
     assert (one == same, one == other, len({one, same, other})) == (True, False, 2)
     assert all(baseline.about and isinstance(baseline.depends_on_mask, bool) for baseline in ALL)
     with pytest.raises(BaselineError, match="already registered"):
-        register(Blur(3))
+        register(type("Other", (Blur,), {}))
 
 
 def test_black_is_read_off_the_preprocessing(images: torch.Tensor) -> None:
@@ -262,35 +259,36 @@ def test_pictures_show_what_the_model_would_see() -> None:
 
 
 WRONG: list[tuple[Any, str]] = [
-    (lambda: Blur(kernel=4), "kernel of blur must be an odd whole number from 1, got 4"),
-    (lambda: Blur(sigma=0.0), "sigma of blur must be above 0, got 0.0"),
-    (lambda: Blur(sigma=float("nan")), "sigma of blur must be a finite number, got nan"),
-    (lambda: Defocus(sigma=0.0), "sigma of defocus must be a finite number above 0, got 0.0"),
-    (lambda: Defocus(levels=1), "levels of defocus must be a whole number from 2, got 1"),
-    (lambda: Noise(seed=0.5), "seed of noise must be a whole number, got 0.5"),  # type: ignore[arg-type]
-    (lambda: Noise(scale=-1.0), "scale of noise must be a number from 0, got -1.0"),
-    (lambda: Neighbours(noise=-1), "noise of neighbours must be a finite number from 0, got -1"),
-    (lambda: Black(std=(0.0,)), r"std of black must be of numbers above 0, got \(0.0,\)"),
-    (lambda: Black()(torch.rand(1, 3, 2, 2), torch.zeros(1, 1, 2, 2)), "must know the preprocessing's mean and dev"),
-    (lambda: Black((0.5, 0.5), (1.0,)).replacement(torch.rand(1, 3, 2, 2)), "for each of the 3 channels, got 2 and 1"),
-    (lambda: Black.of(lambda _: torch.rand(3)), r"preprocess must return a tensor \(C, H, W\), got Tensor of shape"),
-    (lambda: Black.of(lambda image: CenterCrop(4)(image) ** 2), "no more to colours than to scale and shift"),
-    (lambda: OtherPhoto(torch.zeros(2, 2)), "other of photo must be a floating-point tensor"),
-    (lambda: OtherPhoto(torch.full((3, 2, 2), torch.nan)), "other of photo must hold finite values"),
-    (lambda: OtherPhoto(torch.zeros(3, 2, 2)).replacement(torch.zeros(1, 3, 4, 4)), r"must have the shape \(3, 4, 4\)"),
-    (lambda: Zero()(torch.zeros(3, 2, 2), torch.zeros(1, 1, 2, 2)), r"images must be a floating-point tensor \(N, C"),
-    (lambda: Zero()(torch.zeros(2, 3, 2, 2), torch.zeros(2, 3, 2, 2)), r"keep must be a tensor \(2, 1, 2, 2\)"),
-    (lambda: Zero()(torch.zeros(2, 3, 2, 2), torch.zeros(3, 1, 2, 2)), r"keep must have the shape \(2, 1, 2, 2\)"),
-    (lambda: Zero()(torch.zeros(1, 3, 2, 2), torch.full((1, 1, 2, 2), 2.0)), "keep must lie between 0 .* and 1"),
-    (lambda: Zero()(torch.zeros(1, 3, 2, 2), torch.full((1, 1, 2, 2), torch.nan)), "keep must lie between 0"),
-    (lambda: get_baseline("bluur"), "baseline 'bluur' is unknown; did you mean 'blur'"),
-    (lambda: get_baseline("photo"), "baseline 'photo' must be given as an object"),
-    (lambda: get_baseline(Zero), "got the class Zero; use Zero"),  # type: ignore[arg-type]
-    (lambda: get_baseline(()), "baseline must be a name or a baseline"),  # type: ignore[arg-type]
+    (lambda: Blur(kernel=4), "kernel"),
+    (lambda: Blur(sigma=0.0), "sigma"),
+    (lambda: Blur(sigma=float("nan")), "sigma"),
+    (lambda: Defocus(sigma=0.0), "sigma"),
+    (lambda: Defocus(levels=1), "levels"),
+    (lambda: Noise(seed=0.5), "seed"),  # type: ignore[arg-type]
+    (lambda: Noise(scale=-1.0), "scale"),
+    (lambda: Neighbours(noise=-1), "noise"),
+    (lambda: Black(std=(0.0,)), "std"),
+    (lambda: Black()(X, MASK), "mean and dev"),
+    (lambda: Black((0.5, 0.5), (1.0,)).replacement(X), "3 channels"),
+    (lambda: Black.of(lambda _: torch.rand(3)), "preprocess"),
+    (lambda: Black.of(lambda image: CenterCrop(4)(image) ** 2), "scale and shift"),
+    (lambda: OtherPhoto(torch.zeros(2, 2)), "other"),
+    (lambda: OtherPhoto(torch.full((3, 2, 2), torch.nan)), "other"),
+    (lambda: OtherPhoto(torch.zeros(3, 2, 2)).replacement(torch.zeros(1, 3, 4, 4)), "shape"),
+    (lambda: Zero()(X[0], MASK), "images"),
+    (lambda: Zero()(X, X), "keep"),
+    (lambda: Zero()(X, torch.zeros(3, 1, 2, 2)), "keep"),
+    (lambda: Zero()(X, torch.full((1, 1, 2, 2), 2.0)), "keep"),
+    (lambda: Zero()(X, torch.full((1, 1, 2, 2), torch.nan)), "keep"),
+    (lambda: get_baseline("bluur"), "'blur'"),
+    (lambda: get_baseline("blur(sigmar=3)"), "'sigma'"),
+    (lambda: get_baseline("photo"), "object"),
+    (lambda: get_baseline(Zero), "class"),  # type: ignore[arg-type]
+    (lambda: get_baseline(()), "baseline"),  # type: ignore[arg-type]
 ]
 
 
-@pytest.mark.parametrize(("call", "message"), WRONG, ids=[message for _, message in WRONG])
+@pytest.mark.parametrize(("call", "message"), WRONG)
 def test_what_does_not_fit_is_refused_in_one_line(call: Any, message: str) -> None:
     with pytest.raises(BaselineError, match=message) as caught:
         call()

@@ -155,8 +155,8 @@ def test_progress_counts_the_steps_and_shows_the_masks(curved: Curved) -> None:
 class Hard(Zero):
     """Kept or not, and nothing between."""
 
-    name = "hard"  # type: ignore[misc]
-    depends_on_mask = True  # type: ignore[misc]
+    name = "hard"
+    depends_on_mask = True
 
     def __call__(self, images: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
         return images * (keep > 0.5)

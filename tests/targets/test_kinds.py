@@ -33,7 +33,7 @@ from explain.targets import (
     TopClass,
     as_target,
 )
-from explain.targets.base import Sum, find_logits, settle
+from explain.targets.base import Sum, find_logits
 from explain.targets.regions import find_detections, overlaps
 from tests.conftest import TinyNet, settled, snapshot
 
@@ -264,7 +264,7 @@ def test_boxes_that_do_not_fit_are_refused(target: Any, message: str, windows: n
 def test_no_detection_at_all_is_refused_in_the_image_and_scores_0_in_altered_ones(
     windows: nn.Module, x: torch.Tensor
 ) -> None:
-    clean = settle(Detection(), windows(x), 3)
+    clean = Detection().settled(windows(x), 3)
     windows.threshold = 2.0
     with pytest.raises(TargetError, match="labels found there"):
         explain.attribute(windows, x, "saliency", target=Detection())

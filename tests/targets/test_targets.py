@@ -23,10 +23,11 @@ from explain.targets import (
     ScoreTarget,
     Segmentation,
     Similarity,
+    Target,
     TopClass,
     as_target,
 )
-from explain.targets.base import Sum, find_logits, for_rows, settle
+from explain.targets.base import Sum, find_logits
 from explain.targets.functions import Contrast
 from explain.targets.labels import find_label
 from explain.targets.per_image import Element, Separate
@@ -195,7 +196,7 @@ def test_rows_of_rows_belong_to_the_first_images() -> None:
 
     target = as_target(score)
     target.pick(torch.zeros(3, 2), 3)
-    rows = for_rows(for_rows(target, torch.tensor([2, 2, 0])), torch.tensor([2, 0, 1, 0]))
+    rows = target.rows(torch.tensor([2, 2, 0])).rows(torch.tensor([2, 0, 1, 0]))
     rows.pick(torch.zeros(4, 2), 4)
     assert seen == [[0, 1, 2], [0, 2, 2, 2]]
     assert hash(rows) == hash(rows)
@@ -224,7 +225,7 @@ class Fields:
     name: str = "it"
 
 
-class Own:
+class Own(Target):
     """A target of somebody else's that counts on the rows of the images."""
 
     name = "own"
@@ -306,7 +307,7 @@ def test_a_proof_is_asked_for_once() -> None:
         calls.clear()
         must_follow_rows(target, LOGITS, 2)
         assert calls == [2, 2, 3, 1]
-        must_follow_rows(for_rows(target, torch.tensor([1, 0])), LOGITS, 2)
+        must_follow_rows(target.rows(torch.tensor([1, 0])), LOGITS, 2)
         assert len(calls) == 4
 
 
@@ -380,17 +381,17 @@ def test_a_list_of_callables_has_one_for_each_image(net: nn.Module, x: torch.Ten
 @pytest.mark.parametrize("wrap", [lambda maps: maps, lambda maps: {"features": maps}, lambda maps: (None, maps)])
 def test_tuples_are_places_in_an_output_with_several_dimensions(given: Any, expected: torch.Tensor, wrap: Any) -> None:
     output = wrap(MAPS)
-    target = settle(as_target(given), output, 2)
+    target = as_target(given).settled(output, 2)
     assert torch.equal(target.pick(output, 2)[0], expected)
     assert torch.equal(as_target(given).pick(output, 2)[0], expected)
-    turned = for_rows(target, torch.tensor([1, 0, 1]))
+    turned = target.rows(torch.tensor([1, 0, 1]))
     assert torch.equal(turned.pick(take(output, 2, [1, 0, 1]), 3)[0], expected[[1, 0, 1]])
 
 
 def test_a_tuple_is_a_class_for_each_image_where_there_are_class_scores() -> None:
-    assert settle(as_target((2, 1)), LOGITS, 2) == ClassTarget((2, 1))
-    assert settle(as_target((2, 1)), (MAPS[:, :, 0], LOGITS), 2) == ClassTarget((2, 1))
-    assert settle(as_target((2, 1)), MAPS[:, :, 0], 2) == Element((2, 1))
+    assert as_target((2, 1)).settled(LOGITS, 2) == ClassTarget((2, 1))
+    assert as_target((2, 1)).settled((MAPS[:, :, 0], LOGITS), 2) == ClassTarget((2, 1))
+    assert as_target((2, 1)).settled(MAPS[:, :, 0], 2) == Element((2, 1))
 
 
 @pytest.mark.parametrize(
@@ -408,15 +409,15 @@ def test_a_tuple_is_a_class_for_each_image_where_there_are_class_scores() -> Non
 )
 def test_targets_for_each_image_that_do_not_fit_are_refused(given: Any, output: torch.Tensor, message: str) -> None:
     with pytest.raises(TargetError, match=message):
-        settle(as_target(given), output, 2).pick(output, 2)
+        as_target(given).settled(output, 2).pick(output, 2)
 
 
 def test_targets_for_each_image_settle_on_their_own_image_alone() -> None:
     maps = torch.zeros(2, 3, 2, 2)
     maps[0, 1], maps[1, 2, 0] = 5, 7
-    target = settle(as_target([Segmentation(1), Segmentation(2)]), maps, 2)  # neither class is in the other image
+    target = as_target([Segmentation(1), Segmentation(2)]).settled(maps, 2)  # neither class is in the other image
     altered = torch.arange(3 * 3 * 4.0).reshape(3, 3, 2, 2)
-    score = for_rows(target, torch.tensor([1, 0, 1])).pick(altered, 3)[0]
+    score = target.rows(torch.tensor([1, 0, 1])).pick(altered, 3)[0]
     torch.testing.assert_close(
         score, torch.stack([altered[0, 2, 0].mean(), altered[1, 1].mean(), altered[2, 2, 0].mean()])
     )
@@ -424,10 +425,10 @@ def test_targets_for_each_image_settle_on_their_own_image_alone() -> None:
     found = [
         {"boxes": boxes[[i]], "labels": torch.tensor([i]), "scores": torch.tensor([0.5 + i / 10])} for i in range(2)
     ]
-    boxed = settle(as_target([Detection(0), Detection(1)]), found, 2)
+    boxed = as_target([Detection(0), Detection(1)]).settled(found, 2)
     torch.testing.assert_close(boxed.pick(found, 2)[0], torch.tensor([0.5, 0.6]))
     torch.testing.assert_close(
-        for_rows(boxed, torch.tensor([1, 1, 0])).pick([found[1], found[0], found[0]], 3)[0],
+        boxed.rows(torch.tensor([1, 1, 0])).pick([found[1], found[0], found[0]], 3)[0],
         torch.tensor([0.6, 0.0, 0.5]),
     )
 
