@@ -317,7 +317,6 @@ def rows(quick: bool) -> Iterator[tuple[str, float | None, Callable[[str, float 
     few, many = batches
     integrated = f"integratedgradients, each of {steps} steps"
     score_bf16 = partial(in_bf16, of="resnet18", method="scorecam", per=channels)
-    path_bf16 = partial(in_bf16, of=large, method=IntegratedGradients(steps), per=steps)
     yield "gradcam", 1.10, partial(gradcam, batch=few)
     yield f"gradcam, {many} images", 1.10, partial(gradcam, batch=many)
     yield "7 CAMs together, one layer", 1.30, seven
@@ -335,7 +334,6 @@ def rows(quick: bool) -> Iterator[tuple[str, float | None, Callable[[str, float 
     yield "attnlrp, epsilon, ViT-B/16", 2.6, partial(of_transformer, gamma=0.0)
     yield "attnlrp, gamma, ViT-B/16", 6.0, partial(of_transformer, gamma=0.25)
     yield integrated, 1.8, path
-    yield "integratedgradients, each step, bfloat16", None, path_bf16
     for method in COVERING:
         yield f"{method}, ResNet-18, each covered photo", None, partial(covering, method=method)
 

@@ -108,7 +108,8 @@ def attribute(
             and is fastest, found in a short trial where the work is long.
         progress: called with the number of such inputs done and their total.
             If it takes a third argument, that is the maps so far, by method.
-        precision: "bf16" computes these runs in bfloat16.
+        precision: "bf16" computes these runs in bfloat16 where only their scores are needed; gradients in bfloat16
+            are off by tens of percent.
         samples, tolerance, max_seconds: for methods that estimate, how many altered photos to run at most; the largest
             standard error over the largest magnitude that is small enough to stop; and after how many seconds to stop.
         keep_partial: whether an interrupt (Ctrl-C) gives what there is by then, with ``finished`` false.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from explain._utils.errors import either, image_name, warn
 from explain.attribution.result import Attribution
-from explain.engine import Activations, Evidence, InputGradients, LayerGradients
+from explain.engine import Activations, Attributions, Evidence, InputGradients, LayerGradients, Need
 from explain.methods import DeepLIFT, DeepLIFTSHAP, Method
 from explain.relevance.gradient_rules import Coverage
 
@@ -67,6 +67,24 @@ _STABILISED = 0.01
 _ROUNDING = 1000
 """How many of the last bits of the sizes that are added up may be rounding errors."""
 _HELD = "its rules hold a softmax constant that the score comes through; use attnlrp"
+
+
+def warn_of_half_precision(methods: Mapping[str, Method], x: torch.Tensor) -> None:
+    """Warn of gradients that reach the input in half precision: their rounding errors add up over all layers."""
+    if x.dtype not in (torch.float16, torch.bfloat16):
+        return
+    needs = {name: [*method.needs, *_inner(method)] for name, method in methods.items()}
+    names = [name for name, found in needs.items() if any(need.whole for need in found)]
+    if names:
+        warn(
+            f"{', '.join(names)} may be off by tens of percent: the model computes gradients in "
+            f"{str(x.dtype).removeprefix('torch.')}; give model.float() and x.float()"
+        )
+
+
+def _inner(method: Method) -> list[Need[Any]]:
+    """What is needed of altered inputs."""
+    return [need for outer in method.needs if isinstance(outer, Attributions) for need in outer.method.needs]
 
 
 def warn_of_closed(method: Method, coverage: Coverage) -> None:

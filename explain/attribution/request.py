@@ -14,6 +14,7 @@ from explain.attribution.diagnostics import (
     warn_if_empty,
     warn_of_closed,
     warn_of_gaps,
+    warn_of_half_precision,
     warn_of_missed,
     warn_of_signs,
     warn_of_stabilised,
@@ -73,6 +74,7 @@ class Request:
         return cls(model, inputs, chosen, list(targets), settings, layers)
 
     def answered(self) -> list[dict[str, Attribution]]:
+        warn_of_half_precision(self.methods, self.inputs.x)
         try:
             return self._answered(self.layers_by_method())
         except _OtherWayError:

@@ -236,9 +236,12 @@ def _run_batch(
         images = torch.cat([images, unaltered])
         altered = {path: torch.cat([t, inputs.tensor(path)[unaltered]]) for path, t in altered.items()}
     given = context.evidence(context.choices[0], None)
+    # gradients in bfloat16 are off by tens of percent, scores by less than a percent
+    precision = "full" if inner.whole or inner.layers else context.work.precision
     gather = partial(
         context.gather,
         plan=inner,
+        precision=precision,
         targets=[reader.choice.of_rows(images) for reader in readers],
         work=replace(context.work, progress=None, batch_size=1 if context.one_at_a_time else context.work.batch_size),
         origin=RowOrigin(given.images, partial(_carried, given, first, images, numbers), given.question.outputs),

@@ -267,6 +267,7 @@ def test_deeplift_does_not_take_rounding_for_something_missed() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.filterwarnings("ignore:.* may be off by tens of percent")
 def test_integrated_gradients_in_half_precision_add_up_in_single_precision(dtype: torch.dtype) -> None:
     """Of a function whose gradient 2 w x is two products of numbers in half precision.
 
