@@ -72,11 +72,15 @@ def networks() -> Iterator[tuple[str, nn.Module, torch.Tensor]]:
 
 
 def few(function, *args, **kwargs):
-    """Call with at most 96 altered inputs for methods that estimate, under the option's present or former name."""
-    try:
-        return function(*args, samples=96, **kwargs)
-    except TypeError:
-        return function(*args, samples=96, **kwargs)
+    """Call with at most 96 altered inputs where the method estimates; the option had another name before 0.3.0."""
+    import explain
+
+    for budget in ({"samples": 96}, {"runs": 96}):
+        try:
+            return function(*args, **budget, **kwargs)
+        except (TypeError, explain.ExplainError):
+            continue
+    return function(*args, **kwargs)
 
 
 def method_values() -> Iterator[tuple[str, np.ndarray]]:

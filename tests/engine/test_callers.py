@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 import explain
 from explain import ExplainError, ExplainWarning, LayerError, ModelError
+from explain.distributed.communication import communicate
 from explain.hooks import HookGroup
 from explain.methods import GradCAM
 from explain.methods.registry import get_method
@@ -56,7 +57,7 @@ def test_a_distributed_model_is_looked_into_and_trains_on(
 ) -> None:
     net = distributed.module
     alone = copy.deepcopy(net)
-    sent = explain.distributed.communication.communicate(distributed)
+    sent = communicate(distributed)
     reducer, before = distributed.reducer, snapshot(distributed)
     methods = ["gradcam", "guidedbackprop", "fullgrad", "scorecam"]
     for name, found in explain.attribute(distributed, x, methods, target=1).items():
