@@ -71,7 +71,7 @@ def test_all_that_is_found_is_checked_and_no_photo_is_in_what_may_be_shown(
     names = {path.name for path in out.iterdir()}
     assert {"tiny.json", "tiny-objects.png"} <= names
     text = module.section(found)
-    assert text.startswith(f"13 photos, of which the model knows {found['accuracy']:.0%}.")
+    assert text.startswith(f"13 photos; the model classifies {found['accuracy']:.0%} of them")
     rows = [line for line in text.splitlines() if line.startswith("| ") and "---" not in line]
     assert len(rows) == 3 + len(found["looks"]) + 1 + len(found["reasons"]) + len(found["mistakes"])
     for table in text.split("\n\n")[1:]:
