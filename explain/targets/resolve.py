@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 
 from explain._utils.errors import ModelError, TargetError, shown
@@ -18,6 +19,7 @@ from explain.targets.per_image import Element, Separate, Tuple
 
 One: TypeAlias = "int | str | tuple[int, ...] | Callable[..., torch.Tensor] | Target | None"
 TargetLike: TypeAlias = "One | torch.Tensor | Sequence[One]"
+ARRAYS = (torch.Tensor, np.ndarray, np.generic)
 
 
 def as_target(target: TargetLike, categories: Sequence[str] | None = None) -> Target:
@@ -57,7 +59,7 @@ def as_target(target: TargetLike, categories: Sequence[str] | None = None) -> Ta
         return Label(target).labelled(categories)
     if isinstance(target, Target):
         return target.labelled(categories)
-    if isinstance(target, torch.Tensor) or hasattr(target, "tolist"):
+    if isinstance(target, ARRAYS):
         return _from_numbers(target.tolist(), target, categories)
     if isinstance(target, (int, Sequence)):
         return _from_numbers(target, target, categories)
@@ -92,7 +94,7 @@ def as_targets(
         return [TopClass(rank) for rank in range(top_k)]
     if targets is None:
         return [as_target(target, categories)]
-    several = targets.tolist() if hasattr(targets, "tolist") else targets
+    several = targets.tolist() if isinstance(targets, ARRAYS) else targets
     if not isinstance(several, list | tuple):
         raise TargetError(f"targets must be a list of targets for every image, got {shown(targets)}; target= takes one")
     if not several:
@@ -106,7 +108,7 @@ def one_per_image(target: Any) -> list[TargetLike] | None:
     >>> one_per_image(["tabby", 3]), one_per_image(torch.tensor([3, 4])), one_per_image((3, 2, 1))
     (['tabby', 3], [3, 4], None)
     """
-    found = target.tolist() if hasattr(target, "tolist") else target
+    found = target.tolist() if isinstance(target, ARRAYS) else target
     place = isinstance(found, tuple) and len(found) > 1 and all(isinstance(each, int) for each in found)
     if place or not isinstance(found, list | tuple):
         return None
@@ -165,7 +167,7 @@ def _for_one_image(each: Any, given: object, categories: Labels) -> Target:
     if isinstance(each, (list, tuple)):
         index = _whole(each, given)
         return ClassTarget(index[0]) if len(index) == 1 else Element(index)
-    if hasattr(each, "tolist") or isinstance(each, (bool, float)):
+    if isinstance(each, (*ARRAYS, bool, float)):
         return ClassTarget(_whole([each], given)[0])
     target = as_target(each, categories)
     if isinstance(target, ScoreTarget) and target.takes_images:

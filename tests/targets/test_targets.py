@@ -15,7 +15,7 @@ from torch import nn
 import explain
 from explain import ModelError, TargetError
 from explain.hooks import FeatureExtractor
-from explain.methods import AblationCAM, GradCAM
+from explain.methods import AblationCAM, GradCAM, IntegratedGradients, Occlusion
 from explain.targets import (
     ClassTarget,
     Detection,
@@ -467,3 +467,29 @@ def test_a_neuron_is_explained_as_an_output_of_the_network_that_ends_there(
     expected = explain.attribute(by_hand, x, method, target=lambda maps: maps[:, 5, 3, 4])
     torch.testing.assert_close(found.values, expected.values, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(found.score, expected.score, rtol=1e-10, atol=1e-12)
+
+
+class Attributes(dict[str, int]):
+    """A dictionary whose missing attributes raise KeyError, as many packages have."""
+
+    __getattr__ = dict.__getitem__
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"target": Attributes(a=1)}, {"targets": [Attributes(a=1)]}, {"layer": Attributes(a=1)},
+        {"method": [Attributes(a=1)]}, {"activation": Attributes(a=1)},
+        {"categories": Attributes(a=1)}, {"progress": Attributes(a=1), "method": "occlusion"},
+    ],
+)  # fmt: skip
+def test_attribute_dictionaries_are_refused(options: dict[str, Any]) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    with pytest.raises(explain.ExplainError):
+        explain.attribute(model, torch.rand(1, 3, 8, 8), **{"method": "saliency", **options})
+
+
+@pytest.mark.parametrize("method", [Occlusion, IntegratedGradients])
+def test_an_attribute_dictionary_is_no_baseline(method: Any) -> None:
+    with pytest.raises(explain.MethodError, match="baseline"):
+        method(baseline=Attributes(a=1))
