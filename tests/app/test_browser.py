@@ -157,7 +157,7 @@ def test_methods_and_layers_are_chosen(app: Any, explainer: explain.Explainer) -
     assert page.item("maps[0][0].plane.width") == explainer(photo(), layer="first").values.shape[-1]
 
 
-def test_a_slow_method_sharpens_and_is_stopped(app: Any) -> None:
+def test_a_slow_method_sharpens_until_it_is_done(app: Any) -> None:
     page = app().give()
     page.tab.evaluate("""() => {
         window.seen = [];
@@ -165,10 +165,11 @@ def test_a_slow_method_sharpens_and_is_stopped(app: Any) -> None:
         explainPage.sharpen = async (step) => { window.seen.push(step.progress[0]); await sharpen(step); };
     }""")
     page.tab.locator("details.choice summary").click()
+    page.tab.evaluate("explainPage.methods.seconds.take(explainPage.source.index.limits.seconds)")  # slow machines too
     page.tab.locator(".method-list input[value=rise]").check()
     page.until("explainPage.viewer.item.methods.length === 2 && explainPage.progress.hidden")
     assert len(page.tab.evaluate("seen")) >= 1
-    assert page.item("maps[0][1].runs") == explain.methods.RISE().samples
+    assert page.item("maps[0][1].samples") == explain.methods.RISE().samples
 
 
 def test_a_region_is_covered_and_the_answers_follow(app: Any) -> None:
