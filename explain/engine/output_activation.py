@@ -14,7 +14,7 @@ from explain.hooks import untouched
 from explain.targets.base import find_logits
 from explain.targets.outputs import Activation, Outputs, outputs_like
 from explain.tracing.table import operation_name
-from explain.tracing.tracer import Subscriber
+from explain.tracing.tracer import Tracer
 
 _KINDS = frozenset(["softmax", "sigmoid", "expit", "hardsigmoid"])
 
@@ -51,7 +51,7 @@ def _gave(result: torch.Tensor, outputs: torch.Tensor) -> bool:
     return outputs.shape[1] > 1 and result.shape[-2:] == outputs.shape
 
 
-class _Watch(Subscriber):
+class _Watch(Tracer):
     """Keeps what softmaxes and sigmoids gave in this thread."""
 
     opens = False

@@ -62,9 +62,13 @@ def propagate_differences(
         )
     nodes, flow = consumers(score), RelevanceFlow(group, count, ())
     for step, other in zip(steps, of_reference, strict=True):
-        rule = _RULES.get(step.kind)
-        if step.node in nodes and rule is not None and step.values and step.linear is None:
-            rule(StepPair(step, other), flow.for_step(step))
+        if step.node not in nodes or not step.values or step.linear is not None:
+            continue
+        pair, back = StepPair(step, other), _BACK.get(step.kind)
+        if step.kind in ("rectifier", "activation"):
+            _rescale(pair, flow)
+        elif back is not None and step.entrances:
+            flow.replace_gradient(step, partial(back, pair))
     return flow
 
 
@@ -86,17 +90,6 @@ def _rescale(pair: StepPair, flow: RelevanceFlow) -> None:
         return (torch.where(slope.isnan(), plain, arrived * slope), *grad_inputs[1:])
 
     flow.at(pair.step, after)
-
-
-def _by_entrances(back: Callable[[StepPair, torch.Tensor], dict[int, torch.Tensor]]) -> Callable[..., None]:
-    """A rule that says what leaves by each entrance, in autograd's place."""
-
-    def rule(pair: StepPair, flow: RelevanceFlow) -> None:
-        step = pair.step
-        if step.entrances:
-            flow.replace_gradient(step, partial(back, pair))
-
-    return rule
 
 
 def _product(pair: StepPair, gradient: torch.Tensor) -> dict[int, torch.Tensor]:
@@ -227,14 +220,13 @@ def _to_holders(
     return torch.zeros_like(x).scatter_add(-1, places, sent)
 
 
-_RULES: dict[str, Callable[[StepPair, RelevanceFlow], None]] = {
-    "rectifier": _rescale,
-    "activation": _rescale,
-    "product": _by_entrances(_product),
-    "quotient": _by_entrances(_quotient),
-    "matrixproduct": _by_entrances(_matrix_product),
-    "softmax": _by_entrances(_softmax),
-    "attention": _by_entrances(_attention),
-    "deviation": _by_entrances(_deviation),
-    "maximum": _by_entrances(_maximum),
+_BACK: dict[str, Callable[[StepPair, torch.Tensor], dict[int, torch.Tensor]]] = {
+    "product": _product,
+    "quotient": _quotient,
+    "matrixproduct": _matrix_product,
+    "softmax": _softmax,
+    "attention": _attention,
+    "deviation": _deviation,
+    "maximum": _maximum,
 }
+"""What leaves a step by its entrances, in the place of autograd's gradient, by the step's kind."""

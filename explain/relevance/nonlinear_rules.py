@@ -259,20 +259,11 @@ class ConstantTerms(RelevanceRule):
             return
 
         def arrived(gradient: torch.Tensor) -> torch.Tensor:
-            for part in _added(step, gradient):
+            for part in _ADDED[step.kind](step, gradient):
                 flow.take("biases", part)
             return gradient
 
         flow.arriving(step, arrived)
-
-
-def _added(step: Step, gradient: torch.Tensor) -> Sequence[torch.Tensor]:
-    """The gradient times each constant that was added, in the rows of the gradient."""
-    if step.kind == "sum":
-        return _summands(step, gradient)
-    if step.kind == "join":
-        return _joined(step, gradient)
-    return _chosen(step, gradient)
 
 
 def _summands(step: Step, gradient: torch.Tensor) -> list[torch.Tensor]:
@@ -313,3 +304,7 @@ def _chosen(step: Step, gradient: torch.Tensor) -> list[torch.Tensor]:
         return []
     chosen = ~mask if signals[0] < constants[0] else mask
     return [torch.where(chosen & (gradient != 0), gradient * step.shapes[constants[0]], 0)]
+
+
+_ADDED = {"sum": _summands, "join": _joined, "choice": _chosen}
+"""The gradient times each constant that was added, in the rows of the gradient, by the kind of step."""

@@ -312,18 +312,10 @@ def maps_in(steps: Sequence[Step], nodes: Mapping[Node, Sequence[Node]], apart: 
             LinearNode(first.kind, first.module, linear, x, step.result, entrance, step, False, rectified, rectifier)
         )
     found.reverse()
-    _mark_nearest(found)
+    exits, clean = {m.exit.node for m in found if m.kind != "batchnorm"}, set[Node]()
+    for each in found:
+        each.nearest = each.node is not None and _is_clean(each.node, exits, clean)
     return found
-
-
-def _mark_nearest(maps: Sequence[LinearNode]) -> None:
-    """Mark the maps that no convolution, linear layer or product keeps from the input."""
-    exits = {m.exit.node for m in maps if m.kind != "batchnorm"}
-    clean: set[Node] = set()
-    for each in maps:
-        node = each.node
-        if node is not None:
-            each.nearest = _is_clean(node, exits, clean)
 
 
 def _is_clean(start: Node, exits: set[Node], clean: set[Node]) -> bool:

@@ -21,7 +21,7 @@ from explain._utils.errors import MethodError
 from explain.tracing.calls import Call
 from explain.tracing.linear_maps import linear_map
 from explain.tracing.table import operation_name
-from explain.tracing.tracer import ModuleTracker, Subscriber
+from explain.tracing.tracer import ModuleTracker, Tracer
 
 Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -36,7 +36,7 @@ def _rows(base: torch.Tensor, more: torch.Tensor, less: torch.Tensor) -> torch.T
     return torch.cat([base, base + more, base + less])
 
 
-class RevealCancelTracer(Subscriber):
+class RevealCancelTracer(Tracer):
     """Follows the three rows of each image through the functions that a network calls."""
 
     def __init__(self, model: nn.Module) -> None:

@@ -14,10 +14,10 @@ import torch
 
 from explain.relevance.propagation import sources_behind
 from explain.tracing.table import operation_name
-from explain.tracing.tracer import Subscriber
+from explain.tracing.tracer import Tracer
 
 
-class ZeroLeaves(Subscriber):
+class ZeroLeaves(Tracer):
     """Adds zeros to what softmaxes and attentions are given that ``sources`` do not reach; ``leaves`` has them.
 
     >>> photo, words = torch.zeros(2, requires_grad=True), torch.zeros(2)

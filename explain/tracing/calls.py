@@ -71,7 +71,16 @@ class Call:
                 self.flat.append(value)
         self.tensors = [value for value in self.flat if isinstance(value, torch.Tensor)]
         first = self.flat[0] if self.flat else None
-        self.in_place = isinstance(first, torch.Tensor) and _overwrites(self.function)
+        name = str(getattr(self.function, "__name__", ""))
+        overwrites = (name.endswith("_") and not name.endswith("__")) or name in _BY_OPERATOR
+        self.in_place = isinstance(first, torch.Tensor) and (overwrites or self._inplace)
+
+    @property
+    def _inplace(self) -> bool:
+        """The ``inplace`` option of a function that is written in Python."""
+        names: tuple[str, ...] = getattr(getattr(self.function, "__code__", None), "co_varnames", ())
+        given = {**dict(zip(names, self.args, strict=False)), **self.kwargs} if "inplace" in names else {}
+        return bool(given.get("inplace"))
 
     @property
     def info(self) -> OperationInfo:
@@ -101,6 +110,10 @@ class Call:
         name = str(getattr(self.function, "__name__", ""))
         if name == "__setitem__":
             return Call(_assigned, self.name, self.args, self.kwargs)
+        if self._inplace:
+            names = self.function.__code__.co_varnames
+            given = {**dict(zip(names, self.args, strict=False)), **self.kwargs, "inplace": False}
+            return Call(self.function, self.name, (given.pop(names[0]),), given)
         name = name[3:-2] if name in _BY_OPERATOR else name[:-1]
         plain = getattr(torch, {"truediv": "div"}.get(name, name), None) or getattr(F, name, None)
         plain = plain or getattr(torch._C._nn, name, None)
@@ -124,11 +137,6 @@ def _assigned(tensor: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
     found = tensor.clone()
     found[index] = value
     return found
-
-
-def _overwrites(function: Any) -> bool:
-    name = str(getattr(function, "__name__", ""))
-    return (name.endswith("_") and not name.endswith("__")) or name in _BY_OPERATOR
 
 
 def _gathered(value: Any, values: Iterator[Any]) -> Any:

@@ -13,7 +13,8 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from explain._utils.errors import MethodError
 from explain.hooks.preserve import behind_proxy, is_transforming
-from explain.tracing.calls import Call, TensorMap
+from explain.tracing.calls import Call, TensorMap, storage_of
+from explain.tracing.table import SCORE_NODES
 from explain.tracing.tracer import ModuleTracker
 
 
@@ -33,7 +34,7 @@ class Dependence:
     def __init__(self, sources: Sequence[torch.Tensor]) -> None:
         self._sources = {id(tensor): tensor for tensor in sources}
         self._known: dict[Node, bool] = {}
-        self._begun = sequence_number()
+        self._begun = torch._C._autograd._get_sequence_nr()
 
     def of(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor depends on the explained inputs."""
@@ -88,17 +89,8 @@ class Dependence:
         return isinstance(node, torch._C._functions.AccumulateGrad) and id(node.variable) in self._sources
 
 
-def sequence_number() -> int:
-    """The number of the Node that autograd makes next, of this thread."""
-    with torch.inference_mode(False), torch.enable_grad():
-        node = torch.ones(1, requires_grad=True).clone().grad_fn
-    assert node is not None
-    return int(node._sequence_nr())
-
-
 _NAMED = (nn.modules.conv._ConvNd, nn.Linear, nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 """Modules that do one thing: what their output is laid out as, the bias is too."""
-_THROUGH = ("View", "UnsafeView", "Add", "Sub", "Mul", "Div", "MaskedFill", "Where", "Reshape", "Unsqueeze", "Squeeze")
 _STEPS = 12
 
 
@@ -128,15 +120,15 @@ class ConstantRecorder:
     def __post_init__(self) -> None:
         own = [*self.model.parameters(), *self.model.buffers()]
         self._themselves = {id(tensor): tensor for tensor in own}
-        self._own = {storage for tensor in own if (storage := _storage(tensor))}
+        self._own = {storage for tensor in own if (storage := storage_of(tensor))}
         self._made = TensorMap[bool]()
         self._calls: Counter[str] = Counter()
         self._of_attention: set[Any] = set()
-        self._begun, self._running = sequence_number(), ModuleTracker(self.model)
+        self._begun, self._running = torch._C._autograd._get_sequence_nr(), ModuleTracker(self.model)
 
     def settled(self) -> list[AddedConstant]:
         """What has been found, when the forward pass is over."""
-        return [c if c.edge.node not in self._of_attention else _nowhere(c) for c in self.found]
+        return [replace(c, lies_on_input=False) if c.edge.node in self._of_attention else c for c in self.found]
 
     def seen(self, call: Call, result: Any) -> Any:
         """Note what a call adds; return its result, in the graph."""
@@ -158,7 +150,7 @@ class ConstantRecorder:
 
     def is_constant(self, value: Any) -> bool:
         if isinstance(value, torch.Tensor):
-            made = id(value) in self._themselves or value in self._made or _storage(value) in self._own
+            made = id(value) in self._themselves or value in self._made or storage_of(value) in self._own
             return made or self._is_older(value)
         return isinstance(value, (int, float))
 
@@ -228,7 +220,7 @@ class ConstantRecorder:
         """Remember the last steps before a softmax: what is added there is added to scores."""
         node = scores.grad_fn
         for _ in range(_STEPS):
-            if node is None or not node.name().startswith(_THROUGH):
+            if node is None or not node.name().startswith(SCORE_NODES):
                 return
             self._of_attention.add(node)
             node = next((before for before, _ in node.next_functions if before is not None), None)
@@ -239,17 +231,6 @@ def _arguments(call: Call) -> dict[str, Any]:
     code = getattr(call.function, "__code__", None)
     names = call.info.arguments if code is None else code.co_varnames[: code.co_argcount]
     return {**dict(zip(names, call.args, strict=False)), **call.kwargs}
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    try:
-        return tensor.untyped_storage().data_ptr()
-    except (NotImplementedError, RuntimeError):  # a sparse tensor, or one within a transform, has none
-        return 0
-
-
-def _nowhere(constant: AddedConstant) -> AddedConstant:
-    return replace(constant, lies_on_input=False)
 
 
 def _bias(given: Mapping[str, Any]) -> torch.Tensor | None:

@@ -7,12 +7,11 @@ call out of place. Operations that only the graph shows are added when it is wal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.autograd.graph import Node
 
@@ -23,7 +22,7 @@ from explain.tracing.calls import Call
 from explain.tracing.dependence import AddedConstant, ConstantRecorder
 from explain.tracing.rectifiers import Rectified, Rectifiers, may_rectify
 from explain.tracing.table import RECTIFIER_NODES, operation_name
-from explain.tracing.tracer import ModuleTracker, Subscriber
+from explain.tracing.tracer import ModuleTracker, Tracer
 
 # What hooks put into the graph, and operators that libraries register.
 _KNOWN = ("_Gate", "_OwnGate", "_Entrance", "Overwritten", "BackwardHookFunction", "GeneratedBackwardFor_")
@@ -71,7 +70,7 @@ def _is_custom(node: Node) -> bool:
     return written or "DifferentiableGraph" in name
 
 
-class Recorder(Subscriber):
+class Recorder(Tracer):
     """Notes the operations that this thread's functional calls make, until it is left.
 
     Args:
@@ -117,9 +116,9 @@ class Recorder(Subscriber):
         first = args[0] if args else None
         apart = None
         if noted and isinstance(first, torch.Tensor) and (first._is_view() or self._is_added_to(first)):
-            apart = _out_of_place(func, args, kwargs)
+            apart = call.apart() if call.in_place else None
         # A clone, since what a rectifier keeps of its input must not be overwritten by its output.
-        result = func(*args, **kwargs) if apart is None else apart(first.clone())  # type: ignore[union-attr]
+        result = call.made() if apart is None else apart.made({0: args[0].clone()})
         if rectified is not None:
             self._note(name, first if result is None else result, rectified)
         elif rectifiers is not None:
@@ -141,20 +140,3 @@ class Recorder(Subscriber):
         node = result.grad_fn if isinstance(result, torch.Tensor) else None
         if node is not None:
             self._noted[node] = Operation(kind, node, self._running()[0], True, found.inputs, found.turned)
-
-
-def _out_of_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., torch.Tensor] | None:
-    """What an in-place operation, called with these arguments, computes; None if it is not in place."""
-    names: tuple[str, ...] = getattr(getattr(func, "__code__", None), "co_varnames", ())
-    given = {**dict(zip(names, args, strict=False)), **kwargs} if args and "inplace" in names else {}
-    if given.get("inplace"):
-        return lambda x: func(**{**given, names[0]: x, "inplace": False})
-    name = str(getattr(func, "__name__", ""))
-    if name == "__setitem__":
-        return lambda x: x.masked_fill(args[1], 0)
-    if name in ("__imul__", "__iadd__", "__isub__"):
-        name = f"{name[3:-2]}_"
-    if not name.endswith("_") or name.endswith("__"):
-        return None
-    plain = getattr(torch, name[:-1], None) or getattr(F, name[:-1])
-    return lambda x: plain(x, *args[1:], **kwargs)

@@ -24,14 +24,12 @@ from explain.tracing.calls import Call, TensorMap, is_watched, places, plain, st
 from explain.tracing.dependence import Dependence
 from explain.tracing.linear_maps import LinearMap, linear_map
 from explain.tracing.snapshots import NonNegative, Snapshot, Snapshots
-from explain.tracing.table import LINEAR, SCALE_NODES, info, operation_name
-from explain.tracing.tracer import ModuleTracker, Subscriber
+from explain.tracing.table import LAYOUT_NODES, LINEAR, SCALE_NODES, info, operation_name
+from explain.tracing.tracer import ModuleTracker, Tracer
 
 _ENTERED = {*LINEAR, "deviation", "product", "quotient", "attention"}
 _WITH_VALUES = {"rectifier", "activation", "product", "quotient", "matrixproduct", "softmax", "attention", "deviation",
                 "maximum"}  # fmt: skip
-_THROUGH = ("View", "UnsafeView", "Unsqueeze", "Squeeze", "Expand", "Transpose", "Permute", "Clone", "Reshape", "Split",
-            "Select", "Slice", "Unbind", "ToCopy", "T")  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -76,7 +74,7 @@ class Step:
         return next(iter(self.entrances.values()))
 
 
-class StepRecorder(Subscriber):
+class StepRecorder(Tracer):
     """Notes the steps of this thread's forward pass, until it is left.
 
     With ``values``, it keeps what functions and products are given and give, for `differences`. ``sources`` are the
@@ -365,7 +363,7 @@ def _scale(tensor: torch.Tensor) -> str | None:
         name = node.name()
         if name.startswith(SCALE_NODES):
             return "weights" if name.startswith("Softmax") else "gate"
-        if not name.startswith(_THROUGH) or len(node.next_functions) != 1:
+        if not name.startswith(LAYOUT_NODES) or len(node.next_functions) != 1:
             return None
         node = node.next_functions[0][0]
     return None

@@ -149,6 +149,15 @@ RECTIFIER_NODES = {
 """Rectifiers by the Nodes that they leave in the graph, whose names end in a number besides."""
 SCALE_NODES = ("Sigmoid", "SignBackward", "Hardsigmoid", "Rsqrt", "Reciprocal", "Softmax")
 """Nodes whose results are gates, inverse deviations or weights of attention when something is multiplied by them."""
+LAYOUT_NODES = (
+    "View", "UnsafeView", "Unsqueeze", "Squeeze", "Expand", "Transpose", "Permute", "Clone", "Reshape", "Split",
+    "Select", "Slice", "Unbind", "ToCopy", "T",
+)  # fmt: skip
+"""Nodes of operations that give the values of their input in another layout."""
+SCORE_NODES = (
+    "View", "UnsafeView", "Add", "Sub", "Mul", "Div", "MaskedFill", "Where", "Reshape", "Unsqueeze", "Squeeze",
+)  # fmt: skip
+"""Nodes of what is done to scores of attention before their softmax."""
 _UNKNOWN = OperationInfo("")
 _names: dict[Any, str] = {}
 

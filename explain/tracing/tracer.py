@@ -1,10 +1,10 @@
-"""The tracer: one `TorchFunctionMode`, which shows a subscriber every function that this thread calls."""
+"""The tracer: the one `TorchFunctionMode` that all who record, replace or count the calls of this thread extend."""
 
 from __future__ import annotations
 
 import sys
 import threading
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, Self, TypeAlias
 
 from torch import nn
 from torch.overrides import TorchFunctionMode
@@ -13,17 +13,17 @@ from explain.tracing.calls import opened
 
 Running: TypeAlias = "tuple[str | None, nn.Module | None]"
 """The module that runs, and its name."""
-Self = TypeVar("Self", bound="Subscriber")
 _MODULE_CALL = nn.Module._call_impl.__code__
 
 
-class Subscriber:
+class Tracer(TorchFunctionMode):
     """Makes the calls of a forward pass in the place of PyTorch, for as long as its ``with`` block lasts.
 
     With ``opens`` it is shown the calls inside functions of `torch.nn.functional` that are written in Python, instead
-    of those functions. While it makes a call it is shown nothing; subscribers that were entered before it are.
+    of those functions. While it makes a call it is shown nothing; tracers that were entered before it are. Calls of
+    other threads than the one that entered it are left alone.
 
-    >>> class Names(Subscriber):
+    >>> class Names(Tracer):
     ...     def __init__(self):
     ...         self.names = []
     ...     def called(self, func, args, kwargs):
@@ -42,31 +42,18 @@ class Subscriber:
         """Make a call, and return its result."""
         raise NotImplementedError
 
-    def __enter__(self: Self) -> Self:
-        self._tracer: Any = Tracer(self)
-        self._tracer.__enter__()  # type: ignore[no-untyped-call]
+    def __enter__(self) -> Self:
+        self._thread = threading.get_ident()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
-
-    def __exit__(self, *raised: Any) -> None:
-        tracer = self._tracer
-        del self._tracer  # each knows the other: a cycle would keep tensors until the garbage collector comes
-        tracer.__exit__(*raised)
-
-
-class Tracer(TorchFunctionMode):
-    """Shows one subscriber the calls of the thread that has made it; other threads' calls are left alone."""
-
-    def __init__(self, subscriber: Subscriber) -> None:
-        super().__init__()
-        self._subscriber, self._thread = subscriber, threading.get_ident()
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if threading.get_ident() != self._thread:
             return func(*args, **kwargs)
-        inner = opened(func) if self._subscriber.opens else None
+        inner = opened(func) if self.opens else None
         if inner is None:
-            return self._subscriber.called(func, args, kwargs)
+            return self.called(func, args, kwargs)
         with self:
             return inner(*args, **kwargs)
 

@@ -71,10 +71,10 @@ def _same(found: torch.Tensor, expected: torch.Tensor, size: float) -> bool:
 def _map(model: nn.Module, x: tuple[torch.Tensor, ...], name: str) -> torch.Tensor | str:
     """The map of the first class, or what was refused."""
     given: Any = x[0] if len(x) == 1 else explain.Inputs(x)
-    runs = {"runs": 100} if name == "lime" else {}
+    options: Any = {"samples": 100} if name == "lime" else {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExplainWarning)
         try:
-            return explain.attribute(model, given, name, target=0, **runs).values  # type: ignore[arg-type]
+            return explain.attribute(model, given, name, target=0, **options).values
         except ExplainError as error:
             return str(error)
