@@ -29,7 +29,7 @@ def check_some(case: Case) -> None:
     check(case, [*CHEAP, long[case.seed % len(long)], long[case.program.seed % len(long)]])
 
 
-@hypothesis.settings(ALWAYS, max_examples=10)
+@hypothesis.settings(ALWAYS, max_examples=4)
 @hypothesis.given(cases())
 def test_every_method_is_exact_on_random_networks_and_leaves_no_trace(case: Case) -> None:
     check_some(case)
@@ -42,7 +42,7 @@ def test_every_method_is_exact_on_many_random_networks(case: Case) -> None:
     check_some(case)
 
 
-@hypothesis.settings(ALWAYS, max_examples=8)
+@hypothesis.settings(ALWAYS, max_examples=3)
 @hypothesis.given(programs())
 def test_units_of_scores_and_the_default_dtype_change_no_map(program: Program) -> None:
     assert units.check(program) == []
@@ -63,7 +63,7 @@ def test_every_method_is_drawn() -> None:
     assert drawn >= set(explain.list_methods()) - COVERING
 
 
-@hypothesis.settings(ALWAYS, max_examples=30)
+@hypothesis.settings(ALWAYS, max_examples=20)
 @hypothesis.given(programs())
 def test_a_network_computes_what_its_program_means(program: Program) -> None:
     """With up to three inputs, in place or not, trained or not; and what is printed makes it again."""
@@ -78,7 +78,7 @@ def test_a_network_computes_what_its_program_means(program: Program) -> None:
     assert eval(repr(program)) == program
 
 
-@hypothesis.settings(ALWAYS, max_examples=8)
+@hypothesis.settings(ALWAYS, max_examples=5)
 @hypothesis.given(programs())
 def test_the_order_of_registration_decides_nothing_about_random_weights(program: Program) -> None:
     g = torch.Generator().manual_seed(0)

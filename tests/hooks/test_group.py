@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from explain import HookError, LayerError
-from explain.hooks import HookGroup, graph, select
+from explain.hooks import HookGroup, accumulator, graph, select
 from tests.conftest import TinyNet, hook_count
 
 
@@ -95,6 +95,10 @@ def test_a_group_without_a_model_refuses_layers_and_plain_tensors() -> None:
             group.forward("conv", lambda *_: None)
         with pytest.raises(HookError, match="gradient"):
             group.tensor(torch.ones(1), lambda gradient: gradient)
+        with pytest.raises(HookError, match="backward"):
+            group.after_backward(lambda: None)
+        with pytest.raises(HookError, match="requires"):
+            accumulator(torch.ones(1))
 
 
 def test_graph_yields_every_node_once() -> None:
