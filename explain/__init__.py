@@ -48,7 +48,7 @@ _HOME = {
     "Explainer": "explain.explanation.explainer",
     "Explanation": "explain.explanation.explanation",
     "Inputs": "explain.data.inputs",
-    "Run": "explain.runs",
+    "Run": "explain.runs.result",
     "applicable_methods": "explain.attribution.api",
     "attribute": "explain.attribution.api",
     "cite": "explain.attribution.citation",
@@ -59,9 +59,9 @@ _HOME = {
     "list_methods": "explain.methods",
     "list_metrics": "explain.metrics",
     "load": "explain.explanation.loading",
-    "open_run": "explain.runs",
+    "open_run": "explain.runs.result",
     "plan": "explain.attribution.api",
-    "run": "explain.runs",
+    "run": "explain.runs.runner",
 }
 _ROOMS = {
     "_utils", "app", "attribution", "baselines", "checks", "cli", "data", "distributed", "engine", "explanation",
@@ -183,4 +183,5 @@ if TYPE_CHECKING:
     from explain.layers import list_layers
     from explain.methods import list_methods
     from explain.metrics import evaluate, list_metrics
-    from explain.runs import Run, open_run, run
+    from explain.runs.result import Run, open_run
+    from explain.runs.runner import run

@@ -195,8 +195,7 @@ def request_of(
         options: others that change the values.
     """
     from explain.attribution.records import digest
-    from explain.runs.fingerprint import identity
-    from explain.runs.manifest import described_method
+    from explain.runs.manifest import described_method, identity
 
     found = {
         **identity(explainer), "group": group, "methods": {each.name: described_method(each) for each in methods},
@@ -261,7 +260,7 @@ def _records(folder: Path, stem: str) -> Iterator[_Record]:
 
 def _answers(record: _Record, request: dict[str, Any]) -> bool:
     """Whether a record is of the same question to the same model; other methods may have been asked for beside it."""
-    from explain.runs.fingerprint import alike
+    from explain.runs.manifest import alike
 
     before = record.content.get("request")
     if not isinstance(before, dict) or before.keys() != request.keys():

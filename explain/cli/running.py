@@ -60,7 +60,8 @@ from explain.cli.progress import PAUSE, SURE, WIDTH, duration
 
 if TYPE_CHECKING:
     from explain.methods import Method
-    from explain.runs import Run, State
+    from explain.runs import State
+    from explain.runs.result import Run
 
 
 LISTED = 20  # failures that are told; the rest is in the file
@@ -100,10 +101,10 @@ class _Line:
 
 def run(options: argparse.Namespace, answer: Output) -> int:
     """Explain all photos of a source, and store the maps."""
-    from explain import runs
+    from explain.runs.files import source_of
 
     methods, metrics = _checked(options), checked_metrics(options, boxes=True)
-    source = runs.source_of(options.source)
+    source = source_of(options.source)
     explainer = load_explainer(options, answer)
     targets = targets_of(options.target, explainer.categories)
     line = _Line()
@@ -131,11 +132,12 @@ def run(options: argparse.Namespace, answer: Output) -> int:
 
 def _runner(options: argparse.Namespace) -> Callable[..., Run]:
     """Return what runs, with what only that takes."""
-    from explain import runs
+    from explain.runs import run_on_ray
+    from explain.runs.runner import run
 
     if options.ray is None:
-        return partial(runs.run, workers=options.workers)
-    return partial(runs.run_on_ray, address=options.ray or None, actors=options.actors, gpus=options.gpus or 0.0)
+        return partial(run, workers=options.workers)
+    return partial(run_on_ray, address=options.ray or None, actors=options.actors, gpus=options.gpus or 0.0)
 
 
 def _checked(options: argparse.Namespace) -> str | list[Method]:
@@ -191,7 +193,7 @@ def _check_cluster(options: argparse.Namespace) -> None:
 
 def _so_far(options: argparse.Namespace) -> str:
     from explain._utils.errors import RunError
-    from explain.runs import open_run
+    from explain.runs.result import open_run
 
     file = options.output
     try:
@@ -203,13 +205,11 @@ def _so_far(options: argparse.Namespace) -> str:
 
 def _pictures(options: argparse.Namespace, found: Any, source: Any, answer: Output) -> list[str]:
     """Draw the photos that were asked for, in a folder beside the run."""
-    from explain.runs import write_pictures
-
     if options.pictures is None:
         return []
     folder = f"{os.path.splitext(options.output)[0]}-pictures"
-    written, failures = write_pictures(
-        found, options.pictures, folder, source=source, style=options.style, overwrite=options.force
+    written, failures = found.write_pictures(
+        options.pictures, folder, source=source, style=options.style, overwrite=options.force
     )
     for name, reason in failures.items():
         answer.complain(f"{name}: {reason}")
@@ -221,7 +221,7 @@ def _summary(
     options: argparse.Namespace, found: Run, state: State | None, seconds: float, answer: Output
 ) -> dict[str, Any]:
     """Say what came of it, and return the same for the document."""
-    failures, remarks, lists = found.failures, found.notes, found.listing
+    failures, remarks, lists = found.failures, found.notes, f"the table '{{}}' of {found.path}"
     for name, reason in list(failures.items())[:LISTED]:
         answer.complain(reason if repr(name) in reason else f"{name}: {reason}")
     if len(failures) > LISTED:
@@ -242,12 +242,12 @@ def _summary(
 
 def export(options: argparse.Namespace, answer: Output) -> int:
     """Write a run as a table."""
-    from explain.runs import export, open_run
+    from explain.runs.result import open_run
 
     if options.run is None or options.file is None:
         raise UsageError("name a run and the file to write, as in explain export run.sqlite run.parquet")
     with notes(answer):
-        count = export(open_run(options.run), options.file, overwrite=options.force)
+        count = open_run(options.run).export(options.file, overwrite=options.force)
     answer.add({"run": options.run, "file": options.file, "rows": count})
     answer.say(f"{count} rows written to {options.file}")
     return DONE
@@ -273,7 +273,7 @@ FURTHER = (CHANNELS, SHARED, CONCEPT_PHOTOS)
 
 def tell_insight(options: argparse.Namespace, answer: Output) -> int:
     """Say what the maps of a run say together; with a model, mistakes are explained, and more can be asked for."""
-    from explain.runs import open_run
+    from explain.runs.result import open_run
 
     _check(options)
     with notes(answer):

@@ -15,13 +15,12 @@ from explain.insight.further import looked_further
 from explain.insight.maps import gathered
 from explain.insight.reattribution import RunPhotos, method_in
 from explain.insight.result import Insight
-from explain.runs.reading import Stored
-from explain.runs.result import open_run
+from explain.runs.result import Run, open_run
 
 
 @keywords()
 def insight(
-    run: Stored | str | os.PathLike[str],
+    run: Run | str | os.PathLike[str],
     method: str | None = None,
     *,
     explainer: Explainer | None = None,
@@ -55,7 +54,7 @@ def insight(
     Traceback (most recent call last):
     explain.RunError: run 'none.sqlite' must be a file, but there is none; check the path
     """
-    stored = run if isinstance(run, Stored) else open_run(run)
+    stored = run if isinstance(run, Run) else open_run(run)
     maps = gathered(stored, method)
     photos = None if explainer is None else RunPhotos(stored, explainer, source)
     further = looked_further(

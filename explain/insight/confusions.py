@@ -15,7 +15,8 @@ from explain.insight.class_statistics import plain, short
 from explain.insight.maps import GRID
 from explain.insight.reattribution import RunPhotos, one_for_each_photo
 from explain.methods.registry import MethodLike
-from explain.runs.reading import Row, Stored
+from explain.runs.reading import Row
+from explain.runs.result import Run
 from explain.targets import ClassTarget, Difference
 
 SHOWN = 6  # photos of a pair
@@ -88,7 +89,7 @@ SELECT name FROM photos WHERE label_class = ? AND prediction_class = ? ORDER BY 
 """
 
 
-def pairs(run: Stored, most: int = 20) -> list[Confusion]:
+def pairs(run: Run, most: int = 20) -> list[Confusion]:
     """Say which classes are taken for which, the most frequent pair first; photos whose label is known count."""
     found = []
     for label, prediction, right, wrong, count, sure, of, back in run.query(_PAIRS, (most,)):

@@ -16,7 +16,6 @@ from explain.insight import shared_concepts as shared
 from explain.insight.reattribution import RunPhotos
 from explain.insight.tables import TableSection
 from explain.runs.files import source_of
-from explain.runs.sources import Trouble
 
 CHANNELS = (
     "The channels of a layer that do most for a class, and the parts of photos that excite each one most. The weight "
@@ -118,7 +117,7 @@ def _photos_of(examples: Any) -> list[Any]:
     """The photos of a source, none of which may be missing."""
     source, found = source_of(examples), []
     for entry in source.entries():
-        if isinstance(entry, Trouble):
-            raise RunError(f"examples must all be there, but {entry.name!r} is not ({entry.reason}); mend or remove it")
+        if entry.problem is not None:
+            raise RunError(f"examples must be readable, but {entry.name!r} is not ({entry.problem}); remove it")
         found.append(source.read(entry).image)
     return found

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from explain._utils.errors import RunError
 from explain._utils.spelling import did_you_mean
 from explain.runs.explaining import on_input
-from explain.runs.reading import Row, Stored
+from explain.runs.reading import Row
+from explain.runs.result import Run
 
 GRID = 16
 """Places along each side of a map that is compared with others: a map takes a kilobyte."""
@@ -83,7 +84,7 @@ class RunMaps:
         return RunMaps(**parts)
 
 
-def gathered(run: Stored, method: str | None = None) -> RunMaps:
+def gathered(run: Run, method: str | None = None) -> RunMaps:
     """Read all maps of a method.
 
     Args:

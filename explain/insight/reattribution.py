@@ -16,9 +16,10 @@ from explain.data.images import load_image
 from explain.explanation.explainer import Explainer
 from explain.methods import Method
 from explain.runs.files import source_of
-from explain.runs.fingerprint import digest_of
+from explain.runs.manifest import digest_of
 from explain.runs.preparing import as_input
-from explain.runs.reading import Row, Stored
+from explain.runs.reading import Row
+from explain.runs.result import Run
 from explain.runs.sources import entries_of
 from explain.targets import ClassTarget, as_target
 
@@ -45,7 +46,7 @@ class RunPhotos:
         RunError: the model is not that of the run.
     """
 
-    def __init__(self, run: Stored, explainer: Explainer | None = None, source: Any = None) -> None:
+    def __init__(self, run: Run, explainer: Explainer | None = None, source: Any = None) -> None:
         self.run, self._explainer = run, explainer
         if explainer is not None:
             _must_be_of(run, explainer)
@@ -126,7 +127,7 @@ class RunPhotos:
         return Batch(tuple(row for row, _ in same), x)
 
 
-def _must_be_of(run: Stored, explainer: Explainer) -> None:
+def _must_be_of(run: Run, explainer: Explainer) -> None:
     made_with, given = run.manifest.get("weights"), digest_of(explainer.model)
     if made_with is not None and given != made_with:
         raise RunError(
@@ -155,7 +156,7 @@ def class_of(row: Row) -> int | None:
     return row.prediction_class if row.label_class is None else row.label_class
 
 
-def one_for_each_photo(run: Stored, **which: Any) -> Iterator[Row]:
+def one_for_each_photo(run: Run, **which: Any) -> Iterator[Row]:
     """The first row of each photo; arguments as for `explain.Run.rows`."""
     seen: set[str] = set()
     for row in run.rows(**which):
@@ -164,7 +165,7 @@ def one_for_each_photo(run: Stored, **which: Any) -> Iterator[Row]:
             yield row
 
 
-def method_in(run: Stored, name: str) -> Method:
+def method_in(run: Run, name: str) -> Method:
     """The method of a run with the options that it had.
 
     Raises:

@@ -24,7 +24,7 @@ from explain.insight.maps import RunMaps
 from explain.insight.reattribution import RunPhotos
 from explain.insight.tables import TableSection
 from explain.report.document import Section, document
-from explain.runs.reading import Stored
+from explain.runs.result import Run
 
 LOOKS = (
     "The share of the evidence on the object, beside the share of the photo that the object covers: a class whose "
@@ -48,7 +48,7 @@ class Insight:
     ``maps`` has all maps on one grid, ``further`` what one more look at the model said, if it was asked for.
     """
 
-    run: Stored
+    run: Run
     method: str
     maps: RunMaps = field(repr=False)
     looks: Sequence[ClassStatistics]

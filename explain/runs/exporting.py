@@ -7,30 +7,75 @@ import importlib
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from explain._utils.errors import RunError, either
-from explain.runs.reading import Row, Stored
+from explain.runs.reading import Row, StoredRun
 from explain.runs.sources import text
 
-PLAIN = (
-    "name", "method", "target", "target_class", "score", "probability", "label", "label_class", "label_probability",
-    "prediction", "prediction_class", "prediction_probability", "correct", "layer", "delta", "runs", "error", "path",
-    "sha256",
-)  # fmt: skip
+OF_ROW = {
+    "name": "string", "method": "string", "target": "string", "target_class": "int64", "score": "float64",
+    "probability": "float64", "label": "string", "label_class": "int64", "label_probability": "float64",
+    "prediction": "string", "prediction_class": "int64", "prediction_probability": "float64", "correct": "bool",
+    "layer": "string", "delta": "float64", "runs": "int64", "error": "float64", "path": "string", "sha256": "string",
+}  # fmt: skip
+"""Columns that are attributes of a row, with their types in Arrow."""
+OF_PHOTO = {
+    "width": "int64", "height": "int64", "left": "float64", "top": "float64", "right": "float64", "bottom": "float64",
+    "input_height": "int64", "input_width": "int64",
+}  # fmt: skip
+VALUES_AT_ONCE = 4_000_000  # values of maps in memory
+ROWS_AT_ONCE = 1024
+
+
+def export(run: StoredRun, file: str | os.PathLike[str], *, overwrite: bool = False) -> int:
+    """Write the rows of a run into one file: ``.parquet`` with the maps (extra ``parquet``), ``.csv`` or ``.jsonl``.
+
+    The file appears complete or not at all. In Parquet, ``map`` is a list of float32, row after row, and ``map_shape``
+    its shape; the manifest is among the metadata of the schema, under ``explain``. Each metric is a column.
+
+    Args:
+        run: the run.
+        file: where to write; its ending chooses the format.
+        overwrite: replace a file that exists.
+
+    Returns:
+        How many rows were written.
+
+    Raises:
+        RunError: the file exists, cannot be written or has another ending, or pyarrow is not installed.
+    """
+    path = Path(file)
+    writer = _WRITERS.get(path.suffix.lower())
+    if writer is None:
+        raise RunError(f"file must end in one of {', '.join(_WRITERS)}, got {text(path.name)!r}; choose one of them")
+    if os.path.lexists(path) and not overwrite:
+        leave = either("pass overwrite=True", "overwrite it with --force")
+        raise RunError(f"file {text(path)!r} exists already; choose another, or {leave}")
+    part = path.with_name(f".explain-{secrets.token_hex(8)}.part")
+    metrics = [name for (name,) in run.query("SELECT DISTINCT metric FROM metrics ORDER BY metric")]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        count = writer(run, metrics, part)
+        os.replace(part, path)
+    except OSError as error:
+        raise RunError(f"file {text(path)!r} cannot be written: {error.strerror or error}; choose another") from None
+    finally:
+        with suppress(OSError):
+            part.unlink()
+    return count
 
 
 def plain(row: Row, metrics: Sequence[str]) -> dict[str, Any]:
-    """The columns of a row, but for its map."""
-    found = {name: getattr(row, name) for name in PLAIN}
+    """Return the columns of a row, but for its map."""
+    found = {name: getattr(row, name) for name in OF_ROW}
     found["layer"] = ", ".join(row.layer) if isinstance(row.layer, tuple) else row.layer
-    found |= {"width": row.size[0], "height": row.size[1]}
-    found |= {"left": row.box.left, "top": row.box.top, "right": row.box.right, "bottom": row.box.bottom}
-    found |= {"input_height": row.input_size[0], "input_width": row.input_size[1]}
+    box = row.box
+    found |= zip(OF_PHOTO, (*row.size, box.left, box.top, box.right, box.bottom, *row.input_size), strict=True)
     found["boxes"] = [list(box) for box in row.boxes]
     return found | {metric: row.metrics.get(metric) for metric in metrics}
 
@@ -38,6 +83,14 @@ def plain(row: Row, metrics: Sequence[str]) -> dict[str, Any]:
 def with_map(row: Row, metrics: Sequence[str]) -> dict[str, Any]:
     """Return all columns of a row."""
     return {**plain(row, metrics), "map_shape": list(row.values.shape), "map": row.values.flatten().numpy()}
+
+
+def schema_of(arrow: Any, metrics: Sequence[str]) -> Any:
+    """Return the schema of a table in Arrow."""
+    kinds = {name: arrow.type_for_alias(kind) for name, kind in (OF_ROW | OF_PHOTO).items()}
+    kinds["boxes"] = arrow.list_(arrow.list_(arrow.float64()))
+    kinds |= dict.fromkeys(metrics, arrow.float64())
+    return arrow.schema({**kinds, "map_shape": arrow.list_(arrow.int32()), "map": arrow.list_(arrow.float32())})
 
 
 def arrow_modules() -> tuple[Any, Any]:
@@ -53,131 +106,43 @@ def arrow_modules() -> tuple[Any, Any]:
                        "file") from None  # fmt: skip
 
 
-def schema_of(arrow: Any, metrics: Sequence[str]) -> Any:
-    """Return the schema of a table."""
-    integers = {
-        "target_class",
-        "label_class",
-        "prediction_class",
-        "runs",
-        "width",
-        "height",
-        "input_height",
-        "input_width",
-    }
-    words = {"name", "method", "target", "label", "prediction", "layer", "path", "sha256"}
-    numbers = [
-        *(name for name in PLAIN if name not in integers | words | {"correct"}),
-        *("left", "top", "right", "bottom"),
-        *metrics,
-    ]
-    kinds = {
-        **dict.fromkeys(sorted(integers), arrow.int64()),
-        **dict.fromkeys(sorted(words), arrow.string()),
-        **dict.fromkeys(numbers, arrow.float64()),
-        "correct": arrow.bool_(),
-        "boxes": arrow.list_(arrow.list_(arrow.float64())),
-        "map_shape": arrow.list_(arrow.int32()),
-        "map": arrow.list_(arrow.float32()),
-    }
-    others = ("width", "height", "left", "top", "right", "bottom", "input_height", "input_width", "boxes")
-    columns = (*PLAIN, *others, *metrics, "map_shape", "map")
-    return arrow.schema([(name, kinds[name]) for name in columns])
-
-
-NUMBERS = 4_000_000  # of maps that are held at once
-AT_ONCE = 1024  # rows that are held at once
-
-
-def export(run: Stored, file: str | os.PathLike[str], *, overwrite: bool = False) -> int:
-    """Write the rows of a run into one file: ``.parquet`` with the maps (extra ``parquet``), ``.csv`` or ``.jsonl``.
-
-    The file appears complete or not at all. In Parquet, ``map`` is a list of float32, row after row, and ``map_shape``
-    its shape; the manifest is among the metadata of the schema, under ``explain``. Each metric is a column.
-
-    Args:
-        run: the run.
-        file: where to write; its ending says what.
-        overwrite: replace a file that is there.
-
-    Returns:
-        How many rows were written.
-
-    Raises:
-        RunError: the file is there, cannot be written or has another ending, or pyarrow is not installed.
-
-    >>> export(Stored("run.sqlite"), "table.xlsx")
-    Traceback (most recent call last):
-    explain.RunError: run 'run.sqlite' must be a file, but there is none; check the path
-    """
-    path = Path(file)
-    writer = _WRITERS.get(path.suffix.lower())
-    if writer is None:
-        known = ", ".join(_WRITERS)
-        raise RunError(f"file must end in one of {known}, got {text(path.name)!r}; choose one of them")
-    if os.path.lexists(path) and not overwrite:
-        leave = either("pass overwrite=True", "overwrite it with --force")
-        raise RunError(f"file {text(path)!r} exists already; choose another, or {leave}")
-    part = path.with_name(f".explain-{secrets.token_hex(8)}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        count = writer(run, part)
-        os.replace(part, path)
-    except OSError as error:
-        raise RunError(f"file {text(path)!r} cannot be written: {error.strerror or error}; choose another") from None
-    finally:
-        with suppress(OSError):
-            part.unlink()
-    return count
-
-
-def _metrics(run: Stored) -> list[str]:
-    return [name for (name,) in run.query("SELECT DISTINCT metric FROM metrics ORDER BY metric")]
-
-
-def _to_csv(run: Stored, path: Path) -> int:
-    metrics, count = _metrics(run), 0
+def _to_csv(run: StoredRun, metrics: Sequence[str], path: Path) -> int:
+    count = 0
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer: Any = None
-        for count, row in enumerate(run.rows(), 1):  # noqa: B007
-            found = plain(row, metrics)
-            found["boxes"] = json.dumps(found["boxes"]) if found["boxes"] else None
-            if writer is None:
-                writer = csv.DictWriter(file, list(found), lineterminator="\n")
-                writer.writeheader()
-            writer.writerow(found)
+        writer = csv.DictWriter(file, [*OF_ROW, *OF_PHOTO, "boxes", *metrics], lineterminator="\n")
+        writer.writeheader()
+        for row in run.rows():
+            columns = plain(row, metrics)
+            writer.writerow({**columns, "boxes": json.dumps(columns["boxes"]) if row.boxes else None})
+            count += 1
     return count
 
 
-def _to_json_lines(run: Stored, path: Path) -> int:
-    metrics, count = _metrics(run), 0
+def _to_json_lines(run: StoredRun, metrics: Sequence[str], path: Path) -> int:
+    count = 0
     with path.open("w", encoding="utf-8") as file:
-        for count, row in enumerate(run.rows(), 1):  # noqa: B007
+        for row in run.rows():
             file.write(json.dumps(plain(row, metrics), ensure_ascii=False) + "\n")
+            count += 1
     return count
 
 
-def _to_parquet(run: Stored, path: Path) -> int:
+def _to_parquet(run: StoredRun, metrics: Sequence[str], path: Path) -> int:
     arrow, parquet = arrow_modules()
-    metrics = _metrics(run)
     schema = schema_of(arrow, metrics).with_metadata({"explain": json.dumps(run.manifest)})
     count = 0
     with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
-        for rows in _in_parts(run.rows()):
+        for rows in _groups(run.rows()):
             writer.write_table(arrow.Table.from_pylist([with_map(row, metrics) for row in rows], schema))
             count += len(rows)
     return count
 
 
-def _in_parts(rows: Iterator[Row]) -> Iterator[list[Row]]:
+def _groups(rows: Iterator[Row]) -> Iterator[list[Row]]:
     """As many rows at once as fit into memory, however large their maps are."""
     for first in rows:
-        many = max(1, min(AT_ONCE, NUMBERS // max(1, first.values.numel())))
-        yield [first, *islice(rows, many - 1)]
+        size = max(1, min(ROWS_AT_ONCE, VALUES_AT_ONCE // max(1, first.values.numel())))
+        yield [first, *islice(rows, size - 1)]
 
 
-_WRITERS: dict[str, Callable[[Stored, Path], int]] = {
-    ".parquet": _to_parquet,
-    ".csv": _to_csv,
-    ".jsonl": _to_json_lines,
-}
+_WRITERS = {".parquet": _to_parquet, ".csv": _to_csv, ".jsonl": _to_json_lines}

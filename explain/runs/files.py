@@ -1,4 +1,4 @@
-"""Lists of photos in files, WebDataset shards, and whatever else is given as a source."""
+"""Lists of photos in files, WebDataset shards, and `source_of`, which makes a source of a path or data set."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import os
 import re
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from explain._utils.errors import ExplainError, ImageError, RunError, either, sh
 from explain._utils.spelling import did_you_mean
 from explain.data.images import EXTENSIONS
 from explain.runs.datasets import Columns, DataSet, HuggingFace, Photos, as_boxes, as_label
-from explain.runs.sources import Content, Entry, Folder, Source, Trouble, must_exist, stamp, text
+from explain.runs.sources import Content, Entry, Folder, Source, stamp, text
 
 PATHS = ("path", "image", "file", "filename", "photo")
 LABELS = ("label", "class", "target")
@@ -43,15 +44,15 @@ class PhotoList(Source):
     kind = "list"
 
     def __init__(self, file: str | os.PathLike[str]) -> None:
-        must_exist(file, "a list of photos")
+        _check_exists(file, "a list of photos")
         self.file = Path(os.path.realpath(file))
 
     @property
     def count(self) -> int:
-        return len(self._found)
+        return len(self._listed)
 
     def entries(self) -> Iterator[Entry]:
-        for entry in self._found.values():
+        for entry in self._listed.values():
             yield replace(entry, stamp=stamp(entry.where))
 
     def read(self, entry: Entry) -> Content:
@@ -61,13 +62,13 @@ class PhotoList(Source):
         return {"kind": self.kind, "path": text(self.file)}
 
     @cached_property
-    def _found(self) -> dict[str, Entry]:
+    def _listed(self) -> dict[str, Entry]:
         """The photos by name; several lines about one photo are joined."""
         found: dict[str, Entry] = {}
         for number, row in enumerate(self._rows(), 1):
             try:
                 entry = self._entry(row)
-                found[entry.name] = joined(found[entry.name], entry) if entry.name in found else entry
+                found[entry.name] = _joined(found[entry.name], entry) if entry.name in found else entry
             except (ExplainError, ValueError) as error:  # of JSON among the boxes
                 raise RunError(f"source {str(self.file)!r}, photo {number}: {error}") from None
         return found
@@ -83,32 +84,35 @@ class PhotoList(Source):
             raise RunError(f"must have a path, but has none; {did_you_mean('path', row)}, and path is needed")
         path = self.file.parent / str(row[key])
         label = next((row[name] for name in LABELS if row.get(name) not in (None, "")), None)
-        return Entry(text(str(row[key])), str(path), text(path), None, _numbered(label), _boxes(row))
+        if isinstance(label, str):  # a table has text only: a whole number is the number of a class
+            label = int(label) if label.strip().isdecimal() else label.strip()
+        boxes = row.get("boxes") or [row.get(name) for name in EDGES]
+        if isinstance(boxes, str):
+            boxes = json.loads(boxes)
+        elif not any(each not in (None, "") for each in boxes):
+            boxes = ()
+        return Entry(text(str(row[key])), str(path), text(path), None, as_label(label), as_boxes(boxes))
 
-    def _rows(self) -> Iterator[Any]:
+    def _rows(self) -> list[Any]:
+        ending = self.file.suffix.lower()
         try:
-            whole = self.file.read_text("utf-8-sig")
-            if self.file.suffix.lower() == ".json":
-                found = json.loads(whole)
-                if not isinstance(found, list):
-                    raise RunError(
-                        f"source {str(self.file)!r} must hold a JSON list, got {type(found).__name__}; put its photos "
-                        "into one list"
-                    )
-                yield from found
-            elif self.file.suffix.lower() == ".jsonl":
-                yield from (json.loads(line) for line in whole.splitlines() if line.strip())
+            content = self.file.read_text("utf-8-sig")
+            if ending == ".json":
+                rows = json.loads(content)
+            elif ending == ".jsonl":
+                rows = [json.loads(line) for line in content.splitlines() if line.strip()]
             else:
-                delimiter = "\t" if self.file.suffix.lower() == ".tsv" else ","
-                yield from csv.DictReader(whole.splitlines(), delimiter=delimiter)
-        except RunError:  # which is a ValueError too
-            raise
+                rows = list(csv.DictReader(content.splitlines(), delimiter="\t" if ending == ".tsv" else ","))
         except (OSError, ValueError, csv.Error, RecursionError) as error:
             reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:100]
             raise RunError(f"source {str(self.file)!r} cannot be read as a list ({reason}); save it again") from None
+        if not isinstance(rows, list):
+            raise RunError(f"source {str(self.file)!r} must hold a JSON list, got {type(rows).__name__}; put its "
+                           "photos into one list")  # fmt: skip
+        return rows
 
 
-def joined(one: Entry, other: Entry) -> Entry:
+def _joined(one: Entry, other: Entry) -> Entry:
     """Return one entry with the boxes of two lines about the same photo.
 
     Raises:
@@ -120,35 +124,9 @@ def joined(one: Entry, other: Entry) -> Entry:
     return replace(one, label=one.label if other.label is None else other.label, boxes=tuple(boxes))
 
 
-def _numbered(label: Any) -> str | int | None:
-    """A label; a whole number in a table, which has text only, is the number of a class."""
-    if isinstance(label, str):
-        label = label.strip()
-        return int(label) if label.isdecimal() else label
-    return as_label(label)
-
-
-def _boxes(row: Mapping[str, Any]) -> Any:
-    if row.get("boxes"):
-        value = row["boxes"]
-        return as_boxes(json.loads(value) if isinstance(value, str) else value)
-    edges = [row.get(name) for name in EDGES]
-    given = [edge for edge in edges if edge not in (None, "")]
-    return as_boxes(edges) if given else ()
-
-
 SHARD_LABELS = ("cls", "txt", "json")
-SMALL = 1_000_000  # bytes of a label
+MAX_LABEL_BYTES = 1_000_000
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
-
-
-@dataclass
-class _Sample:
-    """The files of one photo in a shard: where its picture begins, and what the others say."""
-
-    key: str
-    picture: tuple[int, int] | None = None
-    known: dict[str, Any] = field(default_factory=dict)
 
 
 class Shards(Source):
@@ -171,25 +149,30 @@ class Shards(Source):
         self.shards = [os.path.realpath(shard) for shard in shards]
         self._top = os.path.commonpath([os.path.dirname(shard) for shard in self.shards]) if self.shards else ""
         for shard in self.shards:
-            if not os.path.isfile(shard):
-                raise RunError(f"source {text(shard)!r} must be a tar file, but there is no such file; check the path")
+            _check_exists(shard, "a tar file")
 
     @cached_property
     def count(self) -> int:
         """How many photos there are: the headers of all members are read for it."""
-        return sum(isinstance(entry, Entry) for entry in self.entries())
+        return sum(entry.problem is None for entry in self.entries())
 
-    def entries(self) -> Iterator[Entry | Trouble]:
+    def entries(self) -> Iterator[Entry]:
         for shard in self.shards:
             changed = stamp(shard)
             name = text(os.path.relpath(shard, self._top))
             try:
                 with open(shard, "rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
-                    for sample in _samples(tar):
-                        if sample.picture is not None:
-                            yield _entry(f"{name}/{sample.key}", shard, sample, changed)
+                    for key, members in groupby(_members(tar), key=lambda member: member[0]):
+                        files = {kind: content for _, kind, content in members}
+                        if "picture" in files:
+                            entry = Entry(text(f"{name}/{key}"), (shard, *files["picture"]), text(shard), changed)
+                            yield _labelled(entry, files)
+                    file.seek(tar.offset)
+                    if file.read(tarfile.BLOCKSIZE).strip(b"\0"):  # tarfile just stops at a damaged header
+                        raise tarfile.ReadError(f"bad header at byte {tar.offset}")
             except (OSError, tarfile.TarError) as error:
-                yield Trouble(name, f"shard {name!r} is damaged or no plain tar file ({_reason(error)}); pack it again")
+                reason = " ".join(str(getattr(error, "strerror", None) or error).split())[:80] or type(error).__name__
+                yield Entry(name, problem=f"shard {name!r} is damaged or no plain tar file ({reason}); pack it again")
 
     def read(self, entry: Entry) -> Content:
         shard, start, size = entry.where
@@ -211,82 +194,54 @@ def shard_names(pattern: str) -> list[str] | None:
     ['train-008.tar', 'train-009.tar', 'train-010.tar']
     """
     found = _RANGE.search(pattern)
-    if found:
-        first, last = found[1], found[2]
-        each = [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
-        return [name for part in each for name in _spelt(f"{pattern[: found.start()]}{part}{pattern[found.end() :]}")]
-    return sorted(glob.glob(pattern)) if glob.has_magic(pattern) and pattern.endswith(".tar") else None
+    if found is None:
+        return sorted(glob.glob(pattern)) if glob.has_magic(pattern) and pattern.endswith(".tar") else None
+    names: list[str] = []
+    for number in range(int(found[1]), int(found[2]) + 1):
+        name = f"{pattern[: found.start()]}{number:0{len(found[1])}}{pattern[found.end() :]}"
+        names += shard_names(name) or [name]
+    return names
 
 
-def _spelt(name: str) -> list[str]:
-    return shard_names(name) or [name]
-
-
-def _samples(tar: tarfile.TarFile) -> Iterator[_Sample]:
-    """The photos of a shard; members that follow each other with one name belong together."""
-    current: _Sample | None = None
+def _members(tar: tarfile.TarFile) -> Iterator[tuple[str, str, Any]]:
+    """The files of a shard: the name of the photo, the kind, and the place of a picture or the content of a label."""
     while (member := tar.next()) is not None:
         tar.members.clear()  # type: ignore[attr-defined]  # it would keep all of them
         folder, file = os.path.split(member.name)
         if not member.isreg() or file.startswith("."):
             continue
         stem, _, ending = file.partition(".")
-        key = f"{folder}/{stem}" if folder else stem
-        if current is None or current.key != key:
-            if current is not None:
-                yield current
-            current = _Sample(key)
-        ending = ending.lower()
+        key, ending = os.path.join(folder, stem), ending.lower()
         if f".{ending}" in EXTENSIONS:
-            current.picture = (member.offset_data, member.size)
-        elif ending in SHARD_LABELS and member.size <= SMALL:
-            taken = tar.extractfile(member)
-            current.known[ending] = b"" if taken is None else taken.read()
-    if current is not None:
-        yield current
-    _must_end(tar)
+            yield key, "picture", (member.offset_data, member.size)
+        elif ending in SHARD_LABELS and member.size <= MAX_LABEL_BYTES:
+            content = tar.extractfile(member)
+            yield key, ending, b"" if content is None else content.read()
 
 
-def _must_end(tar: tarfile.TarFile) -> None:
-    """Refuse a shard with something else than zeros after its last member, at which the reader of tar files just stops.
-
-    Raises:
-        TarError: a header is damaged.
-    """
-    assert tar.fileobj is not None
-    tar.fileobj.seek(tar.offset)
-    if tar.fileobj.read(tarfile.BLOCKSIZE).strip(b"\0"):
-        raise tarfile.ReadError(f"bad header at byte {tar.offset}")
-
-
-def _entry(name: str, shard: str, sample: _Sample, changed: str | None) -> Entry | Trouble:
-    assert sample.picture is not None
-    entry = Entry(text(name), (shard, *sample.picture), text(shard), changed)
+def _labelled(entry: Entry, files: Mapping[str, Any]) -> Entry:
+    """The entry with its label and boxes, or with a problem if they cannot be read."""
     try:
-        return _labelled(entry, sample.known)
+        about = json.loads(files["json"]) if "json" in files else {}
+        about = about if isinstance(about, dict) else {}
+        label = as_label(about.get("label"))
+        if "cls" in files:
+            label = int(files["cls"].decode("ascii").strip())
+        elif "txt" in files:
+            label = files["txt"].decode("utf-8").strip()
+        return replace(entry, label=label, boxes=as_boxes(about.get("boxes")))
     except (ValueError, ExplainError) as error:
-        return Trouble(entry.name, f"label of {entry.name!r} cannot be read ({error}); pack the shard again")
+        problem = f"label of {entry.name!r} cannot be read ({error}); pack the shard again"
+        return Entry(entry.name, problem=problem)
 
 
-def _labelled(entry: Entry, known: dict[str, bytes]) -> Entry:
-    if "cls" in known:
-        entry = replace(entry, label=int(known["cls"].decode("ascii").strip()))
-    elif "txt" in known:
-        entry = replace(entry, label=known["txt"].decode("utf-8").strip())
-    if "json" in known:
-        about = json.loads(known["json"])
-        if isinstance(about, dict):
-            label = entry.label if entry.label is not None else as_label(about.get("label"))
-            entry = replace(entry, label=label, boxes=as_boxes(about.get("boxes")))
-    return entry
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(getattr(error, "strerror", None) or error).split())[:80] or type(error).__name__
+def _check_exists(path: str | os.PathLike[str], kind: str) -> None:
+    if not os.path.isfile(path):
+        raise RunError(f"source {text(path)!r} must be {kind}, but there is no such file; check the path")
 
 
 def source_of(given: Any) -> Source:
-    """Return the source that something stands for.
+    """Return the source for a path, a data set or a list of photos.
 
     Args:
         given: a folder of photos, of class folders or of shards; a list of photos in a file (``.csv``, ``.tsv``,
@@ -294,7 +249,7 @@ def source_of(given: Any) -> Source:
             photo; a data set of PyTorch or Hugging Face; a list or iterator of photos; or a `Source`.
 
     Raises:
-        RunError: it is none of these, or is not there.
+        RunError: it is none of these, or does not exist.
 
     >>> source_of([b"one photo", b"another"]).count
     2
@@ -334,7 +289,7 @@ def _of_name(name: str | os.PathLike[str]) -> Source:
         return Shards([plain])
     if ending in ENDINGS:
         return PhotoList(plain)
-    must_exist(plain, "a folder, a list, a shard or a photo")
+    _check_exists(plain, "a folder, a list, a shard or a photo")
     if ending in EXTENSIONS:
         return Photos([plain])
     known = ", ".join([*ENDINGS, ".tar"])

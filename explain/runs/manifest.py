@@ -1,26 +1,188 @@
-"""What fixes a run: model, weights, methods, targets, options and versions, as plain values."""
+"""What fixes a run: model, weights, methods, targets, options and versions, as plain values.
+
+A class and its weights do not say what a model does: it may have a temperature, a switch or a hook. So the model and
+the preprocessing also run on a picture that is always the same.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import torch
+from PIL import Image
 from torch import nn
 
-from explain._utils.errors import RunError
+from explain._utils import nested
+from explain._utils.errors import RunError, quiet
+from explain._utils.signals import came_by_signal
 from explain.attribution.records import class_name, encode, encode_fields, unknown, versions
 from explain.explanation.explainer import Explainer
+from explain.hooks.preserve import preserving_rng, untouched
 from explain.methods import Method
 from explain.metrics import Metric
-from explain.runs.fingerprint import alike, identity
 from explain.runs.schema import FORMAT
 from explain.runs.sources import Source
 from explain.targets import Target
 
+SIZES = ((160, 120), (300, 400))  # of the test pictures: width and height
+WAVES = 4  # numbers in the summary of a tensor
+TOLERANCES = {"test_inputs": 1e-4, "test_scores": 5e-3}  # devices differ in the last digits
+CHANGED = "changed by training"
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+
+
+def identity(explainer: Explainer, *, trained: bool = False) -> dict[str, Any]:
+    """Return what identifies the model of an explainer and its preprocessing, in plain values.
+
+    Args:
+        explainer: the model with all that belongs to it.
+        trained: leave out what training changes.
+    """
+    origin, model = explainer._origin, explainer.model
+    found = {
+        "model": origin.name,
+        "network": type(model).__name__,
+        "weights": CHANGED if trained else digest_of(model),
+        "weights_from": origin.weights,
+        "preprocess": origin.preprocess,
+        "explainer": origin.to_dict(),
+        "categories": None if explainer.categories is None else list(explainer.categories),
+        "temperature": explainer._classifier.temperature,
+    }
+    inputs = [_returned(explainer.preprocess, picture) for picture in _pictures()]
+    found["test_inputs"] = [_summary(each) for each in inputs]
+    if not trained:
+        found |= _of_model(explainer, next((each for each in inputs if isinstance(each, torch.Tensor)), None))
+    return found
+
+
+def alike(key: str, one: Any, other: Any) -> bool:
+    """Whether two values under a key of `identity` are the same, as far as devices compute the same.
+
+    >>> alike("weights", 1.0, 1.000001)
+    False
+    """
+    if key in TOLERANCES and isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        return all(alike(key, *pair) for pair in zip(one, other, strict=True))
+    if key in TOLERANCES and isinstance(one, dict) and isinstance(other, dict) and one["shape"] == other["shape"]:
+        error = np.abs(np.subtract(one["waves"], other["waves"])).max()
+        return bool(error <= TOLERANCES[key] * max(one["rms"], other["rms"]))
+    return bool(one == other)
+
+
+def digest_of(model: nn.Module) -> str:
+    """Return the SHA-256 of all parameters and buffers of a model, with their names.
+
+    >>> digest_of(nn.ReLU()) == digest_of(nn.Tanh()), digest_of(nn.ReLU()) == digest_of(nn.Linear(1, 1))
+    (True, False)
+    """
+    found = hashlib.sha256()
+    for name, value in model.state_dict().items():
+        kind = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+        found.update(f"{name} {kind}\n".encode())
+        found.update(_content(value))
+    return found.hexdigest()
+
+
+def _content(value: Any) -> Any:
+    try:
+        return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    except (AttributeError, RuntimeError, TypeError, ValueError):  # quantised, sparse, or no tensor
+        buffer = io.BytesIO()
+        torch.save(value, buffer)
+        return buffer.getvalue()
+
+
+def _of_model(explainer: Explainer, x: torch.Tensor | None) -> dict[str, Any]:
+    """The scores of a model for a picture, and its attributes, but for those that change with each call.
+
+    The first call is for attributes that are set only once.
+    """
+    model = explainer.model
+
+    def scores() -> Any:
+        with untouched(model), torch.no_grad():
+            output = _returned(model, torch.zeros(1, 3, 224, 224) if x is None else explainer._placed(x[None]))
+        return [_summary(tensor) for _, tensor in nested.paths(output)] if not isinstance(output, str) else output
+
+    scores()
+    before, found, after = _attributes(model), scores(), _attributes(model)
+    stable = [f"{name} {value}\n" for name, value in before.items() if after.get(name) == value]
+    return {"attributes": hashlib.sha256("".join(stable).encode()).hexdigest(), "test_scores": found}
+
+
+def _attributes(model: nn.Module) -> dict[str, str]:
+    """The attributes of all modules that are plain values or tensors, which are no part of the weights."""
+    found: dict[str, str] = {}
+    for path, module in model.named_modules():
+        own = {name: value for name, value in vars(module).items() if name not in _OF_EVERY_MODULE}
+        own |= {name: module._buffers[name] for name in sorted(module._non_persistent_buffers_set)}
+        for name, value in own.items():
+            plain = _plain(value)
+            if plain is not None:
+                found[f"{path}.{name}"] = plain
+    return found
+
+
+def _plain(value: Any) -> str | None:
+    """A plain value, a tensor or a container of these as text; None for anything else."""
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype)):
+        return repr(value)
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        tensor = torch.as_tensor(value) if isinstance(value, torch.Tensor) or value.dtype != object else None
+        return None if tensor is None else f"{tensor.dtype} {hashlib.sha256(_content(tensor)).hexdigest()}"
+    if isinstance(value, Mapping):
+        value = [each for pair in value.items() for each in pair]
+    if isinstance(value, (list, tuple, set, frozenset)):
+        parts = [_plain(each) for each in value]
+        known = [each for each in parts if each is not None]
+        ordered = sorted(known) if isinstance(value, (set, frozenset)) else known
+        return f"({', '.join(ordered)})" if len(known) == len(parts) else None
+    return None
+
+
+def _returned(function: Any, argument: Any) -> Any:
+    """The result of a function, or the name of the error that it raises."""
+    try:
+        with quiet(), preserving_rng([]):
+            torch.manual_seed(0)
+            return function(argument)
+    except Exception as error:  # of the caller's own code: anything; the photos will show whether it matters
+        if came_by_signal(error):
+            raise
+        return f"raises {type(error).__name__}"
+
+
+def _summary(value: Any) -> Any:
+    """A few numbers of a tensor that change with any of its elements, or with all of them."""
+    if not isinstance(value, torch.Tensor):
+        return value if isinstance(value, str) else type(value).__name__
+    flat = value.detach().cpu().double().reshape(-1).nan_to_num()
+    positions = torch.arange(len(flat), dtype=torch.float64)
+    waves = [float((flat * torch.cos(k * positions)).sum()) for k in range(WAVES)]
+    root = max(1, len(flat)) ** 0.5
+    return {"shape": list(value.shape), "rms": float(flat.norm()) / root, "waves": [wave / root for wave in waves]}
+
+
+def _pictures() -> list[Image.Image]:
+    """Pictures with edges, flat parts and noise, which are always the same."""
+    found = []
+    for width, height in SIZES:
+        draw = np.random.RandomState(0)  # whose numbers never change
+        blocks = draw.randint(0, 256, (height // 20, width // 20, 3)).repeat(20, 0).repeat(20, 1)
+        noise = draw.randint(0, 32, blocks.shape) * (np.arange(width) % 80 < 40)[None, :, None]
+        found.append(Image.fromarray((blocks ^ noise).astype(np.uint8)))
+    return found
+
+
 FREE = frozenset(["begun", "ended", "device", "batch_size"])
-"""What may differ when a run is continued: it changes when results come, but not what they are."""
+"""Keys that may differ when a run is continued: they do not change the results."""
 
 
 def manifest_of(
@@ -33,7 +195,7 @@ def manifest_of(
     options: Mapping[str, Any],
     trained: bool = False,
 ) -> dict[str, Any]:
-    """Return what a run is, in values that JSON can hold; ``trained`` says that the model changes meanwhile."""
+    """Return what fixes a run, in values of JSON; ``trained`` says that the model changes meanwhile."""
     model = explainer.model
     about = {name: value for name, value in options.items() if name not in ("layer", "progress", "keep_partial")}
     found = {
@@ -59,7 +221,7 @@ def described_method(method: Method) -> dict[str, Any]:
 
 
 def must_agree(before: Mapping[str, Any], now: Mapping[str, Any], file: str) -> None:
-    """Refuse to continue a run that was begun with something else, or with what cannot be compared.
+    """Refuse to continue a run that was begun with other options, or with some that cannot be compared.
 
     Raises:
         RunError: the first thing that differs is named, with both values.
@@ -71,13 +233,12 @@ def must_agree(before: Mapping[str, Any], now: Mapping[str, Any], file: str) -> 
         if own:
             raise RunError(
                 f"run {file!r} cannot be continued, since its {key} have {own[0]}, which is your own and cannot be "
-                "compared; give another output, or what this package has"
+                "compared; give another output"
             )
         if not alike(key, before.get(key), now.get(key)):
-            place, old, new = _where_they_differ(key, before.get(key), now.get(key))
+            difference = _difference(key, before.get(key), now.get(key))
             raise RunError(
-                f"run {file!r} must be continued as it was begun, but its {place} was {_brief(old)} and is now "
-                f"{_brief(new)}; give the same, or another output"
+                f"run {file!r} must be continued as it was begun, but {difference}; give the same, or another output"
             )
 
 
@@ -90,16 +251,13 @@ def named_layer(model: nn.Module, layer: Any) -> Any:
     return layer
 
 
-def _where_they_differ(place: str, old: Any, new: Any) -> tuple[str, Any, Any]:
-    """Of two dictionaries that differ in one key, that key, and so on."""
+def _difference(key: str, old: Any, new: Any) -> str:
+    """Both values of a key, or of the one key inside it in which two dictionaries differ."""
     while isinstance(old, dict) and isinstance(new, dict):
-        keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+        keys = [each for each in {**old, **new} if old.get(each) != new.get(each)]
         if len(keys) != 1:
             break
-        place, old, new = f"{place}, {keys[0]}", old.get(keys[0]), new.get(keys[0])
-    return place, old, new
-
-
-def _brief(value: Any) -> str:
-    shown = json.dumps(value, ensure_ascii=False)
-    return shown if len(shown) <= 80 else f"{shown[:79]}…"
+        key, old, new = f"{key}, {keys[0]}", old.get(keys[0]), new.get(keys[0])
+    values = [json.dumps(value, ensure_ascii=False) for value in (old, new)]
+    before, now = (value if len(value) <= 80 else f"{value[:79]}…" for value in values)
+    return f"its {key} was {before} and is now {now}"

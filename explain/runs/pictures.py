@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +20,16 @@ from explain.attribution.result import Attribution
 from explain.data.files import Files, distinct, slug
 from explain.data.images import Box, load_image
 from explain.render.styles import StyleLike
-from explain.report.reported import written as written_page
+from explain.report.reported import written
 from explain.report.reproduce import Reproduction
 from explain.report.sheets import entry, sheet_of
-from explain.runs.reading import ORDERS, Row, Stored
-from explain.runs.sources import Source, entries_of
-
-_CHOICE = re.compile(rf"({'|'.join(ORDERS)})(?::(\d+))?")
+from explain.runs.reading import Row, StoredRun
+from explain.runs.schema import ORDERS
+from explain.runs.sources import Entry, Source, entries_of
 
 
 def choice(which: str) -> tuple[str, int | None]:
-    """Read which photos are meant: an order, and how many of them.
+    """Read a choice of photos: an order, and how many of them.
 
     Raises:
         RunError: it is not written in this way.
@@ -38,15 +37,15 @@ def choice(which: str) -> tuple[str, int | None]:
     >>> choice("worst:50"), choice("source")
     (('worst', 50), ('source', None))
     """
-    found = _CHOICE.fullmatch(which) if isinstance(which, str) else None
-    if found is None or found[2] == "0":
+    order, _, count = which.partition(":") if isinstance(which, str) else ("", "", "")
+    if order not in ORDERS or not (which == order or re.fullmatch(r"0*[1-9]\d*", count)):
         known = ", ".join(ORDERS)
         raise RunError(f"pictures must be one of {known}, as in 'worst:50', got {shown(which)}; choose one of them")
-    return found[1], int(found[2]) if found[2] else None
+    return order, int(count) if count else None
 
 
 def write_pictures(
-    run: Stored,
+    run: StoredRun,
     which: str,
     folder: str | os.PathLike[str],
     *,
@@ -61,9 +60,9 @@ def write_pictures(
         which: "worst:50" (the photos whose label, or else prediction, has the lowest probability), "best:50", or
             "source" for all.
         folder: where to write.
-        source: where photos come from that had no file.
+        source: the source of photos that had no file.
         style: how the maps are drawn, in place of each method's own style.
-        overwrite: replace files that are there.
+        overwrite: replace files that exist.
 
     Returns:
         The paths, the first photo first; and why photos could not be drawn, by their names.
@@ -73,60 +72,78 @@ def write_pictures(
     """
     order, count = choice(which)
     look = Look(style)
-    written: list[Path] = []
+    paths: list[Path] = []
     failures: dict[str, str] = {}
-    places = None if source is None else {entry.name: entry for entry in entries_of(source) if hasattr(entry, "where")}
+    entries = _entries_by_name(source)
     digits = len(str(min(run.photos, count or run.photos)))
-    for number, rows in enumerate(islice(by_photo(run, order), count), 1):
+    for number, rows in enumerate(islice(_rows_by_photo(run, order), count), 1):
         files = Files(folder, overwrite=overwrite)
         try:
-            photo = photo_of(rows[0], source, places or {})
-            about = slug(f"{number:0{digits}} {Path(rows[0].name).stem}")
-            names = distinct(slug(f"{about}-{row.target}-{row.method}") for row in rows)
+            photo = _photo_of(rows[0], source, entries)
+            prefix = slug(f"{number:0{digits}} {Path(rows[0].name).stem}")
+            names = distinct(slug(f"{prefix}-{row.target}-{row.method}") for row in rows)
             pictures = [row.overlay(look.of(row.style), photo) for row in rows]
         except ExplainError as error:
             failures[rows[0].name] = str(error)
             continue
         for name, picture in zip(names, pictures, strict=True):
             files.add_picture(f"{name}.png", picture)
-        written += files.write()
-    return written, failures
+        paths += files.write()
+    return paths, failures
 
 
-def by_photo(run: Stored, order: str) -> Iterator[list[Row]]:
-    """The rows of each photo."""
-    rows: list[Row] = []
-    for row in run.rows(order=order):
-        if rows and rows[0].name != row.name:
-            yield rows
-            rows = []
-        rows.append(row)
-    if rows:
-        yield rows
+def to_html(
+    run: StoredRun,
+    path: str | os.PathLike[str],
+    which: str = "source:200",
+    *,
+    source: Source | None = None,
+    title: str | None = None,
+    overwrite: bool = False,
+) -> tuple[Path, dict[str, str]]:
+    """Write some photos of a run as one page, to filter, sort and open: see `explain.report.sheet`.
 
+    Args:
+        run: the run.
+        path: where to write it.
+        which: "source:200" for the first 200, "worst:50" (the photos whose label, or else prediction, has the lowest
+            probability) or "best:50".
+        source: the source of photos that had no file.
+        title: the title of the page.
+        overwrite: replace a file that exists.
 
-def photo_of(row: Row, source: Source | None, places: dict[str, Any]) -> Any:
-    """The photo of a row: its file, or what the source has under its name.
+    Returns:
+        The path; and why photos could not be shown, by their names.
 
     Raises:
-        RunError: there is neither.
+        ExplainError: the choice is unknown, no photo can be shown, or the page cannot be written.
     """
-    from torch import Tensor
-
-    if source is not None and row.name in places:
-        image = source.read(places[row.name]).image
-    elif row.path is not None:
-        image = row.path
-    else:
-        raise RunError(f"photo {row.name!r} must have a file to be drawn, but has none; give its source")
-    if isinstance(image, Tensor):
-        raise RunError(f"photo {row.name!r} must be an image to be drawn, but its source has a tensor; give images")
-    return image
+    order, count = choice(which)
+    origin = ModelOrigin(str(run.manifest.get("model", "model")), None, "")
+    code = Reproduction(f"import explain\n\nrun = explain.open_run({str(run.path)!r})\nprint(run)")
+    items, failures = [], {}
+    entries = _entries_by_name(source)
+    for rows in islice(_rows_by_photo(run, order), count):
+        try:
+            photo = load_image(_photo_of(rows[0], source, entries))
+        except ExplainError as error:
+            failures[rows[0].name] = str(error)
+            continue
+        figures = {row.method: dict(row.metrics) for row in rows if row.target == rows[0].target}
+        shown_photo = _StoredExplanation(tuple(rows), photo, origin, tuple(_by_target(rows)))
+        short, full = entry(shown_photo, [figures], made=code)
+        known = {} if rows[0].correct is None else {"truth": printable(rows[0].label), "right": rows[0].correct}
+        items.append(({**short, **known}, full))
+    if not items:
+        reason = next(iter(failures.values()), "it has none")
+        raise RunError(f"run {str(run.path)!r} must have photos that can be shown, but has not: {reason}")
+    page = sheet_of(items, title or f"{run.path.stem}: {len(items)} photos")
+    return written(page, path, overwrite=overwrite), failures
 
 
 @dataclass(frozen=True, eq=False)
-class _Kept:
-    """What a run has of one photo, as a report takes it: the best answer, and the maps by target and method."""
+class _StoredExplanation:
+    """One photo of a run in the form of an explanation, as a report takes it: the top class, and the maps."""
 
     rows: tuple[Row, ...]
     photo: Image.Image
@@ -160,66 +177,43 @@ class _Kept:
 
     @property
     def predictions(self) -> list[tuple[str, float]]:
-        first = self.rows[0]
-        best, probability = first.prediction, first.prediction_probability
+        best, probability = self.rows[0].prediction, self.rows[0].prediction_probability
         return [] if best is None or probability is None else [(best, probability)]
 
     def record(self, method: str | None = None, target: int | str = 0) -> dict[str, Any]:
-        """What the run has of one map."""
+        """The stored values of one map."""
         label = self.targets[target] if isinstance(target, int) else target
         row = next(row for row in self.rows if row.target == label and row.method == (method or self.methods[0]))
-        names = ("name", "method", "target", "target_class", "score", "probability", "label", "prediction", "layer")
-        more = {"path": row.path, "sha256": row.sha256, "delta": row.delta, "runs": row.runs, "error": row.error}
-        return {**{name: getattr(row, name) for name in names}, **more, "metrics": dict(row.metrics)}
+        names = (
+            "name", "method", "target", "target_class", "score", "probability", "label", "prediction", "layer", "path",
+            "sha256", "delta", "runs", "error",
+        )  # fmt: skip
+        return {**{name: getattr(row, name) for name in names}, "metrics": dict(row.metrics)}
 
 
-def to_html(
-    run: Stored,
-    path: str | os.PathLike[str],
-    which: str = "source:200",
-    *,
-    source: Source | None = None,
-    title: str | None = None,
-    overwrite: bool = False,
-) -> tuple[Path, dict[str, str]]:
-    """Write some photos of a run as one page: see `explain.report.sheet`.
+def _rows_by_photo(run: StoredRun, order: str) -> Iterator[list[Row]]:
+    return (list(rows) for _, rows in groupby(run.rows(order=order), key=lambda row: row.name))
 
-    Args:
-        run: the run.
-        path: where to write it.
-        which: "source:200" for the first 200, "worst:50" (the photos whose label, or else prediction, has the lowest
-            probability) or "best:50".
-        source: where photos come from that had no file.
-        title: what the page is called.
-        overwrite: whether a file that is there may be replaced.
 
-    Returns:
-        The path; and why photos could not be shown, by their names.
+def _entries_by_name(source: Source | None) -> dict[str, Entry]:
+    return {} if source is None else {entry.name: entry for entry in entries_of(source) if entry.problem is None}
+
+
+def _photo_of(row: Row, source: Source | None, entries: dict[str, Entry]) -> Any:
+    """The photo of a row: that of the source under its name, else its file.
 
     Raises:
-        ExplainError: the choice is unknown, no photo can be shown, or the page cannot be written.
+        RunError: there is neither.
     """
-    order, count = choice(which)
-    origin = ModelOrigin(str(run.manifest.get("model", "model")), None, "")
-    again = Reproduction(f"import explain\n\nrun = explain.open_run({str(run.path)!r})\nprint(run)")
-    places = None if source is None else {entry.name: entry for entry in entries_of(source) if hasattr(entry, "where")}
-    entries, failures = [], {}
-    for rows in islice(by_photo(run, order), count):
-        try:
-            photo = load_image(photo_of(rows[0], source, places or {}))
-        except ExplainError as error:
-            failures[rows[0].name] = str(error)
-            continue
-        figures = {row.method: dict(row.metrics) for row in rows if row.target == rows[0].target}
-        kept = _Kept(tuple(rows), photo, origin, tuple(_by_target(rows)))
-        short, full = entry(kept, [figures], made=again)
-        known = {} if rows[0].correct is None else {"truth": printable(rows[0].label), "right": rows[0].correct}
-        entries.append(({**short, **known}, full))
-    if not entries:
-        reason = next(iter(failures.values()), "it has none")
-        raise RunError(f"run {str(run.path)!r} must have photos that can be shown, but has not: {reason}")
-    text = sheet_of(entries, title or f"{run.path.stem}: {len(entries)} photos")
-    return written_page(text, path, overwrite=overwrite), failures
+    if source is not None and row.name in entries:
+        image = source.read(entries[row.name]).image
+    elif row.path is not None:
+        image = row.path
+    else:
+        raise RunError(f"photo {row.name!r} must have a file to be drawn, but has none; give its source")
+    if isinstance(image, torch.Tensor):
+        raise RunError(f"photo {row.name!r} must be an image to be drawn, but its source has a tensor; give images")
+    return image
 
 
 def _by_target(rows: list[Row]) -> list[dict[str, Attribution]]:

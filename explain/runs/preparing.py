@@ -1,4 +1,4 @@
-"""From an entry of a source to what the model is given; photos in batches, one of which cannot spoil the others."""
+"""Preparing photos: from an entry of a source to the model's input; batches in which one photo cannot spoil others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from explain._utils.signals import came_by_signal
 from explain.data.images import Box, Preprocess, load_image, locate
 from explain.runs.sources import Corners, Entry, Label, Source
 
-SIZES = 256  # sizes of photos for which it is remembered where the model looks
+MAX_SIZES = 256  # sizes of photos whose part that the model sees is remembered
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +60,8 @@ class Preparer:
         self._boxes: dict[tuple[int, int], Box] = {}
 
     def __call__(self, entry: Entry) -> Ready:
+        if entry.problem is not None:
+            return Failed(entry.name, entry.problem, entry.path)
         notes: list[str] = []
         try:
             with overheard(notes):
@@ -75,9 +77,10 @@ class Preparer:
         boxes = entry.boxes or found.boxes
         if isinstance(found.image, torch.Tensor):
             x = as_input(found.image).cpu().contiguous()
-            size = int(x.shape[-1]), int(x.shape[-2])
-            whole = Box(0.0, 0.0, float(size[0]), float(size[1]))
-            return Prepared(entry, x, _digest(x), size, whole, label, boxes, tuple(notes))
+            height, width = x.shape[-2:]
+            digest = hashlib.sha256(x.view(torch.uint8).numpy().tobytes()).hexdigest()
+            box = Box(0.0, 0.0, float(width), float(height))
+            return Prepared(entry, x, digest, (width, height), box, label, boxes, tuple(notes))
         photo = load_image(found.image)
         x = as_input(self.preprocess(photo)).detach().cpu().contiguous()
         digest = hashlib.sha256(photo.tobytes()).hexdigest()
@@ -86,15 +89,10 @@ class Preparer:
     def _box(self, photo: Image.Image) -> Box:
         """Where the model looks, which takes some pictures to find out if the preprocessing does not say it."""
         if photo.size not in self._boxes:
-            if len(self._boxes) >= SIZES:
+            if len(self._boxes) >= MAX_SIZES:
                 self._boxes.clear()
             self._boxes[photo.size] = locate(self.preprocess, photo.size)
         return self._boxes[photo.size]
-
-
-def in_process(preparer: Preparer, entries: Iterator[Entry]) -> Iterator[Ready]:
-    """Prepare photos one after the other, each when it is asked for."""
-    return map(preparer, entries)
 
 
 def failed(entry: Entry, error: Exception) -> Failed:
@@ -104,7 +102,7 @@ def failed(entry: Entry, error: Exception) -> Failed:
 
 
 def as_input(x: Any) -> torch.Tensor:
-    """Check what the model is to be given for one photo.
+    """Check the model's input for one photo.
 
     Raises:
         ImageError: it is no float tensor ``(C, H, W)``.
@@ -115,14 +113,10 @@ def as_input(x: Any) -> torch.Tensor:
     return x
 
 
-def _digest(x: torch.Tensor) -> str:
-    return hashlib.sha256(x.view(torch.uint8).numpy().tobytes()).hexdigest()
-
-
-PIXELS = 8 * 224 * 224  # of inputs that run together on a CPU: more are no faster, and their activations have to fit
-DEVICE_PIXELS = 64 * 224 * 224  # the same on an accelerator
-MOST = 128
-HELD = 2  # batches that may be waiting for photos of their shape
+PIXELS = 8 * 224 * 224  # of a batch on a CPU: more are no faster, and their activations have to fit
+DEVICE_PIXELS = 64 * 224 * 224  # of a batch on an accelerator
+MAX_BATCH = 128
+MAX_WAITING = 2  # batches that may be waiting for photos of their shape
 
 Result = TypeVar("Result")
 
@@ -134,7 +128,7 @@ def at_once(x: torch.Tensor, device: torch.device) -> int:
     (8, 98)
     """
     pixels = PIXELS if device.type == "cpu" else DEVICE_PIXELS
-    return max(1, min(MOST, pixels // max(1, int(x.shape[-1]) * int(x.shape[-2]))))
+    return max(1, min(MAX_BATCH, pixels // max(1, int(x.shape[-1]) * int(x.shape[-2]))))
 
 
 def in_batches(ready: Iterable[Ready], size: Callable[[Prepared], int]) -> Iterator[list[Prepared] | Failed]:
@@ -158,7 +152,7 @@ def in_batches(ready: Iterable[Ready], size: Callable[[Prepared], int]) -> Itera
         full = size(photo)
         if len(group) >= full:
             yield waiting.pop(key)
-        elif sum(map(len, waiting.values())) >= HELD * full:
+        elif sum(map(len, waiting.values())) >= MAX_WAITING * full:
             yield waiting.pop(next(iter(waiting)))
     yield from waiting.values()
 
@@ -171,11 +165,6 @@ def each_explained(photos: list[Prepared], work: Callable[[list[Prepared]], Sequ
         if came_by_signal(error):
             raise
         if len(photos) == 1:
-            return [_blamed(photos[0], error)]
+            general = None if isinstance(error, (ImageError, MemoryError)) else error
+            return [replace(failed(photos[0].entry, error), general=general)]
     return [result for photo in photos for result in each_explained([photo], work)]
-
-
-def _blamed(photo: Prepared, error: Exception) -> Failed:
-    found = failed(photo.entry, error)
-    own = isinstance(error, (ImageError, MemoryError))
-    return found if own else replace(found, general=error)

@@ -1,4 +1,4 @@
-"""The file of a run as it is read, one row after the other."""
+"""Reading the SQLite file of a run: its rows, checked against their digests."""
 
 from __future__ import annotations
 
@@ -22,40 +22,34 @@ from explain.attribution.pictures import Scene
 from explain.attribution.result import Attribution
 from explain.data.images import Box, load_image
 from explain.render.styles import Style
-from explain.runs.digests import content_digest, digest
-from explain.runs.photo_identity import Known
-from explain.runs.schema import APPLICATION, COUNTED, FORMAT, METHOD, PHOTO, RESULT, unpack
+from explain.runs.known_photos import KnownPhoto
+from explain.runs.schema import (
+    APPLICATION,
+    COUNTED,
+    FORMAT,
+    METHOD,
+    ORDERS,
+    PHOTO,
+    RESULT,
+    ROW,
+    content_digest,
+    digest,
+    unpack,
+)  # fmt: skip
 from explain.runs.sources import Corners, stamp, text
 
-_ROW = """
-SELECT r.id, r.method, r.target, r.class AS target_class, r.score, r.probability, r.layer, r.delta, r.runs, r.error,
-       r.shape, r.scale, r.map, {content} AS content, m.style, m.options, p.name, p.path, p.sha256, p.width, p.height,
-       p.label, p.label_class, p.label_probability, p.prediction, p.prediction_class,
-       p.probability AS prediction_probability,
-       p."left", p.top, p."right", p.bottom, p.input_height, p.input_width, p.boxes
-FROM results r JOIN photos p ON p.id = r.photo JOIN methods m ON m.name = r.method WHERE r.id = ?
-"""
-_FOUND = "SELECT r.id FROM results r NOT INDEXED CROSS JOIN photos p ON p.id = r.photo"  # an index may be damaged
 _ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
-_WRITABLE, _UNCHANGING = urlencode({"mode": "rw"}), urlencode({"mode": "ro", "immutable": 1})
-ORDERS = {
-    "source": "p.id",
-    "worst": "p.label_class IS NULL, p.label_probability, p.probability, p.id",
-    "best": "p.label_class IS NULL, p.label_probability DESC, p.probability DESC, p.id",
-}
-"""Orders of photos: as they were explained; from the one that the model knows least about to the one that it knows
-best, by the probability of the label where that is known, and else of the prediction; and the other way round."""
+_WRITABLE, _IMMUTABLE = urlencode({"mode": "rw"}), urlencode({"mode": "ro", "immutable": 1})
 
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """What one method says about one target of one photo.
+    """The result of one method for one target of one photo.
 
-    ``label`` is what the source says that the photo shows, ``prediction`` what the model says, ``target`` what was
-    explained; a number ends in ``_class``. ``box`` is the part of the photo that the model saw, ``boxes`` where the
-    object is, both in pixels of the photo. ``metrics`` has a figure by name, None where it is not defined.
-    ``uncentred`` says that a place that makes no difference has another value than zero, as in RISE: pictures take the
-    mean of the map for it.
+    ``label`` is the source's class of the photo, ``prediction`` the model's, ``target`` the explained one; a number
+    ends in ``_class``. ``box`` is the part of the photo that the model saw, ``boxes`` are those of the object, both in
+    pixels of the photo. ``metrics`` has a figure by name, None where it is not defined. ``uncentred`` says that a pixel
+    without influence has another value than zero, as in RISE: pictures take the mean of the map for it.
     """
 
     name: str
@@ -102,7 +96,7 @@ class Row:
 
     @cached_property
     def attribution(self) -> Attribution:
-        """The values with what is known about them, as a batch of one."""
+        """The values with their metadata, as a batch of one."""
         return Attribution(
             method=self.method,
             values=self.values[None],
@@ -121,7 +115,7 @@ class Row:
         return self.attribution.heatmap[0]
 
     def overlay(self, style: Style, photo: Any = None) -> Image.Image:
-        """Draw the map on the photo, which is read again.
+        """Draw the map on the photo, which is read from its file.
 
         Args:
             style: one of `explain.render`.
@@ -136,14 +130,14 @@ class Row:
         return Scene(load_image(photo), self.box, (self.box,)).overlay(self.attribution, style)
 
 
-class Stored:
-    """What is stored of a run; also while it is being written, by this process or another.
+class StoredRun:
+    """The rows and tables of a run's SQLite file; also while it is being written.
 
     Args:
         file: where it is.
 
     Raises:
-        RunError: there is no run, or a later version has written it.
+        RunError: there is no run, it cannot be read, or a later version has written it.
     """
 
     def __init__(self, file: str | os.PathLike[str]) -> None:
@@ -151,10 +145,10 @@ class Stored:
         if not self.path.is_file():
             raise RunError(f"run {text(file)!r} must be a file, but there is none; check the path")
         try:
-            with closing(self._opened()) as db:
+            with closing(self._connect()) as db:
                 application = db.execute("PRAGMA application_id").fetchone()[0]
                 version = db.execute("PRAGMA user_version").fetchone()[0]
-        except (sqlite3.DatabaseError, UnicodeError) as error:  # also of what SQLite says of a damaged name
+        except (sqlite3.DatabaseError, UnicodeError) as error:  # also of a damaged name of a table
             raise RunError(f"run {text(file)!r} cannot be read ({error}); give a file that explain.run wrote") from None
         if application != APPLICATION:
             raise RunError(f"run {text(file)!r} must be the file of a run, got another database; check the path")
@@ -167,16 +161,12 @@ class Stored:
         return self._count("results")
 
     def __repr__(self) -> str:
-        state = "" if self.ended else ", not at its end"
-        bad = f", {len(self.failures)} failed" if self.failures else ""
+        failures = f", {len(self.failures)} failed" if self.failures else ""
+        state = "" if self.ended else ", not finished"
+        methods = ", ".join(self.methods)
         return printable(
-            f"{type(self).__name__}({text(self.path)!r}: {self.photos} photos, {', '.join(self.methods)}{bad}{state})"
+            f"{type(self).__name__}({text(self.path)!r}: {self.photos} photos, {methods}{failures}{state})"
         )
-
-    @property
-    def listing(self) -> str:
-        """Where failures and notes are listed, with a place for one of these words."""
-        return f"the table '{{}}' of {text(self.path)}"
 
     @property
     def photos(self) -> int:
@@ -185,10 +175,9 @@ class Stored:
 
     @property
     def methods(self) -> list[str]:
-        """The names of the methods, in the order in which they were asked for."""
-        return [
-            name for (name,) in self.query("SELECT method FROM results NOT INDEXED GROUP BY method ORDER BY min(id)")
-        ]
+        """The names of the methods, in the order of the call."""
+        statement = "SELECT method FROM results NOT INDEXED GROUP BY method ORDER BY min(id)"
+        return [name for (name,) in self.query(statement)]
 
     @property
     def failures(self) -> dict[str, str]:
@@ -202,20 +191,20 @@ class Stored:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """What the run is: its source, model, weights, methods, targets, options and versions."""
+        """What fixes the run: its source, model, weights, methods, targets, options and versions."""
         with self._reading() as db:
-            return {row[0]: json.loads(row[1]) for row in self._intact(db, "manifest", ("key", "value"))}
+            return {row[0]: json.loads(row[1]) for row in self._verified(db, "manifest", ("key", "value"))}
 
     @property
     def ended(self) -> bool:
-        """Whether all photos have been looked at."""
-        return bool(self._one("SELECT count(*) FROM manifest WHERE key = 'ended'"))
+        """Whether the run went through all photos of its source."""
+        return any(self.query("SELECT 1 FROM manifest WHERE key = 'ended'"))
 
     @property
-    def known(self) -> dict[str, Known]:
-        """By what the photos are recognised when the run is continued, by their names."""
-        rows = self.query(f"SELECT name, {', '.join(Known._fields)} FROM photos")
-        return {name: Known(*rest) for name, *rest in rows}
+    def known(self) -> dict[str, KnownPhoto]:
+        """What identifies each photo when the run is continued, by their names."""
+        rows = self.query(f"SELECT name, {', '.join(KnownPhoto._fields)} FROM photos")
+        return {name: KnownPhoto(*rest) for name, *rest in rows}
 
     def rows(
         self,
@@ -226,40 +215,52 @@ class Stored:
         correct: bool | None = None,
         order: str = "source",
     ) -> Iterator[Row]:
-        """Give what was found for each photo, method and target, one after the other.
+        """Give the result for each photo, method and target, one after the other.
 
         Args:
             method: of this method only.
             label, prediction: of photos with this label, or prediction, only.
-            correct: of photos that the model knows, or takes for something else, only.
-            order: "source", "worst" (the probability of the label is lowest) or "best".
+            correct: of photos that are classified right, or wrong, only.
+            order: "source", "worst" (the lowest probability of the label first) or "best".
 
         Raises:
-            RunError: there is no such method or order.
+            RunError: there is no such method or order, or the file is damaged.
         """
-        self._must_be_whole()
+        self._check_digests()
         if method is not None and method not in self.methods:
             raise RunError(f"method {method!r} is not in this run; {did_you_mean(method, self.methods)}")
         if order not in ORDERS:
             raise RunError(f"order must be one of {', '.join(ORDERS)}, got {order!r}")
-        wanted = {"r.method": method, "p.label": label, "p.prediction": prediction}
-        terms = [f"{column} = ?" for column, value in wanted.items() if value is not None]
+        columns = {"r.method": method, "p.label": label, "p.prediction": prediction}
+        wanted = {column: value for column, value in columns.items() if value is not None}
+        terms = [f"{column} = ?" for column in wanted]
         if correct is not None:
             terms.append(f"p.label_class {'=' if correct else '<>'} p.prediction_class")
         where = f" WHERE {' AND '.join(terms)}" if terms else ""
-        return self._rows(f"{where} ORDER BY {ORDERS[order]}, r.id", [v for v in wanted.values() if v is not None])
+        return self._rows(f"{where} ORDER BY {ORDERS[order]}, r.id", list(wanted.values()))
+
+    def query(self, statement: str, values: Any = ()) -> Iterator[tuple[Any, ...]]:
+        """Run a query in SQL; the documentation lists the tables. Only SELECT is allowed, which changes nothing.
+
+        Raises:
+            RunError: it is no SELECT, SQLite does not understand it, or cannot read the file.
+        """
+        try:
+            with closing(self._connect()) as db:
+                db.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in _ALLOWED else sqlite3.SQLITE_DENY)
+                yield from db.execute(statement, values)
+        except (sqlite3.Error, UnicodeError) as error:
+            raise RunError(f"query {statement.strip()!r:.60} of run {text(self.path)!r} cannot be run: {error}; only "
+                           "SELECT is allowed") from None  # fmt: skip
 
     def _count(self, table: str) -> int:
-        if not self._digests:
-            return int(self._one(f"SELECT count(*) FROM {table}"))
-        # in one statement, since the run may be going on
-        tally = f"(SELECT count FROM tally WHERE name = '{table}')"
-        count, kept = next(self.query(f"SELECT count(*), {tally} FROM {table}"))
-        if count != kept:
+        tally = f"(SELECT count FROM tally WHERE name = '{table}')" if self._digests else "count(*)"
+        count, expected = next(self.query(f"SELECT count(*), {tally} FROM {table}"))  # at once: a run may go on
+        if count != expected:
             raise self._damaged(f"it has {count} {table}, but not that many were written")
         return int(count)
 
-    def _must_be_whole(self) -> None:
+    def _check_digests(self) -> None:
         """Notice rows that are damaged or missing, apart from the maps, which are compared as they are read.
 
         Raises:
@@ -269,46 +270,61 @@ class Stored:
         if not self._digests or state == self._checked:
             return
         with self._reading() as db:
-            db.execute("BEGIN")  # so that all is read as it was at one time
-            methods = {row[0] for row in self._intact(db, "methods", METHOD)}
+            db.execute("BEGIN")  # so that all is read in one state
+            methods = {row[0] for row in self._verified(db, "methods", METHOD)}
             columns = ("id", *(name for name in PHOTO if name != "stamp"))
-            photos = {row[0]: row[-1] for row in self._intact(db, "photos", columns, skip=1)}
+            photos = {row[0]: row[-1] for row in self._verified(db, "photos", columns, skip=1)}
             metrics: dict[int, list[Any]] = {}
             for result, *metric in db.execute("SELECT result, metric, value FROM metrics ORDER BY result, metric"):
                 metrics.setdefault(result, []).extend(metric)
-            known = dict.fromkeys(COUNTED, (0, 0))
-            for each in photos.values():
-                known["photos"] = known["photos"][0] + 1, known["photos"][1] ^ each
+            results = []
             for number, photo, expected, *cells in db.execute(
                 f"SELECT id, photo, digest, {', '.join(RESULT)} FROM results"
             ):
                 found = digest(photos.get(photo), *cells, *metrics.get(number, ()))
                 if found != expected or photo not in photos or cells[0] not in methods:
                     raise self._damaged(f"row {number} of the results has changed since it was written")
-                known["results"] = known["results"][0] + 1, known["results"][1] ^ expected
+                results.append(expected)
             tally = {name: (count, digests) for name, count, digests in db.execute("SELECT * FROM tally")}
-            if known != tally:
-                raise self._damaged("rows are missing, or are there twice")
+            for table, digests in zip(COUNTED, (photos.values(), results), strict=True):
+                combined = 0
+                for each in digests:
+                    combined ^= each
+                if tally.pop(table, None) != (len(digests), combined):
+                    raise self._damaged(f"rows of the {table} are missing, or are there twice")
         self._checked = state
 
-    def _intact(
+    def _verified(
         self, db: sqlite3.Connection, table: str, columns: Sequence[str], skip: int = 0
     ) -> Iterator[tuple[Any, ...]]:
-        """The rows of a table with their digests, which are compared; ``skip`` columns have no part in them."""
+        """The rows of a table, each checked against its digest, which comes last; it leaves out ``skip`` columns."""
         names = ", ".join((*columns, "digest" if self._digests else "NULL"))
         for row in db.execute(f"SELECT {names} FROM {table} NOT INDEXED"):
             if self._digests and digest(*row[skip:-1]) != row[-1]:
                 raise self._damaged(f"a row of the {table} has changed since it was written")
             yield row
 
+    def _rows(self, clause: str, values: Sequence[str]) -> Iterator[Row]:
+        with self._reading() as db:
+            db.execute("BEGIN")  # rows that are written meanwhile are for the next reader
+            db.row_factory = sqlite3.Row
+            chosen = "SELECT r.id FROM results r NOT INDEXED CROSS JOIN photos p ON p.id = r.photo"  # without an index:
+            statement = ROW.format(content="r.content" if self._digests else "NULL")  # it may be damaged
+            for (number,) in db.execute(chosen + clause, values).fetchall():
+                found = db.execute(statement, (number,)).fetchone()
+                if found is None or (self._digests and content_digest(found["map"]) != found["content"]):
+                    raise self._damaged(f"the map of row {number} has changed since it was written")
+                metrics = db.execute("SELECT metric, value FROM metrics WHERE result = ?", (number,))
+                yield row_of(dict(found), dict(map(tuple, metrics)))
+
     def _damaged(self, reason: str) -> RunError:
         return RunError(f"run {text(self.path)!r} is damaged: {reason}; take another copy of it, or run it again")
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        """The file, opened for reading; what SQLite and damaged cells raise is told."""
+        """The file, opened for reading; errors of SQLite and of damaged cells become ours."""
         try:
-            with closing(self._opened()) as db:
+            with closing(self._connect()) as db:
                 yield db
         except sqlite3.Error as error:
             raise RunError(f"run {text(self.path)!r} cannot be read: {error}; take another copy of it") from None
@@ -317,38 +333,11 @@ class Stored:
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise self._damaged(f"a cell cannot be read ({' '.join(str(error).split())[:80]})") from None
 
-    def query(self, statement: str, values: Any = ()) -> Iterator[tuple[Any, ...]]:
-        """Ask something in SQL; see the tables in the documentation. Only SELECT is allowed, which changes nothing.
+    def _connect(self) -> sqlite3.Connection:
+        """Open the file for reading, as an immutable one where nothing can be written beside it.
 
-        Raises:
-            RunError: it is no SELECT, SQLite does not understand it, or cannot read the file.
-        """
-        try:
-            with closing(self._opened()) as db:
-                db.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in _ALLOWED else sqlite3.SQLITE_DENY)
-                yield from db.execute(statement, values)
-        except (sqlite3.Error, UnicodeError) as error:
-            raise RunError(f"run {text(self.path)!r} cannot be asked {statement.strip()!r:.60}: {error}") from None
-
-    def _one(self, statement: str) -> Any:
-        return next(self.query(statement))[0]
-
-    def _rows(self, clause: str, values: Any) -> Iterator[Row]:
-        with self._reading() as db:
-            db.execute("BEGIN")  # rows that are written meanwhile are for the next reader
-            db.row_factory = sqlite3.Row
-            asked = _ROW.format(content="r.content" if self._digests else "NULL")
-            for (number,) in db.execute(_FOUND + clause, values).fetchall():
-                found = db.execute(asked, (number,)).fetchone()
-                if found is None or (self._digests and content_digest(found["map"]) != found["content"]):
-                    raise self._damaged(f"the map of row {number} has changed since it was written")
-                metrics = db.execute("SELECT metric, value FROM metrics WHERE result = ?", (number,))
-                yield row_of(found, dict(map(tuple, metrics)))
-
-    def _opened(self) -> sqlite3.Connection:
-        """Open the file for reading; where nothing can be written beside it, as a file that does not change.
-
-        SQLite tidies up beside a file when the last one who may write closes it, so we may, and promise not to.
+        SQLite removes its files beside the database when the last one who may write closes it, so we may write, and
+        promise not to.
         """
         address = self.path.absolute().as_uri()
         try:
@@ -356,23 +345,22 @@ class Stored:
             db.execute("PRAGMA query_only = ON")
             db.execute("SELECT count(*) FROM sqlite_master")
         except sqlite3.OperationalError:
-            db = sqlite3.connect(f"{address}?{_UNCHANGING}", uri=True, check_same_thread=False)
+            db = sqlite3.connect(f"{address}?{_IMMUTABLE}", uri=True, check_same_thread=False)
         return db
 
 
-def row_of(found: sqlite3.Row | Mapping[str, Any], metrics: Mapping[str, float | None]) -> Row:
+def row_of(columns: Mapping[str, Any], metrics: Mapping[str, float | None]) -> Row:
     """Return a row from the columns of its photo and its result."""
-    same = {key: found[key] for key in found.keys() if key in Row.__dataclass_fields__}  # noqa: SIM118
-    layer, boxes = found["layer"], found["boxes"]
+    layer, boxes = columns["layer"], columns["boxes"]
     several = layer is not None and layer.startswith("[")
     return Row(**{
-        **same,
+        **{name: value for name, value in columns.items() if name in Row.__dataclass_fields__},
         "layer": tuple(json.loads(layer)) if several else layer,
-        "size": (found["width"], found["height"]),
-        "input_size": (found["input_height"], found["input_width"]),
-        "box": Box(found["left"], found["top"], found["right"], found["bottom"]),
+        "size": (columns["width"], columns["height"]),
+        "input_size": (columns["input_height"], columns["input_width"]),
+        "box": Box(columns["left"], columns["top"], columns["right"], columns["bottom"]),
         "boxes": () if boxes is None else tuple(tuple(box) for box in json.loads(boxes)),
         "metrics": metrics,
-        "uncentred": json.loads(found["options"]).get("centred") is False,
-        "_stored": (found["map"], tuple(json.loads(found["shape"])), found["scale"]),
+        "uncentred": json.loads(columns["options"]).get("centred") is False,
+        "_stored": (columns["map"], tuple(json.loads(columns["shape"])), columns["scale"]),
     })  # fmt: skip

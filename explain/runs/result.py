@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from explain._utils.errors import keywords
 from explain.hooks.layer_names import Where
-from explain.render.styles import StyleLike
 from explain.runs.exporting import export
-from explain.runs.parts import file_of
+from explain.runs.parts import index_of
 from explain.runs.pictures import to_html, write_pictures
-from explain.runs.reading import Stored
+from explain.runs.reading import StoredRun
 
 if TYPE_CHECKING:
     from explain.explanation.explainer import Explainer
     from explain.insight import Insight
 
 
-class Run(Stored):
-    """A run over many photos, as it is in its file.
+class Run(StoredRun):
+    """A run over many photos, and all that can be made of it without a model.
 
-    ``len(run)`` is the number of rows: one for each photo, method and target. Nothing is kept in memory.
+    ``len(run)`` is the number of rows: one for each photo, method and target. Nothing is held in memory.
 
     Args:
-        file: where it is: the file that `explain.run` wrote, or the folder or address that `run_on_ray` wrote. The
-            Parquet files of a folder are entered into an SQLite file first, those that are new since the last time;
-            a warning says where that is.
+        file: the file that `explain.run` wrote, or the folder or address that `run_on_ray` wrote. The Parquet files of
+            a folder are entered into an SQLite file first, those that are new since the last time; a warning names it.
 
     Raises:
         RunError: there is no run, it cannot be read, or a later version has written it.
@@ -45,36 +42,13 @@ class Run(Stored):
     (4, ['gradcam', 'saliency'], ['photo 0', 'photo 1'])
     """
 
+    export = export
+    write_pictures = write_pictures
+    to_html = to_html
+
     def __init__(self, file: str | os.PathLike[str]) -> None:
-        super().__init__(file_of(file))
-
-    def export(self, file: str | os.PathLike[str], *, overwrite: bool = False) -> int:
-        """Write all rows into one table, and return how many; see `explain.runs.export`."""
-        return export(self, file, overwrite=overwrite)
-
-    def write_pictures(
-        self,
-        which: str,
-        folder: str | os.PathLike[str],
-        *,
-        source: Any = None,
-        style: StyleLike | None = None,
-        overwrite: bool = False,
-    ) -> tuple[list[Path], dict[str, str]]:
-        """Write overlays of some photos, such as "worst:50"; see `explain.runs.write_pictures`."""
-        return write_pictures(self, which, folder, source=source, style=style, overwrite=overwrite)
-
-    def to_html(
-        self,
-        path: str | os.PathLike[str],
-        which: str = "source:200",
-        *,
-        source: Any = None,
-        title: str | None = None,
-        overwrite: bool = False,
-    ) -> tuple[Path, dict[str, str]]:
-        """Write some photos as one page, to filter, sort and open; see `explain.runs.to_html`."""
-        return to_html(self, path, which, source=source, title=title, overwrite=overwrite)
+        in_folder = "://" in os.fspath(file) or os.path.isdir(file)
+        super().__init__(index_of(file) if in_folder else file)
 
     def insight(
         self,
@@ -89,7 +63,7 @@ class Run(Stored):
         layer: Where | None = None,
         seed: int = 0,
     ) -> Insight:
-        """Say what the maps say together: where classes look, clusters of reasons, mistakes; see `explain.insight`."""
+        """Summarise the maps: where classes lie, clusters of reasons, mistakes; see `explain.insight`."""
         from explain.insight import insight  # a convenience: that room builds on this one
 
         return insight(
@@ -103,8 +77,8 @@ def open_run(file: str | os.PathLike[str]) -> Run:
     """Open a run for reading; no model is loaded.
 
     Args:
-        file: what was given to `explain.run` or `run_on_ray` as ``output``; of a folder, the Parquet files that are new
-            are entered into an SQLite file first, and a warning says where that is.
+        file: the ``output`` of `explain.run` or `run_on_ray`; the new Parquet files of a folder are entered into an
+            SQLite file first, and a warning names it.
 
     Raises:
         RunError: there is no run, or a later version has written it.

@@ -20,24 +20,22 @@ from explain.metrics import Metric
 from explain.models import Classifier
 from explain.runs.explaining import RunRequest
 from explain.runs.files import source_of
-from explain.runs.labels import Labels
+from explain.runs.known_photos import KnownPhotos, Labels
 from explain.runs.manifest import manifest_of
-from explain.runs.photo_identity import Comparing
-from explain.runs.preparing import Failed, Prepared, Preparer, Ready, in_process
-from explain.runs.reading import Stored
+from explain.runs.preparing import Failed, Prepared, Preparer, Ready
 from explain.runs.result import Run
-from explain.runs.sources import Entry, Source, Trouble, entries_of, text
-from explain.runs.store import PhotoRecord, Store
+from explain.runs.sources import Entry, Source, entries_of, text
+from explain.runs.store import PhotoRecord, Store, Writer, locked
 from explain.runs.workers import CannotBeginError, Workers, default_workers
-from explain.runs.writing import Writer, alone
 from explain.targets.resolve import TargetLike
 
 TIMEOUT = 60.0  # seconds that one photo may take to be read
+TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 
 @dataclass(frozen=True)
 class State:
-    """How far a run is: photos that were explained and that failed, in this go; those that were there before.
+    """The progress of a run: photos that were explained and that failed in this call, and those explained before.
 
     ``total`` is None where the source does not know how many photos it has.
     """
@@ -55,7 +53,7 @@ class State:
 
     @property
     def left(self) -> float | None:
-        """Seconds that the rest takes at this rate; None while nothing is known.
+        """The seconds for the remaining photos at this rate; None while nothing is known.
 
         >>> State(10, 0, 50, 100, 5.0).left
         20.0
@@ -63,6 +61,47 @@ class State:
         if self.total is None or not self.rate:
             return None
         return max(0, self.total - self.there - self.done - self.failed) / self.rate
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that fixes a run, whatever machine does it; it can be sent to others."""
+
+    source: Source
+    request: RunRequest
+    labels: Labels
+    manifest: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        source: Any,
+        explainer: Explainer | nn.Module | Classifier | str | None,
+        methods: MethodLike | Iterable[MethodLike],
+        target: TargetLike,
+        metrics: Iterable[Metric | str],
+        **options: Any,
+    ) -> Job:
+        """Check the arguments of `run`.
+
+        Raises:
+            RunError: the source cannot be used, or has no photos.
+            ExplainError: as for calling an `Explainer`.
+        """
+        photos = source_of(source)
+        explainer = explainer if isinstance(explainer, Explainer) else Explainer(explainer)
+        request = RunRequest(explainer, methods, target, list(metrics), **options)
+        if photos.count == 0:
+            raise RunError(f"source must have photos, but {text(str(source))!r:.100} has none; check its content")
+        manifest = manifest_of(
+            source=photos, explainer=explainer, methods=request.requested, targets=request.targets,
+            metrics=request.metrics, options=request.options,
+        )  # fmt: skip
+        return cls(photos, request, Labels(explainer.categories, photos.classes), manifest)
+
+    @property
+    def preparer(self) -> Preparer:
+        return Preparer(self.source, self.request.explainer.preprocess)
 
 
 @keywords(
@@ -88,18 +127,18 @@ def run(
     """Explain all photos of a source, and store the maps in one SQLite file.
 
     A run may be interrupted in any way, also by a loss of power: the same call continues it. A photo is in the file
-    with all its results or not at all, and never twice. What cannot be explained is listed in ``run.failures``, and
+    with all its results or not at all, and never twice. A photo that fails is listed in ``run.failures``, and
     tried again when the run is continued; a photo whose file, label or boxes have changed since is explained again.
 
     Args:
         source: a folder (with the folders inside it; where these hold all photos, their names are labels), a list in a
             file (CSV, TSV, JSON: ``path``, ``label``, ``x0 y0 x1 y1`` or ``boxes``), WebDataset shards (tar), a data
             set of PyTorch or Hugging Face, or a list or iterator of photos.
-        explainer: an `Explainer`, or what one is made of: a model, its name, or None for the default model.
+        explainer: an `Explainer`, a model, the name of one, or None for the default model.
         methods, target, targets, top_k, layer, fuse, precision, samples, tolerance, max_seconds: as for calling an
             `Explainer`; ``target`` is one for all photos.
-        output: the file. If there is a run in it already, it is continued.
-        metrics: judge each map by these, too; those that need boxes leave photos without them out.
+        output: the file. A run that it holds is continued.
+        metrics: evaluate each map by these, too; those that need boxes skip photos without them.
         batch_size: photos, and altered inputs of methods that run the model many times, at once; by default as many
             photos as suit the size of the input.
         workers: processes that read and preprocess photos ahead; by default one for every two processors, and 0 for
@@ -124,43 +163,42 @@ def run(
     ...     [(row.name, tuple(row.values.shape)) for row in found.rows()], found.ended
     ([('photo 0', (6, 6)), ('photo 1', (6, 6))], True)
     """
-    _check(workers, timeout, options.get("batch_size"))
-    photos = source_of(source)
-    made = explainer if isinstance(explainer, Explainer) else Explainer(explainer)
-    question = RunRequest(made, methods, target, list(metrics), **options)
-    if photos.count == 0:
-        raise RunError(f"source must have photos, but {text(str(source))!r:.100} has none; check what it holds")
+    check_count("workers", workers, 0)
+    check_count("batch_size", options.get("batch_size"), 1)
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
+        raise RunError(f"timeout must be a number of seconds above 0, got {shown(timeout)}; leave it out")
+    job = Job.of(source, explainer, methods, target, metrics, **options)
     file = Path(output)
-    _make_folder(file)
-    manifest = manifest_of(
-        source=photos, explainer=made, methods=question.asked, targets=question.targets, metrics=question.metrics,
-        options=question.options,
-    )  # fmt: skip
-    with alone(file):
-        store = Store(file, manifest)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"output {text(file)!r} cannot be written: {error.strerror}; choose another file") from None
+    if file.is_dir():
+        raise RunError(f"output {text(file)!r} must be a file, got a folder; name a file in it, such as run.sqlite")
+    with locked(file):
+        store = Store(file, job.manifest)
         try:
-            count = default_workers() if workers is None else workers
-            _Go(photos, question, store, count, timeout, progress).through()
+            _LocalRun(job, store, default_workers() if workers is None else workers, timeout, progress).go()
         finally:
             store.close()
     found = Run(file)
-    _tell_unjudged(found, question)
+    by_box = [metric.name for metric in job.request.metrics if metric.needs_object]
+    if by_box and not next(found.query("SELECT count(*) FROM photos WHERE boxes IS NOT NULL"))[0]:
+        warn(f"no photo has boxes, so that {', '.join(by_box)} has no values; give a source with boxes, such as a list")
     return found
 
 
-def _tell_unjudged(found: Run, question: RunRequest) -> None:
-    """Say which metrics had nothing to judge by, as no photo came with boxes."""
-    placed = [metric.name for metric in question.metrics if metric.needs_object]
-    if placed and not next(found.query("SELECT count(*) FROM photos WHERE boxes IS NOT NULL"))[0]:
-        warn(f"no photo has boxes, so that {', '.join(placed)} judged none; give a source with boxes, such as a list")
+def check_count(name: str, value: Any, least: int) -> None:
+    """Refuse an option that is neither None nor a whole number from ``least``."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+        raise RunError(f"{name} must be a whole number from {least}, got {shown(value)}; leave it out")
 
 
 @dataclass
-class _Go:
-    """One go at a run: from where it was to its end, or to what stops it."""
+class _LocalRun:
+    """One call of `run`: explain the photos that the file lacks."""
 
-    source: Source
-    question: RunRequest
+    job: Job
     store: Store
     workers: int
     timeout: float
@@ -170,104 +208,73 @@ class _Go:
     failed: int = 0
     there: int = 0
 
-    def through(self) -> None:
-        known = Stored(self.store.file).known
+    def go(self) -> None:
+        known = Run(self.store.file).known
+        self.known = KnownPhotos(self.job.source, self.job.labels, known)
         self.succeeded = bool(known)
-        self.labels = Labels(self.question.explainer.categories, self.source.classes)
-        self.comparing = Comparing(self.source, self.labels, known)
         self.read_again: list[Entry] = []
-        self.troubles: list[Failed] = []
         self.named: set[str] = set()
         writer = Writer()
         try:
-            with closing(self._explained()) as batches:
-                for found in batches:
-                    self._enter(found, writer)
-        except BaseException:  # what is done is kept; what stopped us is more to the point than what the writer says
+            with closing(self._prepared()) as ready:
+                for found in self.job.request.each(self._changed(ready), self.job.labels):
+                    self._write(found, writer)
+        except BaseException:  # the results until then are stored; our reason to stop counts more than the writer's
             with suppress(RunError):
                 writer.close()
             raise
-        writer.put(lambda: self.store.write(self.troubles))
         writer.put(lambda: self.store.confirm(self.read_again))
         writer.close()
-        self.failed += len(self.troubles)
-        self._tell()
-        self.store.forget_failures(but=self.named | {each.name for each in self.troubles})
-        self.store.end(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
+        self._report()
+        self.store.forget_failures(but=self.named)
+        self.store.end(time.strftime(TIME, time.gmtime()))
 
-    def _enter(self, found: list[PhotoRecord | Failed], writer: Writer) -> None:
+    def _write(self, found: list[PhotoRecord | Failed], writer: Writer) -> None:
         failures = [each for each in found if isinstance(each, Failed)]
         self.succeeded |= len(failures) < len(found)
         general = [each.general for each in failures if each.general is not None]
         if general and not self.succeeded:
             raise general[0]
-        methods = self.question.methods
+        methods = self.job.request.methods
         if not self.done and methods is not None:
             writer.put(lambda: self.store.enter_methods(methods))
         self.done += len(found) - len(failures)
         self.failed += len(failures)
         writer.put(lambda: self.store.write(found))
-        self._tell()
+        self._report()
 
-    def _explained(self) -> Generator[list[PhotoRecord | Failed], None, None]:
-        """The results of each batch."""
-        preparer = Preparer(self.source, self.question.explainer.preprocess)
-        ready, close = self._ready(preparer)
-        try:
-            yield from self.question.each(self._changed(ready), self.labels)
-        finally:
-            close()
-
-    def _ready(self, preparer: Preparer) -> tuple[Iterable[Ready], Callable[[], None]]:
-        """Photos as the model takes them, and what ends the processes that prepare them."""
-        entries = self._entries()
+    def _prepared(self) -> Generator[Ready, None, None]:
+        """Photos ready for the model, prepared in worker processes or here."""
         if self.workers:
             try:
-                found = Workers(preparer, entries, self.workers, self.timeout)
-                return found, found.close
+                workers = Workers(self.job.preparer, self._entries(), self.workers, self.timeout)
             except CannotBeginError as error:
                 warn(f"photos are read one after the other, since no worker process can be started ({error})")
-        return in_process(preparer, entries), lambda: None
+            else:
+                with closing(workers):
+                    yield from workers
+                return
+        yield from map(self.job.preparer, self._entries())
 
     def _entries(self) -> Iterator[Entry]:
-        """What is still to be explained, or to be compared with what is there."""
-        for entry in entries_of(self.source):
-            if isinstance(entry, Trouble):
-                self.troubles.append(Failed(entry.name, entry.reason))
-                continue
+        """The photos to explain, or to compare with those in the file."""
+        for entry in entries_of(self.job.source):
             self.named.add(entry.name)
-            if self.comparing.has_file(entry):
+            if self.known.has_file(entry):
                 self.there += 1
             else:
                 yield entry
 
     def _changed(self, ready: Iterable[Ready]) -> Iterator[Ready]:
-        """What is still to be explained."""
+        """The photos to explain."""
         for found in ready:
-            if isinstance(found, Prepared) and self.comparing.has(found):
+            if isinstance(found, Prepared) and self.known.has(found):
                 self.there += 1
                 self.read_again.append(found.entry)
             else:
                 yield found
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         if self.progress is not None:
-            passed = time.monotonic() - self.begun
-            self.progress(State(self.done, self.failed, self.there, self.source.count, passed))
-
-
-def _check(workers: int | None, timeout: float, batch_size: int | None) -> None:
-    for name, value, least in (("workers", workers, 0), ("batch_size", batch_size, 1)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-            raise RunError(f"{name} must be a whole number from {least}, got {shown(value)}; leave it out")
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
-        raise RunError(f"timeout must be a number of seconds above 0, got {shown(timeout)}; leave it out")
-
-
-def _make_folder(file: Path) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"output {text(file)!r} cannot be written: {error.strerror}; choose another file") from None
-    if file.is_dir():
-        raise RunError(f"output {text(file)!r} must be a file, got a folder; name a file in it, such as run.sqlite")
+            seconds = time.monotonic() - self.begun
+            self.progress(State(self.done, self.failed, self.there, self.job.source.count, seconds))

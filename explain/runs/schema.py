@@ -1,7 +1,9 @@
-"""The tables of a run: one SQLite file, and how maps are stored in it. See docs/runs.md."""
+"""The tables of a run, a map as it is stored, and the digests of rows. See docs/runs.md."""
 
 from __future__ import annotations
 
+import hashlib
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +18,7 @@ TABLES = """
 CREATE TABLE manifest (
     key TEXT PRIMARY KEY,
     value TEXT NOT NULL,              -- JSON
-    digest INTEGER NOT NULL           -- of the other cells, as in all tables: see explain.runs.digests
+    digest INTEGER NOT NULL           -- of the other cells, as in all tables: see explain.runs.schema
 ) WITHOUT ROWID;
 
 CREATE TABLE methods (
@@ -36,13 +38,13 @@ CREATE TABLE photos (
     sha256 TEXT NOT NULL,             -- of the upright RGB pixels, or of the tensor
     width INTEGER NOT NULL,
     height INTEGER NOT NULL,
-    label TEXT,                       -- what the source says that it shows
+    label TEXT,                       -- the class that the source gives
     label_class INTEGER,              -- the class of the model; NULL where the label is none of the model's
     label_probability REAL,
-    prediction TEXT,                  -- what the model says; NULL where it gives no class scores
+    prediction TEXT,                  -- of the model; NULL where it gives no class scores
     prediction_class INTEGER,
     probability REAL,                 -- of the prediction
-    "left" REAL NOT NULL, top REAL NOT NULL, "right" REAL NOT NULL, bottom REAL NOT NULL,  -- what the model saw of it
+    "left" REAL NOT NULL, top REAL NOT NULL, "right" REAL NOT NULL, bottom REAL NOT NULL,  -- seen by the model
     input_height INTEGER NOT NULL,
     input_width INTEGER NOT NULL,
     boxes TEXT,                       -- JSON: [[x0, y0, x1, y1], ...] in pixels of the photo, ends exclusive
@@ -55,16 +57,16 @@ CREATE TABLE results (
     method TEXT NOT NULL REFERENCES methods (name),
     target TEXT NOT NULL,             -- the label, or the name of a target that is no class
     class INTEGER,                    -- NULL for a target that is no class
-    score REAL NOT NULL,              -- what was explained
+    score REAL NOT NULL,              -- the explained output
     probability REAL,                 -- of the class
     layer TEXT,                       -- JSON list where there are several
-    delta REAL,                       -- by how much the values miss the sum that the method promises
-    runs INTEGER,                     -- of methods that estimate: how many covered photos
+    delta REAL,                       -- the convergence delta of the method
+    runs INTEGER,                     -- of methods that estimate: how many perturbed inputs
     error REAL,                       -- of methods that estimate: the largest error over the largest value
     content INTEGER NOT NULL,         -- digest of the map
     digest INTEGER NOT NULL,          -- of all other cells, with the digest of the photo and the metrics in their order
     shape TEXT NOT NULL,              -- JSON: of the map
-    scale REAL NOT NULL,              -- what the numbers of the map are multiplied with
+    scale REAL NOT NULL,              -- the numbers of the map are multiplied by it
     map BLOB NOT NULL                 -- float16, little-endian, row after row
 );
 CREATE UNIQUE INDEX once ON results (photo, method, ifnull(class, target));
@@ -98,12 +100,12 @@ CREATE VIEW explained AS  -- all but the maps
            r.method, r.target, r.class, r.score, r.probability, r.layer, r.delta, r.runs, r.error, r.shape, r.scale
     FROM results r JOIN photos p ON p.id = r.photo;
 
-CREATE VIEW classes AS  -- how well the model knows each class
+CREATE VIEW classes AS  -- accuracy for each class
     SELECT label, label_class, count(*) AS photos, sum(prediction_class = label_class) AS correct,
            avg(prediction_class = label_class) AS accuracy, avg(label_probability) AS label_probability
     FROM photos WHERE label_class IS NOT NULL GROUP BY label_class;
 
-CREATE VIEW confusions AS  -- which classes are taken for which, the most frequent first
+CREATE VIEW confusions AS  -- wrong predictions, the most frequent first
     SELECT label, prediction, count(*) AS photos
     FROM photos WHERE prediction_class <> label_class GROUP BY label_class, prediction_class ORDER BY photos DESC;
 
@@ -115,6 +117,22 @@ CREATE VIEW judged AS  -- the mean of each metric for each method
     SELECT r.method, m.metric, avg(m.value) AS mean, count(m.value) AS photos
     FROM metrics m JOIN results r ON r.id = m.result GROUP BY r.method, m.metric;
 """
+
+ROW = """
+SELECT r.id, r.method, r.target, r.class AS target_class, r.score, r.probability, r.layer, r.delta, r.runs, r.error,
+       r.shape, r.scale, r.map, {content} AS content, m.style, m.options, p.name, p.path, p.sha256, p.width, p.height,
+       p.label, p.label_class, p.label_probability, p.prediction, p.prediction_class,
+       p.probability AS prediction_probability,
+       p."left", p.top, p."right", p.bottom, p.input_height, p.input_width, p.boxes
+FROM results r JOIN photos p ON p.id = r.photo JOIN methods m ON m.name = r.method WHERE r.id = ?
+"""
+ORDERS = {
+    "source": "p.id",
+    "worst": "p.label_class IS NULL, p.label_probability, p.probability, p.id",
+    "best": "p.label_class IS NULL, p.label_probability DESC, p.probability DESC, p.id",
+}
+"""Orders of photos: of the source; by the probability of the label where it is known, else of the prediction, the
+lowest or the highest first."""
 
 PHOTO = (
     "name", "path", "stamp", "sha256", "width", "height", "label", "label_class", "label_probability", "prediction",
@@ -175,3 +193,33 @@ def unpack(content: bytes, shape: tuple[int, ...], scale: float) -> torch.Tensor
     """
     parts = np.frombuffer(content, "<f2").astype(np.float32).reshape(shape)
     return torch.from_numpy(parts * np.float32(scale))
+
+
+def digest(*cells: Any) -> int:
+    """Return a digest of some cells: the same before they are written and after they are read.
+
+    SQLite keeps no NaN, no negative zero, and a whole number in a column of floats as a float.
+
+    >>> digest("a", 1, -0.0, float("nan")) == digest("a", 1.0, 0.0, None), digest("a", 1) == digest("a1")
+    (True, False)
+    """
+    return content_digest(repr([_cell(cell) for cell in cells]).encode("utf-8", "surrogatepass"))
+
+
+def content_digest(content: bytes) -> int:
+    """Return a digest of bytes as an integer of SQLite.
+
+    >>> content_digest(b"a map")
+    2074911400714055296
+    """
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big", signed=True)
+
+
+def _cell(value: Any) -> Any:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bytes):
+        return content_digest(value)
+    if isinstance(value, int):
+        return int(value) if abs(value) > 2**53 else float(value)  # digests and the like, which no float holds
+    return None if math.isnan(value) else float(value) + 0.0

@@ -1,16 +1,16 @@
-"""Where the photos of a run come from: their names first; their pixels later, and perhaps in another process."""
+"""Sources of photos: their names come first, their pixels later, perhaps in another process. `Folder` is one."""
 
 from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
-from explain._utils.errors import RunError
 from explain.data.images import EXTENSIONS
 
 Label: TypeAlias = str | int | None
@@ -21,8 +21,9 @@ Corners: TypeAlias = tuple[float, float, float, float]
 class Entry:
     """A photo before it is read: its name, and what is known about it.
 
-    ``where`` is what the source needs to find it. ``stamp`` changes when its file does; None where there is no file.
-    ``boxes`` say where the object is: x0 y0 x1 y1 in pixels of the photo, x1 and y1 exclusive.
+    ``where`` is for the source to find it. ``stamp`` changes when its file does; None where there is no file.
+    ``boxes`` are those of the object: x0 y0 x1 y1 in pixels of the photo, x1 and y1 exclusive. ``problem`` says why a
+    part of the source cannot be read, such as a folder without permission: such an entry becomes a failure of the run.
     """
 
     name: str
@@ -31,19 +32,12 @@ class Entry:
     stamp: str | None = None
     label: Label = None
     boxes: tuple[Corners, ...] = ()
-
-
-@dataclass(frozen=True)
-class Trouble:
-    """A part of a source that cannot be read, such as a folder without permission."""
-
-    name: str
-    reason: str
+    problem: str | None = None
 
 
 @dataclass(frozen=True)
 class Content:
-    """What a source has for an entry: a photo, or a float tensor ``(C, H, W)`` that is the model's input already."""
+    """The content of an entry: a photo, or a float tensor ``(C, H, W)`` that is the model's input already."""
 
     image: Any
     label: Label = None
@@ -59,7 +53,7 @@ class Source(ABC):
 
     kind: ClassVar[str]
     classes: Sequence[str] | None = None
-    """What the source calls the classes, where its labels are numbers."""
+    """The names of the classes in the source, where its labels are numbers."""
     by_file: ClassVar[bool] = True
     """Whether a photo is the same while the stamp of its entry is; otherwise it is read to be compared."""
 
@@ -69,7 +63,7 @@ class Source(ABC):
         return None
 
     @abstractmethod
-    def entries(self) -> Iterator[Entry | Trouble]: ...
+    def entries(self) -> Iterator[Entry]: ...
 
     @abstractmethod
     def read(self, entry: Entry) -> Content: ...
@@ -79,7 +73,7 @@ class Source(ABC):
         """Which source it is, in plain values: a run that is continued must have the same."""
 
 
-def entries_of(source: Source) -> Iterator[Entry | Trouble]:
+def entries_of(source: Source) -> Iterator[Entry]:
     """Return the entries of a source by names that are all different: of two "a.png", the second is "a.png (2)".
 
     >>> from explain.runs.datasets import Photos
@@ -113,27 +107,22 @@ class Folder(Source):
     @cached_property
     def _survey(self) -> tuple[int, bool]:
         """How many photos there are, and whether their folders are labels."""
-        tops: set[str] = set()
-        count = 0
-        for found in self._files():
-            if not isinstance(found, Trouble):
-                count += 1
-                tops.add(found.split(os.sep, 1)[0] if os.sep in found else "")
-        return count, "" not in tops and len(tops) > 1
+        folders = Counter(os.path.dirname(name).split(os.sep)[0] for name, problem in self._files() if problem is None)
+        return folders.total(), "" not in folders and len(folders) > 1
 
     @property
     def count(self) -> int:
         return self._survey[0]
 
-    def entries(self) -> Iterator[Entry | Trouble]:
+    def entries(self) -> Iterator[Entry]:
         labelled = self._survey[1]
-        for found in self._files():
-            if isinstance(found, Trouble):
-                yield found
+        for name, problem in self._files():
+            if problem is not None:
+                yield Entry(text(name or self.folder), problem=problem)
                 continue
-            path = os.path.join(self.folder, found)
-            label = text(found.split(os.sep, 1)[0]) if labelled else None
-            yield Entry(text(found.replace(os.sep, "/")), path, text(path), stamp(path), label)
+            path = os.path.join(self.folder, name)
+            label = text(name.split(os.sep, 1)[0]) if labelled else None
+            yield Entry(text(name.replace(os.sep, "/")), path, text(path), stamp(path), label)
 
     def read(self, entry: Entry) -> Content:
         return Content(Path(entry.where))
@@ -141,24 +130,22 @@ class Folder(Source):
     def identity(self) -> dict[str, Any]:
         return {"kind": self.kind, "path": text(self.folder)}
 
-    def _files(self, inside: str = "") -> Iterator[str | Trouble]:
-        """The paths of the photos from the folder on, one after the other, so that there may be millions."""
+    def _files(self, inside: str = "") -> Iterator[tuple[str, str | None]]:
+        """The paths of photos, each with None, and of folders with a problem; one by one, as there may be millions."""
         try:
             with os.scandir(os.path.join(self.folder, inside)) as found:
                 items = sorted((item.name, item.is_dir(follow_symlinks=False)) for item in found)
         except OSError as error:
-            yield Trouble(
-                text(inside or self.folder), f"folder cannot be read: {error.strerror}; check its permissions"
-            )
+            yield inside, f"folder cannot be read: {error.strerror}; check its permissions"
             return
         for name, is_folder in items:
+            path = os.path.join(inside, name)
             if name.startswith("."):
                 continue
-            path = os.path.join(inside, name)
             if is_folder:
                 yield from self._files(path)
             elif os.path.splitext(name)[1].lower() in EXTENSIONS:
-                yield path
+                yield path, None
 
 
 def stamp(path: str | os.PathLike[str]) -> str | None:
@@ -180,13 +167,3 @@ def text(name: str | os.PathLike[str]) -> str:
     'caf\\\\xe9.jpg'
     """
     return os.fsencode(name).decode("utf-8", "backslashreplace")
-
-
-def must_exist(path: str | os.PathLike[str], what: str) -> None:
-    """Refuse a file that is not there.
-
-    Raises:
-        RunError: it is not.
-    """
-    if not os.path.isfile(path):
-        raise RunError(f"source {text(path)!r} must be {what}, but there is no such file; check the path")

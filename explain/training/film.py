@@ -22,8 +22,8 @@ from explain.data.images import ImageLike, load_image
 from explain.render.captions import caption, enlargement
 from explain.render.figure import as_png, empty
 from explain.render.styles import StyleLike
-from explain.runs import Row, open_run
-from explain.runs.reading import Stored
+from explain.runs.reading import Row
+from explain.runs.result import Run, open_run
 from explain.runs.sources import text
 from explain.training.photos import shrunk_scene
 
@@ -146,7 +146,7 @@ class Film:
 
 @keywords()
 def film(
-    run: Stored | str | os.PathLike[str],
+    run: Run | str | os.PathLike[str],
     photo: str | os.PathLike[str],
     *,
     method: str | None = None,
@@ -172,7 +172,7 @@ def film(
     Traceback (most recent call last):
     explain.RunError: run 'none.sqlite' must be a file, but there is none; check the path
     """
-    found = run if isinstance(run, Stored) else open_run(run)
+    found = run if isinstance(run, Run) else open_run(run)
     if not next(found.query("SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'steps'"))[0]:
         raise RunError(f"run {text(found.path)!r} must be one of a training that was watched, got another; "
                        "watch a training first")  # fmt: skip
@@ -182,7 +182,7 @@ def film(
     return Film(name, rows[0].method, tuple(step for step, _ in looks), tuple(rows), _image(rows[0], image), style)
 
 
-def _named(run: Stored, photo: str) -> str:
+def _named(run: Run, photo: str) -> str:
     """The one photo that is meant."""
     known = dict(run.query("SELECT s.name, max(p.path) FROM steps s JOIN photos p ON p.id = s.photo GROUP BY s.name"))
     if photo in known:
@@ -202,7 +202,7 @@ def _is_same(path: str, photo: str) -> bool:
     return os.path.realpath(path) == os.path.realpath(photo)
 
 
-def _looks(run: Stored, name: str, method: str | None, target: str | int | None) -> Iterator[tuple[int, Row]]:
+def _looks(run: Run, name: str, method: str | None, target: str | int | None) -> Iterator[tuple[int, Row]]:
     """The rows of a photo with their steps, one for each step."""
     names = "SELECT p.name, s.step FROM steps s JOIN photos p ON p.id = s.photo WHERE s.name = ?"
     steps: dict[str, int] = dict(run.query(names, (name,)))

@@ -23,8 +23,7 @@ from explain.runs.files import source_of
 from explain.runs.manifest import manifest_of
 from explain.runs.preparing import Failed
 from explain.runs.sources import text
-from explain.runs.store import PhotoRecord
-from explain.runs.writing import alone
+from explain.runs.store import PhotoRecord, locked
 from explain.targets.resolve import TargetLike
 from explain.training.flow import DeadUnits, GradientFlow
 from explain.training.parameters import Scaler
@@ -139,7 +138,7 @@ class Monitor:
         try:
             if self.output is not None:
                 self.output.parent.mkdir(parents=True, exist_ok=True)
-                self._stack.enter_context(alone(self.output))
+                self._stack.enter_context(locked(self.output))
                 self._manifest = self._what_it_is()
                 with self._store() as store:
                     self._go_on(store)
@@ -248,7 +247,7 @@ class Monitor:
     def _what_it_is(self) -> dict[str, Any]:
         question = self._asked.question
         found = manifest_of(
-            source=self._asked.source, explainer=self._explainer, methods=question.asked, targets=question.targets,
+            source=self._asked.source, explainer=self._explainer, methods=question.requested, targets=question.targets,
             metrics=(), options=question.options, trained=True,
         )  # fmt: skip
         return {**found, "training": True}

@@ -15,7 +15,7 @@ from explain.data.images import Box, load_image
 from explain.explanation.explainer import Explainer
 from explain.methods.registry import MethodLike
 from explain.runs.explaining import RunRequest
-from explain.runs.labels import Labels
+from explain.runs.known_photos import Labels
 from explain.runs.preparing import Failed, Prepared, Preparer, each_explained, in_batches
 from explain.runs.sources import Entry, Source, entries_of
 from explain.runs.store import PhotoRecord
@@ -97,7 +97,7 @@ def _at(entry: Entry, step: int) -> Entry:
 def _read(source: Source, preparer: Preparer) -> list[Prepared]:
     photos: list[Prepared] = []
     for entry in entries_of(source):
-        found: Any = preparer(entry) if isinstance(entry, Entry) else entry
+        found = preparer(entry)
         if not isinstance(found, Prepared):
             raise RunError(f"photos must be readable to be watched, but {found.reason}; leave this one out")
         photos.append(found)

@@ -95,7 +95,7 @@ class TrainingStore(Store):
     def __init__(self, file: Path, manifest: Mapping[str, Any]) -> None:
         super().__init__(file, manifest)
         try:
-            with self._translated(), self._transaction():
+            with self._transaction():
                 for statement in TABLES.split(";\n"):
                     self._db.execute(statement)
         except BaseException:  # an interrupt too must not leave the file open
@@ -109,7 +109,7 @@ class TrainingStore(Store):
 
     def go_back(self, step: int) -> None:
         """Forget what comes after a step: a training that begins there goes another way."""
-        with self._translated(), self._transaction():
+        with self._transaction():
             later = "SELECT photo FROM steps WHERE step > ?"
             self._db.execute(f"DELETE FROM photos WHERE id IN ({later})", (step,))
             for table in ("figures", "gradients", "units"):
@@ -126,8 +126,8 @@ class TrainingStore(Store):
             figures: such as the loss.
             gradients: what was seen of them before.
         """
-        with self._translated(), self._transaction():
-            self._enter(found)
+        with self._transaction():
+            self.write(found)
             start = len(stored_name(step, "")) + 1
             chosen = "SELECT id, ?, substr(name, ?) FROM photos WHERE name = ?"
             for each in found:

@@ -200,7 +200,7 @@ def test_a_run_on_a_cluster_is_told_as_others_are(
     class Found:
         failures: ClassVar = {"a.png": "is empty", "b.png": "is empty", "c.png": "is empty"}
         notes: ClassVar = ["one", "two"]
-        listing, path, photos = "'{}' in maps/_remarks.json", "maps", 7
+        path, photos = "maps", 7
 
         def __len__(self) -> int:
             return 7
@@ -223,5 +223,5 @@ def test_a_run_on_a_cluster_is_told_as_others_are(
     )
     assert "workers" not in given
     assert out[0].endswith(" (1 were there, 3 failed); 7 rows in maps")
-    assert err[2] == "explain: 1 more photos failed; 'failures' in maps/_remarks.json lists them"
-    assert "(and 1 more, in 'notes' in maps/_remarks.json)" in err[3]
+    assert err[2] == "explain: 1 more photos failed; the table 'failures' of maps lists them"
+    assert "(and 1 more, in the table 'notes' of maps)" in err[3]

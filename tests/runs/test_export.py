@@ -15,7 +15,7 @@ from PIL import Image
 import explain
 from explain import ExplainError, OutputError, RunError
 from explain.render.styles import get_style
-from explain.runs import export, source_of, write_pictures
+from explain.runs.files import source_of
 from tests.runs.networks import as_it_is, explainer, folder_of, picture
 
 
@@ -32,7 +32,7 @@ def run(tmp_path: Path) -> explain.Run:
 
 
 def test_csv_and_json_lines_have_all_but_the_maps(run: explain.Run, tmp_path: Path) -> None:
-    assert run.export(tmp_path / "out" / "run.csv") == export(run, tmp_path / "run.jsonl") == 6
+    assert run.export(tmp_path / "out" / "run.csv") == run.export(tmp_path / "run.jsonl") == 6
     with (tmp_path / "out" / "run.csv").open(newline="") as file:
         table = list(csv.DictReader(file))
     lines = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
@@ -49,7 +49,7 @@ def test_csv_and_json_lines_have_all_but_the_maps(run: explain.Run, tmp_path: Pa
 
 def test_parquet_has_the_maps_too(run: explain.Run, tmp_path: Path) -> None:
     parquet: Any = pytest.importorskip("pyarrow.parquet", reason="an extra")
-    assert export(run, tmp_path / "run.parquet") == 6
+    assert run.export(tmp_path / "run.parquet") == 6
     table = parquet.read_table(tmp_path / "run.parquet")
     for row, found in zip(run.rows(), table.to_pylist(), strict=True):
         values = np.array(found["map"], np.float32).reshape(found["map_shape"])
@@ -67,7 +67,7 @@ def test_parquet_without_its_package_is_refused(
 
     monkeypatch.setattr("explain.runs.exporting.importlib.import_module", missing)
     with pytest.raises(RunError, match="pyarrow must"):
-        export(run, tmp_path / "run.parquet")
+        run.export(tmp_path / "run.parquet")
     assert not (tmp_path / "run.parquet").exists()
 
 
@@ -77,18 +77,18 @@ def test_a_table_appears_complete_or_not_at_all(
     file = tmp_path / "run.csv"
     file.write_text("mine")
     with pytest.raises(RunError, match="overwrite=True"):
-        export(run, file)
+        run.export(file)
     with pytest.raises(RunError, match="file must"):
-        export(run, tmp_path / "run.xlsx")
+        run.export(tmp_path / "run.xlsx")
     monkeypatch.setattr("explain.runs.exporting.plain", lambda row, metrics: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        export(run, file, overwrite=True)
+        run.export(file, overwrite=True)
     assert file.read_text() == "mine"
     assert not list(tmp_path.glob("*.part")) + list(tmp_path.glob(".*.part"))
 
 
 def test_pictures_are_drawn_of_the_photos_that_are_asked_for(run: explain.Run, tmp_path: Path) -> None:
-    written, failures = write_pictures(run, "worst:2", tmp_path / "pictures")
+    written, failures = run.write_pictures("worst:2", tmp_path / "pictures")
     worst = list(run.rows(order="worst"))[:4]
     names = [f"{1 + i // 2}-{Path(row.name).stem}-{row.target}-{row.method}.png" for i, row in enumerate(worst)]
     assert ([path.name for path in written], failures) == (names, {})
@@ -99,19 +99,19 @@ def test_pictures_are_drawn_of_the_photos_that_are_asked_for(run: explain.Run, t
     difference = np.abs(np.asarray(expected, int) - np.asarray(alone, int))
     assert difference.max() <= 2  # the map is stored in half precision
     with pytest.raises(OutputError, match="exists already"):
-        write_pictures(run, "worst:1", tmp_path / "pictures")
-    assert len(write_pictures(run, "source", tmp_path / "pictures", overwrite=True)[0]) == 6
+        run.write_pictures("worst:1", tmp_path / "pictures")
+    assert len(run.write_pictures("source", tmp_path / "pictures", overwrite=True)[0]) == 6
 
 
 def test_photos_without_a_file_are_drawn_from_their_source(tmp_path: Path) -> None:
     photos: list[Any] = [picture(0), as_it_is(picture(1))]
     run = explain.run(photos, explainer(), output=tmp_path / "run.sqlite", target=1, workers=0)
-    written, failures = write_pictures(run, "source", tmp_path / "with", source=source_of(photos))
+    written, failures = run.write_pictures("source", tmp_path / "with", source=source_of(photos))
     assert [path.name for path in written] == ["1-photo-0-class-1-gradcam.png"]
     assert failures == {
         "photo 1": "photo 'photo 1' must be an image to be drawn, but its source has a tensor; give images"
     }
-    written, failures = write_pictures(run, "best", tmp_path / "without")
+    written, failures = run.write_pictures("best", tmp_path / "without")
     assert written == []
     assert failures["photo 0"] == "photo 'photo 0' must have a file to be drawn, but has none; give its source"
     with pytest.raises(RunError, match="photo must"):
@@ -123,4 +123,4 @@ def test_an_unknown_choice_of_pictures_is_refused(which: str, run: explain.Run, 
     with pytest.raises(
         ExplainError, match=f"pictures must be one of source, worst, best, as in 'worst:50', got '{which}'"
     ):
-        write_pictures(run, which, tmp_path)
+        run.write_pictures(which, tmp_path)

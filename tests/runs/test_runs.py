@@ -22,7 +22,7 @@ from explain.methods import GradCAM
 from explain.metrics import evaluate
 from explain.runs import State
 from explain.runs.schema import FORMAT, pack, unpack
-from explain.runs.writing import alone
+from explain.runs.store import locked
 from tests.conftest import TinyNet, settled, snapshot
 from tests.runs.networks import as_it_is, assert_same, contents, explainer, folder_of, picture
 
@@ -221,7 +221,7 @@ def test_what_is_done_before_an_interruption_is_kept_and_the_rest_is_done_later(
     assert threads == []
     run = explain.open_run(tmp_path / "run.sqlite")
     assert (run.photos, len(run), run.ended) == (4, 8, False)
-    assert "not at its end" in repr(run)
+    assert "not finished" in repr(run)
     run = explain.run(folder, explainer(), METHODS, **options)
     assert_same(run, explain.run(folder, explainer(), METHODS, output=tmp_path / "whole.sqlite", workers=0))
     assert run.ended
@@ -287,21 +287,21 @@ def test_two_runs_into_one_file_are_refused(tmp_path: Path) -> None:
     child = os.fork()
     if not child:  # another process, which has inherited nothing of the lock
         try:
-            with alone(file):
+            with locked(file):
                 os._exit(0)
         except RunError:
             os._exit(3)
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    with alone(file):
+    with locked(file):
         child = os.fork()
         if not child:
             try:
-                from explain.runs import writing as lock
+                from explain.runs import store
 
-                lock._ours.clear()  # as in a process that was not forked
-                with alone(file):
+                store._ours.clear()  # as in a process that was not forked
+                with locked(file):
                     os._exit(0)
             except RunError:
                 os._exit(3)

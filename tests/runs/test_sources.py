@@ -18,19 +18,20 @@ from PIL import Image
 
 from explain import ImageError, RunError
 from explain.data.images import load_image
-from explain.runs import Entry, Source, Trouble, source_of
-from explain.runs.labels import Labels
+from explain.runs import Entry, Source
+from explain.runs.files import source_of
+from explain.runs.known_photos import Labels
 from tests.runs.networks import folder_of, picture
 
 
 def listed(source: Source) -> list[tuple[str, Any, Any]]:
-    found = [entry for entry in source.entries() if isinstance(entry, Entry)]
+    found = [entry for entry in source.entries() if entry.problem is None]
     assert source.count in (None, len(found))
     return [(entry.name, entry.label, entry.boxes) for entry in found]
 
 
 def read(source: Source, name: str) -> tuple[bytes, Any]:
-    entry = next(entry for entry in source.entries() if isinstance(entry, Entry) and entry.name == name)
+    entry = next(entry for entry in source.entries() if entry.name == name)
     content = source.read(entry)
     return load_image(content.image).tobytes(), content.label
 
@@ -43,9 +44,8 @@ def test_a_folder_has_the_photos_of_the_folders_inside_it_in_order(tmp_path: Pat
     assert listed(source) == [("a/c.png", None, ()), ("a/deep/d.PNG", None, ()), ("b.png", None, ())]
     assert read(source, "a/c.png") == (picture(7).tobytes(), None)
     first = next(iter(source.entries()))
-    assert isinstance(first, Entry)
     os.utime(tmp_path / "a/c.png", ns=(1, 1))
-    assert first.stamp != next(iter(source.entries())).stamp  # type: ignore[union-attr]
+    assert first.stamp != next(iter(source.entries())).stamp
 
 
 def test_folders_that_hold_all_photos_are_labels(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_a_folder_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(os, "scandir", refused)
     found = list(source_of(tmp_path).entries())
-    assert found[0] == Trouble("in", "folder cannot be read: Permission denied; check its permissions")
+    assert found[0] == Entry("in", problem="folder cannot be read: Permission denied; check its permissions")
     assert [each.name for each in found[1:]] == ["other/000.png"]
 
 
@@ -174,10 +174,10 @@ def test_a_damaged_shard_is_told_and_the_others_are_read(tmp_path: Path) -> None
     with tarfile.open(tmp_path / "c.tar", "w:gz") as tar:
         tar.add(tmp_path / "d.tar")
     found = list(source_of(str(tmp_path / "[a-d].tar")).entries())
-    troubles = [each for each in found if isinstance(each, Trouble)]
-    assert [each.name for each in troubles] == ["a.tar", "b.tar", "c.tar"]
-    assert all("is damaged or no plain tar file" in each.reason for each in troubles)
-    names = [each.name for each in found if isinstance(each, Entry)]
+    problems = {each.name: each.problem for each in found if each.problem is not None}
+    assert list(problems) == ["a.tar", "b.tar", "c.tar"]
+    assert all("is damaged or no plain tar file" in problem for problem in problems.values())
+    names = [each.name for each in found if each.problem is None]
     assert names[-3:] == ["d.tar/0", "d.tar/1", "d.tar/2"]
     assert "b.tar/0" in names
 

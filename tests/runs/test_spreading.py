@@ -7,35 +7,33 @@ import os
 import pickle
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import explain
-from explain import ExplainError, ExplainWarning, LayerError, RunError
-from explain.runs import State, open_run, run_on_ray
-from explain.runs.cluster import PartExplainer, Report, Task
-from explain.runs.sources import Content, Entry, Source
-from explain.runs.storage import Storage
+from explain import ExplainError, ExplainWarning, LayerError, RunError, open_run
+from explain.runs import Content, Entry, Source, State, run_on_ray
+from explain.runs.cluster import DistributedRun, PartExplainer, Report
+from explain.runs.parts import Storage
+from explain.runs.runner import Job
+from tests.fuzz.damage import damaged
 from tests.runs.networks import explainer, folder_of, picture
 
 parquet: Any = pytest.importorskip("pyarrow.parquet", reason="an extra")
 METHODS = ["gradcam", "saliency"]
-Pieces = Iterator[list[Entry]]
 
 
 class Cluster:
-    """In place of Ray: takes each piece to a process that has got the task pickled, in an order of its own."""
+    """In place of Ray: takes each piece to a process that has got the job pickled, in an order of its own."""
 
     def __init__(self) -> None:
         self.pieces: list[list[str]] = []
 
-    def init(self, *args: Any, **options: Any) -> None: ...
-
-    def __call__(self, ray: Any, actors: Any, gpus: float, task: Task, pieces: Pieces) -> Iterator[Report]:
-        there = PartExplainer(pickle.loads(pickle.dumps(task)))
+    def __call__(self, job: Job, folder: Storage, pieces: Iterator[list[Entry]]) -> Iterator[Report]:
+        there = PartExplainer(*pickle.loads(pickle.dumps((job, folder))))
         sent = [pickle.dumps(piece) for piece in pieces]
         random.Random(0).shuffle(sent)
         for piece in sent:
@@ -47,26 +45,20 @@ class Cluster:
         return there(entries)
 
 
+def spread(
+    source: Any, output: Any, methods: Any = "gradcam", cluster: Cluster | None = None, *, made: Any = None,
+    metrics: Any = (), per_file: int = 64, progress: Any = None, **options: Any,
+) -> explain.Run:  # fmt: skip
+    job = Job.of(source, made or explainer(), methods, None, metrics, **options)
+    DistributedRun(job, Storage(output), cluster or Cluster(), per_file, progress).go()
+    return open_run(output)
+
+
 @pytest.fixture
-def on(monkeypatch: pytest.MonkeyPatch) -> Callable[[Cluster], Cluster]:
-    """Have runs go to a cluster."""
-
-    def put(cluster: Cluster) -> Cluster:
-        monkeypatch.setattr("explain.runs.cluster._through", cluster)
-        return cluster
-
-    class Context:
-        def __init__(self, *args: Any) -> None: ...
-        def __enter__(self) -> None: ...
-        def __exit__(self, *args: Any) -> None: ...
-
-    monkeypatch.setattr("explain.runs.cluster._ray", lambda: None)
-    monkeypatch.setattr("explain.runs.cluster._connected", Context)
-    return put
-
-
-def rows_in(folder: Path) -> list[dict[str, Any]]:
-    return list(parquet.read_table(folder).to_pylist())
+def maps(tmp_path: Path) -> Path:
+    """The folder of a run of six photos in pieces of two."""
+    spread(folder_of(tmp_path / "photos", 6), tmp_path / "maps", per_file=2)
+    return tmp_path / "maps"
 
 
 def digests(run: explain.Run) -> list[tuple[Any, ...]]:
@@ -75,27 +67,26 @@ def digests(run: explain.Run) -> list[tuple[Any, ...]]:
     return sorted(run.query(f"SELECT {columns} FROM results r JOIN photos p ON p.id = r.photo"))
 
 
-def by_key(rows: list[dict[str, Any]]) -> dict[tuple[str, str, str], dict[str, Any]]:
+def by_key(file: Path) -> dict[tuple[str, str, str], dict[str, Any]]:
+    rows = parquet.read_table(file).to_pylist()
     found = {(row["name"], row["method"], row["target"]): row for row in rows}
     assert len(found) == len(rows)
     return found
 
 
-def test_rows_are_those_of_one_machine_to_the_last_digit(on: Any, tmp_path: Path) -> None:
+def test_rows_are_those_of_one_machine_to_the_last_digit(tmp_path: Path) -> None:
     folder_of(tmp_path / "photos", 22)
     lines = [f"photos/{n:03}.png,{'abcde'[n % 5]},2,3,9,11" for n in range(22)]
     (tmp_path / "list.csv").write_text("\n".join(["path,label,x0,y0,x1,y1", *lines]))
     options: dict[str, Any] = {"metrics": ["pointinggame"], "batch_size": 4, "top_k": 2}
-    made = explainer(categories=list("abcde"))
+    made, cluster = explainer(categories=list("abcde")), Cluster()
     local = explain.run(tmp_path / "list.csv", made, METHODS, output=tmp_path / "r.sqlite", workers=0, **options)
     states: list[State] = []
-    cluster = on(Cluster())
-    found = run_on_ray(
-        tmp_path / "list.csv", made, METHODS, output=tmp_path / "maps", per_file=8, progress=states.append, **options
-    )
+    found = spread(tmp_path / "list.csv", tmp_path / "maps", METHODS, cluster, made=made, per_file=8,
+                   progress=states.append, **options)  # fmt: skip
     assert sorted(map(len, cluster.pieces)) == [6, 8, 8]
     local.export(tmp_path / "r.parquet")
-    assert by_key(rows_in(tmp_path / "maps")) == by_key(rows_in(tmp_path / "r.parquet"))
+    assert by_key(tmp_path / "maps") == by_key(tmp_path / "r.parquet")
     assert digests(found) == digests(local)
     assert (len(found), found.photos, found.ended, found.failures) == (88, 22, True, {})
     assert (states[-1].done, states[-1].total) == (22, 22)
@@ -106,42 +97,42 @@ def test_rows_are_those_of_one_machine_to_the_last_digit(on: Any, tmp_path: Path
     assert found.insight("gradcam").lines(1)[0].endswith("44 maps of gradcam")
 
 
-def test_a_run_goes_on_where_it_stopped(on: Any, tmp_path: Path) -> None:
+def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     class Stopped(Cluster):
         def report(self, there: PartExplainer, entries: list[Entry]) -> Report:
             if len(self.pieces) == 3:
                 raise KeyboardInterrupt
             return there(entries)
 
-    folder_of(tmp_path / "photos", 20)
-    on(Stopped())
+    photos, maps = folder_of(tmp_path / "photos", 10), tmp_path / "maps"
     with pytest.raises(KeyboardInterrupt):
-        run_on_ray(tmp_path / "photos", explainer(), output=tmp_path / "maps", per_file=4)
-    with pytest.warns(ExplainWarning, match="2 new Parquet files"):
-        before = open_run(tmp_path / "maps")
-    assert (before.photos, before.ended) == (8, False)
-    names = set(before.known)
-    cluster = on(Cluster())
+        spread(photos, maps, cluster=Stopped(), per_file=2)
+    with pytest.warns(ExplainWarning, match="2 new"):
+        before = open_run(maps)
+    assert (before.photos, before.ended) == (4, False)
+    names, cluster = set(before.known), Cluster()
     states: list[State] = []
-    found = run_on_ray(tmp_path / "photos", explainer(), output=tmp_path / "maps", per_file=5, progress=states.append)
-    assert sorted(map(len, cluster.pieces)) == [2, 5, 5]
+    found = spread(photos, maps, cluster=cluster, per_file=5, progress=states.append)
+    assert sorted(map(len, cluster.pieces)) == [1, 5]
     assert not {name for piece in cluster.pieces for name in piece} & names
-    assert len(by_key(rows_in(tmp_path / "maps"))) == found.photos == 20
-    assert (found.ended, states[-1].there, states[-1].done) == (True, 8, 12)
-    with pytest.raises(RunError, match="must be continued as it was begun, but its methods"):
-        run_on_ray(tmp_path / "photos", explainer(), "saliency", output=tmp_path / "maps")
+    assert len(by_key(maps)) == found.photos == 10
+    assert (found.ended, states[-1].there, states[-1].done) == (True, 4, 6)
+    with pytest.raises(RunError, match="its methods"):
+        spread(photos, maps, "saliency")
 
 
-def test_a_piece_that_is_explained_twice_is_there_once(on: Any, tmp_path: Path) -> None:
+def test_a_piece_that_is_explained_twice_is_there_once(tmp_path: Path) -> None:
     class Lossy(Cluster):
         def report(self, there: PartExplainer, entries: list[Entry]) -> Report:
-            there(entries)  # and the actor is lost before it could tell
+            there(entries)  # and the actor is lost before it could report
             return there(entries)
 
-    folder_of(tmp_path / "photos", 6)
-    on(Lossy())
-    found = run_on_ray(tmp_path / "photos", explainer(), output=tmp_path / "maps", per_file=3)
-    assert len(by_key(rows_in(tmp_path / "maps"))) == found.photos == 6
+    found = spread(folder_of(tmp_path / "photos", 6), tmp_path / "maps", cluster=Lossy(), per_file=3)
+    assert len(by_key(tmp_path / "maps")) == found.photos == 6
+
+
+class Death(BaseException):
+    """Nothing in the process sees it, as when the system ends it."""
 
 
 class Deadly(Source):
@@ -161,11 +152,7 @@ class Deadly(Source):
         return {"kind": self.kind}
 
 
-class Death(BaseException):
-    """Nothing in the process sees it, as when the system ends it."""
-
-
-def test_a_photo_that_ends_each_process_costs_itself_only(on: Any, tmp_path: Path) -> None:
+def test_a_photo_that_ends_each_process_costs_itself_only(tmp_path: Path) -> None:
     deaths = []
 
     class Restarting(Cluster):
@@ -176,16 +163,14 @@ def test_a_photo_that_ends_each_process_costs_itself_only(on: Any, tmp_path: Pat
                 except Death:
                     deaths.append(entries)
 
-    on(Restarting())
-    found = run_on_ray(Deadly(), explainer(), output=tmp_path / "maps")
+    found = spread(Deadly(), tmp_path / "maps", cluster=Restarting())
     assert len(deaths) == 3  # twice with the others, and once alone
-    assert list(found.failures) == ["c"]
+    assert (list(found.failures), found.photos) == (["c"], 3)
     assert found.failures["c"].startswith("image 'c' ended the process that explained it")
-    assert found.photos == 3
     assert not list((tmp_path / "maps").glob("_begun*"))
 
 
-def test_attempts_of_a_go_that_was_ended_do_not_count(on: Any, tmp_path: Path) -> None:
+def test_attempts_of_an_interrupted_call_do_not_count(tmp_path: Path) -> None:
     class Ended(Cluster):
         def report(self, there: PartExplainer, entries: list[Entry]) -> Report:
             try:
@@ -193,94 +178,76 @@ def test_attempts_of_a_go_that_was_ended_do_not_count(on: Any, tmp_path: Path) -
             except Death:
                 raise KeyboardInterrupt from None
 
-    for _ in range(4):
-        on(Ended())
+    for _ in range(3):
         with pytest.raises(KeyboardInterrupt):
-            run_on_ray(Deadly(), explainer(), output=tmp_path / "maps")
+            spread(Deadly(), tmp_path / "maps", cluster=Ended())
         (begun,) = (tmp_path / "maps").glob("_begun*")
         assert json.loads(begun.read_bytes()) == {"attempts": 1, "ended": [], "now": None}
 
 
-def test_a_piece_that_does_not_come_back_is_no_end(on: Any, tmp_path: Path) -> None:
+def test_a_piece_that_does_not_come_back_is_no_end(tmp_path: Path) -> None:
     class Losing(Cluster):
         def __call__(self, *args: Any) -> Iterator[Report]:
             yield from list(super().__call__(*args))[1:]
 
-    folder_of(tmp_path / "photos", 6)
-    on(Losing())
-    with pytest.raises(RunError, match="pieces must all come back, but 2 photos did not; start once more"):
-        run_on_ray(tmp_path / "photos", explainer(), output=tmp_path / "maps", per_file=2)
+    with pytest.raises(RunError, match="2 photos"):
+        spread(folder_of(tmp_path / "photos", 6), tmp_path / "maps", cluster=Losing(), per_file=2)
     with pytest.warns(ExplainWarning):
         assert not open_run(tmp_path / "maps").ended
 
 
-def test_bad_photos_are_listed_and_tried_again(on: Any, tmp_path: Path) -> None:
-    folder_of(tmp_path / "photos", 3)
-    (tmp_path / "photos" / "bad.png").write_bytes(b"none")
-    on(Cluster())
-    found = run_on_ray(tmp_path / "photos", explainer(), output=tmp_path / "maps")
+def test_bad_photos_are_listed_and_tried_again(tmp_path: Path) -> None:
+    photos, maps, cluster = folder_of(tmp_path / "photos", 3), tmp_path / "maps", Cluster()
+    (photos / "bad.png").write_bytes(b"none")
+    found = spread(photos, maps)
     assert (found.photos, list(found.failures), found.ended) == (3, ["bad.png"], True)
-    picture(9).save(tmp_path / "photos" / "bad.png")
-    cluster = on(Cluster())
-    found = run_on_ray(tmp_path / "photos", explainer(), output=tmp_path / "maps")
+    picture(9).save(photos / "bad.png")
+    found = spread(photos, maps, cluster=cluster)
     assert (cluster.pieces, found.photos, found.failures) == ([["bad.png"]], 4, {})
 
 
-def test_what_holds_for_all_photos_is_raised_and_not_listed(on: Any, tmp_path: Path) -> None:
-    folder_of(tmp_path / "photos", 3)
-    on(Cluster())
-    with pytest.raises(LayerError, match="nolayer"):
-        run_on_ray(tmp_path / "photos", explainer(), layer="nolayer", output=tmp_path / "maps")
-    assert not list((tmp_path / "maps").glob("*.parquet"))
-
-
-def test_machines_that_do_not_share_the_folder_are_noticed(on: Any, tmp_path: Path) -> None:
+def test_errors_of_all_photos_and_machines_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Elsewhere(Cluster):
         def report(self, there: PartExplainer, entries: list[Entry]) -> Report:
-            there.task.place.path = str(tmp_path)
+            there.folder.path = str(tmp_path)
             return there(entries)
 
-    folder_of(tmp_path / "photos", 3)
-    on(Elsewhere())
-    with pytest.raises(RunError, match="must be a folder that all machines share, but 3 photos were written elsewhere"):
-        run_on_ray(tmp_path / "photos", explainer(), output=tmp_path / "maps")
-
-
-def test_machines_with_other_versions_are_refused(on: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder_of(tmp_path / "photos", 3)
-    on(Cluster())
+    photos = folder_of(tmp_path / "photos", 3)
+    with pytest.raises(LayerError, match="nolayer"):
+        spread(photos, tmp_path / "layer", layer="nolayer")
+    assert not list((tmp_path / "layer").glob("*.parquet"))
+    with pytest.raises(RunError, match="3 photos were written elsewhere"):
+        spread(photos, tmp_path / "elsewhere", cluster=Elsewhere())
     monkeypatch.setattr("explain.runs.cluster.versions", lambda: {"explain": "9", "torch": "9"})
-    with pytest.raises(RunError, match=r"explain must have the same version on all machines, but it is .* and 9 on"):
-        run_on_ray(tmp_path / "photos", explainer(), output=tmp_path / "maps")
+    with pytest.raises(RunError, match="explain must have the same version"):
+        spread(photos, tmp_path / "versions")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"methods": "all"}, "methods must be named to be run on several machines, got the group 'all'"),
-        ({"actors": 0}, "actors must be a whole number from 1, got 0"),
-        ({"gpus": -1}, "gpus must be a number from 0, got -1"),
-        ({"per_file": True}, "per_file must be a whole number from 1, got True"),
-        ({"workers": 2}, "actors says how many there are"),
-        ({"source": []}, "source must have photos"),
+        ({"methods": "all"}, "methods"),
+        ({"actors": 0}, "actors"),
+        ({"gpus": -1}, "gpus"),
+        ({"per_file": True}, "per_file"),
+        ({"workers": 2}, "actors"),
+        ({"source": []}, "source"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(options: dict[str, Any], message: str, on: Any, tmp_path: Path) -> None:
-    on(Cluster())
+def test_wrong_arguments_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
     given = {"source": [picture(0)], "explainer": explainer(), "output": tmp_path / "maps", **options}
     with pytest.raises(ExplainError, match=message):
         run_on_ray(given.pop("source"), **given)
 
 
-def test_a_folder_that_holds_something_else_is_refused(on: Any, tmp_path: Path) -> None:
-    on(Cluster())
+def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="must be a folder, got a file"):
-        run_on_ray([picture(0)], explainer(), output=tmp_path / "file")
+    with pytest.raises(RunError, match="folder"):
+        Storage(tmp_path / "file")
     (tmp_path / "maps").mkdir()
     (tmp_path / "maps" / "x.parquet").write_text("")
-    with pytest.raises(RunError, match="must be a new folder or that of a run, got one with other Parquet files"):
-        run_on_ray([picture(0)], explainer(), output=tmp_path / "maps")
+    with pytest.raises(RunError, match="Parquet"):
+        spread([picture(0)], tmp_path / "maps")
     with pytest.raises(RunError, match=r"_manifest.json"):
         open_run(tmp_path)
 
@@ -288,73 +255,76 @@ def test_a_folder_that_holds_something_else_is_refused(on: Any, tmp_path: Path) 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ray", "ray.data", "s3fs"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(RunError, match=r"ray must be installed"):
+    with pytest.raises(RunError, match="ray"):
         run_on_ray([picture(0)], explainer(), output=tmp_path / "maps")
     with pytest.raises(RunError, match="s3fs"):
         Storage("s3://bucket/maps")
 
 
 def test_a_file_appears_complete_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = Storage(tmp_path / "maps")
-    place.write("a.json", b"1")
-
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(RunError, match=r"output '.*maps' cannot be used: No space left on device"):
-        place.write("a.json", b"2")
-    monkeypatch.undo()
-    assert (place.read("a.json"), list(place.stamps()), place.read("b.json")) == (b"1", ["a.json"], None)
+    folder = Storage(tmp_path / "maps")
+    folder.write("a.json", b"1")
+    with monkeypatch.context() as patched, pytest.raises(RunError, match="No space left"):
+        patched.setattr(os, "replace", full)
+        folder.write("a.json", b"2")
+    assert (folder.read("a.json"), list(folder.stamps()), folder.read("b.json")) == (b"1", ["a.json"], None)
     assert os.listdir(tmp_path / "maps") == ["a.json"]
 
 
-def test_a_photo_in_two_files_is_noticed(on: Any, tmp_path: Path) -> None:
-    on(Cluster())
-    run_on_ray([picture(0)], explainer(), output=tmp_path / "maps")
-    (file,) = (tmp_path / "maps").glob("*.parquet")
-    (tmp_path / "maps" / "copy.parquet").write_bytes(file.read_bytes())
-    with pytest.raises(RunError, match="'photo 0' is in two"):
-        open_run(tmp_path / "maps")
+def test_a_photo_in_two_files_is_noticed(maps: Path) -> None:
+    file = min(maps.glob("*.parquet"))
+    (maps / "copy.parquet").write_bytes(file.read_bytes())
+    with pytest.raises(RunError, match="is in two"):
+        open_run(maps)
     file.unlink()
     with pytest.warns(ExplainWarning):
-        assert open_run(tmp_path / "maps").photos == 1
+        assert open_run(maps).photos == 6
 
 
-def test_a_folder_is_indexed_once_and_again_where_it_changed(on: Any, tmp_path: Path) -> None:
-    folder_of(tmp_path / "photos", 4)
-    on(Cluster())
-    found = run_on_ray(tmp_path / "photos", explainer(), output=tmp_path / "maps", per_file=2)
-    index, whole = tmp_path / "maps" / "_run.sqlite", digests(found)
+def test_a_folder_is_indexed_once_and_again_where_it_changed(maps: Path) -> None:
+    index, complete = maps / "_run.sqlite", digests(open_run(maps))
     before = index.stat()
-    assert digests(open_run(tmp_path / "maps")) == whole
+    assert digests(open_run(maps)) == complete
     assert index.stat() == before  # nothing was new
-    for damaged in (b"", b"no database" * 100):
-        index.write_bytes(damaged)
-        with pytest.warns(ExplainWarning, match="2 new"):
-            assert digests(open_run(tmp_path / "maps")) == whole
-    first = min((tmp_path / "maps").glob("*.parquet"))
+    for content in (b"", b"no database" * 100):
+        index.write_bytes(content)
+        with pytest.warns(ExplainWarning, match="3 new"):
+            assert digests(open_run(maps)) == complete
+    first = min(maps.glob("*.parquet"))
     content = first.read_bytes()
     first.unlink()
-    assert (open_run(tmp_path / "maps").photos, len(open_run(tmp_path / "maps"))) == (2, 2)
+    assert (open_run(maps).photos, len(open_run(maps))) == (4, 4)
     first.write_bytes(content[:-100])
     with pytest.raises(RunError, match="cannot be read"):
-        open_run(tmp_path / "maps")
+        open_run(maps)
     first.write_bytes(content)
     with pytest.warns(ExplainWarning, match="1 new"):
-        assert digests(open_run(tmp_path / "maps")) == whole
+        assert digests(open_run(maps)) == complete
 
 
-def test_an_address_is_indexed_in_the_cache(on: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.filterwarnings("ignore:.*new Parquet files")
+def test_no_corruption_of_a_part_gives_other_maps_unseen(maps: Path) -> None:
+    first, complete = min(maps.glob("*.parquet")), digests(open_run(maps))
+    content, refused = first.read_bytes(), 0
+    for seed in range(60):
+        first.write_bytes(damaged(content, seed))
+        try:
+            assert digests(open_run(maps)) == complete
+        except RunError:
+            refused += 1
+    assert refused > 30
+
+
+def test_an_address_is_indexed_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    folder_of(tmp_path / "photos", 3)
-    on(Cluster())
-    address = f"memory://{tmp_path}/maps"
-    found = run_on_ray(tmp_path / "photos", explainer(), METHODS, output=address, per_file=2)
+    photos, address, cluster = folder_of(tmp_path / "photos", 3), f"memory://{tmp_path}", Cluster()
+    found = spread(photos, address, METHODS, per_file=2)
     assert (found.photos, len(found), found.path.parent) == (3, 6, tmp_path / "cache" / "explain")
-    picture(9).save(tmp_path / "photos" / "more.png")
-    cluster = on(Cluster())
-    assert len(run_on_ray(tmp_path / "photos", explainer(), METHODS, output=address)) == 8
+    picture(9).save(photos / "more.png")
+    assert len(spread(photos, address, METHODS, cluster)) == 8
     assert cluster.pieces == [["more.png"]]
     found.path.unlink()
     with pytest.warns(ExplainWarning, match="3 new"):
