@@ -79,7 +79,7 @@ figure
 # cut the photo:
 
 from explain.methods import Quadtree, Squares, region_values
-from explain.metrics.superpixels import superpixels
+from explain.metrics.segments import superpixels
 
 ways = {
     "4 x 4 squares": Squares(4),

@@ -1,35 +1,16 @@
-"""Sanity checks: which maps of a photo stand up to questions, each with a figure, an answer and the reason.
+"""Sanity checks of the maps of a photo, each with a figure, a threshold and the reason.
 
-    answers       an answer, all answers about a map, and the verdict on a photo
-    questions     what a question is: a metric with a judgement
+    base          a check (a metric with a threshold), its result, and the verdict on a photo
     dependence    does the map depend on the model, and on the class?
-    faithfulness  is it faithful? A permutation test against the same map in other places
-    stability     does it stay the same where the photo hardly changes?
+    faithfulness  is it faithful? A permutation test against copies of the map in other places
+    stability     is it stable under small changes of the photo?
     verdict       `check_maps`: maps of one photo in, a verdict out; and the maps of an `Explanation`
 
-`explain.Explanation.check` asks all questions.
+`explain.Explanation.check` runs all checks.
 """
 
-from explain.checks.answers import Answer, Answers, Verdict
-from explain.checks.dependence import DependsOnClass, DependsOnModel
+from explain.checks.base import Verdict
 from explain.checks.faithfulness import Faithful
-from explain.checks.questions import SAME, Question
-from explain.checks.stability import Stable
-from explain.checks.verdict import answers_of, check_explained, check_maps, default_questions, method_behind
+from explain.checks.verdict import check_maps
 
-__all__ = [
-    "SAME",
-    "Answer",
-    "Answers",
-    "DependsOnClass",
-    "DependsOnModel",
-    "Faithful",
-    "Question",
-    "Stable",
-    "Verdict",
-    "answers_of",
-    "check_explained",
-    "check_maps",
-    "default_questions",
-    "method_behind",
-]
+__all__ = ["Faithful", "Verdict", "check_maps"]

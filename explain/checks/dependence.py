@@ -1,7 +1,8 @@
-"""Does a map depend on the class, and on what the model has learned?"""
+"""Does a map depend on the class, and on the model's weights?"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,21 +13,21 @@ import torch
 import torch.nn.functional as F
 
 from explain._utils.errors import MetricError
-from explain.checks.answers import Answer
-from explain.checks.questions import SAME, Question, of_zeros, with_zeros
+from explain.checks.base import SIMILAR, Check, CheckResult
 from explain.metrics.base import MetricInput, MetricResult
 from explain.metrics.maps import Maps, Sign
+from explain.metrics.randomisation import zero_everywhere
 from explain.metrics.rankings import correlation
 from explain.metrics.similarity import Similarity, similarity
 from explain.metrics.variants import ModelContext, ReattributionMetric, Variant, VariantResult
 
 
 @dataclass(frozen=True)
-class DependsOnClass(Question, ReattributionMetric):
-    """How alike the map is to those of classes far down the model's ranking.
+class DependsOnClass(Check, ReattributionMetric):
+    """How similar the map is to those of classes far down the model's ranking.
 
-    They are taken at equal distances from its lower half, and not from its top: a tabby and an Egyptian cat should look
-    alike. The figure is the mean similarity. Less is better.
+    They are taken at equal distances from its lower half, and not from its top: the maps of a tabby and of an Egyptian
+    cat should be similar. The figure is the mean similarity. Less is better.
 
     Args:
         classes: how many.
@@ -40,7 +41,7 @@ class DependsOnClass(Question, ReattributionMetric):
     """
 
     classes: int = 3
-    most: float = SAME
+    most: float = SIMILAR
     similarity: Similarity = "spearman"
     sign: Sign = "own"
 
@@ -68,26 +69,26 @@ class DependsOnClass(Question, ReattributionMetric):
             )
         scores = context.logits.scatter(1, context.classes[:, None], torch.inf)
         others = scores.sort(dim=1, descending=True, stable=True).indices
-        for place in far_down(others.shape[1] - 1, self.classes):
-            yield Variant(("ranked", place), classes=others[:, place])
+        for rank in far_down(others.shape[1] - 1, self.classes):
+            yield Variant(("ranked", rank), classes=others[:, rank])
 
     def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
-        alike = similarity(self.similarity, data.maps.of_places(self.sign), found.maps.of_places(self.sign))
-        return with_zeros(alike, found)
+        similar = similarity(self.similarity, data.maps.per_pixel(self.sign), found.maps.per_pixel(self.sign))
+        return torch.stack([similar.double(), zero_everywhere(found).double()], 1)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
         return MetricResult(numbers[..., 0].mean(1), parts={"alike": numbers[..., 0], "zeros": numbers[..., 1]})
 
-    def judge(self, result: MetricResult) -> Answer:
+    def decide(self, result: MetricResult) -> CheckResult:
         figure = float(result.value[0])
         count = result.parts["alike"].shape[1]
-        whose = f"the maps of {count} classes" if count > 1 else "the map of a class"
-        what = f"similarity {figure:.2f} to {whose} far down the ranking{of_zeros(result)}"
-        return self.answer(figure, figure < self.most, f"{what} (must be below {self.most:.2g})")
+        others = f"the maps of {count} classes" if count > 1 else "the map of a class"
+        reason = f"similarity {figure:.2f} to {others} far down the ranking{_zeros(result)}"
+        return self.result(figure, figure < self.most, f"{reason} (must be below {self.most:.2g})")
 
 
 def far_down(others: int, count: int) -> list[int]:
-    """Places in a ranking with ``others`` classes behind the first, at equal distances in its lower half.
+    """Positions at equal distances in the lower half of a ranking with ``others`` classes after the first.
 
     >>> far_down(999, 3), far_down(2, 3), far_down(1, 3)
     ([583, 750, 916], [2], [1])
@@ -101,19 +102,19 @@ LEAST = 0.05
 
 
 @dataclass(frozen=True)
-class DependsOnModel(Question, ReattributionMetric):
-    """How alike the map is to those of copies of the model whose upper layers have random weights.
+class DependsOnModel(Check, ReattributionMetric):
+    """How similar the map is to those of copies of the model with random weights in the upper layers.
 
-    Of the layers with weights, the later half, in the order in which a forward pass uses them, is initialised once
-    more, as each one's class does it, normalisations with their statistics; the model's answer is lost then. Maps
-    that draw what the first layers see, such as edges, do not change. (If all layers were initialised, the first
-    filters would draw something else, and such a map would seem to depend on the model.)
+    We reinitialise the upper half of the layers with weights, in the order in which a forward pass uses them, each as
+    its class does it, normalisations with their statistics; the model's prediction is lost then. Maps that show what
+    the first layers detect, such as edges, do not change. (If all layers were reinitialised, the first filters would
+    detect something else, and such a map would seem to depend on the model.)
 
     Two things are compared, and the figure is the larger one. **Places**: the mean similarity over the copies. For maps
-    with a value for each pixel, also **details**: the correlation of values that are divided by the mean magnitude
-    around them, where both maps say something, without its sign and at its largest over the copies. Multiplied by a
-    coarse map, or by minus one, a map has the same details. How alike the copies' maps are among each other is in
-    ``parts`` ("among"). A map that is zero everywhere is like no other. Less is better.
+    with a value for each pixel, also **details**: the absolute correlation of values divided by the mean magnitude
+    around them, where both maps are strong, at its largest over the copies. Multiplied by a coarse map, or by minus
+    one, a map has the same details. The mean similarity among the copies' maps is in ``parts`` ("among"). A map that is
+    zero everywhere is similar to no other. Less is better.
 
     Args:
         copies: how many.
@@ -128,7 +129,7 @@ class DependsOnModel(Question, ReattributionMetric):
     """
 
     copies: int = 3
-    most: float = SAME
+    most: float = SIMILAR
     similarity: Similarity = "spearman"
     sign: Sign = "own"
     seed: int = 0
@@ -157,14 +158,14 @@ class DependsOnModel(Question, ReattributionMetric):
             yield Variant(("model", frozenset(upper), seed, ()), model=make)
 
     def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
-        """The map of a copy, as places and how much its details are those of the map: ``(N, 1 + H * W)``."""
+        """The similarity of details, and the map of the copy: ``(N, 1 + H * W)``."""
         details = same_details(data.maps, found.maps, self.sign)
-        return torch.cat([details[:, None], found.maps.of_places(self.sign).flatten(1).double()], 1)
+        return torch.cat([details[:, None], found.maps.per_pixel(self.sign).flatten(1).double()], 1)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
         details = numbers[..., 0].amax(1)
         others = numbers[..., 1:].reshape(*numbers.shape[:2], *data.size).unbind(1)
-        own = data.maps.of_places(self.sign).double()
+        own = data.maps.per_pixel(self.sign).double()
         places = torch.stack([similarity(self.similarity, own, other) for other in others], 1).mean(1)
         pairs = [similarity(self.similarity, one, other) for one, other in combinations(others, 2)]
         among = torch.stack(pairs, 1).mean(1) if pairs else torch.full_like(places, torch.nan)
@@ -172,27 +173,31 @@ class DependsOnModel(Question, ReattributionMetric):
         parts = {"places": places, "details": details, "among": among, "zeros": zeros}
         return MetricResult(torch.where(details > places, details, places), parts=parts)
 
-    def judge(self, result: MetricResult) -> Answer:
+    def decide(self, result: MetricResult) -> CheckResult:
         figure, among = float(result.value[0]), float(result.parts["among"][0])
         kind = " in details" if result.parts["details"][0] > result.parts["places"][0] else ""
         copies = result.parts["zeros"].shape[1]
-        whose = f"the maps of {copies} copies" if copies > 1 else "the map of a copy"
-        what = f"similarity {figure:.2f}{kind} to {whose} with random upper layers"
-        beside = "" if among != among else f"; these are {among:.2f} alike"
-        return self.answer(
-            figure, figure < self.most, f"{what}{of_zeros(result)} (must be below {self.most:.2g}{beside})"
-        )
+        others = f"the maps of {copies} copies" if copies > 1 else "the map of a copy"
+        threshold = f"must be below {self.most:.2g}" + ("" if math.isnan(among) else f"; these are {among:.2f} alike")
+        reason = f"similarity {figure:.2f}{kind} to {others} with random upper layers{_zeros(result)} ({threshold})"
+        return self.result(figure, figure < self.most, reason)
+
+
+def _zeros(result: MetricResult) -> str:
+    """How many of the other maps are zero everywhere, which count as not similar."""
+    zeros = int(result.parts["zeros"][0].sum())
+    return f", {zeros} of which are zero everywhere" if zeros else ""
 
 
 def same_details(one: Maps, other: Maps, sign: Sign) -> torch.Tensor:
-    """How much two maps have the same details, wherever these are strong: ``(N,)``, NaN for maps of a layer.
+    """The similarity of the details of two maps, where both are strong: ``(N,)``, NaN for maps of a layer.
 
     >>> values = torch.randn(1, 1, 40, 40, dtype=torch.float64)
     >>> ramp = torch.linspace(1, 3, 40, dtype=torch.float64)
     >>> same_details(Maps("a", values, (40, 40)), Maps("b", -values * ramp, (40, 40)), "own") > 0.99
     tensor([True])
     """
-    maps = [each.of_places(sign).double() for each in (one, other)]
+    maps = [each.per_pixel(sign).double() for each in (one, other)]
     if one.values.ndim == 3 or other.values.ndim == 3:
         return torch.full_like(maps[0][:, 0, 0], torch.nan)
     around = [_around(each.abs()) for each in maps]
@@ -206,6 +211,6 @@ def same_details(one: Maps, other: Maps, sign: Sign) -> torch.Tensor:
 
 
 def _around(maps: torch.Tensor) -> torch.Tensor:
-    """The mean around each place, in a square of a twentieth of the shorter side."""
+    """The mean around each pixel, in a square of a twentieth of the shorter side."""
     side = max(3, round(min(maps.shape[1:]) / 20) // 2 * 2 + 1)
     return F.avg_pool2d(maps[:, None], side, stride=1, padding=side // 2, count_include_pad=False)[:, 0]

@@ -1,17 +1,16 @@
-"""Is a map stable? It must stay as it is where the photo changes and the scores do not."""
+"""Is a map stable? It must not change when the photo changes and the scores do not."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, Protocol, Self
+from typing import ClassVar, Self
 
 import torch
 
 from explain._utils.random_numbers import normal
-from explain.checks.answers import Answer
-from explain.checks.questions import SAME, Question
+from explain.checks.base import SIMILAR, Check, CheckResult
 from explain.methods.base import over_all
 from explain.metrics.base import MetricInput, MetricResult
 from explain.metrics.maps import Sign
@@ -19,28 +18,21 @@ from explain.metrics.similarity import Similarity, similarity
 from explain.metrics.variants import ModelContext, ReattributionMetric, Variant, VariantResult
 
 
-class Change(Protocol):
-    """A small change of photos ``(N, C, H, W)``, as a frozen value."""
-
-    def __call__(self, images: torch.Tensor) -> torch.Tensor: ...
-
-
 @dataclass(frozen=True)
 class AddNoise:
-    """Normal noise; ``sigma`` is its deviation, relative to the range of the photo's values."""
+    """Add normal noise; ``sigma`` is its deviation, relative to the range of the photo's values."""
 
     sigma: float
     seed: int
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        generator = torch.Generator("cpu").manual_seed(self.seed % 2**63)
-        drawn = normal(images.shape[1:], generator)
+        drawn = normal(images.shape[1:], torch.Generator("cpu").manual_seed(self.seed % 2**63))
         return images + self.sigma * over_all(span(images), images) * drawn.to(images)
 
 
 @dataclass(frozen=True)
 class Brighten:
-    """All values larger by a share of their range."""
+    """Raise all values by a share of their range."""
 
     by: float
 
@@ -50,7 +42,7 @@ class Brighten:
 
 @dataclass(frozen=True)
 class IncreaseContrast:
-    """Each channel's distance from its mean, times a factor."""
+    """Multiply each channel's distance from its mean by a factor."""
 
     factor: float
 
@@ -66,8 +58,8 @@ def span(images: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Stable(Question, ReattributionMetric):
-    """How alike the map stays when the photo changes by so little that the scores stay as they are.
+class Stable(Check, ReattributionMetric):
+    """How similar the map stays when the photo changes so little that the scores do not change.
 
     The photo gets noise, more or less light, and more or less contrast. Changes that move the class's probability by
     more than ``slack`` (without classes, the score by more than this share of it) do not count. The figure is the mean
@@ -92,7 +84,7 @@ class Stable(Question, ReattributionMetric):
     light: tuple[float, ...] = (-0.03, 0.03)
     contrast: tuple[float, ...] = (0.95, 1.05)
     slack: float = 0.05
-    least: float = SAME
+    least: float = SIMILAR
     similarity: Similarity = "spearman"
     sign: Sign = "own"
     seed: int = 0
@@ -110,7 +102,7 @@ class Stable(Question, ReattributionMetric):
         return replace(self, noises=self.noises[-1:], light=(), contrast=())
 
     @property
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[AddNoise | Brighten | IncreaseContrast]:
         noises = [AddNoise(sigma, self.seed * 1009 + number) for number, sigma in enumerate(self.noises)]
         return [*noises, *map(Brighten, self.light), *map(IncreaseContrast, self.contrast)]
 
@@ -119,7 +111,7 @@ class Stable(Question, ReattributionMetric):
             yield Variant(("changed", change), partial(change, context.images))
 
     def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
-        alike = similarity(self.similarity, data.maps.of_places(self.sign), found.maps.of_places(self.sign))
+        alike = similarity(self.similarity, data.maps.per_pixel(self.sign), found.maps.per_pixel(self.sign))
         return torch.stack([alike.double(), self._moved(data, found).double()], 1)
 
     def _moved(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
@@ -136,10 +128,10 @@ class Stable(Question, ReattributionMetric):
         least = torch.where(still, alike, torch.inf).amin(1)
         return MetricResult(value, parts={"alike": alike, "counted": still.sum(1), "least": least})
 
-    def judge(self, result: MetricResult) -> Answer:
+    def decide(self, result: MetricResult) -> CheckResult:
         figure, counted = float(result.value[0]), int(result.parts["counted"][0])
         of = result.parts["alike"].shape[1]
         if not counted:
-            return self.answer(figure, None, "every small change of the photo moved the scores")
+            return self.result(figure, None, "every small change of the photo moved the scores")
         words = f"similarity {figure:.2f} over {counted} of {of} small changes that left the scores alone"
-        return self.answer(figure, figure >= self.least, f"{words} (must be at least {self.least:.2g})")
+        return self.result(figure, figure >= self.least, f"{words} (must be at least {self.least:.2g})")

@@ -8,20 +8,18 @@ from contextlib import suppress
 from dataclasses import fields, replace
 from functools import partial
 from math import isqrt
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from PIL import Image
 from torch import nn
 
 from explain._utils.errors import ExplainError, MethodError, MetricError, muted, naming
 from explain.attribution.api import attribute, plan
-from explain.attribution.options import Options, Settings
+from explain.attribution.options import Settings
 from explain.attribution.result import Attribution
-from explain.checks.answers import Answers, Verdict
+from explain.checks.base import Check, CheckResults, Verdict
 from explain.checks.dependence import DependsOnClass, DependsOnModel
 from explain.checks.faithfulness import Faithful
-from explain.checks.questions import Question
 from explain.checks.stability import Stable
 from explain.data.inputs import Inputs
 from explain.engine.output_activation import outputs_of
@@ -40,31 +38,32 @@ from explain.targets import ClassTarget, Target
 from explain.targets.outputs import Outputs
 
 COSTLY = 60
-"""Passes from which on a method is asked again with fewer samples."""
+"""Passes from which on a method is run again with fewer samples."""
 
 FEW = 32
-"""Samples that it is then asked with, at first."""
+"""Samples that it is then run with, at first."""
 
 COUNTS = ("samples", "steps")
 
 
-def lighter(method: Method, most: int) -> Iterator[Method]:
+def with_fewer_samples(method: Method, most: int) -> Iterator[Method]:
     """The method with fewer samples: first ``most`` of them, then twice as many, for those that take no fewer.
 
-    A method that it wraps gets its share of them. Nothing where there is no such option, or no smaller number.
+    A wrapped method gets its share of them. Empty if the method has no such option, or no more samples.
 
     >>> from explain.methods import IntegratedGradients, RISE
-    >>> next(lighter(RISE(), 32)).samples, [each.steps for each in lighter(IntegratedGradients(steps=50), 32)]
+    >>> few = [each.steps for each in with_fewer_samples(IntegratedGradients(steps=50), 32)]
+    >>> next(with_fewer_samples(RISE(), 32)).samples, few
     (32, [32])
     """
     inner = options(method).get("method")
-    wrapped = inner if isinstance(inner, Method) and _size(inner) > 1 else None
-    while most < _size(method):
+    wrapped = inner if isinstance(inner, Method) and _samples(inner) > 1 else None
+    while most < _samples(method):
         own = most if wrapped is None else isqrt(most)
         fewer: dict[str, Any] = {name: min(value, own) for name, value in _counts(method).items()}
         if wrapped is not None:
-            fewer["method"] = next(lighter(wrapped, most // own), wrapped)
-        with suppress(MethodError):  # it takes no fewer than some number
+            fewer["method"] = next(with_fewer_samples(wrapped, most // own), wrapped)
+        with suppress(MethodError):  # it has a minimum
             yield replace(method, **fewer)
         most *= 2
 
@@ -73,22 +72,22 @@ def _counts(method: Method) -> dict[str, int]:
     return {name: value for name in COUNTS if isinstance(value := options(method).get(name), int)}
 
 
-def _size(method: Method) -> int:
-    """How many samples it takes, those of a method that it wraps for each of its own."""
+def _samples(method: Method) -> int:
+    """The number of samples, times those of a wrapped method."""
     inner = options(method).get("method")
-    return max(_counts(method).values(), default=1) * (_size(inner) if isinstance(inner, Method) else 1)
+    return max(_counts(method).values(), default=1) * (_samples(inner) if isinstance(inner, Method) else 1)
 
 
 def _shown_counts(method: Method) -> list[str]:
     inner = options(method).get("method")
-    mine = [f"{name}={value}" for name, value in _counts(method).items()]
-    return mine + (_shown_counts(inner) if isinstance(inner, Method) else [])
+    own = [f"{name}={value}" for name, value in _counts(method).items()]
+    return own + (_shown_counts(inner) if isinstance(inner, Method) else [])
 
 
-def default_questions(seed: int = 0) -> tuple[Question, ...]:
-    """The questions about every map, in this order.
+def default_checks(seed: int = 0) -> tuple[Check, ...]:
+    """The checks of every map, in this order.
 
-    >>> [question.word for question in default_questions()]
+    >>> [check.word for check in default_checks()]
     ['model', 'class', 'faithful', 'stable']
     """
     return DependsOnModel(seed=seed), DependsOnClass(), Faithful(seed=seed), Stable(seed=seed)
@@ -102,19 +101,19 @@ def check_maps(
     label: str,
     *,
     seed: int = 0,
-    questions: Sequence[Question] | None = None,
+    checks: Sequence[Check] | None = None,
     **options: Any,
 ) -> Verdict:
-    """Ask all questions about maps of one photo.
+    """Run sanity checks on maps of one photo.
 
     Args:
         model: any ``nn.Module``; it is left as it was found.
         x: the photo as the model is given it, ``(1, C, H, W)``.
-        maps: methods, and what each said of this photo and target.
+        maps: methods with their attributions for this photo and target.
         target: what was explained.
-        label: what people call it.
+        label: the name of the target in the verdict.
         seed: of random weights, copies and noise.
-        questions: other ones than `default_questions`.
+        checks: other ones than `default_checks`.
         options: ``batch_size``, ``progress`` and ``precision`` as for `explain.attribute`.
 
     Raises:
@@ -127,14 +126,14 @@ def check_maps(
     if not maps:
         raise MetricError("maps must hold at least one map to be checked, got none; explain the photo first")
     named = {attribution.method: (method, attribution) for method, attribution in maps}
-    return _Check(model, inputs, named, target, options).verdict(questions or default_questions(seed), label, seed)
+    return _Checks(model, inputs, named, target, options).verdict(checks or default_checks(seed), label, seed)
 
 
 Results = dict[tuple[str, str], MetricResult]
-"""By method and question."""
+"""By method and check."""
 
 
-class _Check:
+class _Checks:
     """One call of `check_maps`."""
 
     def __init__(
@@ -145,211 +144,155 @@ class _Check:
         target: Target,
         options: Mapping[str, Any],
     ) -> None:
-        _ = Settings(**options).work  # refused here, and not once for each question
+        _ = Settings(**options).work  # refused here, and not once for each check
         self.model, self.inputs, self.maps, self.target, self.options = model, inputs, maps, target, options
         self.images = inputs.x if inputs.x.dtype in (torch.float32, torch.float64) else inputs.x.float()
         first = next(iter(maps.values()))[1]
-        self.classes = None if isinstance(first.target, str) else first.target.to(self.images.device)
-        self.logits = None if first.logits is None else first.logits.to(self.images.device)
-        count = None if self.logits is None else self.logits.shape[1]
+        classes = None if isinstance(first.target, str) else first.target.to(self.images.device)
+        logits = None if first.logits is None else first.logits.to(self.images.device)
         self.outputs = Outputs()
-        if self.logits is not None:
-            self.outputs = outputs_of(model, inputs, self.logits, options.get("activation"))
+        if logits is not None:
+            self.outputs = outputs_of(model, inputs, logits, options.get("activation"))
             self.options = {**options, "activation": self.outputs.activation}
-        self.context = ModelContext(model, self.images, self.classes, count, self.logits, inputs)
+        self.context = ModelContext(model, self.images, inputs, classes, logits)
         self.notes: dict[str, list[str]] = {name: [] for name in maps}
         self.failed: dict[tuple[str, str], str] = {}
 
-    def verdict(self, questions: Sequence[Question], label: str, seed: int) -> Verdict:
+    def verdict(self, checks: Sequence[Check], label: str, seed: int) -> Verdict:
         data = {name: self._data(name, attribution) for name, (_, attribution) in self.maps.items()}
-        flat = {name: each for name, each in data.items() if each.maps.flat[0]}
-        varied = {name: each for name, each in data.items() if name not in flat}
-        results: Results = {}
+        varied = {name: each for name, each in data.items() if not each.maps.constant[0]}
+        found: Results = {}
         if varied:
-            results = self._by_scores(questions, varied) | self._by_reattribution(questions, varied)
-        answers = {}
+            found = self._by_scores(checks, varied) | self._by_reattribution(checks, varied)
+        results = {}
         for name, each in data.items():
-            given = []
-            for question in questions:
-                result = results.get((name, question.name))
-                if name in flat:
-                    what = "says the same everywhere" if bool(each.maps.values.any()) else "is zero everywhere"
-                    given.append(question.answer(math.nan, False, f"the map {what}"))
-                elif result is None:
-                    given.append(question.answer(math.nan, None, self._not_applicable(question, each)))
+            own = []
+            for check in checks:
+                if name not in varied:
+                    what = "is constant" if bool(each.maps.values.any()) else "is zero everywhere"
+                    own.append(check.result(math.nan, False, f"the map {what}"))
+                elif (name, check.name) in found:
+                    own.append(check.decide(found[name, check.name]))
                 else:
-                    given.append(question.judge(result))
-            answers[name] = Answers(name, tuple(given), tuple(self.notes[name]))
-        return Verdict(label, answers, seed)
+                    own.append(check.result(math.nan, None, self._not_applicable(check, each)))
+            results[name] = CheckResults(name, tuple(own), tuple(self.notes[name]))
+        return Verdict(label, results, seed)
 
     def _data(self, name: str, attribution: Attribution) -> MetricInput:
-        probability = probability_of(self.outputs, self.classes, self.logits)
+        classes = self.context.classes
+        probability = probability_of(self.outputs, classes, self.context.logits)
         maps = Maps.of(name, attribution, self.images)
         score = attribution.score.to(self.images.device)
-        return MetricInput(maps, self.images, score, probability, self.classes, outputs=self.outputs)
+        return MetricInput(maps, self.images, score, probability, classes, outputs=self.outputs)
 
-    def _not_applicable(self, question: Question, data: MetricInput) -> str:
-        """Why a question cannot be answered about a map, or failed; empty where it can."""
-        if (data.maps.name, question.name) in self.failed:
-            return self.failed[data.maps.name, question.name]
+    def _not_applicable(self, check: Check, data: MetricInput) -> str:
+        """Why a check is not applicable to a map, or failed; empty if it is."""
+        if (data.maps.name, check.name) in self.failed:
+            return self.failed[data.maps.name, check.name]
         try:
-            return question.not_applicable(self.context, data)
+            return check.not_applicable(self.context, data)
         except ExplainError as error:
             return str(error)
 
-    def _by_scores(self, questions: Sequence[Question], data: Mapping[str, MetricInput]) -> Results:
+    def _by_scores(self, checks: Sequence[Check], data: Mapping[str, MetricInput]) -> Results:
         """The results of score metrics; the perturbed photos of all maps run together."""
-        metrics = [question for question in questions if isinstance(question, ScoreMetric)]
-        if not metrics:
-            return {}
         maps: dict[str, Any] = {name: self.maps[name][1] for name in data}
 
         def evaluated(metrics: Sequence[Any]) -> Results:
             table = evaluate(self.model, self.inputs, maps, metrics, target=self.target, **self.options)
-            return {(name, metric): each for name, row in table.judged.items() for metric, each in row.items()}
+            return {(name, metric): each for name, row in table.results.items() for metric, each in row.items()}
 
-        return self._each(evaluated, metrics, data)
+        return self._each(evaluated, [check for check in checks if isinstance(check, ScoreMetric)], data)
 
-    def _by_reattribution(self, questions: Sequence[Question], data: Mapping[str, MetricInput]) -> Results:
+    def _by_reattribution(self, checks: Sequence[Check], data: Mapping[str, MetricInput]) -> Results:
         """The results of metrics that run the methods again; methods of many passes run with fewer samples."""
         metrics = [
-            question
-            for question in questions
-            if isinstance(question, ReattributionMetric)
-            and not any(self._not_applicable(question, each) for each in data.values())
+            check
+            for check in checks
+            if isinstance(check, ReattributionMetric)
+            and not any(self._not_applicable(check, each) for each in data.values())
         ]
         if not metrics:
             return {}
         groups: dict[tuple[Any, bool], dict[str, EvaluatedMethod]] = {}
         for name, each in data.items():
             method, attribution = self.maps[name]
-            evaluated, long = self._with_fewer_samples(EvaluatedMethod(method, attribution, each))
+            evaluated, long = self._cheaper(EvaluatedMethod(method, attribution, each))
             groups.setdefault((attribution.fuse, long), {})[name] = evaluated
         found: Results = {}
         for (fuse, long), group in groups.items():
-            options: Options = {**self.options, "fuse": fuse}  # type: ignore[typeddict-item]
-            rerun = partial(
-                reattribute,
-                methods=group,
-                context=self.context,
-                inputs=self.inputs,
-                target=self.target,
-                options=options,
-            )
-            found |= self._each(rerun, [question.reduced for question in metrics] if long else metrics, group)
+            options: Any = {**self.options, "fuse": fuse}
+            rerun = partial(reattribute, methods=group, context=self.context, target=self.target, options=options)
+            found |= self._each(rerun, [check.reduced for check in metrics] if long else metrics, group)
         return found
 
     def _each(
-        self, evaluate: Callable[[Sequence[Any]], Results], questions: Sequence[Question], maps: Iterable[str]
+        self, evaluate: Callable[[Sequence[Any]], Results], checks: Sequence[Check], maps: Iterable[str]
     ) -> Results:
-        """Evaluate all questions together; if one of them fails, each alone, so that the others have an answer."""
-        with muted():  # the answers say it
+        """Run all checks together; if one of them fails, each alone, so that the others have a result."""
+        if not checks:
+            return {}
+        with muted():  # the results contain it
             try:
-                return evaluate(questions)
+                return evaluate(checks)
             except ExplainError as error:
-                if len(questions) > 1:
-                    return {key: each for one in questions for key, each in self._each(evaluate, [one], maps).items()}
-                self.failed |= {(name, questions[0].name): str(error) for name in maps}
+                if len(checks) > 1:
+                    return {key: each for one in checks for key, each in self._each(evaluate, [one], maps).items()}
+                self.failed |= {(name, checks[0].name): str(error) for name in maps}
                 return {}
 
-    def _with_fewer_samples(self, evaluated: EvaluatedMethod) -> tuple[EvaluatedMethod, bool]:
+    def _cheaper(self, evaluated: EvaluatedMethod) -> tuple[EvaluatedMethod, bool]:
         """The method with fewer samples, if each of its maps takes many passes; and whether it still takes long."""
         attribution, name = evaluated.attribution, evaluated.data.maps.name
-        cost = self._cost(evaluated.method, attribution)
+        where: Any = {"layer": attribution.layer, "fuse": attribution.fuse}
+        planned = plan(self.model, self.inputs, evaluated.method, target=self.target, **where)
+        layers = {need.layer for needs in planned.wanted.values() for need in needs if need.layer is not None}
+        cost = planned.cost(shares_behind(self.model, self.inputs, layers))
         if cost <= COSTLY:
             return evaluated, False
         why = f"since a map takes {cost:.0f} passes" if math.isfinite(cost) else "since a map takes many passes"
-        options: Any = {**self.options, "progress": None, "layer": attribution.layer, "fuse": attribution.fuse}
-        for fewer in lighter(evaluated.method, FEW):
-            try:
-                with muted():
-                    found = attribute(self.model, self.inputs, fewer, target=self.target, **options)
-            except MethodError:
-                continue
-            self.notes[name].append(f"run again with {', '.join(_shown_counts(fewer))}, {why}")
-            return EvaluatedMethod(fewer, found, self._data(name, found)), False
+        options: Any = {**self.options, "progress": None, **where}
+        for fewer in with_fewer_samples(evaluated.method, FEW):
+            with muted(), suppress(MethodError):
+                found = attribute(self.model, self.inputs, fewer, target=self.target, **options)
+                self.notes[name].append(f"run again with {', '.join(_shown_counts(fewer))}, {why}")
+                return EvaluatedMethod(fewer, found, self._data(name, found)), False
         self.notes[name].append(f"run again as few times as possible, {why}")
         return evaluated, True
 
-    def _cost(self, method: Method, attribution: Attribution) -> float:
-        """How many passes a map takes."""
-        layer = attribution.layer
-        planned = plan(self.model, self.inputs, method, target=self.target, layer=layer, fuse=attribution.fuse)
-        layers = {ask.layer for asks in planned.wanted.values() for ask in asks if ask.layer is not None}
-        return planned.cost(shares_behind(self.model, self.inputs, layers))
 
-
-class CheckedExplanation(Protocol):
-    """An explanation, as far as it takes to check its maps."""
-
-    @property
-    def photo(self) -> Image.Image: ...
-
-    @property
-    def source(self) -> str | None: ...
-
-    @property
-    def explainer(self) -> Any: ...
-
-    @property
-    def request(self) -> Any: ...
-
-    @property
-    def crops(self) -> Sequence[Any]: ...
-
-    @property
-    def targets(self) -> list[str]: ...
-
-    @property
-    def question(self) -> Any: ...
-
-    @property
-    def verdicts(self) -> dict[int, Verdict]: ...
-
-
-def check_explained(
-    explanation: CheckedExplanation, found: Sequence[Attribution], index: int, **options: Any
-) -> Verdict:
-    """Check maps of the target at a position, and keep the verdict among those of the explanation.
+def check_explained(explanation: Any, found: Sequence[Attribution], index: int, **options: Any) -> Verdict:
+    """Check maps of the target at a position of an `explain.Explanation`, and add the verdict to the explanation.
 
     Raises:
-        MetricError: it is a copy, and has no model to ask; or the maps are of several crops.
+        MetricError: it is a copy without a model; or the maps are of several crops.
     """
     if explanation.explainer is None or explanation.request is None:
         raise MetricError("explanation must have its model to be checked, but is a copy; explain the photo again")
     if explanation.crops:
         raise MetricError("maps must be of one crop to be checked, got some of five; use crop='center'")
     chosen, request, explainer = found[0].target, explanation.request, explanation.explainer
-    own = request.targets[index]
-    target = own if isinstance(chosen, str) else ClassTarget((int(chosen[0]),))
+    target = request.targets[index] if isinstance(chosen, str) else ClassTarget((int(chosen[0]),))
     given = [] if isinstance(request.methods, str) else request.methods
-    maps = [(method_behind(each, given), each) for each in found]
-    precision, label = explanation.question.precision, explanation.targets[index]
+    maps = [(method_of(each, given), each) for each in found]
+    options = {"precision": explanation.question.precision, "activation": explainer.activation, **options}
     with naming([explanation.source]):
         x = explainer.as_input(explanation.photo)
-        verdict = check_maps(
-            explainer.model, x, maps, target, label, precision=precision, activation=explainer.activation, **options
-        )
+        verdict = check_maps(explainer.model, x, maps, target, explanation.targets[index], **options)
     known = explanation.verdicts.get(index)
-    explanation.verdicts[index] = verdict if known is None else known.with_answers(verdict)
+    explanation.verdicts[index] = verdict if known is None else known.updated(verdict)
     return verdict
 
 
-def answers_of(explanation: CheckedExplanation, method: str, index: int) -> Answers | None:
-    """The answers about a map, if it was checked."""
-    verdict = explanation.verdicts.get(index)
-    return None if verdict is None else verdict.answers.get(method)
-
-
-def method_behind(attribution: Attribution, given: Sequence[Method] = ()) -> Method:
+def method_of(attribution: Attribution, methods: Sequence[Method] = ()) -> Method:
     """The method that made an attribution, with its options; one of these, or one that is known by its name.
 
     >>> import torch
     >>> one = torch.ones(1, 1, 1)
-    >>> method_behind(Attribution("gradcam", one, "score", one[0, 0], None, (1, 1), options={"relu": False}))
+    >>> method_of(Attribution("gradcam", one, "score", one[0, 0], None, (1, 1), options={"relu": False}))
     GradCAM(relu=False)
     """
-    method = next((each for each in given if each.name == attribution.method), None) or get_method(attribution.method)
+    method = next((each for each in methods if each.name == attribution.method), None) or get_method(attribution.method)
     made_with = {each.name for each in fields(method) if each.init}
     options = {name: value for name, value in attribution.options.items() if name in made_with}
     return replace(method, **options)

@@ -60,7 +60,8 @@ if TYPE_CHECKING:
     from explain.explanation.explainer import Explainer
     from explain.explanation.explanation import Explanation
     from explain.methods import Method
-    from explain.metrics import Metric, Table
+    from explain.metrics import Metric
+    from explain.metrics.table import Table
 
 
 SHEET = "contact-sheet.html"

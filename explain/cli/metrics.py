@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from explain.checks import Verdict
     from explain.explanation.explanation import Explanation
     from explain.methods import Method
-    from explain.metrics import Metric, Table
+    from explain.metrics import Metric
+    from explain.metrics.table import Table
 
 
 def checked_metrics(options: argparse.Namespace, *, boxes: bool = False) -> list[Metric]:

@@ -42,7 +42,7 @@ from explain.targets.outputs import Outputs, Prediction
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from explain.checks import Answers, Verdict
+    from explain.checks import Verdict
 
 SHOWN_PREDICTIONS = 5
 
@@ -217,10 +217,10 @@ class Explanation(Reportable):
         batch_size: int | None = None,
         progress: Progress | None = None,
     ) -> Verdict:
-        """Ask whether the maps stand up: do they depend on the model and the class, are they faithful and stable?
+        """Run sanity checks: do the maps depend on the model and the class, are they faithful and stable?
 
-        From then on, the record, captions and sheets carry the answers. At most 250 covered photos are run for each
-        map, besides the method's own runs in other settings. `explain.checks` has the questions.
+        From then on, the record, captions and sheets contain the results. At most 250 covered photos are run for each
+        map, besides the method's own runs in other settings. See `explain.checks`.
 
         Args:
             methods: which of `methods`; all of them by default.
@@ -233,10 +233,10 @@ class Explanation(Reportable):
             ``verdict["gradcam"].faithful`` has ``passed``, ``figure`` and ``reason``.
 
         Raises:
-            MetricError: this is a copy, and has no model to ask; or the maps are of several crops.
+            MetricError: this is a copy without a model; or the maps are of several crops.
             ExplainError: the method or target was not explained.
         """
-        from explain.checks import check_explained
+        from explain.checks.verdict import check_explained
 
         index = self._target(target)
         names = self.methods if methods is None else [methods] if isinstance(methods, str) else methods
@@ -327,7 +327,8 @@ class Explanation(Reportable):
         """
         index = self._target(target)
         attribution = self._attribution(method, index)
-        chosen, answers = attribution.target, self._answers(attribution.method, index)
+        chosen, verdict = attribution.target, self.verdicts.get(index)
+        checks = None if verdict is None else verdict.get(attribution.method)
         return {
             "format": FORMAT,
             "image": {"path": self.source, "size": list(self.photo.size), "sha256": digest(self.photo.tobytes())},
@@ -354,7 +355,7 @@ class Explanation(Reportable):
             "delta": None if attribution.delta is None else float(attribution.delta[0]),
             "estimate": estimate_of(attribution),
             "values": values_of(attribution),
-            "verdict": None if answers is None else answers.to_dict(),
+            "verdict": None if checks is None else checks.to_dict(),
             "versions": versions(),
             **({} if self.question.request is None else {"request": dict(self.question.request)}),
         }
@@ -393,16 +394,11 @@ class Explanation(Reportable):
             raise NotExplainedError(f"method {name!r} was not asked for here; {did_you_mean(name, result)}")
         return result[name]
 
-    def _answers(self, method: str, index: int) -> Answers | None:
-        if not self.verdicts:  # loading what gives them takes longer than drawing a picture
-            return None
-        from explain.checks import answers_of
-
-        return answers_of(self, method, index)
-
     def _marks(self, method: str, index: int) -> tuple[Mark, ...]:
-        """The answers about a map as marks under its picture; none before it was checked."""
-        return tuple(Mark(each.word, each.passed) for each in self._answers(method, index) or ())
+        """The results of the checks of a map as marks under its picture; none before it was checked."""
+        verdict = self.verdicts.get(index)
+        checks = () if verdict is None else verdict.get(method, ())
+        return tuple(Mark(each.word, each.passed) for each in checks)
 
     def _class(self, target: int) -> torch.Tensor | str:
         return next(iter(self.results[target].values())).target

@@ -1,4 +1,4 @@
-"""Axioms: what a map should fulfil by its definition; and ADCC, which explains the photo behind a map again."""
+"""Axioms: what a map should fulfil by its definition; and ADCC, which explains the masked photo again."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import nn
 from explain.baselines import Zero
 from explain.baselines.base import Baseline
 from explain.data.inputs import Inputs, Path
-from explain.metrics.base import MetricInput, MetricResult, Score, need_probability, undefined
+from explain.metrics.base import ZERO, MetricInput, MetricResult, Score, need_probability, register
 from explain.metrics.faithfulness import SMALL, least
-from explain.metrics.perturbed_inputs import ScoreMetric, ScoreRequest, SoftMasked
+from explain.metrics.perturbed_inputs import ScoreMetric, ScoreRequest, cover_softly
 from explain.metrics.rankings import correlation
-from explain.metrics.registry import register
+from explain.metrics.robustness import relative_change
 from explain.metrics.variants import ModelContext, ReattributionMetric, Variant, VariantResult
 
 
@@ -50,7 +50,7 @@ class Completeness(ScoreMetric):
     better = "less"
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
-        return [ScoreRequest(SoftMasked(torch.zeros_like(data.images[:, 0]), self.baseline), self.score)]
+        return [cover_softly(torch.zeros_like(data.images[:, 0]), self.baseline, self.score)]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         difference = data.original(self.score) - scores[0][:, 0]
@@ -76,7 +76,7 @@ class Shifted(nn.Module):
         return inputs.replaced(inputs.x - self.shift).call(self.inner)
 
 
-OTHER = "leave adcc out, or judge by its parts with averagedrop(score='logit') and sparseness"
+OTHER = "leave adcc out, or use its parts: averagedrop(score='logit') and sparseness"
 
 
 @register
@@ -105,18 +105,15 @@ class InputInvariance(ReattributionMetric):
     better = "less"
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
-        make = partial(Shifted, context.model, self.shift, context.called_with.path)
+        make = partial(Shifted, context.model, self.shift, context.inputs.path)
         yield Variant(("shifted", self.shift), lambda: context.images + self.shift, model=make, prefix="inner.")
 
     def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
-        length = data.maps.values.flatten(1).norm(dim=1)
-        change = (found.maps.values - data.maps.values).flatten(1).norm(dim=1)
-        relative: torch.Tensor = change / torch.where(length > 0, length, 1)
-        return relative
+        return relative_change(data, found)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
         nothing = (data.maps.values == 0).flatten(1).all(1)
-        return MetricResult(undefined(self.name, data.maps.name, numbers[:, 0], nothing, "its map is zero everywhere"))
+        return MetricResult(data.undefined(self, numbers[:, 0], nothing, ZERO))
 
 
 @register
@@ -125,13 +122,13 @@ class ADCC(ReattributionMetric):
     r"""Average drop, coherency and complexity in one: their harmonic mean.
 
     :math:`3 \Bigl(\frac{1}{\mathrm{Coh}} + \frac{1}{1 - \mathrm{Com}} + \frac{1}{1 - \mathrm{AD}}\Bigr)^{-1}`, where
-    Coh is Pearson's correlation of the heatmap with that of the photo seen through it, brought to [0, 1] as
-    :math:`(1 + r) / 2`; Com is the heatmap's mean; AD is the share of the probability that is lost behind it. ``parts``
-    has all three. More is better. Not defined for a map without a positive value, nor where the probability is next to
+    Coh is Pearson's correlation of the heatmap with that of the photo masked by it, brought to [0, 1] as
+    :math:`(1 + r) / 2`; Com is the heatmap's mean; AD is the share of the probability that masking takes. ``parts`` has
+    all three. More is better. Not defined for a map without a positive value, nor where the probability is next to
     nothing; where one of the three has failed entirely, the mean is 0.
 
     Args:
-        baseline: what is seen where the heatmap is 0; the paper multiplies the photo by the map.
+        baseline: what replaces the photo where the heatmap is 0; the paper multiplies the photo by the map.
 
     Poppi et al., "Revisiting The Evaluation of Class Activation Mapping for Explainability", CVPR Workshops 2021.
 
@@ -144,13 +141,11 @@ class ADCC(ReattributionMetric):
     name = "adcc"
     about = "harmonic mean of coherency, simplicity and what the photo keeps behind its heatmap"
     paper = "Poppi et al., CVPR Workshops 2021"
-    units = "0 to 1"
-    better = "more"
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
         need_probability(data.probability, OTHER)
         keep = data.maps.heatmap[:, None].to(context.images)
-        yield Variant(("behind its map", self.baseline, data.maps.name), lambda: self.baseline(context.images, keep))
+        yield Variant(("masked by its map", self.baseline, data.maps.name), lambda: self.baseline(context.images, keep))
 
     def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
         assert found.logits is not None
@@ -168,8 +163,8 @@ class ADCC(ReattributionMetric):
         goods = torch.stack([coherency, 1 - complexity, 1 - drop], 1)
         failed = (goods <= 0).any(1)
         value = torch.where(failed, 0, 3 / torch.where(goods > 0, 1 / goods, 1).sum(1))
-        value = undefined(self.name, data.maps.name, value, original < SMALL, f"the probability is below {SMALL:g}")
+        value = data.undefined(self, value, original < SMALL, f"the probability is below {SMALL:g}")
         nothing = (data.maps.heatmap == 0).flatten(1).all(1)
-        value = undefined(self.name, data.maps.name, value, nothing, "its map has no positive value")
+        value = data.undefined(self, value, nothing, "its map has no positive value")
         parts = {"coherency": coherency, "complexity": complexity, "averagedrop": drop}
         return MetricResult(value.to(data.maps.values.dtype), parts=parts)

@@ -1,19 +1,22 @@
-"""What a metric is, what it gets to see, and what it finds."""
+"""What a metric is, its input and its result; and metrics by name."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import fnmatch
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 
-from explain._utils.errors import KnownOptions, MethodError, MetricError, image_name, shown, warn
-from explain.baselines.registry import get_baseline
+from explain._utils.errors import KnownOptions, MethodError, MetricError, image_name, keywords, shown, warn
+from explain._utils.spelling import did_you_mean
+from explain.baselines import get_baseline
 from explain.methods.options import check_options
 from explain.metrics.maps import Maps, Sign
 from explain.metrics.rankings import ranks_of
-from explain.targets.outputs import Outputs
+from explain.targets import Outputs
 
 Better = Literal["more", "less"]
 """Whether more or less of a figure is better."""
@@ -22,12 +25,17 @@ Score = Literal["logit", "probability"]
 """Which score of a perturbed photo counts: the target's own (of a class, its logit), or the class's probability."""
 
 ScoreKind = Literal["logit", "probability", "margin"]
-"""The same, or by how much the class's logit is above the best other one."""
+"""The same, or the margin of the class's logit over the best other one."""
+
+ROUNDING = 128
+"""How many of the last bits of a score may be rounding errors."""
+
+ZERO, CONSTANT = "its map is zero everywhere", "its map is constant"
 
 
 @dataclass(frozen=True, eq=False)
 class MetricInput:
-    """What a metric gets to see of N photos and one method's maps of them.
+    """What a metric sees: N photos, and one method's maps of them.
 
     ``images`` ``(N, C, H, W)`` are the model's inputs, ``target_score`` ``(N,)`` is the score that was explained and
     ``probability`` ``(N,)`` that of the class, where the target is one of ``classes`` ``(N,)``; ``outputs`` says how
@@ -59,31 +67,29 @@ class MetricInput:
     def ranks(self, sign: Sign, seed: int) -> torch.Tensor:
         """The rank of each pixel ``(N, H, W)``, 0 for the largest value; equal values are shuffled."""
         if (sign, seed) not in self._ranks:
-            self._ranks[sign, seed] = ranks_of(self.maps.of_places(sign), seed)
+            self._ranks[sign, seed] = ranks_of(self.maps.per_pixel(sign), seed)
         return self._ranks[sign, seed]
 
     def original(self, score: Score) -> torch.Tensor:
         """The score of the unperturbed photos ``(N,)``."""
         return self.target_score if score == "logit" else need_probability(self.probability)
 
-    def lost(self, score: Score, scores: torch.Tensor) -> torch.Tensor:
-        """What the perturbed photos lose of the original score ``(N, K)``; zero within rounding errors.
+    def loss(self, score: Score, scores: torch.Tensor) -> torch.Tensor:
+        """The original score less those of the perturbed photos ``(N, K)``; zero within rounding errors.
 
         Rounding errors depend on the other photos of a batch, and must not decide a figure.
         """
         original = self.original(score)[:, None]
-        lost = original - scores
-        return torch.where(lost.abs() <= rounding(original, scores), 0, lost)
+        loss = original - scores
+        largest = torch.maximum(original.abs(), scores.abs().amax(1, keepdim=True))
+        return torch.where(loss.abs() <= ROUNDING * torch.finfo(scores.dtype).eps * largest, 0, loss)
 
-
-def rounding(*scores: torch.Tensor) -> torch.Tensor:
-    """Up to which difference the scores ``(N, K)`` of photos may well be the same: ``(N, 1)``."""
-    largest = torch.stack([each.abs().amax(1) for each in scores]).amax(0)
-    return ROUNDING * torch.finfo(scores[0].dtype).eps * largest[:, None]
-
-
-ROUNDING = 128
-"""How many of the last bits of a score may be rounding errors."""
+    def undefined(self, metric: Metric, value: torch.Tensor, wrong: torch.Tensor, why: str) -> torch.Tensor:
+        """Put NaN where a figure is not defined, and warn of it."""
+        if wrong.any():
+            images = ", ".join(image_name(i) for i in wrong.nonzero().flatten().tolist())
+            warn(f"{metric.name} of {self.maps.name} is not defined for image {images}: {why}; it is NaN there")
+        return torch.where(wrong, torch.nan, value)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,10 +105,10 @@ class MetricResult:
 
 @dataclass(frozen=True)
 class Metric(KnownOptions):
-    """A way to judge a map, as a frozen dataclass: its fields are its options, checked against their types.
+    """A measure of how good a map is, as a frozen dataclass: its fields are its options, checked against their types.
 
     A metric is a subclass of `MapMetric`, which sees the map and nothing else, of `ScoreMetric`, which scores perturbed
-    photos, or of `ReattributionMetric`, which runs the method again. Class attributes say what it is:
+    photos, or of `ReattributionMetric`, which runs the method again. Class attributes describe it:
 
     - ``name``, ``about`` and ``paper``, as in a list of metrics;
     - ``units`` of its figure, and whether more or less of it is ``better``;
@@ -149,15 +155,84 @@ def need_probability(probability: torch.Tensor | None, remedy: str = "choose sco
     """The probability of the class; refused where there is none."""
     if probability is None:
         raise MetricError(
-            "target must be one of several classes for a metric that reads its probability, got a target without one; "
-            f"{remedy}"
+            f"target must be one of several classes for a metric of its probability, got a target without one; {remedy}"
         )
     return probability
 
 
-def undefined(metric: str, of: str, value: torch.Tensor, wrong: torch.Tensor, why: str) -> torch.Tensor:
-    """Put NaN where a figure is not defined, and say so in a warning."""
-    if wrong.any():
-        images = ", ".join(image_name(i) for i in wrong.nonzero().flatten().tolist())
-        warn(f"{metric} of {of} is not defined for image {images}: {why}; it is NaN there")
-    return torch.where(wrong, torch.nan, value)
+MetricLike: TypeAlias = "str | Metric"
+
+_known: dict[str, Metric] = {}
+
+
+def register(metric: type[Metric] | None = None, /, **options: Any) -> Any:
+    """Make a metric known by its name: ``@register`` with its default options, ``@register(order="lerf")`` with others.
+
+    Raises:
+        MetricError: the name is taken by another metric, or cannot be one.
+    """
+
+    def add(kind: type[Metric]) -> type[Metric]:
+        made = kind(**options)
+        if not re.fullmatch(r"[a-z0-9+._-]+", made.name):
+            raise MetricError(
+                f"name of a metric must be of lower-case letters, digits and + . _ -, got {made.name!r}; change it"
+            )
+        if _known.setdefault(made.name, made) != made:
+            raise MetricError(
+                f"metric {made.name!r} is already registered by {type(_known[made.name]).__qualname__}; choose another "
+                "name"
+            )
+        return kind
+
+    return add if metric is None else add(metric)
+
+
+@keywords()
+def list_metrics(pattern: str = "*") -> list[str]:
+    """Return the names of the metrics that match a glob pattern, in alphabetical order.
+
+    >>> list_metrics("delet*")
+    ['deletion']
+    """
+    if not isinstance(pattern, str):
+        raise MetricError(f"pattern must be a text such as 'delet*', got {shown(pattern)}")
+    return sorted(name for name in _known if fnmatch.fnmatchcase(name, pattern))
+
+
+def get_metric(metric: MetricLike) -> Metric:
+    """Return the metric for a name; a metric is returned as it is.
+
+    Raises:
+        MetricError: the name is unknown, or the object is no metric.
+
+    >>> get_metric("insertion").better
+    'more'
+    """
+    if isinstance(metric, str):
+        name = metric.strip().lower()
+        if name not in _known:
+            raise MetricError(f"metric {shown(metric)} is unknown; {did_you_mean(name, list_metrics())}")
+        return _known[name]
+    if not isinstance(metric, Metric):
+        remedy = f"use {metric.__name__}()" if isinstance(metric, type) else "see explain.list_metrics()"
+        raise MetricError(f"metric must be a name or a metric, got {shown(metric)}; {remedy}")
+    return metric
+
+
+def by_name(metrics: MetricLike | Iterable[MetricLike]) -> dict[str, Metric]:
+    """Return the metrics by their names, in order.
+
+    Raises:
+        MetricError: there is none, or two different ones have one name.
+    """
+    given = [metrics] if isinstance(metrics, str) or not isinstance(metrics, Iterable) else metrics
+    chosen: dict[str, Metric] = {}
+    for metric in map(get_metric, given):
+        if chosen.setdefault(metric.name, metric) != metric:
+            raise MetricError(
+                f"metrics must have different names, got two of {metric.name!r}; evaluate them in two calls"
+            )
+    if not chosen:
+        raise MetricError("metrics must name at least one metric, got none; see explain.list_metrics()")
+    return chosen

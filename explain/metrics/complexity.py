@@ -7,11 +7,8 @@ from typing import ClassVar
 
 import torch
 
-from explain.metrics.base import MapMetric, MetricInput, MetricResult, undefined
+from explain.metrics.base import ZERO, MapMetric, MetricInput, MetricResult, register
 from explain.metrics.maps import Sign
-from explain.metrics.registry import register
-
-ZERO = "its map is zero everywhere"
 
 
 @register
@@ -23,7 +20,7 @@ class Sparseness(MapMetric):
     as better. Not defined for a map of zeros.
 
     Args:
-        sign: how values become places, see `explain.metrics.maps.Sign`.
+        sign: how values become one number for each pixel, see `explain.metrics.maps.Sign`.
 
     Chalasani et al., "Concise Explanations of Neural Networks using Adversarial Training", ICML 2020.
 
@@ -40,16 +37,14 @@ class Sparseness(MapMetric):
     name = "sparseness"
     about = "Gini index of the map's magnitudes"
     paper = "Chalasani et al., ICML 2020"
-    units = "0 to 1"
-    better = "more"
 
     def __call__(self, data: MetricInput) -> MetricResult:
-        sizes = data.maps.of_places(self.sign).abs().flatten(1).double().sort(1).values
+        sizes = data.maps.per_pixel(self.sign).abs().flatten(1).double().sort(1).values
         count = sizes.shape[1]
         weights = 2 * torch.arange(1, count + 1, device=sizes.device, dtype=sizes.dtype) - count - 1
         total = sizes.sum(1)
         value = ((sizes * weights).sum(1) / (count * torch.where(total > 0, total, 1))).to(data.maps.values)
-        return MetricResult(undefined(self.name, data.maps.name, value, total == 0, ZERO))
+        return MetricResult(data.undefined(self, value, total == 0, ZERO))
 
 
 @register
@@ -57,7 +52,7 @@ class Sparseness(MapMetric):
 class Complexity(MapMetric):
     r"""The entropy of the map's magnitudes as shares of their sum, :math:`-\sum_i p_i \ln p_i`, in nats.
 
-    Less is better: the logarithm of the number of pixels is a map that says the same everywhere. Not defined for a map
+    Less is better: the logarithm of the number of pixels is a constant map. Not defined for a map
     of zeros.
 
     Args:
@@ -78,11 +73,11 @@ class Complexity(MapMetric):
     better = "less"
 
     def __call__(self, data: MetricInput) -> MetricResult:
-        sizes = data.maps.of_places(self.sign).abs().flatten(1).double()  # whose sum must not overflow
+        sizes = data.maps.per_pixel(self.sign).abs().flatten(1).double()  # whose sum must not overflow
         total = sizes.sum(1, keepdim=True)
         shares = sizes / torch.where(total > 0, total, 1)
         value = torch.special.entr(shares).sum(1).to(data.maps.values)
-        return MetricResult(undefined(self.name, data.maps.name, value, total[:, 0] == 0, ZERO))
+        return MetricResult(data.undefined(self, value, total[:, 0] == 0, ZERO))
 
 
 @register
@@ -114,7 +109,7 @@ class EffectiveComplexity(MapMetric):
     minimums: ClassVar = {"threshold": 0}
 
     def __call__(self, data: MetricInput) -> MetricResult:
-        sizes = data.maps.of_places(self.sign).abs().flatten(1)
+        sizes = data.maps.per_pixel(self.sign).abs().flatten(1)
         most = sizes.amax(1, keepdim=True)
         value = (sizes > self.threshold * most).to(sizes).mean(1)
-        return MetricResult(undefined(self.name, data.maps.name, value, most[:, 0] == 0, ZERO))
+        return MetricResult(data.undefined(self, value, most[:, 0] == 0, ZERO))

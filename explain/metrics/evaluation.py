@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias, Unpack
 
@@ -15,35 +15,25 @@ from explain.attribution.api import attribute
 from explain.attribution.options import Options, Settings
 from explain.attribution.result import Attribution
 from explain.data.inputs import Inputs, InputsLike
-from explain.engine.execution import gather
-from explain.engine.needs import asks_of
-from explain.engine.output_activation import outputs_of
-from explain.engine.perturbations import Scores, Unperturbed
-from explain.engine.plan import Plan
-from explain.engine.validation import check_inputs
-from explain.hooks.preserve import calculating
-from explain.hooks.unwrap import unwrapped
-from explain.methods import Method
-from explain.methods.registry import MethodLike, get_method
-from explain.metrics.base import MapMetric, Metric, MetricInput, MetricResult, ScoreKind
+from explain.engine import Plan, Scores, Unperturbed, asks_of, check_inputs, gather, outputs_of
+from explain.hooks import calculating, unwrapped
+from explain.methods import Method, MethodLike, get_method
+from explain.metrics.base import MapMetric, Metric, MetricInput, MetricLike, MetricResult, ScoreKind, by_name
 from explain.metrics.ground_truth import Boxes, as_boxes, as_regions
 from explain.metrics.maps import Maps, MapsLike
-from explain.metrics.perturbed_inputs import ClassScore, PerturbedPhotoPool, ScoreMetric, covered_but_recognised
-from explain.metrics.registry import MetricLike, by_name
+from explain.metrics.perturbed_inputs import ClassScore, PerturbedPhotoPool, ScoreMetric, recognised_when_covered
 from explain.metrics.table import Table
 from explain.metrics.variants import EvaluatedMethod, ModelContext, ReattributionMetric, reattribute
-from explain.targets import ClassTarget, Target, as_target
-from explain.targets.outputs import Outputs
-from explain.targets.resolve import TargetLike
+from explain.targets import ClassTarget, Outputs, Target, TargetLike, as_target
 
-Judgeable: TypeAlias = "MethodLike | MapsLike"
+MapSource: TypeAlias = "MethodLike | MapsLike"
 
 
 @keywords(Options)
 def evaluate(
     model: nn.Module,
     x: InputsLike,
-    methods: Judgeable | Iterable[MethodLike | Attribution] | Mapping[str, Judgeable],
+    methods: MapSource | Iterable[MethodLike | Attribution] | Mapping[str, MapSource],
     metrics: MetricLike | Iterable[MetricLike],
     *,
     target: TargetLike = None,
@@ -51,12 +41,12 @@ def evaluate(
     masks: torch.Tensor | np.ndarray[Any, Any] | None = None,
     **options: Unpack[Options],
 ) -> Table:
-    """Judge methods, or maps, by metrics; all altered photos of one call are run together, each distinct one once.
+    """Evaluate methods, or maps, by metrics; all perturbed photos of one call run together, each distinct one once.
 
     Args:
         model: any ``nn.Module``; it is left as it was found.
         x: preprocessed photos ``(N, C, H, W)``, or what `explain.attribute` takes for them.
-        methods: names or method objects, which are run; or attributions, which are judged as they are. A mapping gives
+        methods: names or method objects, which are run; or attributions. A mapping gives
             each a name, and may hold arrays too: maps ``(N, h, w)``, or ``(N, C, H, W)`` for each pixel.
         metrics: names from `list_metrics`, or metric objects.
         target: as for `explain.attribute`; None is the attributions' own target, or each image's top class.
@@ -80,9 +70,8 @@ def evaluate(
     model = unwrapped(model)
     inputs = check_inputs(model, x)
     if inputs.x.ndim != 4:
-        raise MetricError(f"x must be photos (N, C, H, W) to be judged, got shape {tuple(inputs.x.shape)}; give frames")
-    chosen = by_name(metrics)
-    return _Evaluation(model, inputs, chosen, target, options).of(_named(methods), boxes, masks)
+        raise MetricError(f"x must be photos (N, C, H, W) for metrics, got shape {tuple(inputs.x.shape)}; give frames")
+    return _Evaluation(model, inputs, by_name(metrics), target, options).table(_named(methods), boxes, masks)
 
 
 class _Evaluation:
@@ -92,151 +81,141 @@ class _Evaluation:
         self, model: nn.Module, inputs: Inputs, metrics: Mapping[str, Metric], target: TargetLike, options: Options
     ) -> None:
         self.model, self.inputs, self.metrics, self.options = model, inputs, metrics, options
-        self.settings = Settings(**options)
-        self.target = target
-        self.ours: Attribution | None = None
-        self.notes: list[str] = []
-        self.outputs = Outputs()
+        self.settings, self.target = Settings(**options), target
         self.images = inputs.x if inputs.x.dtype in (torch.float32, torch.float64) else inputs.x.float()
+        self.results: dict[str, dict[str, MetricResult]] = {}
+        self.notes: list[str] = []
 
-    def of(self, given: Mapping[str, Judgeable], boxes: Boxes | None, masks: Any) -> Table:
+    def table(self, methods: Mapping[str, MapSource], boxes: Boxes | None, masks: Any) -> Table:
         count, size = len(self.images), (int(self.images.shape[2]), int(self.images.shape[3]))
         known_boxes = None if boxes is None else as_boxes(boxes, count, size)
         regions = as_regions(masks, known_boxes, count, size)
-        maps = self._maps(given)
-        score, classes, logits = self._original_scores()
-        if logits is not None:
-            self.outputs = outputs_of(self.model, self.inputs, logits, self.settings.activation)
+        maps = self._maps(methods)
+        score, classes, logits = self._original_scores(methods, maps)
+        self.resolved = as_target(self.target, self.settings.categories)
+        if classes is not None:
+            self.resolved = ClassTarget(tuple(classes.tolist()))
+        self.outputs = (
+            Outputs() if logits is None else outputs_of(self.model, self.inputs, logits, self.settings.activation)
+        )
         probability = probability_of(self.outputs, classes, logits)
         known = (self.images, score, probability, classes, known_boxes, regions, self.outputs)
-        self.judged: dict[str, dict[str, MetricResult]] = {name: {} for name in maps}
         with calculating(self.images.device.type):
             data = {name: MetricInput(Maps.of(name, each, self.images), *known) for name, each in maps.items()}
-            for metric in self.metrics.values():
-                if isinstance(metric, MapMetric):
-                    for name, each in data.items():
-                        self.judged[name][metric.name] = metric(each)
-        context = ModelContext(
-            self.model, self.images, classes, None if logits is None else int(logits.shape[1]), logits, self.inputs
-        )
+            for name, each in data.items():
+                of_map = {m.name: m(each) for m in self.metrics.values() if isinstance(m, MapMetric)}
+                self.results[name] = of_map
+        context = ModelContext(self.model, self.images, self.inputs, classes, logits)
         self._by_scores(data, context)
-        self._by_reattribution(data, context, maps)
-        ordered = {name: {metric: row[metric] for metric in self.metrics} for name, row in self.judged.items()}
+        self._by_reattribution(data, context, methods, maps)
+        ordered = {name: {metric: row[metric] for metric in self.metrics} for name, row in self.results.items()}
         return Table(dict(self.metrics), ordered, tuple(self.notes))
 
-    def _maps(self, given: Mapping[str, Judgeable]) -> dict[str, MapsLike]:
-        """The maps of all methods, which are run together, and those that were given."""
-        self.methods = {name: get_method(each) for name, each in given.items() if isinstance(each, (str, Method))}
-        others: dict[str, Any] = {name: each for name, each in given.items() if name not in self.methods}
-        for name, each in others.items():
-            Maps.of(name, each, self.images)  # before anything is run
-        attributions = [each for each in others.values() if isinstance(each, Attribution)]
+    def _maps(self, methods: Mapping[str, MapSource]) -> dict[str, MapsLike]:
+        """The maps of the methods, which run together, and the other maps as they are."""
+        waiting = {name: get_method(each) for name, each in methods.items() if isinstance(each, (str, Method))}
+        maps: dict[str, Any] = {name: each for name, each in methods.items() if name not in waiting}
+        for name, each in maps.items():
+            Maps.of(name, each, self.images)  # refused before anything is run
+        attributions = [each for each in maps.values() if isinstance(each, Attribution)]
         if self.target is None and attributions:
             self.target = _common_target(attributions)
-        found: dict[str, Attribution] = {}
-        waiting = dict(self.methods)
-        while waiting:  # methods of one name, with other options, go in turn
+        while waiting:  # methods of one name, with other options, run in turn
             turn = {method.name: name for name, method in reversed(waiting.items())}
-            these = [waiting[name] for name in turn.values()]
-            answers = attribute(self.model, self.inputs, these, target=self.target, **self.options)
-            found |= {turn[name]: each for name, each in answers.items()}
-            self.ours = next(iter(answers.values()))
-            waiting = {name: method for name, method in waiting.items() if name not in found}
-        return {name: found[name] if name in found else others[name] for name in given}
+            objects = [waiting.pop(name) for name in turn.values()]
+            found = attribute(self.model, self.inputs, objects, target=self.target, **self.options)
+            maps |= {turn[name]: each for name, each in found.items()}
+        return {name: maps[name] for name in methods}
 
-    def _original_scores(self) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    def _original_scores(
+        self, methods: Mapping[str, MapSource], maps: Mapping[str, MapsLike]
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Score ``(N,)``, class ``(N,)`` and class scores ``(N, K)`` of the unperturbed photos."""
+        for name, each in maps.items():
+            if isinstance(each, Attribution) and each is not methods[name]:  # made by this call
+                return each.score, None if isinstance(each.target, str) else each.target, each.logits
         target = as_target(self.target, self.settings.categories)
-        if self.ours is None:
-            evidence = gather(self.model, self.inputs, Plan({}), [target], self.settings.work)[0](None)
-            score, classes, logits = evidence.score, evidence.classes, evidence.logits
-        else:
-            chosen = self.ours.target
-            score, classes = self.ours.score, None if isinstance(chosen, str) else chosen
-            logits = self.ours.logits
-        self.resolved: Target = target if classes is None else ClassTarget(tuple(classes.tolist()))
-        return score, classes, logits
+        evidence = gather(self.model, self.inputs, Plan({}), [target], self.settings.work)[0](None)
+        return evidence.score, evidence.classes, evidence.logits
 
     def _by_reattribution(
-        self, data: Mapping[str, MetricInput], context: ModelContext, maps: Mapping[str, MapsLike]
+        self,
+        data: Mapping[str, MetricInput],
+        context: ModelContext,
+        methods: Mapping[str, MapSource],
+        maps: Mapping[str, MapsLike],
     ) -> None:
-        """Run the methods again on perturbed photos, other classes and other models."""
+        """Run the methods again on other photos, classes and models."""
         metrics = [metric for metric in self.metrics.values() if isinstance(metric, ReattributionMetric)]
         if not metrics:
             return
-        methods: dict[str, EvaluatedMethod] = {}
+        evaluated: dict[str, EvaluatedMethod] = {}
         for name, each in data.items():
-            attribution = maps[name]
-            if name not in self.methods or not isinstance(attribution, Attribution):
+            method, attribution = methods[name], maps[name]
+            if not isinstance(method, (str, Method)) or not isinstance(attribution, Attribution):
                 raise MetricError(
                     f"metric {metrics[0].name!r} runs the method again, so it needs a method, got the map {name!r}; "
                     "give the method instead of its map"
                 )
-            methods[name] = EvaluatedMethod(self.methods[name], attribution, each)
+            evaluated[name] = EvaluatedMethod(get_method(method), attribution, each)
         options: Options = {**self.options, "activation": self.outputs.activation}
-        found = reattribute(metrics, methods, context, self.inputs, self.resolved, options)
-        for (name, metric), result in found.items():
-            self.judged[name][metric] = result
+        for (name, metric), result in reattribute(metrics, evaluated, context, self.resolved, options).items():
+            self.results[name][metric] = result
 
     def _by_scores(self, data: Mapping[str, MetricInput], context: ModelContext) -> None:
         """Run the perturbed photos that metrics request, each distinct one once."""
-        metrics = [metric for metric in self.metrics.values() if isinstance(metric, ScoreMetric)]
-        if not metrics:
-            return
         pool = PerturbedPhotoPool(self.images)
-        wanted: list[tuple[str, ScoreMetric, list[tuple[ScoreKind, torch.Tensor]]]] = []
+        requested: list[tuple[str, ScoreMetric, list[tuple[ScoreKind, torch.Tensor]]]] = []
         with calculating(self.images.device.type):
             for name, each in data.items():
-                for metric in metrics:
-                    requests = [(request.score, pool.add(request.photos)) for request in metric.requests(each)]
-                    wanted.append((name, metric, requests))
-        kinds = dict.fromkeys(kind for _, _, requests in wanted for kind, _ in requests)
-        scores = self._scores(pool, list(kinds), context.classes)
+                for metric in self.metrics.values():
+                    if isinstance(metric, ScoreMetric):
+                        rows = [(request.score, pool.add(request)) for request in metric.requests(each)]
+                        requested.append((name, metric, rows))
+        scores = self._scores(pool, {kind for _, _, rows in requested for kind, _ in rows}, context.classes)
         if "probability" in scores and context.count is not None:
             count = context.count if self.outputs.exclusive else 2  # each class is true or not
-            self.notes += covered_but_recognised(pool.fully_covered(), *scores["probability"], count)
-        # the original scores in the same precision as those of the perturbed photos
-        exact = {
-            field: scores[kind][0]
-            for kind, field in (("logit", "target_score"), ("probability", "probability"))
-            if kind in scores
-        }
-        for name, metric, requests in wanted:
+            self.notes += recognised_when_covered(pool.fully_covered(), *scores["probability"], count)
+        # The original scores in the same precision as those of the perturbed photos:
+        names: dict[ScoreKind, str] = {"logit": "target_score", "probability": "probability"}
+        exact: dict[str, Any] = {field: scores[kind][0] for kind, field in names.items() if kind in scores}
+        for name, metric, rows in requested:
             found = []
-            for kind, rows in requests:
+            for kind, numbers in rows:
                 original, perturbed = scores[kind]
-                known = original[:, None].expand(rows.shape)
-                found.append(torch.where(rows < 0, known, perturbed[rows.clamp(min=0)]) if len(pool) else known.clone())
+                padded = torch.cat([perturbed, original.new_zeros(1)])
+                found.append(torch.where(numbers < 0, original[:, None], padded[numbers]))
             with calculating(self.images.device.type):
-                self.judged[name][metric.name] = metric(replace(data[name], **exact), found)  # type: ignore[arg-type]
+                self.results[name][metric.name] = metric(replace(data[name], **exact), found)
 
     def _scores(
-        self, pool: PerturbedPhotoPool, kinds: Sequence[ScoreKind], classes: torch.Tensor | None
+        self, pool: PerturbedPhotoPool, kinds: Collection[ScoreKind], classes: torch.Tensor | None
     ) -> dict[ScoreKind, tuple[torch.Tensor, torch.Tensor]]:
         """The scores of the unperturbed photos ``(N,)``, and of all perturbed ones ``(P,)``."""
-        targets: list[Target] = []
-        for kind in kinds:
-            if kind != "logit" and classes is None:
+        targets: dict[ScoreKind, Target] = {}
+        for kind in sorted(kinds):
+            if kind == "logit":
+                targets[kind] = self.resolved
+            elif classes is None:
                 raise MetricError(
                     f"target must be a class for a metric of its {kind}, got {self.resolved.name}; choose score='logit'"
                 )
-            indices = () if classes is None else tuple(classes.tolist())
-            targets.append(self.resolved if kind == "logit" else ClassScore(kind, indices, self.outputs))
+            else:
+                targets[kind] = ClassScore(kind, tuple(classes.tolist()), self.outputs)
         if not targets:
             return {}
         original, perturbed = Scores(Unperturbed()), Scores(pool)
         needs = {"metrics": asks_of([original, *([perturbed] if len(pool) else [])], [])}
         plan = Plan(needs, len(targets), len(self.images))
+        gathered = gather(self.model, self.inputs, plan, list(targets.values()), self.settings.work)
         scores = {}
-        for kind, evidence_of in zip(
-            kinds, gather(self.model, self.inputs, plan, targets, self.settings.work), strict=True
-        ):
+        for kind, evidence_of in zip(targets, gathered, strict=True):
             evidence = evidence_of(None)
             scores[kind] = evidence[original], evidence[perturbed] if len(pool) else evidence.score[:0]
         return scores
 
 
-def _named(methods: Any) -> dict[str, Judgeable]:
+def _named(methods: Any) -> dict[str, MapSource]:
     """Methods and maps by their names."""
     if isinstance(methods, Mapping):
         named = {str(name): each for name, each in methods.items()}
@@ -263,18 +242,16 @@ def _named(methods: Any) -> dict[str, Judgeable]:
 
 def _common_target(attributions: Sequence[Attribution]) -> TargetLike:
     """The classes that attributions are of, which must be the same ones."""
-    first = attributions[0].target
+    found: list[str] = []
     for each in attributions:
         if isinstance(each.target, str):
             raise MetricError(f"target must be given for attributions of {each.target}, which is no class; add target=")
-        same = isinstance(first, torch.Tensor) and first.shape == each.target.shape and torch.equal(first, each.target)
-        if not same:
-            names = [
-                a.target if isinstance(a.target, str) else f"classes {a.target.tolist()}"
-                for a in (attributions[0], each)
-            ]
-            raise MetricError(f"attributions must be of one target, got {names[0]} and {names[1]}; judge them in turn")
-    return first
+        found.append(f"classes {each.target.tolist()}")
+        if found[-1] != found[0]:
+            raise MetricError(
+                f"attributions must be of one target, got {found[0]} and {found[-1]}; evaluate them in turn"
+            )
+    return attributions[0].target
 
 
 def probability_of(outputs: Outputs, classes: torch.Tensor | None, logits: torch.Tensor | None) -> torch.Tensor | None:

@@ -8,15 +8,16 @@ from typing import ClassVar, Literal
 
 import torch
 
-from explain.baselines import Blur, Mean, Neighbours, Zero
-from explain.baselines.base import Baseline
-from explain.metrics.base import Better, MetricInput, MetricResult, Score, undefined
+from explain.baselines import Baseline, Blur, Mean, Neighbours, Zero
+from explain.metrics.base import Better, Metric, MetricInput, MetricResult, Score, ScoreKind, register
 from explain.metrics.maps import Sign
-from explain.metrics.perturbed_inputs import ScoreMetric, ScoreRequest, SoftMasked, covered_by_rank
+from explain.metrics.perturbed_inputs import ScoreMetric, ScoreRequest, cover_ranks, cover_softly
 from explain.metrics.rankings import area, steps_of
-from explain.metrics.registry import register
 
-FAITHFUL = "mean probability"
+PROBABILITY = "mean probability"
+
+SMALL = 1e-6
+"""Figures by the original score are not defined where its share of the largest one is smaller than this."""
 
 
 class _RankedCurve(ScoreMetric):
@@ -28,17 +29,16 @@ class _RankedCurve(ScoreMetric):
     sign: Sign
     seed: int
 
-    units = FAITHFUL
+    units = PROBABILITY
     minimums: ClassVar = {"steps": 1}
 
-    def interval(self, counts: list[int]) -> tuple[list[int], list[int]]:
-        """The first and last rank of the pixels that are covered at each step."""
-        return [0] * len(counts), counts
+    def interval(self, counts: list[int], pixels: int) -> tuple[list[int], list[int]]:
+        """The ranks from which and to which pixels are covered at each step."""
+        return largest(counts, pixels)
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
-        start, end = self.interval(steps_of(data.pixels, self.steps))
-        ranks = data.ranks(self.sign, self.seed)
-        return [ScoreRequest(covered_by_rank(ranks, self.baseline, start, end), self.score)]
+        start, end = self.interval(steps_of(data.pixels, self.steps), data.pixels)
+        return [cover_ranks(data.ranks(self.sign, self.seed), start, end, self.baseline, self.score)]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         counts = steps_of(data.pixels, self.steps)
@@ -50,23 +50,23 @@ class _RankedCurve(ScoreMetric):
 class Deletion(_RankedCurve):
     r"""The area under the probability's curve while the pixels are covered, the map's largest first.
 
-    :math:`\mathrm{AUC} = \sum_{k=1}^{n} (s_k - s_{k-1}) \frac{p_{k-1} + p_k}{2}`, where :math:`p_k` is what is read
+    :math:`\mathrm{AUC} = \sum_{k=1}^{n} (s_k - s_{k-1}) \frac{p_{k-1} + p_k}{2}`, where :math:`p_k` is the probability
     with the share :math:`s_k` of the pixels covered: :math:`k/n`, to the nearest pixel. Less is better.
 
     Args:
         steps: n; RISE covers a row's number of pixels at a time, which are 224 steps at 224 pixels.
-        baseline: what covers them; RISE's are zeros behind the normalisation.
+        baseline: what covers them; RISE's are zeros after the normalisation.
         score: "probability" of the class (default) or the target's own "logit".
-        sign: how values become places, see `explain.metrics.maps.Sign`.
-        seed: of the order of equal values. A map that says the same everywhere gets that of a random order.
+        sign: how values become one number for each pixel, see `explain.metrics.maps.Sign`.
+        seed: of the order of equal values. A constant map gets a random order.
 
     Petsiuk et al., "RISE: Randomized Input Sampling for Explanation of Black-box Models", BMVC 2018.
 
     >>> import explain, torch
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
     >>> table = explain.evaluate(model, torch.rand(1, 3, 2, 2), "saliency", Deletion(steps=4))
-    >>> table["saliency"]["deletion"].shape, table.curve("saliency", "deletion")[1].shape
-    (torch.Size([1]), torch.Size([1, 5]))
+    >>> table.curve("saliency", "deletion")[0]
+    tensor([0.0000, 0.2500, 0.5000, 0.7500, 1.0000])
     """
 
     steps: int = 64
@@ -78,12 +78,12 @@ class Deletion(_RankedCurve):
     name = "deletion"
     about = "area under the probability while the map's pixels are covered, largest first"
     paper = "Petsiuk et al., BMVC 2018"
-    better = "less"
+    better: ClassVar[Better] = "less"
 
 
 @register
 @dataclass(frozen=True)
-class Insertion(_RankedCurve):
+class Insertion(Deletion):
     """The area under the probability's curve while the pixels are shown, the map's largest first, on a covered photo.
 
     The formula is that of `Deletion`; more is better.
@@ -100,19 +100,14 @@ class Insertion(_RankedCurve):
     torch.Size([1])
     """
 
-    steps: int = 64
     baseline: Baseline = field(default_factory=Blur)
-    score: Score = "probability"
-    sign: Sign = "own"
-    seed: int = 0
 
     name = "insertion"
     about = "area under the probability while the map's pixels are shown, largest first"
-    paper = "Petsiuk et al., BMVC 2018"
     better = "more"
 
-    def interval(self, counts: list[int]) -> tuple[list[int], list[int]]:
-        return counts, [counts[-1]] * len(counts)
+    def interval(self, counts: list[int], pixels: int) -> tuple[list[int], list[int]]:
+        return all_but_largest(counts, pixels)
 
 
 @register(order="lerf")
@@ -156,14 +151,14 @@ class PixelFlipping(_RankedCurve):
     def better(self) -> Better:  # type: ignore[override]
         return "less" if self.order == "morf" else "more"
 
-    def interval(self, counts: list[int]) -> tuple[list[int], list[int]]:
-        return _flipped(counts, self.order, counts[-1])
+    def interval(self, counts: list[int], pixels: int) -> tuple[list[int], list[int]]:
+        return largest(counts, pixels) if self.order == "morf" else smallest(counts, pixels)
 
 
 @register
 @dataclass(frozen=True)
 class ROAD(ScoreMetric):
-    r"""Remove and debias: what the least relevant pixels take away less than the most relevant ones.
+    r"""Remove and debias: the score without the least relevant pixels, less that without the most relevant ones.
 
     :math:`\frac{1}{|Q|}\sum_{q \in Q} \frac{p^{\mathrm{LeRF}}_q - p^{\mathrm{MoRF}}_q}{2}`, where the share q of the
     pixels is interpolated from those around it, so that the mask's shape is not recognised. In the paper, the figure of
@@ -190,17 +185,14 @@ class ROAD(ScoreMetric):
     name = "road"
     about = "half of LeRF less MoRF, with pixels interpolated from those around"
     paper = "Rong et al., ICML 2022"
-    units = FAITHFUL
-    better = "more"
+    units = PROBABILITY
     percentages = ("percentiles",)
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
-        ranks = data.ranks(self.sign, self.seed)
-        counts = share_counts(data, self.percentiles)
-        intervals = [_flipped(counts, order, data.pixels) for order in ("morf", "lerf")]
-        photos = [covered_by_rank(ranks, self.baseline, start, end) for start, end in intervals]
-        margins = [] if data.probability is None else [ScoreRequest(each, "margin") for each in photos]
-        return [*(ScoreRequest(each, self.score) for each in photos), *margins]
+        ranks, counts = data.ranks(self.sign, self.seed), share_counts(data, self.percentiles)
+        intervals = [largest(counts, data.pixels), smallest(counts, data.pixels)]
+        kinds: list[ScoreKind] = [self.score] if data.probability is None else [self.score, "margin"]
+        return [cover_ranks(ranks, *each, self.baseline, kind) for kind in kinds for each in intervals]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         curve = (scores[1] - scores[0]) / 2
@@ -210,37 +202,10 @@ class ROAD(ScoreMetric):
         return MetricResult(curve.mean(1), curve, torch.tensor(self.percentiles) / 100, parts)
 
 
-@dataclass(frozen=True)
-class _Eraser(ScoreMetric):
-    """What sufficiency and comprehensiveness share: what the score loses at several shares of the pixels."""
-
-    percentiles: tuple[float, ...] = (1, 5, 10, 20, 50)
-    baseline: Baseline = field(default_factory=Zero)
-    score: Score = "probability"
-    sign: Sign = "own"
-    seed: int = 0
-
-    paper = "DeYoung et al., ACL 2020"
-    units = FAITHFUL
-    percentages = ("percentiles",)
-
-    def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
-        start, end = self.interval(share_counts(data, self.percentiles), data.pixels)
-        return [ScoreRequest(covered_by_rank(data.ranks(self.sign, self.seed), self.baseline, start, end), self.score)]
-
-    def interval(self, counts: list[int], pixels: int) -> tuple[list[int], list[int]]:
-        """The first and last rank of the pixels that are covered for each share."""
-        return [0] * len(counts), counts
-
-    def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
-        curve = data.original(self.score)[:, None] - scores[0]
-        return MetricResult(curve.mean(1), curve, torch.tensor(self.percentiles) / 100)
-
-
 @register
 @dataclass(frozen=True)
-class Comprehensiveness(_Eraser):
-    r"""What the score loses without the most relevant pixels, on average over several shares of them.
+class Comprehensiveness(ScoreMetric):
+    r"""The loss of score without the most relevant pixels, on average over several shares of them.
 
     :math:`\frac{1}{|Q|}\sum_q \bigl(p(x) - p(x \setminus \mathrm{top}_q)\bigr)`. More is better.
 
@@ -254,15 +219,35 @@ class Comprehensiveness(_Eraser):
     'more'
     """
 
+    percentiles: tuple[float, ...] = (1, 5, 10, 20, 50)
+    baseline: Baseline = field(default_factory=Zero)
+    score: Score = "probability"
+    sign: Sign = "own"
+    seed: int = 0
+
     name = "comprehensiveness"
     about = "what the probability loses without the most relevant pixels"
-    better = "more"
+    paper = "DeYoung et al., ACL 2020"
+    units = PROBABILITY
+    percentages = ("percentiles",)
+
+    def interval(self, counts: list[int], pixels: int) -> tuple[list[int], list[int]]:
+        """The ranks from which and to which pixels are covered for each share."""
+        return largest(counts, pixels)
+
+    def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
+        start, end = self.interval(share_counts(data, self.percentiles), data.pixels)
+        return [cover_ranks(data.ranks(self.sign, self.seed), start, end, self.baseline, self.score)]
+
+    def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
+        curve = data.original(self.score)[:, None] - scores[0]
+        return MetricResult(curve.mean(1), curve, torch.tensor(self.percentiles) / 100)
 
 
 @register
 @dataclass(frozen=True)
-class Sufficiency(_Eraser):
-    r"""What the score loses when nothing but the most relevant pixels is left, on average over several shares.
+class Sufficiency(Comprehensiveness):
+    r"""The loss of score when only the most relevant pixels are left, on average over several shares.
 
     :math:`\frac{1}{|Q|}\sum_q \bigl(p(x) - p(\mathrm{top}_q)\bigr)`. Less is better.
 
@@ -281,60 +266,20 @@ class Sufficiency(_Eraser):
     better = "less"
 
     def interval(self, counts: list[int], pixels: int) -> tuple[list[int], list[int]]:
-        return counts, [pixels] * len(counts)
-
-
-def share_counts(data: MetricInput, percentiles: Sequence[float]) -> list[int]:
-    """How many pixels shares in per cent are: at least one, and never all."""
-    return [min(max(1, round(data.pixels * share / 100)), max(1, data.pixels - 1)) for share in percentiles]
-
-
-def by_original(
-    metric: str, data: MetricInput, kind: Score, value: torch.Tensor, original: torch.Tensor, seen: torch.Tensor
-) -> torch.Tensor:
-    """Put NaN where a figure is a share of an original score that is negative or tiny beside those seen."""
-    why = f"the original score is below {SMALL:g}" + ("" if kind == "probability" else " of those seen")
-    return undefined(metric, data.maps.name, value, original < least(kind, original, seen), why)
-
-
-def least(kind: Score, *scores: torch.Tensor) -> torch.Tensor | float:
-    """The smallest number ``(N,)`` that figures are divided by: scores have no unit of their own, probabilities do."""
-    if kind == "probability":
-        return SMALL
-    return SMALL * torch.cat([each.reshape(len(each), -1).abs() for each in scores], 1).amax(1)
-
-
-SMALL = 1e-6
-"""Figures by the original score are not defined where its share of the largest one is smaller than this."""
-
-
-def _flipped(counts: list[int], order: str, pixels: int) -> tuple[list[int], list[int]]:
-    """The first and last rank of so many pixels, the most ("morf") or the least relevant ones."""
-    if order == "morf":
-        return [0] * len(counts), counts
-    return [pixels - count for count in counts], [pixels] * len(counts)
-
-
-class _SeenThroughMap(ScoreMetric):
-    baseline: Baseline
-    score: Score
-
-    paper = "Chattopadhay et al., WACV 2018"
-
-    def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
-        return [ScoreRequest(SoftMasked(data.maps.heatmap, self.baseline), self.score)]
+        return all_but_largest(counts, pixels)
 
 
 @register
 @dataclass(frozen=True)
-class AverageDrop(_SeenThroughMap):
-    r"""What share of the probability is lost when the photo is seen through its heatmap.
+class AverageDrop(ScoreMetric):
+    r"""The share of the probability that is lost when the photo is multiplied by its heatmap.
 
-    :math:`\max(0, y - o) / y`, where o is what is read of the photo behind its heatmap, which is divided by its largest
-    value. Less is better. Not defined where y is next to nothing. A map without a positive value covers everything.
+    :math:`\max(0, y - o) / y`, where o is the probability of the photo masked by its heatmap, which is divided by its
+    largest value. Less is better. Not defined where y is next to nothing. A map without a positive value covers
+    everything.
 
     Args:
-        baseline: what is seen where the heatmap is 0; the paper multiplies the photo by the map.
+        baseline: what replaces the photo where the heatmap is 0; the paper multiplies the photo by the map.
         score: "probability" of the class (default) or the target's own "logit".
 
     Chattopadhay et al., "Grad-CAM++", WACV 2018.
@@ -348,19 +293,23 @@ class AverageDrop(_SeenThroughMap):
 
     name = "averagedrop"
     about = "share of the probability that is lost when the photo is seen through its heatmap"
+    paper = "Chattopadhay et al., WACV 2018"
     units = "share of the probability"
-    better = "less"
+    better: ClassVar[Better] = "less"
+
+    def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
+        return [cover_softly(data.maps.heatmap, self.baseline, self.score)]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         original, seen = data.original(self.score), scores[0][:, 0]
         drop = (original - seen).clamp(min=0) / torch.where(original == 0, 1, original)
-        return MetricResult(by_original(self.name, data, self.score, drop, original, seen), parts={"seen": seen})
+        return MetricResult(by_original(self, self.score, data, drop, original, seen), parts={"seen": seen})
 
 
 @register
 @dataclass(frozen=True)
-class IncreaseInConfidence(_SeenThroughMap):
-    """Whether the probability rises when the photo is seen through its heatmap: 1 or 0. More is better.
+class IncreaseInConfidence(AverageDrop):
+    """Whether the probability rises when the photo is multiplied by its heatmap: 1 or 0. More is better.
 
     A map without a positive value covers everything.
 
@@ -373,14 +322,46 @@ class IncreaseInConfidence(_SeenThroughMap):
     'more'
     """
 
-    baseline: Baseline = field(default_factory=Zero)
-    score: Score = "probability"
-
     name = "increase"
     about = "whether the probability rises when the photo is seen through its heatmap"
     units = "0 or 1"
     better = "more"
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
-        original, seen = data.original(self.score), scores[0][:, 0]
-        return MetricResult((seen > original).to(seen), parts={"seen": seen})
+        seen = scores[0][:, 0]
+        return MetricResult((seen > data.original(self.score)).to(seen), parts={"seen": seen})
+
+
+def largest(counts: list[int], pixels: int) -> tuple[list[int], list[int]]:
+    """The first and last rank of the so many largest values of a map."""
+    return [0] * len(counts), counts
+
+
+def smallest(counts: list[int], pixels: int) -> tuple[list[int], list[int]]:
+    """The first and last rank of the so many smallest values of a map."""
+    return [pixels - count for count in counts], [pixels] * len(counts)
+
+
+def all_but_largest(counts: list[int], pixels: int) -> tuple[list[int], list[int]]:
+    """The first and last rank of all but the so many largest values of a map."""
+    return counts, [pixels] * len(counts)
+
+
+def share_counts(data: MetricInput, percentiles: Sequence[float]) -> list[int]:
+    """How many pixels shares in per cent are: at least one, and never all."""
+    return [min(max(1, round(data.pixels * share / 100)), max(1, data.pixels - 1)) for share in percentiles]
+
+
+def by_original(
+    metric: Metric, kind: Score, data: MetricInput, value: torch.Tensor, original: torch.Tensor, seen: torch.Tensor
+) -> torch.Tensor:
+    """Put NaN where a figure is a share of an original score that is negative or tiny compared with those seen."""
+    why = f"the original score is below {SMALL:g}" + ("" if kind == "probability" else " of those seen")
+    return data.undefined(metric, value, original < least(kind, original, seen), why)
+
+
+def least(kind: Score, *scores: torch.Tensor) -> torch.Tensor | float:
+    """The smallest number ``(N,)`` that figures are divided by: scores have no unit of their own, probabilities do."""
+    if kind == "probability":
+        return SMALL
+    return SMALL * torch.cat([each.reshape(len(each), -1).abs() for each in scores], 1).amax(1)

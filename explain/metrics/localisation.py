@@ -11,16 +11,33 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from explain._utils.errors import MetricError
-from explain.metrics.base import MapMetric, MetricInput, MetricResult, undefined
+from explain.metrics.base import ZERO, MapMetric, MetricInput, MetricResult, register
 from explain.metrics.faithfulness import share_counts
 from explain.metrics.maps import Sign
 from explain.metrics.rankings import mid_ranks, ranks_of
-from explain.metrics.registry import register
+
+NOTHING = "its map has no positive value"
+SHARE = "share"
+
+
+@dataclass(frozen=True)
+class LocalisationMetric(MapMetric):
+    """A metric of the map and of where the object is."""
+
+    needs_object = True
+
+    def region(self, data: MetricInput) -> torch.Tensor:
+        """Where the object is ``(N, H, W)``; refused if it is not known."""
+        if data.regions is None:
+            raise MetricError(
+                f"metric {self.name!r} needs to know where the object is; give boxes= or masks= to evaluate"
+            )
+        return data.regions.to(data.images.device)
 
 
 @register
 @dataclass(frozen=True)
-class MaxBoxAccV2(MapMetric):
+class MaxBoxAccV2(LocalisationMetric):
     r"""Whether boxes around the parts of the map meet the object's boxes, at three degrees of overlap.
 
     The map is brought to [0, 1]. For each threshold :math:`\tau`, every connected part of the pixels at or above it
@@ -30,7 +47,7 @@ class MaxBoxAccV2(MapMetric):
     "overlaps" ``(N, T)`` of any number of photos. The figure of a single photo is the same with that photo as the data
     set, which is an upper bound: each photo has its own best threshold. More is better.
 
-    A map that says the same everywhere is one part at every threshold: the whole photo.
+    A constant map is one part at every threshold: the whole photo.
 
     Args:
         thresholds: T, from 0 in equal steps to below 1. (The authors' code has 1,000 of them.)
@@ -48,33 +65,27 @@ class MaxBoxAccV2(MapMetric):
     sign: Sign = "own"
 
     name = "maxboxaccv2"
-    needs_object = True
     about = "whether boxes around the map's parts meet the object's boxes; see its docstring"
     paper = "Choe et al., TPAMI 2022"
     units = "share of degrees of overlap"
-    better = "more"
     minimums: ClassVar = {"thresholds": 1}
     percentages = ("overlaps",)
 
     def __call__(self, data: MetricInput) -> MetricResult:
         if data.boxes is None:
             raise MetricError("metric 'maxboxaccv2' needs the boxes of the object; give boxes= to evaluate")
-        maps = data.maps.of_places(self.sign).double()
+        maps = data.maps.per_pixel(self.sign).double()
         least, most = (ends.reshape(-1, 1, 1) for ends in maps.flatten(1).aminmax(dim=1))
         levels = torch.where(most > least, (maps - least) / torch.where(most > least, most - least, 1), 1).cpu().numpy()
         found = [self._overlaps(level, boxes.double().numpy()) for level, boxes in zip(levels, data.boxes, strict=True)]
         overlaps = torch.from_numpy(np.stack(found)).to(data.maps.values)
-        value = torch.stack([self._reached(row[None]).mean() for row in overlaps])
-        return MetricResult(value.to(overlaps), overlaps, torch.from_numpy(self._at), {"overlaps": overlaps})
+        value = overlaps.new_tensor([self.of_data_set(row[None]) for row in overlaps])
+        return MetricResult(value, overlaps, torch.from_numpy(self._at), {"overlaps": overlaps})
 
     def of_data_set(self, overlaps: torch.Tensor) -> float:
         """The published figure, from the best overlaps ``(N, T)`` of all photos of a data set."""
-        return float(self._reached(overlaps).mean())
-
-    def _reached(self, overlaps: torch.Tensor) -> torch.Tensor:
-        """For each degree, the share of the photos that reach it, at the best threshold."""
         shares = [(overlaps >= degree / 100).double().mean(0).amax() for degree in self.overlaps]
-        return torch.stack(shares)
+        return float(torch.stack(shares).mean())
 
     @property
     def _at(self) -> NDArray[np.float64]:
@@ -103,29 +114,18 @@ def overlap(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.
     return found
 
 
-NOTHING, ZERO = "its map has no positive value", "its map is zero everywhere"
-SHARE = "share"
-
-
-def region_of(metric: str, data: MetricInput) -> torch.Tensor:
-    """Where the object is ``(N, H, W)``; refused if it is not known."""
-    if data.regions is None:
-        raise MetricError(f"metric {metric!r} needs to know where the object is; give boxes= or masks= to evaluate")
-    return data.regions.to(data.images.device)
-
-
 @register
 @dataclass(frozen=True)
-class PointingGame(MapMetric):
+class PointingGame(LocalisationMetric):
     """Whether the largest value of the map lies on the object, or near it: 1 or 0. More is better.
 
-    Where several pixels share the largest value, their share that hits; so a map that says the same everywhere scores
+    Where several pixels share the largest value, their share that hits; so a constant map scores
     as a random point. ``parts`` has that of a "random" point and that of the photo's "centre".
 
     Args:
         tolerance: how far from the object still counts, as a share of the photo's longer side. The paper's 15 pixels
             are for full-size photos (500 pixels); at 80 pixels they would let a random point hit most boxes.
-        sign: how values become places, see `explain.metrics.maps.Sign`.
+        sign: how values become one number for each pixel, see `explain.metrics.maps.Sign`.
 
     Zhang et al., "Top-down Neural Attention by Excitation Backprop", IJCV 2018.
 
@@ -142,11 +142,9 @@ class PointingGame(MapMetric):
     sign: Sign = "own"
 
     name = "pointinggame"
-    needs_object = True
     about = "whether the map's largest value lies on the object, or near it"
     paper = "Zhang et al., IJCV 2018"
     units = "0 or 1"
-    better = "more"
     minimums: ClassVar = {"tolerance": 0}
 
     def __post_init__(self) -> None:
@@ -158,8 +156,8 @@ class PointingGame(MapMetric):
             )
 
     def __call__(self, data: MetricInput) -> MetricResult:
-        maps = data.maps.of_places(self.sign)
-        near = widened(region_of(self.name, data), self.tolerance * max(data.size))
+        maps = data.maps.per_pixel(self.sign)
+        near = widened(self.region(data), self.tolerance * max(data.size))
         tops = maps == maps.flatten(1).amax(1).reshape(-1, 1, 1)
         value = (tops & near).flatten(1).sum(1) / tops.flatten(1).sum(1)
         height, width = data.size
@@ -170,10 +168,10 @@ class PointingGame(MapMetric):
 
 @register
 @dataclass(frozen=True)
-class EnergyPointingGame(MapMetric):
+class EnergyPointingGame(LocalisationMetric):
     r"""The share of the map's positive values that lies on the object (relevance mass accuracy). More is better.
 
-    :math:`\sum_{i \in R} a_i^+ / \sum_i a_i^+`. ``parts`` has the share of a map that says the same everywhere,
+    :math:`\sum_{i \in R} a_i^+ / \sum_i a_i^+`. ``parts`` has the share of a constant map,
     "random". Not defined for a map without a positive value.
 
     Args:
@@ -188,25 +186,20 @@ class EnergyPointingGame(MapMetric):
     sign: Sign = "own"
 
     name = "energypointinggame"
-    needs_object = True
     about = "share of the map's positive values that lies on the object"
     paper = "Wang et al., CVPR Workshops 2020"
     units = SHARE
-    better = "more"
 
     def __call__(self, data: MetricInput) -> MetricResult:
-        region = region_of(self.name, data)
-        value, nothing = _inside(data.maps.of_places(self.sign).clamp(min=0), region)
-        value = value.to(data.maps.values)
-        return MetricResult(
-            undefined(self.name, data.maps.name, value, nothing, NOTHING),
-            parts={"random": region.flatten(1).to(value).mean(1)},
-        )
+        region = self.region(data)
+        value, nothing = _inside(data, data.maps.per_pixel(self.sign).clamp(min=0), region)
+        value = data.undefined(self, value, nothing, NOTHING)
+        return MetricResult(value, parts={"random": region.flatten(1).to(value).mean(1)})
 
 
 @register
 @dataclass(frozen=True)
-class RelevanceMass(MapMetric):
+class RelevanceMass(LocalisationMetric):
     r"""The share of the map's energy that lies on the object, the channels pooled by their squares. More is better.
 
     :math:`\sum_{i \in R} r_i / \sum_i r_i` with :math:`r_i = \sum_c a_{ic}^2`; of maps without channels, the square
@@ -220,25 +213,22 @@ class RelevanceMass(MapMetric):
     """
 
     name = "relevancemass"
-    needs_object = True
     about = "share of the map's squared values that lies on the object"
     paper = "Arras et al., Information Fusion 2022"
     units = SHARE
-    better = "more"
 
     def __call__(self, data: MetricInput) -> MetricResult:
-        value, nothing = _inside(_pooled(data), region_of(self.name, data))
-        why = ZERO if data.maps.values.ndim == 4 else NOTHING
-        return MetricResult(undefined(self.name, data.maps.name, value.to(data.maps.values), nothing, why))
+        value, nothing = _inside(data, _pooled(data), self.region(data))
+        return MetricResult(data.undefined(self, value, nothing, ZERO if data.maps.values.ndim == 4 else NOTHING))
 
 
 @register
 @dataclass(frozen=True)
-class RelevanceRank(MapMetric):
+class RelevanceRank(LocalisationMetric):
     r"""The share of the K pixels with the largest values that lie on the object, which has K pixels. More is better.
 
     :math:`|\mathrm{top}_K \cap R| / K`, :math:`K = |R|`, the channels pooled by their squares. Equal values are
-    shuffled with a seed, so that a map that says the same everywhere scores about as a random one.
+    shuffled with a seed, so that a constant map scores about as a random one.
 
     Args:
         seed: of the order of equal values.
@@ -252,14 +242,12 @@ class RelevanceRank(MapMetric):
     seed: int = 0
 
     name = "relevancerank"
-    needs_object = True
     about = "share of as many top pixels as the object has that lie on it"
     paper = "Arras et al., Information Fusion 2022"
     units = SHARE
-    better = "more"
 
     def __call__(self, data: MetricInput) -> MetricResult:
-        region, ranks = region_of(self.name, data), ranks_of(_pooled(data), self.seed)
+        region, ranks = self.region(data), ranks_of(_pooled(data), self.seed)
         size = region.flatten(1).sum(1)
         hits = (region & (ranks < size.reshape(-1, 1, 1))).flatten(1).sum(1)
         return MetricResult((hits / size).to(data.maps.values.dtype))
@@ -267,7 +255,7 @@ class RelevanceRank(MapMetric):
 
 @register
 @dataclass(frozen=True)
-class AttributionLocalisation(MapMetric):
+class AttributionLocalisation(LocalisationMetric):
     r"""The share of the positive values that lies on the object, by the share of the photo that the object takes.
 
     :math:`\mu = R_\mathrm{in}^+ / R_\mathrm{tot}^+`, and weighted
@@ -288,27 +276,24 @@ class AttributionLocalisation(MapMetric):
     sign: Sign = "own"
 
     name = "attributionlocalisation"
-    needs_object = True
     about = "share of the positive values on the object, by the object's share of the photo"
     paper = "Kohlbrenner et al., IJCNN 2020"
     units = "ratio"
-    better = "more"
 
     def __call__(self, data: MetricInput) -> MetricResult:
-        region = region_of(self.name, data)
-        value, nothing = _inside(data.maps.of_places(self.sign).clamp(min=0), region)
-        value = value.to(data.maps.values)
+        region = self.region(data)
+        value, nothing = _inside(data, data.maps.per_pixel(self.sign).clamp(min=0), region)
         taken = region.flatten(1).to(value).mean(1)
         found = value / taken if self.weighted else value
-        return MetricResult(undefined(self.name, data.maps.name, found, nothing, NOTHING), parts={"share": value})
+        return MetricResult(data.undefined(self, found, nothing, NOTHING), parts={"share": value})
 
 
 @register
 @dataclass(frozen=True)
-class TopKIntersection(MapMetric):
+class TopKIntersection(LocalisationMetric):
     """The share of the top pixels that lie on the object. More is better.
 
-    Equal values are shuffled with a seed, so that a map that says the same everywhere scores about as a random one.
+    Equal values are shuffled with a seed, so that a constant map scores about as a random one.
 
     Args:
         share: how many pixels are the top ones, in per cent. (The paper takes 1,000 pixels.)
@@ -325,26 +310,24 @@ class TopKIntersection(MapMetric):
     seed: int = 0
 
     name = "topkintersection"
-    needs_object = True
     about = "share of the top pixels that lie on the object"
     paper = "Theiner et al., WACV 2022"
     units = SHARE
-    better = "more"
     percentages = ("share",)
 
     def __call__(self, data: MetricInput) -> MetricResult:
         count = share_counts(data, [self.share])[0]
         top = data.ranks(self.sign, self.seed) < count
-        hits = (top & region_of(self.name, data)).flatten(1).sum(1)
+        hits = (top & self.region(data)).flatten(1).sum(1)
         return MetricResult((hits / count).to(data.maps.values.dtype))
 
 
 @register
 @dataclass(frozen=True)
-class AUC(MapMetric):
+class AUC(LocalisationMetric):
     """The area under the receiver operating characteristic: the chance that a pixel of the object outranks another.
 
-    Equal values count a half, so that a map that says the same everywhere has 1/2. More is better. Not defined where
+    Equal values count a half, so that a constant map has 1/2. More is better. Not defined where
     the object takes the whole photo.
 
     Args:
@@ -359,31 +342,26 @@ class AUC(MapMetric):
     sign: Sign = "own"
 
     name = "auc"
-    needs_object = True
     about = "chance that a pixel of the object has a larger value than one beside it"
     paper = "Fawcett, Pattern Recognition Letters 2006"
-    units = "0 to 1"
-    better = "more"
 
     def __call__(self, data: MetricInput) -> MetricResult:
-        region = region_of(self.name, data).flatten(1)
-        maps = data.maps.of_places(self.sign).flatten(1)
+        region = self.region(data).flatten(1)
+        maps = data.maps.per_pixel(self.sign).flatten(1)
         ranks = mid_ranks(maps)
         inside = region.sum(1).double()
         outside = region.shape[1] - inside
         wins = (ranks * region).sum(1) - inside * (inside - 1) / 2
         value = (wins / torch.where(outside > 0, inside * outside, 1)).to(maps)
-        return MetricResult(
-            undefined(self.name, data.maps.name, value, outside == 0, "the object takes the whole photo")
-        )
+        return MetricResult(data.undefined(self, value, outside == 0, "the object takes the whole photo"))
 
 
 @register
 @dataclass(frozen=True)
-class IoU(MapMetric):
+class IoU(LocalisationMetric):
     """The intersection over union of the object with the pixels above a threshold, at the best threshold of each photo.
 
-    It is an upper bound: nobody knows that threshold beforehand. More is better. A map that says the same everywhere
+    It is an upper bound: nobody knows that threshold beforehand. More is better. A constant map
     has one threshold, and so the object's share of the photo.
 
     Args:
@@ -398,15 +376,12 @@ class IoU(MapMetric):
     sign: Sign = "own"
 
     name = "iou"
-    needs_object = True
     about = "intersection over union with the object at each photo's best threshold"
     paper = "Zhou et al., CVPR 2016"
-    units = "0 to 1"
-    better = "more"
 
     def __call__(self, data: MetricInput) -> MetricResult:
-        region = region_of(self.name, data).flatten(1)
-        values, order = data.maps.of_places(self.sign).flatten(1).sort(1, descending=True)
+        region = self.region(data).flatten(1)
+        values, order = data.maps.per_pixel(self.sign).flatten(1).sort(1, descending=True)
         hits = region.gather(1, order).cumsum(1)
         taken = torch.arange(1, values.shape[1] + 1, device=values.device)
         overlap = hits.double() / (region.sum(1, keepdim=True) + taken - hits)
@@ -433,14 +408,14 @@ def widened(region: torch.Tensor, by: float) -> torch.Tensor:
     return found
 
 
-def _inside(values: torch.Tensor, region: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _inside(data: MetricInput, values: torch.Tensor, region: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The share of values from 0 that lies in a region ``(N,)``, and where there are none."""
     wide = values.double()  # squares and sums of any size fit into it
     total = wide.flatten(1).sum(1)
     inside = (wide * region).flatten(1).sum(1)
-    return inside / torch.where(total > 0, total, 1), total == 0
+    return (inside / torch.where(total > 0, total, 1)).to(data.maps.values), total == 0
 
 
 def _pooled(data: MetricInput) -> torch.Tensor:
     values = data.maps.values.double()
-    return values.square().sum(1) if values.ndim == 4 else data.maps.of_places().double().clamp(min=0).square()
+    return values.square().sum(1) if values.ndim == 4 else data.maps.per_pixel().double().clamp(min=0).square()

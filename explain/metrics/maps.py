@@ -1,4 +1,4 @@
-"""The maps that are judged: an attribution of ours, or any array."""
+"""The maps that metrics measure: an attribution, or any array."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from explain.layers.feature_maps import enlarge
 from explain.methods.base import Style
 
 Sign = Literal["own", "signed", "absolute"]
-"""How values become a map of places: "own" as the method means it (see `Maps.of_places`), "signed" the sum over the
-channels, "absolute" the magnitude of that sum."""
+"""How values become one number for each pixel: "own" as the method means it (see `Maps.per_pixel`), "signed" the
+sum over the channels, "absolute" the magnitude of that sum."""
 
 MapsLike: TypeAlias = "Attribution | torch.Tensor | np.ndarray[Any, Any]"
 
@@ -76,7 +76,7 @@ class Maps:
             )
         return cls(name, values, size, style)
 
-    def of_places(self, sign: Sign = "own") -> torch.Tensor:
+    def per_pixel(self, sign: Sign = "own") -> torch.Tensor:
         """One number for each pixel ``(N, H, W)``.
 
         Maps ``(N, h, w)`` are enlarged. Values for each pixel and channel are added up over the channels. With "own",
@@ -93,19 +93,19 @@ class Maps:
         return values.abs() if sign == "absolute" else values
 
     @property
-    def of_inputs(self) -> torch.Tensor:
+    def contributions(self) -> torch.Tensor:
         """What each pixel contributes ``(N, H, W)`` float64: signed, and added up over the channels."""
-        return self.of_places("signed").double()
+        return self.per_pixel("signed").double()
 
     @property
     def heatmap(self) -> torch.Tensor:
         """``(N, H, W)`` in [0, 1]: the positive part of the own map, divided by its largest value."""
-        positive = self.of_places("own").clamp(min=0)
+        positive = self.per_pixel("own").clamp(min=0)
         peak = positive.flatten(1).amax(1).reshape(-1, 1, 1)
         return positive / torch.where(peak > 0, peak, 1)
 
     @property
-    def flat(self) -> torch.Tensor:
-        """Which maps ``(N,)`` say the same of every place."""
-        least, most = self.of_places("own").flatten(1).aminmax(dim=1)
+    def constant(self) -> torch.Tensor:
+        """Which maps ``(N,)`` have the same value everywhere."""
+        least, most = self.per_pixel("own").flatten(1).aminmax(dim=1)
         return least == most

@@ -1,4 +1,4 @@
-"""Metrics that score perturbed photos: the photos as values, of which each distinct one is run once."""
+"""Metrics that score perturbed photos. All requested photos run together, each distinct one once."""
 
 from __future__ import annotations
 
@@ -11,46 +11,31 @@ from typing import Any, Literal
 import torch
 
 from explain._utils.errors import TargetError, image_name
-from explain.baselines.base import Baseline, Cover
+from explain.baselines import Baseline, Cover, covering
 from explain.engine import Evidence, Perturbation, PerturbedRows
 from explain.metrics.base import Metric, MetricInput, MetricResult, ScoreKind
-from explain.targets import Target
-from explain.targets.base import find_logits
-from explain.targets.outputs import Outputs
+from explain.targets import Outputs, Target, find_logits
 
-UNCHANGED = "the photo itself"
-"""The key of a perturbed photo in which nothing is changed."""
+UNCHANGED = "unchanged"
+"""The key of a perturbed photo that equals the original."""
 
 Covers = Callable[[Baseline], Cover]
-
-
-class PerturbedPhotos:
-    """Perturbed photos, ``count`` of each image: by default, photos of which a baseline covers what is not kept."""
-
-    baseline: Baseline
-
-    @property
-    def count(self) -> int:
-        raise NotImplementedError
-
-    def keys(self, image: int) -> Sequence[Hashable]:
-        """A key for each perturbed photo of an image: equal keys are equal photos."""
-        raise NotImplementedError
-
-    def keep(self, owners: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-        """What is kept ``(b, H, W)``, 0 to 1, of photos ``numbers`` ``(b,)`` of the images ``owners`` ``(b,)``."""
-        raise NotImplementedError
-
-    def build(self, images: torch.Tensor, covers: Covers, owners: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-        """Perturbed photos ``(b, C, H, W)``; ``covers`` has each baseline, prepared for the images."""
-        return covers(self.baseline)(owners, self.keep(owners, numbers)[:, None].to(images))
+Build = Callable[[torch.Tensor, Covers, torch.Tensor, torch.Tensor], torch.Tensor]
+Keep = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Ranks = Sequence[int] | torch.Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class ScoreRequest:
-    """Perturbed photos, and which score of each counts."""
+    """A request for the scores of K perturbed photos of each of N images.
 
-    photos: PerturbedPhotos
+    ``keys`` has a list of K keys for each image; photos of an image with equal keys are equal, and run once.
+    ``build(images, covers, owners, numbers)`` makes the photos ``numbers`` ``(b,)`` of the images ``owners`` ``(b,)``:
+    ``(b, C, H, W)``. ``covers`` prepares a baseline for the images.
+    """
+
+    keys: Sequence[Sequence[Hashable]]
+    build: Build
     score: ScoreKind
 
 
@@ -63,79 +48,74 @@ class ScoreMetric(Metric):
         raise NotImplementedError
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
-        """Return a figure for each image, from the scores ``(N, count)`` of each request."""
+        """Return a figure for each image, from the scores ``(N, K)`` of each request."""
         raise NotImplementedError
 
 
-@dataclass(frozen=True, eq=False)
-class RankedRemoval(PerturbedPhotos):
-    """Photos whose pixels are covered by rank: photo k covers those with ``start[k] <= rank < end[k]``.
+def cover(keys: Sequence[Sequence[Hashable]], keep: Keep, baseline: Baseline, score: ScoreKind) -> ScoreRequest:
+    """Request photos of which a baseline covers a part.
 
-    ``ranks`` ``(N, H, W)`` has the rank of each pixel, and ``start`` and ``end`` ``(N, K)`` whole numbers.
+    Args:
+        keys: as for `ScoreRequest`.
+        keep: from ``owners`` and ``numbers`` to the share of each pixel that stays, ``(b, H, W)``.
+        baseline: what replaces the other pixels.
+        score: which score counts.
     """
 
-    ranks: torch.Tensor
-    start: torch.Tensor
-    end: torch.Tensor
-    baseline: Baseline
+    def build(images: torch.Tensor, covers: Covers, owners: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        return covers(baseline)(owners, keep(owners, numbers)[:, None].to(images))
 
-    @property
-    def count(self) -> int:
-        return self.start.shape[1]
-
-    def keys(self, image: int) -> list[Hashable]:
-        ranks = self.ranks[image]
-        last, digest = int(ranks.max()) + 1, digest_of(ranks)
-        keys: list[Hashable] = []
-        for start, end in zip(
-            self.start[image].clamp(min=0).tolist(), self.end[image].clamp(max=last).tolist(), strict=True
-        ):
-            covers_all = (start, end) == (0, last)
-            key = (self.baseline,) if covers_all else (self.baseline, digest, start, end)
-            keys.append(UNCHANGED if start >= end else key)
-        return keys
-
-    def keep(self, owners: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-        ranks = self.ranks if len(self.ranks) == 1 else self.ranks[owners]
-        start, end = (each[owners, numbers].reshape(-1, 1, 1) for each in (self.start, self.end))
-        return (ranks < start).logical_or_(ranks >= end)
+    return ScoreRequest(keys, build, score)
 
 
-def covered_by_rank(
-    ranks: torch.Tensor, baseline: Baseline, start: Sequence[int] | torch.Tensor, end: Sequence[int] | torch.Tensor
-) -> RankedRemoval:
-    """Cover the pixels whose rank is from ``start`` to before ``end``: for all images, or for each ``(N, K)``."""
-    ends = [torch.as_tensor(each, device=ranks.device).expand(len(ranks), -1) for each in (start, end)]
-    return RankedRemoval(ranks, ends[0], ends[1], baseline)
+def cover_ranks(ranks: torch.Tensor, start: Ranks, end: Ranks, baseline: Baseline, score: ScoreKind) -> ScoreRequest:
+    """Request photos of which the pixels with ``start <= rank < end`` are covered.
+
+    Args:
+        ranks: the rank of each pixel, ``(N, H, W)`` whole numbers from 0.
+        start, end: K ranks for all images, or for each ``(N, K)``.
+        baseline, score: as for `cover`.
+    """
+    first, stop = (torch.as_tensor(each, device=ranks.device).expand(len(ranks), -1) for each in (start, end))
+
+    def keep(owners: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        own = ranks if len(ranks) == 1 else ranks[owners]
+        low, high = (each[owners, numbers].reshape(-1, 1, 1) for each in (first, stop))
+        return (own < low).logical_or_(own >= high)
+
+    keys: list[list[Hashable]] = []
+    for own, low, high in zip(ranks, first.clamp(min=0), stop, strict=True):
+        count, digest = int(own.max()) + 1, digest_of(own)
+        keys.append(
+            [_range_key(baseline, digest, a, b, count) for a, b in zip(low.tolist(), high.tolist(), strict=True)]
+        )
+    return cover(keys, keep, baseline, score)
 
 
-@dataclass(frozen=True, eq=False)
-class SoftMasked(PerturbedPhotos):
-    """Photos seen through one mask each, ``mask`` ``(N, H, W)`` in [0, 1]."""
+def _range_key(baseline: Baseline, digest: bytes, start: int, end: int, count: int) -> Hashable:
+    if start >= end:
+        return UNCHANGED
+    return (baseline,) if start == 0 and end >= count else (baseline, digest, start, min(end, count))
 
-    mask: torch.Tensor
-    baseline: Baseline
-    count = 1
 
-    def keys(self, image: int) -> list[Hashable]:
-        mask = self.mask[image]
-        if not mask.any():
-            return [(self.baseline,)]
-        return [UNCHANGED if bool((mask == 1).all()) else (self.baseline, "soft", digest_of(mask))]
-
-    def keep(self, owners: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-        return self.mask[owners]
+def cover_softly(mask: torch.Tensor, baseline: Baseline, score: ScoreKind) -> ScoreRequest:
+    """Request one photo of each image, mixed with a baseline by a mask ``(N, H, W)`` in [0, 1]."""
+    keys: list[list[Hashable]] = []
+    for own in mask:
+        soft = UNCHANGED if bool((own == 1).all()) else (baseline, "soft", digest_of(own))
+        keys.append([soft if own.any() else (baseline,)])
+    return cover(keys, lambda owners, numbers: mask[owners], baseline, score)
 
 
 class PerturbedPhotoPool(Perturbation):
-    """All perturbed photos of N images ``(N, C, H, W)``, each distinct one once, as a `Perturbation` of the engine."""
+    """The requested photos of N images ``(N, C, H, W)``, each distinct one once, as a `Perturbation` of the engine."""
 
     def __init__(self, images: torch.Tensor) -> None:
         self._images = images
-        self._rows: list[dict[Hashable, int]] = [{} for _ in range(len(images))]  # for each image, by key
+        self._rows: list[dict[Hashable, int]] = [{} for _ in range(len(images))]  # by image and key
         self._owners: list[int] = []
-        self._sources: list[tuple[int, int]] = []  # for each row, which photos of `_added`, and which one of them
-        self._added: list[PerturbedPhotos] = []
+        self._sources: list[tuple[int, int]] = []  # for each row: the request, and the photo's number in it
+        self._requests: list[ScoreRequest] = []
 
     def __len__(self) -> int:
         return len(self._owners)
@@ -143,12 +123,10 @@ class PerturbedPhotoPool(Perturbation):
     def __str__(self) -> str:
         return "photos perturbed for metrics"
 
-    def add(self, photos: PerturbedPhotos) -> torch.Tensor:
-        """Add photos; return the number of each one's row ``(N, count)``, or -1 where nothing is changed."""
-        found = [
-            [self._row(image, key, i) for i, key in enumerate(photos.keys(image))] for image in range(len(self._rows))
-        ]
-        self._added.append(photos)
+    def add(self, request: ScoreRequest) -> torch.Tensor:
+        """Add photos; return the number of each one's row ``(N, K)``, or -1 where nothing is changed."""
+        found = [[self._row(image, key, k) for k, key in enumerate(keys)] for image, keys in enumerate(request.keys)]
+        self._requests.append(request)
         return torch.tensor(found, dtype=torch.long, device=self._images.device)
 
     def _row(self, image: int, key: Hashable, number: int) -> int:
@@ -157,11 +135,11 @@ class PerturbedPhotoPool(Perturbation):
         if key not in self._rows[image]:
             self._rows[image][key] = len(self)
             self._owners.append(image)
-            self._sources.append((len(self._added), number))
+            self._sources.append((len(self._requests), number))
         return self._rows[image][key]
 
     def fully_covered(self) -> dict[Baseline, torch.Tensor]:
-        """For each baseline that covers a whole photo, the number of each image's row ``(N,)``, or -1."""
+        """For each baseline that covers an entire photo, the number of each image's row ``(N,)``, or -1."""
         keys = dict.fromkeys(key for known in self._rows for key in known)
         baselines: list[Baseline] = [key[0] for key in keys if isinstance(key, tuple) and len(key) == 1]
         rows = {baseline: [known.get((baseline,), -1) for known in self._rows] for baseline in baselines}
@@ -175,18 +153,19 @@ class PerturbedPhotoPool(Perturbation):
         images = self._images
         owners = torch.tensor(self._owners, dtype=torch.long, device=images.device)
         sources = torch.tensor(self._sources, dtype=torch.long).reshape(-1, 2)
-        covers: Any = cache(lambda baseline: baseline.covering(images))
+        covers: Any = cache(lambda baseline: covering(baseline, images))
 
         def make(rows: torch.Tensor) -> torch.Tensor:
-            wanted = sources[rows.cpu()]
+            requests, numbers = sources[rows.cpu()].unbind(1)
             found = images.new_empty(len(rows), *images.shape[1:])
-            for source in sorted(set(wanted[:, 0].tolist())):
-                mine = (wanted[:, 0] == source).nonzero().flatten()
-                here, numbers = mine.to(images.device), wanted[mine, 1].to(images.device)
-                built: torch.Tensor = self._added[source].build(images, covers, owners[rows[here]], numbers)
-                if len(mine) == len(rows):
+            for request in sorted(set(requests.tolist())):
+                own = (requests == request).nonzero().flatten()
+                at = own.to(images.device)
+                build = self._requests[request].build
+                built: torch.Tensor = build(images, covers, owners[rows[at]], numbers[own].to(images.device))
+                if len(own) == len(rows):
                     return built
-                found[here] = built
+                found[at] = built
             return found
 
         return PerturbedRows(owners, make)
@@ -198,8 +177,8 @@ def digest_of(tensor: torch.Tensor) -> bytes:
 
 
 @dataclass(frozen=True)
-class ClassScore(Target):
-    """Another number than the logit of each image's class: its ``probability``, or its ``margin`` over all others.
+class ClassScore:
+    """Another score of each image's class than its logit: its ``probability``, or its ``margin`` over all others.
 
     >>> ClassScore("margin", (1,)).pick(torch.tensor([[1.0, 5.0, 3.0]]), 1)[0]
     tensor([2.])
@@ -216,10 +195,8 @@ class ClassScore(Target):
     def pick(self, output: Any, count: int) -> tuple[torch.Tensor, None]:
         logits = find_logits(output, count)
         if logits.shape[1] < 2:
-            raise TargetError(
-                "model must score at least two classes for a metric to read their probabilities, got one; choose "
-                "score='logit'"
-            )
+            raise TargetError("model must have at least two classes for their probabilities, got one; choose "
+                              "score='logit'")  # fmt: skip
         logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
         chosen = torch.tensor(self.classes, device=logits.device)[:, None]
         if self.of == "probability":
@@ -231,12 +208,12 @@ class ClassScore(Target):
         return replace(self, classes=tuple(self.classes[image] for image in images.tolist()))
 
 
-def covered_but_recognised(
+def recognised_when_covered(
     covered: Mapping[Baseline, torch.Tensor], photos: torch.Tensor, scores: torch.Tensor, classes: int
 ) -> Iterator[str]:
-    """Say which photos keep their class although a baseline covers all of it: curves that end there say little.
+    """Notes on photos that keep their class although a baseline covers them entirely: their curves say little.
 
-    A photo keeps it where nine tenths of its probability are left, and this is more than half of the way from chance,
+    A photo keeps it if nine tenths of its probability are left, and this is more than half of the way from chance,
     1 / K, to 1.
 
     Args:
@@ -248,9 +225,9 @@ def covered_but_recognised(
     least = (0.9 * photos).clamp(min=(1 + 1 / classes) / 2)
     for baseline, rows in covered.items():
         found = torch.where(rows >= 0, scores[rows.clamp(min=0)], 0)
-        kept = (found > least).nonzero().flatten().tolist()
-        if kept:
-            images, share = ", ".join(map(image_name, kept)), f"{found[kept].min().item():.2f}"
+        recognised = (found > least).nonzero().flatten().tolist()
+        if recognised:
+            images, share = ", ".join(map(image_name, recognised)), f"{found[recognised].min().item():.2f}"
             yield (
                 f"image {images} keeps its class with a probability of {share} or more where the baseline "
                 f"{baseline.name!r} covers all of it, so that figures by this baseline say little; choose another "

@@ -1,9 +1,9 @@
-"""Randomisation: does the map change when the model, or the class, is another?"""
+"""Randomisation: does the map depend on the model's weights, and on the class?"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from typing import ClassVar, Literal
@@ -12,10 +12,9 @@ import torch
 
 from explain._utils.errors import MetricError, image_name, warn
 from explain.methods import Method, Smooth
-from explain.metrics.base import MetricInput, MetricResult, undefined
-from explain.metrics.maps import Maps, Sign
+from explain.metrics.base import CONSTANT, MetricInput, MetricResult, register
+from explain.metrics.maps import Sign
 from explain.metrics.randomised import grouped
-from explain.metrics.registry import register
 from explain.metrics.similarity import Similarity, similarity
 from explain.metrics.variants import ModelContext, ReattributionMetric, Variant, VariantResult
 
@@ -23,27 +22,39 @@ Order = Literal["top", "bottom", "independent"]
 
 
 @dataclass(frozen=True)
-class _Compared(ReattributionMetric):
-    """What these metrics share: how two maps are compared."""
+class _MapSimilarity(ReattributionMetric):
+    """A metric of how similar the map is to those of variants, and which of these are zero everywhere."""
 
     similarity: Similarity = "spearman"
     sign: Sign = "own"
     seed: int = 0
 
-    def alike(self, one: Maps, other: Maps) -> torch.Tensor:
-        maps = [each.of_places(self.sign) for each in (one, other)]
-        return similarity(self.similarity, *maps)
+    units = "similarity"
+    better = "less"
+
+    def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
+        similar = similarity(self.similarity, data.maps.per_pixel(self.sign), found.maps.per_pixel(self.sign))
+        return torch.stack([similar, zero_everywhere(found).double()], 1)
+
+    def result(self, data: MetricInput, curve: torch.Tensor, zeros: torch.Tensor) -> MetricResult:
+        """The mean of similarities ``(N, V)``; ``zeros`` ``(N, V)`` says which maps are zero everywhere."""
+        warn_of_zeros(self.name, data, (zeros > 0).any(1))
+        curve = curve.to(data.maps.values.dtype)
+        value = data.undefined(self, curve.mean(1), data.maps.constant, CONSTANT)
+        return MetricResult(value, curve, torch.arange(1, curve.shape[1] + 1) / curve.shape[1])
 
 
-FLAT = "its map says the same everywhere"
+def zero_everywhere(found: VariantResult) -> torch.Tensor:
+    """Which maps of a variant ``(N,)`` are zero everywhere."""
+    return (found.maps.values == 0).flatten(1).all(1)
 
 
-def tell_zeros(metric: str, data: MetricInput, zeros: torch.Tensor) -> None:
-    """Say that maps became zero everywhere, which counts as a change."""
-    images = [image_name(i) for i in (zeros & ~data.maps.flat).nonzero().flatten().tolist()]
+def warn_of_zeros(metric: str, data: MetricInput, zeros: torch.Tensor) -> None:
+    """Warn of maps that became zero everywhere, which counts as a change."""
+    images = [image_name(i) for i in (zeros & ~data.maps.constant).nonzero().flatten().tolist()]
     if images:
         warn(
-            f"{data.maps.name} is zero everywhere in a setting of {metric} for image {', '.join(images)}: that counts "
+            f"{data.maps.name} is zero everywhere in a variant of {metric} for image {', '.join(images)}: that counts "
             "as a map that has changed"
         )
 
@@ -53,19 +64,19 @@ def tell_zeros(metric: str, data: MetricInput, zeros: torch.Tensor) -> None:
 @register(order="bottom")
 @register
 @dataclass(frozen=True)
-class MPRT(_Compared):
-    """How alike the map stays while the model's layers are initialised once more: the parameter randomisation test.
+class MPRT(_MapSimilarity):
+    """How similar the map stays while the model's layers are reinitialised: the parameter randomisation test.
 
     The layers with weights are taken in about ``steps`` groups, in the order in which a forward pass uses them:
     cascading from the "top" (the output) or the "bottom" (the input), or each group alone ("independent"). A layer
     is initialised as its class does it, normalisations with their statistics, on a copy. The figure is the mean
     similarity over these models, ``curve`` has each one's, and ``parts`` the "last": that to the model without any
-    trained weight, if the layers cascade. Less is better. A map that turns zero everywhere counts as changed, 0,
-    and is told in a warning. Not defined for a map that says the same everywhere from the start.
+    trained weight, if the layers cascade. Less is better. A map that becomes zero everywhere counts as changed, 0,
+    with a warning. Not defined for a constant map.
 
     Args:
         similarity: "spearman", "pearson", "ssim" or "hog", see `explain.metrics.similarity`.
-        sign: how values become places; the papers compare "absolute" ones as well.
+        sign: how values become one number for each pixel; the papers compare "absolute" ones as well.
         seed: of the initialisation, and of the noise.
         order: see above.
         steps: how many models; None takes every layer for itself.
@@ -84,8 +95,6 @@ class MPRT(_Compared):
     samples: int = 0
     sigma: float = 0.1
 
-    units = "similarity"
-    better = "less"
     minimums: ClassVar = {"steps": 1, "samples": 0, "sigma": 0}
 
     @property
@@ -105,19 +114,12 @@ class MPRT(_Compared):
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
         if self.samples:
             yield Variant(("model", frozenset[str](), self._smooth), wrap=self._wrap)
-        states = self._states(context)
-        for layers in states:
+        groups = grouped(layers_of(self.name, context), self.steps)
+        groups = groups[::-1] if self.order == "top" else groups
+        for layers in groups if self.order == "independent" else accumulate(groups):
             key = ("model", frozenset(layers), self.seed, self._smooth)
             make = partial(context.randomised.of, layers, self.seed)
             yield Variant(key, model=make, wrap=self._wrap if self.samples else None)
-
-    def _states(self, context: ModelContext) -> list[list[str]]:
-        layers = context.randomised.layers
-        if not layers:
-            raise MetricError(f"model must have weights for {self.name} to randomise, got none; use another metric")
-        groups = grouped(layers, self.steps)
-        groups = groups[::-1] if self.order == "top" else groups
-        return groups if self.order == "independent" else list(accumulate(groups))
 
     @property
     def _smooth(self) -> tuple[float, ...]:
@@ -127,10 +129,10 @@ class MPRT(_Compared):
         return Smooth(method, samples=self.samples, sigma=self.sigma, seed=self.seed)
 
     def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
-        zero = (found.maps.values == 0).flatten(1).all(1)
         if not self.samples:
-            return torch.stack([self.alike(data.maps, found.maps), zero.double()], 1)
-        return torch.cat([found.maps.of_places(self.sign).flatten(1).double(), zero[:, None].double()], 1)
+            return super().compare(data, found)
+        zero = zero_everywhere(found)[:, None].double()
+        return torch.cat([found.maps.per_pixel(self.sign).flatten(1).double(), zero], 1)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
         curve, zeros = numbers[..., 0], numbers[..., -1]
@@ -138,12 +140,10 @@ class MPRT(_Compared):
             maps = numbers[..., :-1].reshape(*numbers.shape[:2], *data.size)
             curve = torch.stack([similarity(self.similarity, maps[:, 0], each) for each in maps[:, 1:].unbind(1)], 1)
             zeros = zeros[:, 1:]
-        tell_zeros(self.name, data, (zeros > 0).any(1))
-        curve = curve.to(data.maps.values.dtype)
-        last = {} if self.order == "independent" else {"last": curve[:, -1]}
-        at = torch.arange(1, curve.shape[1] + 1) / curve.shape[1]
-        value = undefined(self.name, data.maps.name, curve.mean(1), data.maps.flat, FLAT)
-        return MetricResult(value, curve, at, {**last, "zeros": zeros})
+        result = self.result(data, curve, zeros)
+        assert result.curve is not None
+        last = {} if self.order == "independent" else {"last": result.curve[:, -1]}
+        return replace(result, parts={**last, "zeros": zeros})
 
 
 @register
@@ -152,12 +152,12 @@ class EfficientMPRT(ReattributionMetric):
     r"""By how much the map's entropy rises when all of the model's layers are initialised once more.
 
     :math:`(H_\mathrm{random} - H) / H`, H being the entropy of the map's values in a histogram of 100 bins between
-    its smallest and its largest. More is better. It needs one other model only. Not defined for a map that says the
-    same everywhere, whose entropy is 0.
+    its smallest and its largest. More is better. It needs one other model only. Not defined for a constant map,
+    whose entropy is 0.
 
     Args:
         bins: of the histogram.
-        sign: how values become places.
+        sign: how values become one number for each pixel.
         seed: of the initialisation.
 
     Hedström et al., "A Fresh Look at Sanity Checks for Saliency Maps", 2024 (arXiv:2405.02383).
@@ -174,34 +174,30 @@ class EfficientMPRT(ReattributionMetric):
     about = "by what share the map's entropy rises when the whole model is initialised once more"
     paper = "Hedström et al., 2024"
     units = "relative entropy"
-    better = "more"
     minimums: ClassVar = {"bins": 2}
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
-        layers = context.randomised.layers
-        if not layers:
-            raise MetricError("model must have weights for emprt to randomise, got none; use another metric")
+        layers = layers_of(self.name, context)
         key = ("model", frozenset(layers), self.seed, ())
         yield Variant(key, model=partial(context.randomised.of, layers, self.seed))
 
     def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
-        return entropy(found.maps.of_places(self.sign), self.bins)
+        return entropy(found.maps.per_pixel(self.sign), self.bins)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
-        tell_zeros(self.name, data, numbers[:, 0] == 0)
-        own, other = entropy(data.maps.of_places(self.sign), self.bins), numbers[:, 0]
+        warn_of_zeros(self.name, data, numbers[:, 0] == 0)
+        own, other = entropy(data.maps.per_pixel(self.sign), self.bins), numbers[:, 0]
         value = ((other - own) / torch.where(own > 0, own, 1)).to(data.maps.values.dtype)
-        return MetricResult(
-            undefined(self.name, data.maps.name, value, own == 0, FLAT), parts={"before": own, "after": other}
-        )
+        value = data.undefined(self, value, own == 0, CONSTANT)
+        return MetricResult(value, parts={"before": own, "after": other})
 
 
 @register
 @dataclass(frozen=True)
-class RandomLogit(_Compared):
+class RandomLogit(_MapSimilarity):
     """How alike the map is to those of other classes, drawn at random. Less is better.
 
-    Not defined for a map that says the same everywhere.
+    Not defined for a constant map.
 
     Args:
         similarity, sign: as for `MPRT`.
@@ -219,8 +215,6 @@ class RandomLogit(_Compared):
     name = "randomlogit"
     about = "how alike the map is to those of other classes, drawn at random"
     paper = "Sixt et al., ICML 2020"
-    units = "similarity"
-    better = "less"
     minimums: ClassVar = {"samples": 1}
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
@@ -231,15 +225,15 @@ class RandomLogit(_Compared):
         for offset in drawn.tolist():
             yield Variant(("class", offset), classes=(context.classes + offset) % context.count)
 
-    def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
-        zero = (found.maps.values == 0).flatten(1).all(1)
-        return torch.stack([self.alike(data.maps, found.maps), zero.double()], 1)
-
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
-        tell_zeros(self.name, data, (numbers[..., 1] > 0).any(1))
-        curve = numbers[..., 0].to(data.maps.values.dtype)
-        value = undefined(self.name, data.maps.name, curve.mean(1), data.maps.flat, FLAT)
-        return MetricResult(value, curve, torch.arange(1, curve.shape[1] + 1) / curve.shape[1])
+        return self.result(data, *numbers.unbind(2))
+
+
+def layers_of(metric: str, context: ModelContext) -> list[str]:
+    """The layers of the model that can be randomised; refused if there is none."""
+    if not context.randomised.layers:
+        raise MetricError(f"model must have weights for {metric} to randomise, got none; use another metric")
+    return context.randomised.layers
 
 
 def entropy(maps: torch.Tensor, bins: int) -> torch.Tensor:
@@ -250,8 +244,7 @@ def entropy(maps: torch.Tensor, bins: int) -> torch.Tensor:
     """
     flat = maps.flatten(1).double()
     least, most = (ends[:, None] for ends in flat.aminmax(dim=1))
-    places = ((flat - least) / torch.where(most > least, most - least, 1) * bins).long().clamp(max=bins - 1)
+    bin_of = ((flat - least) / torch.where(most > least, most - least, 1) * bins).long().clamp(max=bins - 1)
     counts = torch.zeros(len(flat), bins, dtype=torch.float64, device=flat.device)
-    shares = counts.scatter_add_(1, places, torch.ones_like(flat)) / flat.shape[1]
-    found: torch.Tensor = torch.special.entr(shares).sum(1)
-    return found
+    shares = counts.scatter_add_(1, bin_of, torch.ones_like(flat)) / flat.shape[1]
+    return torch.special.entr(shares).sum(1)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Copies of a model whose layers are initialised once more."""
+"""Copies of a model with reinitialised layers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ POWER_ITERATIONS = 15
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """What is initialised as one: a module, and the parameters of its own, in the order of their first use.
+    """A module that is initialised as one, with its own parameters in the order of their first use.
 
     The parametrizations of a module belong to it. A parameter in no module makes a layer of its own.
     """
@@ -39,9 +39,13 @@ class Layer:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """All that the layer holds itself: parameters and buffers."""
+        """The layer's own parameters and buffers."""
         parts = _own_parts(self.module)
         return [each for part in parts for each in (*part.parameters(recurse=False), *part.buffers(recurse=False))]
+
+    def write(self, values: Sequence[torch.Tensor]) -> None:
+        for own, value in zip(self.tensors, values, strict=True):
+            own.copy_(value)
 
 
 def layers_with_weights(model: nn.Module, inputs: Inputs) -> list[Layer]:
@@ -70,18 +74,19 @@ def layers_with_weights(model: nn.Module, inputs: Inputs) -> list[Layer]:
     for module, name in names.items():
         if module not in inside:
             _add(found, uses, name, module)
-    known = {place for places in found for place in places}
-    loose = [each for each in uses.parameters.values() if uses.places[_memory(each)] not in known]
+    known = {number for numbers in found for number in numbers}
+    loose = [each for each in uses.parameters.values() if uses.order[_memory(each)] not in known]
     for number, parameter in enumerate(loose):
         _add(found, uses, f"parameter {number} of no module", nn.ParameterList([parameter]))
-    return [found[places] for places in sorted(found)]
+    return [found[numbers] for numbers in sorted(found)]
 
 
 def _add(found: dict[tuple[int, ...], Layer], uses: _Uses, name: str, module: nn.Module) -> None:
-    """Add a layer by the places of what it uses, unless another one uses the same."""
-    places = {uses.places[key]: each for each in _trained(module) if (key := _memory(each)) in uses.places}
-    if places:
-        found.setdefault(tuple(sorted(places)), Layer(name, module, tuple(places[place] for place in sorted(places))))
+    """Add a layer by the numbers of the tensors that it uses, unless another one uses the same."""
+    tensors = {uses.order[key]: each for each in _trained(module) if (key := _memory(each)) in uses.order}
+    if tensors:
+        numbers = tuple(sorted(tensors))
+        found.setdefault(numbers, Layer(name, module, tuple(tensors[number] for number in numbers)))
 
 
 def _trained(module: nn.Module) -> list[torch.Tensor]:
@@ -96,27 +101,25 @@ def _own_parts(module: nn.Module) -> list[nn.Module]:
 
 
 def _parametrizations(module: nn.Module) -> nn.ModuleDict:
-    found = module.parametrizations if parametrize.is_parametrized(module) else nn.ModuleDict()
-    assert isinstance(found, nn.ModuleDict)
-    return found
+    return module.parametrizations if parametrize.is_parametrized(module) else nn.ModuleDict()  # type: ignore[return-value]
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    """Where a tensor lies, which its views from the first value on share (``.data``, ``.T``)."""
+    """The address of a tensor, which its views from the first value on share (``.data``, ``.T``)."""
     return (tensor.data_ptr() if tensor.layout == torch.strided else 0) or id(tensor)
 
 
 class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes in which order this thread's operations first use tensors, and which of these are parameters."""
+    """Records the order in which this thread's operations first use tensors, and which of these are parameters."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.places: dict[int, int] = {}
+        self.order: dict[int, int] = {}
         self.parameters: dict[int, nn.Parameter] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for _, tensor in nested.paths((args, kwargs or {})):
-            self.places.setdefault(_memory(tensor), len(self.places))
+            self.order.setdefault(_memory(tensor), len(self.order))
             if isinstance(tensor, nn.Parameter):
                 self.parameters[id(tensor)] = tensor
         return func(*args, **(kwargs or {}))
@@ -133,37 +136,28 @@ def grouped(layers: Sequence[str], steps: int | None) -> list[list[str]]:
     return [list(layers[start:end]) for start, end in pairwise(ends)]
 
 
-def randomised(model: nn.Module, inputs: Inputs, layers: Collection[str], seed: int = 0) -> nn.Module:
-    """Copy a model and initialise some of its layers once more; the model itself is not touched.
+class Randomised:
+    """One copy of a model, some layers of which are initialised once more: `of` says which.
 
     A layer is initialised as its class does it (``reset_parameters``), normalisations with their statistics. Under
     weight or spectral normalisation, a parametrization or pruning, the plain weight is initialised, and what it is
-    computed from follows. Parameters that this leaves as they were, such as class tokens, are shuffled. What a layer
-    gets depends on the seed and its place in the forward pass only, whatever other layers are initialised.
+    computed from follows. Parameters that this leaves unchanged, such as class tokens, are shuffled. The values of a
+    layer depend on the seed and its position in the forward pass only, whichever other layers are initialised.
 
-    Raises:
-        MetricError: the model cannot be copied, or a layer cannot be initialised.
-
-    >>> model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    >>> other = randomised(model, Inputs((torch.ones(1, 3),)), ["1"])
-    >>> torch.equal(other[0].weight, model[0].weight), torch.equal(other[1].weight, model[1].weight)
-    (True, False)
-    """
-    return Randomised(model, inputs).of(layers, seed)
-
-
-class Randomised:
-    """One copy of a model that is asked in one state after the other: `of` says which layers are initialised.
-
-    Each layer is initialised once for a seed, and its values are kept for the next states. The copy is the same object
-    all the time, so a state ends when the next one is asked for.
+    Each layer is initialised once for a seed, and its values are stored for the next states. The copy is the same
+    object all the time, so a state ends when `of` is called again.
 
     Raises:
         MetricError: the model cannot be copied, or the copy uses weights of the model itself.
+
+    >>> model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    >>> other = Randomised(model, Inputs((torch.ones(1, 3),))).of(["1"])
+    >>> torch.equal(other[0].weight, model[0].weight), torch.equal(other[1].weight, model[1].weight)
+    (True, False)
     """
 
     def __init__(self, model: nn.Module, inputs: Inputs) -> None:
-        own = layers_with_weights(model, inputs)
+        here = {_memory(each) for layer in layers_with_weights(model, inputs) for each in layer.parameters}
         try:
             self._copy = copied(model)
         except Exception as error:
@@ -175,7 +169,6 @@ class Randomised:
         self._seed: int | None = None
         self._trained: dict[str, list[torch.Tensor]] = {}
         self._initial: dict[str, list[torch.Tensor]] = {}
-        here = {_memory(each) for layer in own for each in layer.parameters}
         for layer in self._layers.values():
             if any(_memory(each) in here for each in layer.parameters):
                 raise MetricError(
@@ -189,47 +182,44 @@ class Randomised:
         return list(self._layers)
 
     def of(self, layers: Collection[str], seed: int = 0) -> nn.Module:
-        """Return the copy with these layers initialised, and all others as they were."""
+        """Return the copy with these layers initialised, and all others as they were.
+
+        Raises:
+            MetricError: a layer cannot be initialised.
+        """
         if seed != self._seed:
             self._seed, self._initial = seed, {}
         with torch.inference_mode(False), torch.no_grad():
             for name, values in self._trained.items():
-                _write(self._layers[name], values)
-            chosen = [(place, layer) for place, layer in enumerate(self._layers.values()) if layer.name in layers]
+                self._layers[name].write(values)
+            chosen = [(number, layer) for number, layer in enumerate(self._layers.values()) if layer.name in layers]
             for _, layer in chosen:  # before any is initialised, since layers may share their weights
-                if layer.name not in self._trained:
-                    self._trained[layer.name] = _values(layer.tensors)
-            for place, layer in chosen:
+                self._trained.setdefault(layer.name, _values(layer.tensors))
+            for number, layer in chosen:
                 if layer.name not in self._initial:
-                    self._initial[layer.name] = self._drawn(place, layer)
+                    self._initial[layer.name] = self._initialised(layer, (seed * 1_000_003 + number) % 2**63)
             for _, layer in chosen:
-                _write(layer, self._initial[layer.name])
+                layer.write(self._initial[layer.name])
         return self._copy
 
-    def _drawn(self, place: int, layer: Layer) -> list[torch.Tensor]:
-        """Initialise one layer, and return its new values; all is trained before and after, parts of it too."""
-        assert self._seed is not None
-        held = [*layer.module.parameters(), *layer.module.buffers()]
-        before = _values(held)
+    def _initialised(self, layer: Layer, seed: int) -> list[torch.Tensor]:
+        """Initialise a layer, return its new values, and restore all that this changed."""
+        changed = [*layer.module.parameters(), *layer.module.buffers()]
+        before = _values(changed)
         devices = sorted({each.device.index or 0 for each in layer.tensors if each.device.type == "cuda"})
         try:
             with torch.random.fork_rng(devices=devices):
-                torch.manual_seed((self._seed * 1_000_003 + place) % 2**63)
+                torch.manual_seed(seed)
                 _initialise(layer)
             return _values(layer.tensors)
         finally:
-            for tensor, value in zip(held, before, strict=True):
+            for tensor, value in zip(changed, before, strict=True):
                 tensor.copy_(value)
-            _write(layer, self._trained[layer.name])
+            layer.write(self._trained[layer.name])
 
 
 def _values(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [each.detach().clone() for each in tensors]
-
-
-def _write(layer: Layer, values: Sequence[torch.Tensor]) -> None:
-    for mine, value in zip(layer.tensors, values, strict=True):
-        mine.copy_(value)
 
 
 def _initialise(layer: Layer) -> None:

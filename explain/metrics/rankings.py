@@ -1,4 +1,4 @@
-"""Which pixels come first: rankings without favour to any place, and steps through them."""
+"""Rankings of pixels and regions, steps through them, and rank correlation."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 
 
 def ranks_of(maps: torch.Tensor, seed: int = 0) -> torch.Tensor:
-    """Rank the places of each map ``(N, H, W)``, 0 for the largest value: ``(N, H, W)`` whole numbers.
+    """Rank the pixels of each map ``(N, H, W)``, 0 for the largest value: ``(N, H, W)`` whole numbers.
 
     Equal values are ordered by a shuffle with a seed, the same for every image: ordered by their index, they would be
-    taken from the top of the photo. The ranks of a map that says the same everywhere are that shuffle.
+    taken from the top of the photo. The ranks of a constant map are that shuffle.
 
     >>> ranks_of(torch.tensor([[[1.0, 3.0, 2.0]]]))
     tensor([[[2, 0, 1]]])
@@ -20,8 +20,8 @@ def ranks_of(maps: torch.Tensor, seed: int = 0) -> torch.Tensor:
     generator = torch.Generator("cpu").manual_seed(seed % 2**63)
     shuffle = torch.randperm(flat.shape[1], generator=generator, device="cpu").to(flat.device)
     order = shuffle[torch.argsort(flat[:, shuffle], dim=1, descending=True, stable=True)]
-    places = torch.arange(flat.shape[1], device=flat.device).expand_as(order)
-    return torch.empty_like(order).scatter_(1, order, places).reshape(maps.shape)
+    ranks = torch.arange(flat.shape[1], device=flat.device).expand_as(order)
+    return torch.empty_like(order).scatter_(1, order, ranks).reshape(maps.shape)
 
 
 def region_ranks(maps: torch.Tensor, regions: torch.Tensor, seed: int = 0, *, mean: bool = False) -> torch.Tensor:
@@ -29,16 +29,16 @@ def region_ranks(maps: torch.Tensor, regions: torch.Tensor, seed: int = 0, *, me
 
     Args:
         maps: ``(N, H, W)``.
-        regions: ``(N, H, W)`` whole numbers from 0, each of which is there.
+        regions: ``(N, H, W)`` whole numbers from 0 without gaps.
     """
     sums = by_region(maps, regions)
     if mean:
         sums = sums / by_region(torch.ones_like(maps), regions)
-    most = torch.stack([region.max() for region in regions])
-    found = torch.empty_like(regions)
-    for i, (row, last) in enumerate(zip(sums, most.tolist(), strict=True)):
-        found[i] = ranks_of(row[None, None, : last + 1], seed)[0, 0][regions[i]]
-    return found
+    ranks = [
+        ranks_of(row[None, None, : int(region.max()) + 1], seed)[0, 0][region]
+        for row, region in zip(sums, regions, strict=True)
+    ]
+    return torch.stack(ranks)
 
 
 def by_region(maps: torch.Tensor, regions: torch.Tensor) -> torch.Tensor:
@@ -70,9 +70,9 @@ def steps_of(count: int, steps: int) -> list[int]:
 
 
 def area(curve: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-    """The area under curves ``(N, n)`` over the share of what is covered, of which there are so many at each step.
+    """The area under curves ``(N, n)`` over the share of what is covered: ``counts`` of it at each step.
 
-    Trapezia, since steps are not equal where they do not divide the number of pixels.
+    By trapezia, since steps are not equal where they do not divide the number of pixels.
 
     >>> area(torch.tensor([[1.0, 0.0, 1.0]]), [0, 1, 2]), area(torch.tensor([[1.0, 0.0, 1.0]]), [0, 1, 4])
     (tensor([0.5000]), tensor([0.5000]))
@@ -90,15 +90,15 @@ def correlation(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def mid_ranks(rows: torch.Tensor) -> torch.Tensor:
-    """The ranks of each row's values ``(N, K)``, equal ones sharing the mean of theirs.
+    """The ranks of each row's values ``(N, K)``, equal ones share the mean of theirs.
 
     >>> mid_ranks(torch.tensor([[3.0, 1.0, 3.0]]))
     tensor([[1.5000, 0.0000, 1.5000]], dtype=torch.float64)
     """
     ordered, order = rows.sort(dim=1)
-    places = torch.arange(rows.shape[1], device=rows.device).expand_as(order)
+    ranks = torch.arange(rows.shape[1], device=rows.device).expand_as(order)
     changes = ordered[:, 1:] != ordered[:, :-1]
     edge = changes.new_ones(len(rows), 1)
-    first = torch.where(torch.cat([edge, changes], 1), places, 0).cummax(1).values
-    last = torch.where(torch.cat([changes, edge], 1), places, rows.shape[1]).flip(1).cummin(1).values.flip(1)
+    first = torch.where(torch.cat([edge, changes], 1), ranks, 0).cummax(1).values
+    last = torch.where(torch.cat([changes, edge], 1), ranks, rows.shape[1]).flip(1).cummin(1).values.flip(1)
     return torch.empty_like(ordered, dtype=torch.float64).scatter_(1, order, (first + last).double() / 2)

@@ -1,4 +1,4 @@
-"""Robustness: how much the map changes where the photo hardly does."""
+"""Robustness: how much the map changes when the photo changes a little."""
 
 from __future__ import annotations
 
@@ -12,18 +12,15 @@ import torch
 from explain._utils.errors import MetricError
 from explain._utils.random_numbers import uniform
 from explain.methods.base import over_all
-from explain.metrics.base import MetricInput, MetricResult, undefined
+from explain.metrics.base import CONSTANT, ZERO, MetricInput, MetricResult, register
 from explain.metrics.maps import Sign
 from explain.metrics.rankings import correlation
-from explain.metrics.registry import register
 from explain.metrics.variants import ModelContext, ReattributionMetric, Variant, VariantResult
-
-ZERO = "its map is zero everywhere"
 
 
 @dataclass(frozen=True)
-class _Around(ReattributionMetric):
-    """What metrics share that ask the method of noisy copies of the photo, the same ones for all of them.
+class _NoisyCopies(ReattributionMetric):
+    """The base of metrics that run the method on noisy copies of the photo, the same ones for all of them.
 
     Noise is uniform between -radius and radius for each value, and the same for every image.
     """
@@ -35,7 +32,7 @@ class _Around(ReattributionMetric):
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
         for sample in range(self.samples):
-            key = ("around", self.radius, self.seed, sample)
+            key = ("noisy", self.radius, self.seed, sample)
             yield Variant(key, partial(self._noisy, sample, context.images))
 
     def _noisy(self, sample: int, images: torch.Tensor) -> torch.Tensor:
@@ -47,7 +44,7 @@ class _Around(ReattributionMetric):
 @register(of="mean")
 @register
 @dataclass(frozen=True)
-class Sensitivity(_Around):
+class Sensitivity(_NoisyCopies):
     r"""By how much the map changes, relative to its length, at most or on average over noisy copies of the photo.
 
     :math:`\max_{\|\delta\|_\infty \le r} \frac{\|\Phi(x + \delta) - \Phi(x)\|_2}{\|\Phi(x)\|_2}` over random
@@ -81,16 +78,16 @@ class Sensitivity(_Around):
         return f"by how much the map changes, relative to its length, {how} over noisy copies of the photo"
 
     def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
-        return _norm(found.maps.values - data.maps.values) / _least(_norm(data.maps.values))
+        return relative_change(data, found)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
         value = numbers.amax(1) if self.of == "max" else numbers.mean(1)
-        return MetricResult(undefined(self.name, data.maps.name, value, _norm(data.maps.values) == 0, ZERO))
+        return MetricResult(data.undefined(self, value, _norm(data.maps.values) == 0, ZERO))
 
 
 @register
 @dataclass(frozen=True)
-class LocalLipschitz(_Around):
+class LocalLipschitz(_NoisyCopies):
     r"""The largest change of the map by the change of the photo, over noisy copies: a local Lipschitz estimate.
 
     :math:`\max_{x'} \|\Phi(x) - \Phi(x')\|_2 / \|x - x'\|_2`, of the raw values. Less is better. Not defined for a
@@ -115,13 +112,13 @@ class LocalLipschitz(_Around):
         return _norm(found.maps.values - data.maps.values) / _norm(found.images - data.images)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
-        return MetricResult(undefined(self.name, data.maps.name, numbers.amax(1), _norm(data.maps.values) == 0, ZERO))
+        return MetricResult(data.undefined(self, numbers.amax(1), _norm(data.maps.values) == 0, ZERO))
 
 
 @register(by="output")
 @register
 @dataclass(frozen=True)
-class RelativeStability(_Around):
+class RelativeStability(_NoisyCopies):
     r"""The largest relative change of the map by that of the input (RIS) or of the class scores (ROS).
 
     :math:`\max_{x'} \frac{\|(\Phi(x) - \Phi(x')) / \Phi(x)\|_2}{\max(\|(x - x') / x\|_2, \epsilon)}`, for the output
@@ -159,7 +156,7 @@ class RelativeStability(_Around):
         return f"largest relative change of the map by that of the {what}, over noisy copies"
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
-        yield Variant("as it is")
+        yield Variant("unchanged")
         yield from super().variants(context, data)
 
     def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
@@ -176,8 +173,8 @@ class RelativeStability(_Around):
         unit = 1 if self.by == "input" else logits.norm(dim=1, keepdim=True)  # changes of the input are relative
         floor = torch.as_tensor(1e-6 * unit).to(below).clamp(min=torch.finfo(below.dtype).tiny)
         ratios = torch.where(same, noisy[..., 0] / torch.maximum(below, floor), -torch.inf)
-        value = undefined(self.name, data.maps.name, ratios.amax(1), _norm(data.maps.values) == 0, ZERO)
-        return MetricResult(undefined(self.name, data.maps.name, value, ~same.any(1), "no noisy copy keeps its class"))
+        value = data.undefined(self, ratios.amax(1), _norm(data.maps.values) == 0, ZERO)
+        return MetricResult(data.undefined(self, value, ~same.any(1), "no noisy copy keeps its class"))
 
     def _relative(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         sizes = one.abs()
@@ -191,12 +188,12 @@ class Continuity(ReattributionMetric):
     """How well the map follows the photo when it is shifted: the mean correlation over shifts to all four sides.
 
     The photo is shifted by a few pixels, its edge repeated, and the map shifted back; Pearson's correlation with the
-    original map is taken over the pixels that both have seen. More is better. Not defined for a map that says the
-    same everywhere; where only that of a shifted photo does, the two are not alike, 0.
+    original map is taken over the pixels that both have. More is better. Not defined for a
+    constant map; if only that of a shifted photo is constant, the similarity is 0.
 
     Args:
         pixels: how far, on each side.
-        sign: how values become places, see `explain.metrics.maps.Sign`.
+        sign: how values become one number for each pixel, see `explain.metrics.maps.Sign`.
 
     Montavon et al., "Methods for interpreting and understanding deep neural networks", DSP 2018, for continuity as a
     demand; shifts as in Quantus (Hedström et al., JMLR 2023).
@@ -212,7 +209,6 @@ class Continuity(ReattributionMetric):
     about = "correlation of the map with that of the shifted photo, shifted back"
     paper = "Montavon et al., DSP 2018"
     units = "correlation"
-    better = "more"
     minimums: ClassVar = {"pixels": 1}
 
     def __post_init__(self) -> None:
@@ -227,26 +223,28 @@ class Continuity(ReattributionMetric):
                 f"{'take Continuity(pixels=(1,))' if min(data.size) > 2 else 'leave it out'}"
             )
         for down, across in self._shifts:
-            yield Variant(("moved", down, across), partial(shifted, context.images, down, across))
+            yield Variant(("shifted", down, across), partial(shifted, context.images, down, across))
 
     @property
     def _shifts(self) -> list[tuple[int, int]]:
         return [shift for by in self.pixels for shift in ((by, 0), (-by, 0), (0, by), (0, -by))]
 
     def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
-        own, other = data.maps.of_places(self.sign), found.maps.of_places(self.sign)
-        both = []
-        for down, across in self._shifts:  # this setting is one of them: all are tried, and the right one is chosen
-            here, there = overlapping(own, other, down, across)
-            both.append(correlation(here, there))
-        return torch.stack(both, 1)
+        # The variant is one of the shifts: all correlations are computed, and `__call__` takes the right one.
+        own, other = data.maps.per_pixel(self.sign), found.maps.per_pixel(self.sign)
+        return torch.stack([correlation(*overlapping(own, other, *shift)) for shift in self._shifts], 1)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
-        count = len(self._shifts)
-        each = numbers[:, torch.arange(count), torch.arange(count)].nan_to_num(0)
+        each = numbers.diagonal(dim1=1, dim2=2).nan_to_num(0)
         value = each.mean(1).to(data.maps.values.dtype)
-        value = undefined(self.name, data.maps.name, value, data.maps.flat, "its map says the same everywhere")
+        value = data.undefined(self, value, data.maps.constant, CONSTANT)
         return MetricResult(value, parts={"shifts": each})
+
+
+def relative_change(data: MetricInput, found: VariantResult) -> torch.Tensor:
+    """The length of the map's change relative to the map's own length, ``(N,)``."""
+    length = _norm(data.maps.values)
+    return _norm(found.maps.values - data.maps.values) / torch.where(length > 0, length, 1)
 
 
 def shifted(images: torch.Tensor, down: int, across: int) -> torch.Tensor:
@@ -269,9 +267,4 @@ def overlapping(maps: torch.Tensor, moved: torch.Tensor, down: int, across: int)
 
 
 def _norm(values: torch.Tensor) -> torch.Tensor:
-    lengths: torch.Tensor = values.flatten(1).norm(dim=1)
-    return lengths
-
-
-def _least(lengths: torch.Tensor) -> torch.Tensor:
-    return torch.where(lengths > 0, lengths, 1)
+    return values.flatten(1).norm(dim=1)  # type: ignore[no-any-return]

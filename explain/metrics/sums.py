@@ -1,58 +1,57 @@
-"""Faithfulness by sums: do the values of pixels add up to what the score loses without them?"""
+"""Faithfulness by sums: do the values of pixels add up to the loss of score without them?"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 
 from explain._utils.random_numbers import normal
-from explain.baselines import Noise, Zero
-from explain.baselines.base import Baseline
-from explain.metrics.base import MetricInput, MetricResult, Score, undefined
+from explain.baselines import Baseline, Noise, Zero
+from explain.metrics.base import Metric, MetricInput, MetricResult, Score, register
 from explain.metrics.faithfulness import share_counts
 from explain.metrics.maps import Sign
-from explain.metrics.perturbed_inputs import Covers, PerturbedPhotos, ScoreMetric, ScoreRequest, covered_by_rank
+from explain.metrics.perturbed_inputs import Covers, ScoreMetric, ScoreRequest, cover, cover_ranks
 from explain.metrics.rankings import by_region, correlation, grid_regions, mid_ranks, steps_of
-from explain.metrics.registry import register
 
 CORRELATION = "correlation"
 VARIES = "the map's sums or the scores do not vary"
 
 
 @dataclass(frozen=True, eq=False)
-class RandomSubsets(PerturbedPhotos):
-    """Photos with ``samples`` random subsets of so many pixels covered, the same ones for every image and method."""
+class RandomSubsets:
+    """Random subsets of so many ``pixels``, the same ones for every image and method."""
 
     size: tuple[int, int]
     pixels: int
     samples: int
     seed: int
-    baseline: Baseline
-
-    @property
-    def count(self) -> int:
-        return self.samples
-
-    def keys(self, image: int) -> list[Hashable]:
-        return [(self.baseline, "drawn", self.seed, self.pixels, sample) for sample in range(self.samples)]
 
     def subset(self, sample: int) -> torch.Tensor:
         """Which pixels ``(H, W)`` the subset holds."""
         total = self.size[0] * self.size[1]
-        generator = torch.Generator("cpu").manual_seed((self.seed * 1_000_003 + sample) % 2**63)
         chosen = torch.zeros(total, dtype=torch.bool)
-        chosen[torch.randperm(total, generator=generator, device="cpu")[: self.pixels]] = True
+        chosen[torch.randperm(total, generator=_generator(self.seed, sample), device="cpu")[: self.pixels]] = True
         return chosen.reshape(self.size)
 
     def sums(self, maps: torch.Tensor) -> torch.Tensor:
         """What maps ``(N, H, W)`` add up to over each subset: ``(N, samples)``."""
         return torch.stack([maps[:, self.subset(sample).to(maps.device)].sum(1) for sample in range(self.samples)], 1)
 
-    def keep(self, owners: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-        return torch.stack([~self.subset(sample) for sample in numbers.tolist()])
+    def request(self, images: int, baseline: Baseline, score: Score) -> ScoreRequest:
+        """Request photos with each subset covered."""
+        keys = [(baseline, "subset", self.seed, self.pixels, sample) for sample in range(self.samples)]
+
+        def keep(owners: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+            return torch.stack([~self.subset(sample) for sample in numbers.tolist()])
+
+        return cover([keys] * images, keep, baseline, score)
+
+
+def _generator(seed: int, sample: int) -> torch.Generator:
+    return torch.Generator("cpu").manual_seed((seed * 1_000_003 + sample) % 2**63)
 
 
 @register
@@ -90,19 +89,19 @@ class FaithfulnessCorrelation(ScoreMetric):
     about = "correlation of random subsets' sums with what the score loses without them"
     paper = "Bhatt et al., IJCAI 2020"
     units = CORRELATION
-    better = "more"
     minimums: ClassVar = {"samples": 2}
     percentages = ("share",)
 
     def _subsets(self, data: MetricInput) -> RandomSubsets:
-        return RandomSubsets(data.size, share_counts(data, [self.share])[0], self.samples, self.seed, self.baseline)
+        return RandomSubsets(data.size, share_counts(data, [self.share])[0], self.samples, self.seed)
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
-        return [ScoreRequest(self._subsets(data), self.score)]
+        return [self._subsets(data).request(len(data), self.baseline, self.score)]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
-        lost = data.lost(self.score, scores[0])
-        return _defined(self.name, data, correlation(self._subsets(data).sums(data.maps.of_inputs), lost))
+        return _correlated(
+            self, data, self._subsets(data).sums(data.maps.contributions), data.loss(self.score, scores[0])
+        )
 
 
 @register
@@ -135,27 +134,24 @@ class SensitivityN(ScoreMetric):
     about = "faithfulness correlation on average over subsets of several sizes"
     paper = "Ancona et al., ICLR 2018"
     units = CORRELATION
-    better = "more"
     minimums: ClassVar = {"samples": 2}
     percentages = ("shares",)
 
     def _subsets(self, data: MetricInput) -> list[RandomSubsets]:
         counts = share_counts(data, self.shares)
-        return [RandomSubsets(data.size, count, self.samples, self.seed, self.baseline) for count in counts]
+        return [RandomSubsets(data.size, count, self.samples, self.seed) for count in counts]
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
-        return [ScoreRequest(each, self.score) for each in self._subsets(data)]
+        return [each.request(len(data), self.baseline, self.score) for each in self._subsets(data)]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
-        maps = data.maps.of_inputs
+        maps = data.maps.contributions
         found = [
-            correlation(each.sums(maps), data.lost(self.score, of_size))
+            correlation(each.sums(maps), data.loss(self.score, of_size))
             for each, of_size in zip(self._subsets(data), scores, strict=True)
         ]
         curve = torch.stack(found, 1)
-        return replace(
-            _defined(self.name, data, curve.mean(1)), curve=curve, at=torch.tensor(self.shares) / 100
-        )  # fmt: skip
+        return MetricResult(_defined(self, data, curve.mean(1)), curve, torch.tensor(self.shares) / 100)
 
 
 @register
@@ -186,17 +182,16 @@ class FaithfulnessEstimate(ScoreMetric):
     about = "correlation of groups' sums, in the map's order, with what the score loses without each"
     paper = "Alvarez-Melis and Jaakkola, NeurIPS 2018"
     units = CORRELATION
-    better = "more"
     minimums: ClassVar = {"groups": 2}
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
-        ranks, ends = _groups(data, "signed", self.seed, self.groups)
-        return [ScoreRequest(covered_by_rank(ranks, self.baseline, ends[:-1], ends[1:]), self.score)]
+        ends = steps_of(data.pixels, self.groups)
+        return [cover_ranks(data.ranks("signed", self.seed), ends[:-1], ends[1:], self.baseline, self.score)]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
-        lost = data.lost(self.score, scores[0])
-        ranks, ends = _groups(data, "signed", self.seed, self.groups)
-        return _defined(self.name, data, correlation(_group_sums(data.maps.of_inputs, ranks, ends), lost))
+        return _correlated(
+            self, data, _group_sums(data, "signed", self.seed, self.groups), data.loss(self.score, scores[0])
+        )
 
 
 @register
@@ -226,13 +221,12 @@ class Monotonicity(ScoreMetric):
     about = "whether the probability never falls while pixels are shown, the least relevant first"
     paper = "Arya et al., 2019"
     units = "0 or 1"
-    better = "more"
     minimums: ClassVar = {"steps": 1}
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
         counts = steps_of(data.pixels, self.steps)[::-1]
         ranks = data.ranks(self.sign, self.seed)
-        return [ScoreRequest(covered_by_rank(ranks, self.baseline, [0] * len(counts), counts), self.score)]
+        return [cover_ranks(ranks, [0] * len(counts), counts, self.baseline, self.score)]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         kept = (scores[0].diff(dim=1) >= 0).to(scores[0])
@@ -270,21 +264,17 @@ class MonotonicityCorrelation(ScoreMetric):
     about = "rank correlation of groups' magnitudes with how much noise in each changes the score"
     paper = "Nguyen and Martínez, 2020"
     units = "rank correlation"
-    better = "more"
     minimums: ClassVar = {"groups": 2, "samples": 1}
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
-        ranks, ends = _groups(data, "absolute", self.seed, self.groups)
+        ranks, ends = data.ranks("absolute", self.seed), steps_of(data.pixels, self.groups)
         baselines = [Noise(self.seed + sample) for sample in range(self.samples)]
-        return [
-            ScoreRequest(covered_by_rank(ranks, baseline, ends[:-1], ends[1:]), self.score) for baseline in baselines
-        ]
+        return [cover_ranks(ranks, ends[:-1], ends[1:], baseline, self.score) for baseline in baselines]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
-        change = torch.stack([data.lost(self.score, sample) ** 2 for sample in scores]).mean(0)
-        ranks, ends = _groups(data, "absolute", self.seed, self.groups)
-        sums = _group_sums(data.maps.of_inputs, ranks, ends).abs()
-        return _defined(self.name, data, correlation(mid_ranks(sums), mid_ranks(change)))
+        change = torch.stack([data.loss(self.score, sample) ** 2 for sample in scores]).mean(0)
+        sums = _group_sums(data, "absolute", self.seed, self.groups).abs()
+        return _correlated(self, data, mid_ranks(sums), mid_ranks(change))
 
 
 @register
@@ -323,71 +313,45 @@ class NonSensitivity(ScoreMetric):
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
         regions = grid_regions(data.size, self.side, data.images)
         squares = list(range(int(regions.max()) + 1))
-        return [ScoreRequest(covered_by_rank(regions, self.baseline, squares, [s + 1 for s in squares]), self.score)]
+        return [cover_ranks(regions, squares, [square + 1 for square in squares], self.baseline, self.score)]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
-        change = data.lost(self.score, scores[0]).abs()
+        change = data.loss(self.score, scores[0]).abs()
         regions = grid_regions(data.size, self.side, data.images)
-        sums = by_region(data.maps.of_inputs.abs(), regions)
+        sums = by_region(data.maps.contributions.abs(), regions)
         nothing = [each <= self.threshold * each.amax(1, keepdim=True) for each in (sums, change)]
         return MetricResult((nothing[0] != nothing[1]).to(scores[0]).mean(1))
 
 
-def _groups(data: MetricInput, sign: Sign, seed: int, groups: int) -> tuple[torch.Tensor, list[int]]:
-    """The rank of each pixel, and where groups of them end."""
-    return data.ranks(sign, seed), steps_of(data.pixels, groups)
+def _group_sums(data: MetricInput, sign: Sign, seed: int, groups: int) -> torch.Tensor:
+    """What the maps add up to over each group of pixels, in the order of their ranks: ``(N, groups)``."""
+    ranks = data.ranks(sign, seed)
+    ends = torch.tensor(steps_of(data.pixels, groups)[1:], device=ranks.device)
+    return by_region(data.maps.contributions, torch.bucketize(ranks, ends, right=True))
 
 
-def _group_sums(maps: torch.Tensor, ranks: torch.Tensor, ends: list[int]) -> torch.Tensor:
-    """What maps ``(N, H, W)`` add up to over each group of ranks: ``(N, groups)``."""
-    group = torch.bucketize(ranks, torch.tensor(ends[1:], device=ranks.device), right=True)
-    return by_region(maps, group)
+def _correlated(metric: Metric, data: MetricInput, sums: torch.Tensor, loss: torch.Tensor) -> MetricResult:
+    return MetricResult(_defined(metric, data, correlation(sums, loss)))
 
 
-def _defined(metric: str, data: MetricInput, value: torch.Tensor) -> MetricResult:
-    return MetricResult(undefined(metric, data.maps.name, value, value.isnan(), VARIES).to(data.target_score.dtype))
-
-
-@dataclass(frozen=True, eq=False)
-class NoisyPhotos(PerturbedPhotos):
-    """Photos less normal noise ``I``, drawn for each pixel and the same for all channels, images and methods."""
-
-    size: tuple[int, int]
-    samples: int
-    sigma: float
-    seed: int
-
-    @property
-    def count(self) -> int:
-        return self.samples
-
-    def keys(self, image: int) -> list[Hashable]:
-        return [("noisy", self.sigma, self.seed, sample) for sample in range(self.samples)]
-
-    def noise(self, sample: int) -> torch.Tensor:
-        """``(H, W)`` float64; each sample is drawn for itself, so that none has to be kept."""
-        generator = torch.Generator("cpu").manual_seed((self.seed * 1_000_003 + sample) % 2**63)
-        return self.sigma * normal(self.size, generator).double()
-
-    def build(self, images: torch.Tensor, covers: Covers, owners: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-        drawn = torch.stack([self.noise(sample) for sample in numbers.tolist()])
-        return images[owners] - drawn[:, None].to(images)
+def _defined(metric: Metric, data: MetricInput, value: torch.Tensor) -> torch.Tensor:
+    return data.undefined(metric, value, value.isnan(), VARIES).to(data.target_score.dtype)
 
 
 @register
 @dataclass(frozen=True)
 class Infidelity(ScoreMetric):
-    r"""By how much the map fails to foretell what noise takes from the score.
+    r"""The mean squared error of the map as a prediction of the loss of score by noise.
 
     :math:`\mathbb E_I\bigl[(I^\top a - (f(x) - f(x - I)))^2\bigr]`, where the noise I is normal, and the same for the
-    channels of a pixel, so that maps without channels have an answer too: a is added up over them. Less is better.
+    channels of a pixel, so that it is defined for maps without channels too: a is summed over them. Less is better.
 
     Args:
         samples: of the noise.
         sigma: its standard deviation in the units of the input.
         scaled: multiply the map by the factor that serves it best,
             :math:`\beta = \mathbb E[I^\top a\,\Delta]/\mathbb E[(I^\top a)^2]`, as maps without units need it. In
-            ``parts``, "plain" and "scaled" are both there. A map of zeros foretells no change at all, in both.
+            ``parts``, "plain" and "scaled" are both there. A map of zeros predicts no change at all, in both.
         score: the target's own "logit", or "probability".
         seed: of the noise.
 
@@ -414,20 +378,27 @@ class Infidelity(ScoreMetric):
     better = "less"
     minimums: ClassVar = {"samples": 1, "sigma": 1e-12}
 
-    def _noisy(self, data: MetricInput) -> NoisyPhotos:
-        return NoisyPhotos(data.size, self.samples, self.sigma, self.seed)
+    def _noise(self, size: tuple[int, int], sample: int) -> torch.Tensor:
+        """``(H, W)`` float64; each sample is drawn for itself, so that none has to be stored."""
+        return self.sigma * normal(size, _generator(self.seed, sample)).double()
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
-        return [ScoreRequest(self._noisy(data), self.score)]
+        keys = [("noisy", self.sigma, self.seed, sample) for sample in range(self.samples)]
+
+        def build(images: torch.Tensor, covers: Covers, owners: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+            drawn = torch.stack([self._noise(data.size, sample) for sample in numbers.tolist()])
+            return images[owners] - drawn[:, None].to(images)
+
+        return [ScoreRequest([keys] * len(data), build, self.score)]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
-        noisy, maps = self._noisy(data), data.maps.of_inputs.flatten(1)
-        drawn = [noisy.noise(sample).flatten().to(maps) for sample in range(self.samples)]
-        told = torch.stack([maps @ noise for noise in drawn], 1)
-        lost = data.original(self.score)[:, None] - scores[0]
-        squares = told.square().mean(1)
-        factor = torch.where(squares > 0, (told * lost).mean(1) / torch.where(squares > 0, squares, 1), 0)
-        plain = (told - lost).square().mean(1)
-        best = (factor[:, None] * told - lost).square().mean(1)
+        maps = data.maps.contributions.flatten(1)
+        drawn = (self._noise(data.size, sample).flatten().to(maps) for sample in range(self.samples))
+        predicted = torch.stack([maps @ noise for noise in drawn], 1)
+        loss = data.original(self.score)[:, None] - scores[0]
+        squares = predicted.square().mean(1)
+        factor = torch.where(squares > 0, (predicted * loss).mean(1) / torch.where(squares > 0, squares, 1), 0)
+        plain = (predicted - loss).square().mean(1)
+        best = (factor[:, None] * predicted - loss).square().mean(1)
         value = (best if self.scaled else plain).to(data.target_score.dtype)
         return MetricResult(value, parts={"plain": plain, "scaled": best, "factor": factor})

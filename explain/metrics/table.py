@@ -1,4 +1,4 @@
-"""`Table`: what several metrics say of several methods; it prints itself."""
+"""`Table`: the figures of several metrics for several methods; it prints itself."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from explain.metrics.base import Metric, MetricResult
 ARROWS = {"more": "↑", "less": "↓"}
 
 
-class UnjudgedError(MetricError, KeyError):
-    """A method is not in a table; a mapping says so by a ``KeyError``."""
+class NotEvaluatedError(MetricError, KeyError):
+    """A method is not in a table; a ``KeyError`` too, as of any mapping."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,28 +28,28 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
     """A figure for each method, metric and image: ``table[method][metric]`` is a tensor ``(N,)``.
 
     It prints the means over the images; an arrow says whether more (↑) or less (↓) is better. NaN, shown as –, marks
-    figures that are not defined for an image; means leave it out. Below stand ``notes``: what must be known of all
+    figures that are not defined for an image; means leave it out. Below stand ``notes``: remarks on all
     figures, such as a baseline that the model takes for the class.
     """
 
     metrics: Mapping[str, Metric]
-    judged: Mapping[str, Mapping[str, MetricResult]]
+    results: Mapping[str, Mapping[str, MetricResult]]
     notes: tuple[str, ...] = ()
 
     def __getitem__(self, method: str) -> Mapping[str, torch.Tensor]:
         return {name: each.value for name, each in self._of(method).items()}
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.judged)
+        return iter(self.results)
 
     def __len__(self) -> int:
-        return len(self.judged)
+        return len(self.results)
 
     def curve(self, method: str, metric: str) -> tuple[torch.Tensor, torch.Tensor]:
         """The shares ``(K,)`` and the curves ``(N, K)`` behind a figure.
 
         Raises:
-            MetricError: the metric has no curve, or was not asked for.
+            MetricError: the metric has no curve, or was not evaluated.
         """
         found = self._one(method, metric)
         if found.curve is None or found.at is None:
@@ -72,7 +72,7 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
         }
         values = {
             method: {name: [_plain(value) for value in each.value.tolist()] for name, each in row.items()}
-            for method, row in self.judged.items()
+            for method, row in self.results.items()
         }
         return {"metrics": about, "values": values, "notes": list(self.notes)}
 
@@ -84,7 +84,7 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(["method", "image", *self.metrics])
-        for method, row in self.judged.items():
+        for method, row in self.results.items():
             columns = [row[name].value.tolist() for name in self.metrics]
             for image, values in enumerate(zip(*columns, strict=True)):
                 writer.writerow([method, image, *("" if _plain(v) is None else repr(float(v)) for v in values)])
@@ -92,26 +92,26 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
 
     def __str__(self) -> str:
         head = ["", *(f"{name} {ARROWS[metric.better]}" for name, metric in self.metrics.items())]
-        rows = [[method, *(_shown(self.mean(method, name)) for name in self.metrics)] for method in self.judged]
+        rows = [[method, *(_shown(self.mean(method, name)) for name in self.metrics)] for method in self.results]
         widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-        lines = [
-            "  ".join(cell.ljust(width) if not i else cell.rjust(width) for i, (cell, width) in enumerate(zipped))
-            for zipped in (list(zip(row, widths, strict=True)) for row in (head, *rows))
-        ]
-        return "\n".join([*(line.rstrip() for line in lines), *(f"note: {note}" for note in self.notes)])
+        lines = []
+        for row in (head, *rows):
+            figures = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+            lines.append("  ".join([row[0].ljust(widths[0]), *figures]).rstrip())
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
     def __repr__(self) -> str:
         return str(self)
 
     def _of(self, method: str) -> Mapping[str, MetricResult]:
-        if method not in self.judged:
-            raise UnjudgedError(f"method {method!r} was not judged here; {did_you_mean(method, self.judged)}")
-        return self.judged[method]
+        if method not in self.results:
+            raise NotEvaluatedError(f"method {method!r} was not evaluated here; {did_you_mean(method, self.results)}")
+        return self.results[method]
 
     def _one(self, method: str, metric: str) -> MetricResult:
         row = self._of(method)
         if metric not in row:
-            raise MetricError(f"metric {metric!r} was not asked for here; {did_you_mean(metric, row)}")
+            raise MetricError(f"metric {metric!r} was not evaluated here; {did_you_mean(metric, row)}")
         return row[metric]
 
 

@@ -1,8 +1,8 @@
-"""Metrics that run the method again: on perturbed photos, another class, or a randomised copy of the model."""
+"""Metrics that run the method again on variants: other photos, another class, or a randomised copy of the model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,15 +14,14 @@ from explain._utils.errors import muted
 from explain.attribution.api import attribute
 from explain.attribution.options import Options
 from explain.attribution.result import Attribution
-from explain.data.inputs import Inputs, as_inputs
-from explain.hooks import untouched
-from explain.hooks.preserve import calculating
+from explain.data.inputs import Inputs
+from explain.hooks import calculating, untouched
 from explain.layers.calls import remembered
 from explain.methods import Method
 from explain.metrics.base import Metric, MetricInput, MetricResult
 from explain.metrics.maps import Maps
 from explain.metrics.randomised import Randomised
-from explain.targets import ClassTarget, Target
+from explain.targets import ClassTarget, Settles, Target, for_rows, settle
 
 AT_ONCE = 16
 """How many perturbed photos are explained in one batch."""
@@ -32,32 +31,31 @@ AT_ONCE = 16
 class ModelContext:
     """What a metric may change: the ``model``, N ``images``, and the ``classes`` ``(N,)`` and their number ``K``.
 
-    ``logits`` ``(N, K)`` are the scores of all classes, ``inputs`` what the model is called with, the photos in them.
+    ``logits`` ``(N, K)`` are the scores of all classes, ``inputs`` are the model's arguments, which contain the photos.
     """
 
     model: nn.Module
     images: torch.Tensor
-    classes: torch.Tensor | None
-    count: int | None
+    inputs: Inputs
+    classes: torch.Tensor | None = None
     logits: torch.Tensor | None = None
-    inputs: Inputs | None = None
 
-    @cached_property
-    def called_with(self) -> Inputs:
-        return as_inputs(self.images) if self.inputs is None else self.inputs
+    @property
+    def count(self) -> int | None:
+        return None if self.logits is None else int(self.logits.shape[1])
 
     @cached_property
     def randomised(self) -> Randomised:
-        """A copy of the model, the same one for all metrics, whose layers are initialised once more."""
-        alone = remembered(self.model, self.called_with).alone
-        return Randomised(self.model, self.called_with.first() if alone else self.called_with)
+        """A copy of the model, the same one for all metrics, whose layers are reinitialised."""
+        alone = remembered(self.model, self.inputs).alone
+        return Randomised(self.model, self.inputs.first() if alone else self.inputs)
 
 
 @dataclass(frozen=True, eq=False)
 class Variant:
-    """What is changed when the method runs again; None stays as it is. Equal keys are equal variants.
+    """A variant in which the method runs again; what is None is not changed. Equal keys are equal variants.
 
-    ``images`` makes other photos ``(N, C, H, W)``, ``model`` makes another model, whose layers are found behind
+    ``images`` makes other photos ``(N, C, H, W)``, ``model`` makes another model, whose layers' names begin with
     ``prefix``, ``classes`` ``(N,)`` are other classes, and ``wrap`` makes another method of the method.
     """
 
@@ -67,13 +65,6 @@ class Variant:
     prefix: str = ""
     classes: torch.Tensor | None = None
     wrap: Callable[[Method], Method] | None = None
-
-    @property
-    def changes(self) -> str:
-        """What alone is changed, "photos" or "classes": several such variants run together. Otherwise nothing."""
-        if self.model is not None or self.wrap is not None or (self.images is not None and self.classes is not None):
-            return ""
-        return "photos" if self.classes is None else "classes"
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +79,7 @@ class VariantResult:
 
 @dataclass(frozen=True)
 class ReattributionMetric(Metric):
-    """A metric that runs the method again, so that it needs a method, and not only its map."""
+    """A metric that runs the method again: it needs a method, and not only its map."""
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
         """The variants that the method is run in."""
@@ -105,45 +96,47 @@ class ReattributionMetric(Metric):
 
 @dataclass(frozen=True, eq=False)
 class EvaluatedMethod:
-    """A method of an evaluation, its attribution, and what metrics see of it."""
+    """A method of an evaluation, its attribution, and the input of metrics."""
 
     method: Method
     attribution: Attribution
     data: MetricInput
 
 
+Users = dict[str, list[ReattributionMetric]]
+"""The metrics that compare the maps of a variant, by method."""
+
+
 def reattribute(
     metrics: Sequence[ReattributionMetric],
     methods: Mapping[str, EvaluatedMethod],
     context: ModelContext,
-    inputs: Inputs,
     target: Target,
     options: Options,
 ) -> dict[tuple[str, str], MetricResult]:
-    """Run methods again in all variants that metrics want, each distinct variant once for all of them.
+    """Run methods again in all variants that metrics need, each distinct variant once for all of them.
 
     What the target reads from the output, such as a region, is settled on the unperturbed photos, for all variants.
     """
-    if type(target).settled is not Target.settled:
+    if isinstance(target, Settles):
         with untouched(context.model):
-            target = target.settled(inputs.detached().call(context.model), len(inputs))
-    wanted: dict[Hashable, WantedVariant] = {}
+            target = settle(target, context.inputs.detached().call(context.model), len(context.inputs))
+    variants: dict[Hashable, tuple[Variant, Users]] = {}
     keys: dict[tuple[str, str], list[Hashable]] = {}
     for metric in metrics:
         for name, each in methods.items():
             for variant in metric.variants(context, each.data):
                 keys.setdefault((name, metric.name), []).append(variant.key)
-                wanted.setdefault(variant.key, (variant, {}))[1].setdefault(name, []).append(metric)
+                variants.setdefault(variant.key, (variant, {}))[1].setdefault(name, []).append(metric)
     numbers: dict[tuple[str, str, Hashable], torch.Tensor] = {}
-    rerun = _Reattribution(methods, context, inputs, target, options)
-    for batch in _batched(list(wanted.values()), len(context.images)):
-        names = list(dict.fromkeys(name for _, users in batch for name in users))
-        found = rerun.maps([variant for variant, _ in batch], names)
-        for (variant, users), maps in zip(batch, found, strict=True):
+    for batch in _batches(list(variants.values()), len(context.images)):
+        used = {name: methods[name] for _, users in batch for name in users}
+        results = _run([variant for variant, _ in batch], used, context, target, options)
+        for (variant, users), found in zip(batch, results, strict=True):
             for name, its_metrics in users.items():
                 for metric in its_metrics:
                     with calculating(context.images.device.type):
-                        numbers[name, metric.name, variant.key] = metric.compare(methods[name].data, maps[name])
+                        numbers[name, metric.name, variant.key] = metric.compare(methods[name].data, found[name])
     return {
         (name, metric.name): metric(
             each.data, torch.stack([numbers[name, metric.name, key] for key in keys[name, metric.name]], 1)
@@ -153,77 +146,76 @@ def reattribute(
     }
 
 
-WantedVariant = tuple[Variant, dict[str, list[ReattributionMetric]]]
-"""A variant, and by method the metrics that compare its maps."""
-
-
-def _batched(wanted: Sequence[WantedVariant], images: int) -> Iterator[list[WantedVariant]]:
-    """Variants of the same methods that only change the photos, or only the class, go together."""
-    most, batch = max(1, AT_ONCE // images), list[WantedVariant]()
-    for each in wanted:
-        alike = batch and each[0].changes == batch[0][0].changes != "" and list(each[1]) == list(batch[0][1])
-        if batch and not (alike and len(batch) < most):
+def _batches(variants: Sequence[tuple[Variant, Users]], images: int) -> Iterator[list[tuple[Variant, Users]]]:
+    """Variants of the same methods that only change the photos, or only the class, run together."""
+    batch: list[tuple[Variant, Users]] = []
+    kind: Any = None
+    for variant, users in variants:
+        own = (_changes(variant), list(users))
+        if batch and (own != kind or not own[0] or len(batch) >= max(1, AT_ONCE // images)):
             yield batch
             batch = []
-        batch.append(each)
+        kind = own
+        batch.append((variant, users))
     if batch:
         yield batch
 
 
-@dataclass(frozen=True, eq=False)
-class _Reattribution:
-    methods: Mapping[str, EvaluatedMethod]
-    context: ModelContext
-    inputs: Inputs
-    target: Target
-    options: Options
+def _changes(variant: Variant) -> str:
+    """What alone the variant changes, "photos" or "classes"; empty if it changes something else, or both."""
+    if variant.model is not None or variant.wrap is not None:
+        return ""
+    if variant.classes is None:
+        return "photos"
+    return "classes" if variant.images is None else ""
 
-    def maps(self, variants: Sequence[Variant], names: Sequence[str]) -> list[dict[str, VariantResult]]:
-        """The maps of these methods in each of the variants, which run as one batch, or as classes of one."""
-        first = variants[0]
-        model = self.context.model if first.model is None else first.model()
-        classes = [each.classes for each in variants if each.classes is not None]
-        images, inputs, target = self._photos(variants[:1] if classes else variants)
-        targets: list[Target] = [ClassTarget(tuple(each.tolist())) for each in classes] or [target]
-        found: list[dict[str, VariantResult]] = [{} for _ in variants]
-        for layers, group in self._by_layers(names).items():
-            methods = [self.methods[name].method for name in group]
-            methods = methods if first.wrap is None else [first.wrap(method) for method in methods]
-            where = None if layers is None else [first.prefix + layer for layer in layers]
-            options: Any = {**self.options, "layer": where, "progress": None}
-            with muted():
-                answers = attribute(model, inputs, methods, targets=targets, **options)
-            for name, method in zip(group, methods, strict=True):
-                for i, part in enumerate(found):
-                    answer, place = (answers[i], 0) if classes else (answers[0], i)
-                    rows = slice(place * len(self.context.images), (place + 1) * len(self.context.images))
-                    own = answer[method.name][rows]
-                    part[name] = VariantResult(Maps.of(name, own, images[rows]), images[rows], own.score, own.logits)
-        return found
 
-    def _photos(self, variants: Sequence[Variant]) -> tuple[torch.Tensor, Inputs, Target]:
-        """The photos of the variants one after the other, what the model is called with for them, and the target."""
-        images = torch.cat([self.context.images if each.images is None else each.images() for each in variants])
-        if len(variants) == 1 and variants[0].images is None:
-            return images, self.inputs, self.target
-        owners = torch.arange(len(self.context.images), device=images.device).repeat(len(variants))
-        inputs = self.inputs.rows(owners, {self.inputs.path: images.to(self.inputs.x)})
-        return images, inputs, self.target.rows(owners) if len(variants) > 1 else self.target
+def _run(
+    variants: Sequence[Variant],
+    methods: Mapping[str, EvaluatedMethod],
+    context: ModelContext,
+    target: Target,
+    options: Options,
+) -> list[dict[str, VariantResult]]:
+    """The maps of the methods in each variant; the variants run as one batch, or as classes of one."""
+    first, count = variants[0], len(context.images)
+    model = context.model if first.model is None else first.model()
+    classes: list[Target] = [ClassTarget(tuple(v.classes.tolist())) for v in variants if v.classes is not None]
+    changed = variants[:1] if classes else variants
+    images = torch.cat([context.images if each.images is None else each.images() for each in changed])
+    inputs = context.inputs
+    if len(changed) > 1 or first.images is not None:
+        owners = torch.arange(count, device=images.device).repeat(len(changed))
+        inputs = inputs.rows(owners, {inputs.path: images.to(inputs.x)})
+        target = for_rows(target, owners) if len(changed) > 1 else target
+    results: list[dict[str, VariantResult]] = [{} for _ in variants]
+    for layers, names in _by_layers(methods).items():
+        objects = [methods[name].method for name in names]
+        objects = objects if first.wrap is None else [first.wrap(method) for method in objects]
+        where = None if layers is None else [first.prefix + layer for layer in layers]
+        settings: Any = {**options, "layer": where, "progress": None}
+        with muted():
+            found = attribute(model, inputs, objects, targets=classes or [target], **settings)
+        for name, method in zip(names, objects, strict=True):
+            for i, result in enumerate(results):
+                of_target, start = (found[i], 0) if classes else (found[0], i * count)
+                rows = slice(start, start + count)
+                own = of_target[method.name][rows]
+                result[name] = VariantResult(Maps.of(name, own, images[rows]), images[rows], own.score, own.logits)
+    return results
 
-    def _by_layers(self, names: Iterable[str]) -> dict[tuple[str, ...] | None, list[str]]:
-        """Methods that look at the same layers are run together; those that look at none go along with any.
 
-        A method that explained the input, and would explain a layer where one is named, stays by itself.
-        """
-        groups: dict[tuple[str, ...] | None, list[str]] = {}
-        for name in names:
-            layer = self.methods[name].attribution.layer
-            groups.setdefault((layer,) if isinstance(layer, str) else layer, []).append(name)
-        without = groups.pop(None, [])
-        alone = [name for name in without if self.methods[name].method.layer_optional]
-        others = [name for name in without if name not in alone]
-        if groups:
-            groups[next(iter(groups))] += others
-        else:
-            alone = without
-        return {**groups, **({None: alone} if alone else {})}
+def _by_layers(methods: Mapping[str, EvaluatedMethod]) -> dict[tuple[str, ...] | None, list[str]]:
+    """Methods of the same layers run together; those without a layer run with any of them.
+
+    A method that explained the input, and would explain a layer where one is named, runs alone.
+    """
+    groups: dict[tuple[str, ...] | None, list[str]] = {}
+    for name, each in methods.items():
+        layer = each.attribution.layer
+        groups.setdefault((layer,) if isinstance(layer, str) else layer, []).append(name)
+    without = groups.pop(None, [])
+    alone = [name for name in without if not groups or methods[name].method.layer_optional]
+    if groups:
+        groups[next(iter(groups))] += [name for name in without if name not in alone]
+    return {**groups, None: alone} if alone else groups

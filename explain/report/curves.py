@@ -17,7 +17,7 @@ from explain.engine.settings import Progress
 from explain.report.subject import Subject
 
 if TYPE_CHECKING:
-    from explain.metrics import MetricLike
+    from explain.metrics.base import MetricLike
 
 DIGITS = 5
 STEPS, FEWEST_STEPS = 20, 8

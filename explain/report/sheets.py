@@ -19,7 +19,8 @@ from explain.report.subject import Subject
 from explain.targets.labels import find_label
 
 if TYPE_CHECKING:
-    from explain.metrics import MetricLike, Table
+    from explain.metrics.base import MetricLike
+    from explain.metrics.table import Table
 
 Entry = tuple[dict[str, Any], dict[str, Any]]
 """The line of a sheet about a photo, and the photo's own page."""

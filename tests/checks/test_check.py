@@ -44,7 +44,7 @@ def test_a_verdict_names_every_method_and_question(checked: tuple[explain.Explan
     assert list(verdict.passed) == ["gradcam", "guidedbackprop"]
     assert verdict.target == "c"
     for answers in verdict.values():
-        assert [answer.question for answer in answers] == QUESTIONS
+        assert [answer.check for answer in answers] == QUESTIONS
         for question in QUESTIONS:
             answer = getattr(answers, question)
             assert isinstance(answer.passed, bool)

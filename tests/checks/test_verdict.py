@@ -1,4 +1,4 @@
-"""The verdict: each question against a plain computation, the level of the permutation test, and what is refused."""
+"""The verdict: each check against a plain computation, the level of the permutation test, and what is refused."""
 
 from __future__ import annotations
 
@@ -11,33 +11,34 @@ from torch import nn
 
 import explain
 from explain import MetricError
-from explain.checks import SAME, Answer, Answers, DependsOnClass, DependsOnModel, Faithful, Stable, Verdict, check_maps
-from explain.checks.dependence import far_down, same_details
-from explain.checks.faithfulness import AS_IT_LIES, laid, places
-from explain.checks.stability import AddNoise
-from explain.checks.verdict import lighter
+from explain.checks import Faithful, Verdict, check_maps
+from explain.checks.base import SIMILAR, CheckResult, CheckResults
+from explain.checks.dependence import DependsOnClass, DependsOnModel, far_down, same_details
+from explain.checks.faithfulness import ORIGINAL, all_placements, placed
+from explain.checks.stability import AddNoise, Stable
+from explain.checks.verdict import with_fewer_samples
 from explain.data.inputs import as_inputs
 from explain.engine import Evidence, InputGradients, Need
-from explain.methods import GradCAM, Method, RandomCAM, Saliency
-from explain.methods.base import Style
-from explain.metrics import MetricInput, MetricResult, ModelContext
+from explain.methods import GradCAM, Method, RandomCAM, Saliency, Style
+from explain.metrics import MetricInput, MetricResult
 from explain.metrics.maps import Maps
+from explain.metrics.perturbed_inputs import PerturbedPhotoPool
 from explain.metrics.randomised import Randomised
 from explain.metrics.similarity import spearman
-from explain.targets import ClassTarget, Target
-from explain.targets.resolve import TargetLike
+from explain.metrics.variants import ModelContext
+from explain.targets import ClassTarget, Target, TargetLike
 from tests.conftest import snapshot
 from tests.metrics.test_evaluation import Counting
 
 
 def checked(
-    model: nn.Module, x: torch.Tensor, methods: list[Any], target: TargetLike = 1, questions: Any = None, **options: Any
+    model: nn.Module, x: torch.Tensor, methods: list[Any], target: TargetLike = 1, checks: Any = None, **options: Any
 ) -> Verdict:
     """The verdict on maps of one photo."""
-    known = [explain.methods.registry.get_method(method) for method in methods]
+    known = [explain.methods.get_method(method) for method in methods]
     found = explain.attribute(model, x, known, target=target)
     settled: Target = ClassTarget((target,)) if isinstance(target, int) else explain.targets.as_target(target)
-    return check_maps(model, x, [(m, found[m.name]) for m in known], settled, "it", questions=questions, **options)
+    return check_maps(model, x, [(m, found[m.name]) for m in known], settled, "it", checks=checks, **options)
 
 
 @dataclass(frozen=True)
@@ -72,24 +73,24 @@ class Shattered(Method):
 def test_the_places_of_copies_are_a_group() -> None:
     for size in ((3, 3), (3, 6)):
         own = torch.arange(size[0] * size[1]).reshape(1, *size)
-        elements = [AS_IT_LIES, *places(size)]
-        lie = {tuple(laid(own, place).flatten().tolist()) for place in elements}
+        elements = [ORIGINAL, *all_placements(size)]
+        lie = {tuple(placed(own, place).flatten().tolist()) for place in elements}
         assert len(lie) == len(elements)
         for first in elements:
             for then in elements:
-                assert tuple(laid(laid(own, first), then).flatten().tolist()) in lie
+                assert tuple(placed(placed(own, first), then).flatten().tolist()) in lie
 
 
 def test_faithful_equals_a_plain_permutation_test(model: nn.Module, photos: torch.Tensor) -> None:
     x = photos[:1, :, :, :9]
     a = explain.attribute(model, x, "inputxgradient", target=2)
-    question = Faithful(percentiles=(20, 50))
-    table = explain.evaluate(model, x, {"it": a}, question, target=2)
+    check = Faithful(percentiles=(20, 50))
+    table = explain.evaluate(model, x, {"it": a}, check, target=2)
     values, mean = a.values.sum(1)[0], x.mean((2, 3), keepdim=True)
     pixels = values.numel()
 
     def quality(place: Any) -> float:
-        rank = laid(torch.argsort(torch.argsort(values.flatten(), descending=True)).reshape(1, *values.shape), place)
+        rank = placed(torch.argsort(torch.argsort(values.flatten(), descending=True)).reshape(1, *values.shape), place)
         total = 0.0
         for share in (20, 50):
             top = (rank < round(pixels * share / 100)).double()[:, None]
@@ -97,12 +98,12 @@ def test_faithful_equals_a_plain_permutation_test(model: nn.Module, photos: torc
             total += float((model(shown)[0, 2] - model(hidden)[0, 2]).detach())
         return total / 2
 
-    drawn = question._places((12, 9))
+    drawn = check.placements((12, 9))
     assert len(set(drawn)) == len(drawn) == 35  # all that there are, as the photo is no square
     copies = [quality(place) for place in drawn]
-    better = sum(each >= quality(AS_IT_LIES) for each in copies)
+    better = sum(each >= quality(ORIGINAL) for each in copies)
     assert table["it"]["faithful"].item() == pytest.approx((1 + better) / 36)
-    assert table.parts("it", "faithful")["own"].item() == pytest.approx(quality(AS_IT_LIES), rel=1e-9)
+    assert table.parts("it", "faithful")["own"].item() == pytest.approx(quality(ORIGINAL), rel=1e-9)
     assert sorted(table.parts("it", "faithful")["copies"][0].tolist()) == pytest.approx(sorted(copies), rel=1e-9)
 
 
@@ -118,16 +119,17 @@ def test_maps_that_lie_anywhere_pass_no_more_often_than_the_level_says() -> None
         return torch.exp(-away.square().sum(1) / 8)
 
     maps, weights = blobs(), blobs()
-    question = Faithful()
+    check = Faithful(baseline="zero")  # type: ignore[arg-type]
 
     def passed(maps: torch.Tensor) -> float:
-        case = MetricInput(Maps("it", maps, (side, side)), torch.ones(count, 1, side, side), torch.zeros(count))
-        scores = []
-        for ask in question.requests(case):
-            of: Any = ask.photos
-            ranks, start, end = of.ranks[:, None], of.start[..., None, None], of.end[..., None, None]
-            scores.append((((ranks < start) | (ranks >= end)) * weights[:, None]).sum((2, 3)))
-        return float((question(case, scores).value <= question.level).double().mean())
+        images = torch.ones(count, 1, side, side, dtype=torch.float64)
+        case, pool = MetricInput(Maps("it", maps, (side, side)), images, torch.zeros(count)), PerturbedPhotoPool(images)
+        numbers = [pool.add(request) for request in check.requests(case)]
+        rows: Any = pool.rows(None)  # type: ignore[arg-type]
+        photos = rows.make(torch.arange(len(pool)))[:, 0]
+        found = (photos * weights[rows.owners]).sum((1, 2))
+        scores = [found[each] for each in numbers]
+        return float((check(case, scores).value <= check.level).double().mean())
 
     assert passed(maps) <= 0.05 + 3 * (0.05 * 0.95 / count) ** 0.5
     assert passed(weights) > 0.95
@@ -151,19 +153,19 @@ def test_copies_that_lie_where_the_map_lies_are_counted(model: nn.Module, photos
     """A blob in the middle stays there when it is flipped or turned, so that some copies are no other place."""
     yx = torch.stack(torch.meshgrid(torch.arange(12), torch.arange(12), indexing="ij")).double() - 5.5
     blob = torch.exp(-(yx[0] ** 2 + 1.1 * yx[1] ** 2) / 20)[None] + 1e-6 * torch.arange(144).reshape(1, 12, 12)
-    question = Faithful(copies=71, percentiles=(25, 50))
+    check = Faithful(copies=71, percentiles=(25, 50))
     x = torch.randn(1, 3, 12, 12, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
-    judged = explain.evaluate(model, x, {"it": blob}, question, target=1)
+    judged = explain.evaluate(model, x, {"it": blob}, check, target=1)
     overlap = judged.parts("it", "faithful")["overlap"][0]
     top = [set(blob.flatten().argsort(descending=True)[:count].tolist()) for count in (36, 72)]
-    for place, found in zip(question._places((12, 12)), overlap.tolist(), strict=True):
-        numbers = laid(torch.arange(144).reshape(1, 12, 12), place).flatten().tolist()
+    for place, found in zip(check.placements((12, 12)), overlap.tolist(), strict=True):
+        numbers = placed(torch.arange(144).reshape(1, 12, 12), place).flatten().tolist()
         shared = [sum(numbers[pixel] in each for pixel in each) / len(each) for each in top]
         assert found == pytest.approx(sum(shared) / 2)
     assert (overlap > 0.8).sum() == 7
     parts = {"better": torch.tensor([3]), "copies": torch.tensor([[1.0, 2, 3, 0, 0]]), "own": torch.tensor([1.0]),
              "overlap": torch.tensor([[0.9, 0.2, 0.51, 0.9, 0.1]]), "flat": torch.tensor([False])}  # fmt: skip
-    answer = Faithful(copies=5, level=0.2).judge(MetricResult(torch.tensor([4 / 6]), parts=parts))
+    answer = Faithful(copies=5, level=0.2).decide(MetricResult(torch.tensor([4 / 6]), parts=parts))
     assert "3 of 5 copies of the map in other places explain the score at least as well" in answer.reason
     assert answer.reason.endswith("2 of these share more than half of the map's place")
 
@@ -171,7 +173,7 @@ def test_copies_that_lie_where_the_map_lies_are_counted(model: nn.Module, photos
 def test_a_level_that_no_copies_reach_is_refused_or_not_asked(model: nn.Module, photos: torch.Tensor) -> None:
     with pytest.raises(MetricError, match="level of faithful must"):
         Faithful(level=0.01)
-    answers = checked(model, photos[:1], ["gradcam"], questions=(Faithful(copies=71, level=0.02),))["gradcam"]
+    answers = checked(model, photos[:1], ["gradcam"], checks=(Faithful(copies=71, level=0.02),))["gradcam"]
     assert answers.faithful.passed is None
     assert "35 places are too few" in answers.faithful.reason
 
@@ -182,8 +184,8 @@ def test_a_level_that_no_copies_reach_is_refused_or_not_asked(model: nn.Module, 
 def test_the_likeness_to_copies_with_random_upper_layers_is_that_of_a_plain_computation(
     model: nn.Module, photos: torch.Tensor
 ) -> None:
-    x, question = photos[:1], DependsOnModel(copies=2, seed=5)
-    judged = explain.evaluate(model, x, ["gradcam"], question, target=1, layer="layer1")
+    x, check = photos[:1], DependsOnModel(copies=2, seed=5)
+    judged = explain.evaluate(model, x, ["gradcam"], check, target=1, layer="layer1")
     other_model = Randomised(model, as_inputs(x))
     layers = other_model.layers
     own = explain.attribute(model, x, GradCAM(), target=1, layer="layer1").values
@@ -191,7 +193,7 @@ def test_the_likeness_to_copies_with_random_upper_layers_is_that_of_a_plain_comp
     for number in range(2):
         copy = other_model.of(layers[len(layers) // 2 :], 5 * 1009 + number)
         other = explain.attribute(copy, x, GradCAM(), target=1, layer="layer1").values
-        big = [explain.layers.feature_maps.enlarge(each[:, None], (12, 10))[:, 0] for each in (own, other)]
+        big = [explain.layers.enlarge(each[:, None], (12, 10))[:, 0] for each in (own, other)]
         found.append(spearman(*big).nan_to_num(0).item())
     assert judged["gradcam"]["depends_on_model"].item() == pytest.approx(sum(found) / 2, abs=1e-9)
 
@@ -211,11 +213,11 @@ def test_a_method_that_ignores_the_model_fails_though_its_map_is_multiplied_by_a
 def test_the_photo_itself_fails_by_model_and_class_and_a_gradient_passes(
     model: nn.Module, photos: torch.Tensor
 ) -> None:
-    verdict = checked(model, photos[:1], [Edges(), "inputxgradient"], questions=(DependsOnModel(), DependsOnClass()))
+    verdict = checked(model, photos[:1], [Edges(), "inputxgradient"], checks=(DependsOnModel(), DependsOnClass()))
     edges, gradient = verdict["edges"], verdict["inputxgradient"]
-    assert (edges.answers[0].figure, edges.answers[0].passed) == (pytest.approx(1), False)
-    assert (edges.answers[1].figure, edges.answers[1].passed) == (pytest.approx(1), False)
-    assert gradient.answers[0].passed is True
+    assert (edges.results[0].figure, edges.results[0].passed) == (pytest.approx(1), False)
+    assert (edges.results[1].figure, edges.results[1].passed) == (pytest.approx(1), False)
+    assert gradient.results[0].passed is True
     assert verdict.passed["edges"] is False
 
 
@@ -245,7 +247,7 @@ def test_a_map_without_a_class_fails_and_a_model_of_one_class_is_not_asked(
     model: nn.Module, photos: torch.Tensor
 ) -> None:
     asked = (DependsOnClass(),)
-    assert checked(model, photos[:1], [RandomCAM()], questions=asked)["randomcam"].depends_on_class.figure == 1
+    assert checked(model, photos[:1], [RandomCAM()], checks=asked)["randomcam"].depends_on_class.figure == 1
     single = nn.Sequential(nn.Flatten(), nn.Linear(360, 1)).double()
     answers = checked(single, photos[:1], [Saliency()], 0, asked)["saliency"]
     assert answers.depends_on_class.passed is None
@@ -266,11 +268,11 @@ def test_stability_is_the_mean_likeness_over_changes_that_leave_the_scores_alone
         before = model(x).softmax(1)[0, 1]
         moved = [float((model(change(x)).softmax(1)[0, 1] - before).abs()) for change in Stable().changes]
     slack = sorted(moved)[len(moved) // 2] * (1 + 1e-9)
-    question = Stable(slack=slack)
-    table = explain.evaluate(model, x, "saliency", question, target=1)
+    check = Stable(slack=slack)
+    table = explain.evaluate(model, x, "saliency", check, target=1)
     own = explain.attribute(model, x, "saliency", target=1).values.abs().amax(1)
     alike, counted = [], [each <= slack for each in moved]
-    for change in question.changes:
+    for change in check.changes:
         other = explain.attribute(model, change(x), "saliency", target=1).values.abs().amax(1)
         alike.append(spearman(own, other).item())
     assert 0 < sum(counted) < len(counted)
@@ -283,10 +285,10 @@ def test_stability_is_the_mean_likeness_over_changes_that_leave_the_scores_alone
 def test_a_shattered_map_fails_and_where_every_change_moves_the_scores_nothing_is_said(
     model: nn.Module, photos: torch.Tensor
 ) -> None:
-    verdict = checked(model, photos[:1], [Shattered(), Saliency()], questions=(Stable(),))
+    verdict = checked(model, photos[:1], [Shattered(), Saliency()], checks=(Stable(),))
     assert verdict.passed == {"shattered": False, "saliency": True}
     assert abs(verdict["shattered"].stable.figure) < 0.3
-    nothing = checked(model, photos[:1], [Saliency()], questions=(Stable(slack=0),))["saliency"].stable
+    nothing = checked(model, photos[:1], [Saliency()], checks=(Stable(slack=0),))["saliency"].stable
     assert nothing.passed is None
     assert "moved the scores" in nothing.reason
 
@@ -309,16 +311,14 @@ def test_nothing_is_left_changed_and_what_maps_share_is_run_once(model: nn.Modul
 
 
 def test_methods_of_many_runs_are_asked_with_fewer_and_it_is_said(model: nn.Module, photos: torch.Tensor) -> None:
-    verdict = checked(model, photos[:1], ["integratedgradients"], questions=(DependsOnModel(), DependsOnClass()))
+    verdict = checked(model, photos[:1], ["integratedgradients"], checks=(DependsOnModel(), DependsOnClass()))
     assert verdict["integratedgradients"].notes == ("run again with steps=32, since a map takes 102 passes",)
-    assert [each.samples for each in lighter(explain.methods.Smooth(samples=100), 40)] == [40, 80]
-    wrapped: Any = next(lighter(explain.methods.registry.get_method("smooth(integratedgradients)"), 40))
+    assert [each.samples for each in with_fewer_samples(explain.methods.Smooth(samples=100), 40)] == [40, 80]
+    wrapped: Any = next(with_fewer_samples(explain.methods.get_method("smooth(integratedgradients)"), 40))
     assert (wrapped.samples, wrapped.method.steps) == (6, 6)
-    assert list(lighter(GradCAM(), 40)) == []
-    assert verdict["integratedgradients"].answers[0].passed is True
-    long = checked(model, photos[:1], ["occlusion"], questions=(DependsOnModel(), DependsOnClass(), Stable()))[
-        "occlusion"
-    ]
+    assert list(with_fewer_samples(GradCAM(), 40)) == []
+    assert verdict["integratedgradients"].results[0].passed is True
+    long = checked(model, photos[:1], ["occlusion"], checks=(DependsOnModel(), DependsOnClass(), Stable()))["occlusion"]
     assert len(long.notes) == 1
     assert "run again as few times as possible, since a map takes" in long.notes[0]
     assert "to the map of a copy with" in long.depends_on_model.reason
@@ -326,10 +326,10 @@ def test_methods_of_many_runs_are_asked_with_fewer_and_it_is_said(model: nn.Modu
     assert "over 1 of 1 small changes" in long.stable.reason
 
 
-def test_a_map_that_says_nothing_fails_every_question(model: nn.Module, photos: torch.Tensor) -> None:
+def test_a_map_that_says_nothing_fails_every_check(model: nn.Module, photos: torch.Tensor) -> None:
     x = photos[:1]
     found = explain.attribute(model, x, "saliency", target=1)
-    for value, why in ((0, "zero everywhere"), (1, "the same")):
+    for value, why in ((0, "zero everywhere"), (1, "constant")):
         empty = replace(found, values=torch.full_like(found.values, value))
         verdict = check_maps(model, x, [(Saliency(), empty)], ClassTarget((1,)), "it")
         answers = verdict["saliency"]
@@ -339,13 +339,13 @@ def test_a_map_that_says_nothing_fails_every_question(model: nn.Module, photos: 
 
 
 def test_a_verdict_is_the_worst_of_its_answers_and_prints_all_of_them() -> None:
-    good = Answer("faithful", "faithful", 0.025, True, "fine")
-    bad = Answer("stable", "stable", 0.2, False, "it is not")
-    none = Answer("depends_on_class", "class", float("nan"), None, "one class only")
-    assert Answers("m", (good, none)).passed
-    assert not Answers("m", (none,)).passed
-    assert Answers("m", (good, none, bad)).worst is bad
-    answers = [Answers("m", (none, good, bad), ("asked with fewer",)), Answers("n", (good,) * 3)]
+    good = CheckResult("faithful", "faithful", 0.025, True, "fine")
+    bad = CheckResult("stable", "stable", 0.2, False, "it is not")
+    none = CheckResult("depends_on_class", "class", float("nan"), None, "one class only")
+    assert CheckResults("m", (good, none)).passed
+    assert not CheckResults("m", (none,)).passed
+    assert CheckResults("m", (good, none, bad)).worst is bad
+    answers = [CheckResults("m", (none, good, bad), ("asked with fewer",)), CheckResults("n", (good,) * 3)]
     verdict = Verdict("cat", {each.method: each for each in answers})
     assert verdict.passed == {"m": False, "n": True}
     assert str(verdict).splitlines() == [
@@ -372,8 +372,9 @@ def test_what_is_no_single_photo_is_refused(model: nn.Module, photos: torch.Tens
 
 
 def test_half_of_the_variation_is_a_correlation_of_seventy_one_per_cent() -> None:
-    assert pytest.approx(0.5) == SAME**2
-    world = ModelContext(nn.Identity(), torch.zeros(1, 1, 2, 2), None, None)
+    assert pytest.approx(0.5) == SIMILAR**2
+    x = torch.zeros(1, 1, 2, 2)
+    world = ModelContext(nn.Identity(), x, as_inputs(x))
     case = MetricInput(Maps("m", torch.zeros(1, 2, 2), (2, 2)), torch.zeros(1, 1, 2, 2), torch.zeros(1))
     assert "no weights" in DependsOnModel().not_applicable(world, case)
     with pytest.raises(MetricError, match="target must"):

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 
 import explain
-from explain.methods.registry import get_method
-from explain.metrics.randomised import Randomised, randomised
+from explain.methods import get_method
+from explain.metrics.randomised import Randomised
 from tests.conftest import COVERING, registered_backwards
 from tests.fuzz import units
 from tests.fuzz.expected import CHEAP, METHODS, RERUNS
@@ -87,7 +87,7 @@ def test_the_order_of_registration_decides_nothing_about_random_weights(program:
     layers, others = (Randomised(each, inputs).layers for each in (network, turned))
     assert len(layers) == len(others)
     for count in {0, len(layers) // 2}:
-        models = [randomised(network, inputs, layers[count:]), randomised(turned, inputs, others[count:])]
+        models = [Randomised(network, inputs).of(layers[count:]), Randomised(turned, inputs).of(others[count:])]
         with torch.no_grad():
             found, expected = (scores_in(inputs.call(model)) for model in models)
         assert torch.equal(found, expected)

@@ -27,7 +27,7 @@ from explain.metrics import (
     RelativeStability,
     Sensitivity,
 )
-from explain.metrics.randomised import Randomised, grouped, randomised
+from explain.metrics.randomised import Randomised, grouped
 from explain.metrics.similarity import spearman
 from tests.conftest import TinyNet, snapshot
 from tests.metrics.test_evaluation import Counting
@@ -145,7 +145,7 @@ def test_parameters_are_randomised_on_a_copy_as_their_classes_do_it() -> None:
     model[1].running_mean.fill_(5.0)
     before, state, x = snapshot(model), torch.get_rng_state(), as_inputs(torch.ones(1, 3, 4, 4))
     assert Randomised(model, x).layers == ["", "0", "1", "4"]
-    other = randomised(model, x, ["", "0", "1"], seed=3)
+    other = Randomised(model, x).of(["", "0", "1"], 3)
     assert snapshot(model) == before
     assert torch.equal(torch.get_rng_state(), state)
     torch.manual_seed(3 * 1_000_003 + 1)
@@ -154,10 +154,10 @@ def test_parameters_are_randomised_on_a_copy_as_their_classes_do_it() -> None:
     assert torch.equal(other[1].running_mean, torch.zeros(4))
     assert sorted(other.token.tolist()) == list(range(6))
     assert other.token.tolist() != list(range(6))
-    again = randomised(model, x, ["0"], seed=3)
+    again = Randomised(model, x).of(["0"], 3)
     assert torch.equal(again[0].weight, other[0].weight), "whatever other layers are randomised"
     assert torch.equal(again[1].running_mean, torch.full((4,), 5.0))
-    assert not torch.equal(randomised(model, x, ["0"], seed=4)[0].weight, other[0].weight)
+    assert not torch.equal(Randomised(model, x).of(["0"], 4)[0].weight, other[0].weight)
     assert grouped(list("abcdefg"), 3) == [["a", "b", "c"], ["d", "e"], ["f", "g"]]
     assert grouped(["a"], 3) == [["a"]]
     assert grouped(["a", "b"], None) == [["a"], ["b"]]
@@ -178,7 +178,7 @@ def test_one_copy_in_several_states_is_in_each_what_a_new_copy_would_be() -> Non
     x = as_inputs(torch.ones(2, 4))
     copy = Randomised(model, x)
     for layers in (["3"], ["2", "3"], ["0"], [], ["0", "1", "2", "3"], ["1"], ["2"]):
-        state, alone = copy.of(layers, 5).state_dict(), randomised(model, x, layers, 5).state_dict()
+        state, alone = copy.of(layers, 5).state_dict(), Randomised(model, x).of(layers, 5).state_dict()
         assert all(torch.equal(state[name], alone[name]) for name in before), layers
         assert all(torch.equal(state[name], before[name]) for name in before) == (not layers)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -206,7 +206,7 @@ def test_parameter_randomisation_by_a_plain_loop(model: nn.Module, photos: torch
     for name, method in methods.items():
         curve = table.curve(name, metric.name)[1]
         for k, state in enumerate(states):
-            other = randomised(model, as_inputs(photos), state, 1)
+            other = Randomised(model, as_inputs(photos)).of(state, 1)
             for i, photo in enumerate(photos):
                 maps = [values_of(m, photo, method, TARGETS[i]) for m in (model, other)]
                 flat = [m.amax(0)[None] if m.ndim == 3 else m[None] for m in maps]
@@ -224,7 +224,7 @@ def test_the_smooth_and_the_efficient_variant(model: nn.Module, photos: torch.Te
         MPRT(steps=2, seed=1), target=TARGETS,
     )  # fmt: skip
     torch.testing.assert_close(table["gradient"]["smprt"], averaged["gradient"]["mprt"])
-    other = randomised(model, as_inputs(photos), Randomised(model, as_inputs(photos)).layers, 0)
+    other = Randomised(model, as_inputs(photos)).of(Randomised(model, as_inputs(photos)).layers, 0)
     for i, photo in enumerate(photos):
         entropies = []
         for m in (model, other):

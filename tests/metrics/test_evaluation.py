@@ -18,7 +18,7 @@ from explain.baselines import Zero
 from explain.checks import Faithful
 from explain.methods import GradCAM, Saliency
 from explain.metrics import ROAD, Completeness, Deletion, Insertion, PixelFlipping, get_metric, list_metrics, register
-from explain.metrics.perturbed_inputs import PerturbedPhotoPool, covered_by_rank
+from explain.metrics.perturbed_inputs import PerturbedPhotoPool, cover_ranks
 from tests.conftest import snapshot
 
 
@@ -93,7 +93,7 @@ def test_each_distinct_altered_photo_is_run_once(model: nn.Module, photos: torch
 def test_rows_are_built_when_they_are_run_and_never_all_at_once(model: nn.Module, photos: torch.Tensor) -> None:
     ranks = torch.arange(120).reshape(1, 12, 10).expand(3, 12, 10)
     book = PerturbedPhotoPool(photos)
-    numbers = book.add(covered_by_rank(ranks, Zero(), [0] * 121, list(range(121))))
+    numbers = book.add(cover_ranks(ranks, [0] * 121, list(range(121)), Zero(), "logit"))
     assert numbers[:, 0].tolist() == [-1, -1, -1]
     assert len(book) == 3 * 120
     rows = book.rows(None)  # type: ignore[arg-type]

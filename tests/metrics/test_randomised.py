@@ -14,10 +14,11 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 import explain
 from explain import MetricError
-from explain.checks import DependsOnModel, check_maps
+from explain.checks import check_maps
+from explain.checks.dependence import DependsOnModel
 from explain.data.inputs import as_inputs
 from explain.metrics import MPRT, EfficientMPRT
-from explain.metrics.randomised import Randomised, randomised
+from explain.metrics.randomised import Randomised
 from explain.targets import ClassTarget
 from tests.conftest import TinyNet, registered_backwards, snapshot
 
@@ -73,7 +74,7 @@ class Net(nn.Module):
 def test_under_weight_norm_the_same_weights_are_drawn_as_without_it(norm: Any, x: torch.Tensor) -> None:
     plain, other = Net(), Net(norm)
     before = snapshot(other)
-    drawn, expected = (randomised(net, as_inputs(x), ["one", "two"], seed=4).eval() for net in (other, plain))
+    drawn, expected = (Randomised(net, as_inputs(x)).of(["one", "two"], 4).eval() for net in (other, plain))
     torch.testing.assert_close(drawn(x), expected(x), rtol=1e-12, atol=1e-12)
     for layer in ("one", "two", "head"):
         torch.testing.assert_close(getattr(drawn, layer).weight, getattr(expected, layer).weight, rtol=1e-12, atol=0)
@@ -92,7 +93,7 @@ def test_under_spectral_norm_weights_are_drawn_and_divided_by_their_own_norm(nor
         other.train()(x)  # by which its trained weights have their norm
     before = snapshot(other.eval())
     copied = Randomised(other, as_inputs(x))
-    drawn, expected = copied.of(["one", "two"], 4), randomised(plain, as_inputs(x), ["one", "two"], seed=4)
+    drawn, expected = copied.of(["one", "two"], 4), Randomised(plain, as_inputs(x)).of(["one", "two"], 4)
     drawn(x)  # hooks compute their weights here
     for layer in ("one", "two"):
         weight, own = (getattr(net, layer).weight.detach() for net in (expected, drawn))
@@ -117,7 +118,7 @@ def test_parametrizations_without_an_inverse_and_pruned_weights_are_random_too(x
 
     torch.manual_seed(0)
     model = Net(both)
-    drawn = randomised(model, as_inputs(x), Randomised(model, as_inputs(x)).layers)
+    drawn = Randomised(model, as_inputs(x)).of(Randomised(model, as_inputs(x)).layers)
     drawn(x)
     for layer in ("one", "two"):
         own, trained = getattr(drawn, layer).weight, getattr(model, layer).weight

@@ -13,7 +13,8 @@ from PIL import Image
 from torch import nn
 
 import explain
-from explain.checks import Answer, Answers, Verdict
+from explain.checks import Verdict
+from explain.checks.base import CheckResult, CheckResults
 from explain.methods import RISE, GradCAM
 from explain.models import CenterCrop
 from explain.targets import Detection, Segmentation
@@ -123,11 +124,11 @@ KINDS = ["segmentation", "detection", "function", "one logit", "nothing", "layer
 
 def checked(explanation: Any) -> Any:
     """The same explanation with the verdict of a check: one map passed, one failed, one was not asked for."""
-    passed = Answer("faithful", "faithful", 0.02, True, "no other place is as good")
-    failed = Answer("stable", "stable", 0.4, False, HOSTILE)
-    unasked = Answer("depends_on_class", "class", float("nan"), None, "there is only one class")
+    passed = CheckResult("faithful", "faithful", 0.02, True, "no other place is as good")
+    failed = CheckResult("stable", "stable", 0.4, False, HOSTILE)
+    unasked = CheckResult("depends_on_class", "class", float("nan"), None, "there is only one class")
     answers = {
-        "gradcam": Answers("gradcam", (unasked, passed)),
-        "layercam": Answers("layercam", (passed, failed), (HOSTILE,)),
+        "gradcam": CheckResults("gradcam", (unasked, passed)),
+        "layercam": CheckResults("layercam", (passed, failed), (HOSTILE,)),
     }
     return replace(explanation, verdicts={0: Verdict("tabby cat", answers)})

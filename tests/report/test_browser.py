@@ -595,9 +595,9 @@ def test_a_sheet_keeps_what_passed_and_what_is_within_bounds(
     opened: Open, explainer: explain.Explainer, tmp_path: Path
 ) -> None:
     found = [explainer(photo(seed=seed), ["gradcam", "layercam"], targets=[0]) for seed in range(4)]
-    passed = checked(found[0]).verdicts[0].answers
+    passed = checked(found[0]).verdicts[0].results
     first, second, *others = (checked(each) for each in found)
-    failed = replace(second.verdicts[0], answers={"gradcam": replace(passed["layercam"], method="gradcam")})
+    failed = replace(second.verdicts[0], results={"gradcam": replace(passed["layercam"], method="gradcam")})
     second = replace(second, verdicts={0: failed})
     plain = [replace(each, verdicts={}) for each in others]
     file = report.sheet([first, second, *plain], tmp_path / "four.html", metrics=["sparseness"])
