@@ -10,7 +10,8 @@ from typing import ClassVar
 import torch
 
 from explain._utils.errors import MetricError
-from explain.baselines import Baseline, Mean
+from explain.baselines import Mean
+from explain.baselines.base import Baseline
 from explain.checks.base import Check, CheckResult
 from explain.metrics.base import MetricInput, MetricResult, Score
 from explain.metrics.faithfulness import share_counts

@@ -117,9 +117,8 @@ class Stable(Check, ReattributionMetric):
     def _moved(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
         """How far the scores have moved ``(N,)``."""
         if data.probability is None or data.classes is None or found.logits is None:
-            return (found.score - data.target_score).abs() / data.target_score.abs().clamp(
-                min=torch.finfo(data.target_score.dtype).tiny
-            )
+            least = torch.finfo(data.target_score.dtype).tiny
+            return (found.score - data.target_score).abs() / data.target_score.abs().clamp(min=least)
         return (data.outputs.of_classes(found.logits, data.classes) - data.probability).abs()
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:

@@ -12,11 +12,11 @@ import torch
 
 from explain._utils.errors import KnownOptions, MethodError, MetricError, image_name, keywords, shown, warn
 from explain._utils.spelling import did_you_mean
-from explain.baselines import get_baseline
+from explain.baselines.registry import get_baseline
 from explain.methods.options import check_options
 from explain.metrics.maps import Maps, Sign
 from explain.metrics.rankings import ranks_of
-from explain.targets import Outputs
+from explain.targets.outputs import Outputs
 
 Better = Literal["more", "less"]
 """Whether more or less of a figure is better."""

@@ -15,16 +15,25 @@ from explain.attribution.api import attribute
 from explain.attribution.options import Options, Settings
 from explain.attribution.result import Attribution
 from explain.data.inputs import Inputs, InputsLike
-from explain.engine import Plan, Scores, Unperturbed, asks_of, check_inputs, gather, outputs_of
-from explain.hooks import calculating, unwrapped
-from explain.methods import Method, MethodLike, get_method
+from explain.engine.execution import gather
+from explain.engine.needs import asks_of
+from explain.engine.output_activation import outputs_of
+from explain.engine.perturbations import Scores, Unperturbed
+from explain.engine.plan import Plan
+from explain.engine.validation import check_inputs
+from explain.hooks.preserve import calculating
+from explain.hooks.unwrap import unwrapped
+from explain.methods import Method
+from explain.methods.registry import MethodLike, get_method
 from explain.metrics.base import MapMetric, Metric, MetricInput, MetricLike, MetricResult, ScoreKind, by_name
 from explain.metrics.ground_truth import Boxes, as_boxes, as_regions
 from explain.metrics.maps import Maps, MapsLike
 from explain.metrics.perturbed_inputs import ClassScore, PerturbedPhotoPool, ScoreMetric, recognised_when_covered
 from explain.metrics.table import Table
 from explain.metrics.variants import EvaluatedMethod, ModelContext, ReattributionMetric, reattribute
-from explain.targets import ClassTarget, Outputs, Target, TargetLike, as_target
+from explain.targets import ClassTarget, Target, as_target
+from explain.targets.outputs import Outputs
+from explain.targets.resolve import TargetLike
 
 MapSource: TypeAlias = "MethodLike | MapsLike"
 

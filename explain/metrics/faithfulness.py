@@ -8,7 +8,8 @@ from typing import ClassVar, Literal
 
 import torch
 
-from explain.baselines import Baseline, Blur, Mean, Neighbours, Zero
+from explain.baselines import Blur, Mean, Neighbours, Zero
+from explain.baselines.base import Baseline
 from explain.metrics.base import Better, Metric, MetricInput, MetricResult, Score, ScoreKind, register
 from explain.metrics.maps import Sign
 from explain.metrics.perturbed_inputs import ScoreMetric, ScoreRequest, cover_ranks, cover_softly

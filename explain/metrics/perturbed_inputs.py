@@ -11,10 +11,12 @@ from typing import Any, Literal
 import torch
 
 from explain._utils.errors import TargetError, image_name
-from explain.baselines import Baseline, Cover, covering
+from explain.baselines.base import Baseline, Cover
 from explain.engine import Evidence, Perturbation, PerturbedRows
 from explain.metrics.base import Metric, MetricInput, MetricResult, ScoreKind
-from explain.targets import Outputs, Target, find_logits
+from explain.targets import Target
+from explain.targets.base import find_logits
+from explain.targets.outputs import Outputs
 
 UNCHANGED = "unchanged"
 """The key of a perturbed photo that equals the original."""
@@ -153,7 +155,7 @@ class PerturbedPhotoPool(Perturbation):
         images = self._images
         owners = torch.tensor(self._owners, dtype=torch.long, device=images.device)
         sources = torch.tensor(self._sources, dtype=torch.long).reshape(-1, 2)
-        covers: Any = cache(lambda baseline: covering(baseline, images))
+        covers: Any = cache(lambda baseline: baseline.covering(images))
 
         def make(rows: torch.Tensor) -> torch.Tensor:
             requests, numbers = sources[rows.cpu()].unbind(1)
@@ -177,7 +179,7 @@ def digest_of(tensor: torch.Tensor) -> bytes:
 
 
 @dataclass(frozen=True)
-class ClassScore:
+class ClassScore(Target):
     """Another score of each image's class than its logit: its ``probability``, or its ``margin`` over all others.
 
     >>> ClassScore("margin", (1,)).pick(torch.tensor([[1.0, 5.0, 3.0]]), 1)[0]

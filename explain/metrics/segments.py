@@ -8,7 +8,8 @@ from typing import ClassVar
 
 import torch
 
-from explain.baselines import Baseline, Mean, Noise, Zero
+from explain.baselines import Mean, Noise, Zero
+from explain.baselines.base import Baseline
 from explain.metrics.base import MetricInput, MetricResult, Score, register
 from explain.metrics.faithfulness import PROBABILITY, by_original
 from explain.metrics.maps import Sign

@@ -9,7 +9,8 @@ from typing import ClassVar
 import torch
 
 from explain._utils.random_numbers import normal
-from explain.baselines import Baseline, Noise, Zero
+from explain.baselines import Noise, Zero
+from explain.baselines.base import Baseline
 from explain.metrics.base import Metric, MetricInput, MetricResult, Score, register
 from explain.metrics.faithfulness import share_counts
 from explain.metrics.maps import Sign

@@ -15,13 +15,14 @@ from explain.attribution.api import attribute
 from explain.attribution.options import Options
 from explain.attribution.result import Attribution
 from explain.data.inputs import Inputs
-from explain.hooks import calculating, untouched
+from explain.hooks import untouched
+from explain.hooks.preserve import calculating
 from explain.layers.calls import remembered
 from explain.methods import Method
 from explain.metrics.base import Metric, MetricInput, MetricResult
 from explain.metrics.maps import Maps
 from explain.metrics.randomised import Randomised
-from explain.targets import ClassTarget, Settles, Target, for_rows, settle
+from explain.targets import ClassTarget, Target
 
 AT_ONCE = 16
 """How many perturbed photos are explained in one batch."""
@@ -118,9 +119,9 @@ def reattribute(
 
     What the target reads from the output, such as a region, is settled on the unperturbed photos, for all variants.
     """
-    if isinstance(target, Settles):
+    if type(target).settled is not Target.settled:
         with untouched(context.model):
-            target = settle(target, context.inputs.detached().call(context.model), len(context.inputs))
+            target = target.settled(context.inputs.detached().call(context.model), len(context.inputs))
     variants: dict[Hashable, tuple[Variant, Users]] = {}
     keys: dict[tuple[str, str], list[Hashable]] = {}
     for metric in metrics:
@@ -187,7 +188,7 @@ def _run(
     if len(changed) > 1 or first.images is not None:
         owners = torch.arange(count, device=images.device).repeat(len(changed))
         inputs = inputs.rows(owners, {inputs.path: images.to(inputs.x)})
-        target = for_rows(target, owners) if len(changed) > 1 else target
+        target = target.rows(owners) if len(changed) > 1 else target
     results: list[dict[str, VariantResult]] = [{} for _ in variants]
     for layers, names in _by_layers(methods).items():
         objects = [methods[name].method for name in names]

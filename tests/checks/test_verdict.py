@@ -19,14 +19,17 @@ from explain.checks.stability import AddNoise, Stable
 from explain.checks.verdict import with_fewer_samples
 from explain.data.inputs import as_inputs
 from explain.engine import Evidence, InputGradients, Need
-from explain.methods import GradCAM, Method, RandomCAM, Saliency, Style
+from explain.methods import GradCAM, Method, RandomCAM, Saliency
+from explain.methods.base import Style
+from explain.methods.registry import get_method
 from explain.metrics import MetricInput, MetricResult
 from explain.metrics.maps import Maps
 from explain.metrics.perturbed_inputs import PerturbedPhotoPool
 from explain.metrics.randomised import Randomised
 from explain.metrics.similarity import spearman
 from explain.metrics.variants import ModelContext
-from explain.targets import ClassTarget, Target, TargetLike
+from explain.targets import ClassTarget, Target
+from explain.targets.resolve import TargetLike
 from tests.conftest import snapshot
 from tests.metrics.test_evaluation import Counting
 
@@ -35,7 +38,7 @@ def checked(
     model: nn.Module, x: torch.Tensor, methods: list[Any], target: TargetLike = 1, checks: Any = None, **options: Any
 ) -> Verdict:
     """The verdict on maps of one photo."""
-    known = [explain.methods.get_method(method) for method in methods]
+    known = [get_method(method) for method in methods]
     found = explain.attribute(model, x, known, target=target)
     settled: Target = ClassTarget((target,)) if isinstance(target, int) else explain.targets.as_target(target)
     return check_maps(model, x, [(m, found[m.name]) for m in known], settled, "it", checks=checks, **options)
@@ -314,7 +317,7 @@ def test_methods_of_many_runs_are_asked_with_fewer_and_it_is_said(model: nn.Modu
     verdict = checked(model, photos[:1], ["integratedgradients"], checks=(DependsOnModel(), DependsOnClass()))
     assert verdict["integratedgradients"].notes == ("run again with steps=32, since a map takes 102 passes",)
     assert [each.samples for each in with_fewer_samples(explain.methods.Smooth(samples=100), 40)] == [40, 80]
-    wrapped: Any = next(with_fewer_samples(explain.methods.get_method("smooth(integratedgradients)"), 40))
+    wrapped: Any = next(with_fewer_samples(get_method("smooth(integratedgradients)"), 40))
     assert (wrapped.samples, wrapped.method.steps) == (6, 6)
     assert list(with_fewer_samples(GradCAM(), 40)) == []
     assert verdict["integratedgradients"].results[0].passed is True

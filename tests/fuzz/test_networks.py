@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import explain
-from explain.methods import get_method
+from explain.methods.registry import get_method
 from explain.metrics.randomised import Randomised
 from tests.conftest import COVERING, registered_backwards
 from tests.fuzz import units
