@@ -196,7 +196,7 @@ def test_the_likeness_to_copies_with_random_upper_layers_is_that_of_a_plain_comp
     for number in range(2):
         copy = other_model.of(layers[len(layers) // 2 :], 5 * 1009 + number)
         other = explain.attribute(copy, x, GradCAM(), target=1, layer="layer1").values
-        big = [explain.layers.enlarge(each[:, None], (12, 10))[:, 0] for each in (own, other)]
+        big = [explain.layers.feature_maps.enlarge(each[:, None], (12, 10))[:, 0] for each in (own, other)]
         found.append(spearman(*big).nan_to_num(0).item())
     assert judged["gradcam"]["depends_on_model"].item() == pytest.approx(sum(found) / 2, abs=1e-9)
 
