@@ -6,7 +6,7 @@ Methods, metrics and checks give the engine these values. Equal ones are run onc
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -31,6 +31,19 @@ class PerturbedRows:
     make: Make
     carry: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
     keep: Make | None = None
+
+
+def interleaved(counts: Sequence[int], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """The image of each row, and the number of the row among those of its image.
+
+    The first row of all images comes first, then the second of all that have one, and so on.
+
+    >>> interleaved([1, 2], torch.device("cpu"))
+    (tensor([0, 1, 1]), tensor([0, 0, 1]))
+    """
+    exists = torch.arange(max(counts, default=0), device=device)[:, None] < torch.tensor(counts, device=device)
+    numbers, images = exists.nonzero(as_tuple=True)
+    return images, numbers
 
 
 class Perturbation(ABC):
@@ -114,14 +127,31 @@ class InOrder(Reducer):
 
 class _InOrder(Accumulator):
     def __init__(self, like: torch.Tensor) -> None:
-        self._empty, self._values, self._numbers = like.new_zeros(0), list[torch.Tensor](), list[torch.Tensor]()
+        self._values, self._numbers = [like.new_zeros(0)], [torch.zeros(0, dtype=torch.long, device=like.device)]
 
     def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
         self._values.append(values)
         self._numbers.append(numbers)
 
     def result(self) -> torch.Tensor:
-        return torch.cat(self._values)[torch.argsort(torch.cat(self._numbers))] if self._values else self._empty
+        return torch.cat(self._values)[torch.argsort(torch.cat(self._numbers))]
+
+
+class SumOfRows(Accumulator):
+    """The sum over the rows of each of ``count`` images of ``weigh(images, numbers, values)``."""
+
+    def __init__(self, count: int, weigh: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        self._count, self._weigh = count, weigh
+        self._total: torch.Tensor | None = None
+
+    def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
+        weighted = self._weigh(images, numbers, values)
+        if self._total is None:
+            self._total = weighted.new_zeros(self._count, *weighted.shape[1:])
+        self._total.index_add_(0, images, weighted)
+
+    def result(self) -> torch.Tensor | None:
+        return self._total
 
 
 class Attributor(Protocol):
@@ -170,13 +200,28 @@ class Attributions(Need[Any]):
         return self.of.needs
 
 
+class OneForEach(Perturbation):
+    """A perturbation with one row for each image."""
+
+    def count(self, channels: int, size: tuple[int, ...]) -> int:
+        return 1
+
+    @abstractmethod
+    def perturbed(self, evidence: Evidence) -> torch.Tensor:
+        """The row of each image ``(N, ...)``."""
+
+    def rows(self, evidence: Evidence) -> PerturbedRows:
+        perturbed = self.perturbed(evidence)
+        return PerturbedRows(torch.arange(len(perturbed), device=perturbed.device), lambda rows: perturbed[rows])
+
+
 @dataclass(frozen=True)
-class Unperturbed(Perturbation):
-    """The photo, or a layer's feature maps, as they are: what other rows are compared with."""
+class Unperturbed(OneForEach):
+    """The photo, or a layer's feature maps, as they are: a reference for the scores of other rows."""
 
     of_layer: bool = False
 
-    is_reference: ClassVar[bool] = True
+    is_reference = True
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
@@ -185,33 +230,25 @@ class Unperturbed(Perturbation):
     def __str__(self) -> str:
         return "the layer's own maps" if self.of_layer else "the photo itself"
 
-    def count(self, channels: int, size: tuple[int, ...]) -> int:
-        return 1
-
-    def rows(self, evidence: Evidence) -> PerturbedRows:
-        own = evidence.activations if self.of_layer else evidence.inputs
-        return PerturbedRows(torch.arange(len(own), device=own.device), lambda rows: own[rows])
+    def perturbed(self, evidence: Evidence) -> torch.Tensor:
+        return evidence.activations if self.of_layer else evidence.inputs
 
 
 @dataclass(frozen=True)
-class ZeroInput(Perturbation):
+class ZeroInput(OneForEach):
     """A photo of zeros, which is what preprocessing makes of the training data's mean colour."""
 
-    is_reference: ClassVar[bool] = True
+    is_reference = True
 
     def __str__(self) -> str:
         return "a blank photo"
 
-    def count(self, channels: int, size: tuple[int, ...]) -> int:
-        return 1
-
-    def rows(self, evidence: Evidence) -> PerturbedRows:
-        x = evidence.inputs
-        return PerturbedRows(torch.arange(len(x), device=x.device), lambda rows: torch.zeros_like(x[rows]))
+    def perturbed(self, evidence: Evidence) -> torch.Tensor:
+        return torch.zeros_like(evidence.inputs)
 
 
 @dataclass(frozen=True)
 class PerturbationRuns(Need[Any]):
-    """A `PerturbationRunner`, for altered rows that depend on what was found; with ``of_layer``, for a layer's maps."""
+    """A `PerturbationRunner`, for perturbed rows that depend on earlier scores; ``of_layer`` for a layer's maps."""
 
     of_layer: bool = False

@@ -8,7 +8,7 @@
                      class activation maps: by gradients, by principal components, by masked inputs
     gradients, path, expected_gradients, blur_path, guided_path, xrai
                      gradients in the pixels, and along paths from a baseline
-    occlusion, surrogate, shapley, partition_shap, sensitivity, drise, extremal, token_masks
+    occlusion, surrogate, shapley, partition_shap, sensitivity, extremal, token_masks
                      scores of perturbed photos
     masks, regions, coalitions, estimates, clustering
                      what these share
@@ -38,14 +38,13 @@ from explain.methods.cam import (
     ShapleyCAM,
     XGradCAM,
 )
-from explain.methods.drise import DRISE
 from explain.methods.eigen_cam import FEM, KPCACAM, EigenCAM, EigenGradCAM
 from explain.methods.expected_gradients import ExpectedGradients, GradientSHAP
 from explain.methods.extremal import ExtremalPerturbation
 from explain.methods.fullgrad import FullGrad
 from explain.methods.gradients import Deconvnet, GuidedBackprop, GuidedGradCAM, InputXGradient, Saliency
 from explain.methods.guided_path import IDGI, GuidedIntegratedGradients
-from explain.methods.occlusion import RISE, Occlusion
+from explain.methods.occlusion import DRISE, RISE, Occlusion
 from explain.methods.partition_shap import PartitionSHAP
 from explain.methods.path import IntegratedGradients
 from explain.methods.regions import Felzenszwalb, Quadtree, Squares, Superpixels, region_values

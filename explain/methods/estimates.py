@@ -1,20 +1,21 @@
-"""Maps that are read off altered photos as their scores come: how far they are, how sure, and when to stop."""
+"""Maps that are estimated from the scores of perturbed photos as they come: standard errors, and when to stop."""
 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import torch
 
 from explain._utils.errors import MethodError, shown
-from explain.engine import Accumulator, Attributions, Evidence, Need, Reducer
-from explain.methods.base import ALTERED, Method, Outcome, options, relative_error
-from explain.methods.masks import Order, baseline_of
-from explain.methods.regions import regions_of
+from explain.engine import Accumulator, Attributions, Evidence, Need, Perturbation, Reducer
+from explain.engine.perturbations import Attributor
+from explain.methods.base import ALTERED, Method, Outcome, relative_error
+from explain.methods.masks import Score, ScoreOf, whole_score
 
-TOGETHER = 16  # scores that are looked at together, if no method has a reason for more
+TOGETHER = 16  # scores in a round, if no method has a reason for more
 NEW = 8  # a map is worked out again when the scores have become more by one in so many
 NORMAL = 1.959963984540  # standard errors to each side within which a normal mean lies in 95 of 100 cases
 STUDENT = (
@@ -57,9 +58,9 @@ def honest(variance: torch.Tensor, freedom: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Guess:
-    """The map of one image by now, its standard error where there is one yet, and how well a surrogate fits.
+    """The estimate for one image so far: values, standard errors if there are any yet, and the fit of a surrogate.
 
-    ``neutral`` is the value of a place that makes no difference, where it is not zero.
+    ``neutral`` is the value of a pixel that makes no difference, where it is not zero.
     """
 
     values: torch.Tensor
@@ -68,66 +69,48 @@ class Guess:
     neutral: float | None = None
 
 
-class Estimating(Protocol):
-    """Takes the scores of each image in the order of its masks.
+class Estimator(ABC):
+    """Takes the scores of each image in the order of its rows, and estimates its map.
 
-    ``unit`` scores mean something together only, such as a mask and its opposite.
+    ``counts`` says how many rows each image has. ``unit`` scores mean something only together, such as those of a mask
+    and its opposite.
     """
 
     counts: list[int]
-    unit: int
+    unit: int = 1
 
+    @abstractmethod
     def take(self, image: int, first: int, scores: torch.Tensor) -> None:
-        """Take the scores of masks from the ``first`` on."""
-        ...
+        """Take the scores of rows from the ``first`` on."""
 
+    @abstractmethod
     def guess(self, image: int) -> Guess: ...
-
-
-class Estimator(Protocol):
-    """A way to read a map off scores, as a frozen value."""
-
-    def begin(self, evidence: Evidence) -> Estimating: ...
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """Maps ``(N, ...)`` with their standard errors, and how they came about."""
-
-    values: torch.Tensor
-    error: torch.Tensor | None
-    samples: torch.Tensor
-    finished: torch.Tensor
-    planned: torch.Tensor
-    r2: torch.Tensor | None = None
-    neutral: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Gradually(Reducer):
-    """Reads a map off scores as they come, and stops early.
+    """Estimates the map of a method as the scores come, and stops early.
 
-    It does so when there is an error, and the largest is at most ``tolerance`` times the largest magnitude, or when
-    ``max_seconds`` are over. Scores are looked at in rounds of a fixed number, so that it stops at the same one
-    whatever the batch size; as they become more, an eighth has to be new, for the looking not to take longer than the
-    runs.
+    It stops when there is an error, and the largest is at most ``tolerance`` times the largest magnitude, or after
+    ``max_seconds``. Scores are taken in rounds of a fixed number, so that it stops at the same one whatever the batch
+    size. The estimate is repeated when an eighth of the scores is new, so that it does not take longer than the runs.
     """
 
-    estimator: Estimator
-    tolerance: float | None = None
-    max_seconds: float | None = None
+    method: EstimateMethod
 
     def begin(self, evidence: Evidence) -> Accumulator:
-        return _Gradually(self, self.estimator.begin(evidence), evidence)
+        return _Gradually(self.method, evidence)
 
 
 @dataclass
 class _OfImage:
+    """The scores of one image: how many there will be, those not yet taken, and how many were."""
+
     count: int
     waiting: list[torch.Tensor] = field(default_factory=list)
     taken: int = 0
     done: bool = False
-    next_look: int = 0
+    next_check: int = 0
     shown: tuple[int, torch.Tensor] | None = None
     """At how many scores a map was last shown, and the map."""
 
@@ -137,87 +120,86 @@ class _OfImage:
 
 
 class _Gradually(Accumulator):
-    def __init__(self, how: Gradually, estimating: Estimating, evidence: Evidence) -> None:
-        self._how, self._with, self._device = how, estimating, evidence.inputs.device
-        self._order = Order.of(estimating.counts, self._device)
-        self._images = [_OfImage(count, done=count == 0) for count in estimating.counts]
-        unit = estimating.unit
-        self._round = unit * max(1, -(-TOGETHER // unit))
-        self._end = None if how.max_seconds is None else time.monotonic() + how.max_seconds
+    def __init__(self, method: EstimateMethod, evidence: Evidence) -> None:
+        self._estimator, self._device = method.estimator(evidence), evidence.inputs.device
+        self._images = [_OfImage(count, done=count == 0) for count in self._estimator.counts]
+        self._unit = self._estimator.unit
+        self._round = self._unit * max(1, -(-TOGETHER // self._unit))
+        self._tolerance: float | None = getattr(method, "tolerance", None)
+        seconds: float | None = getattr(method, "max_seconds", None)
+        self._end = float("inf") if seconds is None else time.monotonic() + seconds
 
     def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
         for image in dict.fromkeys(images.tolist()):
             mine = self._images[image]
             if not mine.done:
                 mine.waiting.append(values[images == image])
-                self._look(image, mine)
+                self._take_rounds(image, mine)
 
-    def _look(self, image: int, mine: _OfImage) -> None:
-        """Take full rounds, and what is left at the end; see whether that is enough."""
+    def _take_rounds(self, image: int, mine: _OfImage) -> None:
+        """Take full rounds, and the rest at the end; check whether that is enough."""
         while not mine.done and (mine.ready >= self._round or (mine.ready and mine.taken + mine.ready >= mine.count)):
             self._take(image, mine, min(self._round, mine.ready))
             if mine.taken >= mine.count:
                 mine.done = True
-            elif self._how.tolerance is not None and mine.taken >= mine.next_look:
-                guess, mine.next_look = self._with.guess(image), mine.taken + mine.taken // NEW
+            elif self._tolerance is not None and mine.taken >= mine.next_check:
+                guess, mine.next_check = self._estimator.guess(image), mine.taken + mine.taken // NEW
                 if guess.error is not None:
-                    reached = relative_error(guess.values[None], guess.error[None])
-                    mine.done = bool(reached <= self._how.tolerance)
+                    mine.done = bool(relative_error(guess.values[None], guess.error[None]) <= self._tolerance)
 
     def _take(self, image: int, mine: _OfImage, count: int) -> None:
         scores = torch.cat(mine.waiting)
-        self._with.take(image, mine.taken, scores[:count])
+        self._estimator.take(image, mine.taken, scores[:count])
         mine.waiting, mine.taken = [scores[count:]], mine.taken + count
 
     def done(self) -> torch.Tensor:
         return torch.tensor([each.done for each in self._images], device=self._device)
 
     def enough(self) -> bool:
-        return all(each.done for each in self._images) or (self._is_over() and self._has_something())
-
-    def _is_over(self) -> bool:
-        return self._end is not None and time.monotonic() >= self._end
+        return all(each.done for each in self._images) or (time.monotonic() >= self._end and self._has_something())
 
     def _has_something(self) -> bool:
-        return all(each.done or each.taken + each.ready >= self._with.unit for each in self._images)
+        return all(each.done or each.taken + each.ready >= self._unit for each in self._images)
 
     def so_far(self) -> torch.Tensor | None:
-        guesses = [self._shown(i, each) if each.taken else None for i, each in enumerate(self._images)]
-        some = next((guess for guess in guesses if guess is not None), None)
-        if some is None:
+        maps = {i: self._shown(i, each) for i, each in enumerate(self._images) if each.taken}
+        if not maps:
             return None
-        return torch.stack([torch.zeros_like(some) if guess is None else guess for guess in guesses])
+        zero = torch.zeros_like(next(iter(maps.values())))
+        return torch.stack([maps.get(image, zero) for image in range(len(self._images))])
 
     def _shown(self, image: int, mine: _OfImage) -> torch.Tensor:
-        """The map of an image by now, or the last one that was shown if there is little new."""
+        """The map of an image so far, or the last one that was shown if few scores are new."""
         if mine.shown is None or mine.done or mine.taken > mine.shown[0] + mine.shown[0] // NEW:
-            mine.shown = mine.taken, self._with.guess(image).values
+            mine.shown = mine.taken, self._estimator.guess(image).values
         return mine.shown[1]
 
-    def result(self) -> Estimate:
+    def result(self) -> tuple[torch.Tensor, Outcome]:
         return self._result(finished=True)
 
-    def partial(self) -> Estimate | None:
+    def partial(self) -> tuple[torch.Tensor, Outcome] | None:
         return self._result(finished=self.enough()) if self._has_something() else None
 
-    def _result(self, *, finished: bool) -> Estimate:
-        complete = [each.done for each in self._images]
+    def _result(self, *, finished: bool) -> tuple[torch.Tensor, Outcome]:
+        complete = [finished or each.done for each in self._images]
         for image, mine in enumerate(self._images):
-            whole = mine.ready // self._with.unit * self._with.unit
-            if not mine.done and whole:
-                self._take(image, mine, whole)
-        guesses = [self._with.guess(image) for image in range(len(self._images))]
-        r2 = [guess.r2 for guess in guesses if guess.r2 is not None]
-        neutral = [guess.neutral for guess in guesses if guess.neutral is not None]
-        return Estimate(
-            values=torch.stack([guess.values for guess in guesses]),
+            units = mine.ready // self._unit * self._unit
+            if not mine.done and units:
+                self._take(image, mine, units)
+        guesses = [self._estimator.guess(image) for image in range(len(self._images))]
+        return torch.stack([guess.values for guess in guesses]), Outcome(
             error=_errors(guesses),
             samples=torch.tensor([each.taken for each in self._images], device=self._device),
-            finished=torch.tensor([finished or each for each in complete], device=self._device),
+            finished=torch.tensor(complete, device=self._device),
+            r2=self._of_all([guess.r2 for guess in guesses]),
             planned=torch.tensor([each.count for each in self._images], device=self._device),
-            r2=torch.tensor(r2, dtype=torch.float64, device=self._device) if len(r2) == len(guesses) else None,
-            neutral=torch.tensor(neutral, dtype=torch.float64, device=self._device) if neutral else None,
+            neutral=self._of_all([guess.neutral for guess in guesses]),
         )
+
+    def _of_all(self, figures: list[float | None]) -> torch.Tensor | None:
+        known = [figure for figure in figures if figure is not None]
+        complete = len(known) == len(figures) > 0
+        return torch.tensor(known, dtype=torch.float64, device=self._device) if complete else None
 
 
 def _errors(guesses: list[Guess]) -> torch.Tensor | None:
@@ -230,45 +212,54 @@ def _errors(guesses: list[Guess]) -> torch.Tensor | None:
 
 
 class PerturbationMethod(Method):
-    """What methods share that run the model on altered photos: options ``baseline``, ``regions`` and budgets."""
+    """A method that runs the model on perturbed photos; its budget is checked."""
 
-    family: ClassVar[str] = ALTERED
+    family = ALTERED
 
     def __post_init__(self) -> None:
-        given = {name: value for name, value in options(self).items() if value is not None}
-        for option, read in (("baseline", baseline_of), ("regions", regions_of)):
-            if option in given:
-                object.__setattr__(self, option, read(self.name, given[option]))
         super().__post_init__()
         for option in ("tolerance", "max_seconds"):
-            if option in given and (value := getattr(self, option)) <= 0:
+            value = getattr(self, option, None)
+            if value is not None and value <= 0:
                 raise MethodError(f"{option} of {self.name} must be a number above 0, got {shown(value)}; leave it out")
 
 
-class FromScores(PerturbationMethod):
-    """What methods share whose map is read off the scores of altered photos."""
+class EstimateMethod(PerturbationMethod):
+    """A method whose map is estimated from the scores of perturbed photos."""
+
+    score: Score
 
     @property
-    def found(self) -> Attributions:
-        """The estimate that is asked for."""
+    def perturbation(self) -> Perturbation:
+        """Which photos are run."""
+        raise NotImplementedError
+
+    def estimator(self, evidence: Evidence) -> Estimator:
+        """A new estimator of the maps."""
         raise NotImplementedError
 
     @property
-    def beside(self) -> frozenset[Need[Any]]:
-        """What is asked for to compare with."""
-        return frozenset()
+    def read(self) -> Attributor:
+        """What is computed for each perturbed photo: one number."""
+        return ScoreOf(self.score)
+
+    @property
+    def references(self) -> frozenset[Need[Any]]:
+        """The scores that those of the perturbed photos are compared with."""
+        return frozenset({whole_score(self.score)})
+
+    @property
+    def _estimate(self) -> Attributions:
+        return Attributions(self.perturbation, self.read, Gradually(self))
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
-        return frozenset({self.found}) | self.beside
+        return self.references | {self._estimate}
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        return self._estimate(evidence).values
+        values: torch.Tensor = evidence[self._estimate][0]
+        return values
 
     def outcome(self, evidence: Evidence) -> Outcome:
-        found = self._estimate(evidence)
-        return Outcome(found.error, found.samples, found.finished, found.r2, found.planned, found.neutral)
-
-    def _estimate(self, evidence: Evidence) -> Estimate:
-        found: Estimate = evidence[self.found]
-        return found
+        outcome: Outcome = evidence[self._estimate][1]
+        return outcome

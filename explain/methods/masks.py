@@ -1,62 +1,48 @@
-"""Altered rows for masks: photos that are covered here and there, drawn when they are needed."""
+"""Photos that are partly masked, the masks drawn when they are needed; and the scores that they are compared with."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 
-from explain._utils.errors import BaselineError, MethodError
+from explain._utils.errors import MethodError
 from explain.baselines.base import Baseline
-from explain.baselines.registry import get_baseline
 from explain.engine import Attributions, Evidence, Need, Perturbation, PerturbedRows
-from explain.engine.perturbations import InOrder, Make, Unperturbed
+from explain.engine.perturbations import InOrder, Make, OneForEach, Unperturbed, interleaved
+from explain.methods.regions import Cell
 
 Score = Literal["logit", "probability"]
 """What is explained: the score as the target picks it, or the probability of its class."""
 
 
-class Drawn(Protocol):
-    """Masks for the photos of a question.
+@dataclass(frozen=True)
+class DrawnMasks:
+    """Masks for some photos.
 
-    ``counts`` says how many each image has; ``keep`` gives those with some numbers, of some images: ``(b, 1, H, W)`` in
-    [0, 1], 1 where the photo stays as it is.
+    ``counts`` says how many each image has. ``keep(images, numbers)`` gives those with some numbers, of some images:
+    ``(b, 1, H, W)`` in [0, 1], 1 where the photo stays as it is.
     """
 
     counts: list[int]
+    keep: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
-    def keep(self, images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor: ...
 
+class Masks(ABC):
+    """A plan of masks. Subclasses are frozen dataclasses: equal ones are run once for all methods of a call."""
 
-class Masks(Hashable, Protocol):
-    """A plan of masks, as a frozen value: equal ones are run once for all methods and targets of a call."""
+    needs: ClassVar[frozenset[Need[Any]]] = frozenset()
 
-    @property
-    def needs(self) -> frozenset[Need[Any]]: ...
-
+    @abstractmethod
     def most(self, size: tuple[int, ...]) -> int:
         """How many there are at most for a photo of this size; 0 if that is not known."""
-        ...
 
-    def drawn(self, evidence: Evidence) -> Drawn: ...
-
-
-@dataclass(frozen=True)
-class Order:
-    """In which order masks are run: the first of all images, then the second of all that have one, and so on."""
-
-    images: torch.Tensor
-    numbers: torch.Tensor
-
-    @classmethod
-    def of(cls, counts: list[int], device: torch.device) -> Order:
-        most = max(counts, default=0)
-        there = torch.arange(most, device=device)[:, None] < torch.tensor(counts, device=device)
-        numbers, images = there.nonzero(as_tuple=True)
-        return cls(images, numbers)
+    @abstractmethod
+    def drawn(self, evidence: Evidence) -> DrawnMasks: ...
 
 
 @dataclass(frozen=True)
@@ -78,13 +64,11 @@ class MaskedInputs(Perturbation):
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
         x = evidence.inputs
-        if not evidence.size:
-            return PerturbedRows(
-                torch.arange(len(x), device=x.device), lambda rows: x[rows % len(x)]
-            )  # no picture to cover
+        if not evidence.size:  # no picture to cover
+            return PerturbedRows(torch.arange(len(x), device=x.device), lambda rows: x[rows % len(x)])
         drawn = self.masks.drawn(evidence)
-        order = Order.of(drawn.counts, x.device)
-        return self._of(x, order.images, lambda rows: drawn.keep(order.images[rows], order.numbers[rows]).to(x))
+        images, numbers = interleaved(drawn.counts, x.device)
+        return self._covered(x, images, lambda rows: drawn.keep(images[rows], numbers[rows]).to(x))
 
     def matching_rows(self, evidence: Evidence, first: PerturbedRows) -> PerturbedRows:
         """Cover the same part of another input: the masks of the first one, brought to its size.
@@ -96,7 +80,7 @@ class MaskedInputs(Perturbation):
         if not evidence.size or keep is None:
             return PerturbedRows(first.owners, lambda rows: x[first.owners[rows].to(x.device)])
 
-        def brought(rows: torch.Tensor) -> torch.Tensor:
+        def resized(rows: torch.Tensor) -> torch.Tensor:
             masks = keep(rows).to(x)
             if masks.ndim != x.ndim:
                 raise MethodError(
@@ -105,35 +89,38 @@ class MaskedInputs(Perturbation):
                 )
             return F.interpolate(masks, evidence.size, mode="nearest-exact")
 
-        return self._of(x, first.owners.to(x.device), brought)
+        return self._covered(x, first.owners.to(x.device), resized)
 
-    def _of(self, x: torch.Tensor, owners: torch.Tensor, keep: Make) -> PerturbedRows:
+    def _covered(self, x: torch.Tensor, owners: torch.Tensor, keep: Make) -> PerturbedRows:
         cover = self.baseline.covering(x)
         return PerturbedRows(owners, lambda rows: cover(owners[rows], keep(rows)), keep=keep)
 
 
 @dataclass(frozen=True)
-class FullyMasked(Perturbation):
-    """Photos of which nothing is left but the baseline: what others are compared with."""
+class FullyMasked(OneForEach):
+    """Photos of which nothing is left but the baseline: a reference for the scores of others."""
 
     baseline: Baseline
 
-    is_reference: ClassVar[bool] = True
+    is_reference = True
 
     def __str__(self) -> str:
         return f"photos covered wholly; baseline: {self.baseline.name}"
 
-    def count(self, channels: int, size: tuple[int, ...]) -> int:
-        return 1
-
-    def rows(self, evidence: Evidence) -> PerturbedRows:
+    def perturbed(self, evidence: Evidence) -> torch.Tensor:
         x = evidence.inputs
         if not evidence.size:
-            return PerturbedRows(torch.arange(len(x), device=x.device), lambda rows: x[rows])
-        cover = self.baseline.covering(x)
-        return PerturbedRows(
-            torch.arange(len(x), device=x.device), lambda rows: cover(rows, x.new_zeros(len(rows), 1, *x.shape[2:]))
-        )
+            return x
+        nothing = x.new_zeros(len(x), 1, *x.shape[2:])
+        return self.baseline.covering(x)(torch.arange(len(x), device=x.device), nothing)
+
+
+def box_mask(cells: Sequence[Cell], like: torch.Tensor) -> torch.Tensor:
+    """A mask ``(1, H, W)`` for photos such as ``like``: 1 in the cells, 0 elsewhere."""
+    mask = like.new_zeros(1, *like.shape[2:])
+    for cell in cells:
+        mask[0][tuple(slice(*ends) for ends in cell)] = 1
+    return mask
 
 
 @dataclass(frozen=True)
@@ -155,22 +142,10 @@ class ScoreOf:
 
 
 def blank_score(baseline: Baseline, score: Score) -> Attributions:
-    """What asks for the score ``(N,)`` of photos of which nothing is left."""
+    """The need for the score ``(N,)`` of fully masked photos."""
     return Attributions(FullyMasked(baseline), ScoreOf(score), InOrder())
 
 
 def whole_score(score: Score) -> Attributions:
-    """What asks for the score ``(N,)`` of the photos as they are, in the precision of the altered ones."""
+    """The need for the score ``(N,)`` of the photos as they are, in the precision of the perturbed ones."""
     return Attributions(Unperturbed(), ScoreOf(score), InOrder())
-
-
-def baseline_of(method: str, value: Any, option: str = "baseline") -> Baseline:
-    """Return the baseline that an option stands for.
-
-    Raises:
-        MethodError: it stands for none.
-    """
-    try:
-        return get_baseline(value)
-    except (BaselineError, AttributeError, TypeError) as error:
-        raise MethodError(f"{option} of {method} must be a baseline or the name of one: {error}") from None

@@ -14,21 +14,20 @@ from explain._utils.errors import MethodError
 from explain._utils.random_numbers import uniform
 from explain.baselines import Zero
 from explain.baselines.base import Baseline
-from explain.engine import Attributions, Evidence, Need
-from explain.engine.perturbations import Attributor
+from explain.engine import Evidence, Need
+from explain.engine.needs import DetectionSimilarity
 from explain.methods.bibliography import cited
-from explain.methods.estimates import Estimating, FromScores, Gradually, Guess, honest
-from explain.methods.masks import MaskedInputs, Score, ScoreOf, whole_score
+from explain.methods.estimates import EstimateMethod, Estimator, Guess, honest
+from explain.methods.masks import DrawnMasks, MaskedInputs, Masks, Score, box_mask, whole_score
 from explain.methods.regions import Cell
 from explain.methods.registry import register
 
-NOTHING: frozenset[Need[Any]] = frozenset()
 BLOCK = 32  # masks that come from one seed
 FEWEST = 4  # masks that say how far their scores differ
 
 
 @dataclass(frozen=True)
-class Windows:
+class Windows(Masks):
     """A window at every ``stride``-th place; None takes a seventh of each side, at every half of that.
 
     Windows begin at multiples of the stride; the last ones are cut off at the border.
@@ -36,8 +35,6 @@ class Windows:
 
     window: int | tuple[int, ...] | None = None
     stride: int | tuple[int, ...] | None = None
-
-    needs = NOTHING
 
     def __str__(self) -> str:
         return "a sliding window"
@@ -72,8 +69,13 @@ class Windows:
             found = [(*before, (start, min(start + length, side))) for before in found for start in starts]
         return found
 
-    def drawn(self, evidence: Evidence) -> _DrawnWindows:
-        return _DrawnWindows(self.boxes(evidence.size), evidence)
+    def drawn(self, evidence: Evidence) -> DrawnMasks:
+        x, boxes = evidence.inputs, self.boxes(evidence.size)
+
+        def keep(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+            return 1 - torch.stack([box_mask([boxes[number]], x) for number in numbers.tolist()])
+
+        return DrawnMasks([len(boxes)] * len(x), keep)
 
 
 def _by_side(option: str, given: int | tuple[int, ...] | None, usual: list[int]) -> list[int]:
@@ -90,31 +92,8 @@ def _by_side(option: str, given: int | tuple[int, ...] | None, usual: list[int])
     return list(given)
 
 
-class _DrawnWindows:
-    def __init__(self, boxes: list[Cell], evidence: Evidence) -> None:
-        self._boxes, self._like = boxes, evidence.inputs
-        self.counts = [len(boxes)] * len(evidence.inputs)
-
-    def keep(self, images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-        found = self._like.new_ones(len(numbers), 1, *self._like.shape[2:])
-        for row, number in zip(found, numbers.tolist(), strict=True):
-            row[0][tuple(slice(*ends) for ends in self._boxes[number])] = 0
-        return found
-
-
-@dataclass(frozen=True)
-class MeanDrop:
+class _MeanDrop(Estimator):
     """The mean drop of the score over the windows that cover each pixel."""
-
-    windows: Windows
-    score: Score
-
-    def begin(self, evidence: Evidence) -> Estimating:
-        return _MeanDrop(self.windows.boxes(evidence.size), evidence, evidence[whole_score(self.score)])
-
-
-class _MeanDrop:
-    unit = 1
 
     def __init__(self, boxes: list[Cell], evidence: Evidence, whole: torch.Tensor) -> None:
         self._boxes, self._whole = boxes, whole
@@ -134,7 +113,7 @@ class _MeanDrop:
 
 @register
 @dataclass(frozen=True)
-class Occlusion(FromScores):
+class Occlusion(EstimateMethod):
     r"""Cover the photo with a sliding window, and see what the score loses.
 
     Each pixel gets the mean drop :math:`y(x) - y(x_{\setminus W})` over the windows W that cover it. Windows begin at
@@ -171,19 +150,19 @@ class Occlusion(FromScores):
     style = "signed"
 
     @property
-    def found(self) -> Attributions:
-        windows = Windows(self.window, self.stride)
-        return Attributions(
-            MaskedInputs(windows, self.baseline), ScoreOf(self.score), Gradually(MeanDrop(windows, self.score))
-        )
+    def _windows(self) -> Windows:
+        return Windows(self.window, self.stride)
 
     @property
-    def beside(self) -> frozenset[Need[Any]]:
-        return frozenset({whole_score(self.score)})
+    def perturbation(self) -> MaskedInputs:
+        return MaskedInputs(self._windows, self.baseline)
+
+    def estimator(self, evidence: Evidence) -> Estimator:
+        return _MeanDrop(self._windows.boxes(evidence.size), evidence, evidence[whole_score(self.score)])
 
 
 @dataclass(frozen=True)
-class SmoothGrids:
+class SmoothGrids(Masks):
     """Random grids of zeros and ones, enlarged to more than the photo and shifted by less than a cell.
 
     They come from the seed in blocks, so that each is the same whenever it is drawn, and none is kept.
@@ -194,24 +173,22 @@ class SmoothGrids:
     probability: float
     seed: int
 
-    needs = NOTHING
-
     def __str__(self) -> str:
         return "random smooth masks"
 
     def most(self, size: tuple[int, ...]) -> int:
         return self.samples
 
-    def drawn(self, evidence: Evidence) -> DrawnGrids:
-        return DrawnGrids(self, evidence)
+    def drawn(self, evidence: Evidence) -> DrawnMasks:
+        grids = _DrawnGrids(self, evidence)
+        return DrawnMasks([self.samples] * len(evidence.inputs), grids.keep)
 
 
-class DrawnGrids:
+class _DrawnGrids:
     """Random smooth masks for the photos of a question."""
 
     def __init__(self, grids: SmoothGrids, evidence: Evidence) -> None:
         self._of, self._size, self._like = grids, evidence.size, evidence.inputs
-        self.counts = [grids.samples] * len(evidence.inputs)
         self._cells = [min(grids.grid, side) for side in self._size]
         self._step = [-(-side // cells) for side, cells in zip(self._size, self._cells, strict=True)]
         self._enlarged = [
@@ -260,36 +237,23 @@ def _enlarging(cells: int, length: int) -> torch.Tensor:
     return F.interpolate(eye[None], size=length, mode="linear", align_corners=False)[0].T
 
 
-@dataclass(frozen=True)
-class ScoreWeightedMasks:
+class _ScoreWeightedMasks(Estimator):
     """The mean of masks times their scores, divided by the probability that a cell is kept.
 
-    If ``centred``, the scores are taken from their mean on. ``whole`` needs the score of the photo itself, which one
-    more mask could have too, so that errors know of it.
+    If ``centred``, the scores are taken from their mean on. ``whole`` is the score of the photo itself, which one more
+    mask could have too, so that errors include it.
     """
 
-    masks: SmoothGrids
-    centred: bool = False
-    whole: Need[torch.Tensor] | None = None
-
-    def begin(self, evidence: Evidence) -> Estimating:
-        whole = None if self.whole is None else evidence[self.whole].double()
-        return _ScoreWeightedMasks(self.masks, self.centred, whole, evidence)
-
-
-class _ScoreWeightedMasks:
-    unit = 1
-
     def __init__(self, masks: SmoothGrids, centred: bool, whole: torch.Tensor | None, evidence: Evidence) -> None:
-        self._drawn, self._probability, self._like = masks.drawn(evidence), masks.probability, evidence.inputs
-        self.counts, self._centred, self._whole = self._drawn.counts, centred, whole
-        like = evidence.inputs
+        drawn, like = masks.drawn(evidence), evidence.inputs
+        self._keep, self._probability, self._like = drawn.keep, masks.probability, like
+        self.counts, self._centred, self._whole = drawn.counts, centred, whole
         self._sums = torch.zeros(len(like), 5, math.prod(evidence.size), dtype=torch.float64, device=like.device)
         self._scores: list[list[torch.Tensor]] = [[] for _ in self.counts]
 
     def take(self, image: int, first: int, scores: torch.Tensor) -> None:
         numbers = torch.arange(first, first + len(scores), device=scores.device)
-        masks = self._drawn.keep(torch.full_like(numbers, image), numbers)[:, 0].flatten(1).double()
+        masks = self._keep(torch.full_like(numbers, image), numbers)[:, 0].flatten(1).double()
         scores = scores.double()
         ones = torch.ones_like(scores)
         self._sums[image][:2].addmm_(torch.stack([scores, ones]), masks)
@@ -314,8 +278,8 @@ class _ScoreWeightedMasks:
         return Guess((mean / self._probability).to(self._like), error, neutral=neutral)
 
 
-class FromSmoothGrids(FromScores):
-    """What `RISE` and D-RISE share: the options of their masks, and how these are weighted by what is read."""
+class SmoothGridMethod(EstimateMethod):
+    """A method that averages random smooth masks, weighted by their scores: `RISE` and `DRISE`."""
 
     name: ClassVar[str]
     samples: int
@@ -340,15 +304,18 @@ class FromSmoothGrids(FromScores):
     def masks(self) -> SmoothGrids:
         return SmoothGrids(self.samples, self.grid, self.probability, self.seed)
 
-    def weighted_by(self, read: Attributor, whole: Need[torch.Tensor] | None = None) -> Attributions:
-        """The masks, each weighted by what is read of the photo seen through it."""
-        fold = Gradually(ScoreWeightedMasks(self.masks, self.centred, whole), self.tolerance, self.max_seconds)
-        return Attributions(MaskedInputs(self.masks, self.baseline), read, fold)
+    @property
+    def perturbation(self) -> MaskedInputs:
+        return MaskedInputs(self.masks, self.baseline)
+
+    def estimator(self, evidence: Evidence) -> Estimator:
+        whole = next((evidence[reference].double() for reference in self.references), None)
+        return _ScoreWeightedMasks(self.masks, self.centred, whole, evidence)
 
 
 @register
 @dataclass(frozen=True)
-class RISE(FromSmoothGrids):
+class RISE(SmoothGridMethod):
     r"""Show the photo through random smooth masks, and add up the masks, each weighted by its score.
 
     :math:`S = \frac{1}{n p} \sum_i y(x \odot m_i)\, m_i`, the expected score given that a pixel is seen. A mask is an
@@ -398,10 +365,73 @@ class RISE(FromSmoothGrids):
     source = cited("petsiuk2018rise")
     style = "signed"
 
-    @property
-    def found(self) -> Attributions:
-        return self.weighted_by(ScoreOf(self.score), whole_score(self.score))
+
+@dataclass(frozen=True)
+class LikenessOf:
+    """How much the best detection in each row is like the one that is explained."""
+
+    needs = frozenset({DetectionSimilarity()})
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        return evidence[DetectionSimilarity()]
+
+
+@register
+@dataclass(frozen=True)
+class DRISE(SmoothGridMethod):
+    r"""RISE for a detected box: each mask is weighted by how much the best detection through it is like that box.
+
+    Likeness is the overlap of the boxes (intersection over union) times the score of the detection, if it has the same
+    label: detectors hand out a label for each box, of which the cosine between class distributions is 1 or 0. The
+    largest one over all detections counts. The target has to be an `explain.targets.Detection`.
+
+    Masks are those of `RISE`, as in the paper (the authors' program enlarges grids without interpolation).
+
+    Args:
+        samples: the number of masks; the paper takes 5,000.
+        grid: cells along a side.
+        probability: that a cell is kept.
+        centred: subtract the mean likeness over the masks.
+        baseline: what is seen where the photo is not.
+        seed: of the masks; every image gets the same.
+        tolerance, max_seconds: stop early, when the largest error over the largest magnitude is at most ``tolerance``,
+            or after so many seconds.
+
+    Returns:
+        ``(N, H, W)``, with the error of each value.
+
+    Petsiuk et al., "Black-box Explanation of Object Detectors via Saliency Maps", CVPR 2021 (arXiv:2006.03204).
+
+    >>> import explain
+    >>> class Detector(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         box, label = torch.tensor([[1.0, 1, 4, 4]]), torch.tensor([1])
+    ...         return [{"boxes": box, "labels": label, "scores": each[:, 1:4, 1:4].mean()[None]} for each in x]
+    >>> target = explain.targets.Detection()
+    >>> a = explain.attribute(Detector(), torch.ones(1, 3, 8, 8), DRISE(samples=64, grid=4), target=target)
+    >>> bool(a.values[0, 1:4, 1:4].mean() > a.values[0, 4:].mean())
+    True
+    """
+
+    samples: int = 2000
+    grid: int = 16
+    probability: float = 0.5
+    centred: bool = False
+    baseline: Baseline = field(default_factory=Zero)
+    seed: int = 0
+    tolerance: float | None = None
+    max_seconds: float | None = None
+
+    name = "drise"
+    about = "random smooth masks weighted by how a box is detected through them"
+    source = cited("petsiuk2021drise")
+    style = "signed"
+    only_for = "detected boxes"
 
     @property
-    def beside(self) -> frozenset[Need[Any]]:
-        return frozenset({whole_score(self.score)})
+    def read(self) -> LikenessOf:
+        return LikenessOf()
+
+    @property
+    def references(self) -> frozenset[Need[Any]]:
+        return frozenset()

@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from explain._utils.errors import MethodError, shown
+from explain._utils.errors import BaselineError, MethodError, shown
 from explain.baselines.base import Baseline
+from explain.baselines.registry import get_baseline
 
 _REFUSED = object()
 _WORDS = {
     bool: "True or False", int: "a whole number", float: "a number", str: "a text", NoneType: "None",
-    torch.Tensor: "a tensor of finite numbers", Baseline: "a baseline",
+    torch.Tensor: "a tensor of finite numbers",
 }  # fmt: skip
 
 
@@ -35,10 +36,10 @@ class Reader:
 
     words: str
     plain: Callable[[Any], Any]
-    check: Callable[[str, Any, str], None]
+    check: Callable[[str, Any, str], None] = lambda method, value, option: None
 
 
-_readers: dict[type, Reader] = {}
+_readers: dict[type, Reader] = {Baseline: Reader("a baseline", get_baseline)}
 
 
 def register_reader(kind: type, reader: Reader) -> None:
@@ -74,7 +75,10 @@ def check_options(method: Any, **least: float) -> None:
         if field.name not in kinds:
             continue
         value, low = getattr(method, field.name), least.get(field.name)
-        read = _read(value, kinds[field.name], low)
+        try:
+            read = _read(value, kinds[field.name], low)
+        except BaselineError as error:
+            raise MethodError(f"{field.name} of {name} must be a baseline or the name of one: {error}") from None
         if type(read) is int and field.name != "seed" and not -(2**63) <= read < 2**63:  # no tensor holds it
             read = _REFUSED
         if read is _REFUSED:
@@ -135,8 +139,6 @@ def _read_one(value: Any, kind: Any, least: float | None) -> Any:
     if kind in _readers:
         read = _readers[kind].plain(value)
         return read if isinstance(read, kind) else _REFUSED
-    if kind is Baseline:
-        return value if isinstance(value, Baseline) and not isinstance(value, type) else _REFUSED
     if kind in (str, NoneType):
         return value if isinstance(value, kind) else _REFUSED
     return value

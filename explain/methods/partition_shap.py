@@ -18,7 +18,7 @@ from explain.engine.reruns import PerturbationRunner
 from explain.methods.base import Outcome
 from explain.methods.bibliography import cited
 from explain.methods.estimates import PerturbationMethod
-from explain.methods.masks import MaskedInputs, Score, ScoreOf, blank_score, whole_score
+from explain.methods.masks import DrawnMasks, MaskedInputs, Masks, Score, ScoreOf, blank_score, box_mask, whole_score
 from explain.methods.regions import Cell
 from explain.methods.registry import register
 
@@ -26,13 +26,11 @@ TOGETHER = 8  # cells that are cut in one go, so that their runs share full piec
 
 
 @dataclass(frozen=True)
-class Cells:
+class Cells(Masks):
     """Masks that show some cells, for one image; others of the batch have none."""
 
     image: int
     shown: tuple[tuple[Cell, ...], ...]
-
-    needs: ClassVar[frozenset[Need[Any]]] = frozenset()
 
     def __str__(self) -> str:
         return "cells of a hierarchy"
@@ -40,21 +38,12 @@ class Cells:
     def most(self, size: tuple[int, ...]) -> int:
         return len(self.shown)
 
-    def drawn(self, evidence: Evidence) -> _DrawnCells:
-        return _DrawnCells(self, evidence)
+    def drawn(self, evidence: Evidence) -> DrawnMasks:
+        def keep(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+            return torch.stack([box_mask(self.shown[number], evidence.inputs) for number in numbers.tolist()])
 
-
-class _DrawnCells:
-    def __init__(self, cells: Cells, evidence: Evidence) -> None:
-        self._shown, self._like = cells.shown, evidence.inputs
-        self.counts = [len(cells.shown) if i == cells.image else 0 for i in range(len(evidence.inputs))]
-
-    def keep(self, images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-        found = self._like.new_zeros(len(numbers), 1, *self._like.shape[2:])
-        for row, number in zip(found, numbers.tolist(), strict=True):
-            for cell in self._shown[number]:
-                row[0][tuple(slice(*ends) for ends in cell)] = 1
-        return found
+        count = len(evidence.inputs)
+        return DrawnMasks([len(self.shown) if image == self.image else 0 for image in range(count)], keep)
 
 
 @dataclass(frozen=True)

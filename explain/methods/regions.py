@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 
-from explain._utils.errors import MethodError, either, shown
+from explain._utils.errors import MethodError, shown
 from explain.methods.blur_path import blurred
-from explain.methods.options import check_options
+from explain.methods.options import Reader, check_options, register_reader
 
 
 @runtime_checkable
@@ -243,31 +244,25 @@ def region_values(values: torch.Tensor, labels: torch.Tensor) -> list[torch.Tens
     return found
 
 
-def regions_of(method: str, value: Any, option: str = "regions") -> Regions:
-    """Return what an option stands for: regions as they are, a tensor or array of numbers, or how many squares across.
+def regions_of(value: Any) -> Any:
+    """Regions for a tensor or array of their numbers, or for how many squares across; all else as it is.
 
-    Raises:
-        MethodError: it stands for no regions.
-
-    >>> regions_of("lime", 4)
+    >>> regions_of(4)
     Squares(across=4)
     """
-    if isinstance(value, Regions) and not isinstance(value, type):
-        return value
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return Squares(value)
-    kind = getattr(getattr(value, "dtype", None), "kind", "")
-    whole = isinstance(value, torch.Tensor) or kind in ("i", "u") or isinstance(value, (list, tuple))
-    if whole:
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value > 0:
+        return Squares(int(value))
+    if isinstance(value, (torch.Tensor, np.ndarray, list, tuple)):
         try:
-            return Squares(int(value)) if getattr(value, "ndim", 1) == 0 and int(value) > 0 else GivenRegions(value)
+            labels = torch.as_tensor(value)
+            return Squares(int(labels)) if labels.ndim == 0 else GivenRegions(labels)
         except (TypeError, ValueError, RuntimeError, MethodError):
-            pass
-    kinds = either(
-        "whole numbers (H, W), how many squares across from 1, or an object such as explain.methods.Squares(7)",
-        "how many squares across, from 1",
-    )
-    raise MethodError(f"{option} of {method} must be {kinds}, got {shown(value)}; give one of these")
+            return value
+    return None if isinstance(value, type) else value
+
+
+register_reader(Regions, Reader("whole numbers (H, W), how many squares across from 1, or an object such as "
+                                "explain.methods.Squares(7)", regions_of))  # fmt: skip
 
 
 USUAL_AREA = 224 * 224  # that the numbers of the literature are for

@@ -13,8 +13,8 @@ from explain._utils.random_numbers import uniform
 from explain.baselines import Zero
 from explain.baselines.base import Baseline
 from explain.methods.bibliography import cited
-from explain.methods.coalitions import FromRegions, Solution
-from explain.methods.estimates import honest
+from explain.methods.coalitions import CoalitionDesign, RegionMethod
+from explain.methods.estimates import Guess, honest
 from explain.methods.masks import Score
 from explain.methods.regions import Regions, Squares
 from explain.methods.registry import register
@@ -24,7 +24,27 @@ FEWEST = 3  # sequences, or groups of masks, that say how far they differ
 
 
 @dataclass(frozen=True)
-class SobolPoints:
+class GridSensitivity(RegionMethod):
+    """Options of methods that cover the cells of a grid."""
+
+    samples: int = 2112
+    grid: int = 8
+    baseline: Baseline = field(default_factory=Zero)
+    score: Score = "logit"
+    seed: int = 0
+    tolerance: float | None = None
+    max_seconds: float | None = None
+
+    needs_blank = False
+    coarse = True
+
+    @property
+    def regions(self) -> Regions:  # type: ignore[override]
+        return Squares(self.grid)
+
+
+@dataclass(frozen=True)
+class SobolPoints(CoalitionDesign):
     """Points A and B of scrambled Sobol sequences, and A with each coordinate in turn taken from B.
 
     A sequence gives a few such designs; the next is scrambled otherwise, so that the sequences are independent.
@@ -58,25 +78,6 @@ class SobolPoints:
         return self.samples // self.unit(regions) * self.unit(regions)
 
 
-@dataclass(frozen=True)
-class JansenIndices:
-    """Total Sobol indices by Jansen's estimator; the error is that of leaving out one sequence in turn."""
-
-    compares = False
-
-    def __call__(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Solution:
-        regions = seen.shape[1]
-        each = scores.reshape(-1, DESIGNS, regions + 2)
-        halves = (each[:, :, :1] - each[:, :, 2:]).square().sum(1) / (2 * DESIGNS)  # (sequences, M)
-        ends = each[:, :, :2].flatten(1)
-        values = _indices(halves, ends)
-        n = len(each)
-        if n < FEWEST or bool(scores.max() - scores.min() <= 1e-6 * scores.abs().max()):
-            return Solution(values)
-        without = torch.stack([_indices(_but(halves, k), _but(ends, k)) for k in range(n)])
-        return Solution(values, honest((n - 1) / n * (without - without.mean(0)).square().sum(0), n - 1))
-
-
 def _but(rows: torch.Tensor, one: int) -> torch.Tensor:
     return torch.cat([rows[:one], rows[one + 1 :]])
 
@@ -88,7 +89,7 @@ def _indices(halves: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
 
 @register
 @dataclass(frozen=True)
-class Sobol(FromRegions):
+class Sobol(GridSensitivity):
     r"""How much of the variance of the score each cell of a grid has a part in, when cells fade at random.
 
     The total Sobol index of a cell is :math:`E[\mathrm{Var}(y \mid \text{all others})] / \mathrm{Var}(y)`, by Jansen's
@@ -117,35 +118,30 @@ class Sobol(FromRegions):
     torch.Size([1, 2, 2])
     """
 
-    samples: int = 2112
-    grid: int = 8
-    baseline: Baseline = field(default_factory=Zero)
-    score: Score = "logit"
-    seed: int = 0
-    tolerance: float | None = None
-    max_seconds: float | None = None
-
     name = "sobol"
     about = "the share of the score's variance that each cell has a part in"
     source = cited("fel2021sobol")
     minimums: ClassVar[Mapping[str, float]] = {"samples": 1, "grid": 1}
-    coarse = True
-
-    @property
-    def regions(self) -> Regions:  # type: ignore[override]
-        return Squares(self.grid)
 
     @property
     def design(self) -> SobolPoints:
         return SobolPoints(self.samples, self.seed)
 
-    @property
-    def solver(self) -> JansenIndices:
-        return JansenIndices()
+    def solve(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Guess:
+        regions = seen.shape[1]
+        each = scores.reshape(-1, DESIGNS, regions + 2)
+        halves = (each[:, :, :1] - each[:, :, 2:]).square().sum(1) / (2 * DESIGNS)  # (sequences, M)
+        ends = each[:, :, :2].flatten(1)
+        values = _indices(halves, ends)
+        n = len(each)
+        if n < FEWEST or bool(scores.max() - scores.min() <= 1e-6 * scores.abs().max()):
+            return Guess(values)
+        without = torch.stack([_indices(_but(halves, k), _but(ends, k)) for k in range(n)])
+        return Guess(values, honest((n - 1) / n * (without - without.mean(0)).square().sum(0), n - 1))
 
 
 @dataclass(frozen=True)
-class HalfMasks:
+class HalfMasks(CoalitionDesign):
     """Each cell seen or not by the toss of a coin, in groups that are even: each cell is seen in half of a group."""
 
     samples: int
@@ -169,27 +165,6 @@ class HalfMasks:
 GROUP = 20  # masks in which each cell is seen as often as not
 
 
-@dataclass(frozen=True)
-class KernelDependence:
-    """HSIC of each cell and the score; the error is that of leaving out one tenth of the masks in turn."""
-
-    compares = False
-
-    def __call__(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Solution:
-        apart = (scores[:, None] - scores).abs()
-        differ = apart > 1e-6 * apart.max()  # the same mask, drawn twice, scores the same but for rounding
-        width = float(apart[differ].median()) if bool(differ.any()) else 1.0
-        alike = torch.exp(-((apart / width) ** 2) / 2)
-        values = hsic(seen, alike)
-        groups = min(10, len(seen) // GROUP)
-        if groups < FEWEST or not bool(differ.any()):
-            return Solution(values)
-        of = torch.arange(len(seen), device=seen.device) // GROUP % groups
-        without = torch.stack([hsic(seen[of != k], alike[of != k][:, of != k]) for k in range(groups)])
-        variance = (groups - 1) / groups * (without - without.mean(0)).square().sum(0)
-        return Solution(values, honest(variance, groups - 1))
-
-
 def hsic(seen: torch.Tensor, alike: torch.Tensor) -> torch.Tensor:
     """The biased estimate of HSIC for each column of truth values ``(n, M)`` and a kernel ``(n, n)``.
 
@@ -202,7 +177,7 @@ def hsic(seen: torch.Tensor, alike: torch.Tensor) -> torch.Tensor:
 
 @register
 @dataclass(frozen=True)
-class HSIC(FromRegions):
+class HSIC(GridSensitivity):
     r"""How much the score depends on whether each cell of a grid is seen, in whatever way it does.
 
     The Hilbert-Schmidt independence criterion :math:`\mathrm{tr}(K_i H L H)/n^2`, with :math:`H = I - 1/n`. The kernel
@@ -232,27 +207,26 @@ class HSIC(FromRegions):
     """
 
     samples: int = 500
-    grid: int = 8
-    baseline: Baseline = field(default_factory=Zero)
-    score: Score = "logit"
-    seed: int = 0
-    tolerance: float | None = None
-    max_seconds: float | None = None
 
     name = "hsic"
     about = "how much the score depends on whether each cell is seen"
     source = cited("novello2022hsic")
     minimums: ClassVar[Mapping[str, float]] = {"samples": GROUP, "grid": 1}
-    coarse = True
-
-    @property
-    def regions(self) -> Regions:  # type: ignore[override]
-        return Squares(self.grid)
 
     @property
     def design(self) -> HalfMasks:
         return HalfMasks(self.samples, self.seed)
 
-    @property
-    def solver(self) -> KernelDependence:
-        return KernelDependence()
+    def solve(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Guess:
+        apart = (scores[:, None] - scores).abs()
+        differ = apart > 1e-6 * apart.max()  # the same mask, drawn twice, scores the same but for rounding
+        width = float(apart[differ].median()) if bool(differ.any()) else 1.0
+        alike = torch.exp(-((apart / width) ** 2) / 2)
+        values = hsic(seen, alike)
+        groups = min(10, len(seen) // GROUP)
+        if groups < FEWEST or not bool(differ.any()):
+            return Guess(values)
+        of = torch.arange(len(seen), device=seen.device) // GROUP % groups
+        without = torch.stack([hsic(seen[of != k], alike[of != k][:, of != k]) for k in range(groups)])
+        variance = (groups - 1) / groups * (without - without.mean(0)).square().sum(0)
+        return Guess(values, honest(variance, groups - 1))

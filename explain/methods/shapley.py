@@ -17,8 +17,8 @@ from explain.baselines import Zero
 from explain.baselines.base import Baseline
 from explain.engine import Evidence
 from explain.methods.bibliography import cited
-from explain.methods.coalitions import FromRegions, Solution
-from explain.methods.estimates import honest, widened
+from explain.methods.coalitions import CoalitionDesign, RegionMethod
+from explain.methods.estimates import Guess, honest, widened
 from explain.methods.masks import Score, blank_score, whole_score
 from explain.methods.regions import Regions, Squares, region_values
 from explain.methods.registry import register
@@ -32,8 +32,7 @@ PLAUSIBLE = 3.0  # variances whose log-likelihood is less than this below the be
 TESTED = 12  # pairs, at least, that a fit has to predict before its error is believed
 
 
-@dataclass(frozen=True)
-class PairRegression:
+def regress_pairs(seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Guess:
     r"""The Shapley values that are most likely, given how much more each coalition scores than its opposite.
 
     Half of this difference, :math:`D(z) = (y(z) - y(1 - z)) / 2`, knows nothing of what regions do in twos. It is the
@@ -49,36 +48,30 @@ class PairRegression:
 
     KernelSHAP's own regression has single regions only, and takes all that they do together for noise.
     """
-
-    compares = True
-
-    def __call__(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Solution:
-        regions, gain = seen.shape[1], whole - blank
-        even = torch.full((regions,), gain / regions, dtype=torch.float64, device=seen.device)
-        if regions == 1:
-            return Solution(even, torch.zeros_like(even))
-        if not len(seen):
-            return Solution(even)
-        signs = 2 * torch.cat([torch.ones_like(seen[:1]), seen[::2]]) - 1
-        half = torch.cat([scores.new_full((1,), gain), scores[::2] - scores[1::2]]) / 2
-        of_rest = coefficients(signs)
-        if len(half) == 2 ** (regions - 1):
-            values = half @ of_rest
-            return Solution(values, torch.zeros_like(values))
-        compared = list(_compared(signs[:ENOUGH], half[:ENOUGH], THREES))
-        most = max(fit.likelihood for fit in compared)
-        plausible = sorted(
-            (fit for fit in compared if most - fit.likelihood < PLAUSIBLE), key=lambda fit: -fit.likelihood
-        )
-        if len(half) > ENOUGH:
-            plausible = [next(_compared(signs, half, (fit.threes,), fit.rest)) for fit in plausible]
-        best, freedom = plausible[0], len(half) - regions
-        values = best.across(signs).T @ torch.cholesky_solve(half[:, None], best.factor)[:, 0]
-        error = None
-        if freedom > max(regions, TESTED):
-            factor = widened(freedom) * math.sqrt(len(half) / freedom)
-            error = factor * torch.stack([fit.error(signs, half) for fit in plausible]).amax(0)
-        return Solution(values + (gain - values.sum()) / regions, error)
+    regions, gain = seen.shape[1], whole - blank
+    even = torch.full((regions,), gain / regions, dtype=torch.float64, device=seen.device)
+    if regions == 1:
+        return Guess(even, torch.zeros_like(even))
+    if not len(seen):
+        return Guess(even)
+    signs = 2 * torch.cat([torch.ones_like(seen[:1]), seen[::2]]) - 1
+    half = torch.cat([scores.new_full((1,), gain), scores[::2] - scores[1::2]]) / 2
+    of_rest = coefficients(signs)
+    if len(half) == 2 ** (regions - 1):
+        values = half @ of_rest
+        return Guess(values, torch.zeros_like(values))
+    compared = list(_compared(signs[:ENOUGH], half[:ENOUGH], THREES))
+    most = max(fit.likelihood for fit in compared)
+    plausible = sorted((fit for fit in compared if most - fit.likelihood < PLAUSIBLE), key=lambda fit: -fit.likelihood)
+    if len(half) > ENOUGH:
+        plausible = [next(_compared(signs, half, (fit.threes,), fit.rest)) for fit in plausible]
+    best, freedom = plausible[0], len(half) - regions
+    values = best.across(signs).T @ torch.cholesky_solve(half[:, None], best.factor)[:, 0]
+    error = None
+    if freedom > max(regions, TESTED):
+        factor = widened(freedom) * math.sqrt(len(half) / freedom)
+        error = factor * torch.stack([fit.error(signs, half) for fit in plausible]).amax(0)
+    return Guess(values + (gain - values.sum()) / regions, error)
 
 
 @dataclass(frozen=True)
@@ -168,7 +161,7 @@ FEWEST = 3  # pairs of orders that say how far orders differ
 
 
 @dataclass(frozen=True)
-class Pairs:
+class Pairs(CoalitionDesign):
     """Coalitions of regions and their opposites; each pair once.
 
     The first ones are what a random order uncovers one after the other, which tells most while runs are few. The sizes
@@ -225,11 +218,22 @@ def _by_kernel(regions: int, generator: torch.Generator) -> Iterator[torch.Tenso
         yield from ranks < sizes[:, None]
 
 
-class AddsUp(FromRegions):
-    """What methods share whose values add up to the difference between the score and that of a blank photo."""
+@dataclass(frozen=True)
+class ShapleyMethod(RegionMethod):
+    """Options of methods for Shapley values, which add up to the score minus that of a fully covered photo."""
+
+    samples: int = 500
+    regions: Regions = field(default_factory=Squares)
+    baseline: Baseline = field(default_factory=Zero)
+    score: Score = "logit"
+    seed: int = 0
+    tolerance: float | None = None
+    max_seconds: float | None = None
+
+    style = "signed"
 
     def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor:
-        """By how much the values of the regions miss it ``(N,)``."""
+        """By how much the values of the regions miss that difference ``(N,)``."""
         labels = self.regions(evidence.inputs)
         gain: torch.Tensor = evidence[whole_score(self.score)] - evidence[blank_score(self.baseline, self.score)]
         return torch.stack([each.sum() for each in region_values(values, labels)]) - gain
@@ -237,7 +241,7 @@ class AddsUp(FromRegions):
 
 @register
 @dataclass(frozen=True)
-class KernelSHAP(AddsUp):
+class KernelSHAP(ShapleyMethod):
     r"""The Shapley values of regions, by weighted regression on the scores of random coalitions.
 
     A region's value is what it adds to the score on average, over all orders in which regions may be uncovered; the
@@ -273,31 +277,21 @@ class KernelSHAP(AddsUp):
     (True, 14)
     """
 
-    samples: int = 500
-    regions: Regions = field(default_factory=Squares)
-    baseline: Baseline = field(default_factory=Zero)
-    score: Score = "logit"
-    seed: int = 0
-    tolerance: float | None = None
-    max_seconds: float | None = None
-
     name = "kernelshap"
     about = "Shapley values of regions by weighted regression"
     source = cited("lundberg2017shap")
     minimums: ClassVar[Mapping[str, float]] = {"samples": 2}
-    style = "signed"
 
     @property
     def design(self) -> Pairs:
         return Pairs(self.samples, self.seed)
 
-    @property
-    def solver(self) -> PairRegression:
-        return PairRegression()
+    def solve(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Guess:
+        return regress_pairs(seen, scores, whole, blank)
 
 
 @dataclass(frozen=True)
-class Permutations:
+class Permutations(CoalitionDesign):
     """Regions uncovered one after the other in random orders, each order followed by its reverse."""
 
     samples: int
@@ -328,37 +322,9 @@ class Permutations:
         return self.samples // self.unit(regions) * self.unit(regions) if regions > 1 else 0
 
 
-@dataclass(frozen=True)
-class MeanGain:
-    """What each region adds when it is uncovered, on average over the orders; the error is that over pairs of them.
-
-    There is none before three pairs (see `honest`). Where all pairs agree, they may do so by chance: values may be off
-    by what a region adds in one pair more.
-    """
-
-    compares = True
-
-    def __call__(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Solution:
-        regions = seen.shape[1]
-        if regions == 1:
-            values = torch.full((1,), whole - blank, dtype=torch.float64, device=seen.device)
-            return Solution(values, torch.zeros_like(values))
-        seen, scores = seen.reshape(-1, regions - 1, regions), scores.reshape(-1, regions - 1)
-        steps = torch.cat([torch.zeros_like(seen[:, :1]), seen, torch.ones_like(seen[:, :1])], 1).diff(dim=1)
-        ends = torch.ones_like(scores[:, :1])
-        gains = torch.cat([blank * ends, scores, whole * ends], 1).diff(dim=1)
-        each = (steps * gains[..., None]).sum(1).reshape(-1, 2, regions).mean(1)
-        n = len(each)
-        if n < FEWEST:
-            return Solution(each.mean(0))
-        variance, reach = each.var(0) / n, each.abs().max()
-        agree = bool(variance.mean().sqrt() <= 1e-6 * reach)  # but for rounding
-        return Solution(each.mean(0), (reach / n).expand(regions) if agree else honest(variance, n - 1))
-
-
 @register
 @dataclass(frozen=True)
-class ShapleySampling(AddsUp):
+class ShapleySampling(ShapleyMethod):
     r"""The Shapley values of regions, by uncovering them one after the other in random orders.
 
     A region's value is the mean of what the score gains when it is uncovered. Each order is followed by its reverse,
@@ -388,24 +354,33 @@ class ShapleySampling(AddsUp):
     True
     """
 
-    samples: int = 500
-    regions: Regions = field(default_factory=Squares)
-    baseline: Baseline = field(default_factory=Zero)
-    score: Score = "logit"
-    seed: int = 0
-    tolerance: float | None = None
-    max_seconds: float | None = None
-
     name = "shapleysampling"
     about = "Shapley values of regions by uncovering them in random orders"
     source = cited("strumbelj2014shapley")
     minimums: ClassVar[Mapping[str, float]] = {"samples": 1}
-    style = "signed"
 
     @property
     def design(self) -> Permutations:
         return Permutations(self.samples, self.seed)
 
-    @property
-    def solver(self) -> MeanGain:
-        return MeanGain()
+    def solve(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Guess:
+        """The mean gain of each region over the orders, and its standard error over pairs of them.
+
+        There is no error before three pairs (see `honest`). Where all pairs agree, they may do so by chance: values
+        may be off by the gain of a region in one pair more.
+        """
+        regions = seen.shape[1]
+        if regions == 1:
+            values = torch.full((1,), whole - blank, dtype=torch.float64, device=seen.device)
+            return Guess(values, torch.zeros_like(values))
+        seen, scores = seen.reshape(-1, regions - 1, regions), scores.reshape(-1, regions - 1)
+        steps = torch.cat([torch.zeros_like(seen[:, :1]), seen, torch.ones_like(seen[:, :1])], 1).diff(dim=1)
+        ends = torch.ones_like(scores[:, :1])
+        gains = torch.cat([blank * ends, scores, whole * ends], 1).diff(dim=1)
+        each = (steps * gains[..., None]).sum(1).reshape(-1, 2, regions).mean(1)
+        n = len(each)
+        if n < FEWEST:
+            return Guess(each.mean(0))
+        variance, reach = each.var(0) / n, each.abs().max()
+        agree = bool(variance.mean().sqrt() <= 1e-6 * reach)  # but for rounding
+        return Guess(each.mean(0), (reach / n).expand(regions) if agree else honest(variance, n - 1))

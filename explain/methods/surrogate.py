@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
@@ -12,11 +12,12 @@ from explain._utils.errors import MethodError
 from explain._utils.random_numbers import uniform
 from explain.baselines import Zero
 from explain.baselines.base import Baseline
-from explain.engine import Attributions, Evidence, Need, Perturbation, PerturbedRows
+from explain.engine import Evidence, Perturbation, PerturbedRows
+from explain.engine.perturbations import interleaved
 from explain.methods.bibliography import cited
-from explain.methods.coalitions import Coalitions, FromRegions, OfRegions, Solution
-from explain.methods.estimates import FromScores, Gradually, honest
-from explain.methods.masks import Order, Score, ScoreOf, whole_score
+from explain.methods.coalitions import CoalitionDesign, Coalitions, RegionMethod
+from explain.methods.estimates import Guess, honest
+from explain.methods.masks import Score
 from explain.methods.regions import Regions, Squares
 from explain.methods.registry import register
 
@@ -24,32 +25,33 @@ FEWEST = 3  # runs more than regions, before the misses of a linear model say ho
 
 
 @dataclass(frozen=True)
-class LeaveOneOut:
+class LeaveOneOut(CoalitionDesign):
     """One region covered at a time."""
 
     def rows(self, regions: int) -> torch.Tensor:
         return ~torch.eye(regions, dtype=torch.bool, device="cpu")
 
-    def unit(self, regions: int) -> int:
-        return 1
-
     def most(self, regions: int) -> int:
         return regions
 
 
-@dataclass(frozen=True)
-class Drop:
-    """What the score loses without each region."""
+class DropMethod(RegionMethod):
+    """A method whose values are what the score loses without each region."""
 
-    compares = False
+    needs_blank = False
+    style = "signed"
 
-    def __call__(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Solution:
-        return Solution((whole - scores) @ (1 - seen))
+    @property
+    def design(self) -> LeaveOneOut:
+        return LeaveOneOut()
+
+    def solve(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Guess:
+        return Guess((whole - scores) @ (1 - seen))
 
 
 @register
 @dataclass(frozen=True)
-class FeatureAblation(FromRegions):
+class FeatureAblation(DropMethod):
     r"""What the score loses without each region: :math:`y(x) - y(x_{\setminus R})`.
 
     Args:
@@ -78,19 +80,10 @@ class FeatureAblation(FromRegions):
     name = "featureablation"
     about = "what the score loses without each region"
     source = cited("zeiler2014occlusion")
-    style = "signed"
-
-    @property
-    def design(self) -> LeaveOneOut:
-        return LeaveOneOut()
-
-    @property
-    def solver(self) -> Drop:
-        return Drop()
 
 
 @dataclass(frozen=True)
-class RandomCoalitions:
+class RandomCoalitions(CoalitionDesign):
     """Each region covered or not by the toss of a coin."""
 
     samples: int
@@ -100,47 +93,13 @@ class RandomCoalitions:
         generator = torch.Generator("cpu").manual_seed(self.seed % 2**63)
         return uniform((self.samples, regions), generator) < 0.5
 
-    def unit(self, regions: int) -> int:
-        return 1
-
     def most(self, regions: int) -> int:
         return self.samples
 
 
-@dataclass(frozen=True)
-class RidgeRegression:
-    """A linear model of the score with an intercept, by least squares with weights for likeness to the photo."""
-
-    width: float
-    ridge: float
-
-    compares = False
-
-    def __call__(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Solution:
-        """See `LIME`; the photo itself is one more sample, of weight 1."""
-        z = torch.cat([torch.ones_like(seen[:1]), seen])
-        y = torch.cat([scores.new_full((1,), whole), scores])
-        distance = 1 - (z.sum(1) / z.shape[1]).sqrt()
-        weights = torch.exp(-((distance / self.width) ** 2))
-        total = weights.sum()
-        x, t = z - weights @ z / total, y - weights @ y / total
-        curvature = (x * weights[:, None]).T @ x
-        penalty = self.ridge * torch.eye(z.shape[1], dtype=torch.float64, device=z.device)
-        inverse = torch.linalg.pinv(curvature + penalty, hermitian=True)
-        values = inverse @ (x * (weights * t)[:, None]).sum(0)
-        rest = t - x @ values
-        spread = float(weights @ t.square())
-        leverage = ((x @ inverse * x).sum(1) * weights + weights / total).clamp(max=0.99)
-        pulls = x * (weights * rest / (1 - leverage))[:, None]
-        variance = (inverse @ (pulls.T @ pulls) @ inverse).diagonal().clamp(min=0)
-        r2 = 1 - float(weights @ rest.square()) / spread if spread > 0 else 1.0
-        freedom = len(seen) - seen.shape[1]
-        return Solution(values, honest(variance, freedom) if freedom >= FEWEST else None, r2)
-
-
 @register
 @dataclass(frozen=True)
-class LIME(FromRegions):
+class LIME(RegionMethod):
     r"""A linear model of the score in which regions are covered, near the photo.
 
     Regions are covered by the toss of a coin. A run in which z of M regions are seen weighs
@@ -187,15 +146,33 @@ class LIME(FromRegions):
     about = "a linear model of the score with regions covered"
     source = cited("ribeiro2016lime")
     minimums: ClassVar[Mapping[str, float]] = {"samples": 1, "width": 1e-6, "ridge": 0}
+    needs_blank = False
     style = "signed"
 
     @property
     def design(self) -> RandomCoalitions:
         return RandomCoalitions(self.samples, self.seed)
 
-    @property
-    def solver(self) -> RidgeRegression:
-        return RidgeRegression(self.width, self.ridge)
+    def solve(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Guess:
+        """Weighted least squares with an intercept; the photo itself is one more sample, of weight 1."""
+        z = torch.cat([torch.ones_like(seen[:1]), seen])
+        y = torch.cat([scores.new_full((1,), whole), scores])
+        distance = 1 - (z.sum(1) / z.shape[1]).sqrt()
+        weights = torch.exp(-((distance / self.width) ** 2))
+        total = weights.sum()
+        x, t = z - weights @ z / total, y - weights @ y / total
+        curvature = (x * weights[:, None]).T @ x
+        penalty = self.ridge * torch.eye(z.shape[1], dtype=torch.float64, device=z.device)
+        inverse = torch.linalg.pinv(curvature + penalty, hermitian=True)
+        values = inverse @ (x * (weights * t)[:, None]).sum(0)
+        rest = t - x @ values
+        spread = float(weights @ t.square())
+        leverage = ((x @ inverse * x).sum(1) * weights + weights / total).clamp(max=0.99)
+        pulls = x * (weights * rest / (1 - leverage))[:, None]
+        variance = (inverse @ (pulls.T @ pulls) @ inverse).diagonal().clamp(min=0)
+        r2 = 1 - float(weights @ rest.square()) / spread if spread > 0 else 1.0
+        freedom = len(seen) - seen.shape[1]
+        return Guess(values, honest(variance, freedom) if freedom >= FEWEST else None, r2)
 
 
 @dataclass(frozen=True)
@@ -227,19 +204,20 @@ class PermutedRegions(Perturbation):
                 "give more, or take featureablation"
             )
         drawn = self.masks.drawn(evidence)
-        order, others = Order.of(drawn.counts, x.device), self.others(len(x)).to(x.device)
+        owners, numbers = interleaved(drawn.counts, x.device)
+        others = self.others(len(x)).to(x.device)
 
         def make(rows: torch.Tensor) -> torch.Tensor:
-            images = order.images[rows]
-            keep = drawn.keep(images, order.numbers[rows]) > 0
+            images = owners[rows]
+            keep = drawn.keep(images, numbers[rows]) > 0
             return torch.where(keep, x[images], x[others[images]])
 
-        return PerturbedRows(order.images, make)
+        return PerturbedRows(owners, make)
 
 
 @register
 @dataclass(frozen=True)
-class FeaturePermutation(FromScores):
+class FeaturePermutation(DropMethod):
     """What the score loses if a region is that of another image of the batch.
 
     What stands in its place is thus a photo too, and no colour that the network has never seen. The values depend on
@@ -271,15 +249,8 @@ class FeaturePermutation(FromScores):
     name = "featurepermutation"
     about = "what the score loses with a region of another image"
     source = cited("fisher2019permutation")
-    style = "signed"
     only_for = "batches of several images"
 
     @property
-    def found(self) -> Attributions:
-        masks = Coalitions(self.regions, LeaveOneOut())
-        fold = Gradually(OfRegions(masks, Drop(), Zero(), self.score))
-        return Attributions(PermutedRegions(masks, self.seed), ScoreOf(self.score), fold)
-
-    @property
-    def beside(self) -> frozenset[Need[Any]]:
-        return frozenset({whole_score(self.score)})
+    def perturbation(self) -> PermutedRegions:
+        return PermutedRegions(self.coalitions, self.seed)

@@ -11,12 +11,12 @@ import torch
 from explain._utils.errors import MethodError
 from explain.engine import Activations, Attributions, Evidence, Need, Perturbation, PerturbedRows
 from explain.engine.needs import BlockTokens
-from explain.engine.perturbations import InOrder
+from explain.engine.perturbations import InOrder, interleaved
 from explain.layers.feature_maps import enlarge
 from explain.methods.base import ALTERED, Method, Outcome
 from explain.methods.bibliography import cited
 from explain.methods.clustering import complete_linkage, means
-from explain.methods.masks import Order, Score, ScoreOf, whole_score
+from explain.methods.masks import Score, ScoreOf, whole_score
 from explain.methods.registry import register
 from explain.methods.score_cam import masks
 from explain.methods.wrappers import noise
@@ -58,17 +58,17 @@ class ClusterMaskedInputs(Perturbation):
         if len(size) != 2:
             return PerturbedRows(torch.arange(len(x), device=x.device), lambda rows: x[rows])  # no photo
         clusters = self.clusters(evidence)
-        order = Order.of([2 * len(each) for each in clusters], x.device)
+        owners, rank = interleaved([2 * len(each) for each in clusters], x.device)
 
         def make(rows: torch.Tensor) -> torch.Tensor:
-            images, numbers = order.images[rows], order.numbers[rows]
+            images, numbers = owners[rows], rank[rows]
             pairs = list(zip(images.tolist(), (numbers // 2).tolist(), strict=True))
             keep = masks(torch.stack([clusters[image][number] for image, number in pairs]).to(x), size)
             added = torch.stack([noise(self.seed, number, x[0]) for _, number in pairs])
             seen = torch.where((numbers % 2 == 0)[:, None, None, None], keep, torch.ones_like(keep))
             return x[images] * seen + self.sigma * added * (1 - keep)
 
-        return PerturbedRows(order.images, make)
+        return PerturbedRows(owners, make)
 
 
 def clustered(maps: torch.Tensor, size: tuple[int, ...], distance: float) -> torch.Tensor:
@@ -163,10 +163,10 @@ class ViTCX(Method):
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         clusters, whole = self._seen.clusters(evidence), evidence[whole_score(self.score)]
-        order = Order.of([2 * len(each) for each in clusters], whole.device)
+        owners, _ = interleaved([2 * len(each) for each in clusters], whole.device)
         found = []
         for image, maps in enumerate(clusters):
-            mine = evidence[self._scores][order.images == image]
+            mine = evidence[self._scores][owners == image]
             found.append(weighted_mean(maps.to(evidence.inputs), mine[::2] - mine[1::2] + whole[image], evidence.size))
         return torch.stack(found)
 
@@ -226,13 +226,13 @@ class SampledTokens(Perturbation):
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
         drawn = self.drawn(evidence)
-        order = Order.of([len(each) for each in drawn], evidence.inputs.device)
+        owners, numbers = interleaved([len(each) for each in drawn], evidence.inputs.device)
 
         def make(rows: torch.Tensor) -> torch.Tensor:
-            pairs = zip(order.images[rows].tolist(), order.numbers[rows].tolist(), strict=True)
+            pairs = zip(owners[rows].tolist(), numbers[rows].tolist(), strict=True)
             return torch.stack([drawn[image][number] for image, number in pairs])
 
-        return PerturbedRows(order.images, make)
+        return PerturbedRows(owners, make)
 
 
 @register
@@ -294,11 +294,11 @@ class TIS(Method):
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         drawn, scores = self._sampled.drawn(evidence), evidence[self._scores]
-        order = Order.of([len(each) for each in drawn], scores.device)
+        owners, _ = interleaved([len(each) for each in drawn], scores.device)
         found = []
         for image, keep in enumerate(drawn):
             seen = keep.to(scores).sum(0)
-            total = torch.einsum("k,khw->hw", scores[order.images == image], keep.to(scores))
+            total = torch.einsum("k,khw->hw", scores[owners == image], keep.to(scores))
             found.append(torch.where(seen > 0, total / seen.clamp(min=1), 0))
         return torch.stack(found)
 

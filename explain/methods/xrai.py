@@ -14,7 +14,7 @@ from explain.methods.base import GRADIENTS, Method, check_range
 from explain.methods.bibliography import cited
 from explain.methods.gradients import Saliency
 from explain.methods.path import PathStart, Quadrature, StraightPath
-from explain.methods.regions import USUAL_AREA, Felzenszwalb, Regions, regions_of
+from explain.methods.regions import USUAL_AREA, Felzenszwalb, Regions
 from explain.methods.registry import register
 
 SCALES = (50, 100, 150, 250, 500, 1200)
@@ -63,8 +63,6 @@ class XRAI(Method):
     minimums: ClassVar[Mapping[str, float]] = {"steps": 1}
 
     def __post_init__(self) -> None:
-        if self.regions is not None:
-            object.__setattr__(self, "regions", regions_of(self.name, self.regions))
         super().__post_init__()
         check_range(self.name, self.low, self.high)
 

@@ -844,7 +844,7 @@ def test_hsic_of_a_cell_that_does_nothing_is_near_zero() -> None:
 def test_feature_permutation_exchanges_regions_between_images(curved: Curved) -> None:
     method = FeaturePermutation(regions=LABELS, seed=1)
     found = explain.attribute(curved, photos(3), method, target=1)
-    givers = method.found.of.others(3)  # type: ignore[attr-defined]
+    givers = method.perturbation.others(3)  # type: ignore[attr-defined]
     assert sorted(givers.tolist()) == [0, 1, 2]
     assert (givers != torch.arange(3)).all()
     for i, x in enumerate(photos(3)):
