@@ -46,6 +46,15 @@ def interleaved(counts: Sequence[int], device: torch.device) -> tuple[torch.Tens
     return images, numbers
 
 
+def copies(x: torch.Tensor, count: int, make: Callable[[int, int], torch.Tensor]) -> PerturbedRows:
+    """``count`` rows for each image of ``x``, image by image; ``make(image, number)`` builds one of them."""
+
+    def rows(numbers: torch.Tensor) -> torch.Tensor:
+        return torch.stack([make(row // count, row % count) for row in numbers.tolist()])
+
+    return PerturbedRows(torch.arange(len(x), device=x.device).repeat_interleave(count), rows)
+
+
 class Perturbation(ABC):
     """A plan of altered rows. Subclasses are frozen dataclasses: equal ones are run once for all methods of a call.
 

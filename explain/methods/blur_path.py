@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
 from explain._utils.errors import MethodError
-from explain.engine import Accumulator, Attributions, Evidence, Need, Perturbation, PerturbedRows, Reducer
-from explain.engine.perturbations import Scores
-from explain.methods.base import GRADIENTS, Method
+from explain.engine import Accumulator, Attributions, Evidence, Perturbation, PerturbedRows, Reducer
+from explain.engine.perturbations import OneForEach, Scores, SumOfRows, copies
 from explain.methods.bibliography import cited
 from explain.methods.gradients import Saliency
+from explain.methods.path import CompleteMethod
 from explain.methods.registry import register
 
 
@@ -58,13 +58,7 @@ class BlurPath(Perturbation):
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
         x = self.checked(evidence.inputs)
-        owners = torch.arange(len(x), device=x.device).repeat_interleave(self.steps)
-
-        def make(rows: torch.Tensor) -> torch.Tensor:
-            return torch.stack([self.at(x[row // self.steps], row % self.steps + self.middle / 2)
-                                for row in rows.tolist()])  # fmt: skip
-
-        return PerturbedRows(owners, make)
+        return copies(x, self.steps, lambda image, step: self.at(x[image], step + self.middle / 2))
 
     def at(self, x: torch.Tensor, step: float) -> torch.Tensor:
         """The photo after so many steps; after all of them, it is sharp."""
@@ -81,7 +75,7 @@ class BlurPath(Perturbation):
 
 
 @dataclass(frozen=True)
-class Blurriest(Perturbation):
+class Blurriest(OneForEach):
     """The photo at the beginning of a path of blurs."""
 
     of: BlurPath
@@ -89,12 +83,8 @@ class Blurriest(Perturbation):
     def __str__(self) -> str:
         return "the blurred photo"
 
-    def count(self, channels: int, size: tuple[int, ...]) -> int:
-        return 1
-
-    def rows(self, evidence: Evidence) -> PerturbedRows:
-        x = self.of.checked(evidence.inputs)
-        return PerturbedRows(torch.arange(len(x), device=x.device), lambda rows: self.of.at(x[rows], 0))
+    def perturbed(self, evidence: Evidence) -> torch.Tensor:
+        return self.of.at(self.of.checked(evidence.inputs), 0)
 
 
 @dataclass(frozen=True)
@@ -104,25 +94,20 @@ class _Sharpening(Reducer):
     along: BlurPath
 
     def begin(self, evidence: Evidence) -> Accumulator:
-        return _Sum(self.along, evidence.inputs)
+        def weigh(images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+            steps = numbers % self.along.steps
+            changes = [
+                self.along.at(evidence.inputs[image], step + 1) - self.along.at(evidence.inputs[image], step)
+                for image, step in zip(images.tolist(), steps.tolist(), strict=True)
+            ]
+            return values * torch.stack(changes)
 
-
-class _Sum(Accumulator):
-    def __init__(self, along: BlurPath, x: torch.Tensor) -> None:
-        self._along, self._x, self._total = along, x, torch.zeros_like(x)
-
-    def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
-        for image, number, gradient in zip(images.tolist(), numbers.tolist(), values, strict=True):
-            step, x = number % self._along.steps, self._x[image]
-            self._total[image] += gradient.to(x) * (self._along.at(x, step + 1) - self._along.at(x, step))
-
-    def result(self) -> torch.Tensor:
-        return self._total
+        return SumOfRows(len(evidence.inputs), weigh)
 
 
 @register
 @dataclass(frozen=True)
-class BlurIntegratedGradients(Method):
+class BlurIntegratedGradients(CompleteMethod):
     r"""Add up gradients while a blurred photo becomes sharp, each times what has changed.
 
     :math:`\sum_i \nabla y(L_{\sigma_i}) \odot (L_{\sigma_{i+1/2}} - L_{\sigma_{i-1/2}})`, where :math:`L_\sigma` is the
@@ -153,32 +138,17 @@ class BlurIntegratedGradients(Method):
     name = "blurintegratedgradients"
     about = "gradients added up while a blurred photo becomes sharp"
     source = cited("xu2020blurintegratedgradients")
-    family = GRADIENTS
     minimums: ClassVar[Mapping[str, float]] = {"steps": 1, "sigma": 0}
-    style = "signed"
 
     def along(self, *, middle: bool) -> BlurPath:
         """The photos that gradients are taken at."""
         return BlurPath(self.steps, self.sigma, middle)
 
     @property
-    def below(self) -> Scores:
-        """What asks for the score at the beginning of the path."""
+    def baseline_score(self) -> Scores:
         return Scores(Blurriest(self.along(middle=True)))
 
     @property
-    def _gradients(self) -> Attributions:
+    def gradients(self) -> Attributions:
         along = self.along(middle=True)
         return Attributions(along, Saliency(absolute=False), _Sharpening(along))
-
-    @property
-    def needs(self) -> frozenset[Need[Any]]:
-        return frozenset({self._gradients, self.below})
-
-    def __call__(self, evidence: Evidence) -> torch.Tensor:
-        found: torch.Tensor = evidence[self._gradients]
-        return found
-
-    def expected_sum(self, evidence: Evidence) -> torch.Tensor:
-        """The difference of the scores at the photo and at its first blur."""
-        return evidence.score - evidence[self.below]

@@ -15,11 +15,11 @@ import torch
 from explain._utils.errors import MethodError
 from explain._utils.random_numbers import normal, uniform
 from explain.engine import Accumulator, Attributions, Evidence, Need, Perturbation, PerturbedRows, Reducer
-from explain.engine.perturbations import Scores
-from explain.methods.base import GRADIENTS, Method, at_least
+from explain.engine.perturbations import Scores, SumOfRows, copies
+from explain.methods.base import GRADIENTS, Method
 from explain.methods.bibliography import cited
 from explain.methods.gradients import Saliency
-from explain.methods.path import score_of
+from explain.methods.path import CompleteMethod, score_of
 from explain.methods.registry import register
 
 
@@ -42,16 +42,7 @@ class RandomPoints(Perturbation):
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
         x = evidence.inputs
-        owners = torch.arange(len(x), device=x.device).repeat_interleave(self.samples)
-
-        def make(rows: torch.Tensor) -> torch.Tensor:
-            made = []
-            for row in rows.tolist():
-                start, end, share = self.drawn(x[row // self.samples], row % self.samples)
-                made.append(torch.lerp(start, end, share))
-            return torch.stack(made)
-
-        return PerturbedRows(owners, make)
+        return copies(x, self.samples, lambda image, sample: torch.lerp(*self.drawn(x[image], sample)))
 
     def drawn(self, x: torch.Tensor, sample: int) -> tuple[torch.Tensor, torch.Tensor, float]:
         """The baseline, the photo with noise, and how far from one to the other, of one sample of one photo.
@@ -99,18 +90,12 @@ class Baselines(Perturbation):
     def rows(self, evidence: Evidence) -> PerturbedRows:
         x = evidence.inputs
         known = several(self.baselines, x[0], self.method)
-        owners = torch.arange(len(x), device=x.device).repeat_interleave(len(known))
-        return PerturbedRows(owners, lambda rows: known[rows % len(known)])
+        return copies(x, len(known), lambda image, number: known[number])
 
 
 def scores_of(baselines: float | torch.Tensor, method: str) -> Scores:
-    """What asks for the scores of all baselines."""
+    """The need for the scores of all baselines."""
     return Scores(Baselines(baselines, method)) if isinstance(baselines, torch.Tensor) else score_of(baselines, method)
-
-
-def mean_score(scores: torch.Tensor, evidence: Evidence) -> torch.Tensor:
-    """The mean score of the baselines of each image ``(N,)``, from those of all."""
-    return scores.reshape(len(evidence.inputs), -1).mean(1)
 
 
 @dataclass(frozen=True)
@@ -120,20 +105,14 @@ class Differences(Reducer):
     of: RandomPoints
 
     def begin(self, evidence: Evidence) -> Accumulator:
-        return _Mean(self.of, evidence.inputs)
+        def weigh(images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+            differences = []
+            for image, number in zip(images.tolist(), numbers.tolist(), strict=True):
+                start, end, _ = self.of.drawn(evidence.inputs[image], number % self.of.samples)
+                differences.append(end - start)
+            return values * torch.stack(differences) / self.of.samples
 
-
-class _Mean(Accumulator):
-    def __init__(self, of: RandomPoints, x: torch.Tensor) -> None:
-        self._of, self._x, self._total = of, x, torch.zeros_like(x)
-
-    def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
-        for image, number, value in zip(images.tolist(), numbers.tolist(), values, strict=True):
-            start, end, _ = self._of.drawn(self._x[image], number % self._of.samples)
-            self._total[image] += value.to(self._total) * (end - start) / self._of.samples
-
-    def result(self) -> torch.Tensor:
-        return self._total
+        return SumOfRows(len(evidence.inputs), weigh)
 
 
 @register
@@ -175,30 +154,26 @@ class GradientSHAP(Method):
     about = "gradients at random points between the photo and baselines"
     source = cited("erion2021expectedgradients")
     family = GRADIENTS
-    minimums: ClassVar[Mapping[str, float]] = {"samples": 1, "sigma": 0, "seed": 0}
     style = "signed"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self.name, "samples", self.samples, 1, whole=True)
+    minimums: ClassVar[Mapping[str, float]] = {"samples": 1, "sigma": 0, "seed": 0}
 
     @property
-    def _gradients(self) -> Attributions:
+    def gradients(self) -> Attributions:
         points = RandomPoints(self.samples, self.baselines, self.sigma, self.seed)
         return Attributions(points, Saliency(absolute=False), Differences(points))
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
-        return frozenset({self._gradients})
+        return frozenset({self.gradients})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        found: torch.Tensor = evidence[self._gradients]
-        return found
+        gradients: torch.Tensor = evidence[self.gradients]
+        return gradients
 
 
 @register
 @dataclass(frozen=True)
-class ExpectedGradients(Method):
+class ExpectedGradients(CompleteMethod):
     r"""Average :math:`(x - b) \odot \nabla y\bigl(b + t(x - b)\bigr)` over random baselines b and places t in [0, 1].
 
     The baselines are photos, such as some of the training data; their mean takes the place of a single one that would
@@ -232,27 +207,13 @@ class ExpectedGradients(Method):
     name = "expectedgradients"
     about = "gradients between the photo and other photos, on average"
     source = cited("erion2021expectedgradients")
-    family = GRADIENTS
     minimums: ClassVar[Mapping[str, float]] = {"samples": 1, "seed": 0}
-    style = "signed"
 
     @property
-    def _gradients(self) -> Attributions:
+    def gradients(self) -> Attributions:
         points = RandomPoints(self.samples, self.baselines, 0.0, self.seed, self.name)
         return Attributions(points, Saliency(absolute=False), Differences(points))
 
     @property
-    def _below(self) -> Scores:
+    def baseline_score(self) -> Scores:
         return scores_of(self.baselines, self.name)
-
-    @property
-    def needs(self) -> frozenset[Need[Any]]:
-        return frozenset({self._gradients, self._below})
-
-    def __call__(self, evidence: Evidence) -> torch.Tensor:
-        found: torch.Tensor = evidence[self._gradients]
-        return found
-
-    def expected_sum(self, evidence: Evidence) -> torch.Tensor:
-        """The score minus the mean score of the baselines."""
-        return evidence.score - mean_score(evidence[self._below], evidence)

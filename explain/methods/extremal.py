@@ -13,13 +13,14 @@ import torch.nn.functional as F
 from explain._utils.errors import MethodError, shown
 from explain.baselines import Defocus
 from explain.baselines.base import Baseline
-from explain.engine import Accumulator, Evidence, InputGradients, Need, Perturbation, PerturbedRows, Reducer
-from explain.engine.perturbations import PerturbationRuns
+from explain.engine import Evidence, Need, Perturbation, PerturbedRows
+from explain.engine.perturbations import InOrder, PerturbationRuns
 from explain.engine.reruns import PerturbationRunner
 from explain.hooks.preserve import recording
 from explain.methods.base import Outcome
 from explain.methods.bibliography import cited
 from explain.methods.estimates import PerturbationMethod
+from explain.methods.path import ScoreAndGradient
 from explain.methods.registry import register
 
 COLDNESS = 20.0  # the inverse of the temperature of the smooth maximum
@@ -129,37 +130,6 @@ class Made(Perturbation):
         if x.shape != self.of.shape or not torch.equal(x, self.of):  # an input beside the photo
             return PerturbedRows(self.owners, lambda rows: x[self.owners[rows]])
         return PerturbedRows(self.owners, lambda rows: self.photos[rows])
-
-
-@dataclass(frozen=True)
-class ScoreAndGradient:
-    """The score of each row, and its gradient in the pixels, in one row of numbers."""
-
-    needs = frozenset({InputGradients()})
-
-    def __call__(self, evidence: Evidence) -> torch.Tensor:
-        gradient = evidence[InputGradients()]
-        return torch.cat([evidence.score.to(gradient)[:, None], gradient.flatten(1)], 1)
-
-
-@dataclass(frozen=True)
-class Gathered(Reducer):
-    """All rows, in their order."""
-
-    def begin(self, evidence: Evidence) -> Accumulator:
-        return _Gathered()
-
-
-class _Gathered(Accumulator):
-    def __init__(self) -> None:
-        self._found = list[tuple[torch.Tensor, torch.Tensor]]()
-
-    def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
-        self._found.append((numbers, values))
-
-    def result(self) -> torch.Tensor:
-        numbers, values = (torch.cat(each) for each in zip(*self._found, strict=True))
-        return values[numbers.argsort()]
 
 
 @register
@@ -319,7 +289,7 @@ class _Ascent:
                 )
             seen = photos.flip(-1) if mirrored else photos
         made = Made(self._owners, seen.detach(), self._x)
-        found = runner.read_once(made, ScoreAndGradient(), Gathered()).to(masks)
+        found = runner.read_once(made, ScoreAndGradient(), InOrder()).to(masks)
         (gradient,) = torch.autograd.grad(seen, leaf, found[:, 1:].reshape(seen.shape))
         return found[:, 0], gradient
 

@@ -14,17 +14,23 @@ from explain.engine import (
     Accumulator,
     Attributions,
     Evidence,
-    InputGradients,
     Need,
     Perturbation,
-    PerturbedRows,
     Reducer,
 )
-from explain.engine.perturbations import InOrder, PerturbationRuns
-from explain.methods.base import GRADIENTS, Method, over_all
+from explain.engine.perturbations import InOrder, OneForEach, PerturbationRuns, Scores
+from explain.methods.base import Method, over_all
 from explain.methods.bibliography import cited
 from explain.methods.blur_path import BlurIntegratedGradients
-from explain.methods.path import IntegratedGradients, PathStart, StraightPath, path_baseline, score_of
+from explain.methods.path import (
+    CompleteMethod,
+    IntegratedGradients,
+    PathStart,
+    ScoreAndGradient,
+    StraightPath,
+    path_baseline,
+    score_of,
+)
 from explain.methods.registry import register
 
 TINY = 1e-12  # of the whole way: what rounding leaves
@@ -39,7 +45,7 @@ def _ranked(gradient: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Points(Perturbation):
+class Points(OneForEach):
     """One point for each image, found by looking at those before it."""
 
     at: torch.Tensor
@@ -47,21 +53,8 @@ class Points(Perturbation):
     def __str__(self) -> str:
         return "points of a path"
 
-    def count(self, channels: int, size: tuple[int, ...]) -> int:
-        return 1
-
-    def rows(self, evidence: Evidence) -> PerturbedRows:
-        return PerturbedRows(torch.arange(len(self.at), device=self.at.device), lambda rows: self.at[rows].clone())
-
-
-@dataclass(frozen=True)
-class ScoreAndGradient:
-    """The score of each image, and behind it the gradient's values: ``(N, 1 + C * H * W)``."""
-
-    needs = frozenset({InputGradients()})
-
-    def __call__(self, evidence: Evidence) -> torch.Tensor:
-        return torch.cat([evidence.score[:, None], evidence[InputGradients()].flatten(1)], 1)
+    def perturbed(self, evidence: Evidence) -> torch.Tensor:
+        return self.at
 
 
 @dataclass(frozen=True)
@@ -75,7 +68,7 @@ class Stretch:
 
 @register
 @dataclass(frozen=True)
-class GuidedIntegratedGradients(Method):
+class GuidedIntegratedGradients(CompleteMethod):
     r"""Add up gradients along a path that goes first where the gradient is small.
 
     In each of equal steps the distance to the photo (the sum of magnitudes) falls by the same amount. Of the values
@@ -113,9 +106,7 @@ class GuidedIntegratedGradients(Method):
     name = "guidedintegratedgradients"
     about = "gradients added up along a path that goes first where they are small"
     source = cited("kapishnikov2021guidedintegratedgradients")
-    family = GRADIENTS
     minimums: ClassVar[Mapping[str, float]] = {"steps": 1, "fraction": 0, "distance": 0}
-    style = "signed"
     one_input = True
 
     def __post_init__(self) -> None:
@@ -128,13 +119,12 @@ class GuidedIntegratedGradients(Method):
                 )
 
     @property
-    def below(self) -> Need[torch.Tensor]:
-        """What asks for the score at the beginning of the path."""
+    def baseline_score(self) -> Scores:
         return score_of(self.baseline, self.name)
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
-        return frozenset({PerturbationRuns(), self.below})
+        return frozenset({PerturbationRuns(), self.baseline_score})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         kept = evidence[PerturbationRuns()].kept
@@ -146,7 +136,7 @@ class GuidedIntegratedGradients(Method):
     def walked(self, evidence: Evidence) -> Iterator[Stretch]:
         """The steps of the path, one after the other."""
         x, runner = evidence.inputs, evidence[PerturbationRuns()]
-        start = PathStart(self.baseline, self.name).of(evidence)
+        start = PathStart(self.baseline, self.name).perturbed(evidence)
         way = x - start
         share = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
         for step in range(self.steps):
@@ -178,10 +168,6 @@ class GuidedIntegratedGradients(Method):
             if bool(left < gain):
                 return torch.where(chosen, share + left / gain * (highest - share), share)
             share = torch.where(chosen, highest, share)
-
-    def expected_sum(self, evidence: Evidence) -> torch.Tensor:
-        """The difference of the scores at the photo and at the baseline."""
-        return evidence.score - evidence[self.below]
 
 
 @dataclass(frozen=True)
@@ -227,7 +213,7 @@ def _direction(gradient: torch.Tensor) -> torch.Tensor:
 
 @register
 @dataclass(frozen=True)
-class IDGI(Method):
+class IDGI(CompleteMethod):
     r"""Share out what each step of a path changes of the score in proportion to the squared gradient.
 
     :math:`\sum_j \frac{\nabla y(x_j) \odot \nabla y(x_j)}{\lVert\nabla y(x_j)\rVert^2}\,(y(x_{j+1}) - y(x_j))`: a step
@@ -255,8 +241,6 @@ class IDGI(Method):
     name = "idgi"
     about = "changes of the score along a path, shared out by the squared gradient"
     source = cited("yang2023idgi")
-    family = GRADIENTS
-    style = "signed"
     one_input = True
 
     def __post_init__(self) -> None:
@@ -282,13 +266,13 @@ class IDGI(Method):
         return None if points is None else Attributions(points, ScoreAndGradient(), ByDirection(points.count(0, ())))
 
     @property
-    def _below(self) -> Need[torch.Tensor]:
-        assert isinstance(self.path, (IntegratedGradients, BlurIntegratedGradients, GuidedIntegratedGradients))
-        return self.path.below
+    def baseline_score(self) -> Scores:
+        assert isinstance(self.path, CompleteMethod)
+        return self.path.baseline_score
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
-        return frozenset({PerturbationRuns() if self._changes is None else self._changes, self._below})
+        return frozenset({PerturbationRuns() if self._changes is None else self._changes, self.baseline_score})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         if self._changes is not None:
@@ -307,10 +291,6 @@ class IDGI(Method):
             directions = torch.stack([_direction(each) for each in gradient])
             total += directions * over_all(following - score, directions)
         return total
-
-    def expected_sum(self, evidence: Evidence) -> torch.Tensor:
-        """The difference of the scores at both ends of the path."""
-        return evidence.score - evidence[self._below]
 
 
 def _with_next(

@@ -13,8 +13,17 @@ import torch.nn.functional as F
 from explain._utils.errors import BaselineError, MethodError, in_short
 from explain.baselines.base import Baseline
 from explain.baselines.registry import get_baseline
-from explain.engine import Accumulator, Attributions, Evidence, Need, Perturbation, PerturbedRows, Reducer
-from explain.engine.perturbations import Scores, ZeroInput
+from explain.engine import (
+    Accumulator,
+    Attributions,
+    Evidence,
+    InputGradients,
+    Need,
+    Perturbation,
+    PerturbedRows,
+    Reducer,
+)
+from explain.engine.perturbations import OneForEach, Scores, SumOfRows, ZeroInput, copies
 from explain.methods.base import GRADIENTS, Method, at_least, over_all, spatial_dims
 from explain.methods.bibliography import cited
 from explain.methods.gradients import Saliency
@@ -46,7 +55,7 @@ BASELINES = ("mean", "blur", "least", "most")
 
 
 @dataclass(frozen=True)
-class PathStart(Perturbation):
+class PathStart(OneForEach):
     """The photo's baseline: a number for all values or for each channel, one of `BASELINES`, or a tensor that holds it.
 
     ``method`` is what errors call the method; equal baselines of two methods are one.
@@ -58,14 +67,7 @@ class PathStart(Perturbation):
     def __str__(self) -> str:
         return "the baseline"
 
-    def count(self, channels: int, size: tuple[int, ...]) -> int:
-        return 1
-
-    def rows(self, evidence: Evidence) -> PerturbedRows:
-        start = self.of(evidence)
-        return PerturbedRows(torch.arange(len(start), device=start.device), lambda rows: start[rows])
-
-    def of(self, evidence: Evidence) -> torch.Tensor:
+    def perturbed(self, evidence: Evidence) -> torch.Tensor:
         """The baseline of each image: ``(N, C, H, W)``."""
         x = evidence.inputs
         if isinstance(self.baseline, torch.Tensor):
@@ -119,7 +121,7 @@ def path_baseline(method: str, value: Any) -> Any:
 
 
 def score_of(baseline: float | str | torch.Tensor | Baseline, method: str) -> Scores:
-    """What asks for the score of the baseline; a blank photo is one that other methods ask about too."""
+    """The need for the score of the baseline; other methods use that of a blank photo too."""
     is_blank = isinstance(baseline, (int, float)) and baseline == 0
     return Scores(ZeroInput() if is_blank else PathStart(baseline, method))
 
@@ -139,15 +141,9 @@ class StraightPath(Perturbation):
         return self.steps
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
-        x, start = evidence.inputs, self.start.of(evidence)
+        x, start = evidence.inputs, self.start.perturbed(evidence)
         points = torch.from_numpy(quadrature(self.rule, self.steps)[0]).to(x)
-        owners = torch.arange(len(x), device=x.device).repeat_interleave(self.steps)
-
-        def make(rows: torch.Tensor) -> torch.Tensor:
-            image, step = owners[rows], rows % self.steps
-            return torch.lerp(start[image], x[image], over_all(points[step], x))
-
-        return PerturbedRows(owners, make)
+        return copies(x, self.steps, lambda image, step: torch.lerp(start[image], x[image], points[step]))
 
 
 @dataclass(frozen=True)
@@ -158,27 +154,59 @@ class Quadrature(Reducer):
     rule: Rule
 
     def begin(self, evidence: Evidence) -> Accumulator:
-        return _Integral(self, len(evidence.inputs))
+        weights = torch.from_numpy(quadrature(self.rule, self.steps)[1])
+
+        def weigh(images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+            return values * over_all(weights.to(values)[numbers % self.steps], values)
+
+        return SumOfRows(len(evidence.inputs), weigh)
 
 
-class _Integral(Accumulator):
-    def __init__(self, of: Quadrature, images: int) -> None:
-        self._weights = torch.from_numpy(quadrature(of.rule, of.steps)[1])
-        self._images, self._total = images, torch.zeros(0)
+@dataclass(frozen=True)
+class ScoreAndGradient:
+    """The score of each row, and then the gradient's values: ``(N, 1 + C * H * W)``."""
 
-    def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
-        if not len(self._total):
-            self._total = values.new_zeros(self._images, *values.shape[1:])
-        weights = self._weights.to(values)[numbers % len(self._weights)]
-        self._total.index_add_(0, images, values * over_all(weights, values))
+    needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients()})
 
-    def result(self) -> torch.Tensor:
-        return self._total
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        gradient = evidence[InputGradients()]
+        return torch.cat([evidence.score.to(gradient)[:, None], gradient.flatten(1)], 1)
+
+
+class CompleteMethod(Method):
+    """A method whose values add up to the score minus that of a baseline, or the mean of several."""
+
+    family = GRADIENTS
+    style = "signed"
+
+    @property
+    def gradients(self) -> Attributions:
+        """The need for the gradients, added up."""
+        raise NotImplementedError
+
+    @property
+    def baseline_score(self) -> Scores:
+        """The need for the scores of the baselines of each image."""
+        raise NotImplementedError
+
+    @property
+    def needs(self) -> frozenset[Need[Any]]:
+        return frozenset({self.gradients, self.baseline_score})
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        gradients: torch.Tensor = evidence[self.gradients]
+        return gradients
+
+    def expected_sum(self, evidence: Evidence) -> torch.Tensor:
+        difference: torch.Tensor = evidence.score - evidence[self.baseline_score].reshape(
+            len(evidence.inputs), -1
+        ).mean(1)
+        return difference
 
 
 @register
 @dataclass(frozen=True)
-class IntegratedGradients(Method):
+class IntegratedGradients(CompleteMethod):
     r"""Add up gradients along the straight line from a baseline to the photo, and multiply with their difference.
 
     :math:`(x - b) \odot \int_0^1 \nabla y\bigl(b + t(x - b)\bigr)\,dt`; the values add up to :math:`y(x) - y(b)`, and
@@ -215,9 +243,7 @@ class IntegratedGradients(Method):
     name = "integratedgradients"
     about = "gradients added up from a baseline to the photo"
     source = cited("sundararajan2017integratedgradients")
-    family = GRADIENTS
     minimums: ClassVar[Mapping[str, float]] = {"steps": 1}
-    style = "signed"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -230,29 +256,21 @@ class IntegratedGradients(Method):
         path = StraightPath(self.steps, PathStart(self.baseline), self.rule)
         return Attributions(path, Saliency(absolute=False), Quadrature(self.steps, self.rule))
 
-    @property
-    def needs(self) -> frozenset[Need[Any]]:
-        return frozenset({self.gradients, self.below})
-
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         total: torch.Tensor = evidence[self.gradients]
         return self._way(evidence) * total if self.multiply_by_inputs else total
 
-    def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor:
+    def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor | None:
         """By how much the values miss the difference of the scores at the photo and at the baseline."""
         contributions = values if self.multiply_by_inputs else self._way(evidence) * values
-        return contributions.flatten(1).sum(1) - self.expected_sum(evidence)
-
-    def expected_sum(self, evidence: Evidence) -> torch.Tensor:
-        """The difference of the scores at the photo and at the baseline."""
-        return evidence.score - evidence[self.below]
+        return super().delta(evidence, contributions)
 
     @property
-    def below(self) -> Scores:
+    def baseline_score(self) -> Scores:
         return score_of(self.baseline, self.name)
 
     def _way(self, evidence: Evidence) -> torch.Tensor:
-        return evidence.inputs - PathStart(self.baseline).of(evidence)
+        return evidence.inputs - PathStart(self.baseline).perturbed(evidence)
 
 
 def _blurred(x: torch.Tensor) -> torch.Tensor:

@@ -18,8 +18,8 @@ from explain.engine.perturbations import Scores
 from explain.layers.feature_maps import Grids
 from explain.methods.base import RELEVANCE, Method, check_range
 from explain.methods.bibliography import Source, cited
-from explain.methods.expected_gradients import mean_score, scores_of, several
-from explain.methods.path import PathStart, path_baseline, score_of
+from explain.methods.expected_gradients import scores_of, several
+from explain.methods.path import CompleteMethod, PathStart, path_baseline, score_of
 from explain.methods.registry import register
 from explain.relevance import COMPOSITES, Composite
 
@@ -202,7 +202,7 @@ class ReferenceInput:
     def of(self, inputs: torch.Tensor) -> torch.Tensor:
         """The baseline of each input."""
         question = TargetContext(inputs, inputs.new_zeros(len(inputs)), None, "", Grids(tuple(inputs.shape[2:])))
-        return self.start.of(Evidence(question, None, {}))
+        return self.start.perturbed(Evidence(question, None, {}))
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ class OneOf:
 
 @register
 @dataclass(frozen=True)
-class DeepLIFT(Method):
+class DeepLIFT(CompleteMethod):
     r"""Share the difference of the score from a baseline's out among the differences of the input.
 
     :math:`m_j (x_j - b_j)` with multipliers m that are handed back step by step. A function of one number hands on the
@@ -263,7 +263,6 @@ class DeepLIFT(Method):
     about = "difference of the score from a baseline's, handed back"
     source = cited("shrikumar2017deeplift")
     family = RELEVANCE
-    style = "signed"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -282,26 +281,22 @@ class DeepLIFT(Method):
         return RevealCancel(ReferenceInput(self._start))
 
     @property
-    def _below(self) -> Scores:
+    def baseline_score(self) -> Scores:
         return score_of(self.baseline, self.name)
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
-        return frozenset({self._revealed if self.rule == "revealcancel" else self._multipliers, self._below})
+        return frozenset({self._revealed if self.rule == "revealcancel" else self._multipliers, self.baseline_score})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         if self.rule == "revealcancel":
             return evidence[self._revealed]
-        return evidence[self._multipliers] * (evidence.inputs - self._start.of(evidence))
-
-    def expected_sum(self, evidence: Evidence) -> torch.Tensor:
-        """The difference of the scores at the photo and at the baseline."""
-        return evidence.score - evidence[self._below]
+        return evidence[self._multipliers] * (evidence.inputs - self._start.perturbed(evidence))
 
 
 @register
 @dataclass(frozen=True)
-class DeepLIFTSHAP(Method):
+class DeepLIFTSHAP(CompleteMethod):
     r"""Share the difference of the score from the mean of several baselines' out, as DeepLIFT does against each.
 
     The mean of `DeepLIFT` over the baselines, all of which are taken: nothing is drawn at random. The values add up to
@@ -331,7 +326,6 @@ class DeepLIFTSHAP(Method):
     about = "difference of the score from several baselines', handed back"
     source = cited("lundberg2017shap")
     family = RELEVANCE
-    style = "signed"
 
     @property
     def _references(self) -> list[OneOf | ReferenceInput]:
@@ -340,19 +334,15 @@ class DeepLIFTSHAP(Method):
         return [OneOf(self.baselines, index) for index in range(len(self.baselines))]
 
     @property
-    def _below(self) -> Scores:
+    def baseline_score(self) -> Scores:
         return scores_of(self.baselines, self.name)
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
-        return frozenset({self._below, *map(Multipliers, self._references)})
+        return frozenset({self.baseline_score, *map(Multipliers, self._references)})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         x, references = evidence.inputs, self._references
         return sum((evidence[Multipliers(r)] * (x - r.of(x)) for r in references), torch.zeros_like(x)) / len(
             references
         )
-
-    def expected_sum(self, evidence: Evidence) -> torch.Tensor:
-        """The score minus the mean score of the baselines."""
-        return evidence.score - mean_score(evidence[self._below], evidence)

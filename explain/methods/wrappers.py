@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from explain._utils.random_numbers import normal
 from explain.engine import Accumulator, Activations, Attributions, Evidence, Need, Perturbation, PerturbedRows, Reducer
+from explain.engine.perturbations import SumOfRows
 from explain.methods.base import MAPS, Method, Style, at_least, over_all, spatial_dims
 from explain.methods.bibliography import Source, cited
 from explain.methods.cam import BOTH, ratio, weighted
@@ -180,29 +181,16 @@ class _LayerGradient:
 
 
 @dataclass(frozen=True)
-class Powers(Reducer):
-    """The means of the first ``highest`` powers of what was found for the altered copies of each image."""
+class MeanPowers(Reducer):
+    """The means of the first three powers of the results for the ``samples`` copies of each image."""
 
-    highest: int
+    samples: int
 
     def begin(self, evidence: Evidence) -> Accumulator:
-        return _Powers(self.highest, len(evidence.inputs))
+        def weigh(images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+            return torch.stack([values, values**2, values**3], 1) / self.samples
 
-
-class _Powers(Accumulator):
-    def __init__(self, highest: int, images: int) -> None:
-        self._counts, self._sums = torch.zeros(images), [torch.zeros(0)] * highest
-
-    def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
-        if not len(self._sums[0]):
-            self._counts = self._counts.to(values)
-            self._sums = [values.new_zeros(len(self._counts), *values.shape[1:]) for _ in self._sums]
-        self._counts.index_add_(0, images, torch.ones_like(images, dtype=values.dtype))
-        for power, total in enumerate(self._sums, start=1):
-            total.index_add_(0, images, values**power)
-
-    def result(self) -> list[torch.Tensor]:
-        return [total / over_all(self._counts, total) for total in self._sums]
+        return SumOfRows(len(evidence.inputs), weigh)
 
 
 @register
@@ -244,14 +232,16 @@ class SmoothGradCAMPlusPlus(Method):
     @property
     def derivatives(self) -> Attributions:
         """The mean powers of the gradient over the noisy copies."""
-        return Attributions(NoisyCopies(self.samples, self.sigma, self.seed), _LayerGradient(), Powers(3))
+        return Attributions(
+            NoisyCopies(self.samples, self.sigma, self.seed), _LayerGradient(), MeanPowers(self.samples)
+        )
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
         return frozenset({Activations(), self.derivatives})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        first, second, third = evidence[self.derivatives]
+        first, second, third = evidence[self.derivatives].unbind(1)
         a = evidence.activations
         alpha = ratio(second, 2 * second + a.sum(spatial_dims(a), keepdim=True) * third)
         return weighted((alpha * first.clamp(min=0)).sum(spatial_dims(a)), evidence, relu=True)
@@ -289,31 +279,23 @@ class Views(Perturbation):
 
 @dataclass(frozen=True)
 class MappedBack(Reducer):
-    """The mean of what was found for views of each image, each mapped back to where the photo is."""
+    """The sums of results for views of each image, and of ones, each mapped back to where the photo is."""
 
     views: Views
 
     def begin(self, evidence: Evidence) -> Accumulator:
-        return _MappedBack(self.views, evidence.inputs)
+        count, ndim = len(evidence.inputs), evidence.inputs.ndim
 
+        def weigh(images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+            return torch.stack([back(*each) for each in zip(numbers.tolist(), values, strict=True)])
 
-class _MappedBack(Accumulator):
-    def __init__(self, views: Views, x: torch.Tensor) -> None:
-        self._kinds, self._images, self._ndim = views.kinds, len(x), x.ndim
-        self._total, self._weight = torch.zeros(0), torch.zeros(0)
+        def back(number: int, value: torch.Tensor) -> torch.Tensor:
+            scale, flip = self.views.kinds[number // count]
+            flat = value[None] if value.ndim == ndim - 1 else value[None, None]
+            both = [_shown(each, 1 / scale, flip, padding="zeros") for each in (flat, torch.ones_like(flat))]
+            return torch.stack([each[0].reshape(value.shape) for each in both])
 
-    def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
-        if not len(self._total):
-            self._total = values.new_zeros(self._images, *values.shape[1:])
-            self._weight = torch.zeros_like(self._total)
-        for image, number, value in zip(images.tolist(), numbers.tolist(), values, strict=True):
-            scale, flip = self._kinds[number // self._images]
-            flat = value[None] if value.ndim == self._ndim - 1 else value[None, None]
-            for sums, seen in ((self._total, flat), (self._weight, torch.ones_like(flat))):
-                sums[image] += _shown(seen, 1 / scale, flip, padding="zeros")[0].reshape(value.shape)
-
-    def result(self) -> torch.Tensor:
-        return self._total / self._weight.clamp(min=torch.finfo(self._weight.dtype).tiny)
+        return SumOfRows(count, weigh)
 
 
 @dataclass(frozen=True)
@@ -375,8 +357,9 @@ class Augmented(Method):
         return frozenset({self.found})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        found: torch.Tensor = evidence[self.found]
-        return found
+        total, weight = evidence[self.found].unbind(1)
+        mean: torch.Tensor = total / weight.clamp(min=torch.finfo(weight.dtype).tiny)
+        return mean
 
 
 register_wrapper("augmented", Augmented)

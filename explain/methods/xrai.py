@@ -89,7 +89,7 @@ class XRAI(Method):
             raise MethodError(
                 f"input of {self.name} must be a photo (N, C, H, W), got {tuple(x.shape)}; take integratedgradients"
             )
-        ways = [(x - start.of(evidence)) * evidence[self._gradients(start)] for start in self._starts]
+        ways = [(x - start.perturbed(evidence)) * evidence[self._gradients(start)] for start in self._starts]
         pixels = (sum(ways, torch.zeros_like(x)) / len(ways)).amax(1)
         found = [self._ranked(each, x[i : i + 1]) for i, each in enumerate(pixels.double().cpu())]
         return torch.stack(found).to(x)

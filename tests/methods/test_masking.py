@@ -36,7 +36,7 @@ from explain.methods import (
 )
 from explain.methods import occlusion as masking
 from explain.methods import shapley as pair_regression
-from explain.methods.coalitions import FromRegions
+from explain.methods.coalitions import RegionMethod
 from explain.methods.regions import GivenRegions
 from explain.methods.registry import get_method
 from explain.methods.shapley import drawn_pairs
@@ -90,7 +90,7 @@ def linear() -> tuple[nn.Module, torch.Tensor]:
     return model, (weight * photos()[0]).sum(0)
 
 
-def drawn(method: FromRegions, regions: int) -> list[list[int]]:
+def drawn(method: RegionMethod, regions: int) -> list[list[int]]:
     return [row.nonzero()[:, 0].tolist() for row in method.design.rows(regions)]
 
 
