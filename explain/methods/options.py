@@ -77,7 +77,7 @@ def check_options(method: Any, **least: float) -> None:
         value, low = getattr(method, field.name), least.get(field.name)
         try:
             read = _read(value, kinds[field.name], low)
-        except BaselineError as error:
+        except (BaselineError, AttributeError) as error:
             raise MethodError(f"{field.name} of {name} must be a baseline or the name of one: {error}") from None
         if type(read) is int and field.name != "seed" and not -(2**63) <= read < 2**63:  # no tensor holds it
             read = _REFUSED
