@@ -1,4 +1,4 @@
-"""Write down the colour maps that pictures are drawn in by default, so that drawing them needs no matplotlib.
+"""Write the colours of the default colour maps to a file, so that pictures need no matplotlib.
 
 python examples/color_tables.py
 """
@@ -6,6 +6,7 @@ python examples/color_tables.py
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 import numpy as np
@@ -13,18 +14,7 @@ from matplotlib import colormaps
 
 from explain.render.colors import HEAT, INTENSITY, SIGNED
 
-FILE = Path(__file__).resolve().parents[1] / "explain" / "render" / "tables.py"
-PER_LINE = 17  # colours
-
-HEAD = '''"""Colours of matplotlib's colour maps as numbers, for those that pictures are drawn in by default.
-
-Made by examples/color_tables.py: red, green and blue of the 256 colours, in hexadecimal digits.
-"""
-
-from __future__ import annotations
-
-TABLES: dict[str, str] = {
-'''
+FILE = Path(__file__).resolve().parents[1] / "explain" / "render" / "colormaps.json"
 
 
 def digits(name: str) -> str:
@@ -34,13 +24,7 @@ def digits(name: str) -> str:
 
 
 def main() -> None:
-    lines = [HEAD]
-    for name in (HEAT, INTENSITY, SIGNED):
-        found, step = digits(name), 6 * PER_LINE
-        lines.append(f'    "{name}": (\n')
-        lines += [f'        "{found[start : start + step]}"\n' for start in range(0, len(found), step)]
-        lines.append("    ),\n")
-    FILE.write_text("".join([*lines, "}\n"]), "utf-8")
+    FILE.write_text(json.dumps({name: digits(name) for name in (HEAT, INTENSITY, SIGNED)}, indent=1) + "\n", "utf-8")
     print(f"wrote {FILE}")
 
 

@@ -108,7 +108,7 @@ def tile(scene: Scene, attribution: Attribution, style: Style, marks: tuple[Mark
     """
     where = layer_of(attribution)
     words = f"{attribution.method}{f' at {where}' if where else ''}, drawn as {style.name}"
-    words += "".join(f", {mark.word} {mark.said}" for mark in marks)
+    words += "".join(f", {mark.word} {mark.result}" for mark in marks)
     return Tile(scene.overlay(attribution, style), attribution.method, where, remark(attribution), words, marks)
 
 

@@ -76,9 +76,9 @@ class Explainer:
         device: where to run, as for ``torch.device``.
         activation: what makes probabilities of the model's outputs: "softmax" where one class is true of a photo,
             "sigmoid" where several may be or there is one output for yes or no, "none" where they are probabilities
-            already, or are none. By default it is found out by the first photo: outputs in [0, 1] that add up to one,
-            or that come from a softmax or sigmoid, are probabilities, which a warning says.
-        style: what its explanations are shown in, such as "contour"; see `Explanation.overlay`.
+            already, or are none. By default the first photo decides: outputs in [0, 1] that add up to one, or that come
+            from a softmax or sigmoid, are probabilities, and a warning says so.
+        style: the style of its pictures, such as "contour"; see `Explanation.overlay`.
 
     Raises:
         ExplainError: the model, its weights or the device cannot be used, or there is no such style.
@@ -178,7 +178,7 @@ class Explainer:
 
         Raises:
             PhotosError: some of several photos could not be explained; it holds the explanations of all others.
-            ExplainError: one line that says what does not fit.
+            ExplainError: an argument does not fit the model or the photo.
         """
         request = self._request(methods, target, **options)
         if isinstance(image, list | tuple | Iterator) and not isinstance(image, io.IOBase):
@@ -194,7 +194,7 @@ class Explainer:
         target: TargetLike = None,
         **options: Unpack[PhotoOptions],
     ) -> Iterator[Explanation | PhotoError]:
-        """Explain photos one after the other, in batches, and keep none of them: for any number of photos.
+        """Explain any number of photos, in batches, as an iterator.
 
         Yields an `Explanation` for each photo, or a `PhotoError` that names it and says why it could not be explained;
         the others continue. An error that all of the first few photos have, such as an unknown layer, is raised at
@@ -216,15 +216,15 @@ class Explainer:
         top_k: int | None = None,
         **options: Any,
     ) -> PhotoRequest:
-        """Check what is asked for, and note it for the record."""
-        wanted = as_targets(target, targets, top_k, self.categories)
+        """Check the arguments, and write them down for records."""
+        chosen_targets = as_targets(target, targets, top_k, self.categories)
         listed = one_per_image(target)
         of_each = None if listed is None else as_targets(targets=listed, categories=self.categories)
         chosen = methods if isinstance(methods, str) and methods in GROUPS else self._methods(methods)
         known = _method_list(list_methods()) if isinstance(chosen, str) else chosen
         question = RecordedRequest(
             {method.name: class_name(method) for method in known},
-            tuple(map(asked, wanted)),
+            tuple(map(asked, chosen_targets)),
             options.setdefault("precision", "full"),
         )
         alone = (
@@ -233,10 +233,10 @@ class Explainer:
             or not all(isinstance(found, ClassTarget) for found in of_each or ())
             or any(has_tensor(encode_fields(method)) for method in known)
         )
-        return PhotoRequest(chosen, wanted, question, options, alone, of_each)
+        return PhotoRequest(chosen, chosen_targets, question, options, alone, of_each)
 
     def _methods(self, methods: MethodLike | Iterable[MethodLike]) -> list[Method]:
-        """The methods; black and white are what the preprocessing makes of them."""
+        """The methods, with the black and white that the preprocessing makes."""
         found = _method_list(methods)
         for i, method in enumerate(found):
             if options(method).get("baseline") == Black():
@@ -251,13 +251,13 @@ class Explainer:
         at_once = 1 if request.alone else min(AT_ONCE, limit) if isinstance(limit, int) and limit > 0 else AT_ONCE
         apart: list[bool] = []
 
-        def work(photos: list[Photo]) -> list[Explanation]:
+        def explain_batch(photos: list[Photo]) -> list[Explanation]:
             if len(photos) > 1 and not apart:
                 apart.append(rows_are_apart(self.model, photos[0].x))
             batches = [photos] if apart[:1] == [True] else [[photo] for photo in photos]
             return [explanation for batch in batches for explanation in self._explained(batch, request)]
 
-        return in_batches(matched(images, request), self._photo, work, at_once)
+        return in_batches(matched(images, request), self._photo, explain_batch, at_once)
 
     def _photo(self, image: ImageLike, place: int = 0) -> Photo:
         photo, source = load_image(image), source_of(image)
@@ -266,7 +266,7 @@ class Explainer:
     def _explained(self, photos: list[Photo], request: PhotoRequest) -> list[Explanation]:
         """Explain photos whose inputs have one shape, in one batch."""
         if isinstance(self.preprocess, FiveCrops):
-            return [self._in_pieces(photo, self.preprocess, request) for photo in photos]
+            return [self._of_five_crops(photo, self.preprocess, request) for photo in photos]
         x = torch.cat([photo.x for photo in photos])
         requests = [request.of(photo) for photo in photos]
         targets = requests[0].targets
@@ -275,13 +275,15 @@ class Explainer:
         with naming([photo.name for photo in photos] if len(photos) > 1 else [photos[0].source]):
             found = self._attributed(x, request, targets)
         probabilities = self._probabilities(x, next(iter(found[0].values())).logits)
-        return [
-            self._explanation(
-                photo, x, tuple(found) if len(photos) == 1 else _of_image(found, i), requests[i],
-                None if probabilities is None else probabilities[i].clone(), locate(self.preprocess, photo.image.size),
-            )
-            for i, photo in enumerate(photos)
-        ]  # fmt: skip
+        explanations = []
+        for i, photo in enumerate(photos):
+            results: list[Mapping[str, Attribution]] = [*found]
+            if len(photos) > 1:
+                results = [{name: attribution[i] for name, attribution in result.items()} for result in found]
+            own = None if probabilities is None else probabilities[i].clone()
+            box = locate(self.preprocess, photo.image.size)
+            explanations.append(self._explanation(photo, x, results, requests[i], own, box))
+        return explanations
 
     def _attributed(
         self, x: torch.Tensor, request: PhotoRequest, targets: Sequence[TargetLike]
@@ -293,7 +295,7 @@ class Explainer:
         )  # fmt: skip
         return found
 
-    def _in_pieces(self, photo: Photo, crops: FiveCrops, request: PhotoRequest) -> Explanation:
+    def _of_five_crops(self, photo: Photo, crops: FiveCrops, request: PhotoRequest) -> Explanation:
         """Explain five crops of one photo as one: for their mean score, with one map of the whole photo."""
         x, request = self._placed(crops.parts(photo.image)), request.of(photo)
         targets: list[TargetLike] = [*request.targets]
@@ -301,18 +303,17 @@ class Explainer:
             best = best_of_mean(self.model, x, max(ranks) + 1)
             targets = [best[each.rank] if isinstance(each, TopClass) else each for each in request.targets]
         found = self._attributed(x, request, targets)
-        size, boxes = photo.image.size, crops.boxes(photo.image.size)
-        whole = [{name: joined(each, boxes, size) for name, each in result.items()} for result in found]
-        probabilities = self._probabilities(x, next(iter(whole[0].values())).logits)
-        seen = Box(0.0, 0.0, float(size[0]), float(size[1]))
-        one = None if probabilities is None else probabilities[0]
-        return self._explanation(photo, x, tuple(whole), request, one, seen, boxes)
+        (width, height), boxes = photo.image.size, crops.boxes(photo.image.size)
+        joint = [{name: joined(each, boxes, (width, height)) for name, each in result.items()} for result in found]
+        probabilities = self._probabilities(x, next(iter(joint[0].values())).logits)
+        own = None if probabilities is None else probabilities[0]
+        return self._explanation(photo, x, joint, request, own, Box(0.0, 0.0, float(width), float(height)), boxes)
 
     def _explanation(
         self,
         photo: Photo,
         x: torch.Tensor,
-        results: tuple[Mapping[str, Attribution], ...],
+        results: Sequence[Mapping[str, Attribution]],
         request: PhotoRequest,
         probabilities: torch.Tensor | None,
         box: Box,
@@ -323,7 +324,7 @@ class Explainer:
             source=photo.source,
             origin=replace(self._origin, hooks=tuple(callers_hooks(self.model))),
             box=box,
-            results=results,
+            results=tuple(results),
             input_size=(int(x.shape[-2]), int(x.shape[-1])),
             question=request.question,
             categories=self.categories,
@@ -340,8 +341,8 @@ class Explainer:
         """Find the concepts that a layer sees in one photo; see `explain.find_concepts`.
 
         Returns:
-            A `PhotoConcepts`, which shows itself in a notebook and can be saved. It unpacks into a picture of where the
-            concepts are, with the classes that each speaks for below, and the `Concepts`.
+            A `PhotoConcepts`, which is displayed in a notebook and can be saved. It unpacks into a picture of where the
+            concepts are, with the classes that each contributes to below, and the `Concepts`.
 
         >>> from PIL import Image
         >>> picture, found = Explainer().concepts(Image.new("RGB", (60, 40), "orange"), 2)
@@ -354,13 +355,13 @@ class Explainer:
         return PhotoConcepts(found, photo.image, photo.source, self._origin, box, self.categories)
 
     def inspect(self, image: ImageLike) -> Inspection:
-        """Run the model on one photo and list what every layer did; see `explain.hooks.inspect`."""
+        """Run the model on one photo and list the output of every layer; see `explain.hooks.inspect`."""
         x = self.as_input(image)
         check_inputs(self.model, x)
         return inspect(unwrapped(self.model), x)
 
     def _probabilities(self, x: torch.Tensor, logits: torch.Tensor | None) -> torch.Tensor | None:
-        """The probabilities ``(N, K)`` of what the model gave for some photos; what they are is found out once."""
+        """The probabilities ``(N, K)`` of the model's outputs; how they are computed is decided once."""
         if logits is None:
             return None
         check_labels(self.categories, logits.shape[1])
@@ -370,7 +371,7 @@ class Explainer:
         return self._outputs.probabilities(logits)
 
     def as_input(self, image: ImageLike) -> torch.Tensor:
-        """Turn a photo into what the model is given: ``(1, C, H, W)``, on its device and in its precision.
+        """Turn a photo into an input of the model: ``(1, C, H, W)``, on its device and in its precision.
 
         >>> from PIL import Image
         >>> Explainer().as_input(Image.new("RGB", (30, 20))).shape
@@ -379,10 +380,10 @@ class Explainer:
         x = self.preprocess(load_image(image))
         if not isinstance(x, torch.Tensor) or x.ndim != 3:
             got = f"shape {tuple(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__
-            remedy = (
-                "leave the batch dimension out" if isinstance(x, torch.Tensor) else "use torch.from_numpy or the like"
+            raise ImageError(
+                f"preprocess must return a tensor (C, H, W), got {got}; leave out the batch dimension, or use "
+                "torch.from_numpy"
             )
-            raise ImageError(f"preprocess must return a tensor (C, H, W), got {got}; {remedy}")
         return self._placed(x[None])
 
     def _placed(self, x: torch.Tensor) -> torch.Tensor:
@@ -406,10 +407,6 @@ def explain(
     (32, 24)
     """
     return Explainer()(image, methods, target, **options)
-
-
-def _of_image(found: Sequence[Mapping[str, Attribution]], image: int) -> tuple[Mapping[str, Attribution], ...]:
-    return tuple({name: attribution[image] for name, attribution in result.items()} for result in found)
 
 
 def _method_list(methods: MethodLike | Iterable[MethodLike]) -> list[Method]:

@@ -1,4 +1,4 @@
-"""`Explanation`: what a model sees in one photo, and why; as pictures, files and records."""
+"""`Explanation`: the attributions of one photo; as pictures, files and records."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import torch
 from PIL import Image
@@ -34,7 +34,7 @@ from explain.methods.registry import get_method
 from explain.render import captions, figure, sheets
 from explain.render.captions import Mark
 from explain.render.sheets import Layout
-from explain.render.styles import Style, StyleLike
+from explain.render.styles import StyleLike
 from explain.report.reported import Reportable, widget
 from explain.targets import find_label
 from explain.targets.outputs import Outputs, Prediction
@@ -51,18 +51,25 @@ class NotExplainedError(MethodError, KeyError):
     """An explanation has no map of this method."""
 
 
+class StyleOptions(TypedDict, total=False):
+    """How maps are drawn; see `Explanation.overlay`."""
+
+    style: StyleLike | None
+    alpha: float | None
+    colormap: str | None
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Explanation(Reportable):
-    """What a model sees in one photo, and why; in a notebook it shows itself.
+    """The attributions of one photo, by method and target; a notebook displays it as a page.
 
     ``explanation["gradcam"]`` is the attribution of a method for the first target, and iterating gives the methods'
     names. ``results`` has a dictionary of attributions by method for each target. ``box`` is the part of the photo that
-    the model saw and the maps lie on; where it saw several, ``crops`` are these, and ``box`` is the whole photo.
-    ``probabilities`` ``(K,)`` are those of the classes, where the model gives any, and ``outputs`` says how they were
-    made of what it gives. ``style`` is what it is shown in, where not in each method's own. ``explainer`` is what made
-    this, for more questions about the same photo, and ``request`` what it was asked. Everything else works without
-    them: a copy and a pickle hold the data, on the CPU, and never the model; there, both are None. ``verdicts`` are
-    those of `check`, by the position of the target.
+    the model saw and that the maps cover; where it saw several, ``crops`` are these, and ``box`` is the whole photo.
+    ``probabilities`` ``(K,)`` are those of the classes, where the model has any, and ``outputs`` says how they were
+    computed. ``style`` replaces each method's own style in pictures. ``explainer`` made this, and can explain the photo
+    further; ``request`` are its arguments. Everything else works without them: a copy and a pickle hold the data, on
+    the CPU, and never the model; there, both are None. ``verdicts`` are those of `check`, by the index of the target.
     """
 
     photo: Image.Image = field(repr=False)
@@ -143,20 +150,18 @@ class Explanation(Reportable):
             return []
         return self.outputs.predicted(self.probabilities, self.categories, max(SHOWN_PREDICTIONS, len(self.results)))
 
-    @keywords()
+    @keywords(StyleOptions)
     def overlay(
         self,
         method: str | None = None,
         target: int | str = 0,
         *,
-        style: StyleLike | None = None,
         caption: bool = False,
-        alpha: float | None = None,
-        colormap: str | None = None,
+        **options: Unpack[StyleOptions],
     ) -> Image.Image:
         """Return the photo, at its own resolution, with an attribution drawn on it.
 
-        What the model did not see is pale and hatched.
+        Parts that the model did not see are pale and hatched.
 
         Args:
             method: which of `methods`; the first by default.
@@ -174,15 +179,16 @@ class Explanation(Reportable):
         """
         index = self._target(target)
         attribution = self._attribution(method, index)
-        chosen = self._look(style, colormap, alpha).of(attribution.style)
+        chosen = self._look(**options).of(attribution.style)
         if not caption:
             return self.scene.overlay(attribution, chosen)
         scene = self.scene.enlarged(captions.enlargement(self.photo.size))
         probability = self._probability(index)
+        details = [attribution.method, pictures.remark(attribution), layer_of(attribution), self._model]
         return captions.caption(
             scene.overlay(attribution, chosen),
             self._label(index),
-            self._detail(attribution, chosen),
+            " · ".join(part for part in details if part),
             scene.legend(chosen),
             end="" if probability is None else f", {percent(probability)}",
             marks=self._marks(attribution.method, index),
@@ -193,16 +199,15 @@ class Explanation(Reportable):
         """The photo, where maps lie on it, and which parts of it the model saw."""
         return Scene(self.photo, self.box, self.crops or (self.box,))
 
-    @keywords()
-    def layout(
-        self, *, style: StyleLike | None = None, alpha: float | None = None, colormap: str | None = None
-    ) -> Layout:
-        """Return the photo and all maps as plain values, with titles and legends: what `sheet` and `figure` draw."""
-        look = self._look(style, colormap, alpha)
+    @keywords(StyleOptions)
+    def layout(self, **options: Unpack[StyleOptions]) -> Layout:
+        """Return the contents of `sheet` and `figure`: the photo and all maps, with titles and legends."""
+        look = self._look(**options)
         titles = [self._titled(index) for index in range(len(self.results))]
+        predictions = ", ".join(f"{label} {percent(probability)}" for label, probability in self.predictions)
         return Layout(
             title=titles[0] if len(titles) == 1 else " · ".join(self.targets),
-            detail=self._about(),
+            detail=f"{self._model}: {predictions}" if predictions else self._model,
             groups=tuple(pictures.groups(self.scene, self.results, titles, look, self._marks)),
             legends=pictures.legends(self.scene, self.results, look),
         )
@@ -229,7 +234,7 @@ class Explanation(Reportable):
             batch_size, progress: as for `explain.attribute`.
 
         Returns:
-            A `Verdict`, which prints itself: ``verdict.passed`` says it for each method, and
+            A `Verdict`, which prints as a table: ``verdict.passed`` has the result of each method, and
             ``verdict["gradcam"].faithful`` has ``passed``, ``figure`` and ``reason``.
 
         Raises:
@@ -243,43 +248,31 @@ class Explanation(Reportable):
         found = [self._attribution(name, index) for name in names]
         return check_explained(self, found, index, seed=seed, batch_size=batch_size, progress=progress)
 
-    @keywords()
-    def figure(
-        self, *, style: StyleLike | None = None, alpha: float | None = None, colormap: str | None = None
-    ) -> Figure:
+    @keywords(StyleOptions)
+    def figure(self, **options: Unpack[StyleOptions]) -> Figure:
         """Return a matplotlib figure with the photo and all methods side by side; options as for `overlay`."""
-        layout = self.layout(style=style, alpha=alpha, colormap=colormap)
-        return figure.figure(layout, self.alternative)
+        return figure.figure(self.layout(**options), self.alternative)
 
-    @keywords()
-    def sheet(
-        self,
-        tile: int = 300,
-        *,
-        style: StyleLike | None = None,
-        alpha: float | None = None,
-        colormap: str | None = None,
-    ) -> Image.Image:
+    @keywords(StyleOptions)
+    def sheet(self, tile: int = 300, **options: Unpack[StyleOptions]) -> Image.Image:
         """Return the photo and all methods side by side, under a title; ``tile`` is the side of a picture in pixels."""
-        return sheets.sheet(self.layout(style=style, alpha=alpha, colormap=colormap), tile)
+        return sheets.sheet(self.layout(**options), tile)
 
     @property
     def alternative(self) -> str:
-        """What the pictures show, for those who cannot see them."""
+        """The alternative text of the pictures."""
         source = f"the photo {Path(self.source).name}" if self.source else "a photo"
-        return f"{source} with maps of what speaks for {' and '.join(self.targets)}: {', '.join(self.methods)}"
+        return f"{source} with maps of the evidence for {' and '.join(self.targets)}: {', '.join(self.methods)}"
 
-    @keywords()
+    @keywords(StyleOptions)
     def save(
         self,
         folder: str | os.PathLike[str],
         *,
         stem: str | None = None,
         overwrite: bool = False,
-        style: StyleLike | None = None,
-        alpha: float | None = None,
-        colormap: str | None = None,
         html: str | None = None,
+        **options: Unpack[StyleOptions],
     ) -> list[Path]:
         """Write for each method and target the overlay (PNG), the raw values (``.npy``) and a record (JSON).
 
@@ -293,35 +286,34 @@ class Explanation(Reportable):
             The paths, in that order.
 
         Raises:
-            OutputError: a file is there already and ``overwrite`` is not set, or the folder cannot be written; then
-                nothing has been written.
+            OutputError: a file exists and ``overwrite`` is not set, or the folder cannot be written; then nothing has
+                been written.
         """
-        look = {"style": style, "alpha": alpha, "colormap": colormap}
-        return self._filed(Files(folder, overwrite=overwrite), stem, look, html).write()
+        return self._files(Files(folder, overwrite=overwrite), stem, html, **options).write()
 
     def packed(self) -> bytes:
-        """Return what `save` writes as a ZIP archive."""
-        return self._filed(Files(""), None, {}, None).packed()
+        """Return the files of `save` as a ZIP archive."""
+        return self._files(Files(""), None, None).packed()
 
-    def _filed(self, files: Files, stem: str | None, look: dict[str, Any], html: str | None) -> Files:
+    def _files(self, files: Files, stem: str | None, html: str | None, **options: Unpack[StyleOptions]) -> Files:
         photo = slug(str(stem) if stem else (Path(self.source).stem if self.source else "image"))
         several = len(self.results) > 1
         stems = distinct(f"{photo}-{slug(label)}" if several else photo for label in self.targets)
         for index, result in enumerate(self.results):
             for name, attribution in result.items():
                 named = f"{stems[index]}-{name.replace('(', '-').replace(')', '')}"
-                picture = self.overlay(name, index, caption=True, **look)
+                picture = self.overlay(name, index, caption=True, **options)
                 files.add_picture(f"{named}.png", picture)
                 files.add_array(f"{named}.npy", array(attribution.values[0]))
                 files.add_json(f"{named}.json", self.record(name, index))
         if several or len(self.methods) > 1:
-            files.add_picture(f"{photo}-sheet.png", self.sheet(**look))
+            files.add_picture(f"{photo}-sheet.png", self.sheet(**options))
         if html is not None:
             files.add_text(f"{photo}.html", html)
         return files
 
     def record(self, method: str | None = None, target: int | str = 0) -> dict[str, Any]:
-        """Return what was done, in plain values: enough for `explain.load` to read it and to repeat it.
+        """Return all inputs and results in plain values: enough for `explain.load` to read and repeat them.
 
         ``format`` is the version of the record; `explain.attribution.records` says how options are written.
         """
@@ -363,7 +355,8 @@ class Explanation(Reportable):
     def __repr__(self) -> str:
         source = f"{self.source!r}, " if self.source else ""
         targets = ", ".join(self._titled(index) for index in range(len(self.results)))
-        return printable(_brief(f"Explanation({source}{', '.join(self.methods)}; {targets}; {self.origin.name})"))
+        text = f"Explanation({source}{', '.join(self.methods)}; {targets}; {self.origin.name})"
+        return printable(text if len(text) <= 200 else f"{text[:198]}…)")
 
     def _repr_png_(self) -> bytes:
         return png(self.sheet(tile=260))
@@ -389,9 +382,9 @@ class Explanation(Reportable):
         result = self.results[target]
         name = self.methods[0] if method is None else method.lower() if isinstance(method, str) else ""
         if name not in result and (not name or "(" in name):
-            name = get_method(method or name).name  # which says nothing of the options
+            name = get_method(method or name).name  # without options
         if name not in result:
-            raise NotExplainedError(f"method {name!r} was not asked for here; {did_you_mean(name, result)}")
+            raise NotExplainedError(f"method {name!r} was not explained here; {did_you_mean(name, result)}")
         return result[name]
 
     def _marks(self, method: str, index: int) -> tuple[Mark, ...]:
@@ -400,37 +393,24 @@ class Explanation(Reportable):
         checks = () if verdict is None else verdict.get(method, ())
         return tuple(Mark(each.word, each.passed) for each in checks)
 
-    def _class(self, target: int) -> torch.Tensor | str:
-        return next(iter(self.results[target].values())).target
-
     def _label(self, target: int) -> str:
-        chosen = self._class(target)
+        chosen = next(iter(self.results[target].values())).target
         classes = None if self.probabilities is None else len(self.probabilities)
         return chosen if isinstance(chosen, str) else self.outputs.label(self.categories, int(chosen[0]), classes)
 
     def _probability(self, target: int) -> float | None:
-        chosen, probabilities = self._class(target), self.probabilities
-        return None if probabilities is None or isinstance(chosen, str) else float(probabilities[int(chosen[0])])
+        chosen = next(iter(self.results[target].values())).target
+        if self.probabilities is None or isinstance(chosen, str):
+            return None
+        return float(self.probabilities[int(chosen[0])])
 
     def _titled(self, target: int) -> str:
         probability = self._probability(target)
         return self._label(target) if probability is None else f"{self._label(target)}, {percent(probability)}"
 
-    def _look(self, style: StyleLike | None, colormap: str | None, alpha: float | None) -> Look:
+    def _look(self, *, style: StyleLike | None = None, alpha: float | None = None, colormap: str | None = None) -> Look:
         return Look(self.style if style is None else style, colormap, alpha)
-
-    def _detail(self, attribution: Attribution, style: Style) -> str:
-        parts = [attribution.method, pictures.remark(attribution), layer_of(attribution), self._model]
-        return " · ".join(part for part in parts if part)
-
-    def _about(self) -> str:
-        says = ", ".join(f"{label} {percent(probability)}" for label, probability in self.predictions)
-        return f"{self._model}: {says}" if says else self._model
 
     @property
     def _model(self) -> str:
         return self.origin.name.split(" ")[0]
-
-
-def _brief(text: str, most: int = 200) -> str:
-    return text if len(text) <= most else f"{text[: most - 2]}…)"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, get_args
+from types import UnionType
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -62,12 +62,12 @@ class Saved:
 
     @property
     def label(self) -> str:
-        """What was explained, as people call it."""
+        """The label of the target."""
         return str(self.record.get("label", self.record["target"]))
 
     @cached_property
     def attribution(self) -> Attribution:
-        """The values with what the record says about them, as a batch of one."""
+        """The values as an attribution, a batch of one."""
         record = self.record
         target, layer, delta = record["target"], record["layer"], record.get("delta")
         about = record.get("values", {})
@@ -78,8 +78,8 @@ class Saved:
             score=torch.tensor([record["score"]]),
             layer=tuple(layer) if isinstance(layer, list) else layer,
             size=tuple(about.get("size", record["input_size"])),
-            style=about.get("style") or self._style(),
-            options={name: _if_known(value) for name, value in record["options"].items()},
+            style=about.get("style") or self._default_style(),
+            options={name: _decoded(value) for name, value in record["options"].items()},
             delta=None if delta is None else torch.tensor([delta]),
             fuse=record.get("fuse"),
             input=about.get("input"),
@@ -90,6 +90,13 @@ class Saved:
     def heatmap(self) -> torch.Tensor:
         """``(H, W)`` float32 in [0, 1] at the resolution of the model's input."""
         return self.attribution.heatmap[0]
+
+    def _default_style(self) -> Style:
+        """The style of the method, for older records without one."""
+        try:
+            return get_method(self.method).style
+        except MethodError:
+            return "heat"
 
     @keywords()
     def repeat(
@@ -111,69 +118,53 @@ class Saved:
         Raises:
             RecordError: something is missing, or is not what it was; the message says all of it.
         """
-        missing = {
-            "explainer": "" if explainer is not None else self._why_no_model(),
-            "image": "" if image is not None or self.record["image"].get("path") else "the photo had no file",
-            "method": "" if method is not None else self._why_no_method(),
-            "target": "" if target is not None else self._why_no_target(),
+        record = self.record
+        reasons = {
+            "explainer": self._why_no_model() if explainer is None else "",
+            "image": "the photo had no file" if image is None and not record["image"].get("path") else "",
+            "method": self._why_no_method() if method is None else "",
+            "target": self._why_no_target() if target is None else "",
         }
-        reasons = [reason for reason in missing.values() if reason]
-        if reasons:
-            names = ", ".join(f"{name}=..." for name, reason in missing.items() if reason)
-            raise RecordError(f"{self._name} cannot be repeated alone: {'; '.join(reasons)}; use repeat({names})")
+        missing = [name for name, reason in reasons.items() if reason]
+        if missing:
+            names, why = ", ".join(f"{name}=..." for name in missing), "; ".join(filter(None, reasons.values()))
+            raise RecordError(f"{self._name} cannot be repeated alone: {why}; use repeat({names})")
         photo = self._photo(image)
         explainer = self._explainer() if explainer is None else explainer
-        self._check(explainer, photo)
-        record = self.record
-        asked = record.get("asked")
-        given = target if target is not None else record["target"] if asked is None else decode(asked)
+        self._check_explainer(explainer, photo)
+        if target is None:
+            encoded = record.get("asked")
+            target = record["target"] if encoded is None else decode(encoded)
         found = explainer(
             photo,
             [method_of(record) if method is None else method],
-            targets=[given],
+            targets=[target],
             layer=record["layer"],
             fuse=record.get("fuse"),
             precision=record.get("precision", "full"),
-            **self._ending(),
+            **self._stop_options(),
         )
         samples, estimate = found.attributions[found.methods[0]].samples, record.get("estimate")
         if method is None and estimate is not None and samples is not None and samples != estimate["samples"]:
             warn(
                 f"{self._name} is of {estimate['samples']} samples, but repeating it took {samples}; values may differ"
             )
-        self._compare(found)
+        self._warn_of_hooks(found)
         return found
-
-    def _ending(self) -> dict[str, Any]:
-        """How to stop a method where it was stopped, if it has no option for it: row by row, by an interrupt."""
-        estimate = self.record.get("estimate")
-        if estimate is None or not estimate.get("stopped") or ("samples" in self.record["options"] and not self._crops):
-            return {}
-
-        def end(done: int, total: int) -> None:
-            if done >= estimate["samples"]:
-                raise KeyboardInterrupt
-
-        return {"batch_size": 1, "keep_partial": True, "progress": end}
-
-    @property
-    def _crops(self) -> bool:
-        return bool(self.record.get("crops"))
 
     @property
     def _name(self) -> str:
         return f"record {str(self.path)!r}"
 
-    def _style(self) -> Style:
-        """How a method is shown if an older record has only its name."""
-        try:
-            return get_method(self.method).style
-        except MethodError:
-            return "heat"
-
     def _why_no_model(self) -> str:
+        """Say why the model cannot be loaded by its record; empty where it can."""
         about = self.record["explainer"]
-        reasons = [self._own_part(part) for part in about["own"]]
+        reasons = [
+            f"the model ({self.record['model']}) was only in memory"
+            if part == "model"
+            else f"the {part} ({self.record.get(part)}) was the caller's own"
+            for part in about["own"]
+        ]
         arguments = decode(about["arguments"])
         if not isinstance(arguments, dict):
             raise RecordError(f"{self._name} must hold arguments of an Explainer by name; use repeat(explainer=...)")
@@ -181,11 +172,6 @@ class Saved:
         if ":" in model and not model.startswith(TIMM):
             reasons.append(f"the model ({model}) is code of the caller's own, which no record may run")
         return " and ".join(reasons)
-
-    def _own_part(self, part: str) -> str:
-        if part == "model":
-            return f"the model ({self.record['model']}) was only in memory"
-        return f"the {part} ({self.record.get(part)}) was the caller's own"
 
     def _why_no_method(self) -> str:
         parts = unknown(self.record["options"])
@@ -221,53 +207,65 @@ class Saved:
         try:
             made = Explainer(**arguments)
         except (ArgumentError, ModelError, TypeError, ValueError) as error:
-            told = f"they are refused: {error}" if isinstance(error, ExplainError) else raised(error)
+            reason = f"they are refused: {error}" if isinstance(error, ExplainError) else raised(error)
             raise RecordError(
-                f"{self._name} must hold arguments of an Explainer, but {told}; use repeat(explainer=...)"
+                f"{self._name} must hold arguments of an Explainer, but {reason}; use repeat(explainer=...)"
             ) from None
-        size = self.record["input_size"]
-        if "size" not in arguments and described(made.preprocess) != self.record.get("preprocess"):
-            made = Explainer(**arguments, size=size[0])  # an older record did not say
-        if described(made.preprocess) != self.record.get("preprocess"):
+        expected = self.record.get("preprocess")
+        if "size" not in arguments and described(made.preprocess) != expected:
+            made = Explainer(**arguments, size=self.record["input_size"][0])  # older records do not have the size
+        if described(made.preprocess) != expected:
             raise RecordError(
-                f"{self._name} must be repeated with the preprocessing {self.record.get('preprocess')}, but that of "
+                f"{self._name} must be repeated with the preprocessing {expected}, but that of "
                 f"{arguments['model']} is {described(made.preprocess)}; use repeat(explainer=...)"
             )
         return made
 
-    def _compare(self, found: Explanation) -> None:
-        """Say so where the map is another one, and hooks of the caller's own were or are on the model.
+    def _check_explainer(self, explainer: Explainer, photo: Image.Image) -> None:
+        """Refuse an explainer with other weights, another activation or another size of input."""
+        record, name = self.record, f"explainer for {self._name}"
+        weights, before = explainer.weights, record.get("weights")
+        # a file is identified by its digest, wherever it is
+        digests = {str(each).rpartition(" (sha256 ")[2] for each in (weights, before)}
+        if None not in (weights, before) and len(digests) > 1:
+            raise RecordError(f"{name} must have the weights {before}, got {weights}; load those")
+        activation, before = explainer.activation, record.get("activation")
+        if None not in (activation, before) and activation != before:
+            raise RecordError(f"{name} must have the activation {before!r}, got {activation!r}; give it the same")
+        size, before = list(explainer.as_input(photo).shape[-2:]), list(record["input_size"])
+        if size != before:
+            sizes = [" x ".join(map(str, each)) for each in (before, size)]
+            raise RecordError(f"{name} must take inputs of {sizes[0]}, got {sizes[1]}; give it the same preprocessing")
 
-        Hooks that observe cannot be told from those that alter; the values tell.
+    def _stop_options(self) -> dict[str, Any]:
+        """How to stop a method where it was stopped, if no option of it does: by an interrupt after so many samples."""
+        estimate, crops = self.record.get("estimate"), self.record.get("crops")
+        if estimate is None or not estimate.get("stopped") or ("samples" in self.record["options"] and not crops):
+            return {}
+
+        def stop(done: int, total: int) -> None:
+            if done >= estimate["samples"]:
+                raise KeyboardInterrupt
+
+        return {"batch_size": 1, "keep_partial": True, "progress": stop}
+
+    def _warn_of_hooks(self, found: Explanation) -> None:
+        """Warn where the map is another one, and the caller's hooks were or are on the model.
+
+        Hooks that observe cannot be told from those that alter, so that the values decide.
         """
         before, now = self.record["explainer"].get("hooks", []), list(found.origin.hooks)
         values = found.values.float().cpu()
         if not (before or now) or values.shape != self.values.shape:
             return
-        most = float(self.values.abs().max()) or 1.0
-        off = float((values - self.values).abs().max()) / most
-        if not off <= 1e-3:
+        largest = float(self.values.abs().max()) or 1.0
+        difference = float((values - self.values).abs().max()) / largest
+        if not difference <= 1e-3:
             then, these = (", ".join(names) or "none" for names in (before, now))
             warn(
                 f"{self._name} must be repeated with the hooks that it was made with ({then}), got {these}, and the "
-                f"map differs by {off:.3g} of its maximum; put the same hooks on the model, or explain the photo again"
-            )
-
-    def _check(self, explainer: Explainer, photo: Image.Image) -> None:
-        """Refuse an explainer with other weights, or another size of input."""
-        weights, before = explainer.weights, self.record.get("weights")
-        if None not in (weights, before) and _content(str(weights)) != _content(str(before)):
-            raise RecordError(f"explainer for {self._name} must have the weights {before}, got {weights}; load those")
-        now, then = explainer.activation, self.record.get("activation")
-        if None not in (now, then) and now != then:
-            raise RecordError(
-                f"explainer for {self._name} must have the activation {then!r}, got {now!r}; give it the same"
-            )
-        size, expected = list(explainer.as_input(photo).shape[-2:]), list(self.record["input_size"])
-        if size != expected:
-            raise RecordError(
-                f"explainer for {self._name} must take inputs of {_by(expected)}, got {_by(size)}; give it the same "
-                "preprocessing"
+                f"map differs by {difference:.3g} of its maximum; put the same hooks on the model, or explain the "
+                "photo again"
             )
 
 
@@ -301,7 +299,9 @@ def load(file: str | os.PathLike[str]) -> Saved | SavedConcepts:
         )
     path = Path(file)
     if path.is_dir():
-        raise RecordError(_not_a_folder(path))
+        inside = sorted(path.glob("*.json"))
+        remedy = f"load one of its records, such as {str(inside[0])!r}" if inside else "it has no record"
+        raise RecordError(f"file must be a record (.json) or its values (.npy), got the folder {str(path)!r}; {remedy}")
     if path.suffix not in (".json", ".npy"):
         raise RecordError(f"file must be a record (.json) or its values (.npy), got {str(path)!r}; name one of these")
     stem = path.stem.removesuffix("-vectors") if path.stem.endswith("-concepts-vectors") else path.stem
@@ -316,14 +316,8 @@ def load(file: str | os.PathLike[str]) -> Saved | SavedConcepts:
     _check_fields(record, name)
     about = record.get("values")
     if about is not None and (list(values.shape) != about["shape"] or digest(values.tobytes()) != about["sha256"]):
-        raise RecordError(f"{name} must lie beside the values that it tells of, but they differ; save both again")
+        raise RecordError(f"{name} must be beside its values, but they differ; save both again")
     return Saved(path, record, torch.from_numpy(values))
-
-
-def _not_a_folder(path: Path) -> str:
-    inside = sorted(path.glob("*.json"))
-    remedy = f"load what is in it, such as {str(inside[0])!r}" if inside else "it holds none"
-    return f"file must be a record (.json) or its values (.npy), got the folder {str(path)!r}; {remedy}"
 
 
 def _read_record(path: Path, name: str) -> Any:
@@ -342,13 +336,11 @@ def _read_record(path: Path, name: str) -> Any:
 
 def _read_values(path: Path) -> np.ndarray[Any, Any]:
     try:
-        with opened(path) as file:
-            shape, by_columns, dtype = _header(file)
-            size = os.fstat(file.fileno()).st_size - file.tell()
-            if dtype != np.float32 or size != dtype.itemsize * math.prod(shape):  # before there is room for it
-                raise ValueError(f"{size} bytes are not {dtype} of shape {shape}")
-            values: np.ndarray[Any, Any] = np.frombuffer(bytearray(file.read()), dtype)
-            values = values.reshape(shape, order="F" if by_columns else "C")
+        opened(path).close()  # which refuses pipes and devices
+        mapped = np.lib.format.open_memmap(path, mode="r")  # a damaged header cannot make it take more than the file
+        if mapped.dtype != np.float32:
+            raise ValueError(f"got {mapped.dtype}")
+        values: np.ndarray[Any, Any] = np.array(mapped)
     except OSError as error:
         raise RecordError(f"values {str(path)!r} cannot be read: {error.strerror or error}; put them there") from None
     except Exception as error:  # the text of a damaged header may break its reader anywhere
@@ -358,80 +350,64 @@ def _read_values(path: Path) -> np.ndarray[Any, Any]:
     return values
 
 
-def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """The shape, the order and the type that a file of NumPy says it holds."""
-    version = np.lib.format.read_magic(file)
-    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
-    if read is None:
-        raise ValueError(f"version {version} of the format is unknown")
-    found: tuple[tuple[int, ...], bool, np.dtype[Any]] = read(file)
-    return found
-
-
-def _is_text(value: Any) -> bool:
-    return value is None or isinstance(value, str)
-
-
 def _are_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
-def _is_shape(value: Any) -> bool:
-    return isinstance(value, list) and all(type(each) is int and each >= 0 for each in value)
-
-
-def _is(*kinds: type) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, kinds)
-
-
-# What the fields of a record are, as far as it is read; a dot leads into a field, and "?" ends one that may be missing.
-_FIELDS: Mapping[str, Callable[[Any], bool]] = {
-    **{"method": _is(str), "options": _is(dict), "score": is_number, "input_size": is_size},
-    **{"target": lambda value: isinstance(value, str) or (type(value) is int and is_number(value))},
-    **{"layer": lambda value: _is_text(value) or _are_texts(value), "image": _is(dict), "image.path?": _is_text},
-    **{"explainer": _is(dict), "explainer.arguments": _is(dict), "explainer.own": _are_texts},
-    **{"explainer.hooks?": _are_texts},
-    **{"values?": _is(dict), "values.shape": _is_shape, "values.sha256": _is(str), "values.size?": is_size},
-    **{"values.neutral?": is_number},
-    **{"values.style?": lambda value: value is None or value in get_args(Style)},
-    **{
-        "delta?": lambda value: value is None or is_number(value),
-        "fuse?": lambda value: value in (None, *get_args(Fusion)),
-    },
-    **{"precision?": lambda value: value in get_args(Precision), "label?": _is(str)},
-    **{"activation?": lambda value: value is None or value in get_args(Activation)},
-    **{"verdict?": lambda value: value is None or isinstance(value, dict)},
-    **{"estimate?": lambda value: value is None or (isinstance(value, dict) and type(value.get("samples")) is int)},
+# The type, the choices or a test of each field that is read; a dot leads into a field, and "?" ends an optional one.
+_FIELDS: Mapping[str, Any] = {
+    "method": str,
+    "options": dict,
+    "score": is_number,
+    "input_size": is_size,
+    "target": lambda value: isinstance(value, str) or (type(value) is int and is_number(value)),
+    "layer": lambda value: value is None or isinstance(value, str) or _are_texts(value),
+    "image": dict,
+    "image.path?": str | None,
+    "explainer": dict,
+    "explainer.arguments": dict,
+    "explainer.own": _are_texts,
+    "explainer.hooks?": _are_texts,
+    "values?": dict,
+    "values.shape": lambda value: isinstance(value, list) and all(type(each) is int and each >= 0 for each in value),
+    "values.sha256": str,
+    "values.size?": is_size,
+    "values.neutral?": is_number,
+    "values.style?": (None, *get_args(Style)),
+    "delta?": lambda value: value is None or is_number(value),
+    "fuse?": (None, *get_args(Fusion)),
+    "precision?": get_args(Precision),
+    "label?": str,
+    "activation?": (None, *get_args(Activation)),
+    "verdict?": dict | None,
+    "estimate?": lambda value: value is None or (isinstance(value, dict) and type(value.get("samples")) is int),
 }
 
 
 def _check_fields(record: Mapping[str, Any], name: str) -> None:
-    """Refuse fields that hold something else than a record does."""
-    for field_name, fits in _FIELDS.items():
+    """Refuse fields with values that no record has."""
+    for field_name, rule in _FIELDS.items():
         *outer, last = field_name.removesuffix("?").split(".")
         inside: Any = record
         for key in outer:
             inside = inside.get(key)
         if inside is None or (field_name.endswith("?") and last not in inside):
-            continue  # of what may be missing, all is
-        if last not in inside or not fits(inside[last]):
+            continue
+        if last not in inside or not _fits(inside[last], rule):
             got = f"{inside[last]!r:.60}" if last in inside else "none"
-            whole = ".".join([*outer, last])
-            raise RecordError(f"{name} must have another value for {whole!r}, got {got}; give a record that was saved")
+            full = ".".join([*outer, last])
+            raise RecordError(f"{name} must have another value for {full!r}, got {got}; give a record that was saved")
 
 
-def _if_known(value: Any) -> Any:
-    """An option as it was, or what the record says of it, if it was the caller's own or is no longer known."""
+def _fits(value: Any, rule: Any) -> bool:
+    if isinstance(rule, tuple):
+        return any(value is each or (isinstance(value, str) and value == each) for each in rule)
+    return isinstance(value, rule) if isinstance(rule, type | UnionType) else rule(value)
+
+
+def _decoded(value: Any) -> Any:
+    """An option as it was, or as the record has it, if it was the caller's own or is no longer known."""
     try:
         return decode(value)
     except RecordError:
         return value
-
-
-def _content(weights: str) -> str:
-    """What identifies weights: a file's digest, wherever the file is."""
-    return weights.rpartition(" (sha256 ")[2]
-
-
-def _by(size: Any) -> str:
-    return " x ".join(map(str, size))

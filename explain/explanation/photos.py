@@ -1,10 +1,10 @@
-"""Several photos: read as needed, worked on in batches, returned in order; each failure is reported for its photo."""
+"""Several photos: read as needed, explained in batches, returned in order; each failure is reported for its photo."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from PIL import Image
@@ -19,18 +19,16 @@ from explain.methods import Method
 from explain.targets import Target
 
 AT_ONCE = 8  # photos in a batch: on a CPU, larger ones are no faster, and their activations have to fit
-AREA = 64_000_000  # pixels of photos that are held at once, if they are more than one
-NAMED = 3  # failures that one message names
-
-Result = TypeVar("Result")
+AREA = 64_000_000  # pixels of photos that are in memory at once, if they are more than one
+NAMED = 3  # failures in one message
 
 
 @dataclass(frozen=True)
 class PhotoRequest:
-    """A question for photos: what `attribute` is called with, and what records say about it.
+    """A request for photos: the arguments of `attribute`, and their form in records.
 
-    ``alone`` says that each photo is explained on its own, since the target or a method may treat the rows of a batch
-    differently. ``of_each`` has a target for each photo, if they were given.
+    ``alone`` says that each photo is explained on its own, since the target or a method may treat the images of a batch
+    differently. ``of_each`` has one target for each photo, where ``target`` was a list.
     """
 
     methods: list[Method] | str
@@ -41,7 +39,7 @@ class PhotoRequest:
     of_each: list[Target] | None = None
 
     def of(self, photo: Photo) -> PhotoRequest:
-        """The question for one photo."""
+        """Return the request for one photo."""
         if self.of_each is None:
             return self
         own = self.of_each[photo.place]
@@ -50,129 +48,122 @@ class PhotoRequest:
 
 @dataclass(frozen=True, eq=False)
 class Photo:
-    """A photo, upright and in RGB, where it comes from, and what the model is given for it: ``(1, C, H, W)``."""
+    """A photo, upright and in RGB, its source, and the model's input ``(1, C, H, W)``; ``name`` is for messages."""
 
     image: Image.Image = field(repr=False)
     source: str | None
     x: torch.Tensor = field(repr=False)
     name: str = ""
-    """How messages call it."""
     place: int = 0
 
 
 def matched(images: Iterable[ImageLike], request: PhotoRequest) -> Iterator[ImageLike]:
-    """Yield photos, of which there must be as many as targets, if there is one for each.
+    """Yield photos, and check that there are as many as targets, where there is one for each.
 
     Raises:
-        TargetError: there are more photos, or fewer; it is raised before the first where their number is known.
+        TargetError: there are more photos, or fewer; before the first photo where their number is known.
     """
-    count = None if request.of_each is None else len(request.of_each)
-
-    known, number = len(images) if isinstance(images, Sized) else None, 0
-    if count is None or known in (None, count):
+    if request.of_each is None:
+        yield from images
+        return
+    count, number = len(request.of_each), 0
+    known = len(images) if isinstance(images, Sized) else None
+    if known in (None, count):
         for number, image in enumerate(images, 1):
-            if count is not None and number > count:
+            if number > count:
                 break
             yield image
-    if count is not None and count != (number if known is None else known):
+    if count != (number if known is None else known):
         raise TargetError(
             f"target must hold one target for each of the {known or number} photos, got {count}; targets= takes "
             "several for every photo"
         )
 
 
-@dataclass
-class _Batches(Generic[Result]):
-    """What to do with photos, and whether it has worked for any of them yet."""
-
-    prepare: Callable[[ImageLike, int], Photo]
-    work: Callable[[list[Photo]], list[Result]]
-    at_once: int
-    succeeded: bool = False
-
-    def each(self, images: Iterable[ImageLike]) -> Iterator[Result | PhotoError]:
-        for first, window in self._windows(images):
-            found = self._results(window)
-            del window
-            self._check(found)
-            for place in range(len(found)):
-                result = found.pop(place)
-                yield _blamed(result, first + place) if isinstance(result, Exception) else result
-
-    def _windows(self, images: Iterable[ImageLike]) -> Iterator[tuple[int, list[Photo | Exception]]]:
-        """The photos that are held at once, with the place of the first."""
-        window: list[Photo | Exception] = []
-        first = area = 0
-        for place, image in enumerate(images):
-            photo = self._prepared(image, place)
-            size = photo.image.width * photo.image.height if isinstance(photo, Photo) else 0
-            if window and (len(window) >= self.at_once or area + size > AREA):
-                yield first, window
-                window, first, area = [], place, 0
-            window.append(photo)
-            area += size
-        if window:
-            yield first, window
-
-    def _prepared(self, image: ImageLike, place: int) -> Photo | Exception:
-        try:
-            return self.prepare(image, place)
-        except Exception as error:
-            return error
-
-    def _results(self, window: list[Photo | Exception]) -> dict[int, Result | Exception]:
-        """The result of each photo: those whose inputs have the same shape are worked on together."""
-        found: dict[int, Result | Exception] = {}
-        groups: dict[object, list[tuple[int, Photo]]] = {}
-        for place, photo in enumerate(window):
-            if isinstance(photo, Exception):
-                found[place] = photo
-            else:
-                groups.setdefault((photo.x.shape, photo.x.dtype), []).append((place, photo))
-        for group in groups.values():
-            places, photos = zip(*group, strict=True)
-            found.update(zip(places, self._together(list(photos)), strict=True))
-        return found
-
-    def _together(self, photos: list[Photo]) -> Sequence[Result | Exception]:
-        """The results of a batch; if it fails, those of each photo alone, so that one cannot spoil the others."""
-        try:
-            return self.work(photos)
-        except Exception as error:
-            if len(photos) == 1:
-                return [error]
-        return [result for photo in photos for result in self._together([photo])]
-
-    def _check(self, found: dict[int, Result | Exception]) -> None:
-        """Raise errors that are not a photo's fault, as long as no result is lost by it."""
-        failed = [result for result in found.values() if isinstance(result, Exception)]
-        self.succeeded |= len(failed) < len(found)
-        general = [error for error in failed if not isinstance(error, (ImageError, MemoryError))]
-        if general and not self.succeeded:
-            raise general[0]
-
-
 def in_batches(
     images: Iterable[ImageLike],
     prepare: Callable[[ImageLike, int], Photo],
-    work: Callable[[list[Photo]], list[Result]],
+    explain: Callable[[list[Photo]], list[Any]],
     at_once: int = AT_ONCE,
-) -> Iterator[Result | PhotoError]:
-    """Do the work on photos in batches of one shape; give a result or an error for each, in order.
+) -> Iterator[Any]:
+    """Explain photos in batches of one shape; yield a result or a `PhotoError` for each, in order.
 
     Args:
-        images: read one after the other, and no more of them than are worked on.
+        images: read as they are needed.
         prepare: makes a `Photo` of an image and its place.
-        work: gives a result for each photo of a batch.
+        explain: returns a result for each photo of a batch.
         at_once: the largest batch.
 
     Raises:
-        Exception: what ``work`` raises for each of the first photos, since it is hardly their fault.
+        Exception: all of the first photos failed with it, and it is no error of reading them.
     """
-    return _Batches(prepare, work, at_once).each(images)
+    first, succeeded = 0, False
+    for window in _windows(images, prepare, at_once):
+        results = _results(window, explain)
+        window.clear()
+        failed = [result for result in results if isinstance(result, Exception)]
+        succeeded |= len(failed) < len(results)
+        general = [error for error in failed if not isinstance(error, (ImageError, MemoryError))]
+        if general and not succeeded:
+            raise general[0]
+        first += len(results)
+        while results:
+            place, result = first - len(results), results.pop(0)
+            yield _photo_error(result, place) if isinstance(result, Exception) else result
 
 
-def collected(found: Iterable[Result | PhotoError]) -> list[Result]:
+def _windows(
+    images: Iterable[ImageLike], prepare: Callable[[ImageLike, int], Photo], at_once: int
+) -> Iterator[list[Photo | Exception]]:
+    """Yield the photos that are in memory at once; an error in place of one that cannot be read."""
+    window: list[Photo | Exception] = []
+    area = 0
+    for place, image in enumerate(images):
+        photo: Photo | Exception
+        try:
+            photo = prepare(image, place)
+            size = photo.image.width * photo.image.height
+        except Exception as error:
+            photo, size = error, 0
+        if window and (len(window) >= at_once or area + size > AREA):
+            yield window
+            window, area = [], 0
+        window.append(photo)
+        area += size
+    if window:
+        yield window
+
+
+def _results(window: list[Photo | Exception], explain: Callable[[list[Photo]], list[Any]]) -> list[Any]:
+    """Return the result or error of each photo; those with inputs of one shape are explained together."""
+    results: list[Any] = list(window)
+    groups: dict[object, list[int]] = {}
+    for place, photo in enumerate(window):
+        if isinstance(photo, Photo):
+            groups.setdefault((photo.x.shape, photo.x.dtype), []).append(place)
+    for places in groups.values():
+        for place, result in zip(places, _together([results[place] for place in places], explain), strict=True):
+            results[place] = result
+    return results
+
+
+def _together(photos: list[Photo], explain: Callable[[list[Photo]], list[Any]]) -> list[Any]:
+    """Return the results of a batch; if it fails, those of each photo alone, so that one cannot spoil the others."""
+    try:
+        return explain(photos)
+    except Exception as error:
+        if len(photos) == 1:
+            return [error]
+    return [result for photo in photos for result in _together([photo], explain)]
+
+
+def _photo_error(error: Exception, place: int) -> PhotoError:
+    made = PhotoError(f"photo {place}: {error if isinstance(error, ExplainError) else raised(error)}")
+    made.__cause__ = error
+    return made
+
+
+def collected(found: Iterable[Any]) -> list[Any]:
     """Return the results of all photos.
 
     Raises:
@@ -184,19 +175,19 @@ def collected(found: Iterable[Result | PhotoError]) -> list[Result]:
     results = list(found)
     errors = {place: result for place, result in enumerate(results) if isinstance(result, PhotoError)}
     if errors:
-        told = "; ".join(map(str, list(errors.values())[:NAMED])) + ("; ..." if len(errors) > NAMED else "")
+        messages = "; ".join(map(str, list(errors.values())[:NAMED])) + ("; ..." if len(errors) > NAMED else "")
         raise PhotosError(
-            f"{len(errors)} of {len(results)} photos could not be explained ({told}); its results has the others",
+            f"{len(errors)} of {len(results)} photos could not be explained ({messages}); its results has the others",
             [None if place in errors else result for place, result in enumerate(results)],
             errors,
         )
-    return [result for result in results if not isinstance(result, PhotoError)]
+    return results
 
 
 def rows_are_apart(model: nn.Module, x: torch.Tensor) -> bool:
     """Whether a model's output for an image ``x`` ``(1, C, H, W)`` is the same next to another image as alone.
 
-    It does not where it normalises over the batch, draws random numbers, or takes one image only.
+    It is not where the model normalises over the batch, draws random numbers, or takes one image only.
     """
     try:
         with untouched(model), torch.no_grad():
@@ -208,10 +199,3 @@ def rows_are_apart(model: nn.Module, x: torch.Tensor) -> bool:
     error, scale = (alone[0] - both[0]).abs().max(), alone.abs().max()
     coarse = torch.finfo(alone.dtype).eps ** 0.5 if alone.is_floating_point() else 0.0
     return bool(error <= 10 * coarse * scale)
-
-
-def _blamed(error: Exception, place: int) -> PhotoError:
-    told = str(error) if isinstance(error, ExplainError) else raised(error)
-    made = PhotoError(f"photo {place}: {told}")
-    made.__cause__ = error
-    return made

@@ -100,11 +100,11 @@ def bar(legend: Legend, width: int, size: int) -> Image.Image:
     return canvas
 
 
-def explained(legend: Legend, width: int, size: int) -> Image.Image:
-    """Draw a legend, and below steps, whose labels are mere shares, what they are shares of.
+def labelled_bar(legend: Legend, width: int, size: int) -> Image.Image:
+    """Draw a legend; below steps, also ``about``: their labels are shares of it.
 
     >>> steps = Legend(((0, 0, 0), (255, 0, 0)), ("50 %", "90 %"), "evidence inside", ramp=False)
-    >>> explained(steps, 120, 10).height - bar(steps, 120, 10).height
+    >>> labelled_bar(steps, 120, 10).height - bar(steps, 120, 10).height
     14
     """
     colors = bar(legend, width, size)
@@ -141,18 +141,18 @@ SMALLEST_MARK = 8  # pixels of the words; where they still do not fit, the signs
 
 @dataclass(frozen=True)
 class Mark:
-    """One word and whether it holds: a tick in a disc, a cross in a square, or, for None, a dash in a ring."""
+    """A check and its result: a tick in a disc, a cross in a square, or, for None, a dash in a ring."""
 
     word: str
     passed: bool | None
 
     @property
-    def said(self) -> str:
-        return "not asked" if self.passed is None else "passed" if self.passed else "failed"
+    def result(self) -> str:
+        return "not checked" if self.passed is None else "passed" if self.passed else "failed"
 
     @property
     def text(self) -> str:
-        """The same in letters.
+        """The mark as text.
 
         >>> Mark("class", False).text
         '✗ class'
@@ -258,7 +258,7 @@ def caption(
     large = lettering((width, max(1, picture.height)))
     small = max(11, round(large * 0.78))
     pad = round(large * 0.7)
-    colors = None if legend is None else explained(legend, max(70, min(width // 4, 13 * small)), small)
+    colors = None if legend is None else labelled_bar(legend, max(70, min(width // 4, 13 * small)), small)
     room = width - 2 * pad - (0 if colors is None else colors.width + pad)
     details = wrapped(detail, room, small, 3) or [""]
     signs = row(marks, room, small) if marks else None

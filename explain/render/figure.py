@@ -58,14 +58,14 @@ def empty(size: tuple[float, float], alternative: str) -> Figure:
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     spaced = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)  # inches
-    made: Figure = _shown()(figsize=size, layout=spaced, dpi=120)
+    made: Figure = _figure_class()(figsize=size, layout=spaced, dpi=120)
     made.alternative = alternative  # type: ignore[attr-defined]
     FigureCanvasAgg(made)
     return made
 
 
 @cache
-def _shown() -> Any:
+def _figure_class() -> Any:
     """The class of such figures; matplotlib is loaded when the first is made."""
     from matplotlib.figure import Figure
 
@@ -119,5 +119,5 @@ def _draw_legend(axis: Axes, legend: Legend) -> None:
 
 
 def _lines(*texts: str) -> str:
-    """What can be drawn of a title's lines, those that are empty left out."""
+    """Join the lines of a title, without empty ones and characters that cannot be drawn."""
     return "\n".join(printable(line) for text in texts if text for line in text.split("\n"))

@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw
 from explain._utils.errors import ImageError, keywords, shown
 from explain.data.images import Box, ImageLike, load_image
 from explain.render.captions import FAINT, INK, NARROWEST, PAPER, fit, font, lettering
-from explain.render.placement import Array, Region, mark_unseen, place
+from explain.render.placement import Array, mark_unseen, place
 from explain.render.styles import Reading, Style, StyleLike, get_style
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -61,7 +61,7 @@ def overlay(
     return drawn(picture, _checked_map(heatmap, chosen), chosen, region, [region])
 
 
-def drawn(photo: Image.Image, values: Array, style: Style, region: Region, seen: Sequence[Region]) -> Image.Image:
+def drawn(photo: Image.Image, values: Array, style: Style, region: Box, seen: Sequence[Box]) -> Image.Image:
     """Draw a map where it lies on an RGB photo, and mark what lies in no seen part."""
     return mark_unseen(style.draw(photo, values, region), photo, seen)
 
@@ -112,7 +112,7 @@ COLORS = [(213, 94, 0), (0, 114, 178), (0, 158, 115), (204, 121, 167), (230, 159
 def concepts(
     photo: Image.Image,
     maps: Array,
-    region: Region,
+    region: Box,
     labels: Sequence[str],
     *,
     shares: Sequence[float] = (),
@@ -128,7 +128,6 @@ def concepts(
         title, detail: what all of them are: a bold line and a fainter one.
         alpha: opacity of the colours.
 
-    >>> from explain.data.images import Box
     >>> concepts(Image.new("RGB", (300, 200)), np.ones((2, 4, 4)), Box(0, 0, 300, 200), ["fur", "eyes"]).width
     300
     """

@@ -1,30 +1,19 @@
-"""Where a map lies on a photo, what the model did not see of it, and where most of the evidence lies."""
+"""Where a map lies on a photo, which parts the model did not see, and where most of the evidence lies."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
 
+from explain.data.images import Box
+
 Array = np.ndarray[Any, Any]
 
 
-class Region(Protocol):
-    """A part of a photo, in the photo's pixels; it may reach past the edges."""
-
-    @property
-    def left(self) -> float: ...
-    @property
-    def top(self) -> float: ...
-    @property
-    def right(self) -> float: ...
-    @property
-    def bottom(self) -> float: ...
-
-
-def place(values: Array, size: tuple[int, int], region: Region, outside: int = 0) -> Array:
+def place(values: Array, size: tuple[int, int], region: Box, outside: int = 0) -> Array:
     """Resample a map in [0, 1] onto the pixels of a photo of ``size`` (width, height), as uint8 ``(height, width)``.
 
     ``outside`` fills what the region does not cover.
@@ -36,7 +25,7 @@ def place(values: Array, size: tuple[int, int], region: Region, outside: int = 0
     return placed
 
 
-def area(values: Array, threshold: float, size: tuple[int, int], region: Region) -> Array:
+def area(values: Array, threshold: float, size: tuple[int, int], region: Box) -> Array:
     """Return where on a photo of ``size`` (width, height) a map is at least ``threshold``: bool ``(height, width)``."""
     placed = np.zeros((size[1], size[0]), bool)
     inside, (y, x) = _resampled(values, size, region)
@@ -44,7 +33,7 @@ def area(values: Array, threshold: float, size: tuple[int, int], region: Region)
     return placed
 
 
-def on_photo(values: Array, size: tuple[int, int], region: Region) -> Array:
+def on_photo(values: Array, size: tuple[int, int], region: Box) -> Array:
     """Return the part of a map that lies on a photo of ``size`` (width, height): padding around a photo does not."""
     parts = []
     for cells, start, end, length in (
@@ -57,16 +46,15 @@ def on_photo(values: Array, size: tuple[int, int], region: Region) -> Array:
     return values[parts[0], parts[1]]
 
 
-def edges(region: Region, size: tuple[int, int]) -> tuple[int, int, int, int]:
+def edges(region: Box, size: tuple[int, int]) -> tuple[int, int, int, int]:
     """Return left, top, right and bottom of a region in whole pixels of a photo; however thin, it has one of them."""
-    left, top = (
-        min(max(0, round(start)), length - 1) for start, length in zip((region.left, region.top), size, strict=True)
-    )
+    left = min(max(0, round(region.left)), size[0] - 1)
+    top = min(max(0, round(region.top)), size[1] - 1)
     right, bottom = min(size[0], round(region.right)), min(size[1], round(region.bottom))
     return left, top, max(left + 1, right), max(top + 1, bottom)
 
 
-def _resampled(values: Array, size: tuple[int, int], region: Region) -> tuple[Array, tuple[int, int]]:
+def _resampled(values: Array, size: tuple[int, int], region: Box) -> tuple[Array, tuple[int, int]]:
     """Return a map at the photo's resolution, as far as it lies on the photo, and its first row and column there."""
     import cv2
 
@@ -83,13 +71,12 @@ def _resampled(values: Array, size: tuple[int, int], region: Region) -> tuple[Ar
 
 
 PALE, HATCH = (203, 205, 210), (128, 131, 138)
-KEPT = 0.35  # of the photo's contrast
+CONTRAST = 0.35  # of the photo's contrast
 
 
-def mark_unseen(picture: Image.Image, photo: Image.Image, seen: Sequence[Region]) -> Image.Image:
+def mark_unseen(picture: Image.Image, photo: Image.Image, seen: Sequence[Box]) -> Image.Image:
     """Return a picture of a photo in which what lies in no seen part is pale and hatched, with a line between.
 
-    >>> from explain.data.images import Box
     >>> white = Image.new("RGB", (40, 20), "white")
     >>> mark_unseen(white, white, [Box(0, 0, 40, 20)]) is white
     True
@@ -97,18 +84,18 @@ def mark_unseen(picture: Image.Image, photo: Image.Image, seen: Sequence[Region]
     parts = [edges(part, photo.size) for part in seen]
     if any(part == (0, 0, *photo.size) for part in parts):
         return picture
-    looked = Image.new("L", photo.size, 0)
-    draw = ImageDraw.Draw(looked)
+    seen_mask = Image.new("L", photo.size, 0)
+    draw = ImageDraw.Draw(seen_mask)
     for left, top, right, bottom in parts:
         draw.rectangle((left, top, right - 1, bottom - 1), fill=255)
-    if looked.getextrema() == (255, 255):
+    if seen_mask.getextrema() == (255, 255):
         return picture
     extent = min(min(right - left, bottom - top) for left, top, right, bottom in parts)
     line = max(1, round(min(extent, max(photo.size) / 4) / 125))
-    ground = Image.blend(Image.new("RGB", photo.size, PALE), photo.convert("L").convert("RGB"), KEPT)
+    ground = Image.blend(Image.new("RGB", photo.size, PALE), photo.convert("L").convert("RGB"), CONTRAST)
     ground.paste(HATCH, mask=_stripes(photo.size))
-    drawn = Image.composite(picture, ground, looked)
-    drawn.paste((255, 255, 255), mask=_rim(looked, line))
+    drawn = Image.composite(picture, ground, seen_mask)
+    drawn.paste((255, 255, 255), mask=_rim(seen_mask, line))
     return drawn
 
 
@@ -122,11 +109,11 @@ def _stripes(size: tuple[int, int]) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(np.tile(tile, (down, across))[: size[1], : size[0]]))
 
 
-def _rim(looked: Image.Image, line: int) -> Image.Image:
+def _rim(seen_mask: Image.Image, line: int) -> Image.Image:
     """Return a mask of the seen side of the border between seen and unseen; the photo's own edge is no border."""
     import cv2
 
-    inside: Array = np.asarray(looked)
+    inside: Array = np.asarray(seen_mask)
     core = cv2.erode(inside, np.ones((2 * line + 1, 2 * line + 1), np.uint8), borderValue=255)
     return Image.fromarray(np.ascontiguousarray(inside - core))
 

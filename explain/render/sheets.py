@@ -19,9 +19,9 @@ LONGEST = 3  # times as wide or high as a square, at most
 
 @dataclass(frozen=True)
 class Tile:
-    """A picture with what is said below it: its name, a fainter line, and a remark where it must not be taken for more.
+    """A picture with texts below it: its name, a fainter line of detail, and a warning in ``remark``.
 
-    ``alternative`` is what the picture shows, in words, and ``marks`` say what it was asked and whether it passed.
+    ``alternative`` describes the picture in words, and ``marks`` are the results of its checks.
     """
 
     picture: Image.Image = field(repr=False)
@@ -44,7 +44,7 @@ class Group:
 
 @dataclass(frozen=True, repr=False)
 class Layout:
-    """A contact sheet: what it says on top, the groups in their order, and what the colours mean."""
+    """A contact sheet: title and detail at the top, the groups in their order, and the legends of the colours."""
 
     title: str
     detail: str
@@ -133,17 +133,11 @@ def sheet(layout: Layout, tile: int = 300) -> Image.Image:
     """
     drawing = _Sheet(tile, layout.columns, layout.stretch)
     rows = layout.rows()
-    parts = [drawing.head(layout), *(drawing.row(row) for row in rows)]
-    canvas = Image.new("RGB", (drawing.width, sum(part.height for part in parts) + drawing.gap), PAPER)
-    top = 0
-    for part in parts:
-        canvas.paste(part, (0, top))
-        top += part.height
-    return canvas
+    return drawing.stacked([drawing.head(layout), *(drawing.row(row) for row in rows)])
 
 
 def table(rows: Sequence[Sequence[Tile]], columns: Sequence[str] = (), tile: int = 240) -> Image.Image:
-    """Draw a table of pictures: names over the columns, if there are any, and what the tiles say below them.
+    """Draw a table of pictures: names over the columns, if there are any, and the texts of the tiles below them.
 
     >>> table([[Tile(Image.new("RGB", (40, 30)))] * 3], ["a", "b", "c"], tile=100).width
     332
@@ -152,16 +146,11 @@ def table(rows: Sequence[Sequence[Tile]], columns: Sequence[str] = (), tile: int
     parts = [drawing.row([Group("", tuple(row))]) for row in rows]
     if columns:
         parts.insert(0, drawing.names(columns))
-    canvas = Image.new("RGB", (drawing.width, sum(part.height for part in parts) + drawing.gap), PAPER)
-    top = 0
-    for part in parts:
-        canvas.paste(part, (0, top))
-        top += part.height
-    return canvas
+    return drawing.stacked(parts)
 
 
 class _Sheet:
-    """The measures of a sheet, and its parts as strips of its whole width."""
+    """The measures of a sheet, and its parts as strips of its full width."""
 
     def __init__(self, tile: int, columns: int, stretch: tuple[float, float] = (1.0, 1.0)) -> None:
         if isinstance(tile, bool) or not isinstance(tile, int) or tile < SMALLEST:
@@ -173,8 +162,17 @@ class _Sheet:
         self.gap = max(8, tile // 20)
         self.width = self.gap + columns * (self.tile + self.gap)
 
+    def stacked(self, strips: Sequence[Image.Image]) -> Image.Image:
+        """Put strips of the sheet's width below each other."""
+        canvas = Image.new("RGB", (self.width, sum(strip.height for strip in strips) + self.gap), PAPER)
+        top = 0
+        for strip in strips:
+            canvas.paste(strip, (0, top))
+            top += strip.height
+        return canvas
+
     def head(self, layout: Layout) -> Image.Image:
-        """The title, a fainter line, and the legends at the right; nothing where there is nothing to say."""
+        """The title, a fainter line, and the legends at the right; empty where there are none."""
         if not (layout.title or layout.detail or layout.legends):
             return Image.new("RGB", (self.width, 0), PAPER)
         large = round(self.text * 1.5)
@@ -213,7 +211,7 @@ class _Sheet:
         line = round(self.text * 1.45)
         tallest = max((self._fitted(tile.picture)[1] for tile in tiles), default=1)
         heading = round(line * 1.5) if any(group.heading for group in groups) else 0
-        lines = max((len(self._said(tile)) + bool(tile.marks) for tile in tiles), default=0)
+        lines = max((len(self._lines(tile)) + bool(tile.marks) for tile in tiles), default=0)
         below = lines * line + (round(line * 0.3) if lines else 0)
         strip = Image.new("RGB", (self.width, self.gap + heading + tallest + below), PAPER)
         place = 0
@@ -244,14 +242,14 @@ class _Sheet:
         line = round(self.text * 1.45)
         y = top + tallest + round(line * 0.3)
         draw = ImageDraw.Draw(strip)
-        for words, color in self._said(tile):
+        for words, color in self._lines(tile):
             self._centred(draw, words, self._middle(place), y, color)
             y += line
         if tile.marks:
             signs = marked(tile.marks, self.tile, round(self.text * 0.9))
             strip.paste(signs, (round(self._middle(place) - signs.width / 2), y))
 
-    def _said(self, tile: Tile) -> list[tuple[str, tuple[int, int, int]]]:
+    def _lines(self, tile: Tile) -> list[tuple[str, tuple[int, int, int]]]:
         """The lines below a picture, with their colours: a name in one, the rest in up to two each."""
         texts = ((tile.name, INK, 1), (tile.detail, FAINT, 2), (tile.remark, REMARK, 2))
         return [(line, color) for text, color, most in texts for line in wrapped(text, self.tile, self.text, most)]

@@ -26,7 +26,7 @@ from explain._utils.spelling import did_you_mean
 from explain.data.images import Box
 from explain.render.captions import INK, RGB, Legend
 from explain.render.colors import HEAT, INTENSITY, SIGNED, lookup_table
-from explain.render.placement import Array, Region, area, fine, on_photo, place, thresholds
+from explain.render.placement import Array, area, fine, on_photo, place, thresholds
 
 Reading: TypeAlias = Literal["heatmap", "signed", "values"]
 """What a style draws: ``(H, W)`` in [0, 1], ``(H, W)`` in [-1, 1], or ``(C, H, W)``."""
@@ -42,7 +42,7 @@ class Style(Protocol):
     name: ClassVar[str]
     reads: ClassVar[Reading]
 
-    def draw(self, photo: Image.Image, values: Array, region: Region) -> Image.Image:
+    def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
         """Draw a map on the part of an RGB photo that it covers; the photo is left as it is."""
         ...
 
@@ -70,7 +70,7 @@ class Heat:
     def __post_init__(self) -> None:
         _check(self.colormap, self.alpha)
 
-    def draw(self, photo: Image.Image, values: Array, region: Region) -> Image.Image:
+    def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
         placed = place(values, photo.size, region)
         colors = Image.fromarray(lookup_table(self.colormap)[placed])
         # Opacity rises quickly, then levels off: a weak map is seen, and a strong one does not hide the photo.
@@ -95,7 +95,7 @@ class Contour:
         _check(self.colormap)
         _check_shares(self.name, self.shares)
 
-    def draw(self, photo: Image.Image, values: Array, region: Region) -> Image.Image:
+    def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
         return _outlined(photo, self._colors, _areas(values, self.shares, photo.size, region))
 
     def legend(self, photo: Image.Image) -> Legend:
@@ -126,7 +126,7 @@ class SignedContour:
         _check(self.colormap)
         _check_shares(self.name, self.shares)
 
-    def draw(self, photo: Image.Image, values: Array, region: Region) -> Image.Image:
+    def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
         values = fine(values)
         least = thresholds(np.abs(on_photo(values, photo.size, region)), self.shares)
         areas = [area(side * values, each, photo.size, region) for each in least for side in (1, -1)]
@@ -157,7 +157,7 @@ class Mask:
     def __post_init__(self) -> None:
         _check_shares(self.name, self.shares)
 
-    def draw(self, photo: Image.Image, values: Array, region: Region) -> Image.Image:
+    def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
         opacity = np.zeros(photo.size[::-1], np.uint8)
         areas = _areas(values, self.shares, photo.size, region)
         for visible, within in reversed(list(zip(self._visible, areas, strict=True))):
@@ -188,7 +188,7 @@ class Spotlight:
         if not 0 <= self.dark < 1:
             raise ExplainError(f"dark of spotlight must be a brightness from 0 to below 1, got {shown(self.dark)}")
 
-    def draw(self, photo: Image.Image, values: Array, region: Region) -> Image.Image:
+    def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
         unlit = _grey(photo).point([round(self.dark * v) for v in range(256)] * 3)
         lit = (255 * (1 - (1 - np.arange(256) / 255) ** 2)).round().astype(np.uint8)
         return Image.composite(photo, unlit, Image.fromarray(lit[place(values, photo.size, region)]))
@@ -209,7 +209,7 @@ class Intensity:
     def __post_init__(self) -> None:
         _check(self.colormap)
 
-    def draw(self, photo: Image.Image, values: Array, region: Region) -> Image.Image:
+    def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
         return Image.fromarray(lookup_table(self.colormap)[place(_stretched(values), photo.size, region)])
 
     def legend(self, photo: Image.Image) -> Legend:
@@ -229,10 +229,10 @@ class Signed:
     def __post_init__(self) -> None:
         _check(self.colormap)
 
-    def draw(self, photo: Image.Image, values: Array, region: Region) -> Image.Image:
+    def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
         return self._painted(photo, np.sign(values) * _stretched(np.abs(values)), region)
 
-    def _painted(self, photo: Image.Image, spread: Array, region: Region) -> Image.Image:
+    def _painted(self, photo: Image.Image, spread: Array, region: Box) -> Image.Image:
         magnitude = place(np.sqrt(np.abs(spread)), photo.size, region)
         side = place(spread / 2 + 0.5, photo.size, region, outside=128)
         faded = photo.convert("L").point([round(255 - (255 - v) * 0.4) for v in range(256)]).convert("RGB")
@@ -251,7 +251,7 @@ class Color:
     name: ClassVar[str] = "color"
     reads: ClassVar[Reading] = "values"
 
-    def draw(self, photo: Image.Image, values: Array, region: Region) -> Image.Image:
+    def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
         if values.shape[0] != 3:
             values = np.broadcast_to(values.mean(0, keepdims=True), (3, *values.shape[1:]))
         peak = np.quantile(np.abs(values), 0.995) or np.abs(values).max() or 1.0
@@ -320,7 +320,7 @@ def _check_shares(style: str, shares: tuple[float, ...]) -> None:
         )
 
 
-def _areas(values: Array, shares: Sequence[float], size: tuple[int, int], region: Region) -> list[Array]:
+def _areas(values: Array, shares: Sequence[float], size: tuple[int, int], region: Box) -> list[Array]:
     """Return the smallest places that hold these shares of what lies on the photo."""
     values = fine(values)
     return [area(values, each, size, region) for each in thresholds(on_photo(values, size, region), shares)]

@@ -17,7 +17,7 @@ from explain import ExplainError, ImageError, render
 from explain.data.images import Box
 from explain.render import captions, figure, overlays, sheets, styles
 from explain.render.captions import bar, fit, font, wrapped
-from explain.render.colors import HEAT, INTENSITY, SIGNED, TABLES, lookup_table
+from explain.render.colors import HEAT, INTENSITY, SIGNED, default_colormaps, lookup_table
 from explain.render.placement import on_photo, place
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -174,7 +174,7 @@ def test_a_caption_has_its_words_and_its_colour_bar() -> None:
 @pytest.mark.parametrize("name", [HEAT, INTENSITY, SIGNED])
 def test_the_colours_that_are_known_by_heart_are_those_of_matplotlib(name: str) -> None:
     expected = matplotlib.colormaps[name](np.arange(256) / 255, bytes=True)[:, :3]
-    assert set(TABLES) == {HEAT, INTENSITY, SIGNED}
+    assert set(default_colormaps()) == {HEAT, INTENSITY, SIGNED}
     assert np.array_equal(lookup_table(name), expected)
     assert np.array_equal(lookup_table("viridis"), matplotlib.colormaps["viridis"](np.arange(256), bytes=True)[:, :3])
 
