@@ -252,17 +252,6 @@ def test_what_is_kept_is_looked_at_in_the_same_way_as_long_as_they_are_linked(ap
     assert page.tab.evaluate(f"{kept}.view") == "mask"
 
 
-def test_on_a_phone_what_is_kept_is_short(app: Any) -> None:
-    page = app(PHONE).give(name="one.png")
-    page.tab.get_by_role("button", name="Pin to compare").click()
-    page.give(name="two.png")
-    kept, now = (page.tab.locator(f"{where} .viewer").bounding_box() for where in (".kept", ".current"))
-    assert kept["y"] + kept["height"] <= now["y"]
-    assert kept["height"] < 844
-    assert page.tab.locator(".kept .answer").first.is_visible()
-    assert page.tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
-
-
 def test_the_model_is_asked_about_covered_photos_when_they_are_played(app: Any) -> None:
     page = app().give()
     page.tab.get_by_role("button", name="Play").click()

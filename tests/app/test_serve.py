@@ -53,6 +53,7 @@ def test_the_help_is_about_the_app(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--examples FOLDER a folder with photos to pick from" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.long
 def test_serve_answers_until_it_is_interrupted(tmp_path: Path) -> None:
     pytest.importorskip("uvicorn", reason="the app needs uvicorn: pip install -e '.[app]'")
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))

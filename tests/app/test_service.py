@@ -30,6 +30,7 @@ from explain.app.service import Service
 from explain.app.uploads import Limits, TooLargeError, decode_upload
 from explain.data.images import Box
 from explain.explanation.loading import Saved
+from explain.methods.registry import get_method
 from explain.report.item import Detail, item
 from explain.report.maps import map_of, plane
 from explain.report.page import SCRIPTS
@@ -38,18 +39,41 @@ from tests.conftest import ROOT
 from tests.report.conftest import HOSTILE, photo
 
 WAIT = 60.0
+RISE = explain.methods.RISE(samples=1000)
 
 
-def steps_of(service: Service, during: Callable[[Mapping[str, Any]], None] = lambda step: None, **values: Any) -> Any:
-    """Ask, and collect what is told until the end."""
-    told: queue.Queue[Mapping[str, Any]] = queue.Queue()
-    service.explain(values, told.put)
+def steps_of(
+    service: Service,
+    during: Callable[[Mapping[str, Any]], None] = lambda step: None,
+    begin: Callable[..., str] | None = None,
+    **values: Any,
+) -> Any:
+    """Send a request, and collect the steps of its answer; ``during`` sees each as it comes."""
+    sent: queue.Queue[Mapping[str, Any]] = queue.Queue()
+    (begin or service.explain)(values, sent.put)
     found = []
-    while True:
-        found.append(told.get(timeout=WAIT))
+    while not (found and found[-1].get("end")):
+        found.append(sent.get(timeout=WAIT))
         during(found[-1])
-        if found[-1].get("end"):
-            return found
+    return found
+
+
+def at_progress(end: Callable[[str], None]) -> Callable[[Mapping[str, Any]], None]:
+    """Call ``end`` with the name of the job as soon as there is progress."""
+    names: list[str] = []
+
+    def during(step: Mapping[str, Any]) -> None:
+        names.extend([step["work"]] if "work" in step else [])
+        if "progress" in step:
+            end(names[0])
+
+    return during
+
+
+@pytest.fixture(autouse=True)
+def fewer_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RISE with fewer samples than usual."""
+    monkeypatch.setattr("explain.app.requests.get_method", lambda name: RISE if name == "rise" else get_method(name))
 
 
 def items(steps: Any) -> list[dict[str, Any]]:
@@ -89,10 +113,10 @@ def test_slow_methods_sharpen_after_the_quick_ones(service: Service, explainer: 
     found = items(steps)
     assert [[method["name"] for method in item["methods"]] for item in found] == [["gradcam"], ["gradcam", "rise"]]
     between = [step for step in steps if "progress" in step]
-    assert between[-1]["progress"] == [explain.methods.RISE().samples] * 2
+    assert between[-1]["progress"] == [RISE.samples] * 2
     assert all(step["maps"][0]["plane"]["width"] == 32 for step in between if "maps" in step)
     assert any("maps" in step for step in between)
-    expected = explainer(photo(), "rise", targets=[found[0]["targets"][0]["class"]])
+    expected = explainer(photo(), RISE, targets=[found[0]["targets"][0]["class"]])
     assert found[1]["maps"][0][1]["plane"] == plane(map_of(expected["rise"])[0])
 
 
@@ -108,32 +132,19 @@ def test_of_several_answers_the_first_sharpens(service: Service) -> None:
 
 def test_a_slow_method_is_stopped_and_keeps_what_it_has(service: Service) -> None:
     name = service.add_photo(photo())["photo"]
-    work: list[str] = []
-
-    def stop(step: Mapping[str, Any]) -> None:
-        work.extend([step["work"]] if "work" in step else [])
-        if "progress" in step:
-            service.stop(work[0])
-
-    steps = steps_of(service, stop, photo=name, methods=["rise", "kernelshap"], seconds=60)
+    steps = steps_of(service, at_progress(service.stop), photo=name, methods=["rise", "kernelshap"], seconds=60)
     last = steps[-1]
     assert last["end"]
     assert [method["name"] for method in last["item"]["methods"]] == ["gradcam", "rise"]
-    assert 0 < last["item"]["maps"][0][1]["samples"] < explain.methods.RISE().samples
+    assert 0 < last["item"]["maps"][0][1]["samples"] < RISE.samples
 
 
-@pytest.mark.parametrize("method", ["rise", "kernelshap", "lime", "occlusion", "partitionshap"])
+@pytest.mark.parametrize("method", ["rise", "lime", "partitionshap"])
 def test_a_stopped_method_says_what_was_run_and_is_repeated_as_it_was(
     method: str, service: Service, explainer: explain.Explainer, tmp_path: Path
 ) -> None:
-    name, work = service.add_photo(photo())["photo"], list[str]()
-
-    def stop(step: Mapping[str, Any]) -> None:
-        work.extend([step["work"]] if "work" in step else [])
-        if "progress" in step:
-            service.stop(work[0])
-
-    last = steps_of(service, stop, photo=name, methods=[method], seconds=60)[-1]
+    name = service.add_photo(photo())["photo"]
+    last = steps_of(service, at_progress(service.stop), photo=name, methods=[method], seconds=60)[-1]
     with zipfile.ZipFile(io.BytesIO(service.answer(last["answer"]).packed())) as archive:
         archive.extractall(tmp_path)
     saved = explain.load(tmp_path / f"image-{method}.json")
@@ -186,19 +197,6 @@ def test_the_models_are_looked_over_without_a_word_about_the_photo(
     assert (said, *capfd.readouterr()) == ([], "", "")
 
 
-def check_steps(
-    begin: Callable[..., Any], values: Any, during: Callable[[Mapping[str, Any]], None] = lambda step: None
-) -> Any:
-    """Ask about a map, and collect what is told until the end."""
-    told: queue.Queue[Mapping[str, Any]] = queue.Queue()
-    begin(values, told.put)
-    found = []
-    while not (found and found[-1].get("end")):
-        found.append(told.get(timeout=WAIT))
-        during(found[-1])
-    return found
-
-
 def test_a_method_more_takes_the_maps_that_are_there(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     name = service.add_photo(photo())["photo"]
     first = steps_of(service, photo=name, methods=["rise", "gradcam"], seconds=60)[-1]
@@ -232,8 +230,7 @@ def test_a_method_more_takes_the_maps_that_are_there(service: Service, monkeypat
 def test_the_curves_of_a_map_are_those_of_the_report(service: Service, explainer: explain.Explainer) -> None:
     name = service.add_photo(photo())["photo"]
     answer = steps_of(service, photo=name, targets=[1, 3], methods=["gradcam", "saliency"])[-1]["answer"]
-    request = {"answer": answer, "what": "curve", "method": "saliency", "target": 1}
-    steps = check_steps(service.check, request)
+    steps = steps_of(service, begin=service.check, answer=answer, what="curve", method="saliency", target=1)
     explained = explainer(photo(), ["gradcam", "saliency"], targets=[1, 3])
     expected = item(explained, Detail(steps=20))["maps"][1][1]["curve"]
     assert steps[-1] == {"curve": expected, "end": True}
@@ -247,9 +244,8 @@ def test_the_curves_of_a_map_are_those_of_the_report(service: Service, explainer
 def test_a_map_is_checked_and_the_verdict_is_saved(service: Service, explainer: explain.Explainer) -> None:
     name = service.add_photo(photo())["photo"]
     answer = steps_of(service, photo=name)[-1]["answer"]
-    steps = check_steps(service.check, {"answer": answer, "what": "check", "method": "gradcam"})
-    explanation = explainer(photo())
-    expected = explanation.check()["gradcam"].to_dict()
+    steps = steps_of(service, begin=service.check, answer=answer, what="check", method="gradcam")
+    expected = explainer(photo()).check()["gradcam"].to_dict()
     assert steps[-1]["verdict"] == expected
     assert service.answer(answer).record()["verdict"] == expected
     assert '"verdict":{"passed"' in service.report(answer)
@@ -259,14 +255,8 @@ def test_a_check_is_stopped_or_given_up(service: Service) -> None:
     name = service.add_photo(photo())["photo"]
     answer = steps_of(service, photo=name)[-1]["answer"]
     for end, last in ((service.stop, {"stopped": "The check of gradcam", "end": True}), (service.drop, {"end": True})):
-        work: list[str] = []
-
-        def during(step: Mapping[str, Any], end: Any = end, work: list[str] = work) -> None:
-            work.extend([step["work"]] if "work" in step else [])
-            if "progress" in step:
-                end(work[0])
-
-        assert check_steps(service.check, {"answer": answer, "what": "check", "method": "gradcam"}, during)[-1] == last
+        steps = steps_of(service, at_progress(end), service.check, answer=answer, what="check", method="gradcam")
+        assert steps[-1] == last
     assert service.answer(answer).record()["verdict"] is None
     assert items(steps_of(service, photo=name))
 
@@ -291,14 +281,7 @@ def test_checks_that_cannot_be_meant_are_refused(service: Service, values: Any, 
 
 def test_what_nobody_waits_for_ends(service: Service) -> None:
     name = service.add_photo(photo())["photo"]
-    work: list[str] = []
-
-    def drop(step: Mapping[str, Any]) -> None:
-        work.extend([step["work"]] if "work" in step else [])
-        if "progress" in step:
-            service.drop(work[0])
-
-    steps = steps_of(service, drop, photo=name, methods=["rise"], seconds=60)
+    steps = steps_of(service, at_progress(service.drop), photo=name, methods=["rise"], seconds=60)
     assert len(items(steps)) == 1
     assert steps[-1] == {"end": True}
 
@@ -321,7 +304,7 @@ def test_a_quick_question_does_not_wait_for_a_slow_one(service: Service) -> None
     order.append("slow")
     quick[0].join(WAIT)
     assert order == ["quick", "slow"]
-    assert items(steps)[-1]["maps"][0][1]["samples"] == explain.methods.RISE().samples
+    assert items(steps)[-1]["maps"][0][1]["samples"] == RISE.samples
 
 
 def test_the_model_is_as_before_after_interleaved_questions(service: Service, explainer: explain.Explainer) -> None:
@@ -388,12 +371,6 @@ def test_answers_are_kept_as_long_as_their_maps_fit(explainer: explain.Explainer
     larger = steps_of(service, photo=name, methods=["saliency"])[-1]["answer"]
     service.close()
     assert [each in service._answers for each in (small, large, larger)] == [False, False, True]
-
-
-def test_what_is_kept_has_a_size_together() -> None:
-    kept: Cache[int] = Cache("number", 10, 9, float)
-    names = [kept.add(each) for each in (4, 4, 4, 20)]
-    assert [name in kept for name in names] == [False, False, False, True]
 
 
 def test_what_nobody_asks_about_for_an_hour_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -535,16 +512,8 @@ FOLLOWED = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
         ("POST", {**GOOD, "x-explain": "1", "origin": "null"}, 403),
         ("GET", {**GOOD, "sec-fetch-site": "cross-site", "sec-fetch-dest": "image"}, 403),
         ("GET", {**GOOD, "sec-fetch-site": "same-site", "sec-fetch-dest": "empty"}, 403),
-        (
-            "GET",
-            {**GOOD, "sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "iframe"},
-            403,
-        ),
-        (
-            "GET",
-            {**GOOD, "sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"},
-            None,
-        ),
+        ("GET", {**GOOD, **FOLLOWED, "sec-fetch-dest": "iframe"}, 403),
+        ("GET", {**GOOD, **FOLLOWED, "sec-fetch-dest": "document"}, None),
     ],
 )
 def test_only_this_machine_and_the_page_itself_may_ask(
@@ -556,18 +525,10 @@ def test_only_this_machine_and_the_page_itself_may_ask(
 
 def test_elsewhere_a_token_is_needed() -> None:
     access = Access(("box",), "secret")
-    assert access.refusal("GET", {"host": "192.168.0.7:80"}) == (
-        401,
-        "a token is needed; open the address that explain serve has printed",
-    )
+    assert (access.refusal("GET", {"host": "192.168.0.7:80"}) or (0,))[0] == 401
     assert access.refusal("GET", {"host": "box"}, token="secret") is None
     assert (access.refusal("GET", {"host": "box"}, token="other") or (0,))[0] == 401
     assert (access.refusal("GET", {"host": "evil.example"}, token="secret") or (0,))[0] == 421
-
-
-def test_the_defaults_of_the_limits_hold_photos_of_a_camera() -> None:
-    assert Limits().pixels >= 48_000_000
-    assert Limits().kept_pixels >= 2 * Limits().pixels
 
 
 def test_no_two_files_of_the_page_share_a_name() -> None:

@@ -210,7 +210,7 @@ def test_what_cannot_be_checked_is_refused(explainer: explain.Explainer) -> None
     five = explain.Explainer(explainer.model, list("abcde"), CenterCrop(16), crop="five")(CAT, "gradcam", 1)
     with pytest.raises(MetricError, match="maps must"):
         five.check()
-    with pytest.raises(ExplainError, match="method 'saliency' was not asked"):
+    with pytest.raises(ExplainError, match="saliency"):
         explainer(CAT, "gradcam", 1).check("saliency")
 
 

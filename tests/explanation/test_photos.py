@@ -49,12 +49,8 @@ def explainer() -> explain.Explainer:
 
 def assert_same(one: explain.Explanation, other: explain.Explanation) -> None:
     assert one.photo.tobytes() == other.photo.tobytes()
-    assert (one.source, one.box, one.input_size, one.targets) == (
-        other.source,
-        other.box,
-        other.input_size,
-        other.targets,
-    )
+    for name in ("source", "box", "input_size", "targets"):
+        assert getattr(one, name) == getattr(other, name)
     assert [label for label, _ in one.predictions] == [label for label, _ in other.predictions]
     assert [p for _, p in one.predictions] == pytest.approx([p for _, p in other.predictions], rel=1e-6)
     for found, expected in zip(one.results, other.results, strict=True):

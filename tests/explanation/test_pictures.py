@@ -17,7 +17,6 @@ import explain
 from explain import ExplainError, OutputError, render
 from explain.attribution.pictures import Look, layer_of, map_for, remark
 from explain.attribution.result import Attribution
-from explain.cli import main
 from explain.data.images import Box
 from explain.methods import IntegratedGradients, list_methods
 from explain.methods.base import FAMILIES
@@ -61,7 +60,7 @@ def spot(size: tuple[int, int], at: tuple[int, int], radius: int = 9) -> Image.I
     return Image.fromarray(np.repeat(lit[..., None], 3, axis=2))
 
 
-@pytest.mark.parametrize("size", [(300, 200), (200, 300), (240, 240), (500, 120)])
+@pytest.mark.parametrize("size", [(200, 300), (500, 120)])
 @pytest.mark.parametrize("crop", ["center", "whole", "padded", "five"])
 def test_overlays_of_every_crop_lie_where_they_belong(crop: Any, size: tuple[int, int]) -> None:
     """A bright spot is all the evidence there is: on the photo, the map's middle is the spot's."""
@@ -155,18 +154,6 @@ def test_only_maps_of_single_pixels_are_smoothed_and_only_for_styles_that_draw_a
         assert np.array_equal(map_for(pixels, style), placement.smoothed(heatmap))
     assert np.array_equal(map_for(pixels, styles.Intensity()), heatmap)
     assert np.array_equal(map_for(pixels, styles.Signed()), pixels.signed[0].numpy())
-
-
-def test_the_command_line_has_styles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    photo = tmp_path / "a.png"
-    spot((90, 60), (50, 30)).save(photo)
-    arguments = [str(photo), "--model", "tiny", "--size", "32", "-o", str(tmp_path / "out"), "--style"]
-    assert main([*arguments, "spotlight"]) == 0
-    with Image.open(tmp_path / "out" / "a-gradcam.png") as saved:
-        expected = explain.Explainer("tiny", size=32)(photo).overlay(style="spotlight", caption=True)
-        assert saved.tobytes() == expected.tobytes()
-    assert main([*arguments, "mask", "--alpha", "0.5"]) == 2
-    assert "alpha is for the styles heat, got style 'mask'" in capsys.readouterr().err
 
 
 def test_small_photos_are_enlarged_for_a_caption_and_stay_what_they_are_without(explainer: explain.Explainer) -> None:
@@ -281,13 +268,6 @@ def test_results_show_themselves_in_a_notebook(name: str, shown: dict[str, Any])
     found = re.fullmatch(r'<img src="data:image/png;base64,[\w+/=]+" alt="([^"<>]+)" style="[^"<>]*">', html)
     assert found is not None, html[-300:]
     assert len(found[1]) > 20
-
-
-def test_an_inspection_is_a_table(shown: dict[str, Any]) -> None:
-    html = shown["Inspection"]._repr_html_()
-    assert html.startswith("<table><caption>Inspection(")
-    assert html.count("<tr>") == 1 + len(shown["Inspection"].rows)
-    assert "<td>light</td>" in html
 
 
 def test_a_repr_is_short_and_harmless(shown: dict[str, Any]) -> None:

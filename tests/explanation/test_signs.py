@@ -17,17 +17,13 @@ from torch import nn
 import explain
 from explain import render
 from explain.attribution.pictures import array
-from explain.methods import LIME, RISE, FeatureAblation, GradCAM, KernelSHAP, Occlusion, PartitionSHAP, ShapleySampling
+from explain.methods import RISE, GradCAM, KernelSHAP, Occlusion, PartitionSHAP
 from explain.models import CenterCrop
 from explain.render import styles
 
 SIDE = 16
 PLAIN = CenterCrop(SIDE, 1.0, (0.0,) * 3, (1.0,) * 3)
-METHODS = [
-    Occlusion(window=4, stride=4), FeatureAblation(regions=4), KernelSHAP(samples=60, regions=4),
-    LIME(samples=60, regions=4),
-    ShapleySampling(samples=60, regions=4), PartitionSHAP(),
-]  # fmt: skip
+METHODS = [Occlusion(window=4, stride=4), KernelSHAP(samples=60, regions=4), PartitionSHAP()]
 
 
 class LeftLessRight(nn.Module):

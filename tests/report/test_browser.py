@@ -202,26 +202,6 @@ def test_methods_targets_views_and_layers_are_switched_by_click_and_by_keys(open
     assert again.state("layer") == 1
 
 
-@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
-@pytest.mark.parametrize("name", ["file", "sheet"])
-def test_nothing_moves_while_a_page_is_drawn(
-    opened: Open, request: pytest.FixtureRequest, name: str, size: dict[str, int]
-) -> None:
-    page = opened(request.getfixturevalue(name), size=size)
-    page.until("""[...document.querySelectorAll('.film canvas, .grid canvas')].every((each) => {
-        const copy = new OffscreenCanvas(1, 1).getContext('2d', { willReadFrequently: true });
-        copy.drawImage(each, 0, 0, 1, 1);
-        return copy.getImageData(0, 0, 1, 1).data[3] > 0; // the small pictures are drawn too
-    })""")
-    moved = page.tab.evaluate("""new Promise((done) => {
-        const what = (entry) => entry.sources.map((source) => source.node?.className ?? '');
-        const observer = new PerformanceObserver((list) => done(list.getEntries().map(what)));
-        observer.observe({ type: 'layout-shift', buffered: true });
-        setTimeout(() => done([]), 300);
-    })""")
-    assert moved == []
-
-
 def test_keys_can_be_turned_off_and_do_not_disturb_typing(opened: Open, file: Path) -> None:
     page = opened(file)
     page.tab.keyboard.press("?")
@@ -374,28 +354,6 @@ def test_a_slider_answers_at_once(opened: Open, file: Path) -> None:
         assert min(taken) < 50
 
 
-def test_many_moves_of_a_slider_leave_the_browser_calm(opened: Open, file: Path) -> None:
-    """Browsers slow pages down whose address changes too often."""
-    page = opened(file)
-    times = page.tab.evaluate(
-        """async () => {
-            let times = 0;
-            const own = history.replaceState.bind(history);
-            history.replaceState = (...what) => { times += 1; own(...what); };
-            const begun = performance.now();
-            const input = document.querySelector('input[type=range]');
-            for (let i = 0; i < 400; i++) {
-                input.value = i % 100;
-                input.dispatchEvent(new Event('input'));
-                await explainPage.viewer.draw();
-            }
-            return times - (performance.now() - begun) / 300;
-        }"""
-    )
-    assert times < 2
-    assert page.address == {"opacity": "99"}
-
-
 def test_the_map_that_was_asked_for_last_is_shown_though_another_comes_later(opened: Open, file: Path) -> None:
     page = opened(file)
     page.tab.evaluate(
@@ -414,19 +372,6 @@ def test_the_map_that_was_asked_for_last_is_shown_though_another_comes_later(ope
     page.tab.wait_for_timeout(500)
     assert page.tab.evaluate("explainPage.viewer.now.kind") == "signed"
     assert page.tab.locator(".pane").nth(1).get_attribute("data-base") == "pale"
-
-
-def test_the_next_method_is_the_one_at_the_right(opened: Open, explainer: explain.Explainer, tmp_path: Path) -> None:
-    """Methods stand by family, in whatever order they were asked for."""
-    found = explainer(photo(), ["gradcam", "saliency", "layercam"], 0)
-    page = opened(found.to_html(tmp_path / "page.html", steps=0))
-    assert page.tab.locator(".film span").all_inner_texts() == ["gradcam", "layercam", "saliency"]
-    met = []
-    for _ in range(3):
-        page.tab.keyboard.press("m")
-        page.drawn()
-        met.append(page.state("method"))
-    assert met == [2, 1, 0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
