@@ -2,13 +2,12 @@
 A first photo
 =============
 
-You have a photo, and a model says what is on it. Which part of the photo made it say
-so?
+A model classifies a photo. Which parts of the photo led to its prediction?
 """
 
 # %%
 # The default model is EfficientNet-Lite0. It knows the 1,000 classes of ImageNet. It
-# is installed along with the package, so nothing is downloaded here.
+# is installed with the package, so nothing is downloaded here.
 
 import sys
 from pathlib import Path
@@ -22,23 +21,22 @@ for label, probability in explanation.predictions:
     print(f"{label:20} {probability:.0%}")
 
 # %%
-# ``explain.explain`` takes the model's best answer and asks Grad-CAM about it. Warm
-# colours mark the places that raised the score of this answer.
+# ``explain.explain`` explains the top class with Grad-CAM. Warm colours mark the places
+# that raise its score.
 
 explanation.overlay("gradcam")
 
 # %%
-# The numbers behind the picture are there as well. ``values`` is the raw map, as the
-# method gives it. ``heatmap`` is the same map as it is drawn: from 0 to 1, and as
-# large as the model's input.
+# The values are available too. ``values`` is the raw map of the method. ``heatmap`` is
+# the map as it is drawn: from 0 to 1, at the resolution of the model's input.
 
 attribution = explanation.results[0]["gradcam"]
 print(attribution.values.shape, attribution.heatmap.shape)
 print("layer:", attribution.layer, " score:", round(float(attribution.score), 2))
 
 # %%
-# ``save`` writes three files: the overlay, the raw values, and a record of everything
-# that was done. ``explain.load`` reads them back without a model.
+# ``save`` writes three files: the overlay, the raw values, and a record of how they
+# were made. ``explain.load`` reads them without a model.
 
 import tempfile
 

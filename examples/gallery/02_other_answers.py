@@ -1,14 +1,13 @@
 """
-One photo, several answers
+One photo, several classes
 ==========================
 
-A map belongs to a question. Ask about another class, and you get another map of the
-same photo.
+A map explains one class. For another class, the same photo has another map.
 """
 
 # %%
 # The photo shows an astronaut in front of a model of a space shuttle. With
-# ``crop="whole"``, the model sees all of it, and not only the square in the middle.
+# ``crop="whole"``, the model sees all of it, not only the central square.
 
 import sys
 from pathlib import Path
@@ -18,28 +17,28 @@ import explain
 assets = Path(sys.argv[0]).resolve().parents[2] / "assets"
 
 explainer = explain.Explainer(crop="whole")
-answers = ["space shuttle", "football helmet"]
-explanation = explainer(assets / "astronaut.png", targets=answers)
+targets = ["space shuttle", "football helmet"]
+explanation = explainer(assets / "astronaut.png", targets=targets)
 for label, probability in explanation.predictions:
     print(f"{label:20} {probability:.0%}")
 
 # %%
-# Here are the maps of the two answers that we asked about.
+# The maps of the two classes:
 
 explanation
 
 # %%
-# The model has no class for astronauts, so no answer can be right. The maps show
+# The model has no class for astronauts, so no prediction can be right. The maps show
 # where the wrong ones come from.
 #
-# ``top_k`` takes the model's best answers instead of named ones.
+# ``top_k`` explains the best classes instead of named ones.
 
 best = explainer(assets / "coffee.png", top_k=3)
 best.targets
 
 # %%
-# "Why this and not that?" is a question of its own. The target is a difference of two
-# scores. A CAM of it marks what speaks more for the first class than for the second.
+# Why this class and not that one? The target is the difference of two scores. Its CAM
+# marks the evidence that is stronger for the first class than for the second.
 
 from explain.targets import Difference
 
@@ -47,8 +46,8 @@ rather = Difference("Egyptian cat", "tabby cat")
 explain.explain(assets / "chelsea.png", "gradcam", target=rather).overlay()
 
 # %%
-# Any function of the model's output can be a target, as long as it gives one number
-# for each image.
+# Any function of the model's output can be a target if it returns one number for each
+# image.
 
 import torch
 

@@ -1,14 +1,14 @@
 """
-Layers, and what they see
-=========================
+Choose a layer
+==============
 
-A CAM is a map of one layer. By default, ``explain`` takes the last layer that still
-has a map. Earlier layers have finer maps, and know less about classes.
+A CAM is a map of one layer. The default is the last layer with a feature map. Earlier
+layers have finer maps, with less information about classes.
 """
 
 # %%
-# ``explain.list_layers`` runs a model and names its layers. The command line does it
-# with ``--list-layers``.
+# ``explain.list_layers`` runs a model and lists its layers. On the command line, it is
+# ``explain layers PHOTO``.
 
 import sys
 from pathlib import Path
@@ -20,13 +20,13 @@ assets = Path(sys.argv[0]).resolve().parents[2] / "assets"
 explainer = explain.Explainer()
 x = explainer.as_input(assets / "coffee.png")
 calls = explain.list_layers(explainer.model, x)
-print(len(calls), "calls of modules, such as")
+print(len(calls), "calls of modules; the last ones:")
 for call in calls[-6:]:
     print(f"{call.name:15} {call.shape}")
 
 # %%
-# Here are three of them. LayerCAM weighs each place by its own gradient, so it suits
-# early layers.
+# Three of them. LayerCAM weights each position by its own gradient, so it suits early
+# layers.
 
 from explain.render.sheets import Tile, table
 
@@ -41,16 +41,15 @@ table([[Tile(overlay) for overlay in overlays]], chosen)
 explainer(photo, "layercam", layer=chosen, fuse="product").overlay()
 
 # %%
-# A pattern stands for all layers that it fits, and a class of modules for all modules
-# of that class.
+# A pattern selects all layers that it matches, and a class of modules selects all
+# modules of that class.
 
 fused = explain.attribute(explainer.model, x, "layercam", layer="features.[678]")
 for name, values in fused.maps.items():
     print(name, tuple(values.shape))
 
 # %%
-# What is in a layer, beside the part that speaks for the answer? ``concepts`` splits
-# the layer's maps into a few parts that add up to them, and says for each where it
-# lies and which classes it speaks for.
+# What else does a layer represent? ``concepts`` factorises its feature maps into a few
+# parts, and shows for each where it is and which classes it contributes to.
 
 explainer.concepts(assets / "chelsea.png", 4)

@@ -1,13 +1,13 @@
 """
-A model of your own
-===================
+Your own model
+==============
 
 Any ``nn.Module`` can be explained. This tutorial trains a small network on drawn
-shapes, and asks what it looks at.
+shapes, and shows what its predictions depend on.
 """
 
 # %%
-# The data: a circle or a square somewhere in the picture, on a noisy ground.
+# The data: a circle or a square somewhere in the picture, on a noisy background.
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ LABELS = ["circle", "square"]
 
 
 def drawn(count: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pictures (N, 3, 32, 32) from 0 to 1, and which shape is on each."""
+    """Pictures (N, 3, 32, 32) from 0 to 1, and the class of each."""
     rows, columns = torch.meshgrid(
         torch.arange(32.0), torch.arange(32.0), indexing="ij"
     )
@@ -52,12 +52,12 @@ model.eval()
 x, shape = drawn(300, generator)
 with torch.no_grad():
     print(
-        f"right on {(model(x).argmax(1) == shape).float().mean():.0%} of new pictures"
+        f"accuracy on new pictures: {(model(x).argmax(1) == shape).float().mean():.0%}"
     )
 
 # %%
-# An ``Explainer`` takes the model, its labels, and how a photo becomes an input. The
-# model stays as it is: weights, gradients, modes and hooks.
+# An ``Explainer`` takes the model, its labels, and a function that turns a photo into
+# an input. The model stays as it is: weights, gradients, modes and hooks.
 
 from PIL import Image
 from torchvision.transforms.functional import to_pil_image, to_tensor
@@ -77,7 +77,7 @@ photos = [
 explanations = explainer(photos, ["gradcam", "layercam", "guidedbackprop"], layer="5")
 for explanation, right in zip(explanations, LABELS, strict=True):
     label, probability = explanation.predictions[0]
-    print(f"this is a {right}, and the model says: {label}, {probability:.1%}")
+    print(f"label: {right}, prediction: {label}, {probability:.1%}")
 
 # %%
 
@@ -88,9 +88,8 @@ explanations[0]
 explanations[1]
 
 # %%
-# On tensors, ``explain.attribute`` takes a whole batch. Its values are tensors, so
-# questions about many pictures are a line of code: how much of the evidence lies on
-# the shape?
+# ``explain.attribute`` takes a batch of tensors, and returns tensors, so statistics of
+# many pictures are easy. How much of the evidence is on the shape?
 
 batch, _ = drawn(100, generator)
 heatmap = explain.attribute(model, batch, "layercam", layer="5").heatmap

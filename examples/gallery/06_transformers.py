@@ -2,14 +2,14 @@
 Vision transformers
 ===================
 
-A transformer has no feature maps, but tokens and attention. CAM methods work on its
-tokens, and some methods are made for its attention.
+A transformer has tokens and attention instead of feature maps. CAM methods work on its
+tokens, and other methods use its attention.
 """
 
 # %%
-# The model ``tiny-transformer`` comes along: 8 × 8 tokens, five blocks, 200 everyday
-# classes. Larger ones are downloads:
-# ``explain.Explainer("timm:vit_small_patch16_224")`` takes one.
+# The model ``tiny-transformer`` is part of the package: 8 × 8 tokens, five blocks, 200
+# everyday classes. Larger ones are downloaded, such as
+# ``explain.Explainer("timm:vit_small_patch16_224")``.
 
 import sys
 from pathlib import Path
@@ -25,17 +25,17 @@ print(cup.predictions[:3])
 cup.figure()
 
 # %%
-# CAM methods find the tokens before the last attention by themselves, and lay them
-# out on their grid. The class token is left out.
+# By default, CAM methods use the tokens before the last attention, arranged on their
+# grid. The class token is left out.
 
 print(cup["gradcam"].layer, tuple(cup["gradcam"].values.shape))
 
 # %%
-# ``legrad`` asks how the score reacts to the attention of every block. ``rollout``
-# follows attention through all blocks, and asks about no class. ``attnlrp`` hands the
-# score back through the network, down to the pixels.
+# ``legrad`` uses the gradient of the score with respect to the attention of every
+# block. ``rollout`` multiplies the attention of all blocks, and does not depend on
+# the class. ``attnlrp`` propagates the score back through the network to the pixels.
 #
-# So ``rollout`` gives the same map whatever you ask. The others do not:
+# So ``rollout`` returns the same map for every target. The others do not:
 
 import torch
 
@@ -45,11 +45,11 @@ two = explainer(
 for name in two:
     one, other = (result[name].heatmap.flatten() for result in two.results)
     alike = torch.corrcoef(torch.stack([one, other]))[0, 1]
-    print(f"{name:8} the two maps correlate by {alike:.2f}")
+    print(f"{name:8} correlation of the two maps: {alike:.2f}")
 
 # %%
-# By the last block, attention has mixed the tokens. An earlier layer of a CAM keeps
-# more of the place. ``explain.list_layers`` has the names.
+# In the last block, attention has mixed the tokens. A CAM of an earlier layer keeps
+# more of their positions. ``explain.list_layers`` has the names.
 
 x = explainer.as_input(photo)
 blocks = [

@@ -2,15 +2,15 @@
 Segmentation and detection
 ==========================
 
-Models that give a class for every pixel, or a list of boxes, are asked about a region
-or about one box.
+For a model that predicts a class for every pixel, or a list of boxes, the target is a
+region or a box.
 """
 
 # %%
-# Trained segmenters and detectors are large downloads. This tutorial makes two
-# stand-ins from the default model; they were not trained for the task, but they
-# return what torchvision's models return. The first asks the classifier at every
-# place of its last map, and gives ``{"out": (N, K, H, W)}``.
+# Trained segmenters and detectors are large downloads. This tutorial builds two
+# substitutes from the default model. They were not trained for the task, but they
+# return what torchvision's models return. The first applies the classifier at every
+# position of the last feature map, and returns ``{"out": (N, K, H, W)}``.
 
 import sys
 from pathlib import Path
@@ -44,7 +44,7 @@ class Segmenter(nn.Module):
 segmenter = Segmenter(default.model).eval()
 
 # %%
-# A photo with two things on it:
+# A photo with two objects:
 
 cup, cat = (
     Image.open(f"{assets}/{name}.png").convert("RGB").resize((224, 224))
@@ -60,14 +60,14 @@ print("the largest regions:", [default.categories[i] for i in largest])
 
 # %%
 # ``Segmentation("espresso")`` is the mean score of this class over the region where
-# the model predicts it. A mask of your own can be given instead. The map says what
-# this prediction rests on.
+# the model predicts it, or over a mask of your own. The map shows what this prediction
+# depends on.
 
 from explain.render import overlay
 from explain.render.sheets import Tile, table
 
 
-def asked(model: nn.Module, target: object) -> Image.Image:
+def shown(model: nn.Module, target: object) -> Image.Image:
     a = explain.attribute(
         model,
         x,
@@ -85,11 +85,11 @@ targets = {
     "espresso, where it is predicted": Segmentation("espresso"),
     "Egyptian cat, on the right": Segmentation(285, right),
 }
-table([[Tile(asked(segmenter, target)) for target in targets.values()]], list(targets))
+table([[Tile(shown(segmenter, target)) for target in targets.values()]], list(targets))
 
 # %%
-# The second stand-in is a detector. It scores windows of the same maps, and gives for
-# each image a dictionary of boxes, labels and scores, best first.
+# The second substitute is a detector. It scores windows of the same maps, and returns
+# for each image a dictionary of boxes, labels and scores, best first.
 
 
 class Detector(Segmenter):
@@ -119,12 +119,12 @@ print(
 )
 
 # %%
-# ``Detection()`` is the score of the best box, and ``Detection(label, box)`` that of
-# a box you name. What speaks for this box?
+# ``Detection()`` is the score of the best box, and ``Detection(label, box)`` the score
+# of another box. The map of the best box:
 
 from PIL import ImageDraw
 
-picture = asked(detector, Detection())
+picture = shown(detector, Detection())
 ImageDraw.Draw(picture).rectangle(
     best["boxes"].tolist(), outline=(255, 140, 0), width=3
 )

@@ -2,12 +2,12 @@
 Several inputs
 ==============
 
-Some models take more than one image, or an image and other tensors. You say which
-input is explained.
+Some models take several images, or an image and other tensors. You choose which input
+is explained.
 """
 
 # %%
-# This network compares two photos: it gives the similarity of their features.
+# This network compares two photos: it returns the similarity of their features.
 
 import sys
 from pathlib import Path
@@ -40,25 +40,24 @@ cat = default.as_input(assets / "chelsea.png")
 mirrored = cat.flip(3)
 
 # %%
-# A tuple holds the positional arguments. The first image among the inputs is
-# explained. The encoder is called twice, once for each photo; ``encoder@0`` is its
-# first call.
+# A tuple contains the positional arguments. The first image is explained. The encoder
+# is called twice, once for each photo; ``encoder@0`` is its first call.
 
 a = explain.attribute(model, (cat, mirrored), "hirescam", target=0)
 print(a.input, a.layer, tuple(a.values.shape), f"similarity {float(a.score):.2f}")
 
 # %%
-# ``explain.Inputs`` takes keyword arguments too, and names the input to explain, or
-# several of them.
+# ``explain.Inputs`` takes keyword arguments too, and the index of the input to explain,
+# or of several inputs.
 
 inputs = explain.Inputs((cat, mirrored), {"scale": 10.0}, explained=[0, 1])
 both = explain.attribute(model, inputs, "inputxgradient", target=0)
 print({name: tuple(part.values.shape) for name, part in both.parts.items()})
 
 # %%
-# A photo's likeness to another one is a target of its own. It needs no second input:
-# the features of the other photo are part of the target. What on the photo of the
-# astronaut is like the photo of Grace Hopper? There is a flag behind both of them.
+# The similarity to another photo can be the target, too. It needs no second input: the
+# features of the other photo are part of the target. What do the photos of the
+# astronaut and of Grace Hopper have in common? There is a flag behind both of them.
 
 from PIL import Image
 

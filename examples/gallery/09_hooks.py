@@ -2,12 +2,12 @@
 Hooks
 =====
 
-Everything in this package is built on hooks that leave the model as they found it.
-You can use them yourself, to look into a model or to change what flows through it.
+The hooks of this package leave the model unchanged. You can use them to read
+activations and gradients, or to change them.
 """
 
 # %%
-# ``inspect`` runs a model once and makes a table of what each layer did.
+# ``inspect`` runs a model once and prints a table of its layers.
 
 import torch
 from torch import nn
@@ -27,8 +27,8 @@ x = torch.rand(2, 3, 16, 16)
 print(hooks.inspect(model, x))
 
 # %%
-# ``capture`` records the activations of layers, and, once you call ``backward``,
-# their gradients.
+# ``capture`` records the activations of layers, and their gradients when you call
+# ``backward``.
 
 with hooks.capture(model, ["2", "3"]) as seen:
     model(x)[:, 0].sum().backward()
@@ -36,9 +36,9 @@ print({name: tuple(tensor.shape) for name, tensor in seen.activations.items()})
 print({name: round(float(tensor.norm()), 4) for name, tensor in seen.gradients.items()})
 
 # %%
-# ``HookGroup`` registers any kind of hook that PyTorch has. All hooks of a group are
-# gone when its block ends, also after an error. A hook that returns something changes
-# what flows on. Full-backward hooks work on in-place layers, too.
+# ``HookGroup`` registers every kind of hook that PyTorch has. The hooks of a group are
+# removed when its block ends, also after an error. If a hook returns a value, it
+# replaces the output or the gradient. Full-backward hooks work on in-place layers, too.
 
 with hooks.HookGroup(model) as group:
     group.forward("1", lambda module, args, output: output * 2)
@@ -52,18 +52,17 @@ with hooks.HookGroup(model) as group:
     print(group)
 
 # %%
-# ``FeatureExtractor`` is the model up to the layers that you name. What comes after
-# them is not run.
+# ``FeatureExtractor`` is the model up to the layers that you name. Later layers do not
+# run.
 
 features = hooks.FeatureExtractor(model, ["1", "3"])(x)
 print({name: tuple(tensor.shape) for name, tensor in features.items()})
 
 # %%
-# Which hook fires when? ``timeline`` lists the events of a forward and a backward
-# pass, in their order.
+# ``timeline`` lists the hooks that fire in a forward and a backward pass, in order.
 
 print(hooks.timeline(model[:2], x))
 
 # %%
-# ``examples/hooks_tour.py`` walks through every kind of hook, with numbers that you
-# can work out on paper.
+# ``examples/hooks_tour.py`` shows every kind of hook, with numbers that you can check
+# by hand.

@@ -2,12 +2,12 @@
 Gradients in training
 =====================
 
-Training stands still, or the loss jumps: are the gradients too small, or too large?
-Two tools watch them and limit them.
+If training stalls or the loss jumps, the gradients may be too small or too large. Two
+tools measure and limit them.
 """
 
 # %%
-# Ten layers with sigmoids. ``GradientFlow`` notes the gradient of every parameter at
+# Ten layers with sigmoids. ``GradientFlow`` records the gradient of every parameter in
 # each step.
 
 import torch
@@ -39,14 +39,14 @@ with GradientFlow(model := deep(nn.Sigmoid)) as flow:
 flow.plot()
 
 # %%
-# ``verdicts`` compares each layer with the last one, where the backward pass begins.
+# ``verdicts`` compares each layer with the last one, where the backward pass starts.
 
 for name, verdict in flow.verdicts().items():
     if name.endswith("weight"):
         print(f"{name:10} {verdict}")
 
 # %%
-# With ReLU and a good start, the gradients reach the first layer.
+# With ReLU and a good initialisation, the gradients reach the first layer.
 
 model = deep(nn.ReLU)
 for layer in model:
@@ -57,13 +57,13 @@ with GradientFlow(model) as flow:
 flow.plot()
 
 # %%
-# ``GradientClipper`` limits each gradient as it flows, before it is added to
-# ``.grad``. It counts how often it had to.
+# ``GradientClipper`` limits each gradient before it is added to ``.grad``, and counts
+# how often.
 
 with GradientClipper(model, norm=0.05) as clipper:
     train(model)
 print("clipped in 20 steps:", dict(list(clipper.clipped.items())[:4]))
 
 # %%
-# ``examples/training.py`` trains a convolutional network four ways, and draws what
-# became of its gradients.
+# ``examples/training.py`` trains a convolutional network in four ways, and plots its
+# gradients.

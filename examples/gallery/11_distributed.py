@@ -3,12 +3,12 @@ Training in several processes
 =============================
 
 ``DistributedDataParallel`` averages gradients between processes. You can choose how
-they travel, and see what was sent.
+they are sent, and measure it.
 """
 
 # %%
-# A single process is enough to show how it is used. ``examples/distributed.py``
-# starts two, and compares all ways.
+# This tutorial uses a single process. ``examples/distributed.py`` starts two, and
+# compares all communication hooks.
 
 import os
 import tempfile
@@ -28,9 +28,8 @@ dist.init_process_group(
 )
 
 # %%
-# A codec says what a bucket of gradients becomes on the way, and how it is read at
-# the other end. This one sends half precision. ``communicate`` returns a recorder,
-# which notes what was sent.
+# A codec encodes a bucket of gradients before it is sent, and decodes it afterwards.
+# This one sends half precision. ``communicate`` returns a recorder of what was sent.
 
 torch.manual_seed(0)
 model = DistributedDataParallel(
@@ -42,12 +41,10 @@ recorder = communicate(
 for _ in range(3):
     model(torch.randn(8, 64)).square().mean().backward()
 print(recorder)
-print(
-    "of which was sent:", sum(each.bytes_sent for each in recorder.buckets) / 1e6, "MB"
-)
+print("sent:", sum(each.bytes_sent for each in recorder.buckets) / 1e6, "MB")
 
 # %%
-# The process group is yours to end.
+# Close the process group yourself.
 
 dist.destroy_process_group()
 folder.cleanup()

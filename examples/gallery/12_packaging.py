@@ -2,13 +2,12 @@
 A model in one file
 ===================
 
-``export_package`` writes a model to one archive, together with the code it is made of
-and the labels of its classes. It opens where that code is not installed.
+``export_package`` writes a model, its code and its labels into one archive. The model
+can be loaded where that code is not installed.
 """
 
 # %%
-# Code can only be packed if it is in a module. So this tutorial writes one to a
-# folder first. Yours is there already.
+# Only code in a module can be packed, so this tutorial writes a module first.
 
 import importlib
 import sys
@@ -42,22 +41,22 @@ model = importlib.import_module("calibrated_network").Calibrated(
 sys.path.remove(folder.name)
 
 # %%
-# The report says what went into the archive.
+# The report lists the contents of the archive.
 
 archive = Path(folder.name, "packaged.pt")
 report = export_package(model, archive, categories=tiny.categories)
 print(report)
 
 # %%
-# Forget the module, and open the archive. This runs the code in it: open only
-# archives that you trust.
+# Remove the module, and open the archive. This runs the code in it: open only archives
+# that you trust.
 
 del sys.modules["calibrated_network"], model
 packaged = import_package(archive)
 type(packaged.model)
 
 # %%
-# The model out of the archive is explained like any other.
+# The loaded model is explained like any other.
 
 import explain
 

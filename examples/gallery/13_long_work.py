@@ -1,14 +1,14 @@
 """
-Plan long work
-==============
+Plan long computations
+======================
 
-Some methods run the model hundreds of times. You can see what they will cost before
-they run, and share work between them.
+Some methods run the model hundreds of times. ``explain.plan`` shows their cost before
+they run.
 """
 
 # %%
-# ``explain.plan`` says which passes an explanation takes. Methods that need the same
-# thing share it.
+# ``explain.plan`` lists the passes of an explanation. Methods that need the same
+# evidence share a pass.
 
 import sys
 from pathlib import Path
@@ -22,29 +22,29 @@ x = explainer.as_input(assets / "chelsea.png")
 print(explain.plan(explainer.model, x, ["gradcam", "layercam", "saliency"]))
 
 # %%
-# Score-CAM scores the photo once for each map of the layer:
+# Score-CAM runs the model once for each channel of the layer:
 
 print(explain.plan(explainer.model, x, "scorecam"))
 
 # %%
-# ``progress`` is called with what is done and what there is to do. ``batch_size``
-# sets how many inputs run at once; without it, a size is chosen that is fast and fits
-# into memory.
+# ``progress`` is called with the number of finished inputs and the total.
+# ``batch_size`` is the number of inputs in a batch; the default is a fast size that
+# fits into memory.
 
-seen = []
+calls = []
 a = explain.attribute(
     explainer.model,
     x,
     "integratedgradients",
     batch_size=10,
-    progress=lambda done, total: seen.append((done, total)),
+    progress=lambda done, total: calls.append((done, total)),
 )
-print(seen)
+print(calls)
 
 # %%
-# Many photos go one after the other with ``each``. It keeps none of them, and a
-# broken file does not stop it.
+# ``each`` explains many photos. It keeps no results in memory, and continues after a
+# broken file.
 
 photos = [assets / "chelsea.png", b"not a photo", assets / "coffee.png"]
-for found in explainer.each(photos, "gradcam"):
-    print(found if isinstance(found, Exception) else found.predictions[0])
+for result in explainer.each(photos, "gradcam"):
+    print(result if isinstance(result, Exception) else result.predictions[0])

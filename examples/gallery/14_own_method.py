@@ -1,14 +1,14 @@
 """
-A method of your own
-====================
+Your own method
+===============
 
-A method is a small frozen dataclass. It says what evidence it needs, and computes
-values from this evidence. It never sees the model: hooks, passes and batches are not
-its business.
+A method is a small frozen dataclass. It declares the evidence that it needs, and
+computes values from it. It never sees the model: the engine takes care of hooks, passes
+and batches.
 """
 
 # %%
-# This one weighs each map of a layer by the largest gradient anywhere in it.
+# This one weights each channel of a layer by its largest gradient.
 
 import sys
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ assets = Path(sys.argv[0]).resolve().parents[2] / "assets"
 
 @dataclass(frozen=True)
 class PeakCAM(Method):
-    """Weigh each feature map by its largest gradient."""
+    """Weight each feature map by its largest gradient."""
 
     relu: bool = True
 
@@ -42,8 +42,8 @@ class PeakCAM(Method):
 
 
 # %%
-# It can be used at once, and together with all others. The plan shows that it costs
-# nothing more than Grad-CAM.
+# It can be used at once, and together with other methods. The plan shows that it adds
+# no pass to those of Grad-CAM.
 
 explainer = explain.Explainer()
 x = explainer.as_input(assets / "chelsea.png")
@@ -54,8 +54,8 @@ print(explain.plan(explainer.model, x, ["gradcam", PeakCAM()]))
 explainer(assets / "chelsea.png", ["gradcam", PeakCAM()])
 
 # %%
-# Once it is registered, it has a name, on the command line of this process too, and
-# within ``smooth(...)``.
+# A registered method has a name, which also works in ``smooth(...)`` and
+# ``augmented(...)``.
 
 explain.methods.register(PeakCAM())
 print(explain.list_methods("p*"))

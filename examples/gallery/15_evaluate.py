@@ -2,16 +2,15 @@
 How good is a map?
 ==================
 
-A map looks convincing, or it does not. Metrics ask for more: does the score fall when
-what the map marks is covered?
+A convincing map can be wrong. Metrics test it: does the score fall when the marked
+pixels are covered?
 """
 
 # %%
-# ``explain.evaluate`` runs methods and metrics on a batch, and gives a table.
-# ``deletion`` covers the marked pixels first and should fall fast; ``insertion``
-# brings them back first and should rise fast. ``pointinggame`` asks whether the
-# strongest place lies in a box: here, the box is drawn around the cup and around the
-# cat's face.
+# ``explain.evaluate`` runs methods and metrics on a batch, and returns a table.
+# ``deletion`` covers the marked pixels first, so the probability should fall fast;
+# ``insertion`` uncovers them first, so it should rise fast. ``pointinggame`` tests
+# whether the maximum is in a box: here around the cup, and around the cat's face.
 
 import sys
 from pathlib import Path
@@ -36,16 +35,15 @@ found = explain.evaluate(
 print(found)
 
 # %%
-# ``randomcam`` has random weights. A method that is no better than it has not found
-# the evidence.
+# ``randomcam`` has random weights. A method that is not better has not found the
+# evidence.
 #
-# Every figure is there for each photo, too.
+# Every value is available for each photo:
 
 print(found["gradcam"]["deletion"])
 
 # %%
-# What "covered" means is part of the question. A baseline says what takes the place of
-# covered pixels, and shows itself.
+# A baseline defines what replaces covered pixels. ``picture`` shows it on a photo.
 
 from explain.baselines import Blur, Mean, Neighbours
 from explain.data.images import load_image
@@ -57,11 +55,11 @@ shown = [Tile(baseline.picture(photo)) for baseline in baselines]
 table([shown], [baseline.name for baseline in baselines])
 
 # %%
-# With another baseline, the same metric may say something else. Report which one you
+# With another baseline, the same metric may give another result. Report which one you
 # used.
 
 mean, blurred = Deletion(steps=10, baseline=Mean()), Deletion(steps=10, baseline=Blur())
 for metric in (mean, blurred):
-    judged = explain.evaluate(explainer.model, x, ["gradcam", "randomcam"], [metric])
+    result = explain.evaluate(explainer.model, x, ["gradcam", "randomcam"], [metric])
     print("covered by", metric.baseline.name)
-    print(judged)
+    print(result)

@@ -2,14 +2,14 @@
 Pictures
 ========
 
-One map can be drawn in several ways. This tutorial shows the styles, and how to put
-pictures together.
+A map can be drawn in several styles. This tutorial shows them, and how to arrange
+pictures.
 """
 
 # %%
-# ``heat`` is the default. ``contour`` keeps the photo's colours and draws lines
-# around the evidence. ``mask`` shows only the part of the photo that carries most of
-# it, and ``spotlight`` darkens the rest.
+# ``heat`` is the default. ``contour`` keeps the photo's colours and draws lines around
+# the evidence. ``mask`` shows only the part of the photo with most of the evidence, and
+# ``spotlight`` darkens the rest.
 
 import sys
 from pathlib import Path
@@ -26,28 +26,26 @@ overlays = [explanation.overlay(style=style) for style in styles]
 table([[Tile(overlay) for overlay in overlays]], styles)
 
 # %%
-# A style with options is an object. This contour has one line, around the places that
-# carry half of the evidence.
+# A style with options is an object. This contour has one line, around half of the
+# evidence.
 
 from explain.render import Contour
 
 explanation.overlay(style=Contour(shares=(0.5,)))
 
 # %%
-# ``caption=True`` adds a strip with the answer, its probability, the method and a
-# scale.
+# ``caption=True`` adds the class, its probability, the method and a colour scale.
 
 explanation.overlay(caption=True)
 
 # %%
-# A sheet holds everything that was asked for. An explanation shows it in a notebook,
-# and ``save`` writes it.
+# A sheet has all maps of an explanation. Notebooks show it, and ``save`` writes it.
 
 methods = ["gradcam", "layercam", "saliency", "guidedbackprop"]
 explainer(assets / "rocket.jpg", methods)
 
 # %%
-# ``figure`` gives the same as a Matplotlib figure, and ``explain.render.overlay``
+# ``figure`` returns the same as a Matplotlib figure, and ``explain.render.overlay``
 # draws any map on any photo.
 
 import torch

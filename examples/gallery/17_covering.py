@@ -2,14 +2,14 @@
 Cover parts of the photo
 ========================
 
-Some methods need nothing but scores: they cover parts of the photo, and see what the
-model says then. How photos are cut and what covers them matters more than the formula.
+Perturbation methods need only scores: they cover parts of the photo and run the model
+again. The regions and the baseline matter more than the formula.
 """
 
 # %%
-# Seven of them on one photo, with few runs. Below each map is its standard error, in
-# shares of the largest value: how sure the estimate is. ``occlusion`` and
-# ``partitionshap`` draw nothing at random, so they have none.
+# Seven of them on one photo, with few samples. Below each map is its standard error,
+# relative to the largest value. ``occlusion`` and ``partitionshap`` use no random
+# numbers, so they have none.
 
 import sys
 from pathlib import Path
@@ -45,7 +45,7 @@ found = explain.attribute(explainer.model, x, methods)
 
 
 def draw(axis, values, title, *, error=False):
-    """Draw on the grey photo: red is for, blue against; errors from dark to light."""
+    """Draw on the grey photo: red is positive, blue negative; errors dark to light."""
     grey = x[0].mean(0)
     extent = (0, x.shape[3], x.shape[2], 0)
     axis.imshow(grey, cmap="gray", extent=extent)
@@ -60,23 +60,21 @@ figure = Figure(figsize=(12, 3.6), layout="constrained")
 axes = figure.subplots(2, len(found))
 for column, (name, a) in enumerate(found.items()):
     peak = a.values.abs().max()
-    draw(axes[0, column], a.values[0] / peak, f"{name}, {a.samples} runs")
+    draw(axes[0, column], a.values[0] / peak, f"{name}, {a.samples} samples")
     share = None if a.error is None else a.error[0] / peak
     title = "no error" if share is None else f"error up to {share.max():.0%}"
     draw(axes[1, column], share, title, error=True)
 figure
 
 # %%
-# Where the error is as large as the values, the map says nothing yet: give more
-# ``samples``, or ``tolerance=0.1``, which ends when the largest error is a tenth of the
-# largest value. ``sobol`` and ``hsic`` have no sign: they say how much a place matters,
-# and not for what.
+# If the error is as large as the values, use more ``samples``, or ``tolerance=0.1``,
+# which stops when the largest error is a tenth of the largest value. ``sobol`` and
+# ``hsic`` have no sign: they show how much a place matters, not in which direction.
 #
-# What a region is
-# ----------------
+# Regions
+# -------
 #
-# A method can only say how much *a region* counts. The same method, with four ways to
-# cut the photo:
+# A method has one value for each region. The same method with four kinds of regions:
 
 from explain.methods import Quadtree, Squares, region_values
 from explain.metrics.segments import superpixels
@@ -94,15 +92,15 @@ for axis, (name, regions) in zip(figure.subplots(1, 4), ways.items(), strict=Tru
 figure
 
 # %%
-# Squares that are too large hide what is in them. Small ones share what they do
-# together, and each needs more runs. Superpixels follow edges, so their maps look
-# convincing even where the values are noise.
+# Large squares hide detail. Small squares share the effect of an object, and need more
+# samples. Superpixels follow edges, so their maps look convincing even if the values
+# are noise.
 #
-# What covers it
-# --------------
+# Baselines
+# ---------
 #
-# A model that has never seen a grey square may say anything about one. With another
-# baseline, another question is asked: what does the score lose, compared with *that*?
+# A model that has never seen grey squares may respond to them in any way. The values
+# are relative to the baseline:
 
 from explain.render.sheets import Tile, table
 
@@ -117,7 +115,7 @@ for axis, (baseline, a) in zip(figure.subplots(1, 5), maps.items(), strict=True)
 figure
 
 # %%
-# What each baseline makes of the middle of the photo:
+# The centre of the photo with each baseline:
 
 from explain.baselines.registry import get_baseline
 from explain.data.images import load_image
@@ -130,7 +128,7 @@ pictures = [
 table([pictures], baselines)
 
 # %%
-# How much do two maps agree? The correlation of their values, region by region:
+# How similar are the maps? The correlation of their values over the regions:
 
 labels = Squares()(x)
 by_region = [region_values(a.values, labels)[0] for a in maps.values()]
@@ -139,12 +137,12 @@ for baseline, row in zip(baselines, agreement, strict=True):
     print(f"{baseline:>10}", " ".join(f"{value:5.2f}" for value in row))
 
 # %%
-# So report the regions and the baseline with the map; they are in its ``options``, in
-# the record of a saved explanation.
+# So report the regions and the baseline with the map. The record of a saved explanation
+# has both in its ``options``.
 #
-# ``region_values`` gives one value for each region. Each pixel of a map has the whole
-# value of its region, so the sum over *pixels* means nothing; the sum over *regions* is
-# the difference between the score of the photo and that of the covered one, exactly.
+# ``region_values`` returns one value for each region. Each pixel of a map has the
+# value of its whole region, so the sum over *pixels* has no meaning. The sum over
+# *regions* is exactly the score of the photo minus the score of the covered photo.
 
 a = maps["zero"]
 print("sum over regions:", float(by_region[0].sum()))

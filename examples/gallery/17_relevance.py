@@ -2,14 +2,14 @@
 Relevance propagation
 =====================
 
-A score can be propagated back through a network, operation by
-operation, to the pixels. A rule says how each operation distributes it. This tutorial
-shows the rules, and the contribution of single channels.
+Relevance propagation distributes the score back through the network, operation by
+operation, to the pixels. A rule defines how each operation distributes it. This
+tutorial shows the rules, and the contribution of single channels.
 """
 
 # %%
-# ``lrp`` takes rules that suit the network. A composite has rules for all its
-# operations, and others are there by name.
+# A composite is a set of rules for all operations of a network. ``lrp`` chooses one
+# that suits the network. Others have names.
 
 import sys
 from pathlib import Path
@@ -27,20 +27,20 @@ table([[Tile(each.overlay("lrp")) for each in found.values()]], composites)
 
 # %%
 # ``Gradient`` and ``Epsilon`` are exact, and as noisy as the network's gradient. Rules
-# that hand on positive contributions alone are calm. Each result says which rule
-# covered which operations, and what biases and stabilisers took out of the score.
+# for positive contributions only have little noise. Each result has the rule of each
+# operation, and the relevance that biases and stabilisers absorb.
 
 for name in ("Epsilon", "EpsilonPlusFlat"):
     a = found[name].results[0]["lrp"]
     taken = {cause: round(float(part), 2) for cause, part in a.coverage.taken.items()}
     print(f"{name}: score {float(a.score):.2f}, pixels {float(a.values.sum()):.2f}")
-    print(f"  taken by {taken}; unexplained {float(a.delta):.1e}")
+    print(f"  absorbed: {taken}; delta {float(a.delta):.1e}")
 
 # %%
-# Naming a layer gives the relevance there, and ranks its channels. ``concept`` then
-# lets relevance through one of these channels alone: so each has a map of its own. Here
-# are the five channels that had most to do with the answer for another photo. One is
-# about the helmet, one about the flag and the rocket, one about the badge.
+# ``layer=`` returns the relevance at a layer, and ranks its channels. ``concept`` lets
+# relevance pass through one of these channels only, so each channel has its own map.
+# Here are the five most relevant channels for another photo. One responds to the
+# helmet, one to the flag and the rocket, one to the badge.
 
 other = assets / "astronaut.png"
 whole, rules, layer = explain.Explainer(crop="whole"), "EpsilonGammaBox", "features.6"
@@ -52,10 +52,10 @@ names = [f"channel {c}: {share:.1%}" for c, share in zip(best, shares, strict=Tr
 table([[Tile(each.overlay("lrp")) for each in maps]], names)
 
 # %%
-# DeepLIFT hands back the difference from a baseline. Paths from a baseline to the
-# photo come to the same sum: straight, guided to where the gradient is small, or from
-# a blur. ``idgi`` shares out each step of one of these paths along the gradient alone,
-# and ``xrai`` ranks regions.
+# DeepLIFT propagates the difference from a baseline. Path methods integrate gradients
+# from a baseline to the photo, to the same sum: on a straight path, on a path along
+# small gradients, or from a blur. ``idgi`` distributes each step of such a path along
+# the gradient only, and ``xrai`` ranks regions.
 
 from explain.methods import (
     IDGI,
@@ -74,17 +74,18 @@ results = explainer(photo, paths)
 results
 
 # %%
-# By how much do the values miss what they should add up to? The more steps, the less;
-# ``deeplift`` and ``idgi`` need no more steps for it, and ``xrai`` makes no promise.
+# ``delta`` is the difference between the sum of the values and the sum that they should
+# have. It falls with more steps. ``deeplift`` and ``idgi`` do not need more steps, and
+# ``xrai`` has no known sum.
 
 for name, a in results.results[0].items():
     if a.delta is not None:
         print(f"{name:26} {float(a.delta):+.3f} of {float(a.score):.2f}")
 
 # %%
-# In a transformer, attention has rules too. ``attnlrp`` differentiates its softmax,
-# and ``CPLRP`` takes its weights for constants. ``cheferattribution`` weighs the
-# relevance of attention by its gradient, and follows it through all blocks.
+# In a transformer, attention has rules too. ``attnlrp`` differentiates its softmax, and
+# ``CPLRP`` treats its weights as constants. ``cheferattribution`` multiplies the
+# relevance of attention by its gradient, and combines all blocks.
 
 transformer = explain.Explainer("tiny-transformer")
 cat = transformer(photo, ["attnlrp", "cheferattribution", "gradientrollout", "legrad"])
@@ -93,5 +94,5 @@ pictures = [cat.overlay(name) for name in cat.methods] + [constant.overlay("lrp"
 table([[Tile(picture) for picture in pictures]], [*cat.methods, "CPLRP"])
 
 # %%
-# ``examples/lrp_by_hand.py`` works every rule out on a network of three neurons, with
-# figures that can be checked on paper.
+# ``examples/lrp_by_hand.py`` shows every rule on a network of three neurons, with
+# numbers that you can check by hand.

@@ -1,15 +1,15 @@
 """
-What all maps say together
-==========================
+Insight into many maps
+======================
 
-One map says why one photo got its answer. A run over many photos says what a model
-looks at: which classes it mistakes and why, what its channels see, and whether that is
-true.
+One map explains one prediction. A run over many photos shows what a model relies on:
+where each class has its evidence, the causes of mistakes, and what channels respond
+to.
 """
 
 # %%
-# The photos here are parts of five pictures, 24 of each, in a folder for each class.
-# Three of the five are classes of the small model.
+# The photos are parts of five pictures, 24 of each, in a folder for each class. Three
+# of the five are classes of the model ``tiny``.
 
 import sys
 import tempfile
@@ -39,8 +39,8 @@ for label, name in shows.items():
         part.save(folder / label / f"{number:02}.png")
 
 # %%
-# A run explains them all and keeps the maps. ``insight`` reads what they say together;
-# with the model, it also explains mistakes, and says more where it is asked to.
+# A run explains all photos and stores the maps. ``insight`` analyses them. With the
+# model, it also explains mistakes, channels and concepts.
 
 explainer = explain.Explainer("tiny")
 run = explain.run(folder, explainer, "gradcam", output=folder / "run.sqlite", workers=0)
@@ -51,18 +51,18 @@ print("\n".join(found.lines(5)))
 # Mistakes
 # --------
 #
-# The target is the difference of the scores of the wrong and the right class, so the
-# maps show what speaks for the one *rather than* the other. The dark folds of the flag
-# are read as a gown, and the knot of the tie as a bow tie.
+# The target is the score of the wrong class minus the score of the right class, so the
+# maps show the evidence for one *rather than* the other. The dark folds of the flag
+# are taken for a gown, and the knot of the tie for a bow tie.
 
 found.pictures()["mistakes"]
 
 # %%
-# Is it true? ``corrected`` covers what spoke for the wrong class, a tenth of the
-# pixels, and counts how often the mistake is still made, beside as much covered
-# elsewhere. The gown goes away in more than half of its photos. The bow tie stays: here
-# the map alone would have convinced us. And no answer becomes right: what comes next is
-# another wrong class.
+# Is it true? ``corrected`` covers a tenth of the pixels, those with the evidence for
+# the wrong class, and counts how often the mistake is still made, compared with
+# covering as much elsewhere. The gown disappears in more than half of its photos. The
+# bow tie remains: here the map is misleading. No prediction becomes right: the next
+# class is also wrong.
 
 from explain.insight import RunPhotos, corrected, removed
 
@@ -72,17 +72,17 @@ for pair in found.pairs[:3]:
     print(" ", corrected(photos, pair, "gradcam"))
 
 # %%
-# What channels see
-# -----------------
+# Channels
+# --------
 #
-# The channels that do most for the best class of each photo, with the parts of photos
-# that excite each one most. Towers, collars, faces:
+# The channels that contribute most to the top class of each photo, with the patches
+# that activate each channel most. Towers, collars, faces:
 
 found.pictures()["channels"]
 
 # %%
-# Concepts that all photos share are parts of the layer that are there or not. The
-# second is found in fur, wood and coffee alike: a texture.
+# Concepts that all photos share are factors of the layer. The second occurs in fur,
+# wood and coffee: a texture.
 
 found.pictures()["concepts"]
 
@@ -90,8 +90,8 @@ found.pictures()["concepts"]
 # Removing the evidence
 # ---------------------
 #
-# If the maps are right, covering a tenth of the photo where they are highest changes
-# more answers than covering as much elsewhere.
+# If the maps are right, covering the tenth of the photo with the highest values changes
+# more predictions than covering as much elsewhere.
 
 keys = list(zip(found.maps.names, found.maps.targets, strict=True))
 print(removed(photos, "gradcam", keys, as_predicted=True))
@@ -100,8 +100,8 @@ print(removed(photos, "gradcam", keys, as_predicted=True))
 # Ten thousand photos
 # -------------------
 #
-# The same was done with all validation photos of Tiny-ImageNet, which may not be shown.
-# What it found first, and what blurring said of it:
+# The same analysis of all validation photos of Tiny-ImageNet, which may not be shown.
+# The first results, and their test by blurring:
 
 import json
 
@@ -111,13 +111,13 @@ tiny = json.loads((assets / "insight" / "tiny.json").read_text())
 for look in [tiny["looks"][0], tiny["looks"][2]]:
     print(
         f"{look['target']}: {look['on_object']['mean']:.0%} of the evidence is on the "
-        f"object; {look['object']['after']:.0%} of the answers stay without it, and "
+        f"object; {look['object']['after']:.0%} of the predictions stay without it, "
         f"{look['evidence']['after']:.0%} without the tenth with most evidence"
     )
 
 # %%
-# Volleyballs are read from players, net and hall. Each point is a class: the more of
-# its evidence is on the object, the fewer answers stay when the object is blurred. The
-# page on insight says more.
+# Volleyballs are recognised by players, net and hall. Each point is a class: the more
+# of its evidence is on the object, the fewer predictions stay when the object is
+# blurred. See :doc:`/insight`.
 
 Image.open(assets / "insight" / "tiny-objects.png")
