@@ -8,8 +8,7 @@ composites       which rule covers which step, and `propagate`, which attaches t
 propagation      the relevance that flows back, and the linear maps in the graph
 input_prefix     from the first map back to the pixels
 gradient_rules   rules for gradients at rectifiers: guided backpropagation and deconvnet
-deeplift, reveal_cancel
-                 DeepLIFT's two rules
+deeplift, reveal_cancel  DeepLIFT's two rules
 zero_leaves      a backward pass to attention that the input does not reach
 """
 
