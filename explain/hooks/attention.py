@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd.graph import Node
 
 from explain.hooks.graph import graph
 from explain.hooks.group import HookGroup
@@ -22,38 +21,33 @@ class AttentionRecord:
     """One attention behind an output: its weights, ``(N, heads, queries, keys)`` or with N and heads in one, and what
     the next backward pass finds as their gradient while ``group`` is alive."""
 
-    def __init__(self, node: Node, group: HookGroup) -> None:
+    def __init__(self, node: Any, group: HookGroup) -> None:
         self.node = node
-        self._node: Any = node
         self.gradient: torch.Tensor | None = None
         self.fused = node.name().startswith(_FUSED)
-        self.weights = self._fused_weights() if self.fused else self._node_result()
+        self.weights = self._fused_weights() if self.fused else self.node._saved_result.detach().clone()
         group.node_pre(node, self._take)
-
-    def _node_result(self) -> torch.Tensor:
-        result: torch.Tensor = self._node._saved_result
-        return result.detach().clone()
 
     def _take(self, grad_outputs: tuple[torch.Tensor | None, ...]) -> None:
         arrived = grad_outputs[0]
         if arrived is None:
             return
         if self.fused:
-            value = self._node._saved_value.detach()
+            value = self.node._saved_value.detach()
             self.gradient = arrived.detach() @ _spread(value, arrived.shape[1]).transpose(-2, -1)
         else:
             self.gradient = arrived.detach().clone()
 
     def _fused_weights(self) -> torch.Tensor:
-        query, key = self._node._saved_query.detach(), self._node._saved_key.detach()
-        scale = getattr(self._node, "_saved_scale", None)
+        query, key = self.node._saved_query.detach(), self.node._saved_key.detach()
+        scale = getattr(self.node, "_saved_scale", None)
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         scores = query @ _spread(key, query.shape[1]).transpose(-2, -1) * scale
-        mask = getattr(self._node, "_saved_attn_mask", None)
-        mask = getattr(self._node, "_saved_attn_bias", None) if mask is None else mask
+        mask = getattr(self.node, "_saved_attn_mask", None)
+        mask = getattr(self.node, "_saved_attn_bias", None) if mask is None else mask
         if mask is not None:
             scores = scores + mask.detach()
-        if getattr(self._node, "_saved_is_causal", False):
+        if getattr(self.node, "_saved_is_causal", False):
             later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
             scores = scores.masked_fill(later, float("-inf"))
         weights: torch.Tensor = scores.softmax(-1)

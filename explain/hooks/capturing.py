@@ -67,7 +67,10 @@ class Capture:
         self._model = group._model
         self._names = list(layers)
         wanted = (self._names if gradients else ()) if isinstance(gradients, bool) else gradients
-        self._wanted = _by_layer(place_of(name, self._model) for name in wanted)
+        self._wanted: dict[str, set[int | None]] = {}
+        """For each layer, the calls whose gradients are recorded; None is all of them."""
+        for place in (place_of(name, self._model) for name in wanted):
+            self._wanted.setdefault(place.layer, set()).add(place.call)
         self._every = every
         self._cut = cut
         self._may_be_cut = cut and not torch.is_grad_enabled()
@@ -366,14 +369,6 @@ def _is_handed_on(tensor: torch.Tensor, given: Given) -> bool:
     if known is not None:
         return known[1] == tensor._version
     return is_alias(tensor) or (tensor.is_leaf and tensor.requires_grad)
-
-
-def _by_layer(places: Iterable[LayerPlace]) -> dict[str, set[int | None]]:
-    """For each layer, the calls that are meant; None is all of them."""
-    found: dict[str, set[int | None]] = {}
-    for place in places:
-        found.setdefault(place.layer, set()).add(place.call)
-    return found
 
 
 @signal_safe

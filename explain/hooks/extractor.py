@@ -51,24 +51,26 @@ class FeatureExtractor(nn.Module):
         features: dict[str, Any] = {}
         calls = Counter[str]()
         with recording(self.graph), HookGroup(self.model) as group:
-            for layer, names in self._by_layer().items():
-                group.forward(layer, self._keeper(names, features, calls))
+            by_layer: dict[str, dict[str, LayerPlace]] = {}  # several calls of a layer may be named
+            for name in self.layers:
+                place = place_of(name, self.model)
+                by_layer.setdefault(place.layer, {})[name] = place
+            for layer, names in by_layer.items():
+                group.forward(layer, self._recorder(names, features, calls))
             with suppress(_SeenEnough):
                 self.model(*args, **kwargs)
         for name in self.layers:
             if name not in features:
-                raise _missing(name, calls[place_of(name, self.model).layer])
+                count = calls[place_of(name, self.model).layer]
+                why = f"name one of its calls, 0 to {count - 1}, got one that never came; choose one of these"
+                raise LayerError(
+                    f"layer {name!r} must {why}"
+                    if count
+                    else f"layer {name!r} was not called in the forward pass; choose one that the model uses"
+                )
         return {name: features[name] for name in self.layers}
 
-    def _by_layer(self) -> dict[str, dict[str, LayerPlace]]:
-        """The names for each layer: several calls may be asked for."""
-        found: dict[str, dict[str, LayerPlace]] = {}
-        for name in self.layers:
-            place = place_of(name, self.model)
-            found.setdefault(place.layer, {})[name] = place
-        return found
-
-    def _keeper(self, names: dict[str, LayerPlace], features: dict[str, Any], calls: Counter[str]) -> Any:
+    def _recorder(self, names: dict[str, LayerPlace], features: dict[str, Any], calls: Counter[str]) -> Any:
         def keep(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             for name, place in names.items():
                 if (place.call or 0) != calls[place.layer]:
@@ -81,9 +83,3 @@ class FeatureExtractor(nn.Module):
                 raise _SeenEnough
 
         return keep
-
-
-def _missing(name: str, calls: int) -> LayerError:
-    if not calls:
-        return LayerError(f"layer {name!r} was not called in the forward pass; choose one that the model uses")
-    return LayerError(f"layer {name!r} must name one of its calls, 0 to {calls - 1}, got one that never came")

@@ -70,8 +70,8 @@ class Entrance:
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._told = _Told()
-        self._tensor: torch.Tensor | None = _Entrance.apply(tensor, self._told)
+        self._replacement = _Replacement()
+        self._tensor: torch.Tensor | None = _Entrance.apply(tensor, self._replacement)
         assert self._tensor is not None
         self.node = self._tensor.grad_fn
 
@@ -85,26 +85,26 @@ class Entrance:
         self._tensor = None
 
     def give(self, answer: Answer | None) -> None:
-        """Say what the next gradient is replaced by; None takes back what was said."""
-        self._told.answer = answer
+        """Replace the next gradient by ``answer`` of it; None lets it pass."""
+        self._replacement.answer = answer
 
 
-class _Told:
-    """What an entrance has been told; apart from it, for the graph holds this, and the entrance holds the graph."""
+class _Replacement:
+    """What replaces the next gradient; apart from the entrance, for the graph holds this and the entrance the graph."""
 
     answer: Answer | None = None
 
 
 class _Entrance(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, told: _Told) -> torch.Tensor:
-        ctx.told = told
+    def forward(ctx: Any, tensor: torch.Tensor, replacement: _Replacement) -> torch.Tensor:
+        ctx.replacement = replacement
         ctx.set_materialize_grads(False)
         return tensor.detach()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor | None) -> Any:
-        answer, ctx.told.answer = ctx.told.answer, None
+        answer, ctx.replacement.answer = ctx.replacement.answer, None
         return (gradient if answer is None else answer(gradient)), None
 
 

@@ -94,7 +94,11 @@ def lend(inputs: Any) -> Lent:
 def _last_in(module: nn.Module) -> nn.Module:
     """The module that computes the output of this one, as far as that is certain."""
     while getattr(type(module), "forward", None) is nn.Sequential.forward and "forward" not in vars(module):
-        children = [child for child in module._modules.values() if child is not None and not _passes_on(child)]
+        children = [
+            child
+            for child in module._modules.values()
+            if child is not None and (child.training or not isinstance(child, _PASSING_ON))
+        ]
         if not children:
             return module
         module = children[-1]
@@ -104,7 +108,3 @@ def _last_in(module: nn.Module) -> nn.Module:
 def _has_backward_hooks(module: nn.Module) -> bool:
     everywhere = global_hooks._global_backward_hooks or global_hooks._global_backward_pre_hooks
     return bool(everywhere) or any(m._backward_hooks or m._backward_pre_hooks for m in modules_of(module))
-
-
-def _passes_on(module: nn.Module) -> bool:
-    return isinstance(module, _PASSING_ON) and not module.training

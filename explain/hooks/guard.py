@@ -47,7 +47,7 @@ class EditDetector(TorchFunctionMode):
         self._before: list[torch.Tensor] | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        if self._before is None and func in _UNCOUNTED and self._is_of_a_gradient(args[0]):
+        if self._before is None and func in _UNCOUNTED and any(_share_memory(args[0], g) for g in self._tensors):
             self._before = [tensor.detach().clone() for tensor in self._tensors]
         return func(*args, **(kwargs or {}))
 
@@ -57,13 +57,10 @@ class EditDetector(TorchFunctionMode):
             return True
         return self._before is not None and not all(map(_same, self._tensors, self._before))
 
-    def _is_of_a_gradient(self, tensor: torch.Tensor) -> bool:
-        return any(tensor is gradient or _share_memory(tensor, gradient) for gradient in self._tensors)
-
 
 def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if a.layout != torch.strided or b.layout != torch.strided:
-        return False
+    if a is b or a.layout != torch.strided or b.layout != torch.strided:
+        return a is b
     return a.device == b.device and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
 
 

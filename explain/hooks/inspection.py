@@ -122,7 +122,7 @@ def inspect(
 
 
 class _Watch:
-    """Baselines the rows from hooks."""
+    """Fills the rows from hooks."""
 
     def __init__(self, model: nn.Module) -> None:
         self.rows: list[Row] = []

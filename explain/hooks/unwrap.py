@@ -29,7 +29,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
     True
     """
     if not isinstance(model, nn.Module):
-        raise ModelError(f"model must be a torch.nn.Module, got {_told(model)}")
+        raise ModelError(f"model must be a torch.nn.Module, got {_description(model)}")
     if isinstance(model, torch.jit.ScriptModule):
         raise ModelError(
             f"model must be a module of Python code, got a scripted one ({model.original_name}); pass the module that "
@@ -89,7 +89,7 @@ def scripted(model: nn.Module) -> list[str]:
     return [name for module, name in modules_of(model).items() if isinstance(module, torch.jit.ScriptModule)]
 
 
-def _told(given: object) -> str:
+def _description(given: object) -> str:
     """What was given for a model, and what to do about it."""
     if isinstance(given, str):
         return f"the name {given!r}; explain.Explainer({given!r}) takes names"

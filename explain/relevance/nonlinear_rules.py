@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -42,15 +41,11 @@ class Uniform(RelevanceRule):
 
         flow.arriving(step, arrived)
         if scales and not step.entrances:
-            flow.at(step, partial(_without, sorted(scales)))
+            flow.at(step, lambda given, _: tuple(_nothing(g) if i in scales else g for i, g in enumerate(given)))
 
 
 def _nothing(gradient: torch.Tensor | None) -> torch.Tensor | None:
     return None if gradient is None else torch.zeros_like(gradient)
-
-
-def _without(places: Sequence[int], grad_inputs: Gradients, grad_outputs: Gradients) -> Gradients:
-    return tuple(_nothing(g) if i in places else g for i, g in enumerate(grad_inputs))
 
 
 @dataclass(frozen=True)
@@ -77,13 +72,6 @@ class Identity(RelevanceRule):
         flow.at(step, after)
 
 
-def _kept_back(step: Step, flow: RelevanceFlow, gradient: torch.Tensor) -> torch.Tensor:
-    """Nothing goes on; what arrives where it is no factor is lost here."""
-    if step.result is not None and bool(gradient.any()):
-        flow.take("softmax", gradient * step.result.tensor)
-    return torch.zeros_like(gradient)
-
-
 def _along_line(step: Step, arrived: torch.Tensor, plain: torch.Tensor) -> torch.Tensor:
     """What arrives, times the slope of the line from zero; at zero, the plain gradient."""
     if step.slope is not None:
@@ -105,7 +93,14 @@ class ConstantWeights(RelevanceRule):
 
     def attach(self, step: Step, flow: RelevanceFlow) -> None:
         if step.kind == "softmax":
-            flow.arriving(step, partial(_kept_back, step, flow))
+
+            def kept_back(gradient: torch.Tensor) -> torch.Tensor:
+                """Nothing goes on; what arrives where it is no factor is lost here."""
+                if step.result is not None and bool(gradient.any()):
+                    flow.take("softmax", gradient * step.result.tensor)
+                return torch.zeros_like(gradient)
+
+            flow.arriving(step, kept_back)
             return
 
         def arrived(gradient: torch.Tensor) -> torch.Tensor:

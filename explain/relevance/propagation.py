@@ -152,9 +152,10 @@ class RelevanceFlow:
 
     def take(self, cause: str, part: torch.Tensor, factor: torch.Tensor | float = 1.0) -> None:
         """Add to what a cause has taken, from a tensor with rows for the images, times factors that meet it."""
+        by_rows = part.ndim > 0 and len(part) == self.count and self.images is None and part.is_contiguous()
         if not isinstance(factor, torch.Tensor):
             found = self.by_image(part.detach()) * factor
-        elif factor.shape == part.shape and factor.dtype == part.dtype and self._is_by_image(part):
+        elif factor.shape == part.shape and factor.dtype == part.dtype and by_rows:
             rows, others = part.reshape(self.count, 1, -1), factor.reshape(self.count, -1, 1)
             found = (rows @ others).reshape(self.count)
         elif factor.shape == part.shape[-1:] and part.ndim > 1 and factor.dtype == part.dtype:
@@ -193,10 +194,6 @@ class RelevanceFlow:
             return 0 if len(tensor) == self.count else None
         apart = [d for d, size in enumerate(self.images.shape) if size > 1]
         return apart[0] if len(apart) == 1 and fits(self.images, tensor.shape) else None
-
-    def _is_by_image(self, tensor: torch.Tensor) -> bool:
-        """Whether each image has a row of its own, as it lies in memory."""
-        return tensor.ndim > 0 and len(tensor) == self.count and self.images is None and tensor.is_contiguous()
 
     def deposit(self, place: int, relevance: torch.Tensor) -> None:
         """Give relevance to a source itself."""

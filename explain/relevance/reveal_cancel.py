@@ -53,7 +53,7 @@ class RevealCancelTracer(Tracer):
         call = Call(func, operation_name(func), args, kwargs)
         if call.info.has("query"):
             return call.made()
-        places = [i for i, value in enumerate(call.flat) if self._follows(value)]
+        places = [i for i, value in enumerate(call.flat) if isinstance(value, torch.Tensor) and value in self._followed]
         if not places:
             return func(*args, **kwargs)
         plain = call.apart() if call.in_place else call
@@ -61,9 +61,6 @@ class RevealCancelTracer(Tracer):
         found = call.flat[0].copy_(made) if call.in_place else made
         nested.replace(found, lambda path, tensor: self._noted(tensor))
         return found
-
-    def _follows(self, value: Any) -> bool:
-        return isinstance(value, torch.Tensor) and value in self._followed
 
     def _noted(self, tensor: torch.Tensor) -> torch.Tensor:
         self._followed[tensor] = True

@@ -75,7 +75,8 @@ class Dependence:
             if unknown:
                 waiting += unknown
                 continue
-            known[waiting.pop()] = any(known[each] for each in before) if before else self._is_explained(last)
+            ends_at = getattr(last, "variable", None)  # of the Node that accumulates a leaf's gradient
+            known[waiting.pop()] = any(known[each] for each in before) or id(ends_at) in self._sources
         return known[node]
 
     def _before(self, node: Node) -> list[Node]:
@@ -83,10 +84,6 @@ class Dependence:
         if node._sequence_nr() < self._begun:
             return []
         return [each for each, _ in node.next_functions if each is not None]
-
-    def _is_explained(self, node: Node) -> bool:
-        """Whether a gradient that ends at a Node ends at an explained input."""
-        return isinstance(node, torch._C._functions.AccumulateGrad) and id(node.variable) in self._sources
 
 
 _NAMED = (nn.modules.conv._ConvNd, nn.Linear, nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
@@ -151,12 +148,9 @@ class ConstantRecorder:
     def is_constant(self, value: Any) -> bool:
         if isinstance(value, torch.Tensor):
             made = id(value) in self._themselves or value in self._made or storage_of(value) in self._own
-            return made or self._is_older(value)
+            # One made before the pass began, of weights, is kept by the model, with its graph.
+            return made or (value.grad_fn is not None and value.grad_fn._sequence_nr() < self._begun)
         return isinstance(value, (int, float))
-
-    def _is_older(self, tensor: torch.Tensor) -> bool:
-        """Whether it was made before the pass began, of weights, and kept by the model, with its graph."""
-        return tensor.grad_fn is not None and tensor.grad_fn._sequence_nr() < self._begun
 
     def derive(self, call: Call, result: Any) -> Any:
         """Note whether a result, or what was written into, is made of constants alone."""

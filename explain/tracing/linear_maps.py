@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from explain.tracing.calls import Call
 
@@ -84,20 +85,15 @@ def linear_map(call: Call, places: Sequence[int]) -> LinearMap | None:
     if name == "linear" and place == 0:
         given = call.named
         weight, bias = given["weight"].detach(), _detached(given.get("bias"))
-        return LinearMap(0, _dense, weight, bias, -1, _dense_back, lambda s: weight * s[:, None])
+        return LinearMap(0, F.linear, weight, bias, -1, lambda g, x, w: g @ w, lambda s: weight * s[:, None])
     if name == "addmm" and place == 1:
-        return _addmm(call)
+        given = call.named
+        scale, weight = given.get("alpha", 1), given["mat2"].detach()
+        bias = given["input"].detach() * given.get("beta", 1)
+        return LinearMap(1, lambda x, w, b: _plus(scale * (x @ w), b), weight, bias, -1)
     if name in ("matmul", "rmatmul", "mm", "bmm", "mv", "einsum"):
         return _product(call, place)
     return None
-
-
-def _dense(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return torch.nn.functional.linear(x, weight, bias)
-
-
-def _dense_back(gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return gradient @ weight
 
 
 def _detached(tensor: torch.Tensor | None) -> torch.Tensor | None:
@@ -171,26 +167,17 @@ def _batch_norm(call: Call, place: int) -> LinearMap | None:
         shift = -mean * factor if bias is None else torch.addcmul(bias, mean, factor, value=-1)
 
     def whole(x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.batch_norm(x, mean, variance, weight, bias, False, 0.0, epsilon)
+        return F.batch_norm(x, mean, variance, weight, bias, False, 0.0, epsilon)
 
     each, shift = factor.reshape(shape), shift.reshape(shape)
-    return LinearMap(0, _scale, each, shift, -len(shape), _scale_back, lambda s: each * s.reshape(shape), whole=whole)
+    return LinearMap(
+        0, _scale, each, shift, -len(shape), lambda g, x, w: g * w, lambda s: each * s.reshape(shape), whole=whole
+    )
 
 
 def _scale(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     found = x * weight
     return found if bias is None else found.add_(bias)
-
-
-def _scale_back(gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return gradient * weight
-
-
-def _addmm(call: Call) -> LinearMap:
-    given = call.named
-    scale, weight = given.get("alpha", 1), given["mat2"].detach()
-    bias = given["input"].detach() * given.get("beta", 1)
-    return LinearMap(1, lambda x, w, b: _plus(scale * (x @ w), b), weight, bias, -1)
 
 
 def _product(call: Call, place: int) -> LinearMap | None:

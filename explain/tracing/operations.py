@@ -115,7 +115,11 @@ class Recorder(Tracer):
         noted = rectified is not None or (self._constants is not None and call.info.has("adds"))
         first = args[0] if args else None
         apart = None
-        if noted and isinstance(first, torch.Tensor) and (first._is_view() or self._is_added_to(first)):
+        if (
+            noted
+            and isinstance(first, torch.Tensor)
+            and (first._is_view() or (self._constants is not None and self._constants.is_constant(first)))
+        ):
             apart = call.apart() if call.in_place else None
         # A clone, since what a rectifier keeps of its input must not be overwritten by its output.
         result = call.made() if apart is None else apart.made({0: args[0].clone()})
@@ -131,10 +135,6 @@ class Recorder(Tracer):
         if self._constants is not None:
             self._constants.derive(Call(torch.clone, "copy", (result,), {}), first)
         return first
-
-    def _is_added_to(self, first: torch.Tensor) -> bool:
-        """Whether what is added stands where the sum would be written, if it is written in place."""
-        return self._constants is not None and self._constants.is_constant(first)
 
     def _note(self, kind: str, result: Any, found: Rectified) -> None:
         node = result.grad_fn if isinstance(result, torch.Tensor) else None

@@ -99,18 +99,18 @@ def test_the_callers_containers_have_their_own_tensors_again_when_a_layer_raises
 
 
 def test_a_container_that_a_layer_returns_is_the_one_that_the_caller_holds() -> None:
-    class Baselines(nn.Module):
+    class Fills(nn.Module):
         def forward(self, x: torch.Tensor, into: dict[str, Any]) -> dict[str, Any]:
             into["all"] = [x[:1], x * 2]
             return into
 
-    net = nn.ModuleDict({"baselines": Baselines()})
+    net = nn.ModuleDict({"fills": Fills()})
     into: dict[str, Any] = {}
     x = torch.ones(2, requires_grad=True)
     seen: list[Any] = []
     with HookGroup(net) as group:
-        group.backward("baselines", lambda module, grad_input, grad_output: seen.append(grad_output))
-        out = net["baselines"](x, into)
+        group.backward("fills", lambda module, grad_input, grad_output: seen.append(grad_output))
+        out = net["fills"](x, into)
         inner = into["all"]
         assert out is into
         (inner[0].sum() * 3 + inner[1].sum()).backward()
