@@ -38,7 +38,7 @@ class AttentionRollout(Method):
     """
 
     name = "rollout"
-    about = "attention followed through all blocks"
+    about = "attention combined over all blocks"
     source = cited("abnar2020rollout")
     family = ATTENTION
     only_for = "vision transformers"
@@ -159,7 +159,7 @@ class GradientRollout(Method):
     """
 
     name = "gradientrollout"
-    about = "attention followed through all blocks, weighted by its gradient"
+    about = "attention combined over all blocks, weighted by its gradient"
     source = cited("gildenblat2020explainability")
     family = ATTENTION
     only_for = "vision transformers"
@@ -200,7 +200,7 @@ class CheferAttribution(Method):
     """
 
     name = "cheferattribution"
-    about = "relevance times gradient of attention, followed through all blocks"
+    about = "relevance times gradient of attention, combined over all blocks"
     source = cited("chefer2021transformer")
     family = ATTENTION
     only_for = "vision transformers"

@@ -136,7 +136,7 @@ class BlurIntegratedGradients(CompleteMethod):
     sigma: float = 0.2
 
     name = "blurintegratedgradients"
-    about = "gradients added up while a blurred photo becomes sharp"
+    about = "gradients integrated while a blurred photo becomes sharp"
     source = cited("xu2020blurintegratedgradients")
     minimums: ClassVar[Mapping[str, float]] = {"steps": 1, "sigma": 0}
 

@@ -210,7 +210,7 @@ class HiResCAM(ClassActivationMap):
     relu: bool = False
 
     name = "hirescam"
-    about = "feature maps times gradients, place by place"
+    about = "feature maps times gradients, position by position"
     source = cited("draelos2020hirescam")
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
@@ -263,7 +263,7 @@ class LayerCAM(ClassActivationMap):
     """
 
     name = "layercam"
-    about = "feature maps times positive gradients, place by place"
+    about = "feature maps times positive gradients, position by position"
     source = cited("jiang2021layercam")
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:

@@ -188,7 +188,7 @@ class FEM(Method):
     k: float = 2.0
 
     name = "fem"
-    about = "places where feature maps are unusually strong"
+    about = "positions where feature maps are unusually strong"
     source = cited("fuad2020fem")
     family = PATTERNS
     minimums: ClassVar[Mapping[str, float]] = {"k": 0}

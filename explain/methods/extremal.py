@@ -177,7 +177,7 @@ class ExtremalPerturbation(PerturbationMethod):
     sigma: float | None = None
 
     name = "extremalperturbation"
-    about = "the smooth mask of a given area through which the score is highest"
+    about = "smooth mask of a given area that maximises the score"
     source = cited("fong2019extremal")
     minimums: ClassVar[Mapping[str, float]] = {"steps": 1, "step": 1, "sigma": 1e-6}
 

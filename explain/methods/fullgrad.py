@@ -47,7 +47,7 @@ class FullGrad(Method):
     rescale: bool = True
 
     name = "fullgrad"
-    about = "what the input and every bias add to the score"
+    about = "contributions of the input and of every bias to the score"
     source = cited("srinivas2019fullgrad")
     family = RELEVANCE
     needs = frozenset({InputGradients(), BiasTerms()})

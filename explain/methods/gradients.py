@@ -137,7 +137,7 @@ class Deconvnet(Method):
     """
 
     name = "deconvnet"
-    about = "gradient of which each rectifier passes on only the positive part; needs max pooling to see the photo"
+    about = "gradient whose positive part alone passes rectifiers; depends on the photo by max pooling only"
     source = cited("zeiler2014deconvnet")
     family = GRADIENTS
     style = "color"

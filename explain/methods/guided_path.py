@@ -104,7 +104,7 @@ class GuidedIntegratedGradients(CompleteMethod):
     __repr__ = in_short
 
     name = "guidedintegratedgradients"
-    about = "gradients added up along a path that goes first where they are small"
+    about = "gradients integrated along a path that changes pixels with small gradients first"
     source = cited("kapishnikov2021guidedintegratedgradients")
     minimums: ClassVar[Mapping[str, float]] = {"steps": 1, "fraction": 0, "distance": 0}
     one_input = True
@@ -239,7 +239,7 @@ class IDGI(CompleteMethod):
     path: Method = field(default_factory=IntegratedGradients)
 
     name = "idgi"
-    about = "changes of the score along a path, shared out by the squared gradient"
+    about = "changes of the score along a path, distributed by the squared gradient"
     source = cited("yang2023idgi")
     one_input = True
 

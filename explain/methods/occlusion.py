@@ -144,7 +144,7 @@ class Occlusion(EstimateMethod):
     score: Score = "logit"
 
     name = "occlusion"
-    about = "what the score loses where a sliding window covers the photo"
+    about = "drop of the score where a sliding window covers the photo"
     source = cited("zeiler2014occlusion")
     minimums: ClassVar[Mapping[str, float]] = {"window": 1, "stride": 1}
     style = "signed"
@@ -361,7 +361,7 @@ class RISE(SmoothGridMethod):
     max_seconds: float | None = None
 
     name = "rise"
-    about = "random smooth masks weighted by the score of the photo seen through them"
+    about = "random smooth masks weighted by the score of the masked photo"
     source = cited("petsiuk2018rise")
     style = "signed"
 
@@ -423,7 +423,7 @@ class DRISE(SmoothGridMethod):
     max_seconds: float | None = None
 
     name = "drise"
-    about = "random smooth masks weighted by how a box is detected through them"
+    about = "random smooth masks weighted by the detection of a box in the masked photo"
     source = cited("petsiuk2021drise")
     style = "signed"
     only_for = "detected boxes"

@@ -241,7 +241,7 @@ class IntegratedGradients(CompleteMethod):
     __repr__ = in_short
 
     name = "integratedgradients"
-    about = "gradients added up from a baseline to the photo"
+    about = "gradients integrated from a baseline to the photo"
     source = cited("sundararajan2017integratedgradients")
     minimums: ClassVar[Mapping[str, float]] = {"steps": 1}
 

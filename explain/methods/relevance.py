@@ -132,8 +132,8 @@ class LRP(Method):
     @property
     def about(self) -> str:
         if self.name == "attnlrp":
-            return "relevance handed back with rules for attention"
-        return "relevance handed back from layer to layer"
+            return "relevance propagation with rules for attention"
+        return "relevance propagated back from layer to layer"
 
     @property
     def source(self) -> Source:
@@ -260,7 +260,7 @@ class DeepLIFT(CompleteMethod):
     rule: Literal["rescale", "revealcancel"] = "rescale"
 
     name = "deeplift"
-    about = "difference of the score from a baseline's, handed back"
+    about = "difference of the score from a baseline's, propagated back"
     source = cited("shrikumar2017deeplift")
     family = RELEVANCE
 
@@ -323,7 +323,7 @@ class DeepLIFTSHAP(CompleteMethod):
     baselines: float | torch.Tensor = 0.0
 
     name = "deepliftshap"
-    about = "difference of the score from several baselines', handed back"
+    about = "difference of the score from several baselines', propagated back"
     source = cited("lundberg2017shap")
     family = RELEVANCE
 

@@ -146,7 +146,7 @@ class ScoreCAM(Method):
     """
 
     name = "scorecam"
-    about = "feature maps weighted by the score of the photo seen through them"
+    about = "feature maps weighted by the score of the photo masked by them"
     source = cited("wang2020scorecam")
     family = ALTERED
     needs = score_needs(MapMaskedInputs())
@@ -268,7 +268,7 @@ class AblationCAM(Method):
     relu: bool = True
 
     name = "ablationcam"
-    about = "feature maps weighted by what the score loses without them"
+    about = "feature maps weighted by the drop of the score without them"
     source = cited("desai2020ablationcam")
     family = ALTERED
     by_score = True

@@ -119,7 +119,7 @@ class Sobol(GridSensitivity):
     """
 
     name = "sobol"
-    about = "the share of the score's variance that each cell has a part in"
+    about = "share of the score's variance that involves each cell"
     source = cited("fel2021sobol")
     minimums: ClassVar[Mapping[str, float]] = {"samples": 1, "grid": 1}
 
@@ -209,7 +209,7 @@ class HSIC(GridSensitivity):
     samples: int = 500
 
     name = "hsic"
-    about = "how much the score depends on whether each cell is seen"
+    about = "dependence of the score on whether each cell is visible"
     source = cited("novello2022hsic")
     minimums: ClassVar[Mapping[str, float]] = {"samples": GROUP, "grid": 1}
 

@@ -78,7 +78,7 @@ class FeatureAblation(DropMethod):
     score: Score = "logit"
 
     name = "featureablation"
-    about = "what the score loses without each region"
+    about = "drop of the score without each region"
     source = cited("zeiler2014occlusion")
 
 
@@ -247,7 +247,7 @@ class FeaturePermutation(DropMethod):
     seed: int = 0
 
     name = "featurepermutation"
-    about = "what the score loses with a region of another image"
+    about = "drop of the score with a region of another image"
     source = cited("fisher2019permutation")
     only_for = "batches of several images"
 

@@ -139,7 +139,7 @@ class ViTCX(Method):
     seed: int = 0
 
     name = "vitcx"
-    about = "clusters of a transformer's maps weighted by the score of the photo seen through them"
+    about = "clusters of a transformer's maps weighted by the score of the masked photo"
     source = cited("xie2023vitcx")
     family = ALTERED
     minimums: ClassVar[Mapping[str, float]] = {"distance": 0, "sigma": 0}
@@ -269,7 +269,7 @@ class TIS(Method):
     seed: int = 0
 
     name = "tis"
-    about = "samples of a transformer's tokens weighted by the score with no others"
+    about = "random subsets of a transformer's tokens, weighted by the score with only these"
     source = cited("englebert2023tis")
     family = ALTERED
     minimums: ClassVar[Mapping[str, float]] = {"samples": 1}

@@ -57,7 +57,7 @@ class XRAI(Method):
     high: tuple[float, ...] | None = None
 
     name = "xrai"
-    about = "regions in the order in which they speak for the target"
+    about = "regions ranked by integrated gradients"
     source = cited("kapishnikov2019xrai")
     family = GRADIENTS
     minimums: ClassVar[Mapping[str, float]] = {"steps": 1}
