@@ -11,7 +11,7 @@ from PIL import Image
 
 from explain._utils.html import table_html
 from explain.render import captions, figure, sheets
-from explain.render.sheets import ABREAST, REMARK
+from explain.render.sheets import ABREAST
 
 BLANK = sheets.Tile(Image.new("RGB", (40, 30), "green"), "name")
 
@@ -32,11 +32,6 @@ def test_no_row_has_one_picture_and_none_is_too_long(groups: int) -> None:
         flat = [group for row in rows for group in row]
         assert [g.heading for g in flat if not g.goes_on] == [g.heading for g in sheet.groups]
         assert sum(lengths) == 1 + sum(sizes)
-
-
-def test_a_long_group_is_cut_into_even_rows() -> None:
-    assert [[len(group.tiles) for group in row] for row in layout(11).rows()] == [[6], [5]]
-    assert [[len(group.tiles) for group in row] for row in layout(13).rows()] == [[5], [5], [3]]
 
 
 def test_only_the_last_row_is_short() -> None:
@@ -69,16 +64,6 @@ def test_very_long_photos_have_longer_tiles_and_fewer_in_a_row(
     scale = min(100 * stretch[0] / size[0], 100 * stretch[1] / size[1])
     assert green == pytest.approx(3 * size[0] * size[1] * scale**2, rel=0.06)
     assert len(figure.figure(sheet).axes) == 3
-
-
-def test_a_sheet_grows_with_its_tiles_and_has_what_its_tiles_say() -> None:
-    small, large = sheets.sheet(layout(1, 2), 80), sheets.sheet(layout(1, 2), 160)
-    assert small.width < large.width
-    remarked = sheets.Layout("", "", (sheets.Group("", (BLANK, sheets.Tile(BLANK.picture, "a", "b", "null map"))),))
-    drawn = np.asarray(sheets.sheet(remarked, 120)).astype(int)
-    assert (np.abs(drawn - REMARK).max(2) < 40).sum() > 20
-    plain = np.asarray(sheets.sheet(layout(2), 120)).astype(int)
-    assert (np.abs(plain - REMARK).max(2) < 40).sum() == 0
 
 
 def test_a_figure_has_the_tiles_of_a_sheet_and_their_words() -> None:

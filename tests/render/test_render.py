@@ -149,28 +149,6 @@ def test_what_a_picture_shows_is_said_in_full_in_more_lines() -> None:
     assert heights[0] > heights[1]
 
 
-def test_captions_are_in_proportion_to_the_picture() -> None:
-    legend = render.Heat().legend(photo())
-    strips = []
-    for side in (320, 1000, 3000, 6000):
-        drawn = captions.caption(Image.new("RGB", (side, side * 2 // 3)), "label", "detail", legend)
-        strips.append((drawn.height - side * 2 // 3) / side)
-    assert all(0.1 < share < 0.25 for share in strips), strips
-    assert [captions.enlargement(size) for size in ((32, 32), (1, 1), (160, 90), (320, 10), (6000, 4000))] == [
-        *(10, 320, 2, 1, 1)
-    ]
-
-
-def test_a_caption_has_its_words_and_its_colour_bar() -> None:
-    blank = Image.new("RGB", (400, 100), "black")
-    legend = styles.Intensity().legend(blank)
-    strip = np.asarray(captions.caption(blank, "a label", "a detail", legend))[100:].astype(int)
-    assert (strip[:, :200].max(2) < 60).sum() > 100
-    assert ((strip[:, 250:].max(2) - strip[:, 250:].min(2)) > 100).sum() > 100
-    plain = np.asarray(captions.caption(blank, "", "", None))[100:]
-    assert (plain == 255).all()
-
-
 @pytest.mark.parametrize("name", [HEAT, INTENSITY, SIGNED])
 def test_the_colours_that_are_known_by_heart_are_those_of_matplotlib(name: str) -> None:
     expected = matplotlib.colormaps[name](np.arange(256) / 255, bytes=True)[:, :3]

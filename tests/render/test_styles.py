@@ -109,15 +109,6 @@ def test_the_contour_of_a_coarse_map_is_round() -> None:
     assert np.ptp(distance) / distance.mean() < 0.045  # of which 0.02 are the line's own width
 
 
-def test_a_mask_cannot_be_taken_for_a_spotlight() -> None:
-    """Where there is no evidence, one is pale and the other dark, whatever the photo."""
-    for brightness in (10, 128, 250):
-        flat, nothing = Image.new("RGB", (40, 40), (brightness,) * 3), np.array([[1.0, 0.0], [0.0, 0.0]])
-        mask, spotlight = (np.asarray(render.overlay(flat, nothing, style))[-1, -1] for style in ("mask", "spotlight"))
-        assert mask.min() > 200
-        assert spotlight.max() < 60
-
-
 def test_the_evidence_of_padding_is_not_counted() -> None:
     values = np.zeros((8, 8))
     values[:1], values[3, 4], values[4, 4] = 1, 0.5, 0.4

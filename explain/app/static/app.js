@@ -15,7 +15,7 @@ class App extends Page {
     this.covering = new Covering(fills, () => this.ask());
     this.beside = new Beside(this);
     this.checking = new Checking(this.source, { say: (text) => this.say(text), progress: (...far) => this.far(...far), fail: (text) => this.fail(text) });
-    this.progress = el('progress', { max: 1, value: 0, 'aria-label': 'Altered photos done' });
+    this.progress = el('progress', { max: 1, value: 0, 'aria-label': 'Perturbed photos done' });
     this.status = el('span', { role: 'status' });
     this.stop = el('button', { type: 'button', class: 'plain-button', hidden: true, onclick: () => this.stopped() }, 'Stop');
     this.trouble = el('p', { class: 'trouble', role: 'alert', hidden: true });
@@ -53,7 +53,7 @@ class App extends Page {
 
   async photoFrom(promise) {
     await this.guarded(async () => {
-      this.say('The photo is sent …');
+      this.say('Sending the photo …');
       const { photo } = await promise;
       this.photo = photo;
       this.targets = [];

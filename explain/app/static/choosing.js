@@ -79,7 +79,7 @@ class LabelSearch {
     const found = this.matches();
     this.found.replaceChildren(...found.map(([label, number]) =>
       el('li', {}, el('button', { type: 'button', onclick: () => this.take(number) }, el('span', {}, label), el('small', {}, String(number))))));
-    if (!found.length && this.input.value.trim()) this.found.replaceChildren(el('li', { class: 'hint' }, 'No label has this in it.'));
+    if (!found.length && this.input.value.trim()) this.found.replaceChildren(el('li', { class: 'hint' }, 'No label contains this text.'));
     this.found.hidden = !this.input.value.trim();
   }
 

@@ -52,7 +52,7 @@ class Covering {
   told(item) {
     if (!this.active) {
       this.before = new Map(item.targets.map(({ class: number, probability, label }) => [number, { probability, label }]));
-      this.words.textContent = this.region ? 'Cover the region to see what the model says without it.' : 'Draw a region on the photo, then cover it.';
+      this.words.textContent = this.region ? 'Cover the region to see the predictions without it.' : 'Draw a region on the photo, then cover it.';
       return;
     }
     const now = item.targets.map((target) => [target, this.before?.get(target.class)]).filter(([, before]) => before);

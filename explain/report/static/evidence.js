@@ -36,8 +36,8 @@ class Evidence {
     const method = this.item.methods[state.method].name;
     const { label, probability } = this.item.targets[state.target];
     if (!curve) {
-      return `Covers what ${method} takes for evidence, the most first. ${this.item.live ? 'The model is asked what it says of such photos as soon as you play or move it.'
-        : 'The answers of the model to such photos are not part of this page.'}`;
+      return `Covers what ${method} takes for evidence, the most first. ${this.item.live ? 'The model runs on such photos as soon as you play or move it.'
+        : 'The predictions for such photos are not part of this page.'}`;
     }
     const what = curve.reading === 'probability' ? 'probability' : 'score';
     const now = state.cover === null ? null : valueAt(curve, state.way, state.cover / 100);

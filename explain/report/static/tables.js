@@ -97,7 +97,7 @@ class Again {
     this.copy = el('button', { type: 'button', class: 'plain-button', onclick: () => this.copied() }, 'Copy');
     this.said = el('span', { role: 'status', class: 'hint' });
     this.element = el('section', { class: 'card wide' }, el('h2', {}, 'Reproduce'), el('div', { class: 'buttons' }, this.ways, this.copy, this.said), this.text,
-      item.again.command || !item.again.why ? null : el('p', { class: 'hint' }, `There is no command for it: ${item.again.why}.`));
+      item.again.command || !item.again.why ? null : el('p', { class: 'hint' }, `There is no command for this: ${item.again.why}.`));
   }
 
   take(state) {
