@@ -151,6 +151,7 @@ def test_two_processes_learn_the_same_in_every_way(folder: Path, capfd: pytest.C
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.long
 def test_a_packaged_model_is_explained_in_another_process(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run("packaged_model.py")
     out = capfd.readouterr().out
