@@ -157,7 +157,7 @@ def tried(folder: Path, weights: Path, seed: int, picture: Path | None) -> dict[
     return {
         "seed": seed, "class": of, "marked": len(with_mark), "taken for the class": explained, "clusters": by_rank,
         "first is the shortcut": by_rank[0]["class"] == of and 2 * by_rank[0]["marked"] > by_rank[0]["photos"],
-        "removal": removal.to_json(), "others that are taken for it": taken[0], "and with the mark": taken[1],
+        "removal": removal.to_dict(), "others that are taken for it": taken[0], "and with the mark": taken[1],
     }  # fmt: skip
 
 

@@ -29,7 +29,8 @@ import torch
 from matplotlib.figure import Figure
 
 import explain
-from explain.insight import AblationResult, Insight, RunPhotos, corrected, removed
+from explain.insight import Insight, RunPhotos, corrected, removed
+from explain.insight.ablation import AblationResult
 
 HOME = Path(__file__).resolve().parent.parent
 ASSETS, PAGE = HOME / "assets" / "insight", HOME / "docs" / "insight.md"
@@ -76,7 +77,7 @@ class Checks:
 
     def of(self, what: str, keys: Collection[Key]) -> dict[str, Any]:
         """What covering a part of some photos did to the answers, and to the accuracy."""
-        return self.parts[what].of(keys).to_json()
+        return self.parts[what].of(keys).to_dict()
 
     def of_class(self, target: str) -> list[Key]:
         return [self.keys[i] for i in self.maps.of_target[target].tolist()]
@@ -87,17 +88,17 @@ def checked(found: Insight, photos: RunPhotos) -> dict[str, Any]:
     checks = Checks(found, photos)
     looks = [
         {
-            **_plain(look.to_json()),
+            **_plain(look.to_dict()),
             **{what: checks.of(what, checks.of_class(look.target)) for what in checks.parts},
         }
         for look in found.looks[:FIRST]
     ]
     clusters = [
-        {**_plain(each.to_json()), "evidence": checks.of("evidence", [checks.keys[i] for i in each.rows.tolist()])}
+        {**_plain(each.to_dict()), "evidence": checks.of("evidence", [checks.keys[i] for i in each.rows.tolist()])}
         for each in found.reasons[:FIRST]
     ]
     mistakes = [
-        {**_plain(pair.to_json()), "corrected": corrected(photos, pair, found.method).to_json()}
+        {**_plain(pair.to_dict()), "corrected": corrected(photos, pair, found.method).to_dict()}
         for pair in found.pairs[:FIRST]
     ]
     return {

@@ -90,127 +90,77 @@ def nested(x: torch.Tensor) -> Any:
     return explain.attribute(model, x, target=lambda output: explain.attribute(model, x).score)
 
 
+def wrong(x: Any, method: Any = "gradcam", **options: Any) -> Any:
+    return explain.attribute(net(), x, method, **options)
+
+
 Mistake = tuple[Callable[[torch.Tensor], Any], type[ExplainError], str]
 ON_TENSORS: dict[str, Mistake] = {
-    "no batch dimension": (lambda x: explain.attribute(net(), x[0]), ImageError, "x"),
-    "neither batch nor channels": (lambda x: explain.attribute(net(), x[0, 0]), ImageError, "x"),
-    "an array": (lambda x: explain.attribute(net(), x.numpy()), ImageError, "x"),
-    "bytes of an image": (lambda x: explain.attribute(net(), (x * 9).byte()), ImageError, "x"),
-    "another device": (lambda x: explain.attribute(net(), x.to("meta")), ImageError, "x"),
-    "an empty batch": (lambda x: explain.attribute(net(), x[:0]), ImageError, "x"),
-    "NaN in the input": (lambda x: explain.attribute(net(), x / 0), ImageError, "x"),
+    "no batch dimension": (lambda x: wrong(x[0]), ImageError, "x"),
+    "neither batch nor channels": (lambda x: wrong(x[0, 0]), ImageError, "x"),
+    "an array": (lambda x: wrong(x.numpy()), ImageError, "x"),
+    "bytes of an image": (lambda x: wrong((x * 9).byte()), ImageError, "x"),
+    "another device": (lambda x: wrong(x.to("meta")), ImageError, "x"),
+    "an empty batch": (lambda x: wrong(x[:0]), ImageError, "x"),
+    "NaN in the input": (lambda x: wrong(x / 0), ImageError, "x"),
     "NaN in the weights": (lambda x: explain.attribute(with_nan(), x), ModelError, "model"),
     "a name for a model": (lambda x: explain.attribute("resnet50", x), ModelError, "model"),
     "a class for a model": (lambda x: explain.attribute(TinyNet, x), ModelError, "model"),
     "no model": (lambda x: explain.attribute(None, x), ModelError, "model"),
-    "a misspelt layer": (lambda x: explain.attribute(net(), x, layer="layr1"), LayerError, "layer"),
-    "a layer by its number": (lambda x: explain.attribute(net(), x, layer=-1), LayerError, "layer"),
-    "a layer of another model": (lambda x: explain.attribute(net(), x, layer=net().conv1), LayerError, "layer"),
-    "a kind of layer that is not there": (lambda x: explain.attribute(net(), x, layer=nn.LSTM), LayerError, "layer"),
-    "no layers": (lambda x: explain.attribute(net(), x, layer=[]), LayerError, "layer"),
-    "a layer that is not called": (lambda x: explain.attribute(net(), x, layer="unused"), LayerError, "layer"),
-    "a layer without a map": (lambda x: explain.attribute(net(), x, layer="fc"), LayerError, "layer"),
-    "a layer after pooling": (lambda x: explain.attribute(net(), x, layer="avgpool"), LayerError, "layer"),
-    "a model without maps": (
-        lambda x: explain.attribute(nn.Sequential(nn.Flatten(), nn.Linear(360, 5)), x),
-        LayerError,
-        "layer",
-    ),
-    "a class beyond the last": (lambda x: explain.attribute(net(), x, target=5), TargetError, "target"),
-    "a fraction for a class": (lambda x: explain.attribute(net(), x, target=1.5), TargetError, "target"),
-    "a truth value for a class": (lambda x: explain.attribute(net(), x, target=True), TargetError, "target"),
-    "a label where none is known": (lambda x: explain.attribute(net(), x, target="dog"), TargetError, "target"),
-    "a misspelt label": (lambda x: explain.attribute(net(), x, target="dgo", categories=LABELS), TargetError, "target"),
-    "half a label": (lambda x: explain.attribute(net(), x, target="cat", categories=LABELS), TargetError, "target"),
-    "a label of two classes": (
-        lambda x: explain.attribute(net(), x, target="crane", categories=LABELS),
-        TargetError,
-        "target",
-    ),
-    "as many targets as there are no images": (
-        lambda x: explain.attribute(net(), x, target=torch.tensor([1, 2, 3])),
-        TargetError,
-        "target",
-    ),
-    "a callable that picks no class": (
-        lambda x: explain.attribute(net(), x, target=lambda output: output),
-        TargetError,
-        "target",
-    ),
-    "a callable that gives no tensor": (
-        lambda x: explain.attribute(net(), x, target=lambda output: output.sum().item()),
-        TargetError,
-        "target",
-    ),
-    "more top classes than classes": (
-        lambda x: explain.attribute(net(), x, "gradcam", top_k=6),
-        TargetError,
-        "target",
-    ),
-    "no top class": (lambda x: explain.attribute(net(), x, "gradcam", top_k=0), TargetError, "top_k"),
-    "a dictionary without scores": (
-        lambda x: explain.attribute(Wrapped(lambda scores: {"loss": scores.sum()}), x),
-        ModelError,
-        "model",
-    ),
-    "a detector asked for a class": (
-        lambda x: explain.attribute(Wrapped(boxes, maps()), x, target=1),
-        ModelError,
-        "model",
-    ),
-    "a segmenter asked for a class": (
-        lambda x: explain.attribute(Wrapped(lambda found: {"out": found}, maps()), x, target=1),
-        ModelError,
-        "model",
-    ),
-    "a classifier asked for a region": (
-        lambda x: explain.attribute(net(), x, target=Segmentation(1)),
-        TargetError,
-        "target",
-    ),
-    "a classifier asked for a box": (lambda x: explain.attribute(net(), x, target=Detection(1)), TargetError, "target"),
-    "a classifier asked for yes or no": (
-        lambda x: explain.attribute(net(), x, target=BinaryLogit()),
-        TargetError,
-        "target",
-    ),
-    "no_grad inside the model, for a layer": (
-        lambda x: explain.attribute(Frozen(), x, layer="net.layer2"),
-        LayerError,
-        "layer",
-    ),
-    "detach() inside the model, for pixels": (
-        lambda x: explain.attribute(Wrapped(torch.Tensor.detach), x, "saliency"),
-        TargetError,
-        "target",
-    ),
+    "a misspelt layer": (lambda x: wrong(x, layer="layr1"), LayerError, "layer"),
+    "a layer by its number": (lambda x: wrong(x, layer=-1), LayerError, "layer"),
+    "a layer of another model": (lambda x: wrong(x, layer=net().conv1), LayerError, "layer"),
+    "a kind of layer that is not there": (lambda x: wrong(x, layer=nn.LSTM), LayerError, "layer"),
+    "no layers": (lambda x: wrong(x, layer=[]), LayerError, "layer"),
+    "a layer that is not called": (lambda x: wrong(x, layer="unused"), LayerError, "layer"),
+    "a layer without a map": (lambda x: wrong(x, layer="fc"), LayerError, "layer"),
+    "a layer after pooling": (lambda x: wrong(x, layer="avgpool"), LayerError, "layer"),
+    "a model without maps": (lambda x: explain.attribute(nn.Sequential(nn.Flatten(), nn.Linear(360, 5)), x),
+        LayerError, "layer"),
+    "a class beyond the last": (lambda x: wrong(x, target=5), TargetError, "target"),
+    "a fraction for a class": (lambda x: wrong(x, target=1.5), TargetError, "target"),
+    "a truth value for a class": (lambda x: wrong(x, target=True), TargetError, "target"),
+    "a label where none is known": (lambda x: wrong(x, target="dog"), TargetError, "target"),
+    "a misspelt label": (lambda x: wrong(x, target="dgo", categories=LABELS), TargetError, "target"),
+    "half a label": (lambda x: wrong(x, target="cat", categories=LABELS), TargetError, "target"),
+    "a label of two classes": (lambda x: wrong(x, target="crane", categories=LABELS), TargetError, "target"),
+    "as many targets as there are no images": (lambda x: wrong(x, target=torch.tensor([1, 2, 3])), TargetError,
+        "target"),
+    "a callable that picks no class": (lambda x: wrong(x, target=lambda output: output), TargetError, "target"),
+    "a callable that gives no tensor": (lambda x: wrong(x, target=lambda output: output.sum().item()),
+        TargetError, "target"),
+    "more top classes than classes": (lambda x: wrong(x, "gradcam", top_k=6), TargetError, "target"),
+    "no top class": (lambda x: wrong(x, "gradcam", top_k=0), TargetError, "top_k"),
+    "a dictionary without scores": (lambda x: explain.attribute(Wrapped(lambda scores: {"loss": scores.sum()}),
+        x), ModelError, "model"),
+    "a detector asked for a class": (lambda x: explain.attribute(Wrapped(boxes, maps()), x, target=1), ModelError,
+        "model"),
+    "a segmenter asked for a class": (lambda x: explain.attribute(Wrapped(lambda found: {"out": found}, maps()),
+        x, target=1), ModelError, "model"),
+    "a classifier asked for a region": (lambda x: wrong(x, target=Segmentation(1)), TargetError, "target"),
+    "a classifier asked for a box": (lambda x: wrong(x, target=Detection(1)), TargetError, "target"),
+    "a classifier asked for yes or no": (lambda x: wrong(x, target=BinaryLogit()), TargetError, "target"),
+    "no_grad inside the model, for a layer": (lambda x: explain.attribute(Frozen(), x, layer="net.layer2"),
+        LayerError, "layer"),
+    "detach() inside the model, for pixels": (lambda x: explain.attribute(Wrapped(torch.Tensor.detach), x,
+        "saliency"), TargetError, "target"),
     "weights made in inference mode": (lambda x: explain.attribute(of_inference(), x), ModelError, "model"),
-    "a misspelt method": (lambda x: explain.attribute(net(), x, "gradcamm"), MethodError, "method"),
-    "a method's class": (lambda x: explain.attribute(net(), x, ScoreCAM), MethodError, "method"),
-    "no method": (lambda x: explain.attribute(net(), x, []), MethodError, "methods"),
-    "two methods of one name": (
-        lambda x: explain.attribute(net(), x, [GradCAM(), GradCAM(relu=False)]),
-        MethodError,
-        "methods",
-    ),
+    "a misspelt method": (lambda x: wrong(x, "gradcamm"), MethodError, "method"),
+    "a method's class": (lambda x: wrong(x, ScoreCAM), MethodError, "method"),
+    "no method": (lambda x: wrong(x, []), MethodError, "methods"),
+    "two methods of one name": (lambda x: wrong(x, [GradCAM(), GradCAM(relu=False)]), MethodError, "methods"),
     "no steps": (lambda x: IntegratedGradients(steps=0), MethodError, "steps"),
     "a baseline that is none": (lambda x: IntegratedGradients(baseline="blakc"), MethodError, "baseline"),
-    "a baseline of another size": (
-        lambda x: explain.attribute(net(), x, IntegratedGradients(baseline=torch.zeros(3, 4, 4))),
-        MethodError,
-        "baseline",
-    ),
-    "batches of nothing": (lambda x: explain.attribute(net(), x, "scorecam", batch_size=0), MethodError, "batch_size"),
-    "a method for other networks": (lambda x: explain.attribute(net(), x, "rollout"), MethodError, "rollout"),
-    "cam without its head": (lambda x: explain.attribute(net(), x, "cam", layer="conv1"), LayerError, "layer"),
+    "a baseline of another size": (lambda x: wrong(x, IntegratedGradients(baseline=torch.zeros(3, 4, 4))),
+        MethodError, "baseline"),
+    "batches of nothing": (lambda x: wrong(x, "scorecam", batch_size=0), MethodError, "batch_size"),
+    "a method for other networks": (lambda x: wrong(x, "rollout"), MethodError, "rollout"),
+    "cam without its head": (lambda x: wrong(x, "cam", layer="conv1"), LayerError, "layer"),
     "an explanation within another": (nested, ExplainError, "explanation"),
     "a scripted model": (lambda x: explain.attribute(torch.jit.trace(net(), x), x), ModelError, "model"),
-    "gradients of quantised layers": (
-        lambda x: explain.attribute(quantised(), x, "saliency", target=1),
-        TargetError,
-        "target",
-    ),
-}
+    "gradients of quantised layers": (lambda x: explain.attribute(quantised(), x, "saliency", target=1),
+        TargetError, "target"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("mistake", ON_TENSORS)
@@ -243,16 +193,10 @@ ON_FILES: dict[str, tuple[Callable[[], Any], type[ExplainError], str]] = {
     "a misspelt label": (lambda: photo(target="expresso"), TargetError, "target"),
     "target and top_k": (lambda: photo(target=1, top_k=2), TargetError, "target"),
     "too few labels": (lambda: explain.Explainer("tiny", categories=["cat"])(CAT), ModelError, "categories"),
-    "a preprocessing that adds the batch": (
-        lambda: explain.Explainer("tiny", preprocess=lambda image: torch.zeros(1, 3, 64, 64))(CAT),
-        ImageError,
-        "preprocess",
-    ),
-    "a preprocessing that gives an array": (
-        lambda: explain.Explainer("tiny", preprocess=lambda image: np.zeros((3, 64, 64)))(CAT),
-        ImageError,
-        "preprocess",
-    ),
+    "a preprocessing that adds the batch": (lambda: explain.Explainer("tiny", preprocess=lambda image:
+        torch.zeros(1, 3, 64, 64))(CAT), ImageError, "preprocess"),
+    "a preprocessing that gives an array": (lambda: explain.Explainer("tiny", preprocess=lambda image:
+        np.zeros((3, 64, 64)))(CAT), ImageError, "preprocess"),
     "missing weights": (lambda: explain.Explainer("tiny", weights="none.pt"), ModelError, "weights"),
     "a text for weights": (lambda: explain.Explainer("tiny", weights="text.jpg"), ModelError, "weights"),
     "weights of another network": (lambda: explain.Explainer("tiny", weights="other.pt"), ModelError, "weights"),
@@ -265,7 +209,7 @@ ON_FILES: dict[str, tuple[Callable[[], Any], type[ExplainError], str]] = {
     "a method that was not asked for": (lambda: photo().overlay("saliency"), MethodError, "method"),
     "a target that was not asked for": (lambda: photo().overlay(target=3), TargetError, "target"),
     "a misspelt colour map": (lambda: photo().overlay(colormap="jett"), ExplainError, "colormap"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("mistake", ON_FILES)
@@ -291,7 +235,7 @@ ALLOWED = {
     "methods": {"OverflowError", "TypeError"},
     "models": {"ValueError"},
     "render": {"MemoryError"},
-    "runs": {"tarfile.ReadError"},
+    "runs": {"ValueError", "tarfile.ReadError"},
     "targets": {"TypeError"},
 }
 

@@ -63,31 +63,21 @@ def test_a_keyword_that_no_public_function_has_is_refused_in_one_line(name: str)
     assert "self" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: explain.explain(CAT, metod="lrp"), "explain has no argument 'metod'; did you mean 'methods'?"),
-        (lambda: explain.explain(CAT, method="lrp"), "explain has no argument 'method'; did you mean 'methods'?"),
-        (
-            lambda: explain.explain(CAT, model="tiny"),
-            "explain has no argument 'model'; explain.Explainer(model=...) takes it, and then the photo",
-        ),
-        (lambda: explain.Explainer(modell="tiny"), "Explainer has no argument 'modell'; did you mean 'model'?"),
-        (lambda: explain.Explainer(labels=["cat"]), "Explainer has no argument 'labels'; categories=... takes them"),
-        (
-            lambda: explain.attribute(TinyNet(), X, methods="gradcam"),
-            "attribute has no argument 'methods'; did you mean 'method'?",
-        ),
-        (
-            lambda: explain.attribute(TinyNet(), X, batchsize=3),
-            "attribute has no argument 'batchsize'; did you mean 'batch_size'?",
-        ),
-    ],
-)
-def test_a_misspelt_keyword_is_answered_with_the_right_one(call: Any, message: str) -> None:
-    with pytest.raises(ArgumentError) as caught:
+MISSPELT = [
+    (lambda: explain.explain(CAT, metod="lrp"), "'methods'"),
+    (lambda: explain.explain(CAT, method="lrp"), "'methods'"),
+    (lambda: explain.explain(CAT, model="tiny"), "Explainer"),
+    (lambda: explain.Explainer(modell="tiny"), "'model'"),
+    (lambda: explain.Explainer(labels=["cat"]), "categories"),
+    (lambda: explain.attribute(TinyNet(), X, methods="gradcam"), "'method'"),
+    (lambda: explain.attribute(TinyNet(), X, batchsize=3), "'batch_size'"),
+]
+
+
+@pytest.mark.parametrize(("call", "word"), MISSPELT)
+def test_a_misspelt_keyword_is_answered_with_the_right_one(call: Any, word: str) -> None:
+    with pytest.raises(ArgumentError, match=word):
         call()
-    assert str(caught.value) == message
 
 
 def test_one_function_finds_what_was_meant() -> None:
@@ -101,28 +91,20 @@ def test_one_function_finds_what_was_meant() -> None:
 # Values that are no values
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"size": "a"}, "size must be a whole number of pixels from 1, got 'a'; leave it out"),
-        ({"size": 0}, "size must be a whole number of pixels from 1, got 0; leave it out"),
-        ({"size": 64.0}, "size must be a whole number of pixels from 1, got 64.0; leave it out"),
-        ({"size": True}, "size must be a whole number of pixels from 1, got True; leave it out"),
-        ({"weights": 5}, "weights must be a file, got 5; load tensors into a module of your own"),
-        ({"device": 3.5}, "device '3.5' cannot be used ("),
-        ({"crop": "centre"}, "crop must be one of 'center', 'whole', 'five', or a share above 0 and up to 1, got 'cen"),
-        ({"crop": [1]}, "or a share above 0 and up to 1, got [1]; use 'center'"),
-    ],
-)
+OF_EXPLAINER = [
+    *(({"size": size}, "size must") for size in ("a", 0, 64.0, True)),
+    ({"weights": 5}, "weights"), ({"device": 3.5}, "device"),
+    ({"crop": "centre"}, "crop must"), ({"crop": [1]}, "crop must"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "word"), OF_EXPLAINER)
 @pytest.mark.parametrize("model", ["tiny", settled(TinyNet())], ids=["name", "module"])
-def test_what_cannot_be_a_value_of_an_explainer_is_refused(options: Any, message: str, model: Any) -> None:
-    if "weights" in options and isinstance(model, nn.Module):
-        message = "weights can be given for a model by name only"
+def test_what_cannot_be_a_value_of_an_explainer_is_refused(options: Any, word: str, model: Any) -> None:
     if "crop" in options and isinstance(model, nn.Module):
         options = {**options, "preprocess": explain.models.CenterCrop(8)}
-    with pytest.raises(ExplainError) as caught:
+    with pytest.raises(ExplainError, match=word) as caught:
         explain.Explainer(model, **options)
-    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -132,26 +114,21 @@ def test_a_number_of_best_classes_is_a_number(tiny: explain.Explainer) -> None:
             tiny(CAT, top_k=wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda e, x: e.overlay(3), "method must be a name or a method object, got 3"),
-        (lambda e, x: e[3], "method must be a name or a method object, got 3"),
-        (lambda e, x: e.overlay(alpha="x"), "alpha must be an opacity from 0 to 1, got 'x'"),
-        (lambda e, x: e.overlay(colormap=3), "colormap must be the name of a colour map, got 3"),
-        (lambda e, x: e.save(5), "folder must be a path, got 5"),
-        (lambda e, x: e.sheet("a"), "tile must be a whole number of pixels from 20, got 'a'"),
-        (lambda e, x: e.sheet(0), "tile must be a whole number of pixels from 20, got 0"),
-        (lambda e, x: explain.attribute(x, X, "occlusion", progress=3), "progress must be a function of how much is"),
-        (lambda e, x: explain.attribute(x, X, "gradcam", top_k=2.5), "top_k must be a whole number from 1, got 2.5"),
-    ],
-)
+WRONG_VALUES = [
+    (lambda e, x: e.overlay(3), "method"), (lambda e, x: e[3], "method"), (lambda e, x: e.overlay(alpha="x"), "alpha"),
+    (lambda e, x: e.overlay(colormap=3), "colormap"), (lambda e, x: e.save(5), "folder"),
+    (lambda e, x: e.sheet("a"), "tile"), (lambda e, x: e.sheet(0), "tile"),
+    (lambda e, x: explain.attribute(x, X, "occlusion", progress=3), "progress"),
+    (lambda e, x: explain.attribute(x, X, "gradcam", top_k=2.5), "top_k"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "word"), WRONG_VALUES)
 def test_what_cannot_be_meant_is_refused_in_one_line(
-    call: Any, message: str, cat: explain.Explanation, tiny: explain.Explainer
+    call: Any, word: str, cat: explain.Explanation, tiny: explain.Explainer
 ) -> None:
-    with pytest.raises(ExplainError) as caught:
+    with pytest.raises(ExplainError, match=f"^{word} must") as caught:
         call(cat, tiny.model)
-    assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
 
 
@@ -264,29 +241,20 @@ def test_deconvnet_sees_the_photo_through_max_pooling_only() -> None:
 # The command line
 
 REFUSED = {
-    "--crop centre": "--crop must be center, whole, five, or a share above 0 and up to 1, got 'centre'; did you mean "
-    "'center'?",
-    "--crop 0": "--crop must be center, whole, five, or a share above 0 and up to 1, got '0'; explain --help shows the "
-    "options",
-    "--style heet": "--style must be one of heat, contour, mask, spotlight, got 'heet'; did you mean 'heat'?",
-    "--style contour --alpha 0.5": "--alpha is for the styles heat, got style 'contour'; leave it out",
-    "--method grad-cam": "method 'grad-cam' is unknown; did you mean 'gradcam'?",
-    "--metod gradcam": "option '--metod' is unknown; did you mean '--method' or '--model' or '--list-methods'?",
-    "--metric relevancemass": "metric 'relevancemass' needs to know where the object is, which cannot be typed; use "
-    "explain.evaluate(..., boxes=...) in Python, or another metric",
-    "--layer nope": "layer 'nope' is not in the model; known: conv1, bn1, relu, layer1, layer1.0, layer1.0.conv1, "
-    "layer1.0.bn1, layer1.0.conv2 and 84 more; 'explain layers PHOTO' lists them",
-    "--target tabbby": "target 'tabbby' is not a label of this model; did you mean 'tabby cat'?",
-    "--top-k 300": "target must be among the 200 best classes, since the model has no more, got number 201; ask for at "
-    "most 200",
-    "--mean 300": "--mean must be from 0 to 1 for pixels from 0 to 1, got 300.0; divide by 255 what was measured on "
-    "pixels from 0 to 255",
-    "--labels two.txt": "--labels must hold a label for each of the model's 200 classes, got 2; give them all, in the "
-    "order of the classes",
-    "--method drise": "target must be a detected box for a method that compares detections, got a class; drise is for "
-    "detectors, so take rise",
-    "--method gradcam --method gradcam(relu=False)": "methods must have different names, got two of 'gradcam'; ask for "
-    "them in two commands, the second with another --output",
+    "--crop centre": "did you mean 'center'",
+    "--crop 0": "--crop must",
+    "--style heet": "did you mean 'heat'",
+    "--style contour --alpha 0.5": "--alpha",
+    "--method grad-cam": "did you mean 'gradcam'",
+    "--metod gradcam": "'--method'",
+    "--metric relevancemass": "boxes=",
+    "--layer nope": "explain layers",
+    "--target tabbby": "'tabby cat'",
+    "--top-k 300": "at most 200",
+    "--mean 300": "--mean must",
+    "--labels two.txt": "--labels must",
+    "--method drise": "drise is for detectors",
+    "--method gradcam --method gradcam(relu=False)": "--output",
 }
 
 
@@ -297,7 +265,8 @@ def test_what_cannot_be_done_is_code_2_and_one_line_in_the_words_of_the_command_
     monkeypatch.chdir(tmp_path)
     Path("two.txt").write_text("cat\ndog\n")
     code, out, err = run(capsys, CAT, "--model", "tiny", *typed.split(" "))
-    assert (code, out, err) == (2, [], [f"explain: {REFUSED[typed]}"])
+    assert (code, out, len(err)) == (2, [], 1)
+    assert REFUSED[typed] in err[0]
     assert not Path("explained").exists()
 
 

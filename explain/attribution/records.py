@@ -19,7 +19,6 @@ import sys
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -40,7 +39,7 @@ from explain.targets.base import Sum
 from explain.targets.classes import Category
 
 FORMAT = 3
-"""The version of the records that are written. Those of version 1 have no field ``format``."""
+"""The version of the records that are written; those of version 2 are read as well."""
 
 UNPACKED = 2**28  # bytes that the tensors of a record have together; a baseline has a few millions
 MOST_DIMENSIONS = 64  # of a tensor
@@ -332,14 +331,15 @@ def upgraded(record: Any, name: str = "record") -> dict[str, Any]:
     """
     if not isinstance(record, Mapping):
         raise RecordError(f"{name} must hold a JSON object, got {type(record).__name__}; give a record that was saved")
-    version = record.get("format", 1)
-    if not isinstance(version, int) or not 1 <= version <= FORMAT:
-        raise RecordError(f"{name} must have format {FORMAT} or less, got {_brief(version)}; update this package")
+    version = record.get("format")
+    if not isinstance(version, int) or not 2 <= version <= FORMAT:
+        remedy = "update this package" if isinstance(version, int) and version > FORMAT else "explain the photo again"
+        raise RecordError(f"{name} must have format 2 to {FORMAT}, got {_brief(version)}; {remedy}")
     lacking = [key for key in NEEDED if key not in record]
     if lacking:
         raise RecordError(f"{name} must have the field {lacking[0]!r}, but has not; give a record that was saved")
     check_unpacked(record, name)
-    found = _from_first(record) if version == 1 else dict(record)
+    found = dict(record)
     if version < FORMAT:
         found |= {key: _renamed(found[key]) for key in ("options", "asked", "explainer") if key in found}
         found["options"] = {_NEW_OPTIONS.get(name, name): value for name, value in found["options"].items()}
@@ -366,52 +366,6 @@ def _renamed(value: Any) -> Any:
     return found
 
 
-def _from_first(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record of version 1 with the fields of version 2, as far as they are known.
-
-    It does not say whether the model had a name or was in memory, where its name is that of a class. Names of models
-    are written in small letters, those of classes not.
-    """
-    model, weights = str(record["model"]), record.get("weights")
-    named = ":" in model or re.fullmatch(r"[a-z][a-z0-9_]*", model) is not None
-    file = re.fullmatch(r"(.+) \(sha256 [0-9a-f]{64}\)", str(weights))
-    arguments = {"model": model, "weights": file[1] if file else None}
-    own_target = isinstance(record["target"], str)
-    return {
-        "format": FORMAT,
-        **record,
-        "explainer": {"arguments": encode(arguments if named else {}), "own": [] if named else ["model"]},
-        "options": {name: _from_first_option(value) for name, value in dict(record["options"]).items()},
-        "asked": {"unknown": record["target"]} if own_target else None,
-        "precision": "full",
-    }
-
-
-def _from_first_option(value: Any) -> Any:
-    """An option of version 1, which wrote tuples as lists, and a method as its name among its options."""
-    if isinstance(value, list):
-        return {"tuple": [_from_first_option(each) for each in value]}
-    if not isinstance(value, Mapping):
-        return value
-    if "method" not in value:  # a tensor, of which only the digest was kept
-        return {"unknown": "a tensor"}
-    inner = {name: _from_first_option(each) for name, each in value.items()}
-    if isinstance(value["method"], str):  # if it is a method, it has replaced the name
-        name = str(inner.pop("method"))
-        try:
-            kind: type | None = type(get_method(name))
-        except ExplainError:
-            return {"unknown": name}
-    else:
-        kind = next((each for each in _classes().values() if _makes(each) == set(inner)), None)
-    return {"class": "" if kind is None else kind.__name__, "options": inner}
-
-
-def _makes(kind: type) -> set[str]:
-    return {each.name for each in fields(kind) if each.init}
-
-
-@cache
 def _classes() -> dict[str, type]:
     """The methods, targets and baselines of this package, by the names of their classes."""
     found: dict[str, type] = {}

@@ -257,6 +257,7 @@ def _apply(method: Method, evidence: Sequence[Evidence], how: Fusion | None, exp
     if len(maps) > 1 or method.fusion:
         how = how or method.fusion or "mean"
         values = fused(list(maps.values()), how)
+    ranked = method.channels(first) if len(maps) == 1 else None
     return Attribution(
         method=method.name,
         values=values,
@@ -272,7 +273,7 @@ def _apply(method: Method, evidence: Sequence[Evidence], how: Fusion | None, exp
         fuse=how if len(maps) > 1 else None,
         input=explained,
         coverage=coverage,
-        channels=_channels(method, first) if len(maps) == 1 else None,
+        channels=None if ranked is None else Channels.ranked(ranked),
         error=outcome.error,
         spent=outcome.samples,
         planned=outcome.planned,
@@ -280,8 +281,3 @@ def _apply(method: Method, evidence: Sequence[Evidence], how: Fusion | None, exp
         r2=outcome.r2,
         neutral=outcome.neutral,
     )
-
-
-def _channels(method: Method, evidence: Evidence) -> Channels | None:
-    found = method.channels(evidence)
-    return None if found is None else Channels.ranked(found)

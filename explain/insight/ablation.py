@@ -111,7 +111,7 @@ class AblationResult:
         parts = (each[chosen] for each in (self.wanted, self.labels, self.answers, self.covered))
         return AblationResult(self.what, tuple(self.keys[k] for k in chosen), *parts)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         figures = ("share", "before", "after", "control", "chance")
         return {
             "what": self.what, "photos": self.photos, **{name: plain(getattr(self, name)) for name in figures},

@@ -11,8 +11,8 @@ from explain.hooks.layer_names import Where
 from explain.insight.class_statistics import looks
 from explain.insight.clusters import reasons
 from explain.insight.confusions import pairs, with_reasons
-from explain.insight.further import looked_further
-from explain.insight.maps import gathered
+from explain.insight.maps import read_maps
+from explain.insight.model_insight import insight_of_model
 from explain.insight.reattribution import RunPhotos, method_in
 from explain.insight.result import Insight
 from explain.runs.result import Run, open_run
@@ -55,9 +55,9 @@ def insight(
     explain.RunError: run 'none.sqlite' must be a file, but there is none; check the path
     """
     stored = run if isinstance(run, Run) else open_run(run)
-    maps = gathered(stored, method)
+    maps = read_maps(stored, method)
     photos = None if explainer is None else RunPhotos(stored, explainer, source)
-    further = looked_further(
+    further = insight_of_model(
         photos, channels=channels, concepts=concepts, examples=examples, target=target, layer=layer
     )
     found = pairs(stored)

@@ -120,7 +120,7 @@ class Channel:
     weight: float
     patches: tuple[Patch, ...] = field(repr=False)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         patches = [{"name": each.row.name, "value": plain(each.value), "box": list(vars(each.box).values())}
                    for each in self.patches]  # fmt: skip
         return {"channel": self.number, "weight": plain(self.weight), "patches": patches}
@@ -142,7 +142,7 @@ class ChannelReport:
     def to_dict(self) -> dict[str, Any]:
         return {
             "layer": self.layer, "target": self.target, "field": list(self.field), "photos": self.photos,
-            "channels": [each.to_json() for each in self.channels],
+            "channels": [each.to_dict() for each in self.channels],
         }  # fmt: skip
 
     def picture(self, photos: RunPhotos, most: int = 6, tile: int = 120) -> Image.Image:
@@ -251,7 +251,7 @@ def _part(row: Row, y: int, x: int, size: tuple[int, int], seen: tuple[int, int,
     )  # fmt: skip
 
 
-def told(found: ChannelReport, most: int = 10) -> list[list[str]]:
+def table_rows(found: ChannelReport, most: int = 10) -> list[list[str]]:
     """The rows of a table for people: the heading first."""
     rows = [
         [

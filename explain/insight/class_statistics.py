@@ -38,7 +38,7 @@ class Mean:
         error = float(known.std() / math.sqrt(count)) if count > 1 else math.nan
         return cls(float(known.mean()) if count else math.nan, error)
 
-    def to_json(self) -> dict[str, float | None]:
+    def to_dict(self) -> dict[str, float | None]:
         return {"mean": plain(self.value), "error": plain(self.error)}
 
 
@@ -68,12 +68,12 @@ class ClassStatistics:
     apart: float
     striking: float
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return {
             "target": self.target, "photos": self.photos, "accuracy": plain(self.accuracy),
-            "on_object": self.on_object.to_json(), "object_size": self.object_size.to_json(),
-            "excess": self.excess.to_json(),
-            "at_border": self.at_border.to_json(), "entropy": self.entropy.to_json(), "apart": plain(self.apart),
+            "on_object": self.on_object.to_dict(), "object_size": self.object_size.to_dict(),
+            "excess": self.excess.to_dict(),
+            "at_border": self.at_border.to_dict(), "entropy": self.entropy.to_dict(), "apart": plain(self.apart),
             "striking": plain(self.striking), "map": [[round(v, 6) for v in row] for row in self.mean.tolist()],
         }  # fmt: skip
 
@@ -142,7 +142,7 @@ def plain(value: float) -> float | None:
     return None if math.isnan(value) or math.isinf(value) else round(value, 6)
 
 
-def told(found: Sequence[ClassStatistics], most: int = 10) -> list[list[str]]:
+def table_rows(found: Sequence[ClassStatistics], most: int = 10) -> list[list[str]]:
     """The rows of a table for people: the heading first."""
     head = ["class", "photos", "right", "on object", "object is", "at border", "spread", "apart"]
     rows = [

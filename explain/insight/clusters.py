@@ -161,12 +161,12 @@ class Cluster:
     mean: torch.Tensor = field(repr=False)
     rows: torch.Tensor = field(repr=False)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return {
             "target": self.target, "size": self.size, "share": plain(self.share),
             "stands_out": plain(self.stands_out), "gap": plain(self.gap), "clusters_of_target": self.of,
-            "accuracy": plain(self.accuracy), "on_object": self.on_object.to_json(),
-            "at_border": self.at_border.to_json(), "entropy": self.entropy.to_json(), "photos": list(self.photos),
+            "accuracy": plain(self.accuracy), "on_object": self.on_object.to_dict(),
+            "at_border": self.at_border.to_dict(), "entropy": self.entropy.to_dict(), "photos": list(self.photos),
             "map": [[round(v, 6) for v in row] for row in self.mean.tolist()],
         }  # fmt: skip
 
@@ -227,7 +227,7 @@ def clusters_of(maps: RunMaps, rows: torch.Tensor, *, most: int = MOST, seed: in
     return found
 
 
-def told(found: Sequence[Cluster], most: int = 10) -> list[list[str]]:
+def table_rows(found: Sequence[Cluster], most: int = 10) -> list[list[str]]:
     """The rows of a table for people: the heading first."""
     head = ["class", "photos", "of class", "stands out", "right", "on object", "at border", "as in"]
     rows = [

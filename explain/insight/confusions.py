@@ -63,7 +63,7 @@ class Confusion:
     photos: tuple[str, ...]
     spoken: tuple[ClassEvidence, ...] = field(default=(), repr=False)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         found: dict[str, Any] = {
             "label": self.label, "prediction": self.prediction, "count": self.count, "of": self.of, "back": self.back,
             "probability": plain(self.probability), "photos": list(self.photos),
@@ -133,7 +133,7 @@ def _spoken(
     ]
 
 
-def told(found: Sequence[Confusion], most: int = 10) -> list[list[str]]:
+def table_rows(found: Sequence[Confusion], most: int = 10) -> list[list[str]]:
     """The rows of a table for people: the heading first."""
     head = ["class", "taken for", "photos", "of", "the other way", "probability", "as in"]
     rows = [

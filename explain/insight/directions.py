@@ -122,7 +122,7 @@ class Direction:
         """
         return self.chance < 0.05 and self.told_apart > 0.5
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return {
             "layer": self.layer, "target": self.target, "examples": self.examples, "photos": self.photos,
             "score": plain(self.score), "gain": plain(self.gain), "chance": plain(self.chance),
@@ -282,7 +282,7 @@ def _others_and_slopes(photos: RunPhotos, layer: str, target: int, most: int) ->
     return torch.cat(others), torch.cat(slopes)
 
 
-def told(found: Direction) -> list[list[str]]:
+def table_rows(found: Direction) -> list[list[str]]:
     """The rows of a table for people: the heading first."""
     usual = math.fsum(map(abs, found.random_gains)) / len(found.random_gains)
     return [

@@ -84,7 +84,7 @@ class RunMaps:
         return RunMaps(**parts)
 
 
-def gathered(run: Run, method: str | None = None) -> RunMaps:
+def read_maps(run: Run, method: str | None = None) -> RunMaps:
     """Read all maps of a method.
 
     Args:

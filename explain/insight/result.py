@@ -19,10 +19,9 @@ from explain.insight.class_statistics import ClassStatistics, percent
 from explain.insight.clusters import Cluster
 from explain.insight.confusions import Confusion
 from explain.insight.drawing import Album, draw_clusters, draw_looks, draw_mistakes
-from explain.insight.further import ModelInsight
 from explain.insight.maps import RunMaps
+from explain.insight.model_insight import ModelInsight, TableSection
 from explain.insight.reattribution import RunPhotos
-from explain.insight.tables import TableSection
 from explain.report.document import Section, document
 from explain.runs.result import Run
 
@@ -60,8 +59,8 @@ class Insight:
         """All of it in plain values."""
         return {
             "run": str(self.run.path), "method": self.method, "maps": len(self.maps), "empty": self.maps.empty,
-            "repeated": self.maps.repeated, "looks": [each.to_json() for each in self.looks],
-            "reasons": [each.to_json() for each in self.reasons], "mistakes": [each.to_json() for each in self.pairs],
+            "repeated": self.maps.repeated, "looks": [each.to_dict() for each in self.looks],
+            "reasons": [each.to_dict() for each in self.reasons], "mistakes": [each.to_dict() for each in self.pairs],
             **self.further.to_dict(),
         }  # fmt: skip
 
@@ -91,18 +90,13 @@ class Insight:
         Args:
             most: rows of each table.
         """
+        few = "no class has enough photos"
+        looks, reasons = looking.table_rows(self.looks, most), clusters.table_rows(self.reasons, most)
+        pairs = mistakes.table_rows(self.pairs, most)
         return [
-            TableSection(
-                "Where each class looks", LOOKS, looking.told(self.looks, most), "no class has enough photos", "looks"
-            ),
-            TableSection(
-                "Clusters of reasons",
-                REASONS,
-                clusters.told(self.reasons, most),
-                "no class has enough photos",
-                "reasons",
-            ),
-            TableSection("Mistakes", MISTAKES, mistakes.told(self.pairs, most), "none, or no labels", "mistakes"),
+            TableSection("Where each class looks", LOOKS, looks, few, "looks"),
+            TableSection("Clusters of reasons", REASONS, reasons, few, "reasons"),
+            TableSection("Mistakes", MISTAKES, pairs, "none, or no labels", "mistakes"),
             *self.further.parts(most),
         ]
 

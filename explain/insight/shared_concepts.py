@@ -212,7 +212,7 @@ def _must_fit(count: int, rows: torch.Tensor, layer: str) -> None:
         raise RunError(f"count must be at most {most} at layer {layer}, got {count}; 8 is usual")
 
 
-def told(found: SharedConcepts) -> list[list[str]]:
+def table_rows(found: SharedConcepts) -> list[list[str]]:
     """The rows of a table for people: the heading first."""
     rows = []
     for number, (share, own) in enumerate(zip(found.shares, found.examples, strict=True), 1):

@@ -269,48 +269,6 @@ def test_damaged_records_are_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
-def first_version(record: dict[str, Any]) -> dict[str, Any]:
-    """A record as version 0.1.0 wrote it, of `Augmented(Smooth(GradCAM(relu=False), samples=2), scales=(1.0, 0.9))`."""
-    names = "image model weights preprocess input_size seen method fuse layer target label"
-    smooth = {
-        "method": {"method": "gradcam", "relu": False},
-        "samples": 2,
-        "sigma": 0.15,
-        "statistic": "mean",
-        "seed": 0,
-    }
-    options = {"method": smooth, "flip": True, "scales": [1.0, 0.9]}
-    return {**{key: record[key] for key in names.split()}, "options": options, "score": record["score"], "delta": None}
-
-
-@pytest.mark.parametrize("size", [32, None])
-def test_records_of_the_first_version_are_read_and_repeated(size: int | None, photo: Path, tmp_path: Path) -> None:
-    method = Augmented(Smooth(GradCAM(relu=False), samples=2), scales=(1.0, 0.9))
-    first = explain.Explainer("bundled", size=size)(photo, method, "espresso", layer="layer2")
-    path = first.save(tmp_path / "out")[2]
-    path.write_text(json.dumps(first_version(first.record())), "utf-8")
-    saved = explain.load(path)
-    assert saved.record["format"] == FORMAT
-    assert decode(saved.record["options"]["method"]) == method.method
-    assert torch.equal(saved.heatmap, first.attributions[method.name].heatmap[0])
-    assert torch.equal(saved.repeat().attributions[method.name].values[0], saved.values)
-
-
-def test_of_the_first_version_models_in_memory_functions_and_tensors_are_missing(tmp_path: Path, photo: Path) -> None:
-    first = explain.Explainer(settled(TinyNet()), preprocess=CenterCrop(32))(photo, IntegratedGradients(steps=2), 1)
-    path = first.save(tmp_path / "out")[2]
-    record = json.loads(path.read_text("utf-8"))
-    for key in ("format", "explainer", "asked", "precision", "class", "values"):
-        del record[key]
-    record["target"] = "brightness"
-    record["options"]["baseline"] = {"shape": [3, 32, 32], "sha256": "0" * 64}
-    path.write_text(json.dumps(record), "utf-8")
-    saved = explain.load(path)
-    with pytest.raises(RecordError, match="brightness"):
-        saved.repeat()
-    assert saved.attribution.style == "signed"
-
-
 def test_an_explanation_is_pickled_and_copied_without_its_model(bundled: explain.Explainer, photo: Path) -> None:
     class Unpicklable(TinyNet):
         def __init__(self) -> None:

@@ -15,7 +15,7 @@ import explain
 from explain import OutputError, RunError
 from explain.insight.class_statistics import Mean, looks
 from explain.insight.clusters import distances, reasons, silhouettes, spectrum
-from explain.insight.maps import RunMaps, gathered
+from explain.insight.maps import RunMaps, read_maps
 from explain.insight.reattribution import RunPhotos
 from explain.targets import ClassTarget, Difference
 from tests.conftest import TinyNet, settled
@@ -65,7 +65,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> explain.Run:
 
 @pytest.mark.parametrize("method", ["gradcam", "inputxgradient"])
 def test_shares_on_the_object_are_those_of_the_metric(run: explain.Run, method: str) -> None:
-    maps = gathered(run, method)
+    maps = read_maps(run, method)
     metric = {row.name: row.metrics["energypointinggame"] for row in run.rows(method)}
     boxes = {row.name: row.boxes[0] for row in run.rows(method)}
     assert len(maps) == 11 - maps.empty
@@ -140,7 +140,7 @@ def test_a_mean_leaves_out_what_is_not_known() -> None:
     found = Mean.of(torch.tensor([float("nan"), 2.0]))
     assert found.value == 2
     assert math.isnan(found.error)
-    assert found.to_json() == {"mean": 2.0, "error": None}
+    assert found.to_dict() == {"mean": 2.0, "error": None}
 
 
 def test_distances_are_those_of_hellinger() -> None:

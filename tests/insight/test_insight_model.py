@@ -138,7 +138,7 @@ def test_what_is_asked_for_further_is_what_the_functions_say(photos: RunPhotos) 
     assert found.further.to_dict() == {
         "channels": channels(photos, 1, layer="look", count=2).to_dict(),
         "concepts": shared_concepts(photos, 3, layer="look").to_dict(),
-        "direction": concept_direction(photos, examples, 1, layer="look").to_json(),
+        "direction": concept_direction(photos, examples, 1, layer="look").to_dict(),
     }
     assert list(found.pictures()) == ["looks", "channels", "concepts"]
     assert list(found.pictures(photos=False)) == ["looks"]
@@ -206,7 +206,7 @@ def test_a_concept_of_the_class_is_significant_and_one_of_nothing_is_not(photos:
         photos, [photo_of(2 * (number % 2), 100 + number) for number in range(8)], 1, layer="look"
     )
     assert not nothing.significant
-    assert json.loads(json.dumps(found.to_json()))["photos"] == 14
+    assert json.loads(json.dumps(found.to_dict()))["photos"] == 14
 
 
 def test_chance_says_how_often_random_examples_would_gain_as_much(photos: RunPhotos) -> None:
@@ -351,7 +351,7 @@ def test_the_object_or_all_else_is_covered(boxed: RunPhotos, what: str) -> None:
     assert on_left.before == 1
     assert (on_left.control if what == "object" else on_left.after) == 1  # what decides is still there
     assert str(on_left).startswith("4 photos: 100% as they are, ")
-    assert on_left.to_json()["what"] == what
+    assert on_left.to_dict()["what"] == what
 
 
 def test_what_cannot_be_covered_is_refused(boxed: RunPhotos) -> None:

@@ -165,36 +165,27 @@ def test_every_metric_says_what_it_is() -> None:
 
 X, MAP = torch.zeros(1, 3, 12, 10).double(), torch.zeros(1, 12, 10)
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"metrics": "delition"}, "metric 'delition' is unknown; did you mean 'deletion'"),
-    ({"metrics": Deletion}, r"use Deletion\(\)"),
-    ({"metrics": []}, "metrics must name at least one metric, got none"),
-    ({"metrics": 3}, "metric must be a name or a metric, got 3"),
-    ({"metrics": [Deletion(3), Deletion(4)]}, "metrics must have different names, got two of 'deletion'"),
-    ({"methods": []}, "methods must name at least one method or map, got none"),
-    ({"methods": "gradcan"}, "method 'gradcan' is unknown"),
-    ({"methods": [MAP]}, "maps must have names"),
-    ({"methods": {"m": 3}}, "method 'm' must be a name, method, Attribution or array, got 3"),
-    ({"methods": [Saliency(), Saliency(absolute=False)]}, "methods must have different names, got two of 'saliency'"),
-    ({"methods": {"m": MAP[0]}}, r"map 'm' must have the shape \(1, h, w\)"),
-    ({"methods": {"m": MAP[:, :0]}}, r"map 'm' must have the shape \(1, h, w\)"),
-    ({"methods": {"m": MAP.expand(2, 12, 10)}}, "give one map for each image"),
-    ({"methods": {"m": torch.zeros(1, 3, 6, 5)}}, r"or \(1, C, 12, 10\) for each pixel, got \(1, 3, 6, 5\)"),
-    ({"methods": {"m": torch.full((1, 12, 10), torch.nan)}}, "map 'm' must hold finite values, got NaN .* image 0"),
-    ({"methods": {"m": MAP.to_sparse()}}, "map 'm' must be an Attribution, or a tensor or array of real numbers"),
-    ({"methods": {"m": np.array([["a"]])}}, "map 'm' must be an Attribution, or a tensor or array of real numbers"),
-    ({"x": torch.zeros(1, 3, 2, 12, 10).double()}, "x must be photos"),
-    ({"boxes": torch.zeros(2, 4)}, "boxes must have one for each of the 1 images, got 2"),
-    ({"boxes": [[3, 3, 3, 5]]}, r"boxes must have pixels within the photo of 10 x 12, got \[3.0, 3.0, 3.0, 5.0\]"),
-    ({"boxes": [[10, 0, 14, 5]]}, "boxes must have pixels within the photo"),
-    ({"boxes": [["a"]]}, r"boxes must be numbers \(N, 4\)"),
-    ({"boxes": [[0, 0, float("nan"), 4]]}, "boxes must hold a finite box for image 0"),
-    ({"boxes": [[]]}, "boxes must hold a finite box for image 0"),
-    ({"masks": torch.zeros(1, 12, 10)}, "masks must have a pixel of the object in every image, but image 0 has none"),
-    ({"masks": torch.full((1, 12, 10), 0.3)}, "masks must be truth values, or 0 and 1, got numbers from 0.3 to 0.3"),
-    ({"masks": np.ones((1, 12, 10), complex)}, r"masks must be truth values \(N, H, W\), got ndarray"),
-    ({"masks": torch.ones(1, 12, 10).to_sparse()}, r"masks must be truth values \(N, H, W\), got Tensor"),
-    ({"masks": torch.ones(1, 6, 5)}, r"masks must have the shape \(1, 12, 10\)"),
-]
+    ({"metrics": "delition"}, "did you mean 'deletion'"), ({"metrics": Deletion}, r"use Deletion\(\)"),
+    ({"metrics": []}, "metrics must"), ({"metrics": 3}, "metric must"),
+    ({"metrics": [Deletion(3), Deletion(4)]}, "metrics must have different names"),
+    ({"methods": []}, "methods must"), ({"methods": "gradcan"}, "gradcan"), ({"methods": [MAP]}, "maps must"),
+    ({"methods": {"m": 3}}, "method 'm' must"),
+    ({"methods": [Saliency(), Saliency(absolute=False)]}, "methods must have different names"),
+    *(({"methods": {"m": wrong}}, "map 'm' must have the shape")
+      for wrong in (MAP[0], MAP[:, :0], MAP.expand(2, 12, 10), torch.zeros(1, 3, 6, 5))),
+    ({"methods": {"m": torch.full((1, 12, 10), torch.nan)}}, "map 'm' must hold finite"),
+    *(({"methods": {"m": wrong}}, "map 'm' must be") for wrong in (MAP.to_sparse(), np.array([["a"]]))),
+    ({"x": torch.zeros(1, 3, 2, 12, 10).double()}, "x must"),
+    *(({"boxes": wrong}, "^boxes must") for wrong in (
+        torch.zeros(2, 4), [[3, 3, 3, 5]], [[10, 0, 14, 5]], [["a"]], [[0, 0, float("nan"), 4]], [[]], [[0, 0, 0, 0]],
+        [[-9, -9, -2, -2]], [[6, 7, 2, 3]], [None], "box", 7,
+    )),
+    *(({"masks": wrong}, "^masks must") for wrong in (
+        torch.zeros(1, 12, 10), torch.full((1, 12, 10), 0.3), np.ones((1, 12, 10), complex),
+        torch.ones(1, 12, 10).to_sparse(), torch.ones(1, 6, 5), "mask", 7, [["a"]], torch.ones(12, 10),
+        torch.zeros(1, 12, 10, dtype=torch.bool),
+    )),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["bool", "uint8", "uint16", ">i4", ">f4", "longdouble", "turned"])
@@ -223,7 +214,7 @@ def test_an_attribution_of_other_photos_is_named_before_its_target(model: nn.Mod
         explain.evaluate(model, X, [one, other], "deletion")
 
 
-@pytest.mark.parametrize(("changed", "message"), WRONG, ids=[message for _, message in WRONG])
+@pytest.mark.parametrize(("changed", "message"), WRONG)
 def test_what_does_not_fit_is_refused_in_one_line(model: nn.Module, changed: dict[str, Any], message: str) -> None:
     given = {"x": X, "methods": {"m": MAP}, "metrics": "deletion", **changed}
     with pytest.raises(ExplainError, match=message) as caught:
@@ -232,22 +223,16 @@ def test_what_does_not_fit_is_refused_in_one_line(model: nn.Module, changed: dic
 
 
 OPTIONS: list[tuple[Any, str]] = [
-    (lambda: Deletion(steps=0), "steps of deletion must be a whole number from 1, got 0"),
-    (lambda: Deletion(score="score"), "score of deletion must be one of logit, probability"),  # type: ignore[arg-type]
-    (lambda: PixelFlipping("both"), "order of pixelflipping must be one of morf, lerf, got 'both'"),  # type: ignore[arg-type]
-    (lambda: explain.metrics.ROAD(percentiles=()), "percentiles of road must be per cent above 0 and below 100"),
-    (lambda: explain.metrics.ROAD(percentiles=(0, 50)), "percentiles of road must be per cent above 0 and below 100"),
-    (lambda: explain.metrics.Sufficiency((100,)), "percentiles of sufficiency must be per cent above 0"),
-    (lambda: explain.metrics.Continuity(()), "pixels of continuity must name at least one shift, got none"),
-    (lambda: explain.metrics.PointingGame(15), "tolerance of pointinggame must be a share of the photo's longer side"),
-    (lambda: Faithful(level=2), "level of faithful must be below 1, the largest p-value, got 2"),
-    (lambda: explain.list_metrics(3), "pattern must be a text such as .*, got 3"),  # type: ignore[arg-type]
-    (lambda: explain.list_methods(3), "pattern must be a text such as .*, got 3"),  # type: ignore[arg-type]
-    (lambda: Deletion(baseline="zeroo"), "baseline 'zeroo' is unknown"),  # type: ignore[arg-type]
-]
+    (lambda: Deletion(steps=0), "steps"), (lambda: Deletion(score="score"), "score"),  # type: ignore[arg-type]
+    (lambda: PixelFlipping("both"), "order"), (lambda: ROAD(percentiles=()), "percentiles"),  # type: ignore[arg-type]
+    (lambda: ROAD(percentiles=(0, 50)), "percentiles"), (lambda: explain.metrics.Sufficiency((100,)), "percentiles"),
+    (lambda: explain.metrics.Continuity(()), "pixels"), (lambda: explain.metrics.PointingGame(15), "tolerance"),
+    (lambda: Faithful(level=2), "level"), (lambda: explain.list_metrics(3), "pattern"),  # type: ignore[arg-type]
+    (lambda: Deletion(baseline="zeroo"), "zeroo"),  # type: ignore[arg-type]
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("make", "message"), OPTIONS, ids=[message for _, message in OPTIONS])
+@pytest.mark.parametrize(("make", "message"), OPTIONS)
 def test_options_that_do_not_fit_are_refused(make: Any, message: str) -> None:
     with pytest.raises(ExplainError, match=message):
         make()

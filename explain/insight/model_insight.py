@@ -1,20 +1,19 @@
-"""What one more look at the model says: channels, concepts that photos share, a concept of the user's own."""
+"""What needs the model: channels, concepts that photos share, concept vectors of examples; and tables of an insight."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from PIL import Image
 
-from explain._utils.errors import ExplainError, RunError
+from explain._utils.errors import ExplainError, RunError, printable
 from explain.hooks.layer_names import Where
 from explain.insight import channels as patches
 from explain.insight import directions
 from explain.insight import shared_concepts as shared
 from explain.insight.reattribution import RunPhotos
-from explain.insight.tables import TableSection
 from explain.runs.files import source_of
 
 CHANNELS = (
@@ -31,9 +30,46 @@ DIRECTION = (
 )
 
 
+WIDEST = 50  # letters of a column
+
+
+@dataclass(frozen=True)
+class TableSection:
+    """A table with its title, what it says, what is said where it is empty, and what its picture is called."""
+
+    title: str
+    about: str
+    rows: Sequence[Sequence[str]]
+    nothing: str = "none"
+    picture: str = ""
+
+    @property
+    def lines(self) -> list[str]:
+        """The table as lines for people, below its title."""
+        return [self.title, *(aligned(self.rows) if len(self.rows) > 1 else [f"  {self.nothing}"])]
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The rows of a table as lines: texts at the left of their columns.
+
+    >>> aligned([["a", "bcd"], ["ef", "g"]])
+    ['  a   bcd', '  ef  g']
+    """
+    plain = [[printable(cell) for cell in row] for row in rows]
+    widths = [min(WIDEST, max(len(row[i]) for row in plain)) for i in range(len(plain[0]))]
+    return [
+        "  " + "  ".join(_cut(cell, width).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in plain
+    ]
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
 @dataclass(frozen=True, eq=False)
 class ModelInsight:
-    """What was asked for beyond the stored maps; None is what was not."""
+    """Results that need the model; None is what was not requested."""
 
     channels: patches.ChannelReport | None = None
     concepts: shared.SharedConcepts | None = None
@@ -41,26 +77,26 @@ class ModelInsight:
     photos: RunPhotos | None = field(default=None, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """What there is, in plain values."""
+        """Plain values."""
         found: Mapping[str, Any] = {
             "channels": None if self.channels is None else self.channels.to_dict(),
             "concepts": None if self.concepts is None else self.concepts.to_dict(),
-            "direction": None if self.direction is None else self.direction.to_json(),
+            "direction": None if self.direction is None else self.direction.to_dict(),
         }
         return {name: value for name, value in found.items() if value is not None}
 
     def parts(self, most: int = 10) -> list[TableSection]:
-        """What there is, as tables."""
+        """The tables."""
         found = []
         if self.channels is not None:
             title = f"What channels of {self.channels.layer} see, by weight for {self.channels.target}"
-            found.append(TableSection(title, CHANNELS, patches.told(self.channels, most), picture="channels"))
+            found.append(TableSection(title, CHANNELS, patches.table_rows(self.channels, most), picture="channels"))
         if self.concepts is not None:
             title = f"Concepts of {self.concepts.layer} in {self.concepts.photos} photos"
             left = f" {self.concepts.error:.0%} of the layer is left over."
-            found.append(TableSection(title, CONCEPTS + left, shared.told(self.concepts), picture="concepts"))
+            found.append(TableSection(title, CONCEPTS + left, shared.table_rows(self.concepts), picture="concepts"))
         if self.direction is not None:
-            found.append(TableSection("A concept from examples", DIRECTION, directions.told(self.direction)))
+            found.append(TableSection("A concept from examples", DIRECTION, directions.table_rows(self.direction)))
         return found
 
     def pictures(self) -> dict[str, Image.Image]:
@@ -76,7 +112,7 @@ class ModelInsight:
         return found
 
 
-def looked_further(
+def insight_of_model(
     photos: RunPhotos | None,
     *,
     channels: int = 0,
@@ -85,23 +121,23 @@ def looked_further(
     target: int | str | None = None,
     layer: Where | None = None,
 ) -> ModelInsight:
-    """Look at the model again, as far as it is asked for; arguments as for `explain.insight`.
+    """Compute what is requested of the model; arguments as for `explain.Run.insight`.
 
     Raises:
-        RunError: something is asked for without a model, or without the class that it is about, or needs nothing of it.
+        RunError: something is requested without a model or its class, or an argument has no effect.
     """
-    asked = [name for name, value in (("channels", channels), ("concepts", concepts)) if value]
-    asked += ["examples"] if examples is not None else []
+    requested = [name for name, value in (("channels", channels), ("concepts", concepts)) if value]
+    requested += ["examples"] if examples is not None else []
     for name, value in (("target", target), ("layer", layer)):
-        if value is not None and not asked:
+        if value is not None and not requested:
             raise RunError(f"{name} has no effect without channels, concepts or examples; give one of them")
-    if not asked:
+    if not requested:
         return ModelInsight()
     if photos is None:
-        raise RunError(f"{asked[0]} must be looked for with the model, got none; give the explainer of the run")
+        raise RunError(f"{requested[0]} must have the model, got none; give the explainer of the run")
     if examples is not None and target is None:
         raise RunError("target must say of which class the examples may be a reason, got none; give a class")
-    if target is not None and asked == ["concepts"]:
+    if target is not None and requested == ["concepts"]:
         raise RunError("target has no effect with concepts, which all photos share; leave it out")
     return ModelInsight(
         channels=patches.channels(photos, target, layer=layer, count=channels) if channels else None,
