@@ -144,7 +144,7 @@ class _Recorders:
             made.compared = StepRecorder(model, sources, values=True, images=images)
         composites = [backward.composite for backward in plan.backwards if backward.composite is not None]
         if composites:
-            summands = any(composite.looks_at_summands for composite in composites)
+            summands = any(composite.needs_summands for composite in composites)
             made.steps = StepRecorder(model, sources, summands=summands, images=images)
         rules = any(backward.rule is not None for backward in plan.backwards)
         constants = any(isinstance(need, BiasTerms) for need in needs)

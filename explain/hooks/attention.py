@@ -18,8 +18,11 @@ _FUSED = "ScaledDotProduct"
 
 
 class AttentionRecord:
-    """One attention behind an output: its weights, ``(N, heads, queries, keys)`` or with N and heads in one, and what
-    the next backward pass finds as their gradient while ``group`` is alive."""
+    """One attention in the graph of an output: its ``weights``, and their ``gradient`` in the next backward pass.
+
+    The weights are ``(N, heads, queries, keys)``, or have N and heads in one dimension. The gradient is recorded while
+    ``group`` is alive.
+    """
 
     def __init__(self, node: Any, group: HookGroup) -> None:
         self.node = node
@@ -60,7 +63,7 @@ def _spread(tensor: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def attention(output: torch.Tensor, group: HookGroup) -> list[AttentionRecord]:
-    """Find every attention behind ``output``, in the order of the forward pass.
+    """Find every attention in the graph of ``output``, in the order of the forward pass.
 
     >>> layer = torch.nn.MultiheadAttention(4, 2, batch_first=True)
     >>> x = torch.rand(1, 3, 4, requires_grad=True)

@@ -31,7 +31,7 @@ from explain.hooks.layer_names import LayerPlace, Where, place_of, select_places
 from explain.hooks.records import Record, Recorded, Source, TensorRecord
 
 Ways: TypeAlias = "tuple[list[Source], list[Source]]"
-"""The sources whose gradients add up to that in a tensor, and those that must be asked for together with them."""
+"""The sources whose gradients add up to that in a tensor, and those that must be requested together with them."""
 Given: TypeAlias = "dict[int, tuple[torch.Tensor, int]]"
 """The tensors that a module was given, by id, with their versions."""
 
@@ -326,7 +326,7 @@ class Capture:
 
         All uses meet at its Node, except those of a view that is overwritten later: these continue from its base. A
         mark put into that base's history has these, and the view's Node has what the layer made of the view before.
-        Autograd takes the two for one Node, unless the base is asked for as well.
+        Autograd takes the two for one Node, unless the base is requested as well.
         """
         source, base = self._collect(seen, tensor), tensor._base
         if base is None or not base.requires_grad:

@@ -33,7 +33,7 @@ class FeatureExtractor(nn.Module):
         first one here, since what comes after it does not run.
 
     Raises:
-        LayerError: a layer is not in the model, or the call asked for never comes.
+        LayerError: a layer is not in the model, or the call that is named never comes.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(1, 1))

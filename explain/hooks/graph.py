@@ -18,7 +18,7 @@ from explain.hooks.preserve import recording
 
 
 def graph(output: torch.Tensor) -> Iterator[Node]:
-    """Yield every autograd Node behind ``output`` once, nearest first.
+    """Yield every autograd Node of the graph of ``output`` once, nearest first.
 
     >>> x = torch.ones(2, requires_grad=True)
     >>> [node.name() for node in graph(x.relu().sum())]

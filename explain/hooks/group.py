@@ -14,7 +14,7 @@ from explain.hooks.state_hooks import StateHooks
 
 
 class HookGroup(SignalSafe["HookGroup"], ModuleHooks, EveryModuleHooks, GraphHooks, StateHooks):
-    """Registers hooks, and removes all of them when the block ends, for whatever reason.
+    """Registers hooks, and removes all of them when the block ends, whatever ended it.
 
     Every method that registers a hook returns its `Handle`, to remove that hook alone. Hooks of one kind fire in the
     order in which they were registered. Hooks on modules are also reached by calls that other threads make of the same

@@ -218,5 +218,5 @@ def guarded(site: Site, fn: Callable[..., Any]) -> Callable[..., Any]:
         check = one_gradient if isinstance(passed[0], torch.Tensor) else several_gradients
         return check(site, passed[0], returned)
 
-    watched.site = site  # type: ignore[attr-defined]  # for those who look at the hooks of a module
+    watched.site = site  # type: ignore[attr-defined]  # for whoever inspects the hooks of a module
     return watched

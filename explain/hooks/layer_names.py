@@ -17,7 +17,7 @@ Where: TypeAlias = (
 
 
 def select(model: nn.Module, where: Where) -> dict[str, nn.Module]:
-    """Return the modules of ``model`` that ``where`` selects, by dotted name, in the order asked for.
+    """Return the modules of ``model`` that ``where`` selects, by dotted name, in the order given.
 
     ``where`` is a dotted name, a glob pattern (``"layer*.conv1"``), a module, a module class, or several of these; or
     what this function returned for the model before. The model itself is named ``""``.

@@ -205,7 +205,7 @@ class EveryModuleHooks(Hooks):
         raised, with ``output=None``.
 
         Raises:
-            HookError: both are asked for. PyTorch does not say which keyword arguments a call had that raised.
+            HookError: both are requested. PyTorch does not say which keyword arguments a call had that raised.
         """
         if with_kwargs and always:
             raise HookError(

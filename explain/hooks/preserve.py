@@ -229,11 +229,11 @@ def is_transforming() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
-def behind_proxy(tensor: torch.Tensor) -> torch.Tensor:
+def without_proxy(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor that a transform of `torch.func` shows as a proxy; any other as it is.
 
     >>> x = torch.ones(2, 3)
-    >>> torch.vmap(lambda row: row * behind_proxy(row).requires_grad)(x.requires_grad_()).sum().item()
+    >>> torch.vmap(lambda row: row * without_proxy(row).requires_grad)(x.requires_grad_()).sum().item()
     6.0
     """
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):

@@ -45,7 +45,7 @@ class TensorRecord:
 class Record(TensorRecord):
     """One call of one layer: its first tensor and the gradient of that, and which call of the pass it was.
 
-    Where all tensors were asked for, ``tensors`` has them by position, key or field; by the whole way to them where
+    Where all tensors were requested, ``tensors`` has them by position, key or field; by the whole way to them where
     they are in containers in containers.
     """
 

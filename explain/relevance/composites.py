@@ -117,7 +117,7 @@ class Composite:
         return replace(self, rules=tuple(rules))
 
     @property
-    def looks_at_summands(self) -> bool:
+    def needs_summands(self) -> bool:
         """Whether a rule needs what sums and softmaxes are given."""
         return any(isinstance(rule, (Balanced, Pass)) for _, rule in self.rules)
 
@@ -292,7 +292,7 @@ def propagate(
         found.covered["gradient" if rule is None else rule.name, name] += 1
         if rule is not None:
             rule.attach(step, flow)
-    for operation in operations.behind(score):
+    for operation in operations.of_graph(score):
         if not operation.rectifies:
             found.missed[operation.kind] += 1
     return found

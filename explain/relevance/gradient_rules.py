@@ -75,7 +75,7 @@ def _positive(operation: Operation, gradient: torch.Tensor | None) -> torch.Tens
 
 @dataclass(frozen=True)
 class Coverage:
-    """How many operations of each kind a rule acted on, and how many it could not look into.
+    """How many operations of each kind a rule acted on, and how many it could not inspect.
 
     Under a ``composite``, ``by_rule`` has the operations by the rule that covered them, and ``taken`` ``(N,)`` what
     was taken out of each image's relevance on its way, by its cause.
@@ -100,7 +100,7 @@ def _counted(kinds: Mapping[str, int]) -> str:
 def apply_rule(rule: Rule, group: HookGroup, score: torch.Tensor, operations: Operations) -> Coverage:
     """Make the next backward pass from ``score`` follow a rule, for as long as ``group`` lasts."""
     covered, missed = Counter[str](), Counter[str]()
-    for operation in operations.behind(score):
+    for operation in operations.of_graph(score):
         if rule.covers(operation):
             covered[operation.kind] += 1
             group.node(operation.node, partial(rule.backward, operation))

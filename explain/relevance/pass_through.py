@@ -27,7 +27,7 @@ class Pass(RelevanceRule):
 
     For activations, normalisations of a photo and softmaxes, which give as many values as they are given. Attention is
     two products with a softmax between: the factors of each product share equally. What belongs to an input of zero
-    cannot be handed on, and is taken.
+    cannot be passed on, and is taken.
     """
 
     name: ClassVar[str] = "pass"

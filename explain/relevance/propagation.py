@@ -291,14 +291,14 @@ def maps_in(steps: Sequence[Step], nodes: Mapping[Node, Sequence[Node]], apart: 
             continue
         assert step.linear is not None
         linear, first = step.linear, step
-        behind = step.behind
+        preceding = step.preceding
         # Without an entrance of its own, as of a second normalisation, the two cannot be answered for as one.
-        if step.kind == "batchnorm" and behind is not None and behind.linear is not None and behind.entrances:
-            alone = len(nodes.get(behind.node, ())) == 1 and behind.node not in apart
-            joined = behind.linear.then(linear.weight, linear.bias) if alone else None
+        if step.kind == "batchnorm" and preceding is not None and preceding.linear is not None and preceding.entrances:
+            alone = len(nodes.get(preceding.node, ())) == 1 and preceding.node not in apart
+            joined = preceding.linear.then(linear.weight, linear.bias) if alone else None
             if joined is not None:
-                linear, first = joined, behind
-                within.add(id(behind))
+                linear, first = joined, preceding
+                within.add(id(preceding))
         assert step.result is not None
         after = nodes[step.node]
         rectified = bool(after) and all(node.name().startswith("ReluBackward") for node in after)
@@ -316,7 +316,7 @@ def maps_in(steps: Sequence[Step], nodes: Mapping[Node, Sequence[Node]], apart: 
 
 
 def _is_clean(start: Node, exits: set[Node], clean: set[Node]) -> bool:
-    """Whether none of the exits lies behind a Node."""
+    """Whether a Node's graph has none of the exits."""
     seen, waiting = {start}, [start]
     while waiting:
         for before, _ in waiting.pop().next_functions:
@@ -331,7 +331,7 @@ def _is_clean(start: Node, exits: set[Node], clean: set[Node]) -> bool:
 
 
 def consumers(score: torch.Tensor) -> dict[Node, list[Node]]:
-    """Which Nodes of the graph behind a score lead to each of its Nodes, as often as they do."""
+    """For each Node of a score's graph, the Nodes that lead to it, as often as they do."""
     found: dict[Node, list[Node]] = {}
     for node in graph(score):
         found.setdefault(node, [])

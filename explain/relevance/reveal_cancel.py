@@ -56,7 +56,7 @@ class RevealCancelTracer(Tracer):
         places = [i for i, value in enumerate(call.flat) if isinstance(value, torch.Tensor) and value in self._followed]
         if not places:
             return func(*args, **kwargs)
-        plain = call.apart() if call.in_place else call
+        plain = call.out_of_place() if call.in_place else call
         made = self._refuse(call.name) if plain is None else self._made(plain, places)
         found = call.flat[0].copy_(made) if call.in_place else made
         nested.replace(found, lambda path, tensor: self._noted(tensor))

@@ -44,7 +44,7 @@ class TensorMap(Generic[Value]):
         self._found.pop(id(tensor), None)
 
 
-_ASKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+_MODE_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 _BY_OPERATOR = frozenset(["__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__", "__setitem__"])
 _opened: dict[Any, Any] = {}
 
@@ -105,7 +105,7 @@ class Call:
         kwargs = {name: _gathered(value, values) for name, value in self.kwargs.items()}
         return self.function(*args, **kwargs)
 
-    def apart(self) -> Call | None:
+    def out_of_place(self) -> Call | None:
         """The call out of place, for an in-place one; None where that is not known."""
         name = str(getattr(self.function, "__name__", ""))
         if name == "__setitem__":
@@ -150,8 +150,8 @@ def _holds_tensors(value: Any) -> bool:
 def opened(function: Any) -> Callable[..., Any] | None:
     """A function of `torch.nn.functional` that shows the calls inside it to modes; None where it is no such function.
 
-    PyTorch shows a mode the function alone: it asks whether there is one, and if so hands the call over. A copy of the
-    function that does not ask does its work in the open.
+    PyTorch shows a mode the function alone: the function checks for a mode, and passes the call to it. A copy of the
+    function without that check shows the calls inside.
 
     >>> opened(F.multi_head_attention_forward).__name__, opened(F.conv2d)
     ('multi_head_attention_forward', None)
@@ -159,7 +159,7 @@ def opened(function: Any) -> Callable[..., Any] | None:
     if not isinstance(function, types.FunctionType) or function.__module__ != "torch.nn.functional":
         return None
     if function not in _opened:
-        asks = any(name in _ASKS for name in function.__code__.co_names) and function.__name__ not in _CLOSED
+        asks = any(name in _MODE_CHECKS for name in function.__code__.co_names) and function.__name__ not in _CLOSED
         _opened[function] = _copy(function) if asks else None
     found: Callable[..., Any] | None = _opened[function]
     return found
@@ -169,7 +169,7 @@ _CLOSED = frozenset(["softsign", "gumbel_softmax", "interpolate", "grid_sample",
 
 
 def _copy(function: types.FunctionType) -> Callable[..., Any]:
-    scope = {**function.__globals__, **dict.fromkeys(_ASKS, _no)}
+    scope = {**function.__globals__, **dict.fromkeys(_MODE_CHECKS, _no)}
     found = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
     found.__kwdefaults__ = function.__kwdefaults__
     return found
@@ -202,7 +202,7 @@ def is_watched(call: Call) -> bool:
     """Whether a call is one of PyTorch's functions of tensors that may lose relevance, and can be made out of place."""
     function = call.function
     if (
-        (call.in_place and call.apart() is None)
+        (call.in_place and call.out_of_place() is None)
         or call.info.has("linear")
         or call.info.has("effect")
         or "out" in call.kwargs

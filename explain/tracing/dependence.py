@@ -12,7 +12,7 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from explain._utils.errors import MethodError
-from explain.hooks.preserve import behind_proxy, is_transforming
+from explain.hooks.preserve import is_transforming, without_proxy
 from explain.tracing.calls import Call, TensorMap, storage_of
 from explain.tracing.table import SCORE_NODES
 from explain.tracing.tracer import ModuleTracker
@@ -38,17 +38,17 @@ class Dependence:
 
     def of(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor depends on the explained inputs."""
-        tensor = behind_proxy(tensor)
+        tensor = without_proxy(tensor)
         if not tensor.requires_grad:
             return False
         node = tensor.grad_fn
         return id(tensor) in self._sources if node is None else self._leads_back(node)
 
-    def beside(self, view: torch.Tensor) -> torch.Tensor | None:
-        """What lies beside a view, which has just been overwritten, in the constant that it is a view of.
+    def rest_of_base(self, view: torch.Tensor) -> torch.Tensor | None:
+        """The rest of the constant that a view belongs to, after the view was overwritten.
 
         The constant has become something that depends on the input in this part of it. None where it did so before, or
-        where all beside is zero.
+        where all the rest is zero.
         """
         base = view._base
         if base is None or base.grad_fn is None or not base.grad_fn.name().endswith("CopySlices"):
@@ -63,7 +63,7 @@ class Dependence:
         return found if bool(found.any()) else None
 
     def _leads_back(self, node: Node) -> bool:
-        """Whether a gradient leads from a Node to the explained inputs; each Node is looked at once."""
+        """Whether a gradient leads from a Node to the explained inputs; each Node is visited once."""
         known, waiting = self._known, [node]
         while waiting:
             last = waiting[-1]

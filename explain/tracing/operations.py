@@ -51,8 +51,8 @@ class Operations:
     noted: dict[Node, Operation] = field(default_factory=dict)
     constants: list[AddedConstant] = field(default_factory=list)
 
-    def behind(self, score: torch.Tensor) -> Iterator[Operation]:
-        """Yield what is known of the graph behind a score: rectifiers, and functions that cannot be inspected."""
+    def of_graph(self, score: torch.Tensor) -> Iterator[Operation]:
+        """Yield the known operations of a score's graph: rectifiers, and functions that cannot be inspected."""
         for node in graph(score):
             name = node.name().rstrip("0123456789")
             if node in self.noted:
@@ -120,7 +120,7 @@ class Recorder(Tracer):
             and isinstance(first, torch.Tensor)
             and (first._is_view() or (self._constants is not None and self._constants.is_constant(first)))
         ):
-            apart = call.apart() if call.in_place else None
+            apart = call.out_of_place() if call.in_place else None
         # A clone, since what a rectifier keeps of its input must not be overwritten by its output.
         result = call.made() if apart is None else apart.made({0: args[0].clone()})
         if rectified is not None:

@@ -38,7 +38,7 @@ class Step:
 
     ``options`` are the arguments by name that a rule needs, ``shapes`` the constants among all arguments, and the
     shapes of the others. ``dependent`` are the places of the arguments that a gradient leads to, ``entrances`` how it
-    leaves the step there. ``result`` is what it gave, ``linear`` the map where it is one, ``behind`` the step whose
+    leaves the step there. ``result`` is what it gave, ``linear`` the map where it is one, ``preceding`` the step whose
     result a normalisation was given, ``scales`` the factors that are no signal, by their place: a "gate", a
     "denominator", or the "weights" of a softmax. An activation has the ``values`` that it was given and gave; where it
     overwrote them, the ``slope`` of the line from its ``offset`` at zero.
@@ -57,7 +57,7 @@ class Step:
     values: Mapping[int, Snapshot] = field(default_factory=dict)
     result: Snapshot | None = None
     linear: LinearMap | None = None
-    behind: Step | None = None
+    preceding: Step | None = None
     scales: Mapping[int, str] = field(default_factory=dict)
     slope: torch.Tensor | None = None
     offset: torch.Tensor | None = None
@@ -145,7 +145,7 @@ class StepRecorder(Tracer):
         first, run = call.flat[0], call
         given = {i: call.flat[i] for i in dependent}
         if call.in_place:
-            run = call.apart() or call
+            run = call.out_of_place() or call
             given = {i: tensor.clone() if tensor is first else tensor for i, tensor in given.items()}
         entrances = {i: Entrance(tensor) for i, tensor in given.items()}
         made = self._made(run, dependent, {i: entrance.tensor for i, entrance in entrances.items()})
@@ -156,7 +156,7 @@ class StepRecorder(Tracer):
         if any(storage_of(result) in own for result in results):
             return call.made()  # what is written into a view has to be seen in what it is a view of
         if sum(result.grad_fn is not None for result in results) > 1:
-            # One may be made of another, as an LSTM's output of its state: apart, each is handed what is its own.
+            # One may be made of another, as an LSTM's output of its state: apart, each gets its own relevance.
             made = results = type(made)(t.clone() if isinstance(t, torch.Tensor) else t for t in made)
         values = {i: self._keeper.keep(tensor) for i, tensor in given.items()}
         for result in results:
@@ -171,7 +171,7 @@ class StepRecorder(Tracer):
     def _written(self, first: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
         """Write a result where it belongs; what lies beside it in a constant is added, as it were."""
         first.copy_(made)
-        beside, base = self._dependence.beside(first), first._base
+        beside, base = self._dependence.rest_of_base(first), first._base
         if beside is not None and base is not None and base.grad_fn is not None:
             self.steps.append(Step(
                 "sum", "iadd", self._running()[0], [0], base.grad_fn, base.output_nr,
@@ -185,7 +185,7 @@ class StepRecorder(Tracer):
         assert kind is not None
         first = call.flat[0] if call.in_place else None
         hidden = first is not None and (first._is_view() or kind in ("product", "quotient"))
-        apart = call.apart() if hidden else None  # in its base, a view hides the Node
+        apart = call.out_of_place() if hidden else None  # in its base, a view hides the Node
         before = self._before(kind, call, dependent)
         replaced: dict[int, torch.Tensor] = {} if apart is None else {0: call.flat[0].clone()}
         run = call if apart is None else apart
@@ -214,9 +214,9 @@ class StepRecorder(Tracer):
             linear = linear_map(call, dependent)
             if linear is not None:
                 x = call.flat[linear.place]
-                behind = self._giver(x) if kind == "batchnorm" else None
+                preceding = self._giver(x) if kind == "batchnorm" else None
                 values = {0: self._keeper.keep(x, unsigned=x in self._unsigned)}
-                return {"linear": linear, "values": values, "behind": behind}
+                return {"linear": linear, "values": values, "preceding": preceding}
         if kind in ("deviation", "batchnorm"):
             options = {name: value for name, value in call.named.items() if name != "input"}
             return {"values": {0: self._keeper.keep(call.flat[0])}, "options": options}
@@ -339,7 +339,7 @@ def slope(x: torch.Tensor, y: torch.Tensor, offset: torch.Tensor | None) -> torc
 
 def _at_zero(call: Call, x: torch.Tensor) -> torch.Tensor | None:
     """What an activation makes of zero, in a shape that meets its result, and 0 where it is not finite; None for 0."""
-    apart = call.apart() if call.in_place else call
+    apart = call.out_of_place() if call.in_place else call
     if apart is None:
         return None
     with torch.no_grad():

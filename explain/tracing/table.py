@@ -21,14 +21,14 @@ Trait = Literal[
     "fits second",  # takes nothing but the shape or type of its second argument
     "reshapes",  # keeps the order of its first argument's values
     "moves",  # moves, repeats or selects values of its first argument
-    "joins",  # puts tensors beside each other
+    "joins",  # concatenates or stacks tensors
     "reduces",  # combines the values along dimensions
     "keeps sign",  # makes no value negative, and none zero that is made of positive ones alone
     "monotone",  # does the same to all rows, with weights that are not negative
     "greater",  # compares a > b
     "less",  # compares a < b
     "casts",  # keeps the sign, in another type
-    "negates",  # turns a mask round
+    "negates",  # inverts a mask
     "masks",  # may keep what a mask says
 ]
 
