@@ -158,7 +158,7 @@ def test_an_explanation_gives_the_attribution_of_a_method_and_its_values(cat: ex
     assert torch.equal(cat.values, cat["gradcam"].values[0])
     assert torch.equal(cat.heatmap, cat["gradcam"].heatmap[0])
     assert {name: cat[name].values.shape[0] for name in cat} == {"gradcam": 1, "saliency": 1}
-    with pytest.raises(explain.MethodError, match="method 'lrp' was not asked"):
+    with pytest.raises(explain.MethodError, match="lrp"):
         cat["lrp"]
 
 
@@ -190,7 +190,7 @@ def test_a_folder_is_no_record_but_says_what_is_in_it(cat: explain.Explanation, 
     with pytest.raises(RecordError, match="folder"):
         explain.load(tmp_path)
     cat.save(tmp_path)
-    with pytest.raises(RecordError, match="load what is in"):
+    with pytest.raises(RecordError, match="chelsea"):
         explain.load(tmp_path)
 
 
