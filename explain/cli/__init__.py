@@ -1,16 +1,15 @@
 """`explain image.jpg`: arguments in, printed lines and an exit code out.
 
     arguments   the options, and the parsers that are made of them
-    options     options without effect, budgets, baselines and rules of methods
-    output      lines or one JSON document, errors, notes; exit codes; what a command is
-    progress    how far the work is, and the time that is left
+    output      lines or one JSON document, errors, notes; exit codes; `Command`
+    progress    a bar with the time that is left
     inputs      photos and models by the names that were typed
-    each        the same work for each of several photos; photos whose results are there
+    each        the same work for each of several photos; photos whose results exist
+    options     options without effect, budgets, baselines, rules of methods, metrics
     explaining  `explain PHOTO`
-    metrics     `--metric`, `--check`, `explain metrics`
     running     `explain run`, `explain export`, `explain insight`, `explain film`
     serving     `explain serve`
-    listing     `explain methods`, `explain models`, `explain layers`
+    listing     `explain methods`, `metrics`, `models`, `layers`, `inspect`, `concepts`
     commands    which of them was typed
 
 To add a command, write a module with a `Command`, and enter it in `commands`.
@@ -29,19 +28,7 @@ from explain.cli.arguments import JSON, UsageError
 from explain.cli.commands import chosen
 from explain.cli.output import DONE, FAILED, INTERRUPTED, USAGE, Output, OutputClosedError, tell
 
-__all__ = [
-    "DONE",
-    "FAILED",
-    "INTERRUPTED",
-    "JSON",
-    "USAGE",
-    "Output",
-    "OutputClosedError",
-    "UsageError",
-    "chosen",
-    "main",
-    "tell",
-]
+__all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

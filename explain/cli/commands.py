@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from explain._utils.spelling import close_to
 from explain.cli.arguments import IMAGES, UsageError, parser, read
 from explain.cli.explaining import EXPLAIN
-from explain.cli.listing import CONCEPTS, INSPECT, LAYERS, METHODS, MODELS, VERSION
-from explain.cli.metrics import METRICS
+from explain.cli.listing import CONCEPTS, INSPECT, LAYERS, METHODS, METRICS, MODELS, VERSION
 from explain.cli.output import Command, Output
 from explain.cli.running import EXPORT, FILM, INSIGHT, RUN
 from explain.cli.serving import SERVE

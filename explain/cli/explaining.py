@@ -10,38 +10,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from explain._utils.errors import ExplainError, TargetError, printable
-from explain.cli.arguments import (  # fmt: skip
-    ALPHA,
-    BATCH_SIZE,
-    BF16,
-    BUDGET,
-    CHECK,
-    COLORMAP,
-    COMPOSITE,
-    FILL,
-    FORCE,
-    FUSE,
-    HTML,
-    IMAGES,
-    JSON,
-    LAYER,
-    METHOD,
-    METRIC,
-    MODEL,
-    OUTPUT,
-    RECURSIVE,
-    SKIP_EXISTING,
-    STYLE,
-    TARGET,
-    TOP_K,
-    UsageError,
-)
+from explain._utils.errors import ExplainError, TargetError, naming, printable
+from explain.cli import arguments as args
+from explain.cli.arguments import UsageError
 from explain.cli.each import PhotoResult, finished, for_all, request_of
 from explain.cli.inputs import PhotoSource, blaming, load_explainer, photos_of, read_photo
-from explain.cli.metrics import checked, checked_metrics, judged, lines_of
 from explain.cli.options import (
     checked_baseline,
+    checked_metrics,
     given_budget,
     refuse_without_effect,
     with_baseline,
@@ -168,9 +144,12 @@ class _Work:
             explanation = replace(explanation, question=replace(explanation.question, request=self.request))
             if self.metrics:
                 run = {"layer": options.layer, "fuse": options.fuse, "batch_size": options.batch_size}
-                tables = judged(explanation, photo, methods, self.metrics, **run)
+                tables = _evaluated(explanation, photo, methods, self.metrics, **run)
             if options.check:
-                verdicts = checked(explanation, batch_size=options.batch_size, progress=bar.runs)
+                verdicts = [
+                    explanation.check(target=index, batch_size=options.batch_size, progress=bar.runs)
+                    for index in range(len(explanation.results))
+                ]
         written = explanation.save(
             options.output, stem=stem, overwrite=options.force, style=options.style, alpha=options.alpha,
             colormap=options.colormap, html=self.pages.page(explanation, tables, bar.runs) if options.html else None,
@@ -198,6 +177,28 @@ class _Work:
         ]
 
 
+def _evaluated(
+    explanation: Explanation, photo: Image, methods: Sequence[str | Method], metrics: Sequence[Metric], **options: Any
+) -> list[Table]:
+    """Evaluate the maps of each target; the methods run again where a metric needs it."""
+    from explain.methods.registry import get_method
+    from explain.metrics import ReattributionMetric, evaluate
+
+    explainer = explanation.explainer
+    x, tables = explainer.as_input(photo), []
+    reattributes = any(isinstance(metric, ReattributionMetric) for metric in metrics)
+    objects = {method.name: method for method in map(get_method, methods)}
+    for result in explanation.results:
+        chosen = next(iter(result.values())).target
+        target = chosen if isinstance(chosen, str) else int(chosen[0])
+        given: Any = {name: objects[name] if reattributes else each for name, each in result.items()}
+        with naming([explanation.source]):
+            tables.append(
+                evaluate(explainer.model, x, given, metrics, target=target, activation=explainer.activation, **options)
+            )
+    return tables
+
+
 def _result(
     source: PhotoSource, explanation: Explanation, files: list[str], tables: list[Table], verdicts: list[Verdict]
 ) -> PhotoResult:
@@ -212,7 +213,9 @@ def _result(
     for key, each in (("metrics", tables), ("verdicts", verdicts)):
         if each:
             found[key] = [one.to_dict() for one in each]
-            lines += lines_of(list(map(str, each)), explanation.targets)
+            for one, target in zip(each, explanation.targets, strict=True):
+                lines += [f"  {target}"] if len(each) > 1 else []
+                lines += [f"  {line}" for line in str(one).splitlines()]
     return PhotoResult(found, lines, files)
 
 
@@ -282,8 +285,10 @@ def _tell_left_out(selection: Selection, named: Collection[str], answer: Output)
 EXPLAIN = Command(
     "explain", "See why a vision model said what it said: writes overlays of the photos given.",
     (
-        IMAGES, RECURSIVE, METHOD, METRIC, CHECK, TARGET, TOP_K, LAYER, FUSE, COMPOSITE, FILL, *MODEL, BATCH_SIZE,
-        BF16, *BUDGET, OUTPUT, FORCE, SKIP_EXISTING, HTML, STYLE, ALPHA, COLORMAP, JSON,
+        args.IMAGES, args.RECURSIVE, args.METHOD, args.METRIC, args.CHECK, args.TARGET, args.TOP_K, args.LAYER,
+        args.FUSE, args.COMPOSITE, args.BASELINE, *args.MODEL, args.BATCH_SIZE,
+        args.BF16, *args.BUDGET, args.OUTPUT, args.FORCE, args.SKIP_EXISTING, args.HTML, args.STYLE, args.ALPHA,
+        args.COLORMAP, args.JSON,
     ),
     explain, example="explain cat.jpg --method gradcam --method guidedbackprop --target tabby",
 )  # fmt: skip

@@ -31,6 +31,10 @@ class PhotoSource:
 
     path: Path | None
 
+    @classmethod
+    def of(cls, name: str) -> PhotoSource:
+        return cls(None if name == STDIN else Path(name))
+
     def __str__(self) -> str:
         return STDIN if self.path is None else str(self.path)
 
@@ -43,11 +47,6 @@ class PhotoSource:
     def stem(self) -> str:
         """What the names of its results begin with."""
         return "stdin" if self.path is None else self.path.stem
-
-
-def named(name: str) -> PhotoSource:
-    """The photo with a name."""
-    return PhotoSource(None if name == STDIN else Path(name))
 
 
 def find_photos(
@@ -65,7 +64,7 @@ def find_photos(
         if not name:  # as a path, it would be the folder we are in
             missing.append(ImageError("image must be a file or folder, got an empty name; check the command"))
         elif name == STDIN:
-            found.append(PhotoSource(None))
+            found.append(PhotoSource.of(name))
         elif re.match(r"\w+://", name):
             missing.append(ImageError(f"image {name!r} must be a file, got an address; download it first"))
         elif not os.path.isdir(path):  # unlike Path.is_dir, this accepts any name
@@ -169,21 +168,12 @@ def load_explainer(options: argparse.Namespace, answer: Output) -> Explainer:
     """
     from explain.explanation.explainer import Explainer
 
+    names = ("weights", "activation", "size", "crop", "mean", "std", "interpolation", "device")
     labels = None if options.labels is None else _read_labels(options.labels)
     with notes(answer), blaming(options.model):
         try:
-            return Explainer(
-                options.model,
-                categories=labels,
-                weights=options.weights,
-                activation=options.activation,
-                size=options.size,
-                crop=options.crop,
-                mean=options.mean,
-                std=options.std,
-                interpolation=options.interpolation,
-                device=options.device,
-            )
+            settings = {name: getattr(options, name) for name in names}
+            return Explainer(options.model, categories=labels, **settings)
         except ModelError as error:  # there is no such model, or not with these options
             raise UsageError(str(error)) from error
 

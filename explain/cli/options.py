@@ -1,4 +1,4 @@
-"""Options that change methods: samples, baselines, rules; those without effect are refused."""
+"""Options that change methods: samples, baselines, rules; metrics; options without effect are refused."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from explain._utils.errors import BaselineError
+from explain._utils.errors import BaselineError, ExplainError
 from explain.cli.arguments import BUDGET, UsageError
 
 if TYPE_CHECKING:
     from explain.baselines.base import Baseline
     from explain.methods import Method
+    from explain.metrics import Metric
 
 
 def given_budget(options: argparse.Namespace) -> dict[str, float]:
@@ -35,6 +36,28 @@ def within_budget(methods: Iterable[str | Method], options: argparse.Namespace) 
         mine = {name: value for name, value in given_budget(options).items() if name in options_of(method)}
         found.append(replace(method, **mine) if mine else method)
     return found
+
+
+def checked_metrics(options: argparse.Namespace, *, boxes: bool = False) -> list[Metric]:
+    """Return the metrics that were named, and refuse what cannot be meant; ``boxes`` may come with the photos."""
+    asked = [name for name in ("metric", "check") if getattr(options, name, None)]
+    if asked and options.crop == "five":
+        raise UsageError(f"--{asked[0]} judges maps of one crop, and --crop five makes one map of five; leave one out")
+    if not options.metric:
+        return []
+    from explain.metrics import get_metric
+
+    try:
+        chosen = {metric.name: metric for metric in map(get_metric, options.metric)}
+    except ExplainError as error:
+        raise UsageError(str(error)) from None
+    for name, metric in chosen.items():
+        if metric.needs_object and not boxes:
+            raise UsageError(
+                f"metric {name!r} needs to know where the object is, which cannot be typed; use explain.evaluate(..., "
+                "boxes=...) in Python, or another metric"
+            )
+    return list(chosen.values())
 
 
 T = TypeVar("T")

@@ -4,59 +4,20 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from explain._utils.errors import ExplainError
-from explain.cli.arguments import (
-    ACTORS,
-    BATCH_SIZE,
-    BF16,
-    BUDGET,
-    CHANNELS,
-    CLASS,
-    COMPOSITE,
-    CONCEPT_PHOTOS,
-    FILE,
-    FILM_OUTPUT,
-    FORCE,
-    FUSE,
-    GPUS,
-    IN_RUN,
-    JSON,
-    LAYER,
-    MAPS_OF,
-    METHOD,
-    METRIC,
-    MODEL,
-    ONE_LAYER,
-    PHOTO,
-    PHOTOS_OF,
-    PICTURES,
-    PICTURES_TO,
-    RAY,
-    ROWS,
-    RUN_OUTPUT,
-    SECONDS_EACH,
-    SHARED,
-    SOURCE,
-    STYLE,
-    TARGET,
-    TOP_K,
-    WORKERS,
-    UsageError,
-)
-from explain.cli.arguments import RUN_FILE as RUN_FILE
+from explain.cli import arguments as args
+from explain.cli.arguments import UsageError
 from explain.cli.each import ASKED
 from explain.cli.explaining import targets_of
 from explain.cli.inputs import blaming, load_explainer
-from explain.cli.metrics import checked_metrics
-from explain.cli.options import given_budget, refuse_without_effect, with_rules, within_budget
+from explain.cli.options import checked_metrics, given_budget, refuse_without_effect, with_rules, within_budget
 from explain.cli.output import DONE, FAILED, INTERRUPTED, Command, Output, notes
-from explain.cli.progress import PAUSE, SURE, WIDTH, duration
+from explain.cli.progress import RunProgress, duration
 
 if TYPE_CHECKING:
     from explain.methods import Method
@@ -67,38 +28,6 @@ if TYPE_CHECKING:
 LISTED = 20  # failures that are told; the rest is in the file
 
 
-class _Line:
-    """How far the run is, in one line on standard error, if that is a terminal."""
-
-    def __init__(self) -> None:
-        self._drawn, self._shown = float("-inf"), False
-        self.state: State | None = None
-
-    def __call__(self, state: State) -> None:
-        self.state = state
-        now = time.monotonic()
-        if sys.stderr is None or not sys.stderr.isatty() or now - self._drawn < PAUSE:
-            return
-        done = state.there + state.done + state.failed
-        bar = ""
-        if state.total:
-            filled = round(WIDTH * min(1.0, done / state.total))
-            bar = "█" * filled + "░" * (WIDTH - filled) + " "
-        parts = [f"{done}/{state.total} photos" if state.total else f"{done} photos", f"{state.rate:.3g} a second"]
-        if state.left is not None and state.seconds >= SURE:
-            parts.append(f"about {duration(state.left)} left")
-        if state.failed:
-            parts.append(f"{state.failed} failed")
-        print(f"\r\x1b[2K{bar}{', '.join(parts)}", end="", file=sys.stderr, flush=True)
-        self._drawn, self._shown = now, True
-
-    def wipe(self) -> None:
-        """Take the line away, so that others can be printed."""
-        if self._shown:
-            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
-            self._shown = False
-
-
 def run(options: argparse.Namespace, answer: Output) -> int:
     """Explain all photos of a source, and store the maps."""
     from explain.runs.files import source_of
@@ -107,7 +36,7 @@ def run(options: argparse.Namespace, answer: Output) -> int:
     source = source_of(options.source)
     explainer = load_explainer(options, answer)
     targets = targets_of(options.target, explainer.categories)
-    line = _Line()
+    line = RunProgress()
     begun = time.monotonic()
     try:
         with notes(answer), blaming(options.model):
@@ -256,18 +185,21 @@ def export(options: argparse.Namespace, answer: Output) -> int:
 RUN = Command(
     "run", "explain all photos of a folder, list or shards, and store the maps in one file",
     (
-        SOURCE, METHOD, METRIC, TARGET, TOP_K, LAYER, FUSE, COMPOSITE, *MODEL, BATCH_SIZE, BF16, *BUDGET,
-        RUN_OUTPUT, WORKERS, RAY, ACTORS, GPUS, PICTURES, STYLE, FORCE, JSON,
+        args.SOURCE, args.METHOD, args.METRIC, args.TARGET, args.TOP_K, args.LAYER, args.FUSE, args.COMPOSITE,
+        *args.MODEL, args.BATCH_SIZE, args.BF16, *args.BUDGET,
+        args.RUN_OUTPUT, args.WORKERS, args.RAY, args.ACTORS, args.GPUS, args.PICTURES, args.STYLE, args.FORCE,
+        args.JSON,
     ),
     run, "runs", example="explain run photos --output run.sqlite --method gradcam",
 )  # fmt: skip
 EXPORT = Command(
     "export", "write a run as a table: Parquet with the maps, CSV or JSON lines without",
-    (RUN_FILE, FILE, FORCE, JSON), export, "files", example="explain export run.sqlite run.parquet",
+    (args.RUN_FILE, args.TABLE_FILE, args.FORCE, args.JSON), export, "files",
+    example="explain export run.sqlite run.parquet",
 )  # fmt: skip
 
 
-FURTHER = (CHANNELS, SHARED, CONCEPT_PHOTOS)
+FURTHER = (args.CHANNELS, args.SHARED, args.CONCEPT_PHOTOS)
 """What takes one more look at the model."""
 
 
@@ -303,7 +235,7 @@ def _check(options: argparse.Namespace) -> None:
     if "force" in options.given and options.output is None:
         raise UsageError("--force would have no effect without --output; leave it out")
     asked = [option.flags[0] for option in FURTHER if option.name in options.given]
-    for option in (CLASS, ONE_LAYER):
+    for option in (args.CLASS, args.ONE_LAYER):
         if option.name in options.given and not asked:
             raise UsageError(
                 f"{option.flags[0]} would have no effect without --channels, --concepts or --examples; leave it out"
@@ -316,14 +248,15 @@ def _check(options: argparse.Namespace) -> None:
         return
     if asked:
         raise UsageError(f"{asked[0]} needs the model that the run was made with; give --model")
-    settings = sorted(options.given & {option.name for option in MODEL if option.name != "model"})
+    settings = sorted(options.given & {option.name for option in args.MODEL if option.name != "model"})
     if settings:
         raise UsageError(f"--{settings[0]} would have no effect without --model; name the model")
 
 
 INSIGHT = Command(
     "insight", "say what the maps of a run say together: where classes look, clusters of reasons, mistakes",
-    (RUN_FILE, MAPS_OF, ROWS, *MODEL, PHOTOS_OF, *FURTHER, CLASS, ONE_LAYER, PICTURES_TO, FORCE, JSON), tell_insight,
+    (args.RUN_FILE, args.MAPS_OF, args.ROWS, *args.MODEL, args.PHOTOS_OF, *FURTHER, args.CLASS, args.ONE_LAYER,
+    args.PICTURES_TO, args.FORCE, args.JSON), tell_insight,
     "insights", example="explain insight run.sqlite --output insight",
 )  # fmt: skip
 
@@ -346,6 +279,7 @@ def film(options: argparse.Namespace, answer: Output) -> int:
 
 FILM = Command(
     "film", "show how the map of a photo moved during training",
-    (RUN_FILE, PHOTO, *IN_RUN, FILM_OUTPUT, SECONDS_EACH, STYLE, FORCE, JSON), film, "films",
+    (args.RUN_FILE, args.PHOTO, *args.IN_RUN, args.FILM_OUTPUT, args.SECONDS_EACH, args.STYLE, args.FORCE, args.JSON),
+    film, "films",
     example="explain film training.sqlite cat.jpg --output cat.webp",
 )  # fmt: skip

@@ -9,7 +9,8 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from explain.cli.arguments import BESIDE, EXAMPLES, HOST, MODEL, OPEN, PORT, UsageError
+from explain.cli import arguments as args
+from explain.cli.arguments import UsageError
 from explain.cli.inputs import load_explainer
 from explain.cli.output import DONE, Command, Output
 
@@ -69,6 +70,7 @@ def _examples(folder: str | None) -> dict[str, Path]:
 
 
 SERVE = Command(
-    "serve", "explain photos in the browser as they are dropped there", (*MODEL, BESIDE, HOST, PORT, EXAMPLES, OPEN),
+    "serve", "explain photos in the browser as they are dropped there",
+    (*args.MODEL, args.BESIDE, args.HOST, args.PORT, args.EXAMPLES, args.OPEN),
     serve, example="explain serve --model resnet50", needs_images=False,
 )  # fmt: skip

@@ -27,7 +27,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from explain.cli import DONE, FAILED, main
+from explain.cli import main
+from explain.cli.output import DONE, FAILED
 from tests.fuzz.files import Case, cases
 
 EXPLAINED, REFUSED, BROKEN = "explained", "refused", "failed"

@@ -12,7 +12,7 @@ import pytest
 
 import explain
 from explain.cli import main
-from explain.cli.running import _Line
+from explain.cli.progress import RunProgress
 from explain.runs import State
 from tests.runs.networks import folder_of
 
@@ -89,7 +89,7 @@ def test_an_interrupted_run_says_how_to_go_on(
     def interrupted(line: Any, state: State) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_Line, "__call__", interrupted)
+    monkeypatch.setattr(RunProgress, "__call__", interrupted)
     code, out, err = typed(capsys, "run", "photos", "-m", "saliency", "--batch-size", "1", *QUICK)
     assert (code, out) == (2, [])  # nothing is run several times for saliency
     code, out, err = typed(capsys, "run", "photos", "-m", "saliency", *QUICK)
@@ -162,7 +162,7 @@ def test_the_progress_has_a_rate_and_the_time_that_is_left(monkeypatch: pytest.M
 
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    line = _Line()
+    line = RunProgress()
     line(State(done=40, failed=2, there=58, total=200, seconds=4.2))
     line(State(done=41, failed=2, there=58, total=200, seconds=4.2))  # too soon to be drawn
     assert terminal.getvalue() == (
