@@ -23,6 +23,9 @@ from tests.conftest import ROOT
 
 CAT = str(ROOT / "assets" / "chelsea.png")
 COFFEE = str(ROOT / "assets" / "coffee.png")
+COMMAND = [sys.executable, "-m", "explain.cli"]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+ASCII = {**ENVIRONMENT, "PYTHONIOENCODING": "ascii:strict"}
 
 
 @pytest.fixture(autouse=True)
@@ -54,21 +57,9 @@ def test_a_photo_is_explained_with_predictions_and_paths(capsys: pytest.CaptureF
 
 def test_all_options_reach_the_explanation(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [
-        "--method",
-        "all",
-        "--target",
-        "tabby",
-        "--layer",
-        "layer2",
-        "--size",
-        "32",
-        "--device",
-        "cpu",
-        "--alpha",
-        "0.8",
-        "--composite",
-        "EpsilonGammaBox",
-    ]
+        "--method", "all", "--target", "tabby", "--layer", "layer2", "--size", "32", "--device", "cpu", "--alpha",
+        "0.8", "--composite", "EpsilonGammaBox",
+    ]  # fmt: skip
     code, _, err = run(capsys, CAT, *arguments, "--colormap", "viridis", "--output", "there/deep")
     assert code == 0
     unfit, costly = (
@@ -269,34 +260,10 @@ def test_odd_files_work_or_say_why_and_the_others_still_get_done(
         assert drawn.width >= 1
 
 
-def test_names_and_labels_that_cannot_be_shown_stop_nothing(tmp_path: Path) -> None:
-    strange = os.fsdecode(b"caf\xe9 \xe7\x8c\xab.png")
-    Image.new("RGB", (20, 20), "green").save(tmp_path / "plain.png")
-    (tmp_path / "plain.png").rename(tmp_path / strange)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii:strict"}
-    command = [
-        sys.executable,
-        "-m",
-        "explain.cli",
-        strange,
-        "x" * 300 + ".jpg",
-        "--target",
-        "0",
-        "--method",
-        "saliency",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
-    assert done.returncode == 1
-    assert len(done.stderr.splitlines()) == 1
-    assert "File name too long" in done.stderr
-    assert len(list((tmp_path / "explained").iterdir())) == 3
-
-
 def test_output_that_cannot_be_printed_is_one_line(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = f'"{sys.executable}" -m explain.cli --list-methods > /dev/full'
     done = subprocess.run(
-        command, shell=True, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False
+        command, shell=True, capture_output=True, text=True, env=ENVIRONMENT, cwd=tmp_path, check=False
     )
     assert done.returncode == 1
     assert done.stderr == "explain: output cannot be printed: No space left on device\n"
@@ -408,13 +375,12 @@ def test_an_interrupt_is_one_line_and_its_own_code(
 
 
 def test_both_commands_work_in_a_fresh_interpreter_and_bad_pipes_are_quiet(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-W", "error", "-m", "explain.cli", CAT]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+    command = [sys.executable, "-W", "error", "-m", "explain.cli", CAT, "--model", "tiny"]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, cwd=tmp_path, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "explained" / "chelsea-gradcam.png").is_file()
-    piped = f'"{sys.executable}" -m explain.cli --list-layers | head -1'
-    done = subprocess.run(piped, shell=True, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+    piped = f'"{sys.executable}" -m explain.cli --list-layers --model tiny | head -1'
+    done = subprocess.run(piped, shell=True, capture_output=True, text=True, env=ENVIRONMENT, cwd=tmp_path, check=False)
     assert done.stderr == ""
     assert len(done.stdout.splitlines()) == 1
 
@@ -430,9 +396,8 @@ except SystemExit:
     pass
 assert "torch" not in sys.modules
 """
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=tmp_path, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, cwd=tmp_path, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "--list-methods" in done.stdout
@@ -476,9 +441,8 @@ def test_what_libraries_say_about_a_file_is_one_note_or_goes_with_our_error(tmp_
         content = bytearray((tmp_path / name).read_bytes())
         content[content.index(samples) + 8 if place is None else place] ^= 0xFF
         (tmp_path / name).write_bytes(content)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "explain.cli", "fax.tif", "zip.tif", "samples.tif"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+    command = [*COMMAND, "fax.tif", "zip.tif", "samples.tif", "--model", "tiny"]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, cwd=tmp_path, check=False)
     assert done.returncode == 1
     fax, deflated, many = done.stderr.splitlines()
     assert fax.startswith("note: fax.tif: may be damaged, its decoder says: Fax4Decode: Bad code word")
@@ -586,16 +550,17 @@ def test_what_was_typed_is_complained_about_harmlessly(capsys: pytest.CaptureFix
     assert err == [r"explain: option '--no\x1b[2Jsuch' is unknown; explain --help shows the options"]
 
 
-def test_json_is_valid_on_terminals_that_know_few_characters(tmp_path: Path) -> None:
+def test_names_that_cannot_be_shown_stop_nothing_and_json_is_valid(tmp_path: Path) -> None:
     strange = os.fsdecode(b"caf\xe9 \xe7\x8c\xab.png")
     Image.new("RGB", (20, 20), "green").save(tmp_path / "plain.png")
     (tmp_path / "plain.png").rename(tmp_path / strange)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii:strict"}
-    command = [sys.executable, "-m", "explain.cli", strange, "--target", "0", "--method", "saliency", "--json"]
-    done = subprocess.run(command, capture_output=True, env=environment, cwd=tmp_path, check=False)
-    assert done.returncode == 0
+    words = [strange, "x" * 300 + ".jpg", "--target", "0", "--method", "saliency", "--model", "tiny", "--json"]
+    done = subprocess.run([*COMMAND, *words], capture_output=True, env=ASCII, cwd=tmp_path, check=False)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert b"File name too long" in line
     document = json.loads(done.stdout.decode("ascii"))
-    assert document["results"][0]["image"] == strange
+    assert (document["results"][0]["image"], len(document["errors"])) == (strange, 1)
     (record,) = document["results"][0]["records"]
     assert record["image"]["path"] == strange
     written = next((tmp_path / "explained").glob("*.json"))

@@ -166,20 +166,8 @@ def test_options_with_effect_are_taken(arguments: list[str], capsys: pytest.Capt
 
 
 def test_budgets_are_those_of_every_method_that_estimates(capsys: pytest.CaptureFixture[str]) -> None:
-    typed = [
-        "-m",
-        "kernelshap",
-        "-m",
-        "rise",
-        "-m",
-        "gradcam",
-        "--samples",
-        "24",
-        "--tolerance",
-        "0.5",
-        "--max-seconds",
-        "60",
-    ]
+    typed = ["-m", "kernelshap", "-m", "rise", "-m", "gradcam", "--samples", "24", "--tolerance", "0.5"]
+    typed += ["--max-seconds", "60"]
     code, _, err = run(capsys, "a.png", "--model", "tiny", "--size", "32", "--target", "1", *typed)
     assert (code, err) == (0, [])
     for name in ("kernelshap", "rise"):
@@ -234,23 +222,11 @@ def test_weights_come_as_safetensors_too(capsys: pytest.CaptureFixture[str]) -> 
 
 
 # Rooms whose messages nobody sees who types a command, and single messages of others: what they ask for is Python.
-FOR_CALLERS = {
-    "training",
-    "distributed",
-    "metrics",
-    "checks",
-    "baselines",
-    "hooks",
-    "report",
-}  # which writes Python lines
+FOR_CALLERS = {"training", "distributed", "metrics", "checks", "baselines", "hooks", "report"}
 FOR_CALLERS_FILES = {
-    "attribution/citation.py",
-    "explanation/loading.py",
-    "data/inputs.py",
-    "relevance/composites.py",
-    "__init__.py",
+    "attribution/citation.py", "explanation/loading.py", "data/inputs.py", "relevance/composites.py", "__init__.py",
     "_utils/removed.py",
-}
+}  # fmt: skip
 FOR_CALLERS_ALONE = {
     "see explain.list_methods()", "explain.Inputs(...", "use explain.attribute(model, x)", "explain.data.images.Box",
     "explain.targets.", "positive=False", "integratedgradients(steps=20)", "gradcam(relu=False)",
