@@ -462,7 +462,7 @@ def test_a_photo_too_large_for_the_memory_is_one_line_and_the_others_still_get_d
             raise MemoryError
         return place(values, size, *others, **named)  # type: ignore[arg-type]
 
-    for module in ("styles", "concepts"):
+    for module in ("styles", "overlays"):
         monkeypatch.setattr(importlib.import_module(f"explain.render.{module}"), "place", short_of_memory)
     for name, side in (("large.png", 500), ("small.png", 20)):
         Image.new("RGB", (side, side), "green").save(name)
