@@ -42,7 +42,7 @@ def test_every_method_is_exact_on_many_random_networks(case: Case) -> None:
     check_some(case)
 
 
-@hypothesis.settings(ALWAYS, max_examples=3)
+@hypothesis.settings(ALWAYS, max_examples=1)
 @hypothesis.given(programs())
 def test_units_of_scores_and_the_default_dtype_change_no_map(program: Program) -> None:
     assert units.check(program) == []
