@@ -44,7 +44,7 @@ class Completeness(ScoreMetric):
     score: Score = "logit"
 
     name = "completeness"
-    about = "by how much the values miss the difference of scores that they should add up to"
+    about = "difference between the sum of the values and the difference of scores that they should add up to"
     paper = "Sundararajan et al., ICML 2017"
     units = "score"
     better = "less"
@@ -99,7 +99,7 @@ class InputInvariance(ReattributionMetric):
     shift: float = 1.0
 
     name = "inputinvariance"
-    about = "by how much the map changes where photo and model are shifted alike"
+    about = "change of the map when photo and model are shifted by the same constant"
     paper = "Kindermans et al., 2017"
     units = "relative change"
     better = "less"
@@ -139,7 +139,7 @@ class ADCC(ReattributionMetric):
     baseline: Baseline = field(default_factory=Zero)
 
     name = "adcc"
-    about = "harmonic mean of coherency, simplicity and what the photo keeps behind its heatmap"
+    about = "harmonic mean of coherency, simplicity and the probability kept under the heatmap"
     paper = "Poppi et al., CVPR Workshops 2021"
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:

@@ -184,7 +184,7 @@ class ROAD(ScoreMetric):
     seed: int = 0
 
     name = "road"
-    about = "half of LeRF less MoRF, with pixels interpolated from those around"
+    about = "half of LeRF minus MoRF, with pixels interpolated from their neighbours"
     paper = "Rong et al., ICML 2022"
     units = PROBABILITY
     percentages = ("percentiles",)
@@ -227,7 +227,7 @@ class Comprehensiveness(ScoreMetric):
     seed: int = 0
 
     name = "comprehensiveness"
-    about = "what the probability loses without the most relevant pixels"
+    about = "drop of the probability without the most relevant pixels"
     paper = "DeYoung et al., ACL 2020"
     units = PROBABILITY
     percentages = ("percentiles",)
@@ -263,7 +263,7 @@ class Sufficiency(Comprehensiveness):
     """
 
     name = "sufficiency"
-    about = "what the probability loses when only the most relevant pixels are left"
+    about = "drop of the probability with the most relevant pixels only"
     better = "less"
 
     def interval(self, counts: list[int], pixels: int) -> tuple[list[int], list[int]]:
@@ -293,7 +293,7 @@ class AverageDrop(ScoreMetric):
     score: Score = "probability"
 
     name = "averagedrop"
-    about = "share of the probability that is lost when the photo is seen through its heatmap"
+    about = "share of the probability that is lost when the photo is masked by its heatmap"
     paper = "Chattopadhay et al., WACV 2018"
     units = "share of the probability"
     better: ClassVar[Better] = "less"
@@ -324,7 +324,7 @@ class IncreaseInConfidence(AverageDrop):
     """
 
     name = "increase"
-    about = "whether the probability rises when the photo is seen through its heatmap"
+    about = "whether the probability rises when the photo is masked by its heatmap"
     units = "0 or 1"
     better = "more"
 

@@ -65,7 +65,7 @@ class MaxBoxAccV2(LocalisationMetric):
     sign: Sign = "own"
 
     name = "maxboxaccv2"
-    about = "whether boxes around the map's parts meet the object's boxes; see its docstring"
+    about = "whether boxes around the map's parts match the object's boxes; see its docstring"
     paper = "Choe et al., TPAMI 2022"
     units = "share of degrees of overlap"
     minimums: ClassVar = {"thresholds": 1}
@@ -242,7 +242,7 @@ class RelevanceRank(LocalisationMetric):
     seed: int = 0
 
     name = "relevancerank"
-    about = "share of as many top pixels as the object has that lie on it"
+    about = "share of the top pixels, as many as the object has, that lie on it"
     paper = "Arras et al., Information Fusion 2022"
     units = SHARE
 
@@ -276,7 +276,7 @@ class AttributionLocalisation(LocalisationMetric):
     sign: Sign = "own"
 
     name = "attributionlocalisation"
-    about = "share of the positive values on the object, by the object's share of the photo"
+    about = "share of the positive values on the object, divided by the object's share of the photo"
     paper = "Kohlbrenner et al., IJCNN 2020"
     units = "ratio"
 
@@ -342,7 +342,7 @@ class AUC(LocalisationMetric):
     sign: Sign = "own"
 
     name = "auc"
-    about = "chance that a pixel of the object has a larger value than one beside it"
+    about = "probability that a pixel of the object has a larger value than one outside it"
     paper = "Fawcett, Pattern Recognition Letters 2006"
 
     def __call__(self, data: MetricInput) -> MetricResult:

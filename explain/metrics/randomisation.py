@@ -105,7 +105,7 @@ class MPRT(_MapSimilarity):
     def about(self) -> str:  # type: ignore[override]
         which = {"top": "from the output on", "bottom": "from the input on", "independent": "one group at a time"}
         smooth = " averaged over noise" if self.samples else ""
-        return f"how alike the map{smooth} stays while layers are initialised once more, {which[self.order]}"
+        return f"similarity of the map{smooth} while layers are randomised, {which[self.order]}"
 
     @property
     def paper(self) -> str:  # type: ignore[override]
@@ -171,7 +171,7 @@ class EfficientMPRT(ReattributionMetric):
     seed: int = 0
 
     name = "emprt"
-    about = "by what share the map's entropy rises when the whole model is initialised once more"
+    about = "relative rise of the map's entropy when the whole model is randomised"
     paper = "Hedström et al., 2024"
     units = "relative entropy"
     minimums: ClassVar = {"bins": 2}
@@ -213,7 +213,7 @@ class RandomLogit(_MapSimilarity):
     samples: int = 3
 
     name = "randomlogit"
-    about = "how alike the map is to those of other classes, drawn at random"
+    about = "similarity of the map to those of random other classes"
     paper = "Sixt et al., ICML 2020"
     minimums: ClassVar = {"samples": 1}
 

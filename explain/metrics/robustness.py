@@ -74,8 +74,8 @@ class Sensitivity(_NoisyCopies):
 
     @property
     def about(self) -> str:  # type: ignore[override]
-        how = "on average" if self.of == "mean" else "at most"
-        return f"by how much the map changes, relative to its length, {how} over noisy copies of the photo"
+        which = "mean" if self.of == "mean" else "largest"
+        return f"{which} change of the map, relative to its norm, over noisy copies of the photo"
 
     def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
         return relative_change(data, found)
@@ -103,7 +103,7 @@ class LocalLipschitz(_NoisyCopies):
     """
 
     name = "locallipschitz"
-    about = "largest change of the map by the change of the photo, over noisy copies"
+    about = "largest change of the map divided by the change of the photo, over noisy copies"
     paper = "Alvarez-Melis and Jaakkola, 2018"
     units = "map by input"
     better = "less"
@@ -153,7 +153,7 @@ class RelativeStability(_NoisyCopies):
     @property
     def about(self) -> str:  # type: ignore[override]
         what = "photo" if self.by == "input" else "class scores"
-        return f"largest relative change of the map by that of the {what}, over noisy copies"
+        return f"largest relative change of the map divided by that of the {what}, over noisy copies"
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
         yield Variant("unchanged")

@@ -71,7 +71,7 @@ class RegionPerturbation(_GridCurve):
     baseline: Baseline = field(default_factory=Noise)
 
     name = "regionperturbation"
-    about = "what the probability loses on average while squares are covered, largest first (AOPC)"
+    about = "mean drop of the probability while squares are covered, largest first (AOPC)"
     paper = "Samek et al., TNNLS 2017"
 
     def counts(self, squares: int) -> list[int]:
@@ -136,7 +136,7 @@ class IROF(ScoreMetric):
     seed: int = 0
 
     name = "irof"
-    about = "area over the share of the probability that is left while superpixels are covered"
+    about = "area over the curve of the probability while superpixels are covered"
     paper = "Rieger and Hansen, 2020"
     units = "mean share of the probability"
     minimums: ClassVar = {"segments": 2}

@@ -87,7 +87,7 @@ class FaithfulnessCorrelation(ScoreMetric):
     seed: int = 0
 
     name = "faithfulnesscorrelation"
-    about = "correlation of random subsets' sums with what the score loses without them"
+    about = "correlation of random subsets' sums with the drop of the score without them"
     paper = "Bhatt et al., IJCAI 2020"
     units = CORRELATION
     minimums: ClassVar = {"samples": 2}
@@ -180,7 +180,7 @@ class FaithfulnessEstimate(ScoreMetric):
     seed: int = 0
 
     name = "faithfulnessestimate"
-    about = "correlation of groups' sums, in the map's order, with what the score loses without each"
+    about = "correlation of groups' sums, in the map's order, with the drop of the score without each"
     paper = "Alvarez-Melis and Jaakkola, NeurIPS 2018"
     units = CORRELATION
     minimums: ClassVar = {"groups": 2}
@@ -305,7 +305,7 @@ class NonSensitivity(ScoreMetric):
     score: Score = "logit"
 
     name = "nonsensitivity"
-    about = "share of squares that are nothing to the map but not to the model, or the other way round"
+    about = "share of squares that are zero in the map but matter to the model, or the reverse"
     paper = "Nguyen and Martínez, 2020"
     units = "share of squares"
     better = "less"
@@ -373,7 +373,7 @@ class Infidelity(ScoreMetric):
     seed: int = 0
 
     name = "infidelity"
-    about = "mean square by which the map misses what noise takes from the score"
+    about = "mean squared error of the change of the score that the map predicts for noise"
     paper = "Yeh et al., NeurIPS 2019"
     units = "square of the score"
     better = "less"
