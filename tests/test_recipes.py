@@ -1,4 +1,4 @@
-"""The recipes of CONTRIBUTING for a baseline and a target, followed in a copy of the package: two files, 40 lines."""
+"""The recipes of CONTRIBUTING, followed in a copy of the package: two files, 40 lines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.mark.parametrize(
     ("thing", "module", "name"),
-    [("a baseline", "baselines/replacements.py", "Median"), ("a target", "targets/classes.py", "Margin")],
+    [
+        ("a baseline", "baselines/replacements.py", "Median"),
+        ("a target", "targets/classes.py", "Margin"),
+        ("a perturbation method", "methods/path.py", "ColumnDrop"),
+    ],
 )
 def test_a_recipe_is_one_class_in_one_file_and_one_test(thing: str, module: str, name: str, tmp_path: Path) -> None:
     section = (ROOT / "CONTRIBUTING.md").read_text("utf-8").split(f"## How to add {thing}\n")[1].split("\n## ")[0]
