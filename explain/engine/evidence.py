@@ -1,4 +1,4 @@
-"""`Evidence`: the question that was asked, and what was found. A method sees nothing else."""
+"""`Evidence`: the target, its score, and what the needs of a method were answered with. A method sees nothing else."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class RowOrigin:
-    """Where altered rows come from: ``count`` images of the caller, whose tensors ``carry`` brings to the rows."""
+    """Where perturbed rows come from: ``count`` images of the caller, whose tensors ``carry`` brings to the rows."""
 
     count: int
     carry: Callable[[torch.Tensor], torch.Tensor]
@@ -30,13 +30,18 @@ class RowOrigin:
 
 
 @dataclass(frozen=True)
-class TargetContext:
-    """What was asked of the model, and its answer.
+class Evidence:
+    """The target and its score, and for one layer or none, the answers to the needs of a method in ``found``.
 
-    ``inputs`` ``(N, C, H, W)`` is what is explained (of a video ``(N, C, T, H, W)``), ``score`` ``(N,)`` what the
-    target picked, ``classes`` ``(N,)`` the class that it belongs to or None, ``target`` its name, ``logits`` ``(N, K)``
-    the class scores where the output has them, and ``grids`` how the tensors of the network are laid out. ``outputs``
-    finds out how the class scores become probabilities.
+    Tensors are detached, and every one has a row for each image. ``inputs`` ``(N, C, H, W)`` is what is explained (of
+    a video ``(N, C, T, H, W)``), ``score`` ``(N,)`` what the target picked, ``classes`` ``(N,)`` the class that it
+    belongs to or None, ``target`` its name, ``logits`` ``(N, K)`` the class scores where the output has them, and
+    ``grids`` how the tensors of the network are laid out.
+
+    >>> from explain.layers.feature_maps import Grids
+    >>> x, found = torch.zeros(1, 3, 4, 4), {Activations(): torch.ones(1, 2, 4, 4)}
+    >>> Evidence(x, torch.ones(1), None, "a score", Grids((4, 4)), layer="conv", found=found).activations.shape
+    torch.Size([1, 2, 4, 4])
     """
 
     inputs: torch.Tensor
@@ -45,59 +50,21 @@ class TargetContext:
     target: str
     grids: Grids
     logits: torch.Tensor | None = None
+    layer: str | None = None
+    found: Mapping[Need[Any], Any] = field(default_factory=dict)
     origin: RowOrigin | None = field(default=None, repr=False)
-    """For altered rows, the images that they were made of."""
-    outputs: Callable[[], Outputs] = field(default=Outputs, repr=False)
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """A question, and for one layer or none, what the needs of a method were answered with.
-
-    Tensors are detached, and every one is per image.
-
-    >>> from explain.layers.feature_maps import Grids
-    >>> asked = TargetContext(torch.zeros(1, 3, 4, 4), torch.ones(1), None, "a score", Grids((4, 4)))
-    >>> Evidence(asked, "conv", {Activations(): torch.ones(1, 2, 4, 4)}).activations.shape
-    torch.Size([1, 2, 4, 4])
-    """
-
-    question: TargetContext
-    layer: str | None
-    found: Mapping[Need[Any], Any]
+    """For perturbed rows, the images that they were made of."""
+    find_outputs: Callable[[], Outputs] = field(default=Outputs, repr=False)
+    """Finds out how the class scores become probabilities."""
 
     def __getitem__(self, need: Need[T]) -> T:
         found: T = self.found[need]
         return found
 
     @property
-    def inputs(self) -> torch.Tensor:
-        return self.question.inputs
-
-    @property
-    def score(self) -> torch.Tensor:
-        return self.question.score
-
-    @property
-    def classes(self) -> torch.Tensor | None:
-        return self.question.classes
-
-    @property
-    def target(self) -> str:
-        return self.question.target
-
-    @property
-    def logits(self) -> torch.Tensor | None:
-        return self.question.logits
-
-    @property
     def outputs(self) -> Outputs:
-        """How the class scores become probabilities; of altered rows as of the images that they were made of."""
-        return self.question.outputs()
-
-    @property
-    def grids(self) -> Grids:
-        return self.question.grids
+        """How the class scores become probabilities; of perturbed rows as of their images."""
+        return self.find_outputs()
 
     @property
     def size(self) -> tuple[int, ...]:
@@ -114,13 +81,13 @@ class Evidence:
 
     @property
     def images(self) -> int:
-        """The number of the caller's images, of which altered rows are made."""
-        return len(self.inputs) if self.question.origin is None else self.question.origin.count
+        """The number of the caller's images, of which perturbed rows are made."""
+        return len(self.inputs) if self.origin is None else self.origin.count
 
     def of_images(self, tensor: torch.Tensor) -> torch.Tensor:
         """Bring a tensor with a row for each of the caller's images, or one for all, to the rows of this evidence.
 
-        Altered rows get the row of the image that they were made of, moved as the photo was moved.
+        Perturbed rows get the row of the image that they were made of, moved as the photo was moved.
         """
         of_all = tensor.expand(self.images, *tensor.shape[1:])
-        return of_all if self.question.origin is None else self.question.origin.carry(of_all)
+        return of_all if self.origin is None else self.origin.carry(of_all)

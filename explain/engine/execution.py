@@ -20,7 +20,7 @@ from explain._utils import nested
 from explain._utils.errors import LayerError, MethodError, note
 from explain.data.inputs import Inputs, InputsLike, Path, as_inputs
 from explain.engine.collectors import COLLECTORS, Collector
-from explain.engine.evidence import Evidence, RowOrigin, TargetContext, at_least_float32
+from explain.engine.evidence import Evidence, RowOrigin, at_least_float32
 from explain.engine.forward import Forward, ResolvedTarget
 from explain.engine.needs import Attention, Backward, BiasTerms, Concept, Need, NeedAtLayer, Reference
 from explain.engine.perturbations import PerturbationRuns
@@ -102,9 +102,9 @@ def _evidence(
     """What was found for a target that is about a layer or none, and of several explained inputs about one."""
     x = at_least_float32(forward.inputs.tensor(path or forward.inputs.path))
     outputs = (lambda: forward.outputs) if origin is None else origin.outputs
-    about = x, choice.score, choice.classes, choice.name, forward.grids, forward.logits, origin, outputs
     mine = {a.need: v for a, v in choice.found.items() if a.layer in (None, layer) and a.input in (None, path)}
-    return Evidence(TargetContext(*about), layer, mine)
+    about = x, choice.score, choice.classes, choice.name, forward.grids, forward.logits
+    return Evidence(*about, layer, mine, origin, outputs)
 
 
 def _with_runner(

@@ -244,7 +244,7 @@ def _run_batch(
         precision=precision,
         targets=[reader.choice.of_rows(images) for reader in readers],
         work=replace(context.work, progress=None, batch_size=1 if context.one_at_a_time else context.work.batch_size),
-        origin=RowOrigin(given.images, partial(_carried, given, first, images, numbers), given.question.outputs),
+        origin=RowOrigin(given.images, partial(_carried, given, first, images, numbers), given.find_outputs),
     )
     try:
         found = context.in_fastest_layout(images, altered, gather)

@@ -14,7 +14,7 @@ from explain._utils.signals import came_by_signal
 from explain.data.inputs import Path
 from explain.engine.batching import Add, ProgressCallback, Readers, run_in_batches
 from explain.engine.blocks import explained_blocks, first_keyword
-from explain.engine.evidence import Evidence, TargetContext, at_least_float32
+from explain.engine.evidence import Evidence, at_least_float32
 from explain.engine.forward import ResolvedTarget
 from explain.engine.perturbations import PerturbedRows
 from explain.engine.rerun_context import RerunContext, check_rows, scores_of
@@ -83,9 +83,8 @@ def _evidence(
         logits = at_least_float32(find_logits(output, len(images)).detach())
     classes = None if choice.classes is None else choice.classes[images]
     score, x = scores_of(choice, images, output), context.inputs.x[images]
-    outputs = context.evidence(choice, None).question.outputs
-    question = TargetContext(x, score, classes, choice.name, context.forward.grids, logits, outputs=outputs)
-    return Evidence(question, None, {})
+    outputs = context.evidence(choice, None).find_outputs
+    return Evidence(x, score, classes, choice.name, context.forward.grids, logits, find_outputs=outputs)
 
 
 class _FirstBlock:

@@ -12,7 +12,6 @@ from explain._utils.errors import MethodError, shown
 from explain._utils.spelling import did_you_mean
 from explain.baselines.base import Baseline
 from explain.engine import Evidence, Need
-from explain.engine.evidence import TargetContext
 from explain.engine.needs import Concept, LayerRelevance, Multipliers, Relevance, RelevanceCoverage, RevealCancel
 from explain.engine.perturbations import Scores
 from explain.layers.feature_maps import Grids
@@ -201,8 +200,8 @@ class ReferenceInput:
 
     def of(self, inputs: torch.Tensor) -> torch.Tensor:
         """The baseline of each input."""
-        question = TargetContext(inputs, inputs.new_zeros(len(inputs)), None, "", Grids(tuple(inputs.shape[2:])))
-        return self.start.perturbed(Evidence(question, None, {}))
+        zero = inputs.new_zeros(len(inputs))
+        return self.start.perturbed(Evidence(inputs, zero, None, "", Grids(tuple(inputs.shape[2:]))))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ import explain
 from explain import ExplainError, MethodError
 from explain.baselines import Blur, Mean, Noise
 from explain.engine import Evidence
-from explain.engine.evidence import TargetContext
 from explain.layers.feature_maps import Grids
 from explain.methods import (
     DRISE,
@@ -94,8 +93,8 @@ def drawn(method: RegionMethod, regions: int) -> list[list[int]]:
     return [row.nonzero()[:, 0].tolist() for row in method.design.rows(regions)]
 
 
-def question(x: torch.Tensor) -> Evidence:
-    return Evidence(TargetContext(x, torch.zeros(len(x)), None, "", Grids(tuple(x.shape[2:]))), None, {})
+def evidence_of(x: torch.Tensor) -> Evidence:
+    return Evidence(x, torch.zeros(len(x)), None, "", Grids(tuple(x.shape[2:])))
 
 
 @pytest.mark.parametrize(("window", "stride"), [(1, 1), (2, 2), (3, 2), (4, 3), (5, 5)])
@@ -123,7 +122,7 @@ def error_of_a_mean(each: torch.Tensor, farthest: float) -> torch.Tensor:
 def test_rise_is_the_mean_of_masks_times_scores(curved: Curved) -> None:
     method, x = RISE(samples=70, grid=3, probability=0.4), photos()
     numbers = torch.arange(70)
-    masks = method.masks.drawn(question(x)).keep(torch.zeros_like(numbers), numbers)[:, 0]
+    masks = method.masks.drawn(evidence_of(x)).keep(torch.zeros_like(numbers), numbers)[:, 0]
     found = explain.attribute(curved, x, method, target=1)
     expected = plain_runs.rise(score_of(curved, kind="probability"), x[0], list(masks), 0.4)
     torch.testing.assert_close(found.values[0], expected, **EXACT)
@@ -141,7 +140,7 @@ def test_rise_is_the_mean_of_masks_times_scores(curved: Curved) -> None:
 
 def test_masks_of_rise_are_grids_enlarged_and_shifted_with_the_expectation_of_a_cell() -> None:
     x = torch.zeros(1, 3, 20, 15, dtype=torch.float64)
-    masks = RISE(samples=3000, grid=4, probability=0.3).masks.drawn(question(x))
+    masks = RISE(samples=3000, grid=4, probability=0.3).masks.drawn(evidence_of(x))
     numbers = torch.arange(3000)
     found = masks.keep(torch.zeros_like(numbers), numbers)[:, 0]
     assert found.shape == (3000, 20, 15)
@@ -155,7 +154,7 @@ def test_masks_of_rise_are_grids_enlarged_and_shifted_with_the_expectation_of_a_
 
 def test_a_mask_of_rise_is_a_piece_of_its_grid_enlarged_bilinearly() -> None:
     x = torch.zeros(1, 3, 20, 15, dtype=torch.float64)
-    (mask,) = RISE(grid=4, seed=9).masks.drawn(question(x)).keep(torch.zeros(1).long(), torch.tensor([3]))[:, 0]
+    (mask,) = RISE(grid=4, seed=9).masks.drawn(evidence_of(x)).keep(torch.zeros(1).long(), torch.tensor([3]))[:, 0]
     generator = torch.Generator().manual_seed(9 * 1_000_003)
     cells = (torch.rand(masking.BLOCK, 4, 4, generator=generator) < 0.5).double()[3]
     down = int(torch.randint(5, (masking.BLOCK,), generator=generator)[3])  # a cell is 5 high and 4 wide
@@ -878,7 +877,7 @@ def test_drise_weighs_masks_by_the_most_similar_detection() -> None:
     method = DRISE(samples=40, grid=3)
     found = explain.attribute(Detector(), x, method, target=explain.targets.Detection(1))
     numbers = torch.arange(40)
-    masks = method.masks.drawn(question(x)).keep(torch.zeros_like(numbers), numbers)[:, 0]
+    masks = method.masks.drawn(evidence_of(x)).keep(torch.zeros_like(numbers), numbers)[:, 0]
     first = Detector()(x)[0]
     best = int(torch.where(first["labels"] == 1, first["scores"], -1.0).argmax())
     total, missed = torch.zeros(SIZE, dtype=torch.float64), 0
