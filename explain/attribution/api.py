@@ -150,7 +150,7 @@ def plan(
 ) -> Plan:
     """Say which passes an explanation would take, before they are run; arguments as for `attribute`.
 
-    The plan prints itself: forward passes, backward passes and altered rows, each with the methods that they are for.
+    The plan prints itself: forward passes, backward passes and perturbed rows, each with the methods that they are for.
     To find the layers, the model may be run on one image.
 
     Raises:
@@ -161,9 +161,9 @@ def plan(
     >>> print(plan(model, torch.rand(1, 3, 4, 4), ["gradcam", "scorecam"]))
     1 forward pass of 1 image, recorded from 1 on: gradcam, scorecam
     1 backward pass from the score to 1: gradcam
-    1 altered row (a blank photo) forward: scorecam
-    4 altered rows (the photo seen through each map) forward: scorecam
-    in all: 1 forward pass, 1 backward pass, 5 altered rows forward
+    1 perturbed row (a blank photo) forward: scorecam
+    4 perturbed rows (the photo seen through each map) forward: scorecam
+    in all: 1 forward pass, 1 backward pass, 5 perturbed rows forward
     """
     settings = Settings(**options)
     wanted = as_targets(target, targets, top_k, settings.categories)

@@ -2,7 +2,7 @@
 
     needs           the kinds of evidence that a method may need, as values
     evidence        what a method sees
-    perturbations   altered rows: a `Perturbation` makes them, a `Reducer` adds up their results
+    perturbations   perturbed rows: a `Perturbation` makes them, a `Reducer` adds up their results
     plan            which passes gather what is needed; prints itself
     validation      what is refused before anything runs
     settings        precision, batch sizes, progress
@@ -13,11 +13,11 @@
     output_activation
                     whether a network's outputs are probabilities already
     replay          the operations before a layer, recorded and replayed
-    rerun_context   what altered rows are made of, how they are run, and whether their scores depend on each other
-    batching        altered rows in batches, and the accumulators of their results
-    layer_reruns    altered feature maps
+    rerun_context   what perturbed rows are made of, how they are run, and whether their scores depend on each other
+    batching        perturbed rows in batches, and the accumulators of their results
+    layer_reruns    perturbed feature maps
     token_subsets   transformers run on some of a photo's tokens
-    reruns          altered inputs, and all streams of altered rows
+    reruns          perturbed inputs, and all streams of perturbed rows
     execution       a plan, run
 
 A method declares its needs and is otherwise a function of `Evidence`. A new kind of evidence is one frozen class in

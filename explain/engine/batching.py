@@ -1,4 +1,4 @@
-"""Altered rows in batches of the best size, and what is done with the results of each batch."""
+"""Perturbed rows in batches of the best size, and what is done with the results of each batch."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def _prepare_retry(
         return
     if start or len(batch) + check == images or isinstance(error, (ExplainError, DependentRowsError)):
         raise error
-    note(f"altered rows are run {images} at a time: {raised(error)}")
+    note(f"perturbed rows are run {images} at a time: {raised(error)}")
     context.fixed = True
 
 

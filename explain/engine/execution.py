@@ -60,7 +60,7 @@ def gather(
 ) -> list[EvidenceLookup]:
     """Run a plan on ``inputs``; for each target, return a function from a layer or none, and an input, to evidence.
 
-    ``precision`` is that of these passes; that of altered rows is in ``work``. ``told`` is called after the forward
+    ``precision`` is that of these passes; that of perturbed rows is in ``work``. ``told`` is called after the forward
     pass with the names of the modules that ran, and may raise.
 
     Raises:
@@ -116,7 +116,7 @@ def _with_runner(
     layer: str | None,
     path: Path | None = None,
 ) -> Evidence:
-    """The evidence, with a runner for the needs that allow altered rows.
+    """The evidence, with a runner for the needs that allow perturbed rows.
 
     It is made on demand: a runner among what was found would keep it, and all that it holds, alive in a circle.
     """
@@ -216,7 +216,7 @@ class _Passes:
             self.forward.record(layer)  # each exists, before any backward pass
 
     def _taped_layer(self, model: nn.Module, inputs: Inputs, work: RuntimeSettings) -> str | None:
-        """The layer whose altered maps can use a tape of this pass, if there is one.
+        """The layer whose perturbed maps can use a tape of this pass, if there is one.
 
         They are run one image at a time and in the precision of ``work``; and hooks of others would see a replay.
         """
@@ -241,7 +241,7 @@ class _Passes:
         return layers, watched
 
     def tapes(self) -> dict[str, Tape]:
-        """The operations before a layer whose maps are altered, to be replayed, if they were recorded."""
+        """The operations before a layer whose maps are perturbed, to be replayed, if they were recorded."""
         prefix = self._prefix
         tape = None if prefix is None else prefix.made(self.forward.record(prefix.layer).call)
         return {} if prefix is None or tape is None else {prefix.layer: tape}

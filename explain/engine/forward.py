@@ -46,7 +46,7 @@ class ResolvedTarget:
     found: dict[NeedAtLayer, Any] = field(default_factory=dict)
 
     def of_rows(self, images: torch.Tensor) -> Target:
-        """The target for rows that belong to these images: what was settled for the unaltered image stays so."""
+        """The target for rows that belong to these images: what was settled for the unperturbed image stays so."""
         return self.target.rows(images) if self.classes is None else ClassTarget(tuple(self.classes[images].tolist()))
 
 

@@ -1,4 +1,4 @@
-"""Altered feature maps: the network before the layer is run once for each image, the rest of it for every map."""
+"""Perturbed feature maps: the network before the layer is run once for each image, the rest of it for every map."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from explain.targets.base import find_logits
 def run_from_layer(
     stream: Stream, rows: PerturbedRows, readers: Sequence[Readers], context: RerunContext, progress: ProgressCallback
 ) -> None:
-    """Run up to the layer once for each image, and from there on for all of its altered feature maps."""
+    """Run up to the layer once for each image, and from there on for all of its perturbed feature maps."""
     assert stream.layer is not None
     device = context.inputs.x.device
     rerun = _LayerRerun(context, stream.layer, readers)
@@ -69,17 +69,17 @@ class _LayerRerun:
         self._tape_is_checked = False
 
     def run(self, rows: PerturbedRows, numbers: torch.Tensor, check: bool) -> list[Add]:
-        """Run these altered maps of the image."""
-        unaltered = len(self._context.inputs) - len(numbers) if self._context.fixed else int(check)
+        """Run these perturbed maps of the image."""
+        unperturbed = len(self._context.inputs) - len(numbers) if self._context.fixed else int(check)
 
         def make() -> torch.Tensor:
             with calculating(self._context.inputs.x.device.type):
                 maps = rows.make(numbers)
-                return torch.cat([maps, *[self._own_maps().to(maps)] * unaltered]) if unaltered else maps
+                return torch.cat([maps, *[self._own_maps().to(maps)] * unperturbed]) if unperturbed else maps
 
         if self._tape is not None and not check and not self._tape_is_checked:
             self._check_tape()
-        images = torch.cat([rows.owners[numbers], self._image.repeat(unaltered)])
+        images = torch.cat([rows.owners[numbers], self._image.repeat(unperturbed)])
         output = self._output(images, make, check)
         return [
             reader.read_scores(images[: len(numbers)], numbers, scores_of(reader.choice, images, output), output)
@@ -109,7 +109,7 @@ class _LayerRerun:
             self._runs_whole, self._may_replay, self._tape = self._tape is None, False, None
 
     def _check_tape(self) -> None:
-        """Replay the tape for the unaltered maps; if the score differs, do without it for this image."""
+        """Replay the tape for the unperturbed maps; if the score differs, do without it for this image."""
         try:
             output = self._run_maps(self._image, self._image, self._own_maps())
             agrees = self._context.are_known(self._image, output, self._choices)
@@ -120,7 +120,7 @@ class _LayerRerun:
         self._tape_is_checked, self._tape = True, self._tape if agrees else None
 
     def _check_output(self, output: Any, images: torch.Tensor) -> None:
-        """Refuse other classes than the unaltered image has, and what reads maps that the layer overwrote."""
+        """Refuse other classes than the unperturbed image has, and what reads maps that the layer overwrote."""
         if self._context.forward.logits is not None and self._context.inputs.others:
             check_width(self._context, find_logits(output, len(images)))
         if any(torch.isnan(scores_of(choice, images, output)).any() for choice in self._choices):
@@ -151,7 +151,7 @@ class _LayerRerun:
     def _run_maps(self, images: torch.Tensor, before: torch.Tensor, maps: torch.Tensor) -> Any:
         """Run the network on the images ``before`` the layer, and behind it with ``maps`` that belong to ``images``."""
         context, record = self._context, self._record
-        altered = self._as_returned(maps, images)
+        perturbed = self._as_returned(maps, images)
         overwriting, calls = Overwriting(), Counter[str]()
         tape = self._tape if len(before) == 1 else None
         replay = None if tape is None else Replay(tape)
@@ -164,12 +164,12 @@ class _LayerRerun:
             if replay is not None:
                 replay.live = True
             if tensor is not None and overwriting.is_by(record.layer, tensor):
-                if tensor.shape == altered.shape:
-                    tensor.copy_(altered)  # code that reads it by its older name sees the change too
+                if tensor.shape == perturbed.shape:
+                    tensor.copy_(perturbed)  # code that reads it by its older name sees the change too
                     return None
                 tensor.fill_(float("nan"))  # code that reads it by its older name shows: that tensor has fewer rows
             # The network may overwrite it, and without a replay run again in another layout.
-            return replace_first(output, altered if replay is not None else altered.clone())
+            return replace_first(output, perturbed if replay is not None else perturbed.clone())
 
         def run(inputs: Inputs) -> Any:
             calls.clear()  # it may run again in another layout

@@ -1,4 +1,4 @@
-"""Perturbations and reducers: what is altered, what each altered row is explained for, and how results are added up.
+"""Perturbations and reducers: which rows are run, what is computed for each, and how results are added up.
 
 Methods, metrics and checks give the engine these values. Equal ones are run once for all methods and targets of a call.
 """
@@ -16,15 +16,15 @@ from explain.engine.evidence import Evidence
 from explain.engine.needs import Activations, Need
 
 Make = Callable[[torch.Tensor], torch.Tensor]
-"""From row numbers ``(b,)`` to ``b`` altered inputs or feature maps: new tensors, which the network may overwrite."""
+"""From row numbers ``(b,)`` to ``b`` perturbed inputs or feature maps: new tensors, which the network may overwrite."""
 
 
 @dataclass(frozen=True)
 class PerturbedRows:
-    """Altered rows: ``owners`` ``(P,)`` has the image of each row, and ``make`` builds the rows with given numbers.
+    """Perturbed rows: ``owners`` ``(P,)`` has the image of each row, and ``make`` builds the rows with given numbers.
 
     ``carry`` does to a tensor with a row for each image what was done to the photo's geometry: ``(tensor, rows)`` to
-    one row for each altered row. None means that nothing was moved. ``keep`` returns the masks of rows, if it has any.
+    one row for each perturbed row. None: nothing was moved. ``keep`` returns the masks of rows, if it has any.
     """
 
     owners: torch.Tensor
@@ -56,7 +56,7 @@ def copies(x: torch.Tensor, count: int, make: Callable[[int, int], torch.Tensor]
 
 
 class Perturbation(ABC):
-    """A plan of altered rows. Subclasses are frozen dataclasses: equal ones are run once for all methods of a call.
+    """A plan of perturbed rows. Subclasses are frozen dataclasses: equal ones are run once for all methods of a call.
 
     It may look at the evidence that it ``needs``, and at nothing that depends on the target.
     """
@@ -85,15 +85,15 @@ class Perturbation(ABC):
 
     @abstractmethod
     def rows(self, evidence: Evidence) -> PerturbedRows:
-        """The altered rows of the images."""
+        """The perturbed rows of the images."""
 
     def matching_rows(self, evidence: Evidence, first: PerturbedRows) -> PerturbedRows:
-        """The altered rows of a second explained input, which are run together with the ``first`` one's."""
+        """The perturbed rows of a second explained input, which are run together with the ``first`` one's."""
         return self.rows(evidence)
 
 
 class Accumulator(ABC):
-    """Adds up the results of altered rows as they come."""
+    """Adds up the results of perturbed rows as they come."""
 
     @abstractmethod
     def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
@@ -120,7 +120,7 @@ class Accumulator(ABC):
 
 
 class Reducer(ABC):
-    """A way to add up results of altered rows. Subclasses are frozen dataclasses, as perturbations are."""
+    """A way to add up results of perturbed rows. Subclasses are frozen dataclasses, as perturbations are."""
 
     @abstractmethod
     def begin(self, evidence: Evidence) -> Accumulator: ...
@@ -174,7 +174,7 @@ class Attributor(Protocol):
 
 @dataclass(frozen=True)
 class Scores(Need[torch.Tensor]):
-    """The score ``(P,)`` of each altered row; for other numbers than the score's, the class scores ``(P, K)``."""
+    """The score ``(P,)`` of each perturbed row; for other numbers than the score's, the class scores ``(P, K)``."""
 
     of: Perturbation
     logits: bool = False
@@ -190,7 +190,7 @@ class Scores(Need[torch.Tensor]):
 
 @dataclass(frozen=True)
 class Attributions(Need[Any]):
-    """The results of a method for all altered rows, added up by a reducer."""
+    """The results of a method for all perturbed rows, added up by a reducer."""
 
     of: Perturbation
     method: Attributor

@@ -3,7 +3,7 @@
 * layers only: everything below the first of those that gradients are taken of runs without a graph, like inference;
 * gradients of the input: the whole pass is recorded, and each rule is one more backward pass over it;
 * each further target, and each further objective, is one more backward pass, never one more forward;
-* altered rows: each plan of them is run once, for all methods and targets.
+* perturbed rows: each plan of them is run once, for all methods and targets.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from explain.engine.settings import Precision
 
 @dataclass(frozen=True)
 class Stream:
-    """Altered rows that are run once, at a layer or none, and the asks that they answer."""
+    """Perturbed rows that are run once, at a layer or none, and the asks that they answer."""
 
     of: Perturbation
     layer: str | None
     readers: tuple[NeedAtLayer, ...]
 
     def is_known(self, precision: Precision) -> bool:
-        """Whether the first forward pass has said it already: nothing is altered, nor computed otherwise."""
+        """Whether the first forward pass has said it already: nothing is perturbed, nor computed otherwise."""
         return isinstance(self.of, Unperturbed) and precision == "full" and not self.inner
 
     @property
     def inner(self) -> frozenset[NeedAtLayer]:
-        """What is asked of each altered row."""
+        """What is asked of each perturbed row."""
         found: frozenset[NeedAtLayer] = frozenset()
         for reader in self.readers:
             if isinstance(reader.need, Attributions):
@@ -58,12 +58,12 @@ class Plan:
     >>> plan.passes, plan.passes_back, plan.rows
     (1, 2, 0)
 
-    Altered rows are copies of the images, or of a layer's maps, that the network is run on again.
+    Perturbed rows are copies of the images, or of a layer's maps, that the network is run on again.
 
     >>> from explain.methods import Smooth
     >>> print(Plan({"smoothgrad": asks_of(Smooth(samples=8).needs, [])}, images=2))
     1 forward pass of 2 images: smoothgrad
-    16 altered rows (noisy copies of the photo) forward and back: smoothgrad
+    16 perturbed rows (noisy copies of the photo) forward and back: smoothgrad
     """
 
     wanted: Mapping[str, frozenset[NeedAtLayer]]
@@ -87,7 +87,7 @@ class Plan:
 
     @cached_property
     def streams(self) -> tuple[Stream, ...]:
-        """The altered rows to run, each distinct plan of them once."""
+        """The perturbed rows to run, each distinct plan of them once."""
         found: dict[tuple[Perturbation, str | None], list[NeedAtLayer]] = {}
         for ask in self.asks:
             if isinstance(ask.need, (Scores, Attributions)):
@@ -103,7 +103,7 @@ class Plan:
 
     @property
     def reruns(self) -> bool:
-        """Whether the model may be run again on altered rows."""
+        """Whether the model may be run again on perturbed rows."""
         return bool(self.streams) or any(isinstance(ask.need, PerturbationRuns) for ask in self.asks)
 
     @cached_property
@@ -130,13 +130,13 @@ class Plan:
 
     @property
     def passes(self) -> int:
-        """How many forward passes of all images there are, altered rows apart."""
+        """How many forward passes of all images there are, perturbed rows apart."""
         compared = len({b.reference for b in self.backwards} - {None})
         return 1 + (self._of_blocks + 3 * self._revealed) * self.targets + compared
 
     @property
     def passes_back(self) -> int:
-        """How many backward passes of all images there are, altered rows apart."""
+        """How many backward passes of all images there are, perturbed rows apart."""
         own = self._of_blocks + 3 * self._revealed
         return self.targets * (own + sum(2 if backward.second else 1 for backward in self.backwards))
 
@@ -152,24 +152,24 @@ class Plan:
 
     @property
     def rows(self) -> int:
-        """How many altered rows are run at most, where the layers' channels are known; those of altered rows too."""
-        return sum(self.rows_of(stream) * inner.passes + inner.rows for stream, inner in self._altered())
+        """How many perturbed rows are run at most, where the layers' channels are known; those made of them too."""
+        return sum(self.rows_of(stream) * inner.passes + inner.rows for stream, inner in self._perturbed())
 
     @property
     def rows_back(self) -> int:
-        """How many backward passes altered rows have, each of a single row."""
-        return sum(self.rows_of(stream) * inner.passes_back + inner.rows_back for stream, inner in self._altered())
+        """How many backward passes perturbed rows have, each of a single row."""
+        return sum(self.rows_of(stream) * inner.passes_back + inner.rows_back for stream, inner in self._perturbed())
 
     def rows_of(self, stream: Stream) -> int:
-        """How many altered rows a stream has at most."""
+        """How many perturbed rows a stream has at most."""
         layer = stream.layer or next((reader.layer for reader in stream.readers if reader.layer), None)
         return self.images * stream.of.count(self.channels.get(layer or "", 0), self.size)
 
     def cost(self, shares: Mapping[str, float] = MappingProxyType({})) -> float:
         """How many passes of one image it takes, forward and backward ones alike.
 
-        Altered rows that begin at a layer count for the part of a pass behind it, which ``shares`` has for each layer;
-        for the whole of it, where it is not known. Where what is run depends on the evidence, it is infinite.
+        Perturbed rows that begin at a layer count for the part of a pass after it, which ``shares`` has for each layer;
+        for all of it, where it is not known. Where what is run depends on the evidence, it is infinite.
 
         >>> from explain.methods import AblationCAM
         >>> plan = Plan({"ablationcam": asks_of(AblationCAM().needs, ["layer4"])}, channels={"layer4": 100})
@@ -179,13 +179,13 @@ class Plan:
         if any(isinstance(ask.need, PerturbationRuns) for ask in self.asks):
             return float("inf")
         total = float(self.images * (self.passes + self.passes_back))
-        for stream, inner in self._altered():
+        for stream, inner in self._perturbed():
             if not inner.images:
                 return float("inf")  # as many as there may be
             total += inner.cost(shares) * (shares.get(stream.layer or "", 1.0) if stream.of.of_layer else 1.0)
         return total
 
-    def _altered(self) -> Iterator[tuple[Stream, Plan]]:
+    def _perturbed(self) -> Iterator[tuple[Stream, Plan]]:
         """The streams that have to be run, each with the plan for its rows."""
         for stream in self.streams:
             if not stream.is_known(self.precision):
@@ -198,7 +198,7 @@ class Plan:
         if blocks:
             count = _counted(self._of_blocks * self.targets, "backward pass", "es")
             lines.append(f"{count} from the score of every transformer block to its attention{self._for(blocks)}")
-        for stream, inner in self._altered():
+        for stream, inner in self._perturbed():
             lines += [f"{self._run(stream, inner)}{self._for(stream.readers)}", *inner._nested()]
         return "\n".join([*lines, self._in_all()] if len(lines) > 2 else lines)
 
@@ -226,15 +226,15 @@ class Plan:
     def _run(self, stream: Stream, inner: Plan) -> str:
         """What is run of a stream."""
         count = self.rows_of(stream)
-        rows = _counted(count, "altered row", "s") if count else "altered rows"
+        rows = _counted(count, "perturbed row", "s") if count else "perturbed rows"
         start = f" from {stream.layer} on" if stream.of.of_layer else ""
         back = inner.passes_back
         return f"{rows} ({stream.of}) forward{start}{' and back' * bool(back)}{f' {back} times' * (back > 1)}"
 
     def _nested(self) -> list[str]:
-        """The lines for what is altered of rows that are altered themselves."""
+        """The lines for what is perturbed of rows that are perturbed themselves."""
         lines = []
-        for stream, inner in self._altered():
+        for stream, inner in self._perturbed():
             lines += [f"  made of these: {self._run(stream, inner)}", *(f"  {line}" for line in inner._nested())]
         return lines
 
@@ -244,7 +244,7 @@ class Plan:
     def _in_all(self) -> str:
         words = [_counted(self.passes, "forward pass", "es"), _counted(self.passes_back, "backward pass", "es")]
         if self.rows:
-            words.append(f"{_counted(self.rows, 'altered row', 's')} forward")
+            words.append(f"{_counted(self.rows, 'perturbed row', 's')} forward")
         if self.rows_back:
             words.append(f"{self.rows_back} back")
         return f"in all: {', '.join(words)}"

@@ -1,4 +1,4 @@
-"""What altered rows are made of and how they are run, and the checks that their scores do not depend on each other."""
+"""What perturbed rows are made of, how they are run, and checks that their scores do not depend on each other."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EvidenceLookup: TypeAlias = Callable[..., Evidence]
 
 @dataclass(eq=False)
 class RerunContext:
-    """What altered rows are made of, and how they are run."""
+    """What perturbed rows are made of, and how they are run."""
 
     forward: Forward
     choices: Sequence[ResolvedTarget]
@@ -35,7 +35,7 @@ class RerunContext:
     footprint: Footprint
     work: RuntimeSettings
     gather: Callable[..., Sequence[EvidenceLookup]]
-    """The engine's `gather`, for altered rows."""
+    """The engine's `gather`, for perturbed rows."""
     running: Callable[[], Any]
     tapes: dict[str, Tape] = field(default_factory=dict)
     """What lies before a layer, by its name, if the forward pass recorded it."""
@@ -45,7 +45,7 @@ class RerunContext:
     fixed: bool = False
     """Whether the network takes as many rows as there are images, and no other number."""
     checked: set[str | None] = field(default_factory=set)
-    """Where altered rows, of the input or of a layer, were found to score the same alone as among others."""
+    """Where perturbed rows, of the input or of a layer, were found to score the same alone as among others."""
     again: bool = False
     """Whether a method runs further rows, after some that were found not to depend on each other."""
     longest: int = 0
@@ -79,15 +79,15 @@ class RerunContext:
             return None
 
     def in_fastest_layout(
-        self, images: torch.Tensor, altered: Mapping[Path, torch.Tensor], run: Callable[[Inputs], T]
+        self, images: torch.Tensor, perturbed: Mapping[Path, torch.Tensor], run: Callable[[Inputs], T]
     ) -> T:
-        """Run altered rows that belong to these images, channels last if the network takes them so."""
-        first = altered[self.inputs.path]
+        """Run perturbed rows that belong to these images, channels last if the network takes them so."""
+        first = perturbed[self.inputs.path]
         several = len(first) > 1  # one alone is faster by little, and see `Inputs.copied`
         if self.channels_last and several and first.device.type == "cpu" and first.ndim == 4:
             turned = {
                 path: t.contiguous(memory_format=torch.channels_last) if t.ndim == 4 else t
-                for path, t in altered.items()
+                for path, t in perturbed.items()
             }
             try:
                 return run(self.inputs.rows(images, turned))
@@ -96,7 +96,7 @@ class RerunContext:
                     raise
                 note(f"inputs are laid out channels first, which is slower on a CPU: {raised(error)}")
                 self.channels_last = False
-        return run(self.inputs.rows(images, altered))
+        return run(self.inputs.rows(images, perturbed))
 
     def tuner(self, kind: Hashable, most: int, sizes: tuple[int, ...] | None = None) -> BatchSizeTuner:
         """What chooses the batch sizes for this ``kind`` of work, of which ``most`` rows fit into memory."""
@@ -105,12 +105,12 @@ class RerunContext:
         return BatchSizeTuner(self.model, kind, most, x.device, given=given, sizes=sizes)
 
     def same_scores(self, choice: ResolvedTarget, one: torch.Tensor, other: torch.Tensor) -> bool:
-        """Whether two scores of altered rows are the same but for rounding."""
+        """Whether two scores of perturbed rows are the same but for rounding."""
         scale = self.forward.scale(choice)
         return agree(one.to(choice.score), other.to(choice.score), self.inputs.x, self.work, scale, 1e-2)
 
     def are_known(self, images: torch.Tensor, output: Any, choices: Sequence[ResolvedTarget]) -> bool:
-        """Whether an output for these unaltered images has the scores that are known of them."""
+        """Whether an output for these unperturbed images has the scores that are known of them."""
         return all(self.same_scores(each, scores_of(each, images, output), each.score[images]) for each in choices)
 
 
@@ -119,7 +119,7 @@ def scores_of(choice: ResolvedTarget, images: torch.Tensor, output: Any) -> torc
     return at_least_float32(choice.of_rows(images).pick(output, len(images))[0].detach())
 
 
-# Do scores depend on the other rows of a batch? What follows decides that, for images and for altered rows.
+# Do scores depend on the other rows of a batch? What follows decides that, for images and for perturbed rows.
 
 
 class DependentRowsError(Exception):
@@ -139,11 +139,11 @@ def check_rows(
     *,
     last_is_image: bool = True,
 ) -> None:
-    """Check that the scores of altered rows, which belong to ``images``, do not depend on each other.
+    """Check that the scores of perturbed rows, which belong to ``images``, do not depend on each other.
 
-    If the last row is an unaltered image, its score must be the known one. The first row must have the same score
+    If the last row is an unperturbed image, its score must be the known one. The first row must have the same score
     alone: ``run_first`` returns the output for it, or None where that cannot be had. That is done once for each
-    ``place`` where rows are altered: a layer, or None for the input.
+    ``place`` where rows are perturbed: a layer, or None for the input.
 
     Raises:
         DependentRowsError: a row has another score among the others than alone.
@@ -161,7 +161,7 @@ def check_rows(
 
 
 def check_images(context: RerunContext, *, if_possible: bool = False) -> None:
-    """Refuse a batch in which an image has another score than alone; altered rows could not be compared with it.
+    """Refuse a batch in which an image has another score than alone; perturbed rows could not be compared with it.
 
     Quantised networks take one scale for all images, which makes a small difference: it is accepted.
 
@@ -179,7 +179,7 @@ def check_images(context: RerunContext, *, if_possible: bool = False) -> None:
             return
         if output is None:
             raise DependentImagesError(
-                "model must score each image on its own to be run on altered images, but rows change each other's "
+                "model must score each image on its own to be run on perturbed images, but rows change each other's "
                 f"scores and it takes {len(context.inputs)} images only; export it for one image"
             )
         for choice in context.choices:
@@ -189,7 +189,7 @@ def check_images(context: RerunContext, *, if_possible: bool = False) -> None:
                 continue
             if several:
                 raise DependentImagesError(
-                    f"model must score each image on its own to be run on altered images, but image {image} scores "
+                    f"model must score each image on its own to be run on perturbed images, but image {image} scores "
                     f"{among.item():.4g} among the others and {alone.item():.4g} alone (a normalisation over the "
                     "batch?); explain one image at a time"
                 )
@@ -203,7 +203,7 @@ def check_images(context: RerunContext, *, if_possible: bool = False) -> None:
 def check_inputs_beside(forward: Forward, choice: ResolvedTarget, work: RuntimeSettings) -> None:
     """Refuse an input that seems to have a row for each image, but belongs to all of them.
 
-    Altered images are given the rows of the images that they are made of; so the first image, with its rows alone, has
+    Perturbed images are given the rows of the images that they are made of; so the first image, with its rows alone, has
     to have the score that it has among the others. If the network takes no other number of images, the image is
     repeated to fill the batch.
     """
@@ -226,7 +226,7 @@ def check_inputs_beside(forward: Forward, choice: ResolvedTarget, work: RuntimeS
 
 
 def check_width(context: RerunContext, logits: torch.Tensor | None) -> None:
-    """Refuse scores for other classes than those of the unaltered images: some input says what they are."""
+    """Refuse scores for other classes than those of the unperturbed images: some input says what they are."""
     known = context.forward.logits
     if context.inputs.others and known is not None and logits is not None and logits.shape[1] != known.shape[1]:
         _refuse_shared(context.inputs.others)

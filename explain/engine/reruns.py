@@ -1,8 +1,7 @@
-"""Altered rows: altered inputs or feature maps are run in batches, once for all methods and targets that need them.
+"""Perturbed rows: perturbed inputs or feature maps are run in batches, once for all methods and targets that need them.
 
 Rows are built when they are needed and forgotten when their results have been added up, so memory does not grow with
-their number. The first batch of each stream contains a row that is not altered: its score must be the one that is known
-already. The first row of the longest stream is also run alone, and must have the same score as among the others. If one
+their number. The first batch of each stream contains an unperturbed row, whose score must be the known one. The first row of the longest stream is also run alone, and must have the same score as among the others. If one
 of them has not, the network lets rows depend on each other, and every row is run alone.
 """
 
@@ -38,7 +37,7 @@ from explain.hooks.preserve import calculating
 
 
 def run_streams(plan: Plan, context: RerunContext) -> None:
-    """Run all altered rows of a plan, and add the results to what was found for each target."""
+    """Run all perturbed rows of a plan, and add the results to what was found for each target."""
     waiting = []
     for stream in plan.streams:
         if stream.is_known(context.work.precision):
@@ -65,7 +64,7 @@ def run_streams(plan: Plan, context: RerunContext) -> None:
         _run_all(ordered, context, progress, names)
     except DependentRowsError:
         check_images(context)
-        note("altered rows are run one at a time: the model's scores depend on what stands beside an image")
+        note("perturbed rows are run one at a time: the model's scores depend on what stands beside an image")
         context.one_at_a_time = True
         progress.restart()
         _run_all(ordered, context, progress, names)
@@ -99,7 +98,7 @@ def _run_all(
 
 
 def _rows(stream: Stream, context: RerunContext) -> dict[Path, PerturbedRows]:
-    """The altered rows of each explained input; they are altered together, row by row.
+    """The perturbed rows of each explained input; they are perturbed together, row by row.
 
     Raises:
         MethodError: one of them has other rows than the first, so that nothing says which belong together.
@@ -111,7 +110,7 @@ def _rows(stream: Stream, context: RerunContext) -> dict[Path, PerturbedRows]:
         made.append(stream.of.matching_rows(evidence, made[0]))
         if not torch.equal(made[-1].owners.cpu(), made[0].owners.cpu()):
             raise MethodError(
-                f"explained must name inputs with as many altered copies each ({stream.of}), got "
+                f"explained must name inputs with as many perturbed copies each ({stream.of}), got "
                 f"{len(made[0].owners)} for {context.inputs.name} and {len(made[-1].owners)} for {dotted(path)}; name "
                 "one"
             )
@@ -119,7 +118,7 @@ def _rows(stream: Stream, context: RerunContext) -> dict[Path, PerturbedRows]:
 
 
 def _of_images(ask: NeedAtLayer, context: RerunContext, choice: ResolvedTarget) -> Any:
-    """The answer for rows that are not altered, which is known already."""
+    """The answer for rows that are not perturbed, which is known already."""
     if isinstance(ask.need, Attributions):
         evidence = context.evidence(choice, ask.layer, ask.input)
         accumulator = ask.need.fold.begin(evidence)
@@ -134,7 +133,7 @@ def _of_images(ask: NeedAtLayer, context: RerunContext, choice: ResolvedTarget) 
 
 @dataclass(frozen=True)
 class PerturbationRunner:
-    """Runs altered rows that a method can name only when it sees the evidence."""
+    """Runs perturbed rows that a method can name only when it sees the evidence."""
 
     context: RerunContext
     choice: ResolvedTarget
@@ -159,12 +158,12 @@ class PerturbationRunner:
         self.context.interrupted.append(error)
 
     def scores(self, of: Perturbation, *, logits: bool = False) -> torch.Tensor:
-        """The score ``(P,)`` of each altered row, or its class scores ``(P, K)``."""
+        """The score ``(P,)`` of each perturbed row, or its class scores ``(P, K)``."""
         found: torch.Tensor = self._answer(NeedAtLayer(Scores(of, logits), self.layer))
         return found
 
     def read_for_all(self, of: Perturbation, method: Attributor, fold: Reducer) -> Any:
-        """A method's results for all altered rows, added up; those for the other targets are remembered for them.
+        """A method's results for all perturbed rows, added up; those for the other targets are remembered for them.
 
         Progress is not reported: a method that runs few rows at a time does so itself, with `tell`.
         """
@@ -208,7 +207,7 @@ def _run_inputs(
     context: RerunContext,
     progress: ProgressCallback,
 ) -> None:
-    """Run altered inputs, each batch with all that is needed of it."""
+    """Run perturbed inputs, each batch with all that is needed of it."""
     inner = Plan({"": stream.inner})
     graph, device = inner.whole or bool(inner.layers), context.inputs.x.device
     tuner = context.tuner(graph, context.footprint.most(device, graph=graph))
@@ -226,15 +225,15 @@ def _run_batch(
     numbers: torch.Tensor,
     check: bool,
 ) -> list[Add]:
-    """Gather what the readers need of a batch of altered inputs."""
+    """Gather what the readers need of a batch of perturbed inputs."""
     inputs, first = context.inputs, rows[context.inputs.path]
     with calculating(inputs.x.device.type):
         images = first.owners[numbers]
-        altered = {path: each.make(numbers).to(inputs.tensor(path)) for path, each in rows.items()}
-    unaltered = images[:1].repeat(len(inputs) - len(numbers) if context.fixed else int(check))
-    if len(unaltered):
-        images = torch.cat([images, unaltered])
-        altered = {path: torch.cat([t, inputs.tensor(path)[unaltered]]) for path, t in altered.items()}
+        perturbed = {path: each.make(numbers).to(inputs.tensor(path)) for path, each in rows.items()}
+    unperturbed = images[:1].repeat(len(inputs) - len(numbers) if context.fixed else int(check))
+    if len(unperturbed):
+        images = torch.cat([images, unperturbed])
+        perturbed = {path: torch.cat([t, inputs.tensor(path)[unperturbed]]) for path, t in perturbed.items()}
     given = context.evidence(context.choices[0], None)
     # gradients in bfloat16 are off by tens of percent, scores by less than a percent
     precision = "full" if inner.whole or inner.layers else context.work.precision
@@ -247,7 +246,7 @@ def _run_batch(
         origin=RowOrigin(given.images, partial(_carried, given, first, images, numbers), given.find_outputs),
     )
     try:
-        found = context.in_fastest_layout(images, altered, gather)
+        found = context.in_fastest_layout(images, perturbed, gather)
     except DependentImagesError as error:
         if context.one_at_a_time or len(images) == 1:
             raise
@@ -257,7 +256,7 @@ def _run_batch(
         def run_first() -> Any:
             if len(first.owners) < context.longest:
                 return None
-            return context.run_alone(inputs.rows(images[:1], {path: tensor[:1] for path, tensor in altered.items()}))
+            return context.run_alone(inputs.rows(images[:1], {path: tensor[:1] for path, tensor in perturbed.items()}))
 
         scores = [(reader.choice, of(None).score) for reader, of in zip(readers, found, strict=True)]
         check_rows(context, None, images, scores, run_first)
@@ -272,7 +271,7 @@ def _run_batch(
 def _carried(
     given: Evidence, rows: PerturbedRows, images: torch.Tensor, numbers: torch.Tensor, tensor: torch.Tensor
 ) -> torch.Tensor:
-    """Bring a tensor of the caller's images to altered rows; behind these may be one that is not altered."""
+    """Bring a tensor of the caller's images to perturbed rows; behind these may be one that is not perturbed."""
     found = given.of_images(tensor)[images]
     if rows.carry is None:
         return found

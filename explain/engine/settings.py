@@ -21,11 +21,11 @@ from explain.targets.outputs import Activation
 
 Precision: TypeAlias = Literal["full", "bf16"]
 Progress = Callable[..., Any]
-"""Called with the number of altered rows done and their total; and, where it takes three arguments, with the maps that
-there are so far, by method."""
+"""Called with the number of perturbed rows done and their total; if it takes three arguments, also with the maps so far,
+by method."""
 
 MEMORY = 512 * 2**20
-"""Bytes that a batch of altered rows may take on a CPU; on other devices, half of what is free."""
+"""Bytes that a batch of perturbed rows may take on a CPU; on other devices, half of what is free."""
 TRIED = (16, 8, 4, 32)  # batch sizes that are tried on a CPU, where larger ones are often slower
 TRIED_ELSEWHERE = (64, 128, 256, 32)
 CACHE = 8 * 2**20

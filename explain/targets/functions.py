@@ -19,7 +19,7 @@ from explain.targets.base import Picked, Target
 class ScoreTarget(Target):
     """Any function of the model's output that gives one score per row.
 
-    Methods that alter images call it on pieces of altered rows. A function that wants something else of each image
+    Methods that alter images call it on pieces of perturbed rows. A function that wants something else of each image
     takes a second argument, ``images`` ``(P,)``: for each row, which of the original images it belongs to, counted from
     0. A second argument is one without a default, or one called ``images``.
 
@@ -58,7 +58,7 @@ class ScoreTarget(Target):
 
     @property
     def may_ignore_rows(self) -> bool:
-        return self.images is None and not self.takes_images  # of altered rows, it was asked before
+        return self.images is None and not self.takes_images  # of perturbed rows, it was asked before
 
     def pick(self, output: Any, count: int) -> Picked:
         score = self._score(output, count)

@@ -832,7 +832,7 @@ def test_a_slower_way_is_said_where_somebody_listens(x: torch.Tensor, caplog: py
     model = settled(Coupled()).double().eval()
     with caplog.at_level("INFO", logger="explain"):
         explain.attribute(model, x[:1], "smoothgrad", target=1)
-    assert "altered rows are run one at a time: the model's scores depend on what stands beside" in caplog.text
+    assert "perturbed rows are run one at a time: the model's scores depend on what stands beside" in caplog.text
 
 
 def test_one_function_for_one_or_several_methods_and_targets(net: TinyNet, x: torch.Tensor) -> None:

@@ -270,19 +270,19 @@ in all: 1 forward pass, 2 backward passes""",
 in all: 1 forward pass, 5 backward passes""",
     ("smoothgrad", "vargrad"): """\
 1 forward pass of 2 images: smoothgrad, vargrad
-50 altered rows (noisy copies of the photo) forward and back: smoothgrad, vargrad""",
+50 perturbed rows (noisy copies of the photo) forward and back: smoothgrad, vargrad""",
     ("scorecam", "ablationcam"): """\
 1 forward pass of 2 images: scorecam, ablationcam
-2 altered rows (a blank photo) forward: scorecam
-16 altered rows (the photo seen through each map) forward: scorecam
-16 altered rows (the layer's maps without one of them) forward from dropout on: ablationcam
-in all: 1 forward pass, 0 backward passes, 34 altered rows forward""",
+2 perturbed rows (a blank photo) forward: scorecam
+16 perturbed rows (the photo seen through each map) forward: scorecam
+16 perturbed rows (the layer's maps without one of them) forward from dropout on: ablationcam
+in all: 1 forward pass, 0 backward passes, 34 perturbed rows forward""",
     (NESTED,): """\
 1 forward pass of 2 images: smooth(integratedgradients)
-50 altered rows (noisy copies of the photo) forward: smooth(integratedgradients)
-  made of these: 2500 altered rows (points on the way from the baseline to the photo) forward and back
-  made of these: 50 altered rows (a blank photo) forward
-in all: 1 forward pass, 0 backward passes, 2600 altered rows forward, 2500 back""",
+50 perturbed rows (noisy copies of the photo) forward: smooth(integratedgradients)
+  made of these: 2500 perturbed rows (points on the way from the baseline to the photo) forward and back
+  made of these: 50 perturbed rows (a blank photo) forward
+in all: 1 forward pass, 0 backward passes, 2600 perturbed rows forward, 2500 back""",
 }
 
 

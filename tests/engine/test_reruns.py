@@ -1,4 +1,4 @@
-"""Altered rows: run once for all, right whatever the rows beside them, in pieces that fit, and forgotten again."""
+"""Perturbed rows: run once for all, right whatever the rows beside them, in pieces that fit, and forgotten again."""
 
 from __future__ import annotations
 

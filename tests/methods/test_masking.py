@@ -692,7 +692,7 @@ def test_superpixels_follow_colours() -> None:
 def test_a_plan_counts_covered_photos(curved: Curved) -> None:
     plan = explain.plan(curved, photos(2), [Occlusion(3, 3), KernelSHAP(20, 3), RISE(30), FeatureAblation(LABELS)])
     assert plan.rows == 2 * (2 * 2 + 20 + 30 + 5 + 1)
-    assert "40 altered rows (photos covered by regions, 3 squares across; baseline: zero) forward: kernelshap" in str(
+    assert "40 perturbed rows (photos covered by regions, 3 squares across; baseline: zero) forward: kernelshap" in str(
         plan
     )
 
