@@ -203,8 +203,8 @@ def check_images(context: RerunContext, *, if_possible: bool = False) -> None:
 def check_inputs_beside(forward: Forward, choice: ResolvedTarget, work: RuntimeSettings) -> None:
     """Refuse an input that seems to have a row for each image, but belongs to all of them.
 
-    Perturbed images are given the rows of the images that they are made of; so the first image, with its rows alone, has
-    to have the score that it has among the others. If the network takes no other number of images, the image is
+    Perturbed images are given the rows of the images that they are made of; so the first image, with its rows alone,
+    has to have the score that it has among the others. If the network takes no other number of images, the image is
     repeated to fill the batch.
     """
     inputs = forward.inputs

@@ -1,8 +1,9 @@
 """Perturbed rows: perturbed inputs or feature maps are run in batches, once for all methods and targets that need them.
 
 Rows are built when they are needed and forgotten when their results have been added up, so memory does not grow with
-their number. The first batch of each stream contains an unperturbed row, whose score must be the known one. The first row of the longest stream is also run alone, and must have the same score as among the others. If one
-of them has not, the network lets rows depend on each other, and every row is run alone.
+their number. The first batch of each stream contains an unperturbed row, whose score must be the known one. The first
+row of the longest stream is also run alone, and must have the same score as among the others. If one of them has not,
+the network lets rows depend on each other, and every row is run alone.
 """
 
 from __future__ import annotations

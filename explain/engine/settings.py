@@ -21,8 +21,8 @@ from explain.targets.outputs import Activation
 
 Precision: TypeAlias = Literal["full", "bf16"]
 Progress = Callable[..., Any]
-"""Called with the number of perturbed rows done and their total; if it takes three arguments, also with the maps so far,
-by method."""
+"""Called with the number of perturbed rows done and their total; if it takes three arguments, also with the maps so
+far, by method."""
 
 MEMORY = 512 * 2**20
 """Bytes that a batch of perturbed rows may take on a CPU; on other devices, half of what is free."""
