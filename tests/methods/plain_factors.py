@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
@@ -11,23 +12,27 @@ from tests.methods.plain import Layer, forward, look, mean_of
 
 def eigen(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Eigenvalues, largest first, and eigenvectors, as columns, of a symmetric matrix by Jacobi's rotations."""
-    a, vectors = matrix.clone(), torch.eye(len(matrix), dtype=matrix.dtype)
+    size = len(matrix)
+    a: list[list[float]] = matrix.tolist()
+    vectors: list[list[float]] = torch.eye(size).tolist()
     for _ in range(100):
-        if (a - a.diag().diag()).abs().max() <= 1e-17 * a.abs().max():
+        if max(abs(a[p][q]) for p in range(size) for q in range(size) if p != q) <= 1e-17 * float(matrix.abs().max()):
             break
-        for p in range(len(a) - 1):
-            for q in range(p + 1, len(a)):
-                if a[p, q] == 0:
-                    continue
-                ratio = float((a[q, q] - a[p, p]) / (2 * a[p, q]))
-                tangent = math.copysign(1, ratio) / (abs(ratio) + math.hypot(ratio, 1))
-                cosine = 1 / math.hypot(tangent, 1)
-                turn = torch.tensor([[cosine, tangent * cosine], [-tangent * cosine, cosine]], dtype=a.dtype)
-                a[:, [p, q]] = a[:, [p, q]] @ turn
-                a[[p, q]] = turn.T @ a[[p, q]]
-                vectors[:, [p, q]] = vectors[:, [p, q]] @ turn
-    order = sorted(range(len(a)), key=lambda i: -float(a[i, i]))
-    return a.diag()[order], vectors[:, order]
+        for p, q in itertools.combinations(range(size), 2):
+            if a[p][q] == 0:
+                continue
+            ratio = (a[q][q] - a[p][p]) / (2 * a[p][q])
+            tangent = math.copysign(1, ratio) / (abs(ratio) + math.hypot(ratio, 1))
+            cosine = 1 / math.hypot(tangent, 1)
+            sine = tangent * cosine
+            for row in (*a, *vectors):
+                row[p], row[q] = cosine * row[p] - sine * row[q], sine * row[p] + cosine * row[q]
+            first, second = a[p], a[q]
+            a[p] = [cosine * u - sine * v for u, v in zip(first, second, strict=True)]
+            a[q] = [sine * u + cosine * v for u, v in zip(first, second, strict=True)]
+    order = sorted(range(size), key=lambda i: -a[i][i])
+    values = torch.tensor([a[i][i] for i in order], dtype=matrix.dtype)
+    return values, torch.tensor(vectors, dtype=matrix.dtype)[:, order]
 
 
 def oriented(values: torch.Tensor, rule: str, like: torch.Tensor | None = None) -> torch.Tensor:
