@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import importlib
 import math
 import platform
 import re
@@ -19,6 +20,8 @@ import sys
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache
+from pkgutil import iter_modules
 from typing import Any
 
 import numpy as np
@@ -366,14 +369,15 @@ def _renamed(value: Any) -> Any:
     return found
 
 
+@cache
 def _classes() -> dict[str, type]:
-    """The methods, targets and baselines of this package, by the names of their classes."""
+    """The methods, targets, baselines and what they are made of in this package, by the names of their classes."""
     found: dict[str, type] = {}
     for room in (methods, targets, baselines):
-        modules = [module for name, module in sys.modules.items() if name.startswith(f"{room.__name__}.")]
-        kinds = [kind for module in modules for kind in vars(module).values() if isinstance(kind, type)]
-        own = [kind for kind in kinds if is_dataclass(kind) and kind.__module__.startswith(room.__name__)]
-        found |= {kind.__name__: kind for kind in sorted(own, key=lambda kind: kind.__name__)}
+        for module in iter_modules(room.__path__, f"{room.__name__}."):
+            kinds = vars(importlib.import_module(module.name)).values()
+            own = [kind for kind in kinds if isinstance(kind, type) and kind.__module__ == module.name]
+            found |= {kind.__name__: kind for kind in own if is_dataclass(kind) and not kind.__name__.startswith("_")}
     return found
 
 
