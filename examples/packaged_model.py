@@ -22,7 +22,7 @@ from typing import Any
 import explain
 from explain import ExplainError
 from explain.distributed.packaging import export_package, import_package
-from explain.models.tiny import load_bundled
+from explain.models.tiny import load_tiny
 
 PHOTO = Path(__file__).resolve().parents[1] / "assets" / "chelsea.png"
 SOURCES = {
@@ -58,7 +58,7 @@ def is_mocked(exporter: Any, name: str) -> None:
 
 def write(path: Path, overwrite: bool) -> None:
     """Make the model from modules in a temporary folder, and write the archive."""
-    bundled = load_bundled()
+    bundled = load_tiny()
     with tempfile.TemporaryDirectory() as folder:
         for name, source in SOURCES.items():
             Path(folder, f"{name}.py").write_text(source, "utf-8")

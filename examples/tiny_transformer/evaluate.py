@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from explain.models import load
-from explain.models.tiny_transformer import FILE, SHA256
+from explain.models.tiny import TRANSFORMER_FILE, TRANSFORMER_SHA256
 from explain.models.torchvision_models import TRANSFORMER
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "bundled"))
@@ -46,9 +46,9 @@ def measure(folder: Path) -> dict[str, str]:
     for name, probabilities in (("plain", logits.softmax(1)), ("calibrated", classifier.probabilities(logits))):
         found[f"calibration error, {name}"] = f"{calibration_error(probabilities[held_out], labels[held_out]):.2%}"
     count = sum(p.numel() for p in classifier.model.parameters())
-    found |= {"parameters": f"{count / 1e6:.2f} million", "size": f"{FILE.stat().st_size / 1e6:.2f} MB"}
+    found |= {"parameters": f"{count / 1e6:.2f} million", "size": f"{TRANSFORMER_FILE.stat().st_size / 1e6:.2f} MB"}
     print(f"loaded in {loaded:.3f} s")
-    return found | {"sha256": SHA256}
+    return found | {"sha256": TRANSFORMER_SHA256}
 
 
 def main() -> None:

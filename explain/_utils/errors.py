@@ -38,15 +38,13 @@ def printable(text: object) -> str:
     >>> printable("tabby\\x1b[2J\\ncat")
     'tabby\\\\x1b[2J\\\\ncat'
     """
-    return "".join(_escaped(c) if unicodedata.category(c) in _STEERING and c not in _JOINERS else c for c in str(text))
+    steers = [unicodedata.category(c) in _STEERING and c not in _JOINERS for c in str(text)]
+    shown = zip(str(text), steers, strict=True)
+    return "".join(c.encode("unicode_escape").decode("ascii") if escape else c for c, escape in shown)
 
 
 _STEERING = frozenset(["Cc", "Cf", "Cs", "Zl", "Zp"])
 _JOINERS = "\u200c\u200d\u00ad"  # and the soft hyphen
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
 
 
 class ExplainError(ValueError):
@@ -162,30 +160,10 @@ class ExplainWarning(UserWarning):
 _here = threading.local()
 
 
-for _public in (
-    ExplainError,
-    ArgumentError,
-    ImageError,
-    LayerError,
-    NotRecordedError,
-    UnusedLayerError,
-    TargetError,
-    MethodError,
-    ModelError,
-    LabelsError,
-    BaselineError,
-    MetricError,
-    OutputError,
-    FolderError,
-    RecordError,
-    RunError,
-    AppError,
-    PhotoError,
-    PhotosError,
-    HookError,
-    ExplainWarning,
-):
-    _public.__module__ = "explain"  # where users import them from
+for _kind in (*ExplainError.__subclasses__(), *OutputError.__subclasses__(), *LayerError.__subclasses__()):
+    if not _kind.__name__.startswith("Removed"):
+        _kind.__module__ = "explain"  # where users import them from
+LabelsError.__module__ = ExplainError.__module__ = ExplainWarning.__module__ = "explain"
 
 
 class _Setting(SignalSafe[None]):
@@ -380,7 +358,8 @@ def keywords(
             wrong = next((name for name in kwargs if name not in known), None)
             if wrong is not None:
                 hint = elsewhere.get(wrong) or did_you_mean(wrong, known)
-                raise ArgumentError(f"{_spoken(function)} has no argument {wrong!r}; {hint}")
+                name = re.sub(r"\.__\w+__$", "", function.__qualname__)  # of a constructor, its class
+                raise ArgumentError(f"{name} has no argument {wrong!r}; {hint}")
             return function(*args, **kwargs)
 
         return checked
@@ -397,11 +376,6 @@ class KnownOptions:
         if wrong is not None:
             raise ArgumentError(f"{cls.__name__} has no option {wrong!r}; {did_you_mean(wrong, known)}")
         return super().__new__(cls)
-
-
-def _spoken(function: Callable[..., Any]) -> str:
-    """What a function is called when it is spoken of: one that makes or is an object, by its class."""
-    return re.sub(r"\.__\w+__$", "", function.__qualname__)
 
 
 def raised(error: BaseException) -> str:
@@ -437,9 +411,9 @@ def in_short(value: Any) -> str:
     >>> Point(3), Point(numpy.zeros((2, 4)))
     (Point(x=3), Point(x=<ndarray of shape (2, 4)>))
     """
-    found = {field.name: getattr(value, field.name) for field in fields(value) if field.repr}
-    return f"{type(value).__name__}({', '.join(f'{name}={_in_short(each)}' for name, each in found.items())})"
-
-
-def _in_short(value: object) -> str:
-    return f"<{shown(value)}>" if isinstance(getattr(value, "shape", None), tuple) else repr(value)
+    options = []
+    for field in fields(value):
+        each = getattr(value, field.name)
+        text = f"<{shown(each)}>" if isinstance(getattr(each, "shape", None), tuple) else repr(each)
+        options += [f"{field.name}={text}"] if field.repr else []
+    return f"{type(value).__name__}({', '.join(options)})"

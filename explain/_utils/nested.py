@@ -184,9 +184,6 @@ def _is_data(value: Any) -> bool:
     return is_dataclass(value) and not isinstance(value, type)
 
 
-rebuilt = with_items
-
-
 def first_tensor(output: Any) -> torch.Tensor | None:
     """Return the first tensor of a module's output: the output itself, or the first in its containers."""
     found = find(output)
@@ -263,8 +260,8 @@ class Loans:
 
 def as_sources(inputs: Iterable[Any]) -> list[Any]:
     """Return inputs with each floating-point tensor replaced by a leaf that requires a gradient."""
-    return [x.detach().clone().requires_grad_() if _differentiable(x) else x for x in inputs]
-
-
-def _differentiable(x: Any) -> bool:
-    return isinstance(x, torch.Tensor) and x.is_floating_point()
+    leaves = []
+    for x in inputs:
+        source = isinstance(x, torch.Tensor) and x.is_floating_point()
+        leaves.append(x.detach().clone().requires_grad_() if source else x)
+    return leaves

@@ -73,16 +73,14 @@ def json_text(document: Any, encoding: str = "utf-8") -> str:
     ]
     """
     text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
-    text = re.sub(r"[^\n -~]", lambda found: _json_escaped(found[0]), text)
+    text = re.sub(
+        r"[^\n -~]", lambda found: found[0] if printable(found[0]) == found[0] else json.dumps(found[0])[1:-1], text
+    )
     try:
         text.encode(encoding)
     except (UnicodeEncodeError, LookupError):
         return json.dumps(document, indent=2, allow_nan=False)
     return text
-
-
-def _json_escaped(character: str) -> str:
-    return character if printable(character) == character else json.dumps(character)[1:-1]
 
 
 class Files:
@@ -104,23 +102,20 @@ class Files:
         self._contents: dict[str, bytes] = {}
 
     def add_picture(self, name: str, picture: Image.Image) -> None:
-        self._add(name, png(picture))
+        self.add_bytes(name, png(picture))
 
     def add_array(self, name: str, array: np.ndarray[Any, Any]) -> None:
         buffer = io.BytesIO()
         np.save(buffer, array, allow_pickle=False)
-        self._add(name, buffer.getvalue())
+        self.add_bytes(name, buffer.getvalue())
 
     def add_json(self, name: str, record: dict[str, Any]) -> None:
-        self._add(name, (json_text(record) + "\n").encode("utf-8"))
+        self.add_bytes(name, (json_text(record) + "\n").encode("utf-8"))
 
     def add_text(self, name: str, text: str) -> None:
-        self._add(name, text.encode("utf-8"))
+        self.add_bytes(name, text.encode("utf-8"))
 
     def add_bytes(self, name: str, content: bytes) -> None:
-        self._add(name, content)
-
-    def _add(self, name: str, content: bytes) -> None:
         if name in self._contents:
             raise OutputError(f"output {name!r} would be written twice; choose different names")
         self._contents[name] = content
@@ -147,7 +142,7 @@ class Files:
         paths = [self.folder / name for name in self._contents]
         parked: list[Path] = []
         try:
-            self._make_folder()
+            self.folder.mkdir(parents=True, exist_ok=True)
             self._check(paths)
             for content in self._contents.values():
                 self._park(content, parked)
@@ -155,19 +150,16 @@ class Files:
                 self._check(paths)
                 self._place(parked, paths)
         except OSError as error:
-            raise self._unwritable(error) from None
+            taken = isinstance(error, FileExistsError)
+            reason = "a file is in its place" if taken else error.strerror or str(error)
+            raise FolderError(
+                f"output folder {str(self.folder)!r} cannot be written: {reason}; choose another"
+            ) from None
         finally:
             for part in parked:
                 with suppress(OSError):  # it is in place already, or cannot be removed: the first error is reported
                     part.unlink()
         return paths
-
-    def _make_folder(self) -> None:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            taken = isinstance(error, FileExistsError)
-            raise self._unwritable(error, "a file is in its place" if taken else None) from None
 
     def _park(self, content: bytes, parked: list[Path]) -> None:
         """Write a file under a new name that cannot be guessed: no link is followed."""
@@ -193,10 +185,6 @@ class Files:
             if isinstance(error, FileExistsError):  # since the check: by a program that does not use the lock
                 raise OutputError(_in_the_way(Path(error.filename2 or error.filename), 0)) from None
             raise
-
-    def _unwritable(self, error: OSError, reason: str | None = None) -> FolderError:
-        reason = reason or error.strerror or str(error)
-        return FolderError(f"output folder {str(self.folder)!r} cannot be written: {reason}; choose another")
 
     def _check(self, paths: list[Path]) -> None:
         """Refuse names that are taken, or that the file system does not take."""

@@ -9,7 +9,7 @@ import re
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeAlias
@@ -169,7 +169,9 @@ def _decode(image: Image.Image, name: str) -> Image.Image:
         raise ImageError(f"image {name} must have at least one pixel, got {width} x {height}; get the file again")
     try:
         image.load()
-        picture = _to_rgb(_upright(image))
+        with suppress(Exception):  # a damaged EXIF block says nothing about the pixels: show them as they are stored
+            image = ImageOps.exif_transpose(image)
+        picture = _to_rgb(image)
         picture.info.clear()  # nothing is left to do: it is upright, and nothing in it is transparent
         return picture
     except ImageError:
@@ -178,13 +180,6 @@ def _decode(image: Image.Image, name: str) -> Image.Image:
         raise ImageError(f"image {name} is {width} x {height}, too large for the memory; resize it first") from None
     except Exception as error:  # decoders raise nearly anything on damaged files
         raise ImageError(f"image {name} is damaged or truncated ({_reason(error)}); get the file again") from None
-
-
-def _upright(image: Image.Image) -> Image.Image:
-    try:
-        return ImageOps.exif_transpose(image)
-    except Exception:  # a damaged EXIF block says nothing about the pixels: show them as they are stored
-        return image
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
@@ -260,15 +255,13 @@ def hushed() -> Iterator[list[str]]:
         except OSError:  # standard error was closed, or there is no room for a copy
             yield said
             return
-        stack.callback(lambda: said.extend(_lines(heard)))
-        stack.callback(os.dup2, kept, 2)
         os.dup2(heard.fileno(), 2)
-        yield said
-
-
-def _lines(file: IO[bytes]) -> list[str]:
-    file.seek(0)
-    return file.read(10_000).decode("utf-8", "replace").splitlines()
+        try:
+            yield said
+        finally:
+            os.dup2(kept, 2)
+            heard.seek(0)
+            said += heard.read(10_000).decode("utf-8", "replace").splitlines()
 
 
 @dataclass(frozen=True)
@@ -311,13 +304,11 @@ def locate(preprocess: Preprocess, size: tuple[int, int]) -> Box:
         raise
     except (RuntimeError, TypeError, ValueError, AttributeError):
         edges = [None, None]
-    for i, length in enumerate(size):
-        if edges[i] is None and length >= SMALLEST:
-            warn(
-                "preprocess must keep a rectangle of the photo for overlays to be placed, but what it keeps could not "
-                "be told; the overlay assumes the whole photo. Give preprocess a method box(size) -> Box"
-            )
-            break
+    if any(edge is None and length >= SMALLEST for edge, length in zip(edges, size, strict=True)):
+        warn(
+            "preprocess must keep a rectangle of the photo for overlays to be placed, but which one is not clear; the "
+            "overlay assumes the whole photo. Give preprocess a method box(size) -> Box"
+        )
     (left, right), (top, bottom) = (e or (0.0, float(length)) for e, length in zip(edges, size, strict=True))
     return Box(left, top, right, bottom)
 

@@ -146,7 +146,12 @@ class Inputs:
         One image alone is laid out with its channels first. Where channels last meet that layout in a batch of one,
         torch (2.15) differentiates batch and instance normalisations wrongly.
         """
-        return self._each(lambda path, t: t.clone(memory_format=_layout_for(t)))
+
+        def copied(path: Path, t: torch.Tensor) -> torch.Tensor:
+            alone = _is_image(t) and len(t) == 1
+            return t.clone(memory_format=torch.contiguous_format if alone else torch.preserve_format)
+
+        return self._each(copied)
 
     def call(self, model: nn.Module) -> Any:
         """Call the model on copies of all tensors. A note on what it raises says so where the input explains it.
@@ -248,10 +253,6 @@ def _misfits(model: nn.Module, x: torch.Tensor, name: str) -> Iterator[tuple[re.
         remedy = remedies.get(x.shape[1], other) if first.in_channels == 3 and x.ndim == 4 else other
         channels = f"{first.in_channels} channel{'s' * (first.in_channels > 1)}"
         yield _CHANNELS, f"{name} must have {channels} {takes}, got {x.shape[1]}; {remedy}"
-
-
-def _layout_for(tensor: torch.Tensor) -> torch.memory_format:
-    return torch.contiguous_format if _is_image(tensor) and len(tensor) == 1 else torch.preserve_format
 
 
 def dotted(path: Path) -> str:

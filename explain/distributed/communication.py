@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from explain._utils.errors import HookError
+from explain._utils.errors import HookError, raised
 from explain._utils.spelling import did_you_mean
 from explain.hooks.guard import call, site_of
 
@@ -204,7 +204,7 @@ def _coded(codec: Codec, model: DistributedDataParallel, recorder: Recorder) -> 
         done, buffer = _recording(recorder, bucket), bucket.buffer()
         encoded = _together(group, "encode", lambda: _tensor(codec.encode(buffer.clone())))
         _same_everywhere(group, encoded)
-        exchanged = _mean(group, encoded) if codec.all_reduce else _all(group, encoded)
+        exchanged = _exchange(group, codec, encoded)
         average = _together(group, "decode", lambda: _average(exchanged, codec, buffer))
         future: Future = torch.futures.Future()
         future.set_result(done(average, encoded.numel() * encoded.element_size()))
@@ -213,13 +213,12 @@ def _coded(codec: Codec, model: DistributedDataParallel, recorder: Recorder) -> 
     return hook
 
 
-def _all(group: dist.ProcessGroup, encoded: torch.Tensor) -> list[torch.Tensor]:
-    gathered = [torch.empty_like(encoded) for _ in range(group.size())]
-    dist.all_gather(gathered, encoded, group=group)
-    return gathered
-
-
-def _mean(group: dist.ProcessGroup, encoded: torch.Tensor) -> list[torch.Tensor]:
+def _exchange(group: dist.ProcessGroup, codec: Codec, encoded: torch.Tensor) -> list[torch.Tensor]:
+    """The encoded buckets of all ranks, or their mean alone."""
+    if not codec.all_reduce:
+        gathered = [torch.empty_like(encoded) for _ in range(group.size())]
+        dist.all_gather(gathered, encoded, group=group)
+        return gathered
     if not (encoded.is_floating_point() or encoded.is_complex()):
         kind = str(encoded.dtype).removeprefix("torch.")
         raise HookError(
@@ -259,10 +258,10 @@ def _tensor(value: Any) -> torch.Tensor:
     return value.contiguous()
 
 
-def _told_by_all(group: dist.ProcessGroup, value: T) -> list[T]:
-    told: list[Any] = [None] * group.size()
-    dist.all_gather_object(told, value, group=group)
-    return told
+def _gathered(group: dist.ProcessGroup, value: T) -> list[T]:
+    found: list[Any] = [None] * group.size()
+    dist.all_gather_object(found, value, group=group)
+    return found
 
 
 def _together(group: dist.ProcessGroup, name: str, work: Callable[[], torch.Tensor]) -> torch.Tensor:
@@ -271,15 +270,15 @@ def _together(group: dist.ProcessGroup, name: str, work: Callable[[], torch.Tens
     try:
         result = work()
     except Exception as error:
-        problem = f"{name} raised {type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"
-    for rank, told in enumerate(_told_by_all(group, problem)):
+        problem = f"{name} {raised(error)}"
+    for rank, told in enumerate(_gathered(group, problem)):
         if told is not None:
             raise HookError(f"communication hook failed on rank {rank} of {group.size()}: {told}")
     return result
 
 
 def _same_everywhere(group: dist.ProcessGroup, encoded: torch.Tensor) -> None:
-    kinds = _told_by_all(group, f"{tuple(encoded.shape)} {encoded.dtype}")
+    kinds = _gathered(group, f"{tuple(encoded.shape)} {encoded.dtype}")
     if len(set(kinds)) > 1:
         listed = ", ".join(f"{kind} on rank {rank}" for rank, kind in enumerate(kinds))
         raise HookError(f"encode must give the same shape and type on every rank, got {listed}")

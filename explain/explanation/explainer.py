@@ -42,9 +42,8 @@ from explain.methods import Method, list_methods
 from explain.methods.base import options
 from explain.methods.registry import MethodLike, get_method
 from explain.models import Classifier, FiveCrops, classifier_of
-from explain.models.classifier import Interpolation, on_device
+from explain.models.classifier import Interpolation, check_labels, on_device, outputs_for
 from explain.models.custom import as_preprocess
-from explain.models.outputs import check_labels, outputs_for
 from explain.models.preprocessing import CropLike, seen
 from explain.render.styles import StyleLike, get_style
 from explain.targets import ClassTarget, TopClass, as_targets

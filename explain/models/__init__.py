@@ -1,16 +1,15 @@
 """Models by name, with the preprocessing and labels that go with them.
 
-classifier         `Classifier`: a model with its preprocessing, labels and temperature
-preprocessing      which part of a photo a model sees
-outputs            how its outputs become probabilities
-custom             a module of the user's, or package.module:factory
-imagenet           the default: EfficientNet-Lite0 for ImageNet, with weights from a package of data
-efficientnet       its network
-tiny, tiny_transformer              the small models for Tiny-ImageNet that come along
-small_resnet, small_transformer     their networks
-labels             labels of ImageNet's classes
+classifier          `Classifier`: a model with its preprocessing, labels and temperature; how its outputs are meant
+preprocessing       which part of a photo a model sees, and in which colours
+custom              a module of the user's, or package.module:factory
+imagenet            the default: EfficientNet-Lite0 for ImageNet, with weights from a package of data
+efficientnet        its network
+tiny                the small models for Tiny-ImageNet that come along
+small_resnet, small_transformer                 their networks
+labels              labels of ImageNet's classes
 torchvision_models, timm_models, huggingface    models and metadata of other libraries
-weights            state dicts from files, safely
+weights             state dicts from files, safely
 """
 
 from __future__ import annotations
@@ -26,14 +25,13 @@ from explain.models.custom import as_classifier, load_custom, with_weights
 from explain.models.imagenet import PACKAGE, load_imagenet, weights_file
 from explain.models.preprocessing import FiveCrops, WholePhoto
 from explain.models.timm_models import TIMM, load_timm
-from explain.models.tiny import load_bundled
-from explain.models.tiny_transformer import load_tiny_transformer
-from explain.models.torchvision_models import DEFAULT, TINY, TRANSFORMER, list_models, load_torchvision
+from explain.models.tiny import TINY, TRANSFORMER, load_tiny, load_tiny_transformer
+from explain.models.torchvision_models import DEFAULT, list_models, load_torchvision
 
 __all__ = ["CenterCrop", "Classifier", "FiveCrops", "WholePhoto", "list_models", "load"]
 
-OWN = {DEFAULT: load_imagenet, TINY: load_bundled, TRANSFORMER: load_tiny_transformer}
-OWN["bundled"] = load_bundled  # what old records say
+OWN = {DEFAULT: load_imagenet, TINY: load_tiny, TRANSFORMER: load_tiny_transformer}
+OWN["bundled"] = load_tiny  # what old records say
 
 
 def load(name: str | None = None, weights: str | Path | None = None, size: int | None = None) -> Classifier:

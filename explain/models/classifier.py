@@ -12,9 +12,11 @@ import torch
 from PIL import Image
 from torch import nn
 
-from explain._utils.errors import ModelError, option, shown
+from explain._utils.errors import LabelsError, ModelError, either, option, shown, warn
 from explain.data.images import Box, Preprocess
-from explain.targets.outputs import Activation, outputs_like
+from explain.engine.output_activation import outputs_of
+from explain.engine.validation import check_inputs
+from explain.targets.outputs import Activation, Outputs, outputs_like
 
 Interpolation: TypeAlias = Literal["bilinear", "bicubic"]
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -133,3 +135,33 @@ def on_device(model: nn.Module, device: str | torch.device) -> nn.Module:
         reason = str(error).splitlines()[0].split(". ")[0]
         reason = reason if len(reason) < 100 else "torch knows no such device"  # torch lists all that might exist
         raise ModelError(f"device {str(device)!r} cannot be used ({reason}); use 'cpu', or 'cuda' with a GPU") from None
+
+
+def outputs_for(
+    classifier: Classifier, x: torch.Tensor, logits: torch.Tensor, activation: Activation | None
+) -> Outputs:
+    """Say how a classifier's outputs become probabilities, of which ``logits`` ``(N, K)`` are those for ``x``.
+
+    A warning says it where they are found to be probabilities already.
+    """
+    found = outputs_of(classifier.model, check_inputs(classifier.model, x), logits, activation)
+    if activation is None and found.activation == "none":
+        how = "add up to one" if found.exclusive else "lie between 0 and 1"
+        warn(
+            f"model {classifier.name!r} gives probabilities already (they {how}), so they are taken as they are; "
+            f"{either('pass activation=', 'give --activation')} to say what they are"
+        )
+    return replace(found, temperature=classifier.temperature)
+
+
+def check_labels(categories: Sequence[str] | None, classes: int) -> None:
+    """Refuse labels that are more or fewer than the classes.
+
+    Raises:
+        LabelsError: they are.
+    """
+    if categories is not None and len(categories) != classes:
+        raise LabelsError(
+            f"{either('categories', '--labels')} must hold a label for each of the model's {classes} classes, got "
+            f"{len(categories)}; give them all, in the order of the classes"
+        )

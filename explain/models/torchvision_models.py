@@ -13,12 +13,12 @@ from torch import nn
 
 from explain._utils.errors import ModelError
 from explain._utils.spelling import did_you_mean
-from explain.models import imagenet, tiny_transformer
-from explain.models import tiny as bundled
 from explain.models.classifier import CenterCrop, Classifier
+from explain.models.imagenet import NAME
+from explain.models.tiny import TINY, TRANSFORMER
 from explain.models.weights import describe_weights, fit_weights, read_weights
 
-DEFAULT, TINY, TRANSFORMER = imagenet.NAME, bundled.NAME, tiny_transformer.NAME
+DEFAULT = NAME
 
 
 def torchvision_models() -> ModuleType:

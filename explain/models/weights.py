@@ -184,6 +184,20 @@ def _told(missing: list[str], extra: list[str], wrong: list[str]) -> str:
     )
 
 
+def check_published(content: bytes, sha256: str, name: str, path: Path, package: str) -> None:
+    """Refuse weights that are not the published ones to the bit.
+
+    Raises:
+        ModelError: their hash is another one.
+    """
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != sha256:
+        raise ModelError(
+            f"model {name!r} must have the published weights (sha256 {sha256[:12]}…), got {digest[:12]}… in "
+            f"{str(path)!r}; install {package} again"
+        )
+
+
 def describe_weights(path: str | Path) -> str:
     """Return the name of a file of weights and its SHA-256, for a record."""
     with Path(path).open("rb") as file:

@@ -162,15 +162,15 @@ def described(output: Any) -> str:
     if isinstance(output, torch.Tensor):
         return f"shape {tuple(output.shape)}"
     kind = type(output).__name__
+
+    def brief(value: Any) -> str:
+        return str(tuple(value.shape)) if isinstance(value, torch.Tensor) else type(value).__name__
+
     if isinstance(output, Mapping) and output:
-        return f"{kind} with {', '.join(f'{key!r} {_brief(value)}' for key, value in list(output.items())[:4])}"
+        return f"{kind} with {', '.join(f'{key!r} {brief(value)}' for key, value in list(output.items())[:4])}"
     if isinstance(output, (tuple, list)) and output:
-        return f"{kind} of {', '.join(_brief(value) for value in output[:4])}"
+        return f"{kind} of {', '.join(brief(value) for value in output[:4])}"
     return kind
-
-
-def _brief(value: Any) -> str:
-    return str(tuple(value.shape)) if isinstance(value, torch.Tensor) else type(value).__name__
 
 
 def _remedy(output: Any) -> str:

@@ -129,7 +129,8 @@ class Difference(Sum):
     """
 
     def __init__(self, this: TargetLike, that: TargetLike) -> None:
-        super().__init__(((1.0, _part(this)), (-1.0, _part(that))))
+        first, second = (Label(each) if isinstance(each, str) else as_target(each) for each in (this, that))
+        super().__init__(((1.0, first), (-1.0, second)))
 
 
 @dataclass(frozen=True)
@@ -143,10 +144,6 @@ class Label(Target):
 
     def labelled(self, categories: Labels) -> ClassTarget:
         return ClassTarget(find_category(self.name, categories))
-
-
-def _part(target: TargetLike) -> Target:
-    return Label(target) if isinstance(target, str) else as_target(target)
 
 
 def _from_numbers(numbers: Any, given: object, categories: Labels) -> Target:
@@ -179,16 +176,9 @@ def _for_one_image(each: Any, given: object, categories: Labels) -> Target:
 
 
 def _whole(numbers: Sequence[Any], given: object) -> tuple[int, ...]:
-    try:
-        return tuple(_index(number) for number in numbers)
-    except TypeError:
-        raise TargetError(f"target must hold whole class indices, one per image, got {shown(given)}") from None
-
-
-def _index(number: Any) -> int:
-    if isinstance(number, bool):
-        raise TypeError("a truth value is no class index")
-    return operator.index(number)
+    if any(isinstance(number, bool) or not hasattr(number, "__index__") for number in numbers):
+        raise TargetError(f"target must hold whole class indices, one per image, got {shown(given)}")
+    return tuple(operator.index(number) for number in numbers)
 
 
 def check_categories(categories: object) -> Labels:

@@ -57,8 +57,9 @@ class GradientClipper(OnParameters):
         self._scaler, self._strict = checked(scaler), error_if_nonfinite
         self.clipped: dict[str, int] = {}
         self.nonfinite: dict[str, int] = {}
-        if not self._by_norm:
-            _must_be_real(model)
+        for name, parameter in model.named_parameters():
+            if not self._by_norm and parameter.requires_grad and parameter.is_complex():
+                raise HookError(f"value= must be used with real parameters, but {name!r} is complex; use norm=")
         super().__init__(model, self._clip)
 
     def _clip(self, name: str, gradient: torch.Tensor) -> torch.Tensor | None:
@@ -121,9 +122,3 @@ def _limit(value: float | None, norm: float | None) -> float:
     if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0:
         raise HookError(f"{name} must be positive, got {limit!r}; give a number above zero")
     return float(limit)
-
-
-def _must_be_real(model: nn.Module) -> None:
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad and parameter.is_complex():
-            raise HookError(f"value= must be used with real parameters, but {name!r} is complex; use norm=")

@@ -73,7 +73,10 @@ class Film:
             for step, row, overlay in zip(self.steps, self.rows, self._overlays, strict=True)
         ]
         width, height = max(each.width for each in found), max(each.height for each in found)
-        return [_on_paper(each, width, height) for each in found]
+        sheets = [Image.new("RGB", (width, height), "white") for _ in found]
+        for sheet, each in zip(sheets, found, strict=True):
+            sheet.paste(each, (0, 0))
+        return sheets
 
     def save(self, path: str | os.PathLike[str], *, seconds: float = 0.4, overwrite: bool = False) -> list[Path]:
         """Write the moving picture, and the figure beside it as PNG; both are there afterwards, or none.
@@ -251,14 +254,6 @@ def _spread(count: int, most: int) -> list[int]:
     ([0, 1, 2], [0, 4, 8])
     """
     return sorted({round(place) for place in np.linspace(0, count - 1, min(count, most))})
-
-
-def _on_paper(picture: Image.Image, width: int, height: int) -> Image.Image:
-    if picture.size == (width, height):
-        return picture
-    paper = Image.new("RGB", (width, height), "white")
-    paper.paste(picture, (0, 0))
-    return paper
 
 
 def _moving(pictures: Sequence[Image.Image], ending: str, pause: int) -> bytes:

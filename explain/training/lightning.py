@@ -39,28 +39,28 @@ def callback(photos: Any, *, explainer: Callable[[Any], Any] | None = None, **op
 OPTIONS = frozenset(["every", "output", "board", "methods", "target", "layer", "window", "scaler"])
 
 
-class Watching:
+class MonitorCallback:
     """What Lightning calls during training."""
 
     def __init__(self, photos: Any, explainer: Callable[[Any], Any] | None, options: Mapping[str, Any]) -> None:
         super().__init__()
         self.photos, self.explainer, self.options = photos, explainer, dict(options)
-        self.watch: Monitor | None = None
+        self.monitor: Monitor | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self.photos, self.explainer, self.options)  # its class is made here, and has no place
+        return _remake, (self.photos, self.explainer, self.options)  # its class is made here, and has no place
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         if trainer.is_global_zero:
             explained = pl_module if self.explainer is None else self.explainer(pl_module)
-            self.watch = Monitor(explained, self.photos, start=int(trainer.global_step), **self.options)
-            self.watch.begin()
+            self.monitor = Monitor(explained, self.photos, start=int(trainer.global_step), **self.options)
+            self.monitor.begin()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if self.watch is None:
+        if self.monitor is None:
             return
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-        self.watch.step(int(trainer.global_step), **({} if loss is None else {"loss": loss}))
+        self.monitor.step(int(trainer.global_step), **({} if loss is None else {"loss": loss}))
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._close(completed=True)
@@ -72,18 +72,20 @@ class Watching:
         self._close(completed=False)
 
     def _close(self, *, completed: bool) -> None:
-        watch, self.watch = self.watch, None
-        if watch is not None:
-            watch.close(completed=completed)
+        monitor, self.monitor = self.monitor, None
+        if monitor is not None:
+            monitor.close(completed=completed)
 
 
-def _again(photos: Any, explainer: Any, options: Mapping[str, Any]) -> Any:
+def _remake(photos: Any, explainer: Any, options: Mapping[str, Any]) -> Any:
     return callback(photos, explainer=explainer, **options)
 
 
 @cache
 def _class(base: type) -> Any:
-    return type("ExplainCallback", (Watching, base), {"__module__": __name__, "__doc__": Watching.__doc__})
+    return type(
+        "ExplainCallback", (MonitorCallback, base), {"__module__": __name__, "__doc__": MonitorCallback.__doc__}
+    )
 
 
 def _base() -> type:
@@ -93,5 +95,7 @@ def _base() -> type:
         except ImportError:
             continue
         return found
-    raise RunError("lightning must be installed for its callback; pip install 'explain[lightning]', or use Watch in a "
-                   "loop of your own")  # fmt: skip
+    raise RunError(
+        "lightning must be installed for its callback; pip install 'explain[lightning]', or use Monitor in a loop of "
+        "your own"
+    )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, ExitStack, closing
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -28,7 +28,7 @@ from explain.targets.resolve import TargetLike
 from explain.training.flow import DeadUnits, GradientFlow
 from explain.training.parameters import Scaler
 from explain.training.photos import MonitoredPhotos
-from explain.training.store import Gradients, TrainingStore, units_of
+from explain.training.store import Gradients, TrainingStore
 from explain.training.tensorboard import SIDE, TensorBoardLog, writer_of
 
 
@@ -103,14 +103,14 @@ class Monitor:
         self.output = None if output is None else Path(output)
         self._explainer = explainer if isinstance(explainer, Explainer) else Explainer(_plain(explainer))
         self._network = _plain(self._explainer.model)
-        _must_be_whole(self._network)
-        self._asked = MonitoredPhotos(source_of(photos), self._explainer, methods, target, **options)
+        _check_unsharded(self._network)
+        self._photos = MonitoredPhotos(source_of(photos), self._explainer, methods, target, **options)
         self._board: TensorBoardLog | None = None
-        self._scaler, self._given = scaler, board
+        self._scaler, self._board_given = scaler, board
         self._stack, self._tools = ExitStack(), ExitStack()
         self._flow: GradientFlow | None = None
         self._units: DeadUnits | None = None
-        self.done, self._looked, self._due = start, -1, start
+        self.done, self._explained, self._due = start, -1, start
         self._begun = False
 
     def __enter__(self) -> Self:
@@ -123,8 +123,8 @@ class Monitor:
         self.close(completed=error is None)
 
     def __repr__(self) -> str:
-        where = self.output if self.output is not None else "a board"
-        return f"Watch({len(self._asked.photos)} photos every {self.every} steps, to {str(where)!r}; step {self.done})"
+        where, count = str(self.output or "a board"), len(self._photos.photos)
+        return f"Monitor({count} photos every {self.every} steps, to {where!r}; step {self.done})"
 
     def begin(self) -> None:
         """Open what is written to, and look at the network as it is now.
@@ -139,10 +139,16 @@ class Monitor:
             if self.output is not None:
                 self.output.parent.mkdir(parents=True, exist_ok=True)
                 self._stack.enter_context(locked(self.output))
-                self._manifest = self._what_it_is()
+                self._manifest = self._describe()
                 with self._store() as store:
-                    self._go_on(store)
-            self._look({}, first=True)
+                    last = store.last()
+                    if not self.done and last:
+                        raise RunError(
+                            f"output {text(self.output)!r} must be a new file for a training from its beginning, got "
+                            f"one up to step {last}; give its start to continue it, or another file"
+                        )
+                    store.go_back(self.done)
+            self._explain({}, first=True)
             self._prepare()
         except BaseException:  # an interrupt too must not leave hooks and the lock of the file behind
             self._stack.close()
@@ -162,52 +168,51 @@ class Monitor:
             raise RunError("watch must begin before its first step; use it in with, or call begin()")
         self.done = self.done + 1 if step is None else step
         if self.done >= self._due:
-            self._look(figures)
+            self._explain(figures)
         self._prepare()
 
     def close(self, *, completed: bool = True) -> None:
         """Look once more if the training was completed, and close what is written to."""
         try:
-            if self._begun and completed and self.done > self._looked:
-                self._look({})
+            if self._begun and completed and self.done > self._explained:
+                self._explain({})
             if self._begun and completed and self.output is not None:
-                self._safely(self._ended)
+                with self._without_failing(), self._store() as store:
+                    store.end(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
         finally:
             self._tools.close()
             self._stack.close()
             self._begun = False
 
-    def _look(self, figures: dict[str, Any], *, first: bool = False) -> None:
+    def _explain(self, figures: dict[str, Any], *, first: bool = False) -> None:
         gradients = self._gradients()
         numbers = {name: _number(name, value) for name, value in figures.items()}
-        self._looked, self._due = self.done, (self.done // self.every + 1) * self.every
-        found = self._asked.answers(self.done)
+        self._explained, self._due = self.done, (self.done // self.every + 1) * self.every
+        found = self._photos.answers(self.done)
         failures = [each for each in found if isinstance(each, Failed)]
         if first and len(failures) == len(found):
             raise RunError(f"photos must be explained to be watched, but {failures[0].reason}") from failures[0].general
         if failures and not first:
             warn(f"{len(failures)} of {len(found)} photos could not be explained at step {self.done}: "
                  f"{failures[0].reason}")  # fmt: skip
-
-        def enter() -> None:
+        with nullcontext() if first else self._without_failing():
             self._write(found, numbers, gradients)
-
-        enter() if first else self._safely(enter)
 
     def _write(self, found: list[PhotoRecord | Failed], figures: dict[str, float], gradients: Gradients) -> None:
         if self.output is not None:
             with self._store() as store:
-                store.enter_methods(self._asked.question.methods or [])
+                store.enter_methods(self._photos.question.methods or [])
                 store.enter_step(self.done, found, figures, gradients)
-        if self._given is not None:
+        if self._board_given is not None:
             if self._board is None:
-                self._board = self._board_of(self._given)
+                self._board = self._board_of(self._board_given)
             self._board.enter(self.done, found, figures, gradients)
 
-    def _safely(self, work: Callable[[], None]) -> None:
-        """Do what must not end a training."""
+    @contextmanager
+    def _without_failing(self) -> Iterator[None]:
+        """Warn of what fails in the block: it must not end a training."""
         try:
-            work()
+            yield
         except (ExplainError, OSError) as error:
             warn(f"what was seen at step {self.done} is not kept: {error}")
 
@@ -224,30 +229,19 @@ class Monitor:
         self._flow = self._units = None
         if flow is None or units is None:
             return Gradients()
-        verdicts = flow.verdicts()
-        return Gradients({name: (each, verdicts[name]) for name, each in flow.summary().items()}, units_of(units))
+        verdicts, counts = flow.verdicts(), units.counts()
+        flows = {name: (each, verdicts[name]) for name, each in flow.summary().items()}
+        return Gradients(flows, {name: (counts[name], dead) for name, dead in units.dead().items()})
 
     def _store(self) -> AbstractContextManager[TrainingStore]:
         """The file, opened for one look: a process forked between two has no part in it."""
         assert self.output is not None
         return closing(TrainingStore(self.output, self._manifest))
 
-    def _go_on(self, store: TrainingStore) -> None:
-        """Take out what comes after the step that the training goes on from."""
-        last = store.last()
-        if not self.done and last:
-            raise RunError(f"output {text(self.output or '')!r} must be a new file for a training from its beginning, "
-                           f"got one up to step {last}; give its start to continue it, or another file")  # fmt: skip
-        store.go_back(self.done)
-
-    def _ended(self) -> None:
-        with self._store() as store:
-            store.end(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
-
-    def _what_it_is(self) -> dict[str, Any]:
-        question = self._asked.question
+    def _describe(self) -> dict[str, Any]:
+        question = self._photos.question
         found = manifest_of(
-            source=self._asked.source, explainer=self._explainer, methods=question.requested, targets=question.targets,
+            source=self._photos.source, explainer=self._explainer, methods=question.requested, targets=question.targets,
             metrics=(), options=question.options, trained=True,
         )  # fmt: skip
         return {**found, "training": True}
@@ -256,9 +250,9 @@ class Monitor:
         writer, ours = writer_of(given)
         if ours:
             self._stack.callback(writer.close)
-        photos, methods = self._asked.photos, self._asked.question.methods or []
+        photos, methods = self._photos.photos, self._photos.question.methods or []
         return TensorBoardLog(
-            writer, [photo.entry.name for photo in photos], [self._asked.scene(photo, SIDE) for photo in photos],
+            writer, [photo.entry.name for photo in photos], [self._photos.scene(photo, SIDE) for photo in photos],
             [(int(photo.x.shape[-2]), int(photo.x.shape[-1])) for photo in photos],
             {method.name: method.style for method in methods},
         )  # fmt: skip
@@ -272,7 +266,7 @@ def _plain(model: Any) -> Any:
         return unwrapped(model)
 
 
-def _must_be_whole(model: nn.Module) -> None:
+def _check_unsharded(model: nn.Module) -> None:
     """Refuse parameters of which each process has a part: to explain takes all, in all processes at once."""
     for name, parameter in model.named_parameters():
         if type(parameter.data).__name__ == "DTensor" or type(parameter).__name__ == "FlatParameter":

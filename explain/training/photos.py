@@ -64,7 +64,10 @@ class MonitoredPhotos:
 
     def answers(self, step: int) -> list[PhotoRecord | Failed]:
         """Explain the photos; each is called as it is at this step."""
-        at = {p.entry.name: replace(p, entry=_at(p.entry, step)) for p in self.photos}
+        at = {}
+        for photo in self.photos:
+            entry = replace(photo.entry, name=stored_name(step, photo.entry.name))
+            at[photo.entry.name] = replace(photo, entry=entry)
         known = {name: self.labels.of(photo.label)[0] is not None for name, photo in at.items()}
         found: dict[str, PhotoRecord | Failed] = {}
         for labelled in (True, False):
@@ -88,10 +91,6 @@ def shrunk_scene(image: Image.Image, box: Box, side: int) -> Scene:
     across, down = width / image.width, height / image.height
     where = Box(box.left * across, box.top * down, box.right * across, box.bottom * down)
     return Scene(image.resize((width, height)) if scale < 1 else image, where, (where,))
-
-
-def _at(entry: Entry, step: int) -> Entry:
-    return replace(entry, name=stored_name(step, entry.name))
 
 
 def _read(source: Source, preparer: Preparer) -> list[Prepared]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from explain.runs.preparing import Failed
 from explain.runs.store import PhotoRecord, Store
-from explain.training.flow import DeadUnits, Flow
+from explain.training.flow import Flow
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS steps (
@@ -49,35 +49,21 @@ CREATE TABLE IF NOT EXISTS units (
 
 
 @dataclass(frozen=True)
-class LayerUnits:
-    """How many units a layer has, and the numbers of those that got no gradient."""
-
-    units: int
-    dead: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class Gradients:
-    """What was seen of the gradients before a step: for each parameter its flow and verdict, and each layer's units."""
+    """The gradients before a step: flow and verdict of each parameter, number of units and dead ones of each layer."""
 
     flows: Mapping[str, tuple[Flow, str]] = field(default_factory=dict)
-    units: Mapping[str, LayerUnits] = field(default_factory=dict)
+    units: Mapping[str, tuple[int, Sequence[int]]] = field(default_factory=dict)
 
     @property
     def dead(self) -> float:
         """The share of units that got no gradient; 0.0 where there are none.
 
-        >>> Gradients(units={"conv": LayerUnits(4, (1,))}).dead
+        >>> Gradients(units={"conv": (4, [1])}).dead
         0.25
         """
-        total = sum(each.units for each in self.units.values())
-        return sum(len(each.dead) for each in self.units.values()) / total if total else 0.0
-
-
-def units_of(found: DeadUnits) -> dict[str, LayerUnits]:
-    """Return what was found, layer by layer."""
-    counts = found.counts()
-    return {name: LayerUnits(counts[name], tuple(dead)) for name, dead in found.dead().items()}
+        total = sum(units for units, _ in self.units.values())
+        return sum(len(dead) for _, dead in self.units.values()) / total if total else 0.0
 
 
 def stored_name(step: int, name: str) -> str:
@@ -141,6 +127,5 @@ class TrainingStore(Store):
             rows = [(step, name, flow.rms, flow.largest, flow.zero, verdict)
                     for name, (flow, verdict) in gradients.flows.items()]  # fmt: skip
             self._db.executemany("INSERT INTO gradients VALUES (?, ?, ?, ?, ?, ?)", rows)
-            rows = [(step, name, each.units, len(each.dead), json.dumps(each.dead))
-                    for name, each in gradients.units.items()]  # fmt: skip
+            rows = [(step, name, units, len(dead), json.dumps(dead)) for name, (units, dead) in gradients.units.items()]
             self._db.executemany("INSERT INTO units VALUES (?, ?, ?, ?, ?)", rows)

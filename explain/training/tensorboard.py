@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,14 +20,6 @@ from explain.runs.store import MapRecord, PhotoRecord
 from explain.training.store import Gradients
 
 SIDE = 384  # pixels of the longer side of a picture
-
-
-@runtime_checkable
-class Writer(Protocol):
-    """What is used of ``torch.utils.tensorboard.SummaryWriter``; others have the same."""
-
-    def add_scalar(self, tag: str, scalar_value: Any, global_step: int) -> Any: ...
-    def add_image(self, tag: str, img_tensor: Any, global_step: int, *, dataformats: str) -> Any: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,21 +43,18 @@ class TensorBoardLog:
         for name, answer, scene, size in zip(self.names, found, self.scenes, self.sizes, strict=True):
             for result in answer.results if isinstance(answer, PhotoRecord) else ():
                 tag = f"{name}/{result.method}/{result.target}"
-                self._scalar(f"score/{tag}", result.score, step)
+                self.writer.add_scalar(f"score/{tag}", result.score, step)
                 if result.probability is not None:
-                    self._scalar(f"probability/{tag}", result.probability, step)
+                    self.writer.add_scalar(f"probability/{tag}", result.probability, step)
                 if scene is not None:
                     picture = scene.overlay(_attribution(result, size), get_style(self.styles[result.method]))
                     self.writer.add_image(f"maps/{tag}", np.asarray(picture), step, dataformats="HWC")
         for name, value in figures.items():
-            self._scalar(name, value, step)
+            self.writer.add_scalar(name, value, step)
         for name, (flow, _) in gradients.flows.items():
-            self._scalar(f"gradient/{name}", flow.rms, step)
+            self.writer.add_scalar(f"gradient/{name}", flow.rms, step)
         if gradients.units:
-            self._scalar("dead units", gradients.dead, step)
-
-    def _scalar(self, tag: str, value: float, step: int) -> None:
-        self.writer.add_scalar(tag, value, step)
+            self.writer.add_scalar("dead units", gradients.dead, step)
 
 
 def _attribution(result: MapRecord, size: tuple[int, int]) -> Attribution:
@@ -93,6 +82,6 @@ def writer_of(given: Any) -> tuple[Any, bool]:
             remedy = "pip install 'explain[tensorboard]', or give an output file instead"
             raise RunError(f"tensorboard must be installed to write a board; {remedy}") from None
         return SummaryWriter(os.fspath(given)), True
-    if isinstance(given, Writer):
+    if callable(getattr(given, "add_scalar", None)) and callable(getattr(given, "add_image", None)):
         return given, False
     raise RunError(f"board must be a folder or a SummaryWriter, got {shown(given)}; name a folder")

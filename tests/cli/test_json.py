@@ -17,13 +17,13 @@ from tests.conftest import ROOT
 
 TALKING = """
 import os, sys
-from explain.models.tiny import load_bundled
+from explain.models.tiny import load_tiny
 
 def make():
     print("downloading")
     os.write(1, b"from below\\n")
     sys.stdout.write("still downloading")
-    return load_bundled(32)
+    return load_tiny(32)
 
 def short():
     raise MemoryError

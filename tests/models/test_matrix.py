@@ -43,7 +43,7 @@ FAMILIES = [
     "resnext50_32x4d", "shufflenet_v2_x0_5", "squeezenet1_1", "swin_t", "swin_v2_t", "vgg11", "vit_b_16",
 ]  # fmt: skip
 SIGNED = GradCAM(relu=False)
-HEAVY = {"maxvit_t", "inception_v3", "vit_b_16"}
+HEAVY = {"inception_v3", "maxvit_t", "swin_t", "swin_v2_t", "vgg11", "vit_b_16"}
 TIMM = [
     "cait_xxs24_224", "convnext_atto", "convmixer_768_32", "efficientformer_l1", "levit_128s", "mixer_s32_224",
     "mobilevit_xxs", "pit_ti_224", "poolformer_s12", "swin_tiny_patch4_window7_224", "vit_small_patch14_reg4_dinov2",
@@ -69,7 +69,9 @@ def passes(source: str, name: str, methods: list[Any] = matrix.METHODS) -> None:
     assert row.layer != "-"
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] if name == "maxvit_t" else []) for name in FAMILIES]
+)
 def test_every_torchvision_family_is_explained(name: str) -> None:
     passes("torchvision", name, [get_method("gradcam"), get_method("saliency")] if name in HEAVY else matrix.METHODS)
 

@@ -19,14 +19,14 @@ from PIL import Image
 
 import explain
 from explain import ModelError, models
-from explain.models import Classifier, load, tiny_transformer
+from explain.models import Classifier, load, tiny
 from explain.models.small_transformer import SmallTransformer
-from explain.models.tiny_transformer import FILE, SHA256
+from explain.models.tiny import TRANSFORMER_FILE, TRANSFORMER_SHA256
 from tests.conftest import ROOT
 
 NAME = "tiny-transformer"
 CAT = ROOT / "assets" / "chelsea.png"
-CARD = FILE.with_name("TINY_TRANSFORMER.md")
+CARD = TRANSFORMER_FILE.with_name("TINY_TRANSFORMER.md")
 
 
 @pytest.fixture(scope="module")
@@ -83,10 +83,10 @@ def test_a_token_sees_the_pixels_around_its_own_place() -> None:
 
 
 def test_the_file_is_small_and_safe(classifier: Classifier) -> None:
-    assert FILE.stat().st_size <= 6_000_000
-    content = torch.load(FILE, weights_only=True)
+    assert TRANSFORMER_FILE.stat().st_size <= 6_000_000
+    content = torch.load(TRANSFORMER_FILE, weights_only=True)
     assert all(t.dtype == torch.float16 for t in content["state_dict"].values() if t.is_floating_point())
-    with zipfile.ZipFile(FILE) as archive:
+    with zipfile.ZipFile(TRANSFORMER_FILE) as archive:
         pickled = archive.read(next(name for name in archive.namelist() if name.endswith("data.pkl")))
     names = set(re.findall(rb"c([\w.]+)\n(\w+)\n", pickled))
     assert {pair for pair in names if pair[0] != b"torch"} <= {
@@ -95,7 +95,7 @@ def test_the_file_is_small_and_safe(classifier: Classifier) -> None:
     }
     assert not classifier.model.training
     assert all(p.dtype == torch.float32 for p in classifier.model.parameters())
-    assert str(classifier.weights).endswith(f"(sha256 {SHA256})")
+    assert str(classifier.weights).endswith(f"(sha256 {TRANSFORMER_SHA256})")
     assert list(classifier.categories or ()) == list(load("tiny").categories or ())
 
 
@@ -128,11 +128,11 @@ def test_other_sizes_are_refused() -> None:
 
 def test_a_file_that_is_not_the_published_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changed = tmp_path / "weights.pt"
-    monkeypatch.setattr(tiny_transformer, "FILE", changed)
+    monkeypatch.setattr(tiny, "TRANSFORMER_FILE", changed)
     with pytest.raises(ModelError, match="weights"):
         load(NAME)
-    changed.write_bytes(FILE.read_bytes()[:-1] + b"?")
-    with pytest.raises(ModelError, match=rf"\(sha256 {SHA256[:12]}…\), got .*; install explain again"):
+    changed.write_bytes(TRANSFORMER_FILE.read_bytes()[:-1] + b"?")
+    with pytest.raises(ModelError, match=rf"\(sha256 {TRANSFORMER_SHA256[:12]}…\), got .*; install explain again"):
         load(NAME)
 
 
@@ -171,7 +171,7 @@ def test_the_whole_photo_is_padded_since_tokens_have_fixed_places() -> None:
 
 def test_the_card_says_what_was_measured() -> None:
     measured = json.loads((ROOT / "examples" / "tiny_transformer" / "measured.json").read_text("utf-8"))
-    assert measured["sha256"] == SHA256
+    assert measured["sha256"] == TRANSFORMER_SHA256
     assert measured["images"] == "10,000"
     assert float(measured["top-1"].removesuffix("%")) >= 38
     card = CARD.read_text("utf-8")
