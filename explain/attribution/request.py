@@ -30,7 +30,7 @@ from explain.engine.validation import check_inputs
 from explain.hooks.preserve import calculating
 from explain.hooks.unwrap import unwrapped
 from explain.layers import default_layer
-from explain.layers.calls import channels_of, find_layers, forget, look_follows
+from explain.layers.calls import channels_of, find_layers, forget_summary, summary_is_current
 from explain.layers.default_layer import stage_layers
 from explain.methods import Method
 from explain.methods.base import Fusion, Outcome, options, uses_layer
@@ -83,7 +83,7 @@ class Request:
             if self.layers is not None:
                 raise
         # The chosen layers lead to another head than this target's, or the network does something else than before.
-        forget(self.model)
+        forget_summary(self.model)
         return self._answered(self.layers_by_method(refresh=True))
 
     def plan(self, layers: Mapping[str, list[str]] | None = None) -> Plan:
@@ -145,7 +145,7 @@ class Request:
         return found
 
     def _must_follow(self, ran: Sequence[str]) -> None:
-        if not look_follows(self.model, self.inputs, ran):
+        if not summary_is_current(self.model, self.inputs, ran):
             raise _OtherWayError
 
     def _asks(self, layers: Mapping[str, list[str]]) -> dict[str, frozenset[NeedAtLayer]]:

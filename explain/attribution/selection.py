@@ -14,7 +14,7 @@ from explain.data.inputs import InputsLike
 from explain.hooks.layer_names import Where
 from explain.hooks.unwrap import scripted
 from explain.layers import default_layer
-from explain.layers.calls import shares_behind
+from explain.layers.calls import cost_after
 from explain.methods import Method, list_methods
 from explain.methods.base import uses_layer
 from explain.methods.registry import MethodLike, get_method
@@ -133,4 +133,4 @@ def _alone(request: Request, method: Method) -> Request:
 def _cost(request: Request, method: Method) -> float:
     plan = replace(_alone(request, method).plan(), images=1)
     layers = {layer for asks in plan.wanted.values() for ask in asks if (layer := ask.layer) is not None}
-    return plan.cost(shares_behind(request.model, request.inputs, layers))
+    return plan.cost(cost_after(request.model, request.inputs, layers))

@@ -25,7 +25,7 @@ from explain.data.inputs import Inputs
 from explain.engine.output_activation import outputs_of
 from explain.engine.validation import check_inputs
 from explain.hooks.unwrap import unwrapped
-from explain.layers.calls import shares_behind
+from explain.layers.calls import cost_after
 from explain.methods import Method
 from explain.methods.base import options
 from explain.methods.registry import get_method

@@ -15,7 +15,7 @@ from explain._utils.nested import first_tensor, replace_first
 from explain.data.inputs import Inputs
 from explain.hooks import HookGroup, untouched
 from explain.hooks.attention import attention, by_image
-from explain.layers.calls import grids_of, remembered
+from explain.layers.calls import grids_of, summary_of
 from explain.relevance.propagation import sources_behind
 from explain.targets import Target
 
@@ -51,7 +51,7 @@ def explained_blocks(model: nn.Module, inputs: Inputs) -> list[str]:
     names = transformer_blocks(model)
     if len({name.rpartition(".")[0] for name in names}) < 2:
         return names
-    look = remembered(model, inputs)
+    look = summary_of(model, inputs)
     if "blocks" not in look.chosen:
         look.chosen["blocks"] = _reached(model, inputs.first() if look.alone else inputs, names) or names
     found: list[str] = look.chosen["blocks"]

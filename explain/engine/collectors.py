@@ -48,7 +48,7 @@ from explain.hooks import HookGroup
 from explain.hooks.attention import AttentionRecord, attention, by_image
 from explain.hooks.preserve import recording
 from explain.hooks.records import Source
-from explain.layers.calls import of_other_images
+from explain.layers.calls import independent_calls
 from explain.relevance.propagation import sources_behind
 from explain.relevance.reveal_cancel import RevealCancelTracer, joined
 from explain.targets.regions import Detected
@@ -181,7 +181,7 @@ class _BiasTerms(Collector):
     def answer(
         self, forward: Forward, choice: ResolvedTarget, ask: NeedAtLayer, gradients: Gradients
     ) -> tuple[torch.Tensor, ...]:
-        elsewhere = of_other_images(forward.model, forward.inputs)
+        elsewhere = independent_calls(forward.model, forward.inputs)
         terms = []
         for constant, gradient in zip(forward.operations.constants, gradients, strict=True):
             if gradient is not None:

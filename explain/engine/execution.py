@@ -35,7 +35,7 @@ from explain.hooks.preserve import recording
 from explain.hooks.records import Source, cut_where_allowed
 from explain.hooks.unwrap import has_hooks, scripted
 from explain.layers.calls import grids_of, split_call
-from explain.layers.outputs import Ran
+from explain.layers.outputs import ExecutedModules
 from explain.relevance.composites import propagate
 from explain.relevance.deeplift import StepComparison, propagate_differences
 from explain.relevance.gradient_rules import apply_rule
@@ -190,7 +190,7 @@ class _Passes:
         with HookGroup(model) as group, recording(not self.cut), autocast(inputs.x, precision), ExitStack() as stack:
             layers, watched = self._watch(group, model, len(inputs))
             recorders.enter(stack)
-            ran = Ran(group, model) if follow else None
+            ran = ExecutedModules(group, model) if follow else None
             self._prefix = None if taped is None else PrefixRecorder(group, model, taped)
             given = inputs.replaced(sources)
             with nullcontext() if self._prefix is None else self._prefix.tape:

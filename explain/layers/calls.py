@@ -1,4 +1,4 @@
-"""The calls that a network makes of its modules: which one a name stands for, and its share of the pass."""
+"""The calls that a network makes of its modules: which one a name stands for, and what share of the pass follows."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from explain.hooks.layer_names import Where, name_of, place_of, select_places
 from explain.hooks.unwrap import modules_of, unwrapped
 from explain.layers.feature_maps import Grids
 from explain.layers.layouts import MAPS, Grid, Layout, LayoutReading, Size, altered, corners, decide, layout_of
-from explain.layers.outputs import CallKey, ModuleCall, ModuleCallRecorder, givers, maps_of, watched
+from explain.layers.outputs import CallKey, ModuleCall, ModuleCallRecorder, input_producers, maps_of, run_noting_calls
 
 
 @dataclass(frozen=True)
 class ForwardSummary:
-    """What one forward pass showed: on one image, or on the whole batch if the network does not take a single image."""
+    """The calls of one forward pass, on one image, or on the batch if the network does not take a single image."""
 
     calls: tuple[ModuleCall, ...]
     gives_scores: bool
@@ -40,7 +40,7 @@ class ForwardSummary:
     alone: bool = True
     """Whether the network takes a single image."""
     chosen: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
-    """What has been chosen because of it."""
+    """Layers that were chosen with it."""
 
     @property
     def sizes(self) -> list[Size]:
@@ -63,58 +63,57 @@ def list_layers(model: nn.Module, x: InputsLike) -> list[ModuleCall]:
     >>> [(call.name, call.shape) for call in list_layers(model, torch.zeros(1, 3, 4, 4))]
     [('0', (1, 8, 2, 2)), ('1', (1, 8, 2, 2)), ('2', (1, 32))]
     """
-    return list(take_look(unwrapped(model), as_inputs(x)).calls)
+    return list(summarize(unwrapped(model), as_inputs(x)).calls)
 
 
-GIVEN = "which call gave what a module is given"
-KEPT = 16  # looks at a network, each for another size of inputs
-_looks: weakref.WeakKeyDictionary[nn.Module, dict[Any, ForwardSummary]] = weakref.WeakKeyDictionary()
+PRODUCERS = "which call gave what a module is given"
+SUMMARIES = 16  # of a network, each for another size of inputs
+_summaries: weakref.WeakKeyDictionary[nn.Module, dict[Any, ForwardSummary]] = weakref.WeakKeyDictionary()
 _tokens: weakref.WeakKeyDictionary[nn.Module, object] = weakref.WeakKeyDictionary()
 """What stands for a module in a key: unlike an id, it is never used again for another module."""
 
 
-def remembered(model: nn.Module, inputs: Inputs, *, whole: bool = False) -> ForwardSummary:
-    """Look at a network once, for as long as it has the same modules and is given inputs of the same sizes.
+def summary_of(model: nn.Module, inputs: Inputs, *, whole: bool = False) -> ForwardSummary:
+    """Return the summary of a network; it is made once for the same modules and inputs of the same sizes.
 
-    It is looked at with the first image, or, if it has to be looked at, with the ``whole`` batch.
+    The network runs on the first image, or with ``whole`` on the batch.
     """
-    take = partial(take_look, model, inputs, whole=whole)
+    take = partial(summarize, model, inputs, whole=whole)
     if not all(isinstance(value, (int, float, str, NoneType)) for value in inputs.constants):
-        return take()  # who knows what it says
+        return take()  # cannot be a key
     modules = tuple(_tokens.setdefault(module, object()) for module in modules_of(model))
     key = (inputs.path, inputs.sizes, inputs.constants, modules)
-    known = _looks.setdefault(model, {})
-    look = known.get(key) or known.setdefault(key, take())  # of two threads, the first one's
-    for old in list(known)[:-KEPT]:
+    known = _summaries.setdefault(model, {})
+    summary = known.get(key) or known.setdefault(key, take())  # of two threads, the first one's
+    for old in list(known)[:-SUMMARIES]:
         known.pop(old, None)
-    return look
+    return summary
 
 
-def forget(model: nn.Module) -> None:
-    """Look at a network again next time: it may have changed in ways that its modules do not show."""
-    _looks.pop(model, None)
+def forget_summary(model: nn.Module) -> None:
+    """Drop the summaries of a network: it may have changed in ways that its modules do not show."""
+    _summaries.pop(model, None)
 
 
-def look_follows(model: nn.Module, inputs: Inputs, ran: Sequence[str]) -> bool:
-    """Whether the look at a network took the same way as these inputs, by the modules that `Ran` saw.
+def summary_is_current(model: nn.Module, inputs: Inputs, ran: Sequence[str]) -> bool:
+    """Whether these inputs took the same path through the network as its summary, by the modules in ``ran``.
 
-    Where it did not (an early exit, a flag of the model), the network is looked at again: what is then chosen depends
-    on these inputs, and not on those that came first. If the first image alone goes another way than all of them do,
-    all are looked at.
+    Where they did not (an early exit, a flag of the model), the summary is made again: what is then chosen depends on
+    these inputs, and not on earlier ones. If the first image alone takes another path than the batch, the batch is run.
     """
-    if remembered(model, inputs).ran == tuple(ran):
+    if summary_of(model, inputs).ran == tuple(ran):
         return True
-    forget(model)
-    if len(inputs) > 1 and remembered(model, inputs).ran != tuple(ran):
-        forget(model)
-        remembered(model, inputs, whole=True)
+    forget_summary(model)
+    if len(inputs) > 1 and summary_of(model, inputs).ran != tuple(ran):
+        forget_summary(model)
+        summary_of(model, inputs, whole=True)
     return False
 
 
-def take_look(model: nn.Module, inputs: Inputs, *, whole: bool = False) -> ForwardSummary:
-    """Run a network on one image and note every call; one that was exported for a fixed number of images, on all."""
+def summarize(model: nn.Module, inputs: Inputs, *, whole: bool = False) -> ForwardSummary:
+    """Run a network on one image and record every call; one exported for a fixed number of images, on all of them."""
     try:
-        return replace(_take_look(model, inputs), alone=False) if whole else _take_look(model, inputs.first())
+        return replace(_summarize_once(model, inputs), alone=False) if whole else _summarize_once(model, inputs.first())
     except ExplainError:
         raise
     except Exception as error:
@@ -122,27 +121,27 @@ def take_look(model: nn.Module, inputs: Inputs, *, whole: bool = False) -> Forwa
             raise
         failed = error
     try:
-        return replace(_take_look(model, inputs), alone=False)
+        return replace(_summarize_once(model, inputs), alone=False)
     except Exception as error:
         raise error if came_by_signal(error) else failed from None
 
 
-def _take_look(model: nn.Module, inputs: Inputs) -> ForwardSummary:
+def _summarize_once(model: nn.Module, inputs: Inputs) -> ForwardSummary:
     inputs = inputs.detached()
     traced = bool(inputs.others)
     if traced:
         inputs = inputs.replaced(inputs.x.clone().requires_grad_())
     ran: list[str] = []
-    notes = ModuleCallRecorder(tuple(inputs.x.shape[2:]), inputs.x if traced else None, len(inputs))
-    output = watched(model, inputs, notes.take, grad=traced, ran=ran)
+    recorder = ModuleCallRecorder(tuple(inputs.x.shape[2:]), inputs.x if traced else None, len(inputs))
+    output = run_noting_calls(model, inputs, recorder.take, grad=traced, ran=ran)
     if traced:
-        notes.calls = _with_changes(notes.calls, model, inputs.detached())
-    numbers = {call.name: call.number for call in notes.calls}
-    calls = tuple(replace(call, last=call.number == numbers[call.name]) for call in notes.calls)
+        recorder.calls = _with_changes(recorder.calls, model, inputs.detached())
+    numbers = {call.name: call.number for call in recorder.calls}
+    calls = tuple(replace(call, last=call.number == numbers[call.name]) for call in recorder.calls)
     if any(call.grid is not None and call.grid.layout == "tokens first" for call in calls):
         calls = _really_first(calls, model, inputs)
-    if notes.open:
-        calls = _probed(calls, notes.open, model, inputs.detached())
+    if recorder.open:
+        calls = _probed(calls, recorder.open, model, inputs.detached())
     found = tensors_in(output)
     answers = frozenset(t.shape[1] for t in found if t.ndim > 3 and tuple(t.shape[2:]) == tuple(inputs.x.shape[2:]))
     rows = [t for t in found if t.ndim <= 2 and t.numel() and t.shape[:1] in ((), (len(inputs),))]
@@ -165,7 +164,7 @@ def _figures(model: nn.Module, inputs: Inputs) -> dict[CallKey, tuple[float, flo
         weights = torch.linspace(1, 2, values.numel(), dtype=torch.float64, device=values.device)
         found[key] = float(values.sum()), float((values.flatten() * weights).sum())
 
-    watched(model, inputs, note)
+    run_noting_calls(model, inputs, note)
     return found
 
 
@@ -177,7 +176,7 @@ def _really_first(calls: tuple[ModuleCall, ...], model: nn.Module, inputs: Input
         shapes[key] = tuple(tensor.shape)
 
     try:
-        watched(model, inputs.rows(torch.zeros(2, dtype=torch.long)).detached(), note)
+        run_noting_calls(model, inputs.rows(torch.zeros(2, dtype=torch.long)).detached(), note)
     except Exception as error:  # it takes one image at a time, which leaves this open
         if came_by_signal(error):
             raise
@@ -231,7 +230,7 @@ def _changes(keys: frozenset[CallKey], model: nn.Module, inputs: Inputs) -> dict
                 found[key].append(tensor.detach().double() - found[key][0])
 
         try:
-            watched(model, inputs.replaced(x), note)
+            run_noting_calls(model, inputs.replaced(x), note)
         except Exception as error:  # a network that does not take altered inputs leaves everything open
             if came_by_signal(error):
                 raise
@@ -246,8 +245,8 @@ def tensors_in(output: Any) -> list[torch.Tensor]:
 
 
 def grids_of(model: nn.Module, inputs: Inputs) -> Grids:
-    """What the tensors of a network are laid out on for these inputs; how tokens lie is found by looking, once."""
-    look = cache(partial(remembered, model, inputs))
+    """The grids of the tensors of a network for these inputs; how tokens lie is found by running it, once."""
+    summary = cache(partial(summary_of, model, inputs))
 
     def layout(layer: str, shape: Size) -> Layout | None:
         return layout_of(model.get_submodule(place_of(layer, model).module), shape, tuple(inputs.x.shape[2:]))
@@ -257,7 +256,11 @@ def grids_of(model: nn.Module, inputs: Inputs) -> Grids:
         place = place_of(layer, model)
         module = model.get_submodule(place.module)  # one that has several names was noted under its first
         first = modules_of(model)[module]
-        return _giver(model, inputs, look(), first, place.call) if place.of_input else look().call_of(first, place.call)
+        return (
+            _giver(model, inputs, summary(), first, place.call)
+            if place.of_input
+            else summary().call_of(first, place.call)
+        )
 
     def grid(layer: str) -> Grid | None:
         known = call(layer)
@@ -268,23 +271,25 @@ def grids_of(model: nn.Module, inputs: Inputs) -> Grids:
         return "" if known is None else known.doubt
 
     size, strict = tuple(inputs.x.shape[2:]), bool(inputs.others)
-    return Grids(size, len(inputs), lambda: look().sizes, grid, layout, strict, doubt)
+    return Grids(size, len(inputs), lambda: summary().sizes, grid, layout, strict, doubt)
 
 
-def _giver(model: nn.Module, inputs: Inputs, look: ForwardSummary, name: str, number: int | None) -> ModuleCall | None:
+def _giver(
+    model: nn.Module, inputs: Inputs, summary: ForwardSummary, name: str, number: int | None
+) -> ModuleCall | None:
     """The call that returned the input of a module's call, or of its last call."""
-    if GIVEN not in look.chosen:
-        look.chosen[GIVEN] = givers(model, (inputs.first() if look.alone else inputs).detached())
-    known: dict[CallKey, CallKey] = look.chosen[GIVEN]
+    if PRODUCERS not in summary.chosen:
+        summary.chosen[PRODUCERS] = input_producers(model, (inputs.first() if summary.alone else inputs).detached())
+    known: dict[CallKey, CallKey] = summary.chosen[PRODUCERS]
     numbers = [n for given, n in known if given == name and number in (None, n)]
-    return look.call_of(*known[name, max(numbers)]) if numbers else None
+    return summary.call_of(*known[name, max(numbers)]) if numbers else None
 
 
-def of_other_images(model: nn.Module, inputs: Inputs) -> set[CallKey]:
+def independent_calls(model: nn.Module, inputs: Inputs) -> set[CallKey]:
     """The calls, by name and number, that did not depend on what is explained but may on other images."""
     if not inputs.others:
         return set()
-    return {(call.name, call.number) for call in remembered(model, inputs).calls if not call.depends}
+    return {(call.name, call.number) for call in summary_of(model, inputs).calls if not call.depends}
 
 
 def split_call(layer: str, model: nn.Module | None = None) -> tuple[str, int | None]:
@@ -314,15 +319,15 @@ def find_layers(model: nn.Module, inputs: Inputs, where: Where) -> list[str]:
 
 def _dependent(model: nn.Module, inputs: Inputs, layer: str) -> str:
     place = place_of(layer, model)
-    calls = [call for call in remembered(model, inputs).calls if call.name == place.module and call.depends]
+    calls = [call for call in summary_of(model, inputs).calls if call.name == place.module and call.depends]
     if place.call is not None or not calls or calls[-1].last:
         return layer
     return name_of(place._replace(call=calls[-1].number))
 
 
 def channels_of(model: nn.Module, inputs: Inputs, layers: Iterable[str]) -> dict[str, int]:
-    """How many channels the maps of some layers have, as far as a look at the network shows."""
-    calls = remembered(model, inputs).calls
+    """How many channels the maps of some layers have, as far as the summary of the network shows."""
+    calls = summary_of(model, inputs).calls
     found = {}
     for layer in layers:
         name, number = split_call(layer, model)
@@ -332,18 +337,18 @@ def channels_of(model: nn.Module, inputs: Inputs, layers: Iterable[str]) -> dict
     return found
 
 
-def shares_behind(model: nn.Module, inputs: Inputs, layers: Iterable[str]) -> dict[str, float]:
-    """Estimate which part of a pass lies behind each of some layers, by the multiplications with weights.
+def cost_after(model: nn.Module, inputs: Inputs, layers: Iterable[str]) -> dict[str, float]:
+    """Estimate which share of a pass follows each of some layers, by the multiplications with weights.
 
     Each weight of a module is used once for every place of the module's output. What has no weights is not counted.
 
     >>> from explain.data.inputs import as_inputs
     >>> import torch
     >>> model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.Conv2d(2, 2, 1), nn.Flatten(), nn.Linear(8, 4))
-    >>> shares_behind(model, as_inputs(torch.zeros(1, 1, 2, 2)), ["0", "1"])  # of 8, 16 and 32
+    >>> cost_after(model, as_inputs(torch.zeros(1, 1, 2, 2)), ["0", "1"])  # of 8, 16 and 32
     {'0': 0.8571428571428571, '1': 0.5714285714285714}
     """
-    calls = remembered(model, inputs).calls
+    calls = summary_of(model, inputs).calls
     work = [_work(model.get_submodule(call.name), call.shape) for call in calls]
     total = sum(work)
     found = {}

@@ -14,7 +14,7 @@ from explain._utils.errors import LayerError
 from explain.data.inputs import Inputs, InputsLike, as_inputs
 from explain.hooks import Capture, HookGroup, untouched
 from explain.hooks.records import cut_where_allowed
-from explain.layers.calls import ForwardSummary, grids_of, remembered, split_call, tensors_in
+from explain.layers.calls import ForwardSummary, grids_of, split_call, summary_of, tensors_in
 from explain.layers.feature_maps import to_spatial
 from explain.layers.layouts import MAPS, Size, has_aspect
 from explain.layers.outputs import ModuleCall
@@ -23,8 +23,8 @@ T = TypeVar("T")
 Score: TypeAlias = Callable[[Any], torch.Tensor]
 """From a model's output to one score per image."""
 
-LOOKED_AT = 24  # candidates whose gradient is asked for in one pass
-MOST = 6 * LOOKED_AT
+CANDIDATES = 24  # whose gradients one pass computes
+MOST = 6 * CANDIDATES
 _POOLING = re.compile("Pool(?!Former)|Upsample")
 _ATTENTION = re.compile("(?!.*(?:Block|Layer))(?:.*[Aa]tt(?:ention|n)|[A-Z]*SA$|XCA$)")
 
@@ -32,9 +32,9 @@ _ATTENTION = re.compile("(?!.*(?:Block|Layer))(?:.*[Aa]tt(?:ention|n)|[A-Z]*SA$|
 def default_layer(model: nn.Module, x: InputsLike, score: Score | None = None, *, refresh: bool = False) -> str:
     """Name the layer to explain: the last feature map before pooling, or the tokens before the last attention.
 
-    It is found by running the model on one image, and remembered as long as the model keeps its modules and gets inputs
+    It is found by running the model on one image, and summary_of as long as the model has the same modules and inputs
     of the same size. A network that gives boxes or maps instead of a row of scores has heads for many answers: there,
-    and elsewhere on request, what ``score`` depends on is found each time.
+    and elsewhere with ``refresh``, what ``score`` depends on is computed each time.
 
     Raises:
         LayerError: no layer gives a spatial map.
@@ -42,12 +42,12 @@ def default_layer(model: nn.Module, x: InputsLike, score: Score | None = None, *
     inputs = as_inputs(x)
     if inputs.x.is_meta:
         raise LayerError("x must hold values for a layer to be found, got one on the meta device; load it first")
-    look = remembered(model, inputs)
-    if score is not None and not look.gives_scores:
-        return _behind(model, inputs, look, score)
-    if score is not None and (refresh or look.heads > 1):
-        return _choose(model, inputs, look, score)[0]
-    return _once(look, "default", lambda: _choose(model, inputs.first() if look.alone else inputs, look))
+    summary = summary_of(model, inputs)
+    if score is not None and not summary.gives_scores:
+        return _map_behind_answers(model, inputs, summary, score)
+    if score is not None and (refresh or summary.heads > 1):
+        return _choose(model, inputs, summary, score)[0]
+    return _once(summary, "default", lambda: _choose(model, inputs.first() if summary.alone else inputs, summary))
 
 
 def stage_layers(
@@ -60,36 +60,38 @@ def stage_layers(
     ['1', '3']
     """
     inputs = as_inputs(x)
-    look = remembered(model, inputs)
-    if score is not None and (refresh or look.heads > 1 or not look.gives_scores):
-        found = _stages(model, inputs, look, count, score)[0]
+    summary = summary_of(model, inputs)
+    if score is not None and (refresh or summary.heads > 1 or not summary.gives_scores):
+        found = _stages(model, inputs, summary, count, score)[0]
     else:
-        found = _once(look, count, lambda: _stages(model, inputs.first() if look.alone else inputs, look, count))
+        found = _once(
+            summary, count, lambda: _stages(model, inputs.first() if summary.alone else inputs, summary, count)
+        )
     return [*found] or [default_layer(model, inputs, score, refresh=refresh)]
 
 
-def _once(look: ForwardSummary, key: str | int, find: Callable[[], tuple[T, bool]]) -> T:
-    """Compute something, and remember it with the look if it is certain."""
-    if key in look.chosen:
-        known: T = look.chosen[key]
+def _once(summary: ForwardSummary, key: str | int, find: Callable[[], tuple[T, bool]]) -> T:
+    """Compute something once for a summary, if the result is certain."""
+    if key in summary.chosen:
+        known: T = summary.chosen[key]
         return known
     found, certain = find()
     if certain:
-        look.chosen[key] = found
+        summary.chosen[key] = found
     return found
 
 
 def _stages(
-    model: nn.Module, inputs: Inputs, look: ForwardSummary, count: int, score: Score | None = None
+    model: nn.Module, inputs: Inputs, summary: ForwardSummary, count: int, score: Score | None = None
 ) -> tuple[list[str], bool]:
     """The layers of stages, and whether they would be the same for another image."""
     by_size: dict[Size, list[str]] = {}
-    for group in reversed(_groups(look)):
+    for group in reversed(_groups(summary)):
         grid = group[-1].grid
         if grid is not None and not _is_pooling(group):
             by_size.setdefault(grid.size, []).append(_outermost(group))
     coarsest = sorted(by_size, key=lambda size: size[-2] * size[-1])[:count]
-    candidates = [by_size[size][: LOOKED_AT // len(coarsest)] for size in coarsest]
+    candidates = [by_size[size][: CANDIDATES // len(coarsest)] for size in coarsest]
     reached = _positions_reached(model, inputs, [name for names in candidates for name in names], score)
     counting = [names for names in candidates if any(any(reached.get(name, ())) for name in names)]
     left_out = [name for names in candidates if names not in counting for name in names]
@@ -100,13 +102,13 @@ def _first_reached(names: Sequence[str], reached: dict[str, list[int]]) -> str:
     return next((name for name in names if any(reached.get(name, ()))), names[0])
 
 
-def _groups(look: ForwardSummary) -> list[list[ModuleCall]]:
+def _groups(summary: ForwardSummary) -> list[list[ModuleCall]]:
     """Calls that returned one and the same tensor, together.
 
-    Left out are those that returned it again later, those inside an attention, where heads and weights look like maps,
+    Left out are those that returned it again later, those inside an attention, where heads and weights resemble maps,
     and those that saw only other images than what is explained.
     """
-    calls = [call for call in look.calls if call.depends] or look.calls
+    calls = [call for call in summary.calls if call.depends] or summary.calls
     groups: list[list[ModuleCall]] = []
     for call in calls:
         if call.passes_on and groups:
@@ -126,16 +128,16 @@ def _is_attention(call: ModuleCall) -> bool:
     return _ATTENTION.match(call.kind) is not None
 
 
-def _choose(model: nn.Module, inputs: Inputs, look: ForwardSummary, score: Score | None = None) -> tuple[str, bool]:
+def _choose(model: nn.Module, inputs: Inputs, summary: ForwardSummary, score: Score | None = None) -> tuple[str, bool]:
     """The last feature map that the scores depend on; for tokens, the last ones that are followed by an attention.
 
     Also returns whether it would be the same for another image: a gradient that is zero everywhere says nothing.
     """
-    groups, size = _groups(look), tuple(inputs.x.shape[2:])
+    groups, size = _groups(summary), tuple(inputs.x.shape[2:])
     maps, tokens = _indices_of_maps(groups, size), _indices_of_tokens(groups)
     latest = sorted([*maps[-1:], *_before_attention(groups, tokens)[-1:]], reverse=True)
     if not latest:
-        raise _no_map(len(look.calls))
+        raise _no_map(len(summary.calls))
     pooled = [i for i, group in enumerate(groups) if _is_map(group) and i not in maps]
     order = [latest[0], *_before_attention(groups, tokens)[-1:], *sorted(maps + tokens, reverse=True), *pooled[::-1]]
     names = list(dict.fromkeys(_outermost(groups[i]) for i in order))
@@ -143,26 +145,26 @@ def _choose(model: nn.Module, inputs: Inputs, look: ForwardSummary, score: Score
     return _first_reached(names, reached), any(any(counts) for counts in reached.values())
 
 
-def _behind(model: nn.Module, inputs: Inputs, look: ForwardSummary, score: Score) -> str:
+def _map_behind_answers(model: nn.Module, inputs: Inputs, summary: ForwardSummary, score: Score) -> str:
     """The last map that says something about one of many answers. The answers themselves do not count: neither the map
     of classes that the network gives, nor a map of which the score reads one position. Nor does a head that slides over
     the maps of several resolutions, of which each call is about one. They are taken only where the score depends on
     nothing else.
     """
-    groups, size = _groups(look), tuple(inputs.x.shape[2:])
+    groups, size = _groups(summary), tuple(inputs.x.shape[2:])
     shapes: dict[str, set[Size]] = {}
-    for call in look.calls:
+    for call in summary.calls:
         shapes.setdefault(call.name, set()).add(call.shape)
     covering = _indices_of_maps(groups, size)[::-1]
     resized = [i for i in reversed(range(len(groups))) if _is_map(groups[i]) and not _is_pooling(groups[i])]
     indices = list(dict.fromkeys(covering + resized))
     slides = {i for i in indices if any(len(shapes[call.name]) > 1 for call in groups[i])}
-    answers = {i for i in indices if groups[i][-1].shape[1] in look.answers}
+    answers = {i for i in indices if groups[i][-1].shape[1] in summary.answers}
     names = [_outermost(groups[i]) for i in sorted(indices, key=lambda i: i in slides | answers)]
     if not names:
-        raise _no_map(len(look.calls))
+        raise _no_map(len(summary.calls))
     images = dict.fromkeys(names, 0)
-    for start in range(0, min(len(names), MOST), LOOKED_AT):
+    for start in range(0, min(len(names), MOST), CANDIDATES):
         reached = _positions_reached(model, inputs, names[start:], score)
         images |= {name: sum(count > 1 for count in counts) for name, counts in reached.items()}
         if len(inputs) in images.values():
@@ -172,7 +174,7 @@ def _behind(model: nn.Module, inputs: Inputs, look: ForwardSummary, score: Score
 
 def _no_map(calls: int) -> LayerError:
     return LayerError(
-        f"layer must be given for this model: none of its layers gives a spatial map ({calls} calls looked at); name "
+        f"layer must be given for this model: none of its layers gives a spatial map ({calls} calls seen); name "
         "one, or use a method for pixels such as saliency"
     )
 
@@ -211,7 +213,7 @@ def _positions_reached(
 
     Without a score, the model's best one is used. Layers that no gradient reaches are left out.
     """
-    reached = partial(_reached, model, inputs, layers[:LOOKED_AT], score)
+    reached = partial(_reached, model, inputs, layers[:CANDIDATES], score)
     found, whole = cut_where_allowed(reached)
     return found if whole else reached(False)[0]
 

@@ -64,8 +64,10 @@ def maps_of(calls: Iterable[ModuleCall]) -> list[tuple[int, Size]]:
     return list(dict.fromkeys((shape[grid.of_channels], grid.size) for shape, grid in maps))
 
 
-def watched(model: nn.Module, inputs: Inputs, note: Note, *, grad: bool = False, ran: list[str] | None = None) -> Any:
-    """Run a network, and note every call of its modules that gives a tensor, and in ``ran`` what `Ran` sees.
+def run_noting_calls(
+    model: nn.Module, inputs: Inputs, note: Note, *, grad: bool = False, ran: list[str] | None = None
+) -> Any:
+    """Run a network, and note every call of its modules that gives a tensor; in ``ran``, the modules that were run.
 
     Returns:
         The network's output.
@@ -82,7 +84,7 @@ def watched(model: nn.Module, inputs: Inputs, note: Note, *, grad: bool = False,
         for name in hookable(model):
             if name:
                 group.forward(name, partial(take, name))
-        seen = None if ran is None else Ran(group, model)
+        seen = None if ran is None else ExecutedModules(group, model)
         output = inputs.call(model)
     if ran is not None and seen is not None:
         ran += seen.names
@@ -100,12 +102,12 @@ _BY_ELEMENT = (nn.modules.dropout._DropoutNd, nn.Identity, nn.ReLU, nn.GELU, nn.
 """Modules that keep the layout of their input."""
 
 
-class Ran:
+class ExecutedModules:
     """Which modules without parts run while ``group`` is alive, by name: the way that inputs take through a network.
 
     >>> model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU())
     >>> with HookGroup(model) as group:
-    ...     ran = Ran(group, model)
+    ...     ran = ExecutedModules(group, model)
     ...     _ = model(torch.ones(1, 1, 4, 4))
     >>> ran.names
     ['0', '1']
@@ -221,13 +223,13 @@ _KEEPING = (
 """Modules that lay out their output like their input."""
 
 
-def givers(model: nn.Module, inputs: Inputs) -> dict[CallKey, CallKey]:
+def input_producers(model: nn.Module, inputs: Inputs) -> dict[CallKey, CallKey]:
     """Run a network on these inputs; for each call of a module, return the call that gave its first tensor.
 
     A call that keeps the layout of its input stands for itself where that was computed between modules.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
-    >>> givers(model, Inputs((torch.zeros(1, 3, 4, 4),)))
+    >>> input_producers(model, Inputs((torch.zeros(1, 3, 4, 4),)))
     {('1', 0): ('0', 0)}
     """
     found: dict[CallKey, CallKey] = {}

@@ -17,7 +17,7 @@ from explain.attribution.result import Attribution
 from explain.data.inputs import Inputs
 from explain.hooks import untouched
 from explain.hooks.preserve import calculating
-from explain.layers.calls import remembered
+from explain.layers.calls import summary_of
 from explain.methods import Method
 from explain.metrics.base import Metric, MetricInput, MetricResult
 from explain.metrics.maps import Maps

@@ -17,7 +17,7 @@ from explain.methods.registry import MethodLike
 from explain.runs.explaining import RunRequest
 from explain.runs.known_photos import Labels
 from explain.runs.preparing import Failed, Prepared, Preparer, each_explained, in_batches
-from explain.runs.sources import Entry, Source, entries_of
+from explain.runs.sources import Source, entries_of
 from explain.runs.store import PhotoRecord
 from explain.targets.resolve import as_targets
 from explain.training.store import stored_name

@@ -11,7 +11,7 @@ from torch import nn
 import explain
 from explain.attribution.selection import select
 from explain.data.inputs import as_inputs
-from explain.layers.calls import shares_behind
+from explain.layers.calls import cost_after
 from explain.methods.registry import get_method
 from tests.conftest import TinyNet, settled
 
@@ -66,7 +66,7 @@ def test_costs_are_what_the_network_is_run_on(method: str, forward: int, back: i
 def test_rows_that_begin_at_a_layer_count_for_what_lies_behind_it() -> None:
     # Weights times places: the first layer 8100 x 20, the head 1500; and no two images of a batch cost more than one.
     share = 1500 / (8100 * 20 + 1500)
-    assert shares_behind(WIDE, as_inputs(X), ["first", "pool", "head", "unknown"]) == {
+    assert cost_after(WIDE, as_inputs(X), ["first", "pool", "head", "unknown"]) == {
         "first": pytest.approx(share), "pool": pytest.approx(share), "head": 0.0, "unknown": 1.0,
     }  # fmt: skip
     cost = select(WIDE, X).costs["ablationcam"]

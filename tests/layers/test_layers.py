@@ -13,10 +13,10 @@ from explain.attribution.api import attribute
 from explain.data.inputs import as_inputs
 from explain.hooks import HookGroup
 from explain.layers import default_layer, list_layers, to_spatial
-from explain.layers.calls import look_follows
+from explain.layers.calls import summary_is_current
 from explain.layers.feature_maps import Grids
 from explain.layers.layouts import Grid, find_grid
-from explain.layers.outputs import Ran
+from explain.layers.outputs import ExecutedModules
 from explain.methods import FullGrad, GradCAM
 from tests.conftest import TinyNet, snapshot
 
@@ -78,9 +78,9 @@ class Exits(nn.Module):
 def followed(model: nn.Module, x: torch.Tensor) -> tuple[bool, str]:
     """Whether a look followed the way of an input, and the layer that is chosen then."""
     with torch.no_grad(), HookGroup(model) as group:
-        ran = Ran(group, model)
+        ran = ExecutedModules(group, model)
         model(x)
-    return look_follows(model, as_inputs(x), ran.names), default_layer(model, x)
+    return summary_is_current(model, as_inputs(x), ran.names), default_layer(model, x)
 
 
 @pytest.mark.parametrize("first", ["bright", "dark"])

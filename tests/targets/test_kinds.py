@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from torch import nn
 from torchvision.models.detection import fasterrcnn_mobilenet_v3_large_320_fpn, retinanet_resnet50_fpn
 from torchvision.models.segmentation import deeplabv3_mobilenet_v3_large, fcn_resnet50
@@ -428,14 +427,6 @@ def test_labels_are_found_wherever_they_are_named() -> None:
         as_target(Difference("tabby", "esspresso"), labels)
 
 
-def test_a_difference_of_labels_on_a_photo() -> None:
-    explanation = explain.Explainer("tiny")(
-        Image.new("RGB", (40, 30), "orange"), "inputxgradient", target=Difference("tabby", "espresso")
-    )
-    assert explanation.targets == ["tabby cat − espresso"]
-    assert explanation.overlay(caption=True).width == 320  # enlarged
-
-
 def test_methods_that_compare_classes_refuse_what_is_none(net: TinyNet, x: torch.Tensor) -> None:
     with pytest.raises(TargetError, match="compares"):
         explain.attribute(net, x, "finercam", target=Difference(3, 1))
@@ -534,8 +525,10 @@ Named = namedtuple("Named", ["features", "logits"])
 @pytest.mark.parametrize(
     "output",
     [
+        LOGITS,
         (MAPS, LOGITS),
         [None, {"not": "looked into"}, LOGITS],
+        {"out": LOGITS, "aux": 1},
         {"features": MAPS, "scores": LOGITS},
         Output(None, MAPS, LOGITS),
         Named(torch.randn(2, 7), LOGITS),
@@ -548,7 +541,9 @@ def test_class_scores_are_found_among_other_things(output: Any) -> None:
     assert torch.equal(as_target(None).pick(output, 2)[0], LOGITS.amax(1))
 
 
-@pytest.mark.parametrize("output", [torch.zeros(3), (torch.zeros(3), "text"), {}, None, Output(None, MAPS, MAPS)])
+@pytest.mark.parametrize(
+    "output", [torch.zeros(3), (torch.zeros(3), "text"), {}, None, Output(None, MAPS, MAPS), torch.zeros(3, 3)]
+)
 def test_what_has_no_scores_is_described(output: Any) -> None:
     with pytest.raises(ModelError, match="callable"):
         find_logits(output, 2)
