@@ -247,7 +247,7 @@ class _Checks:
         where: Any = {"layer": attribution.layer, "fuse": attribution.fuse}
         planned = plan(self.model, self.inputs, evaluated.method, target=self.target, **where)
         layers = {need.layer for needs in planned.wanted.values() for need in needs if need.layer is not None}
-        cost = planned.cost(shares_behind(self.model, self.inputs, layers))
+        cost = planned.cost(cost_after(self.model, self.inputs, layers))
         if cost <= COSTLY:
             return evaluated, False
         why = f"since a map takes {cost:.0f} passes" if math.isfinite(cost) else "since a map takes many passes"

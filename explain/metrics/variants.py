@@ -48,7 +48,7 @@ class ModelContext:
     @cached_property
     def randomised(self) -> Randomised:
         """A copy of the model, the same one for all metrics, whose layers are reinitialised."""
-        alone = remembered(self.model, self.inputs).alone
+        alone = summary_of(self.model, self.inputs).alone
         return Randomised(self.model, self.inputs.first() if alone else self.inputs)
 
 
