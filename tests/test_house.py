@@ -158,6 +158,12 @@ def test_public_things_are_documented_with_examples() -> None:
             assert ">>> " in text or name in ("Attribution", "Concepts", "Explanation"), name
 
 
+def test_there_are_at_most_250_public_names() -> None:
+    rooms = [importlib.import_module(f"explain.{m.name}") for m in pkgutil.iter_modules(explain.__path__) if m.ispkg]
+    names = {name for room in [explain, *rooms] for name in getattr(room, "__all__", ())}
+    assert 150 < len(names) <= 250
+
+
 def test_the_public_names_are_all_there() -> None:
     for name in explain.__all__:
         assert getattr(explain, name) is not None
