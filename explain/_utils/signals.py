@@ -122,11 +122,13 @@ class _FromGenerator(SignalSafe[T]):
         if error is None:
             next(self._steps, None)
             return
+        trace = error.__traceback__
         try:
             self._steps.throw(error)
         except BaseException as raised:
             if raised is not error and raised.__cause__ is not error:  # Python wraps a StopIteration
                 raise
+            error.__traceback__ = trace  # without this frame, which holds the error: they would keep each other alive
 
 
 def signal_safe(function: Callable[P, Iterator[T]]) -> Callable[P, AbstractContextManager[T]]:

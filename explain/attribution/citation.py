@@ -13,7 +13,7 @@ from explain.methods.registry import MethodLike, get_method
 PACKAGE = Source(
     "explain",
     "{The explain authors}",
-    f"explain: explanations of PyTorch vision models on exact hooks, version {__version__}",
+    f"explain: attribution maps for PyTorch vision models, version {__version__}",
     2026,
     "Python package",
     "misc",

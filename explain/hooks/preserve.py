@@ -122,7 +122,15 @@ def eager() -> Iterator[None]:
         return
     with _lock:
         if not _eager_blocks:
-            _stance = _force_eager()
+            try:  # not in a function of its own: torch.compile would look into it
+                _stance = torch.compiler.set_stance("force_eager")
+            except RuntimeError as error:
+                if "torch.compile region" not in str(error):
+                    raise
+                raise ModelError(
+                    "an explanation must be started outside code that torch.compile compiles, but it was started "
+                    "inside; leave that function uncompiled, or put @torch.compiler.disable on what explains"
+                ) from None
         _eager_blocks += 1
     try:
         yield
@@ -131,18 +139,6 @@ def eager() -> Iterator[None]:
             _eager_blocks = max(0, _eager_blocks - 1)  # a forked child has none
             if not _eager_blocks:
                 _restore_stance()
-
-
-def _force_eager() -> Any:
-    try:
-        return torch.compiler.set_stance("force_eager")
-    except RuntimeError as error:
-        if "torch.compile region" not in str(error):
-            raise
-        raise ModelError(
-            "an explanation must be started outside code that torch.compile compiles, but it was started inside; leave "
-            "that function uncompiled, or put @torch.compiler.disable on what explains"
-        ) from None
 
 
 def _restore_stance() -> None:

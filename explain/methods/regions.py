@@ -261,8 +261,9 @@ def regions_of(value: Any) -> Any:
     return None if isinstance(value, type) else value
 
 
-register_reader(Regions, Reader("whole numbers (H, W), how many squares across from 1, or an object such as "
-                                "explain.methods.Squares(7)", regions_of))  # fmt: skip
+register_reader(
+    Regions, Reader("how many squares across, from 1, or the number of the region of each pixel (H, W)", regions_of)
+)
 
 
 USUAL_AREA = 224 * 224  # that the numbers of the literature are for

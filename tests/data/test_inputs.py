@@ -449,7 +449,7 @@ def test_what_was_seen_of_a_network_is_forgotten_when_it_is_another_one(x: torch
 def test_looks_at_a_network_do_not_pile_up(siamese: Siamese) -> None:
     for side in range(8, 48):
         default_layer(siamese, (torch.rand(1, 3, side, 9).double(), torch.rand(1, 3, side, 9).double()))
-    assert len(calls._looks[siamese]) <= calls.KEPT
+    assert len(calls._summaries[siamese]) <= calls.SUMMARIES
 
 
 @pytest.mark.parametrize("several", [list, tuple, iter, dict.fromkeys, lambda names: dict.fromkeys(names).keys()])

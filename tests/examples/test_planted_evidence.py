@@ -111,10 +111,10 @@ def test_the_section_names_those_that_miss_the_mark_or_take_one_for_another(evid
     found = page.summary(tmp_path)
     assert found["settings"]["one mark"]["methods"]["gradcam"]["mark"]["photos"] == 12
     lines = page.shown(found).splitlines()
-    assert lines[0].startswith("- Most of their evidence on the mark have `gradcam` (60%)")
-    assert lines[1].startswith("- **Not surely more than the strongest baseline**, uniform with 5%: `eigencam`. ")
+    assert lines[0].startswith("- The largest shares on the mark: `gradcam` (60%), ")
+    assert lines[1].startswith("- **Not significantly more than the strongest baseline** (uniform, 5%): `eigencam`. ")
     assert lines[2].endswith("for `gradcam`.")
-    assert lines[3].endswith("have `eigencam`.")
+    assert lines[3].endswith("`eigencam`.")
     assert lines[4].endswith("for `eigencam`.")
     assert "| `gradcam` | 12 | 60 ± 0 | 100 ± 0 | 1 ± 0 | 1 ± 0 |" in page.table(found)
     section = page.section(found)
