@@ -352,7 +352,13 @@ def upgraded(record: Any, name: str = "record") -> dict[str, Any]:
     return found
 
 
-_NEW_OPTIONS = {"runs": "samples", "until": "tolerance", "seconds": "max_seconds", "fill": "baseline"}
+_NEW_OPTIONS = {
+    "runs": "samples",
+    "until": "tolerance",
+    "seconds": "max_seconds",
+    "fill": "baseline",
+    "baselines": "baseline",
+}
 _NEW_CLASSES = {"Photo": "OtherPhoto", "Given": "GivenRegions"}
 
 

@@ -14,12 +14,13 @@ import torch
 
 from explain._utils.errors import MethodError
 from explain._utils.random_numbers import normal, uniform
+from explain.baselines.base import Baseline
 from explain.engine import Accumulator, Attributions, Evidence, Need, Perturbation, PerturbedRows, Reducer
 from explain.engine.perturbations import Scores, SumOfRows, copies
 from explain.methods.base import GRADIENTS, Method
 from explain.methods.bibliography import cited
 from explain.methods.gradients import Saliency
-from explain.methods.path import CompleteMethod, score_of
+from explain.methods.path import CompleteMethod, PathBaseline, PathStart, path_baseline, score_of
 from explain.methods.registry import register
 
 
@@ -28,7 +29,7 @@ class RandomPoints(Perturbation):
     """Random points between the photo, with noise, and baselines drawn at random."""
 
     samples: int
-    baselines: float | torch.Tensor
+    baseline: PathBaseline
     sigma: float
     seed: int
     method: str = field(default="gradientshap", compare=False)
@@ -52,9 +53,9 @@ class RandomPoints(Perturbation):
         g = torch.Generator("cpu").manual_seed(self.seed * 1_000_003 + sample)
         which, share = uniform((2,), g).tolist()
         end = x + self.sigma * (x.max() - x.min()) * normal(x.shape, g).to(x)
-        if not isinstance(self.baselines, torch.Tensor):
-            return torch.full_like(x, float(self.baselines)), end, share
-        known = several(self.baselines, x, self.method, alone=self.method == "gradientshap")
+        if not isinstance(self.baseline, torch.Tensor):
+            return PathStart(self.baseline, self.method).of(x[None])[0], end, share
+        known = several(self.baseline, x, self.method, alone=self.method == "gradientshap")
         return known[min(int(which * len(known)), len(known) - 1)], end, share
 
 
@@ -68,7 +69,7 @@ def several(baselines: torch.Tensor, x: torch.Tensor, method: str, *, alone: boo
     known = known[None] if alone and known.ndim == x.ndim else known
     if known.shape[1:] != x.shape or not len(known):
         raise MethodError(
-            f"baselines of {method} must have the shape (B, {', '.join(map(str, x.shape))}), got "
+            f"baseline of {method} must have the shape (B, {', '.join(map(str, x.shape))}), got "
             f"{tuple(baselines.shape)}; give it inputs that the model would take"
         )
     return known
@@ -93,9 +94,9 @@ class Baselines(Perturbation):
         return copies(x, len(known), lambda image, number: known[number])
 
 
-def scores_of(baselines: float | torch.Tensor, method: str) -> Scores:
+def scores_of(baseline: PathBaseline, method: str) -> Scores:
     """The need for the scores of all baselines."""
-    return Scores(Baselines(baselines, method)) if isinstance(baselines, torch.Tensor) else score_of(baselines, method)
+    return Scores(Baselines(baseline, method)) if isinstance(baseline, torch.Tensor) else score_of(baseline, method)
 
 
 @dataclass(frozen=True)
@@ -126,8 +127,8 @@ class GradientSHAP(Method):
 
     Args:
         samples: the number of points.
-        baselines: a value for every input, or a tensor ``(B, C, H, W)`` of photos to draw from, such as some of the
-            training data.
+        baseline: a tensor ``(B, C, H, W)`` of photos to draw from, such as some of the training data; or a single
+            baseline as for `IntegratedGradients`.
         sigma: standard deviation of noise on the photo, as a share of its range.
         seed: of baselines, places and noise; each photo has the same draws, whichever stand beside it.
 
@@ -146,7 +147,7 @@ class GradientSHAP(Method):
     """
 
     samples: int = 20
-    baselines: float | torch.Tensor = 0.0
+    baseline: float | str | torch.Tensor | Baseline = 0.0
     sigma: float = 0.0
     seed: int = 0
 
@@ -157,9 +158,13 @@ class GradientSHAP(Method):
     style = "signed"
     minimums: ClassVar[Mapping[str, float]] = {"samples": 1, "sigma": 0, "seed": 0}
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "baseline", path_baseline(self.name, self.baseline))
+
     @property
     def gradients(self) -> Attributions:
-        points = RandomPoints(self.samples, self.baselines, self.sigma, self.seed)
+        points = RandomPoints(self.samples, self.baseline, self.sigma, self.seed)
         return Attributions(points, Saliency(absolute=False), Differences(points))
 
     @property
@@ -182,8 +187,8 @@ class ExpectedGradients(CompleteMethod):
 
     Args:
         samples: the number of points.
-        baselines: a tensor ``(B, C, H, W)`` to draw from; or a value for every input, which makes it integrated
-            gradients at random places.
+        baseline: a tensor ``(B, C, H, W)`` to draw from; or a single baseline as for `IntegratedGradients`, which makes
+            it that at random places.
         seed: of baselines and places; each photo has the same draws, whichever stand beside it.
 
     Returns:
@@ -195,13 +200,13 @@ class ExpectedGradients(CompleteMethod):
     >>> import explain, torch
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
     >>> photos = torch.rand(5, 3, 2, 2)
-    >>> a = explain.attribute(model, photos[:1], ExpectedGradients(baselines=photos), target=0)
+    >>> a = explain.attribute(model, photos[:1], ExpectedGradients(baseline=photos), target=0)
     >>> a.values.shape, a.delta.shape
     (torch.Size([1, 3, 2, 2]), torch.Size([1]))
     """
 
     samples: int = 20
-    baselines: float | torch.Tensor = 0.0
+    baseline: float | str | torch.Tensor | Baseline = 0.0
     seed: int = 0
 
     name = "expectedgradients"
@@ -209,11 +214,15 @@ class ExpectedGradients(CompleteMethod):
     source = cited("erion2021expectedgradients")
     minimums: ClassVar[Mapping[str, float]] = {"samples": 1, "seed": 0}
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "baseline", path_baseline(self.name, self.baseline))
+
     @property
     def gradients(self) -> Attributions:
-        points = RandomPoints(self.samples, self.baselines, 0.0, self.seed, self.name)
+        points = RandomPoints(self.samples, self.baseline, 0.0, self.seed, self.name)
         return Attributions(points, Saliency(absolute=False), Differences(points))
 
     @property
     def baseline_score(self) -> Scores:
-        return scores_of(self.baselines, self.name)
+        return scores_of(self.baseline, self.name)

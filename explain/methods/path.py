@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -24,11 +24,13 @@ from explain.engine import (
     Reducer,
 )
 from explain.engine.perturbations import OneForEach, Scores, SumOfRows, ZeroInput, copies
+from explain.layers.feature_maps import Grids
 from explain.methods.base import GRADIENTS, Method, at_least, over_all, spatial_dims
 from explain.methods.bibliography import cited
 from explain.methods.gradients import Saliency
 from explain.methods.registry import register
 
+PathBaseline: TypeAlias = float | str | tuple[float, ...] | torch.Tensor | Baseline
 Rule = Literal["gausslegendre", "left", "right", "midpoint", "trapezoid"]
 
 
@@ -61,7 +63,7 @@ class PathStart(OneForEach):
     ``method`` is what errors call the method; equal baselines of two methods are one.
     """
 
-    baseline: float | str | tuple[float, ...] | torch.Tensor | Baseline = 0.0
+    baseline: PathBaseline = 0.0
     method: str = field(default="integratedgradients", compare=False)
 
     def __str__(self) -> str:
@@ -102,6 +104,11 @@ class PathStart(OneForEach):
             return self.baseline(x, x.new_zeros(1, 1, *x.shape[2:]))
         return torch.full_like(x, float(self.baseline))
 
+    def of(self, inputs: torch.Tensor) -> torch.Tensor:
+        """The baseline of each input ``(N, C, H, W)``, outside of a plan."""
+        zero = inputs.new_zeros(len(inputs))
+        return self.perturbed(Evidence(inputs, zero, None, "", Grids(tuple(inputs.shape[2:]))))
+
 
 def path_baseline(method: str, value: Any) -> Any:
     """A baseline as a path takes it: one of `BASELINES` stays a name, other names are those of `explain.baselines`.
@@ -120,7 +127,7 @@ def path_baseline(method: str, value: Any) -> Any:
         ) from None
 
 
-def score_of(baseline: float | str | torch.Tensor | Baseline, method: str) -> Scores:
+def score_of(baseline: PathBaseline, method: str) -> Scores:
     """The need for the score of the baseline; other methods use that of a blank photo too."""
     is_blank = isinstance(baseline, (int, float)) and baseline == 0
     return Scores(ZeroInput() if is_blank else PathStart(baseline, method))

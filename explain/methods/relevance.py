@@ -14,7 +14,6 @@ from explain.baselines.base import Baseline
 from explain.engine import Evidence, Need
 from explain.engine.needs import Concept, LayerRelevance, Multipliers, Relevance, RelevanceCoverage, RevealCancel
 from explain.engine.perturbations import Scores
-from explain.layers.feature_maps import Grids
 from explain.methods.base import RELEVANCE, Method, check_range
 from explain.methods.bibliography import Source, cited
 from explain.methods.expected_gradients import scores_of, several
@@ -200,8 +199,7 @@ class ReferenceInput:
 
     def of(self, inputs: torch.Tensor) -> torch.Tensor:
         """The baseline of each input."""
-        zero = inputs.new_zeros(len(inputs))
-        return self.start.perturbed(Evidence(inputs, zero, None, "", Grids(tuple(inputs.shape[2:]))))
+        return self.start.of(inputs)
 
 
 @dataclass(frozen=True)
@@ -302,8 +300,8 @@ class DeepLIFTSHAP(CompleteMethod):
     the score minus the mean score of the baselines. The network is run once more for each of them, forward and back.
 
     Args:
-        baselines: a tensor ``(B, C, H, W)``, such as some photos of the training data; or a value for every input,
-            which makes it `DeepLIFT`.
+        baseline: a tensor ``(B, C, H, W)``, such as some photos of the training data; or a single baseline as for
+            `DeepLIFT`, which makes it that.
 
     Returns:
         ``(N, C, H, W)``, in units of the score; positive speaks for the target, negative against it.
@@ -319,22 +317,26 @@ class DeepLIFTSHAP(CompleteMethod):
     (torch.Size([2, 3, 4, 4]), True)
     """
 
-    baselines: float | torch.Tensor = 0.0
+    baseline: float | str | torch.Tensor | Baseline = 0.0
 
     name = "deepliftshap"
     about = "difference of the score from several baselines', propagated back"
     source = cited("lundberg2017shap")
     family = RELEVANCE
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "baseline", path_baseline(self.name, self.baseline))
+
     @property
     def _references(self) -> list[OneOf | ReferenceInput]:
-        if not isinstance(self.baselines, torch.Tensor):
-            return [ReferenceInput(PathStart(self.baselines, self.name))]
-        return [OneOf(self.baselines, index) for index in range(len(self.baselines))]
+        if not isinstance(self.baseline, torch.Tensor):
+            return [ReferenceInput(PathStart(self.baseline, self.name))]
+        return [OneOf(self.baseline, index) for index in range(len(self.baseline))]
 
     @property
     def baseline_score(self) -> Scores:
-        return scores_of(self.baselines, self.name)
+        return scores_of(self.baseline, self.name)
 
     @property
     def needs(self) -> frozenset[Need[Any]]:

@@ -10,6 +10,7 @@ from torch import nn
 
 import explain
 from explain import MethodError
+from explain.baselines import Blur
 from explain.methods import (
     IDGI,
     BlurIntegratedGradients,
@@ -163,11 +164,11 @@ class Pair(nn.Module):
         ),
         (
             lambda: explain.attribute(net(), PHOTOS, DeepLIFTSHAP(torch.zeros(2, 3, 4, 4)), target=0),
-            "baselines of deepliftshap must",
+            "baseline of deepliftshap must",
         ),
         (
-            lambda: explain.attribute(net(), PHOTOS, ExpectedGradients(baselines=PHOTOS[0]), target=0),
-            "baselines of expectedgradients must",
+            lambda: explain.attribute(net(), PHOTOS, ExpectedGradients(baseline=PHOTOS[0]), target=0),
+            "baseline of expectedgradients must",
         ),
         (
             lambda: explain.attribute(Pair(), explain.Inputs((PHOTOS, PHOTOS), explained=[0, 1]), "idgi", target=0),
@@ -178,3 +179,17 @@ class Pair(nn.Module):
 def test_what_cannot_be_followed_is_refused(make: Any, message: str) -> None:
     with pytest.raises(MethodError, match=message):
         make()
+
+
+@pytest.mark.parametrize("method", [GradientSHAP, ExpectedGradients, DeepLIFTSHAP])
+@pytest.mark.parametrize("baseline", ["mean", Blur(sigma=1.0), 0.25])
+def test_methods_of_several_baselines_take_a_single_one_too(method: Any, baseline: Any) -> None:
+    """A linear score shares out its weights times the difference from the baseline, wherever gradients are taken."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 6 * 5, 2)).double()
+    x = random(0, 2, 3, 6, 5)
+    found = explain.attribute(model, x, method(baseline=baseline), target=1).values
+    start = {"mean": x.mean((2, 3), keepdim=True).expand_as(x), 0.25: torch.full_like(x, 0.25)}.get(baseline)
+    if start is None:
+        start = baseline(x, x.new_zeros(1, 1, 6, 5))
+    weight = model[1].weight[1].reshape(3, 6, 5)
+    torch.testing.assert_close(found, weight * (x - start), rtol=1e-10, atol=1e-12)

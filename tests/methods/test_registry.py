@@ -178,7 +178,7 @@ WRONG: dict[type, list[Any]] = {
                    torch.zeros(2, dtype=torch.complex64), np.array(["a"]), object(), {}, b"1", 1j, GradCAM],
 }  # fmt: skip
 # Options whose default does not tell their kind
-KINDS = {"blocks": int, "gamma": float, "baseline": torch.Tensor, "composite": str, "baselines": torch.Tensor}
+KINDS = {"blocks": int, "gamma": float, "baseline": torch.Tensor, "composite": str}
 KINDS |= {"keeps": float, "step": int, "sigma": float}
 METHODS = [*map(get_method, list_methods()), Augmented(GradCAM())]
 OBJECTS = {

@@ -131,8 +131,8 @@ def test_random_points_come_to_integrated_gradients() -> None:
 
 def test_backgrounds_of_another_shape_are_refused() -> None:
     model = settled(TinyNet()).double().eval()
-    with pytest.raises(MethodError, match="baselines of gradientshap must"):
-        explain.attribute(model, random(0, 1, 3, 12, 10), GradientSHAP(baselines=torch.zeros(2, 3, 4, 4)))
+    with pytest.raises(MethodError, match="baseline of gradientshap must"):
+        explain.attribute(model, random(0, 1, 3, 12, 10), GradientSHAP(baseline=torch.zeros(2, 3, 4, 4)))
 
 
 # Reveal-cancel
