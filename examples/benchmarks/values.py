@@ -90,6 +90,8 @@ def method_values() -> Iterator[tuple[str, np.ndarray]]:
     for network, model, x in networks():
         for method in explain.list_methods():
             try:
+                if network.startswith("tiny") and explain.plan(model, x, method).rows > 500:
+                    continue  # the networks above have these methods
                 found = few(explain.attribute, model, x, method, target=1)
             except explain.ExplainError as error:
                 yield f"{network}/{method}/error", np.array(type(error).__name__)
@@ -105,7 +107,7 @@ def metric_values() -> Iterator[tuple[str, np.ndarray]]:
     import explain
 
     for network, model, x in networks():
-        if network == "chain":
+        if network != "residual":  # the small networks for photos have their verdicts below
             continue
         side = x.shape[-1]
         boxes = torch.tensor([[side // 4, side // 4, 3 * side // 4, 3 * side // 4]] * len(x))
