@@ -21,6 +21,7 @@ from dataclasses import fields
 from types import MappingProxyType
 from typing import Any, ParamSpec, Self, TypeVar
 
+from explain._utils.removed import NAMES
 from explain._utils.signals import SignalSafe
 from explain._utils.spelling import close_to as close_to
 from explain._utils.spelling import did_you_mean as did_you_mean
@@ -68,6 +69,17 @@ class RemovedError(ExplainError, AttributeError):
 
 class RemovedModuleError(ExplainError, ImportError):
     """A module that the package no longer has; the message says what replaces it."""
+
+
+def getattr_of(room: str) -> Callable[[str], Any]:
+    """A module's ``__getattr__`` for ``explain.room``, which says what replaces the names that are gone."""
+
+    def missing(name: str) -> Any:
+        if f"{room}.{name}" not in NAMES:
+            raise AttributeError(f"module 'explain.{room}' has no attribute {name!r}")
+        raise RemovedError(f"explain.{room}.{name} is gone; use {NAMES[f'{room}.{name}']}")
+
+    return missing
 
 
 class ImageError(ExplainError):

@@ -31,6 +31,8 @@ NAMES = {
     "hooks.distributed": "explain.distributed.communication",
     "hooks.packaging": "explain.distributed.packaging",
     "targets.as_list": "explain.targets.as_targets",
+    "baselines.Photo": "explain.baselines.OtherPhoto",
+    "render.heat": "explain.render.overlay",
 }
 """Modules and names below ``explain.``"""
 

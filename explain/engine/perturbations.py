@@ -67,6 +67,9 @@ class Perturbation(ABC):
     is_reference: ClassVar[bool] = False
     """Whether the scores of other rows are compared with those of its rows; it is run first then."""
 
+    full_precision: ClassVar[bool] = False
+    """Whether its rows are never run in bfloat16, since they are compared with scores in full precision."""
+
     @property
     def of_layer(self) -> bool:
         """Whether it alters feature maps ``(b, C, h, w)`` of a layer, and not inputs ``(b, C, H, W)``."""
@@ -248,6 +251,7 @@ class ZeroInput(OneForEach):
     """A photo of zeros, which is what preprocessing makes of the training data's mean colour."""
 
     is_reference = True
+    full_precision = True
 
     def __str__(self) -> str:
         return "a blank photo"

@@ -32,7 +32,7 @@ from explain.engine.rerun_context import (
     check_rows,
     check_width,
 )
-from explain.engine.settings import tell
+from explain.engine.settings import Precision, tell
 from explain.engine.token_subsets import run_token_subsets
 from explain.hooks.preserve import calculating
 
@@ -214,12 +214,15 @@ def _run_inputs(
     tuner = context.tuner(graph, context.footprint.most(device, graph=graph))
     owners = rows[context.inputs.path].owners
     numbers = torch.arange(len(owners), device=device)
-    run = partial(_run_batch, inner, rows, readers, context)
+    # gradients in bfloat16 are off by tens of percent, scores by less than a percent
+    in_full = graph or stream.of.full_precision
+    run = partial(_run_batch, inner, "full" if in_full else context.work.precision, rows, readers, context)
     run_in_batches(numbers, run, readers, context, progress, tuner, owners, checked=context.again)
 
 
 def _run_batch(
     inner: Plan,
+    precision: Precision,
     rows: Mapping[Path, PerturbedRows],
     readers: Sequence[Readers],
     context: RerunContext,
@@ -236,8 +239,6 @@ def _run_batch(
         images = torch.cat([images, unperturbed])
         perturbed = {path: torch.cat([t, inputs.tensor(path)[unperturbed]]) for path, t in perturbed.items()}
     given = context.evidence(context.choices[0], None)
-    # gradients in bfloat16 are off by tens of percent, scores by less than a percent
-    precision = "full" if inner.whole or inner.layers else context.work.precision
     gather = partial(
         context.gather,
         plan=inner,

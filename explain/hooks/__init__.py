@@ -26,6 +26,9 @@ Models and graphs:
     attention      attention weights and their gradients, read from the graph
 """
 
+from typing import TYPE_CHECKING
+
+from explain._utils.errors import getattr_of
 from explain.hooks.capturing import Capture, capture
 from explain.hooks.extractor import FeatureExtractor
 from explain.hooks.graph import accumulator, graph
@@ -55,3 +58,6 @@ __all__ = [
     "timeline",
     "untouched",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = getattr_of("hooks")

@@ -79,6 +79,8 @@ def several(baselines: torch.Tensor, x: torch.Tensor, method: str, *, alone: boo
 class Baselines(Perturbation):
     """All baselines, for each photo."""
 
+    full_precision = True
+
     baselines: torch.Tensor
     method: str = field(compare=False)
 

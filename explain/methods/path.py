@@ -63,6 +63,8 @@ class PathStart(OneForEach):
     ``method`` is what errors call the method; equal baselines of two methods are one.
     """
 
+    full_precision = True
+
     baseline: PathBaseline = 0.0
     method: str = field(default="integratedgradients", compare=False)
 

@@ -172,7 +172,11 @@ class LIME(RegionMethod):
         variance = (inverse @ (pulls.T @ pulls) @ inverse).diagonal().clamp(min=0)
         r2 = 1 - float(weights @ rest.square()) / spread if spread > 0 else 1.0
         freedom = len(seen) - seen.shape[1]
-        return Guess(values, honest(variance, freedom) if freedom >= FEWEST else None, r2)
+        if freedom < FEWEST:
+            return Guess(values, None, r2)
+        shrunk = self.ridge * inverse @ values  # by the penalty, to first order
+        shrunk = shrunk + self.ridge * inverse @ shrunk
+        return Guess(values, torch.hypot(honest(variance, freedom), shrunk), r2)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,9 @@
 A metric is one frozen dataclass under ``@register``, a subclass of `MapMetric`, `ScoreMetric` or `ReattributionMetric`.
 """
 
+from typing import TYPE_CHECKING
+
+from explain._utils.errors import getattr_of
 from explain.metrics.axioms import ADCC, Completeness, InputInvariance
 from explain.metrics.base import MapMetric, Metric, MetricInput, MetricResult, get_metric, list_metrics, register
 from explain.metrics.complexity import Complexity, EffectiveComplexity, Sparseness
@@ -70,3 +73,6 @@ __all__ = [
     "Selectivity", "Sensitivity", "SensitivityN", "Sparseness", "Sufficiency", "TopKIntersection", "evaluate",
     "get_metric", "list_metrics", "register",
 ]  # fmt: skip
+
+if not TYPE_CHECKING:
+    __getattr__ = getattr_of("metrics")

@@ -9,7 +9,13 @@ sheets     contact sheets and tables of pictures
 figure     contact sheets as matplotlib figures
 """
 
+from typing import TYPE_CHECKING
+
+from explain._utils.errors import getattr_of
 from explain.render.overlays import overlay
 from explain.render.styles import Contour, Heat, Mask, Spotlight
 
 __all__ = ["Contour", "Heat", "Mask", "Spotlight", "overlay"]
+
+if not TYPE_CHECKING:
+    __getattr__ = getattr_of("render")

@@ -21,9 +21,15 @@
 A source is one class that lists entries and reads them.
 """
 
+from typing import TYPE_CHECKING
+
+from explain._utils.errors import getattr_of
 from explain.runs.cluster import run_on_ray
 from explain.runs.reading import Row
 from explain.runs.runner import State
 from explain.runs.sources import Content, Entry, Source
 
 __all__ = ["Content", "Entry", "Row", "Source", "State", "run_on_ray"]
+
+if not TYPE_CHECKING:
+    __getattr__ = getattr_of("runs")

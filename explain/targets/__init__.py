@@ -29,6 +29,9 @@ here in channel 3 at row 2 and column 1; a function of the features can ask for 
 torch.Size([1])
 """
 
+from typing import TYPE_CHECKING
+
+from explain._utils.errors import getattr_of
 from explain.targets.base import Target
 from explain.targets.classes import BinaryLogit, ClassTarget, Similarity, TopClass
 from explain.targets.functions import ScoreTarget
@@ -50,3 +53,6 @@ __all__ = [
     "as_targets",
     "find_label",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = getattr_of("targets")

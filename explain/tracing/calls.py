@@ -140,7 +140,10 @@ def _assigned(tensor: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
 
 
 def _gathered(value: Any, values: Iterator[Any]) -> Any:
-    return [next(values) for _ in value] if _holds_tensors(value) else next(values)
+    if not _holds_tensors(value):
+        return next(values)
+    found = [next(values) for _ in value]
+    return tuple(found) if type(value) is tuple else found  # an index that is a list means something else
 
 
 def _holds_tensors(value: Any) -> bool:

@@ -28,6 +28,11 @@ def test_names_and_modules_that_are_gone(name: str, new: str) -> None:
         assert not hasattr(explain, name)
         with pytest.raises(explain.ExplainError, match="use"):
             getattr(explain, name)
+    else:
+        room, own = name.split(".")
+        assert not hasattr(importlib.import_module(f"explain.{room}"), own)
+        with pytest.raises(explain.ExplainError, match="use"):
+            getattr(importlib.import_module(f"explain.{room}"), own)
 
 
 def test_from_imports_of_what_is_gone() -> None:

@@ -610,6 +610,7 @@ def test_bfloat16_is_for_altered_photos_whose_scores_alone_are_needed(net: TinyN
         full = explain.attribute(net, x.float(), method, target=1)
         light = explain.attribute(net, x.float(), method, target=1, precision="bf16")
         torch.testing.assert_close(light.values, full.values, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(light.delta, full.delta, rtol=1e-4, atol=1e-6)
     signed = [explain.attribute(net, x.float(), AblationCAM(relu=False), target=1, precision=p).values for p in BOTH]
     assert (signed[0] - signed[1]).abs().max() < 0.05 * signed[0].abs().max()
     same = explain.attribute(net, x.float(), "gradcam", target=1, precision="bf16")

@@ -68,6 +68,7 @@ MOVED: dict[str, Function] = {
     "cropped": lambda x: x[..., 1:-1, 2:],
     "images exchanged": lambda x: x.flip(0),
     "colours exchanged": lambda x: x[:, [2, 1, 0]],
+    "picked by numbers in a tensor": lambda x: x[..., torch.arange(x.shape[-1] - 1, 0, -1)],
     "colours exchanged in place": with_colours_exchanged_in_place,
     "colours taken apart": lambda x: torch.stack(x.unbind(1)[::-1], 1),
     "in another shape": lambda x: x.view(len(x), 3, x.shape[3], -1),
